@@ -1,10 +1,12 @@
 """Decoding on the CPU beside transformers' own `generate`, in turns, in one process.
 
-    python benchmarks/cpu_decode.py [MODEL] [--root ROOT] [--threads 2] [--batch 1 4] [--context 64 256] [--turns 9]
+    python benchmarks/cpu_decode.py [MODEL] [--root ROOT] [--threads 2] [--batch 1 4] [--context 64
+    256] [--turns 9]
 
-A step is the difference of a long and a one-token generation, by tokens. Both sides are timed in turns, so that what
-else the machine does meets both; shown are the medians, of wall time and of this process's CPU time, and their ratios
-(over 1: onboard is quicker). MODEL defaults to the demo checkpoint; float32, greedy, random prompts.
+A step is the difference of a long and a one-token generation, by tokens. Both sides are timed in
+turns, so that what else the machine does meets both; shown are the medians, of wall time and of
+this process's CPU time, and their ratios (over 1: onboard is quicker). MODEL defaults to the demo
+checkpoint; float32, greedy, random prompts.
 """
 
 from __future__ import annotations
@@ -45,7 +47,12 @@ def step(generate: Callable[[int], object], tokens: int) -> Times:
 def sides(llm: LLM, model: Any, prompts: list[list[int]]) -> list[Callable[[int], object]]:
     """Return our and transformers' generation over the prompts."""
     ids = torch.tensor(prompts)
-    options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
+    options = {
+        "do_sample": False,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        "attention_mask": torch.ones_like(ids),
+    }
     return [
         lambda count: run_batch(llm.engine, prompts, count),
         lambda count: model.generate(ids, max_new_tokens=count, min_new_tokens=count, **options),
@@ -60,17 +67,26 @@ def row(llm: LLM, model: Any, shape: Shape, turns: int, seed: int) -> str:
     times = [[step(generate, shape.output) for generate in both] for _ in range(turns)]
     cells = []
     for kind in range(2):
-        ours, theirs = (1e3 * statistics.median(turn[side][kind] for turn in times) for side in range(2))
+        ours, theirs = (
+            1e3 * statistics.median(turn[side][kind] for turn in times) for side in range(2)
+        )
         cells.append(f"{ours:.2f} | {theirs:.2f} | {theirs / ours:.2f}")
     return f"| {shape.batch} | {shape.context} | {' | '.join(cells)} |"
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path, nargs="?", default=CHECKPOINT)
     parser.add_argument("--root", type=Path, default=Path())
-    for name, default in {"threads": 2, "tokens": 64, "turns": 9, "seed": random.randrange(2**31)}.items():
+    for name, default in {
+        "threads": 2,
+        "tokens": 64,
+        "turns": 9,
+        "seed": random.randrange(2**31),
+    }.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--context", type=int, nargs="+", default=[64, 256])
@@ -84,7 +100,9 @@ def main() -> None:
     llm = LLM(str(args.model), root=args.root, device="cpu", dtype="float32", config=config)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
     print(f"{args.threads} threads, {args.tokens} steps, {args.turns} turns, seed {args.seed}")
-    print("| batch | context | onboard ms/step | transformers | ratio | onboard CPU ms/step | transformers | ratio |")
+    print(
+        "| batch | context | onboard ms/step | transformers | ratio | onboard CPU ms/step | transformers | ratio |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for context in args.context:
         for batch in args.batch:

@@ -1,12 +1,15 @@
-"""Achieved bandwidth of the decode kernels, as a share of what a device-to-device copy reaches on this GPU.
+"""Achieved bandwidth of the decode kernels, as a share of what a device-to-device copy reaches on
+this GPU.
 
-    python benchmarks/decode_kernels.py [--batch 1 8 64] [--context 1024 8192 65536] [--kernel attention mla ssm delta]
+    python benchmarks/decode_kernels.py [--batch 1 8 64] [--context 1024 8192 65536] [--kernel
+    attention mla ssm delta]
 
-Each row is one step of one layer in bfloat16 at the sizes of a known model: the bytes that have to move (cache or
-states, inputs, outputs, each once; states are read and written) over the time of one call inside a CUDA graph. Calls
-rotate over layers until these no longer fit in the L2 cache. Each kernel has a process of its own: one that fails, or
-whose caches do not fit in memory, is a row with its reason, and the others go on. Before it is timed, each is compared
-with the torch op on a few sequences. States do not depend on the context, so their rows stand for every context.
+Each row is one step of one layer in bfloat16 at the sizes of a known model: the bytes that have to
+move (cache or states, inputs, outputs, each once; states are read and written) over the time of one
+call inside a CUDA graph. Calls rotate over layers until these no longer fit in the L2 cache. Each
+kernel has a process of its own: one that fails, or whose caches do not fit in memory, is a row with
+its reason, and the others go on. Before it is timed, each is compared with the torch op on a few
+sequences. States do not depend on the context, so their rows stand for every context.
 """
 
 from __future__ import annotations
@@ -76,21 +79,40 @@ def attention(batch: int, context: int) -> Case:
 
     def layer() -> list[Any]:
         tokens = [randn(1, batch, count, dim) for count in (heads, kv_heads, kv_heads)]
-        return [*tokens, *step_metadata(batch, context, True), *(randn(pages, kv_heads, PAGE, dim) for _ in range(2))]
+        return [
+            *tokens,
+            *step_metadata(batch, context, True),
+            *(randn(pages, kv_heads, PAGE, dim) for _ in range(2)),
+        ]
 
     keys = 2 * batch * context * kv_heads * dim * 2
-    return Case("cached_attention", layer, (8, 9), 4 * pages * kv_heads * PAGE * dim, keys + 4 * batch * heads * dim)
+    return Case(
+        "cached_attention",
+        layer,
+        (8, 9),
+        4 * pages * kv_heads * PAGE * dim,
+        keys + 4 * batch * heads * dim,
+    )
 
 
 def mla(batch: int, context: int) -> Case:
-    """128 heads on latents of 512 channels and 64 rotated ones; with the weight that is absorbed, read once."""
+    """128 heads on latents of 512 channels and 64 rotated ones; with the weight that is absorbed,
+    read once.
+    """
     heads, nope, value, rank, rope = 128, 128, 128, 512, 64
     pages = batch * -(-context // PAGE) + 1
 
     def layer() -> list[Any]:
-        tokens = [randn(1, batch, *shape) for shape in ((heads, nope), (heads, rope), (rank,), (1, rope))]
+        tokens = [
+            randn(1, batch, *shape) for shape in ((heads, nope), (heads, rope), (rank,), (1, rope))
+        ]
         weight = randn(heads * (nope + value), rank) * rank**-0.5
-        return [*tokens, weight, *step_metadata(batch, context, True), randn(pages, 1, PAGE, rank + rope)]
+        return [
+            *tokens,
+            weight,
+            *step_metadata(batch, context, True),
+            randn(pages, 1, PAGE, rank + rope),
+        ]
 
     latents = 2 * batch * context * (rank + rope)
     moved = latents + 2 * heads * (nope + value) * rank + 2 * batch * heads * (nope + rope + value)
@@ -102,7 +124,9 @@ def ssm(batch: int, context: int) -> Case:
     heads, size, state = 80, 64, 128
 
     def layer() -> list[Any]:
-        x, B, C, dt = (randn(1, batch, *shape) for shape in ((heads, size), (1, state), (1, state), (heads,)))
+        x, B, C, dt = (
+            randn(1, batch, *shape) for shape in ((heads, size), (1, state), (1, state), (heads,))
+        )
         constants = -randn(heads, dtype=torch.float32).abs(), randn(heads), randn(heads)
         cache = randn(batch + 1, heads, size, state, dtype=torch.float32)
         rest = [*step_metadata(batch, context, False), cache, [0.0, float("inf")], 256]
@@ -118,7 +142,10 @@ def delta(batch: int, context: int) -> Case:
 
     def layer() -> list[Any]:
         q, k, v = (randn(1, batch, count, dim) for count in (key_heads, key_heads, heads))
-        g, beta = -randn(1, batch, heads, dtype=torch.float32).abs(), randn(1, batch, heads).sigmoid()
+        g, beta = (
+            -randn(1, batch, heads, dtype=torch.float32).abs(),
+            randn(1, batch, heads).sigmoid(),
+        )
         cache = randn(batch + 1, heads, dim, dim, dtype=torch.float32)
         return [q, k, v, g, beta, *step_metadata(batch, context, False), cache, None, True]
 
@@ -127,7 +154,12 @@ def delta(batch: int, context: int) -> Case:
     return Case("cached_gated_delta_rule", layer, (9,), states, moved)
 
 
-KERNELS: dict[str, Callable[[int, int], Case]] = {"attention": attention, "mla": mla, "ssm": ssm, "delta": delta}
+KERNELS: dict[str, Callable[[int, int], Case]] = {
+    "attention": attention,
+    "mla": mla,
+    "ssm": ssm,
+    "delta": delta,
+}
 STATES = ("ssm", "delta")
 
 
@@ -176,16 +208,23 @@ def layers_that_fit(case: Case) -> int:
     each = case.cache_bytes + case.moved_bytes // 8
     affordable = int(0.6 * free) // each
     if affordable < 1:
-        raise MemoryError(f"a layer's cache takes {each / 2**30:.0f} GiB, {free / 2**30:.0f} are free")
+        raise MemoryError(
+            f"a layer's cache takes {each / 2**30:.0f} GiB, {free / 2**30:.0f} are free"
+        )
     return min(affordable, MOST_LAYERS, max(2, -(-LAYER_BYTES // case.cache_bytes)))
 
 
 def error_against_torch(make: Callable[[int, int], Case], context: int) -> float:
-    """Return the relative error of the kernel against the torch op in float32, for two short sequences."""
+    """Return the relative error of the kernel against the torch op in float32, for two short
+    sequences.
+    """
     case = make(COMPARED, min(context, 1024))
     ops: Any = torch.ops.onboard
     ours = case.layer()
-    theirs = [each.float() if isinstance(each, Tensor) and each.is_floating_point() else each for each in ours]
+    theirs = [
+        each.float() if isinstance(each, Tensor) and each.is_floating_point() else each
+        for each in ours
+    ]
     theirs = [each.clone() if index in case.cache else each for index, each in enumerate(theirs)]
     expected = getattr(ops, f"torch_{case.name}")(*theirs).float()
     actual = getattr(ops, f"triton_{case.name}")(*ours).float()
@@ -214,7 +253,10 @@ def measure_here(options: argparse.Namespace) -> None:
     torch.manual_seed(int(time.time()))
     begin, bandwidth = time.monotonic(), copy_bandwidth()
     torch.cuda.empty_cache()
-    print(f"{TITLE}{torch.cuda.get_device_name()}, copy bandwidth {bandwidth / 1e9:.0f} GB/s", flush=True)
+    print(
+        f"{TITLE}{torch.cuda.get_device_name()}, copy bandwidth {bandwidth / 1e9:.0f} GB/s",
+        flush=True,
+    )
     for kernel in options.kernel:
         for context in options.context[:1] if kernel in STATES else options.context:
             for batch in options.batch:
@@ -228,9 +270,24 @@ def measure_here(options: argparse.Namespace) -> None:
 
 def measure_in_a_process(kernel: str, options: argparse.Namespace) -> list[str]:
     """Return what a process of its own prints of one kernel; that it ended badly is a row, too."""
-    numbers = [str(each) for name in ("batch", "context") for each in (f"--{name}", *getattr(options, name))]
-    command = [sys.executable, __file__, "--here", "--kernel", kernel, "--limit", str(options.limit), *numbers]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
+    numbers = [
+        str(each)
+        for name in ("batch", "context")
+        for each in (f"--{name}", *getattr(options, name))
+    ]
+    command = [
+        sys.executable,
+        __file__,
+        "--here",
+        "--kernel",
+        kernel,
+        "--limit",
+        str(options.limit),
+        *numbers,
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as child:
         alarm = threading.Timer(options.limit + 15, child.kill)
         alarm.start()
         assert child.stdout is not None
@@ -247,11 +304,15 @@ def measure_in_a_process(kernel: str, options: argparse.Namespace) -> list[str]:
 
 def main() -> None:
     """Measure every kernel and print the table at the end."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--context", type=int, nargs="+", default=[1024, 8192, 65536])
     parser.add_argument("--kernel", nargs="+", choices=KERNELS, default=list(KERNELS))
-    parser.add_argument("--limit", type=float, default=30, help="seconds after which a kernel begins no new case")
+    parser.add_argument(
+        "--limit", type=float, default=30, help="seconds after which a kernel begins no new case"
+    )
     parser.add_argument("--here", action="store_true", help="in this process, without the table")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -260,8 +321,14 @@ def main() -> None:
         measure_here(options)
         return
     lines = [line for kernel in options.kernel for line in measure_in_a_process(kernel, options)]
-    print("\n" + "\n".join(sorted({line.removeprefix(TITLE) for line in lines if line.startswith(TITLE)})) + "\n")
-    print("| kernel | batch | context | us a call | GB/s | share of the copy | error against torch |")
+    print(
+        "\n"
+        + "\n".join(sorted({line.removeprefix(TITLE) for line in lines if line.startswith(TITLE)}))
+        + "\n"
+    )
+    print(
+        "| kernel | batch | context | us a call | GB/s | share of the copy | error against torch |"
+    )
     print("|---|---|---|---|---|---|---|")
     print("\n".join(line.removeprefix(ROW) for line in lines if line.startswith(ROW)))
 

@@ -1,16 +1,18 @@
-"""Host time of a decode step outside the model: scheduling, metadata, sampling and bookkeeping, on this machine's CPU.
+"""Host time of a decode step outside the model: scheduling, metadata, sampling and bookkeeping, on
+this machine's CPU.
 
     python benchmarks/host_time.py [--batch 64] [--context 1000] [--steps 300] [--max-seq-len 4096]
     python benchmarks/host_time.py --config config.json [--batch 64] [--context 1000] [--steps 300]
 
-The engine runs a model that does nothing but return the same logits. A step is timed without this model and without
-the sampler, whose work is a GPU's where there is one; the sampler's own time is shown. The metadata alone is also made
-in the way that rebuilds it each step from the sequences' Python lists, beside the present one, in turns within the same
-steps. Every figure is a median, in microseconds; the least time of a step is shown, too, for machines that others use.
+The engine runs a model that does nothing but return the same logits. A step is timed without this
+model and without the sampler, whose work is a GPU's where there is one; the sampler's own time is
+shown. The metadata alone is also made in the way that rebuilds it each step from the sequences'
+Python lists, beside the present one, in turns within the same steps. Every figure is a median, in
+microseconds; the least time of a step is shown, too, for machines that others use.
 
-With `--config` (of a model, of which random weights are made) the whole step is timed on a GPU: how long it takes, how
-long the host waits for the device in it, and, in steps of their own since more clocks take more time, what the rest is
-spent on, CUDA's own calls apart.
+With `--config` (of a model, of which random weights are made) the whole step is timed on a GPU: how
+long it takes, how long the host waits for the device in it, and, in steps of their own since more
+clocks take more time, what the rest is spent on, CUDA's own calls apart.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ VOCABULARY = 1000
 
 
 class NoModel(nn.Module):
-    """Takes what every cached graph takes and returns logits [1, sequences, vocabulary] that were made before."""
+    """Takes what every cached graph takes and returns logits [1, sequences, vocabulary] that were
+    made before.
+    """
 
     input_names = ("input_ids", "kv_lens", "block_table", "logits_gather_indices")
 
@@ -67,7 +71,11 @@ class NoModel(nn.Module):
 def make_engine(batch: int, max_seq_len: int) -> Engine:
     """Return an engine with room for `batch` sequences of full length and no caches."""
     info = SequenceInfo(
-        max_batch_size=batch, max_seq_len=max_seq_len, max_num_tokens=8192, page_size=32, device=torch.device("cpu")
+        max_batch_size=batch,
+        max_seq_len=max_seq_len,
+        max_num_tokens=8192,
+        page_size=32,
+        device=torch.device("cpu"),
     )
     cache = CachedSequenceInterface(info)
     cache.allocate(1 + batch * info.pages_per_sequence)
@@ -75,11 +83,18 @@ def make_engine(batch: int, max_seq_len: int) -> Engine:
 
 
 def from_lists(info: SequenceInfo, step: Step, page_rows: dict[int, Any]) -> None:
-    """Describe a step from the sequences' lists; only arrays of pages that have not changed are kept."""
+    """Describe a step from the sequences' lists; only arrays of pages that have not changed are
+    kept.
+    """
     chunks = step.chunks
     spans = [(chunk.sequence.tokens, chunk.sequence.num_cached, chunk.length) for chunk in chunks]
-    token_ids = np.array([token for tokens, start, length in spans for token in tokens[start : start + length]])
-    starts, lengths = np.array([start for _, start, _ in spans]), np.array([length for _, _, length in spans])
+    token_ids = np.array(
+        [token for tokens, start, length in spans for token in tokens[start : start + length]]
+    )
+    starts, lengths = (
+        np.array([start for _, start, _ in spans]),
+        np.array([length for _, _, length in spans]),
+    )
     for chunk in chunks:
         if len(page_rows.get(chunk.sequence.slot, ())) != len(chunk.sequence.pages[0]):
             page_rows[chunk.sequence.slot] = np.array(chunk.sequence.pages[0], dtype=np.int32)
@@ -87,7 +102,9 @@ def from_lists(info: SequenceInfo, step: Step, page_rows: dict[int, Any]) -> Non
     table = np.zeros((len(rows), max(map(len, rows))), dtype=np.int32)
     for target, row in zip(table, rows, strict=True):
         target[: len(row)] = row
-    info.set_batch(token_ids, starts, lengths, table, slots=np.array([chunk.sequence.slot for chunk in chunks]))
+    info.set_batch(
+        token_ids, starts, lengths, table, slots=np.array([chunk.sequence.slot for chunk in chunks])
+    )
 
 
 def microseconds(work: Callable[[], Any]) -> float:
@@ -98,7 +115,9 @@ def microseconds(work: Callable[[], Any]) -> float:
 
 
 def times_of_sampler(latest: Any, times: list[float]) -> None:
-    """Append the time of every call of the sampler, which on a GPU is the GPU's work, to `times`."""
+    """Append the time of every call of the sampler, which on a GPU is the GPU's work, to
+    `times`.
+    """
     choose = latest.choose
 
     def timed(*args: Any, **options: Any) -> Any:
@@ -110,13 +129,18 @@ def times_of_sampler(latest: Any, times: list[float]) -> None:
     latest.choose = timed
 
 
-def measure(batch: int, context: int, steps: int, max_seq_len: int, params: dict[str, Any]) -> dict[str, list[float]]:
+def measure(
+    batch: int, context: int, steps: int, max_seq_len: int, params: dict[str, Any]
+) -> dict[str, list[float]]:
     """Return the times of every step, by what was timed."""
     engine, former = make_engine(batch, max_seq_len), make_engine(batch, max_seq_len)
     for _ in range(batch):
         prompt = [random.randrange(VOCABULARY) for _ in range(context)]
         engine.submit(prompt, SamplingParams(max_tokens=steps + 20, ignore_eos=True, **params))
-    while any(request.num_pending > 1 for request in engine.scheduler.running) or engine.scheduler.waiting:
+    while (
+        any(request.num_pending > 1 for request in engine.scheduler.running)
+        or engine.scheduler.waiting
+    ):
         engine.step()
     for _ in range(10):
         engine.step()
@@ -128,9 +152,17 @@ def measure(batch: int, context: int, steps: int, max_seq_len: int, params: dict
         engine.gm.seconds.clear()
         whole = microseconds(engine.step)
         times["step"].append(whole - 1e6 * sum(engine.gm.seconds) - times["sampler"][-1])
-        step = engine.scheduler.schedule()  # what is timed next changes nothing: the step is scheduled again
-        times["lists"].append(microseconds(lambda step=step: from_lists(former.cache.info, step, page_rows)))  # type: ignore[misc]
-        times["rows"].append(microseconds(lambda step=step: engine.cache.info.set_rows(step.rows.slots, step.lengths)))  # type: ignore[misc]
+        step = (
+            engine.scheduler.schedule()
+        )  # what is timed next changes nothing: the step is scheduled again
+        times["lists"].append(
+            microseconds(lambda step=step: from_lists(former.cache.info, step, page_rows))
+        )  # type: ignore[misc]
+        times["rows"].append(
+            microseconds(
+                lambda step=step: engine.cache.info.set_rows(step.rows.slots, step.lengths)
+            )
+        )  # type: ignore[misc]
     return times
 
 
@@ -138,8 +170,14 @@ Calls = dict[str, list[tuple[type, str]]]
 WAITING: Calls = {"waiting": [(torch.cuda.Event, "synchronize")]}
 CALLS: Calls = {
     **WAITING,
-    "CUDA's calls": [(torch.cuda.Event, "record"), (torch.cuda.CUDAGraph, "replay"), (StepBuffer, "upload")],
-    "schedule": [(Scheduler, name) for name in ("schedule", "schedule_ahead", "launched", "settle", "append")],
+    "CUDA's calls": [
+        (torch.cuda.Event, "record"),
+        (torch.cuda.CUDAGraph, "replay"),
+        (StepBuffer, "upload"),
+    ],
+    "schedule": [
+        (Scheduler, name) for name in ("schedule", "schedule_ahead", "launched", "settle", "append")
+    ],
     "metadata": [(SequenceInfo, "set_rows")],
 }
 """What a step is spent on; what is nested counts for the inner one."""
@@ -180,9 +218,13 @@ def timed_steps(engine: Engine, calls: Calls, count: int) -> list[dict[str, floa
 
 
 def measure_on_gpu(config: Path, shape: Shape) -> list[dict[str, float]]:
-    """Return what decode steps of a whole batch were spent on: half of `shape.output` timed coarsely, half finely."""
+    """Return what decode steps of a whole batch were spent on: half of `shape.output` timed
+    coarsely, half finely.
+    """
     overrides = {"device": "cuda", "dtype": "bfloat16"}
-    with open_subject(str(config), Path(), config=None, overrides=overrides, random_weights=True) as subject:
+    with open_subject(
+        str(config), Path(), config=None, overrides=overrides, random_weights=True
+    ) as subject:
         roomy = replace(shape, output=shape.output + 20)
         runtime = fitted_runtime(subject, [roomy], torch.device("cuda"))
         engine = build_engine(subject.folder, runtime, root=subject.root, model=subject.name)
@@ -210,7 +252,9 @@ def show_gpu(steps: list[dict[str, float]]) -> None:
 @torch.inference_mode()
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, default in {"batch": 64, "context": 1000, "steps": 300, "max-seq-len": 4096}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--config", type=Path, help="config.json of a model to run on a GPU")
@@ -218,12 +262,22 @@ def main() -> None:
     if args.config is not None:
         show_gpu(measure_on_gpu(args.config, Shape(args.batch, args.context, args.steps)))
         return
-    columns = ["sampling", "metadata from lists", "metadata from rows", "ratio", "step", "least", "sampler"]
+    columns = [
+        "sampling",
+        "metadata from lists",
+        "metadata from rows",
+        "ratio",
+        "step",
+        "least",
+        "sampler",
+    ]
     print(f"| {' | '.join(columns)} |")
     print("|---|---|---|---|---|---|---|")
     for name, params in {"greedy": {"temperature": 0.0}, "seeded": {"seed": 1}}.items():
         times = measure(args.batch, args.context, args.steps, args.max_seq_len, params)
-        lists, rows, step, sampler = (statistics.median(times[key]) for key in ("lists", "rows", "step", "sampler"))
+        lists, rows, step, sampler = (
+            statistics.median(times[key]) for key in ("lists", "rows", "step", "sampler")
+        )
         figures = (lists, rows, lists / rows, step, min(times["step"]), sampler)
         print(f"| {name} |", " | ".join(f"{figure:.1f}" for figure in figures), "|")
 

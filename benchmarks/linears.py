@@ -1,11 +1,12 @@
-"""Linear layers of decode steps beside the library's product, at the sizes of two dense models, on one GPU.
+"""Linear layers of decode steps beside the library's product, at the sizes of two dense models, on
+one GPU.
 
     python benchmarks/linears.py [--tokens 1 8 32 64]
 
-Each layer runs as in a model: with the norm before it, the gate or the residual addition after it. The library's
-version is what `triton_fused_linear` does for many tokens: cuBLAS, and kernels around it. Calls lie in one CUDA graph
-and take weights in turn that are together larger than the L2 cache. The floor is the weight's bytes over the bandwidth
-that a large read reaches.
+Each layer runs as in a model: with the norm before it, the gate or the residual addition after it.
+The library's version is what `triton_fused_linear` does for many tokens: cuBLAS, and kernels around
+it. Calls lie in one CUDA graph and take weights in turn that are together larger than the L2 cache.
+The floor is the weight's bytes over the bandwidth that a large read reaches.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def measure(layer: Layer, tokens: int) -> tuple[float, float]:
     """Return the microseconds of our version and of the library's."""
     each = 2 * layer.outputs * layer.columns
     weights = [
-        randn(layer.outputs, layer.columns) / layer.columns**0.5 for _ in range(max(2, int(WEIGHT_BYTES // each)))
+        randn(layer.outputs, layer.columns) / layer.columns**0.5
+        for _ in range(max(2, int(WEIGHT_BYTES // each)))
     ]
     x, norm = randn(tokens, layer.columns), randn(layer.columns) if layer.norm else None
     outputs = layer.outputs // 2 if layer.activation else layer.outputs
@@ -102,11 +104,15 @@ def read_bandwidth() -> float:
 @torch.inference_mode()
 def main() -> None:
     """Measure and print one row a layer."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 32, 64])
     tokens = parser.parse_args().tokens
     bandwidth = read_bandwidth()
-    print(f"{torch.cuda.get_device_name()}, read bandwidth {bandwidth / 1e9:.0f} GB/s; us, ours / library's (share)")
+    print(
+        f"{torch.cuda.get_device_name()}, read bandwidth {bandwidth / 1e9:.0f} GB/s; us, ours / library's (share)"
+    )
     print("| layer | floor |" + "".join(f" {count} tokens |" for count in tokens))
     print("|---|---|" + "---|" * len(tokens))
     for layer in LAYERS:

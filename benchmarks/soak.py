@@ -1,12 +1,13 @@
 """Very many random requests to a tiny model with too few pages; each is compared with itself alone.
 
-    python benchmarks/soak.py [--model hybrid] [--requests 20000] [--questions 1500] [--tokens 160] [--seed 0]
-    python benchmarks/soak.py --device cuda [--steps 50000] [--seconds 90]
+    python benchmarks/soak.py [--model hybrid] [--requests 20000] [--questions 1500] [--tokens 160]
+    [--seed 0] python benchmarks/soak.py --device cuda [--steps 50000] [--seconds 90]
 
-`attention` is a llama, `hybrid` an lfm2 (short convolutions, whose states are no matter of pages, and attention), both
-of random weights, from the model files that ship. `onboard/testing/soak.py` says what is drawn and asserted. On the CPU
-a model computes in float64, on a GPU in float32 with the kernels and captured decode steps of every run: no rounding
-but the batch's own, so logits that are as good as equal are the one thing that may move a token.
+`attention` is a llama, `hybrid` an lfm2 (short convolutions, whose states are no matter of pages,
+and attention), both of random weights, from the model files that ship. `onboard/testing/soak.py`
+says what is drawn and asserted. On the CPU a model computes in float64, on a GPU in float32 with
+the kernels and captured decode steps of every run: no rounding but the batch's own, so logits that
+are as good as equal are the one thing that may move a token.
 """
 
 from __future__ import annotations
@@ -71,14 +72,22 @@ def make_engine(folder: Path, device: str, *, overlap: bool, **cache: Any) -> En
 
 def main() -> None:
     """Run the soak; exit with 1 when an answer differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", choices=MODELS, default="hybrid")
     parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--questions", type=int, default=1500, help="different ones, each asked alone once")
+    parser.add_argument(
+        "--questions", type=int, default=1500, help="different ones, each asked alone once"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--steps", type=int, default=sys.maxsize, help="after which no new request is sent")
+    parser.add_argument(
+        "--steps", type=int, default=sys.maxsize, help="after which no new request is sent"
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="the same")
-    parser.add_argument("--tokens", type=int, default=160, help="that the cache holds, of 16 requests with up to 80")
+    parser.add_argument(
+        "--tokens", type=int, default=160, help="that the cache holds, of 16 requests with up to 80"
+    )
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
     args = parser.parse_args()
     print(f"model {args.model} on {args.device}, seed {args.seed}", flush=True)
@@ -91,11 +100,17 @@ def main() -> None:
 
     def progress(report: SoakReport) -> None:
         if report.steps % 1000 == 0:
-            print(f"{report.requests} requests, {len(report.wrong)} wrong", file=sys.stderr, flush=True)
+            print(
+                f"{report.requests} requests, {len(report.wrong)} wrong",
+                file=sys.stderr,
+                flush=True,
+            )
 
     begin = time.monotonic()
     report = soak.run(
-        args.requests, progress, lambda: soak.report.steps < args.steps and time.monotonic() - begin < args.seconds
+        args.requests,
+        progress,
+        lambda: soak.report.steps < args.steps and time.monotonic() - begin < args.seconds,
     )
     print(soak_figures(engine, report))
     print(*report.wrong[:5], sep="\n")

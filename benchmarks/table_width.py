@@ -1,10 +1,12 @@
-"""Decode of short sequences where long ones are allowed: what a block table costs that is wide and almost empty.
+"""Decode of short sequences where long ones are allowed: what a block table costs that is wide and
+almost empty.
 
-    python benchmarks/table_width.py [--batch 1,8,64,256] [--context 128] [--max-seq-len 1024,131072] [--config FILE]
+    python benchmarks/table_width.py [--batch 1,8,64,256] [--context 128] [--max-seq-len
+    1024,131072] [--config FILE]
 
-One model with random weights (without `--config` one of the shape of Qwen3-0.6B) is built for each longest
-sequence, and decodes the same prompts; all else is alike. A figure is the median of a step, in
-milliseconds, the ratio that of the widest table to the narrowest.
+One model with random weights (without `--config` one of the shape of Qwen3-0.6B) is built for each
+longest sequence, and decodes the same prompts; all else is alike. A figure is the median of a step,
+in milliseconds, the ratio that of the widest table to the narrowest.
 """
 
 from __future__ import annotations
@@ -43,9 +45,13 @@ REPEATS = 5
 
 
 def decode_steps(subject: Subject, shapes: list[Shape], max_seq_len: int) -> list[float]:
-    """Return the milliseconds of a decode step of each shape, where sequences may have `max_seq_len` tokens."""
+    """Return the milliseconds of a decode step of each shape, where sequences may have
+    `max_seq_len` tokens.
+    """
     device = resolve_device(subject.runtime.device)
-    runtime = fitted_runtime(subject, shapes, device).model_copy(update={"max_seq_len": max_seq_len})
+    runtime = fitted_runtime(subject, shapes, device).model_copy(
+        update={"max_seq_len": max_seq_len}
+    )
     engine = build_engine(subject.folder, runtime, root=subject.root, model=subject.name)
     found = []
     for shape in shapes:
@@ -58,8 +64,14 @@ def decode_steps(subject: Subject, shapes: list[Shape], max_seq_len: int) -> lis
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in {"batch": "1,8,64,256", "context": "128", "max-seq-len": "1024,131072"}.items():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in {
+        "batch": "1,8,64,256",
+        "context": "128",
+        "max-seq-len": "1024,131072",
+    }.items():
         parser.add_argument(f"--{name}", default=default)
     parser.add_argument("--config", type=Path, help="config.json of another model")
     parser.add_argument("--root", type=Path, default=Path(), help="folder that has its model file")
@@ -71,7 +83,9 @@ def main() -> None:
         values = SHAPE if args.config is None else json.loads(args.config.read_text("utf-8"))
         config.write_text(json.dumps(values | {"max_position_embeddings": max(lengths)}), "utf-8")
         columns = []
-        with open_subject(str(config), args.root, config=None, overrides={}, random_weights=True) as subject:
+        with open_subject(
+            str(config), args.root, config=None, overrides={}, random_weights=True
+        ) as subject:
             for length in lengths:
                 columns.append(decode_steps(subject, shapes, length))
                 gc.collect()
@@ -80,7 +94,9 @@ def main() -> None:
     print(f"| batch | {' | '.join(f'{length:,} tokens' for length in lengths)} | ratio |")
     print("|---" * (len(lengths) + 2) + "|")
     for shape, *steps in zip(shapes, *columns, strict=True):
-        print(f"| {shape.batch} | {' | '.join(f'{step:.3f}' for step in steps)} | {steps[-1] / steps[0]:.3f} |")
+        print(
+            f"| {shape.batch} | {' | '.join(f'{step:.3f}' for step in steps)} | {steps[-1] / steps[0]:.3f} |"
+        )
 
 
 if __name__ == "__main__":

@@ -19,16 +19,26 @@ from onboard.modeling import AlibiSlopes, CausalLMOutput, register_causal_lm
 
 def get_alibi_slopes(num_heads: int, device: torch.device) -> torch.Tensor:
     closest_power_of_2 = 2 ** math.floor(math.log2(num_heads))
-    base = torch.full((), 2 ** (-(2 ** (-(math.log2(closest_power_of_2) - 3)))), device=device, dtype=torch.float32)
+    base = torch.full(
+        (),
+        2 ** (-(2 ** (-(math.log2(closest_power_of_2) - 3)))),
+        device=device,
+        dtype=torch.float32,
+    )
     powers = torch.arange(1, 1 + closest_power_of_2, device=device, dtype=torch.int32)
     slopes = torch.pow(base, powers)
 
     if closest_power_of_2 != num_heads:
         extra_base = torch.full(
-            (), 2 ** (-(2 ** (-(math.log2(2 * closest_power_of_2) - 3)))), device=device, dtype=torch.float32
+            (),
+            2 ** (-(2 ** (-(math.log2(2 * closest_power_of_2) - 3)))),
+            device=device,
+            dtype=torch.float32,
         )
         num_remaining_heads = min(closest_power_of_2, num_heads - closest_power_of_2)
-        extra_powers = torch.arange(1, 1 + 2 * num_remaining_heads, 2, device=device, dtype=torch.int32)
+        extra_powers = torch.arange(
+            1, 1 + 2 * num_remaining_heads, 2, device=device, dtype=torch.int32
+        )
         slopes = torch.cat((slopes, torch.pow(extra_base, extra_powers)), dim=0)
     return slopes
 
@@ -76,7 +86,9 @@ class BloomAttention(nn.Module):
 
         return x.transpose(1, 2).reshape(batch_size, seq_length, self.num_heads * self.head_dim)
 
-    def forward(self, hidden_states: torch.Tensor, residual: torch.Tensor, alibi: AlibiSlopes) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, residual: torch.Tensor, alibi: AlibiSlopes
+    ) -> torch.Tensor:
         batch_size, _, _ = hidden_states.shape
         fused_qkv = self.query_key_value(hidden_states)
         query_layer, key_layer, value_layer = self._reshape(fused_qkv)
@@ -86,7 +98,12 @@ class BloomAttention(nn.Module):
         value_layer = value_layer.reshape(batch_size, self.num_heads, -1, self.head_dim)
 
         context_layer = torch.ops.onboard.torch_attention(
-            query_layer, key_layer, value_layer, scale=self.inv_norm_factor, layout="bnsd", alibi_slopes=alibi
+            query_layer,
+            key_layer,
+            value_layer,
+            scale=self.inv_norm_factor,
+            layout="bnsd",
+            alibi_slopes=alibi,
         )
 
         context_layer = self._merge_heads(context_layer)
@@ -155,7 +172,9 @@ class BloomBlock(nn.Module):
 
         self.mlp = BloomMLP(config)
 
-        self.apply_residual_connection_post_layernorm = config.apply_residual_connection_post_layernorm
+        self.apply_residual_connection_post_layernorm = (
+            config.apply_residual_connection_post_layernorm
+        )
 
     def forward(self, hidden_states: torch.Tensor, alibi: AlibiSlopes) -> torch.Tensor:
         layernorm_output = self.input_layernorm(hidden_states)
@@ -185,7 +204,9 @@ class BloomModel(nn.Module):
         self.num_heads = config.n_head
 
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.word_embeddings_layernorm = LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+        self.word_embeddings_layernorm = LayerNorm(
+            config.hidden_size, eps=config.layer_norm_epsilon
+        )
 
         self.h = nn.ModuleList([BloomBlock(config) for _ in range(config.num_hidden_layers)])
 

@@ -30,7 +30,9 @@ def rotate_every_two(x: torch.Tensor) -> torch.Tensor:
     return x.flatten(-2)
 
 
-def apply_rotary_pos_emb(tensor: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
+def apply_rotary_pos_emb(
+    tensor: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor
+) -> torch.Tensor:
     sin = torch.repeat_interleave(sin[:, :, None, :], 2, 3)
     cos = torch.repeat_interleave(cos[:, :, None, :], 2, 3)
     return tensor * cos + rotate_every_two(tensor) * sin
@@ -57,7 +59,8 @@ class CodeGenAttention(nn.Module):
         self.rotary_dim = config.rotary_dim
         pos_embd_dim = self.rotary_dim or config.hidden_size
         self.embed_positions = nn.Buffer(
-            create_sinusoidal_positions(config.max_position_embeddings, pos_embd_dim), persistent=False
+            create_sinusoidal_positions(config.max_position_embeddings, pos_embd_dim),
+            persistent=False,
         )
 
     def _split_heads(self, x: torch.Tensor, n_head: int, dim_head: int) -> torch.Tensor:
@@ -66,10 +69,16 @@ class CodeGenAttention(nn.Module):
 
     def _attn(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return torch.ops.onboard.torch_attention(
-            query.type_as(value), key.type_as(value), value, scale=1.0 / self.scale_attn, layout="bnsd"
+            query.type_as(value),
+            key.type_as(value),
+            value,
+            scale=1.0 / self.scale_attn,
+            layout="bnsd",
         )
 
-    def _merge_heads(self, tensor: torch.Tensor, num_attention_heads: int, attn_head_size: int) -> torch.Tensor:
+    def _merge_heads(
+        self, tensor: torch.Tensor, num_attention_heads: int, attn_head_size: int
+    ) -> torch.Tensor:
         if len(tensor.shape) == 5:
             tensor = tensor.permute(0, 1, 3, 2, 4).contiguous()
         else:

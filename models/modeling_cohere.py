@@ -25,7 +25,9 @@ class CohereLayerNorm(nn.Module):
         self.variance_epsilon = eps
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        normed = torch.ops.onboard.torch_layernorm(hidden_states.float(), None, None, self.variance_epsilon)
+        normed = torch.ops.onboard.torch_layernorm(
+            hidden_states.float(), None, None, self.variance_epsilon
+        )
         return (self.weight.float() * normed).type_as(hidden_states)
 
 
@@ -36,7 +38,9 @@ class CohereRotaryEmbedding(nn.Module):
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        rope_init = (
+            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        )
         inv_freq, scaling = rope_init(config)
         positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
         freqs = torch.outer(positions, inv_freq)
@@ -61,27 +65,43 @@ class CohereAttention(nn.Module):
 
     def __init__(self, config: CohereConfig) -> None:
         super().__init__()
-        self.head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+        self.head_dim = getattr(
+            config, "head_dim", config.hidden_size // config.num_attention_heads
+        )
         self.scaling = self.head_dim**-0.5
 
         self.q_proj = nn.Linear(
-            config.hidden_size, config.num_attention_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_attention_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.k_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_key_value_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.v_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_key_value_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.o_proj = nn.Linear(
-            config.num_attention_heads * self.head_dim, config.hidden_size, bias=config.attention_bias
+            config.num_attention_heads * self.head_dim,
+            config.hidden_size,
+            bias=config.attention_bias,
         )
         self.use_qk_norm = config.use_qk_norm
         if self.use_qk_norm:
-            self.q_norm = CohereLayerNorm((config.num_attention_heads, self.head_dim), eps=config.layer_norm_eps)
-            self.k_norm = CohereLayerNorm((config.num_key_value_heads, self.head_dim), eps=config.layer_norm_eps)
+            self.q_norm = CohereLayerNorm(
+                (config.num_attention_heads, self.head_dim), eps=config.layer_norm_eps
+            )
+            self.k_norm = CohereLayerNorm(
+                (config.num_key_value_heads, self.head_dim), eps=config.layer_norm_eps
+            )
 
-    def forward(self, hidden_states: torch.Tensor, position_embeddings: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, position_embeddings: torch.Tensor
+    ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
 
@@ -96,7 +116,9 @@ class CohereAttention(nn.Module):
             query_states, key_states, position_embeddings
         )
 
-        attn_output = torch.ops.onboard.torch_attention(query_states, key_states, value_states, scale=self.scaling)
+        attn_output = torch.ops.onboard.torch_attention(
+            query_states, key_states, value_states, scale=self.scaling
+        )
 
         attn_output = attn_output.reshape(*input_shape, -1)
         return self.o_proj(attn_output)
@@ -125,7 +147,9 @@ class CohereDecoderLayer(nn.Module):
         self.mlp = CohereMLP(config)
         self.input_layernorm = CohereLayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, hidden_states: torch.Tensor, position_embeddings: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, position_embeddings: torch.Tensor
+    ) -> torch.Tensor:
         residual = hidden_states
         hidden_states = self.input_layernorm(hidden_states)
 
@@ -141,7 +165,9 @@ class CohereModel(nn.Module):
     def __init__(self, config: CohereConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.layers = nn.ModuleList([CohereDecoderLayer(config) for _ in range(config.num_hidden_layers)])
+        self.layers = nn.ModuleList(
+            [CohereDecoderLayer(config) for _ in range(config.num_hidden_layers)]
+        )
         self.norm = CohereLayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.rotary_emb = CohereRotaryEmbedding(config)
 

@@ -25,7 +25,9 @@ class Cohere2LayerNorm(nn.Module):
         self.variance_epsilon = eps
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return torch.ops.onboard.torch_layernorm(hidden_states, self.weight, None, self.variance_epsilon)
+        return torch.ops.onboard.torch_layernorm(
+            hidden_states, self.weight, None, self.variance_epsilon
+        )
 
 
 class Cohere2RotaryEmbedding(nn.Module):
@@ -35,7 +37,9 @@ class Cohere2RotaryEmbedding(nn.Module):
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        rope_init = (
+            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        )
         inv_freq, scaling = rope_init(config)
         positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
         freqs = torch.outer(positions, inv_freq)
@@ -60,24 +64,38 @@ class Cohere2Attention(nn.Module):
 
     def __init__(self, config: Cohere2Config, layer_idx: int) -> None:
         super().__init__()
-        self.head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+        self.head_dim = getattr(
+            config, "head_dim", config.hidden_size // config.num_attention_heads
+        )
         self.scaling = self.head_dim**-0.5
-        self.sliding_window = config.sliding_window if config.layer_types[layer_idx] == "sliding_attention" else None
+        self.sliding_window = (
+            config.sliding_window if config.layer_types[layer_idx] == "sliding_attention" else None
+        )
 
         self.q_proj = nn.Linear(
-            config.hidden_size, config.num_attention_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_attention_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.k_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_key_value_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.v_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_key_value_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.o_proj = nn.Linear(
-            config.num_attention_heads * self.head_dim, config.hidden_size, bias=config.attention_bias
+            config.num_attention_heads * self.head_dim,
+            config.hidden_size,
+            bias=config.attention_bias,
         )
 
-    def forward(self, hidden_states: torch.Tensor, position_embeddings: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, position_embeddings: torch.Tensor
+    ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
 
@@ -90,7 +108,11 @@ class Cohere2Attention(nn.Module):
             )
 
         attn_output = torch.ops.onboard.torch_attention(
-            query_states, key_states, value_states, scale=self.scaling, sliding_window=self.sliding_window
+            query_states,
+            key_states,
+            value_states,
+            scale=self.scaling,
+            sliding_window=self.sliding_window,
         )
 
         attn_output = attn_output.reshape(*input_shape, -1)
@@ -120,7 +142,9 @@ class Cohere2DecoderLayer(nn.Module):
         self.mlp = Cohere2MLP(config)
         self.input_layernorm = Cohere2LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, hidden_states: torch.Tensor, position_embeddings: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, position_embeddings: torch.Tensor
+    ) -> torch.Tensor:
         residual = hidden_states
         hidden_states = self.input_layernorm(hidden_states)
         hidden_states_attention = self.self_attn(hidden_states, position_embeddings)
@@ -136,7 +160,10 @@ class Cohere2Model(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(
-            [Cohere2DecoderLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
+            [
+                Cohere2DecoderLayer(config, layer_idx)
+                for layer_idx in range(config.num_hidden_layers)
+            ]
         )
         self.norm = Cohere2LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.rotary_emb = Cohere2RotaryEmbedding(config)

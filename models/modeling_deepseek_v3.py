@@ -54,7 +54,9 @@ class DeepseekV3RotaryEmbedding(nn.Module):
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        rope_init = (
+            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        )
         inv_freq, scaling = rope_init(config)
         cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
         self.register_buffer("cos", cos, persistent=False)
@@ -69,13 +71,17 @@ class DeepseekV3RotaryEmbedding(nn.Module):
         return inv_freq, 1.0
 
     @staticmethod
-    def tables(inv_freq: torch.Tensor, length: int, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def tables(
+        inv_freq: torch.Tensor, length: int, scaling: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [length, rotary_dim] of every position."""
         freqs = torch.outer(torch.arange(length, dtype=torch.float32), inv_freq)
         angles = torch.cat((freqs, freqs), dim=-1)
         return angles.cos() * scaling, angles.sin() * scaling
 
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, position_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in the dtype of `x`."""
         cos, sin = self.cos[position_ids], self.sin[position_ids]
         return cos.to(x.dtype), sin.to(x.dtype)
@@ -97,14 +103,18 @@ class DeepseekV3Attention(nn.Module):
         self.q_proj = (
             None
             if self.q_lora_rank is not None
-            else nn.Linear(config.hidden_size, config.num_attention_heads * self.qk_head_dim, bias=False)
+            else nn.Linear(
+                config.hidden_size, config.num_attention_heads * self.qk_head_dim, bias=False
+            )
         )
         self.q_a_proj = (
             nn.Linear(config.hidden_size, self.q_lora_rank, bias=config.attention_bias)
             if self.q_lora_rank is not None
             else None
         )
-        self.q_a_layernorm = DeepseekV3RMSNorm(self.q_lora_rank) if self.q_lora_rank is not None else None
+        self.q_a_layernorm = (
+            DeepseekV3RMSNorm(self.q_lora_rank) if self.q_lora_rank is not None else None
+        )
         self.q_b_proj = (
             nn.Linear(self.q_lora_rank, config.num_attention_heads * self.qk_head_dim, bias=False)
             if self.q_lora_rank is not None
@@ -112,15 +122,21 @@ class DeepseekV3Attention(nn.Module):
         )
 
         self.kv_a_proj_with_mqa = nn.Linear(
-            config.hidden_size, config.kv_lora_rank + config.qk_rope_head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.kv_lora_rank + config.qk_rope_head_dim,
+            bias=config.attention_bias,
         )
         self.kv_a_layernorm = DeepseekV3RMSNorm(config.kv_lora_rank)
         self.kv_b_proj = nn.Linear(
-            config.kv_lora_rank, config.num_attention_heads * (self.qk_nope_head_dim + config.v_head_dim), bias=False
+            config.kv_lora_rank,
+            config.num_attention_heads * (self.qk_nope_head_dim + config.v_head_dim),
+            bias=False,
         )
 
         self.o_proj = nn.Linear(
-            config.num_attention_heads * config.v_head_dim, config.hidden_size, bias=config.attention_bias
+            config.num_attention_heads * config.v_head_dim,
+            config.hidden_size,
+            bias=config.attention_bias,
         )
 
         self.scaling = yarn_apply_mscale(config.rope_parameters, self.qk_head_dim**-0.5)
@@ -135,19 +151,27 @@ class DeepseekV3Attention(nn.Module):
         else:
             q_states = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden_states)))
         q_states = q_states.view((batch_size, seq_length, -1, self.qk_head_dim))
-        q_pass, q_rot = torch.split(q_states, (self.qk_nope_head_dim, self.qk_rope_head_dim), dim=-1)
+        q_pass, q_rot = torch.split(
+            q_states, (self.qk_nope_head_dim, self.qk_rope_head_dim), dim=-1
+        )
 
         compressed_kv = self.kv_a_proj_with_mqa(hidden_states)
-        kv_nope, k_rot = torch.split(compressed_kv, (self.kv_lora_rank, self.qk_rope_head_dim), dim=-1)
+        kv_nope, k_rot = torch.split(
+            compressed_kv, (self.kv_lora_rank, self.qk_rope_head_dim), dim=-1
+        )
         kv_nope = self.kv_a_layernorm(kv_nope)
         kv_nope = kv_nope.view(batch_size, seq_length, 1, self.kv_lora_rank)
         k_rot = k_rot.view(batch_size, seq_length, 1, self.qk_rope_head_dim)
 
         cos, sin = position_embeddings
         if self.config.rope_interleave:
-            q_rot, k_rot = torch.ops.onboard.torch_rope_with_qk_interleaving(q_rot, k_rot, cos, sin, unsqueeze_dim=2)
+            q_rot, k_rot = torch.ops.onboard.torch_rope_with_qk_interleaving(
+                q_rot, k_rot, cos, sin, unsqueeze_dim=2
+            )
         else:
-            q_rot, k_rot = torch.ops.onboard.torch_rope_with_explicit_cos_sin(q_rot, k_rot, cos, sin, unsqueeze_dim=2)
+            q_rot, k_rot = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
+                q_rot, k_rot, cos, sin, unsqueeze_dim=2
+            )
 
         attn_output = torch.ops.onboard.torch_mla(
             q_pass, q_rot, kv_nope.squeeze(2), k_rot, self.kv_b_proj.weight, scale=self.scaling
@@ -173,7 +197,8 @@ class DeepseekV3Experts(nn.ModuleList):
     def __init__(self, config: DeepseekV3Config) -> None:
         super().__init__()
         self.extend(
-            DeepseekV3Expert(config.hidden_size, config.moe_intermediate_size) for _ in range(config.num_local_experts)
+            DeepseekV3Expert(config.hidden_size, config.moe_intermediate_size)
+            for _ in range(config.num_local_experts)
         )
         self.act_fn = config.hidden_act
 
@@ -183,7 +208,9 @@ class DeepseekV3Experts(nn.ModuleList):
         w1 = [expert.gate_proj.weight for expert in self]
         w2 = [expert.down_proj.weight for expert in self]
         w3 = [expert.up_proj.weight for expert in self]
-        return torch.ops.onboard.torch_moe(hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn)
+        return torch.ops.onboard.torch_moe(
+            hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn
+        )
 
 
 class DeepseekV3TopkRouter(nn.Module):
@@ -234,7 +261,9 @@ class DeepseekV3MLP(nn.Module):
 
     def __init__(self, config: DeepseekV3Config, intermediate_size: int | None = None) -> None:
         super().__init__()
-        intermediate_size = config.intermediate_size if intermediate_size is None else intermediate_size
+        intermediate_size = (
+            config.intermediate_size if intermediate_size is None else intermediate_size
+        )
         self.gate_proj = nn.Linear(config.hidden_size, intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, config.hidden_size, bias=False)
@@ -277,7 +306,9 @@ class DeepseekV3DecoderLayer(nn.Module):
             self.mlp = DeepseekV3MLP(config)
 
         self.input_layernorm = DeepseekV3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = DeepseekV3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = DeepseekV3RMSNorm(
+            config.hidden_size, eps=config.rms_norm_eps
+        )
 
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
@@ -300,7 +331,10 @@ class DeepseekV3Model(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(
-            [DeepseekV3DecoderLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
+            [
+                DeepseekV3DecoderLayer(config, layer_idx)
+                for layer_idx in range(config.num_hidden_layers)
+            ]
         )
         self.norm = DeepseekV3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = DeepseekV3RotaryEmbedding(config)

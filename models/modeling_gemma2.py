@@ -25,7 +25,9 @@ class Gemma2RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.onboard.torch_rmsnorm(x.float(), 1.0 + self.weight.float(), self.eps).type_as(x)
+        return torch.ops.onboard.torch_rmsnorm(
+            x.float(), 1.0 + self.weight.float(), self.eps
+        ).type_as(x)
 
 
 class Gemma2RotaryEmbedding(nn.Module):
@@ -35,7 +37,9 @@ class Gemma2RotaryEmbedding(nn.Module):
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        rope_init = (
+            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        )
         inv_freq, scaling = rope_init(config)
         cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
         self.register_buffer("cos", cos, persistent=False)
@@ -50,13 +54,17 @@ class Gemma2RotaryEmbedding(nn.Module):
         return inv_freq, 1.0
 
     @staticmethod
-    def tables(inv_freq: torch.Tensor, length: int, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def tables(
+        inv_freq: torch.Tensor, length: int, scaling: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [length, rotary_dim] of every position."""
         freqs = torch.outer(torch.arange(length, dtype=torch.float32), inv_freq)
         angles = torch.cat((freqs, freqs), dim=-1)
         return angles.cos() * scaling, angles.sin() * scaling
 
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, position_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in the dtype of `x`."""
         cos, sin = self.cos[position_ids], self.sin[position_ids]
         return cos.to(x.dtype), sin.to(x.dtype)
@@ -65,7 +73,9 @@ class Gemma2RotaryEmbedding(nn.Module):
 class Gemma2TextScaledWordEmbedding(nn.Embedding):
     """Token embedding, [batch, seq] to [batch, seq, hidden]."""
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int, embed_scale: float = 1.0) -> None:
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int, embed_scale: float = 1.0
+    ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx)
         self.embed_scale = nn.Buffer(torch.tensor(embed_scale), persistent=False)
 
@@ -83,16 +93,24 @@ class Gemma2Attention(nn.Module):
         self.scaling = config.query_pre_attn_scalar**-0.5
 
         self.q_proj = nn.Linear(
-            config.hidden_size, config.num_attention_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_attention_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.k_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_key_value_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.v_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_key_value_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.o_proj = nn.Linear(
-            config.num_attention_heads * self.head_dim, config.hidden_size, bias=config.attention_bias
+            config.num_attention_heads * self.head_dim,
+            config.hidden_size,
+            bias=config.attention_bias,
         )
         self.attn_logit_softcapping = config.attn_logit_softcapping
         self.sliding_window = config.sliding_window if layer_type == "sliding_attention" else None
@@ -176,7 +194,10 @@ class Gemma2Model(nn.Module):
     def __init__(self, config: Gemma2Config) -> None:
         super().__init__()
         self.embed_tokens = Gemma2TextScaledWordEmbedding(
-            config.vocab_size, config.hidden_size, config.pad_token_id, embed_scale=config.hidden_size**0.5
+            config.vocab_size,
+            config.hidden_size,
+            config.pad_token_id,
+            embed_scale=config.hidden_size**0.5,
         )
         self.layers = nn.ModuleList(
             [Gemma2DecoderLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]

@@ -25,7 +25,9 @@ class Gemma3RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.onboard.torch_rmsnorm(x.float(), 1.0 + self.weight.float(), self.eps).type_as(x)
+        return torch.ops.onboard.torch_rmsnorm(
+            x.float(), 1.0 + self.weight.float(), self.eps
+        ).type_as(x)
 
 
 class Gemma3RotaryEmbedding(nn.Module):
@@ -36,7 +38,11 @@ class Gemma3RotaryEmbedding(nn.Module):
         for layer_type in sorted(set(config.layer_types) & config.rope_parameters.keys()):
             rope_type = config.rope_parameters[layer_type]["rope_type"]
             assert rope_type != "longrope", "not covered: longrope"
-            rope_init = self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+            rope_init = (
+                self.default_parameters
+                if rope_type == "default"
+                else ROPE_INIT_FUNCTIONS[rope_type]
+            )
             inv_freq, scaling = rope_init(config, layer_type=layer_type)
             cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
             self.register_buffer(f"{layer_type}_cos", cos, persistent=False)
@@ -51,7 +57,9 @@ class Gemma3RotaryEmbedding(nn.Module):
         return inv_freq, 1.0
 
     @staticmethod
-    def tables(inv_freq: torch.Tensor, length: int, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def tables(
+        inv_freq: torch.Tensor, length: int, scaling: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [length, rotary_dim] of every position."""
         freqs = torch.outer(torch.arange(length, dtype=torch.float32), inv_freq)
         angles = torch.cat((freqs, freqs), dim=-1)
@@ -69,7 +77,9 @@ class Gemma3RotaryEmbedding(nn.Module):
 class Gemma3TextScaledWordEmbedding(nn.Embedding):
     """Token embedding, [batch, seq] to [batch, seq, hidden]."""
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int, embed_scale: float = 1.0) -> None:
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int, embed_scale: float = 1.0
+    ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx)
         self.embed_scale = nn.Buffer(torch.tensor(embed_scale), persistent=False)
 
@@ -87,16 +97,24 @@ class Gemma3Attention(nn.Module):
         self.scaling = config.query_pre_attn_scalar**-0.5
 
         self.q_proj = nn.Linear(
-            config.hidden_size, config.num_attention_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_attention_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.k_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_key_value_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.v_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_key_value_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.o_proj = nn.Linear(
-            config.num_attention_heads * self.head_dim, config.hidden_size, bias=config.attention_bias
+            config.num_attention_heads * self.head_dim,
+            config.hidden_size,
+            bias=config.attention_bias,
         )
         self.sliding_window = config.sliding_window if layer_type == "sliding_attention" else None
 
@@ -122,7 +140,11 @@ class Gemma3Attention(nn.Module):
         )
 
         attn_output = torch.ops.onboard.torch_attention(
-            query_states, key_states, value_states, scale=self.scaling, sliding_window=self.sliding_window
+            query_states,
+            key_states,
+            value_states,
+            scale=self.scaling,
+            sliding_window=self.sliding_window,
         )
 
         attn_output = attn_output.reshape(*input_shape, -1)
@@ -181,7 +203,10 @@ class Gemma3TextModel(nn.Module):
         self.config = config
 
         self.embed_tokens = Gemma3TextScaledWordEmbedding(
-            config.vocab_size, config.hidden_size, config.pad_token_id, embed_scale=config.hidden_size**0.5
+            config.vocab_size,
+            config.hidden_size,
+            config.pad_token_id,
+            embed_scale=config.hidden_size**0.5,
         )
         self.layers = nn.ModuleList(
             [Gemma3DecoderLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
@@ -195,10 +220,14 @@ class Gemma3TextModel(nn.Module):
         hidden_states = self.embed_tokens(input_ids)
         position_embeddings = {}
         for layer_type in sorted(set(self.config.layer_types)):
-            position_embeddings[layer_type] = self.rotary_emb(hidden_states, position_ids, layer_type)
+            position_embeddings[layer_type] = self.rotary_emb(
+                hidden_states, position_ids, layer_type
+            )
 
         for i, decoder_layer in enumerate(self.layers):
-            hidden_states = decoder_layer(hidden_states, position_embeddings[self.config.layer_types[i]])
+            hidden_states = decoder_layer(
+                hidden_states, position_embeddings[self.config.layer_types[i]]
+            )
 
         return self.norm(hidden_states)
 

@@ -36,7 +36,9 @@ class Glm4MoeRotaryEmbedding(nn.Module):
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        rope_init = (
+            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        )
         inv_freq, scaling = rope_init(config)
         cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
         self.register_buffer("cos", cos, persistent=False)
@@ -47,19 +49,25 @@ class Glm4MoeRotaryEmbedding(nn.Module):
         """Return the inverse frequencies [rotary_dim / 2] of plain RoPE and the factor of cos and sin."""
         base = config.rope_parameters["rope_theta"]
         partial_rotary_factor = config.rope_parameters.get("partial_rotary_factor", 1.0)
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        head_dim = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
         dim = int(head_dim * partial_rotary_factor)
         inv_freq = 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
         return inv_freq, 1.0
 
     @staticmethod
-    def tables(inv_freq: torch.Tensor, length: int, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def tables(
+        inv_freq: torch.Tensor, length: int, scaling: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [length, rotary_dim] of every position."""
         freqs = torch.outer(torch.arange(length, dtype=torch.float32), inv_freq)
         angles = torch.cat((freqs, freqs), dim=-1)
         return angles.cos() * scaling, angles.sin() * scaling
 
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, position_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in the dtype of `x`."""
         cos, sin = self.cos[position_ids], self.sin[position_ids]
         return cos.to(x.dtype), sin.to(x.dtype)
@@ -70,19 +78,29 @@ class Glm4MoeAttention(nn.Module):
 
     def __init__(self, config: Glm4MoeConfig) -> None:
         super().__init__()
-        self.head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+        self.head_dim = getattr(
+            config, "head_dim", config.hidden_size // config.num_attention_heads
+        )
         self.scaling = self.head_dim**-0.5
 
         self.q_proj = nn.Linear(
-            config.hidden_size, config.num_attention_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_attention_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.k_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_key_value_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.v_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_key_value_heads * self.head_dim,
+            bias=config.attention_bias,
         )
-        self.o_proj = nn.Linear(config.num_attention_heads * self.head_dim, config.hidden_size, bias=False)
+        self.o_proj = nn.Linear(
+            config.num_attention_heads * self.head_dim, config.hidden_size, bias=False
+        )
         self.use_qk_norm = config.use_qk_norm
         if self.use_qk_norm:
             self.q_norm = Glm4MoeRMSNorm(self.head_dim, eps=config.rms_norm_eps)
@@ -107,7 +125,9 @@ class Glm4MoeAttention(nn.Module):
             query_states, key_states, cos, sin, unsqueeze_dim=2
         )
 
-        attn_output = torch.ops.onboard.torch_attention(query_states, key_states, value_states, scale=self.scaling)
+        attn_output = torch.ops.onboard.torch_attention(
+            query_states, key_states, value_states, scale=self.scaling
+        )
 
         attn_output = attn_output.reshape(*input_shape, -1)
         return self.o_proj(attn_output)
@@ -129,7 +149,8 @@ class Glm4MoeExperts(nn.ModuleList):
     def __init__(self, config: Glm4MoeConfig) -> None:
         super().__init__()
         self.extend(
-            Glm4MoeExpert(config.hidden_size, config.moe_intermediate_size) for _ in range(config.num_local_experts)
+            Glm4MoeExpert(config.hidden_size, config.moe_intermediate_size)
+            for _ in range(config.num_local_experts)
         )
         self.act_fn = config.hidden_act
 
@@ -139,7 +160,9 @@ class Glm4MoeExperts(nn.ModuleList):
         w1 = [expert.gate_proj.weight for expert in self]
         w2 = [expert.down_proj.weight for expert in self]
         w3 = [expert.up_proj.weight for expert in self]
-        return torch.ops.onboard.torch_moe(hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn)
+        return torch.ops.onboard.torch_moe(
+            hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn
+        )
 
 
 class Glm4MoeTopkRouter(nn.Module):
@@ -190,7 +213,9 @@ class Glm4MoeMLP(nn.Module):
 
     def __init__(self, config: Glm4MoeConfig, intermediate_size: int | None = None) -> None:
         super().__init__()
-        intermediate_size = config.intermediate_size if intermediate_size is None else intermediate_size
+        intermediate_size = (
+            config.intermediate_size if intermediate_size is None else intermediate_size
+        )
         self.gate_proj = nn.Linear(config.hidden_size, intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, config.hidden_size, bias=False)
@@ -256,7 +281,10 @@ class Glm4MoeModel(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(
-            [Glm4MoeDecoderLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
+            [
+                Glm4MoeDecoderLayer(config, layer_idx)
+                for layer_idx in range(config.num_hidden_layers)
+            ]
         )
         self.norm = Glm4MoeRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Glm4MoeRotaryEmbedding(config)

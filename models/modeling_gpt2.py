@@ -55,14 +55,18 @@ class GPT2Attention(nn.Module):
         self.c_proj = Conv1D(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        query_states, key_states, value_states = self.c_attn(hidden_states).split(self.split_size, dim=2)
+        query_states, key_states, value_states = self.c_attn(hidden_states).split(
+            self.split_size, dim=2
+        )
         shape_kv = (*key_states.shape[:-1], -1, self.head_dim)
         key_states = key_states.view(shape_kv)
         value_states = value_states.view(shape_kv)
 
         shape_q = (*query_states.shape[:-1], -1, self.head_dim)
         query_states = query_states.view(shape_q)
-        attn_output = torch.ops.onboard.torch_attention(query_states, key_states, value_states, scale=self.scaling)
+        attn_output = torch.ops.onboard.torch_attention(
+            query_states, key_states, value_states, scale=self.scaling
+        )
 
         attn_output = attn_output.reshape(*attn_output.shape[:-2], -1)
         return self.c_proj(attn_output)

@@ -42,7 +42,9 @@ class GPTBigCodeAttention(nn.Module):
         input_shape = hidden_states.shape[:-1]
         if self.multi_query:
             query, key, value = (
-                self.c_attn(hidden_states).unsqueeze(1).split((self.embed_dim, self.kv_dim, self.kv_dim), dim=3)
+                self.c_attn(hidden_states)
+                .unsqueeze(1)
+                .split((self.embed_dim, self.kv_dim, self.kv_dim), dim=3)
             )
             query = query.view(*input_shape, -1, self.head_dim)
             query = query.transpose(1, 2).contiguous()
@@ -54,7 +56,9 @@ class GPTBigCodeAttention(nn.Module):
                 .split(3 * (self.head_dim,), dim=3)
             )
 
-        attn_output = torch.ops.onboard.torch_attention(query, key, value, scale=self.scaling, layout="bnsd")
+        attn_output = torch.ops.onboard.torch_attention(
+            query, key, value, scale=self.scaling, layout="bnsd"
+        )
 
         attn_output = attn_output.transpose(1, 2).reshape(*input_shape, -1)
         return self.c_proj(attn_output)

@@ -32,7 +32,9 @@ class GPTNeoSelfAttention(nn.Module):
             1, max_positions, 1, max_positions
         )
         if attention_type == "local":
-            bias = torch.bitwise_xor(bias.transpose(1, 2), torch.tril(bias.transpose(1, 2), -config.window_size))
+            bias = torch.bitwise_xor(
+                bias.transpose(1, 2), torch.tril(bias.transpose(1, 2), -config.window_size)
+            )
         else:
             bias = bias.transpose(1, 2).contiguous()
 
@@ -45,7 +47,9 @@ class GPTNeoSelfAttention(nn.Module):
         self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.out_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=True)
 
-    def _split_heads(self, tensor: torch.Tensor, num_heads: int, attn_head_size: int) -> torch.Tensor:
+    def _split_heads(
+        self, tensor: torch.Tensor, num_heads: int, attn_head_size: int
+    ) -> torch.Tensor:
         new_shape = tensor.size()[:-1] + (num_heads, attn_head_size)
         tensor = tensor.view(new_shape)
         return tensor.transpose(1, 2)
@@ -57,10 +61,17 @@ class GPTNeoSelfAttention(nn.Module):
         causal_mask = self.bias[:, :, key_length - query_length : key_length, :key_length]
 
         return torch.ops.onboard.torch_attention(
-            query.type_as(value), key.type_as(value), value, attn_mask=causal_mask, scale=1.0, layout="bnsd"
+            query.type_as(value),
+            key.type_as(value),
+            value,
+            attn_mask=causal_mask,
+            scale=1.0,
+            layout="bnsd",
         )
 
-    def _merge_heads(self, tensor: torch.Tensor, num_heads: int, attn_head_size: int) -> torch.Tensor:
+    def _merge_heads(
+        self, tensor: torch.Tensor, num_heads: int, attn_head_size: int
+    ) -> torch.Tensor:
         new_shape = tensor.transpose(1, 2).size()[:-2] + (num_heads * attn_head_size,)
         return tensor.transpose(1, 2).reshape(new_shape)
 
@@ -113,7 +124,9 @@ class GPTNeoBlock(nn.Module):
     def __init__(self, config: GPTNeoConfig, layer_id: int) -> None:
         super().__init__()
         hidden_size = config.hidden_size
-        inner_dim = config.intermediate_size if config.intermediate_size is not None else 4 * hidden_size
+        inner_dim = (
+            config.intermediate_size if config.intermediate_size is not None else 4 * hidden_size
+        )
         self.ln_1 = LayerNorm(hidden_size, eps=config.layer_norm_epsilon)
         self.attn = GPTNeoAttention(config, layer_id=layer_id)
         self.ln_2 = LayerNorm(hidden_size, eps=config.layer_norm_epsilon)

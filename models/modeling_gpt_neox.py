@@ -30,7 +30,9 @@ class GPTNeoXRotaryEmbedding(nn.Module):
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        rope_init = (
+            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        )
         inv_freq, scaling = rope_init(config)
         cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
         self.register_buffer("cos", cos, persistent=False)
@@ -41,19 +43,25 @@ class GPTNeoXRotaryEmbedding(nn.Module):
         """Return the inverse frequencies [rotary_dim / 2] of plain RoPE and the factor of cos and sin."""
         base = config.rope_parameters["rope_theta"]
         partial_rotary_factor = config.rope_parameters.get("partial_rotary_factor", 1.0)
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        head_dim = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
         dim = int(head_dim * partial_rotary_factor)
         inv_freq = 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
         return inv_freq, 1.0
 
     @staticmethod
-    def tables(inv_freq: torch.Tensor, length: int, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def tables(
+        inv_freq: torch.Tensor, length: int, scaling: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [length, rotary_dim] of every position."""
         freqs = torch.outer(torch.arange(length, dtype=torch.float32), inv_freq)
         angles = torch.cat((freqs, freqs), dim=-1)
         return angles.cos() * scaling, angles.sin() * scaling
 
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, position_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in the dtype of `x`."""
         cos, sin = self.cos[position_ids], self.sin[position_ids]
         return cos.to(x.dtype), sin.to(x.dtype)
@@ -67,7 +75,9 @@ class GPTNeoXAttention(nn.Module):
         self.head_size = config.hidden_size // config.num_attention_heads
         self.scaling = self.head_size**-0.5
 
-        self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.attention_bias)
+        self.query_key_value = nn.Linear(
+            config.hidden_size, 3 * config.hidden_size, bias=config.attention_bias
+        )
         self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.attention_bias)
 
     def forward(
@@ -84,7 +94,9 @@ class GPTNeoXAttention(nn.Module):
             query_states, key_states, cos, sin, unsqueeze_dim=2
         )
 
-        attn_output = torch.ops.onboard.torch_attention(query_states, key_states, value_states, scale=self.scaling)
+        attn_output = torch.ops.onboard.torch_attention(
+            query_states, key_states, value_states, scale=self.scaling
+        )
 
         attn_output = attn_output.reshape(*input_shape, -1)
         return self.dense(attn_output)

@@ -52,7 +52,9 @@ class GptOssRotaryEmbedding(nn.Module):
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        rope_init = (
+            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        )
         inv_freq, scaling = rope_init(config)
         cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
         self.register_buffer("cos", cos, persistent=False)
@@ -67,12 +69,16 @@ class GptOssRotaryEmbedding(nn.Module):
         return inv_freq, 1.0
 
     @staticmethod
-    def tables(inv_freq: torch.Tensor, length: int, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def tables(
+        inv_freq: torch.Tensor, length: int, scaling: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [length, rotary_dim / 2] of every position."""
         angles = torch.outer(torch.arange(length, dtype=torch.float32), inv_freq)
         return angles.cos() * scaling, angles.sin() * scaling
 
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, position_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [batch, seq, rotary_dim / 2] of `position_ids`, in the dtype of `x`."""
         cos, sin = self.cos[position_ids], self.sin[position_ids]
         return cos.to(x.dtype), sin.to(x.dtype)
@@ -87,16 +93,24 @@ class GptOssAttention(nn.Module):
         self.head_dim = config.head_dim
         self.scaling = self.head_dim**-0.5
         self.q_proj = nn.Linear(
-            config.hidden_size, config.num_attention_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_attention_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.k_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_key_value_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.v_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_key_value_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.o_proj = nn.Linear(
-            config.num_attention_heads * self.head_dim, config.hidden_size, bias=config.attention_bias
+            config.num_attention_heads * self.head_dim,
+            config.hidden_size,
+            bias=config.attention_bias,
         )
         self.sliding_window = config.sliding_window if layer_type == "sliding_attention" else None
         self.sinks = nn.Parameter(torch.empty(config.num_attention_heads))
@@ -142,7 +156,9 @@ class GptOssTopKRouter(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         router_logits = F.linear(hidden_states, self.weight, self.bias)
         router_top_value, router_indices = torch.topk(router_logits, self.top_k, dim=-1)
-        router_scores = torch.nn.functional.softmax(router_top_value, dim=1, dtype=router_top_value.dtype)
+        router_scores = torch.nn.functional.softmax(
+            router_top_value, dim=1, dtype=router_top_value.dtype
+        )
         return router_scores, router_indices
 
 
@@ -154,16 +170,23 @@ class GptOssExperts(nn.Module):
         self.gate_up_proj = nn.Parameter(
             torch.empty(config.num_local_experts, config.hidden_size, 2 * config.intermediate_size)
         )
-        self.gate_up_proj_bias = nn.Parameter(torch.empty(config.num_local_experts, 2 * config.intermediate_size))
+        self.gate_up_proj_bias = nn.Parameter(
+            torch.empty(config.num_local_experts, 2 * config.intermediate_size)
+        )
         self.down_proj = nn.Parameter(
             torch.empty((config.num_local_experts, config.intermediate_size, config.hidden_size))
         )
-        self.down_proj_bias = nn.Parameter(torch.empty(config.num_local_experts, config.hidden_size))
+        self.down_proj_bias = nn.Parameter(
+            torch.empty(config.num_local_experts, config.hidden_size)
+        )
         self.alpha = config.swiglu_alpha
         self.limit = config.swiglu_limit
 
     def forward(
-        self, hidden_states: torch.Tensor, router_indices: torch.Tensor, routing_weights: torch.Tensor
+        self,
+        hidden_states: torch.Tensor,
+        router_indices: torch.Tensor,
+        routing_weights: torch.Tensor,
     ) -> torch.Tensor:
         gate_up = self.gate_up_proj.transpose(1, 2)
         gate, up = gate_up[:, ::2], gate_up[:, 1::2]

@@ -44,13 +44,19 @@ class MambaMixer(nn.Module):
 
         self.activation = config.hidden_act
 
-        self.in_proj = nn.Linear(config.hidden_size, config.intermediate_size * 2, bias=config.use_bias)
-        self.x_proj = nn.Linear(config.intermediate_size, self.time_step_rank + self.ssm_state_size * 2, bias=False)
+        self.in_proj = nn.Linear(
+            config.hidden_size, config.intermediate_size * 2, bias=config.use_bias
+        )
+        self.x_proj = nn.Linear(
+            config.intermediate_size, self.time_step_rank + self.ssm_state_size * 2, bias=False
+        )
         self.dt_proj = nn.Linear(self.time_step_rank, config.intermediate_size, bias=True)
 
         self.A_log = nn.Parameter(torch.empty(config.intermediate_size, self.ssm_state_size))
         self.D = nn.Parameter(torch.empty(config.intermediate_size))
-        self.out_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.use_bias)
+        self.out_proj = nn.Linear(
+            config.intermediate_size, config.hidden_size, bias=config.use_bias
+        )
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         dtype = hidden_states.dtype
@@ -61,10 +67,15 @@ class MambaMixer(nn.Module):
         hidden_states_B_C, gate = projected_states.transpose(1, 2).chunk(2, dim=1)
 
         hidden_states_B_C = torch.ops.onboard.torch_causal_conv1d(
-            hidden_states_B_C.transpose(1, 2), self.conv1d.weight, bias=self.conv1d.bias, activation=self.activation
+            hidden_states_B_C.transpose(1, 2),
+            self.conv1d.weight,
+            bias=self.conv1d.bias,
+            activation=self.activation,
         )
         time_step, B, C = torch.split(
-            self.x_proj(hidden_states_B_C), (self.time_step_rank, self.ssm_state_size, self.ssm_state_size), dim=-1
+            self.x_proj(hidden_states_B_C),
+            (self.time_step_rank, self.ssm_state_size, self.ssm_state_size),
+            dim=-1,
         )
 
         time_step = self.dt_proj.weight @ time_step.transpose(1, 2)
@@ -135,7 +146,9 @@ class MambaForCausalLM(nn.Module):
         assert position_ids is not None
 
         hidden_states = self.backbone(input_ids)
-        return CausalLMOutput(logits=self.lm_head(hidden_states.to(self.lm_head.weight.dtype)).float())
+        return CausalLMOutput(
+            logits=self.lm_head(hidden_states.to(self.lm_head.weight.dtype)).float()
+        )
 
 
 register_causal_lm("MambaConfig", MambaForCausalLM)

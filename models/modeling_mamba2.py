@@ -74,7 +74,9 @@ class Mamba2Mixer(nn.Module):
 
         self.A_log = nn.Parameter(torch.empty(self.num_heads))
         self.norm = MambaRMSNormGated(
-            self.intermediate_size, self.intermediate_size // self.n_groups, eps=config.layer_norm_epsilon
+            self.intermediate_size,
+            self.intermediate_size // self.n_groups,
+            eps=config.layer_norm_epsilon,
         )
         self.D = nn.Parameter(torch.empty(self.num_heads))
 
@@ -96,7 +98,11 @@ class Mamba2Mixer(nn.Module):
         )
         hidden_states, B, C = torch.split(
             hidden_states_B_C,
-            (self.intermediate_size, self.n_groups * self.ssm_state_size, self.n_groups * self.ssm_state_size),
+            (
+                self.intermediate_size,
+                self.n_groups * self.ssm_state_size,
+                self.n_groups * self.ssm_state_size,
+            ),
             dim=-1,
         )
         scan_output = torch.ops.onboard.torch_ssm(
@@ -170,7 +176,9 @@ class Mamba2ForCausalLM(nn.Module):
         assert position_ids is not None
 
         hidden_states = self.backbone(input_ids)
-        return CausalLMOutput(logits=self.lm_head(hidden_states.to(self.lm_head.weight.dtype)).float())
+        return CausalLMOutput(
+            logits=self.lm_head(hidden_states.to(self.lm_head.weight.dtype)).float()
+        )
 
 
 register_causal_lm("Mamba2Config", Mamba2ForCausalLM)

@@ -35,7 +35,9 @@ class MixtralRotaryEmbedding(nn.Module):
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        rope_init = (
+            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        )
         inv_freq, scaling = rope_init(config)
         cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
         self.register_buffer("cos", cos, persistent=False)
@@ -50,13 +52,17 @@ class MixtralRotaryEmbedding(nn.Module):
         return inv_freq, 1.0
 
     @staticmethod
-    def tables(inv_freq: torch.Tensor, length: int, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def tables(
+        inv_freq: torch.Tensor, length: int, scaling: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [length, rotary_dim] of every position."""
         freqs = torch.outer(torch.arange(length, dtype=torch.float32), inv_freq)
         angles = torch.cat((freqs, freqs), dim=-1)
         return angles.cos() * scaling, angles.sin() * scaling
 
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, position_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in the dtype of `x`."""
         cos, sin = self.cos[position_ids], self.sin[position_ids]
         return cos.to(x.dtype), sin.to(x.dtype)
@@ -70,10 +76,18 @@ class MixtralAttention(nn.Module):
         self.config = config
         self.head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
         self.scaling = self.head_dim**-0.5
-        self.q_proj = nn.Linear(config.hidden_size, config.num_attention_heads * self.head_dim, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, config.num_key_value_heads * self.head_dim, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, config.num_key_value_heads * self.head_dim, bias=False)
-        self.o_proj = nn.Linear(config.num_attention_heads * self.head_dim, config.hidden_size, bias=False)
+        self.q_proj = nn.Linear(
+            config.hidden_size, config.num_attention_heads * self.head_dim, bias=False
+        )
+        self.k_proj = nn.Linear(
+            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=False
+        )
+        self.v_proj = nn.Linear(
+            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=False
+        )
+        self.o_proj = nn.Linear(
+            config.num_attention_heads * self.head_dim, config.hidden_size, bias=False
+        )
 
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
@@ -91,7 +105,11 @@ class MixtralAttention(nn.Module):
         )
 
         attn_output = torch.ops.onboard.torch_attention(
-            query_states, key_states, value_states, scale=self.scaling, sliding_window=self.config.sliding_window
+            query_states,
+            key_states,
+            value_states,
+            scale=self.scaling,
+            sliding_window=self.config.sliding_window,
         )
 
         attn_output = attn_output.reshape(*input_shape, -1)
@@ -132,7 +150,8 @@ class MixtralExperts(nn.ModuleList):
     def __init__(self, config: MixtralConfig) -> None:
         super().__init__()
         self.extend(
-            MixtralExpert(config.hidden_size, config.intermediate_size) for _ in range(config.num_local_experts)
+            MixtralExpert(config.hidden_size, config.intermediate_size)
+            for _ in range(config.num_local_experts)
         )
         self.act_fn = config.hidden_act
 
@@ -142,7 +161,9 @@ class MixtralExperts(nn.ModuleList):
         w1 = [expert.w1.weight for expert in self]
         w2 = [expert.w2.weight for expert in self]
         w3 = [expert.w3.weight for expert in self]
-        return torch.ops.onboard.torch_moe(hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn)
+        return torch.ops.onboard.torch_moe(
+            hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn
+        )
 
 
 class MixtralSparseMoeBlock(nn.Module):
@@ -191,7 +212,9 @@ class MixtralModel(nn.Module):
     def __init__(self, config: MixtralConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.layers = nn.ModuleList([MixtralDecoderLayer(config) for _ in range(config.num_hidden_layers)])
+        self.layers = nn.ModuleList(
+            [MixtralDecoderLayer(config) for _ in range(config.num_hidden_layers)]
+        )
         self.norm = MixtralRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = MixtralRotaryEmbedding(config)
 

@@ -24,7 +24,9 @@ class OlmoRotaryEmbedding(nn.Module):
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        rope_init = (
+            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        )
         inv_freq, scaling = rope_init(config)
         cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
         self.register_buffer("cos", cos, persistent=False)
@@ -39,13 +41,17 @@ class OlmoRotaryEmbedding(nn.Module):
         return inv_freq, 1.0
 
     @staticmethod
-    def tables(inv_freq: torch.Tensor, length: int, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def tables(
+        inv_freq: torch.Tensor, length: int, scaling: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [length, rotary_dim] of every position."""
         freqs = torch.outer(torch.arange(length, dtype=torch.float32), inv_freq)
         angles = torch.cat((freqs, freqs), dim=-1)
         return angles.cos() * scaling, angles.sin() * scaling
 
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, position_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in the dtype of `x`."""
         cos, sin = self.cos[position_ids], self.sin[position_ids]
         return cos.to(x.dtype), sin.to(x.dtype)
@@ -57,20 +63,30 @@ class OlmoAttention(nn.Module):
     def __init__(self, config: OlmoConfig) -> None:
         super().__init__()
         self.config = config
-        self.head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+        self.head_dim = getattr(
+            config, "head_dim", config.hidden_size // config.num_attention_heads
+        )
         self.scaling = self.head_dim**-0.5
 
         self.q_proj = nn.Linear(
-            config.hidden_size, config.num_attention_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_attention_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.k_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_key_value_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.v_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_key_value_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.o_proj = nn.Linear(
-            config.num_attention_heads * self.head_dim, config.hidden_size, bias=config.attention_bias
+            config.num_attention_heads * self.head_dim,
+            config.hidden_size,
+            bias=config.attention_bias,
         )
 
     def forward(
@@ -97,7 +113,9 @@ class OlmoAttention(nn.Module):
             query_states, key_states, cos, sin, unsqueeze_dim=2
         )
 
-        attn_output = torch.ops.onboard.torch_attention(query_states, key_states, value_states, scale=self.scaling)
+        attn_output = torch.ops.onboard.torch_attention(
+            query_states, key_states, value_states, scale=self.scaling
+        )
 
         attn_output = attn_output.reshape(*input_shape, -1)
         return self.o_proj(attn_output)
@@ -126,9 +144,9 @@ class OlmoLayerNorm(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         orig_dtype = hidden_states.dtype
-        return F.layer_norm(hidden_states.to(dtype=torch.float32), self.normalized_shape, None, None, eps=1e-05).to(
-            orig_dtype
-        )
+        return F.layer_norm(
+            hidden_states.to(dtype=torch.float32), self.normalized_shape, None, None, eps=1e-05
+        ).to(orig_dtype)
 
 
 class OlmoDecoderLayer(nn.Module):
@@ -162,7 +180,9 @@ class OlmoModel(nn.Module):
     def __init__(self, config: OlmoConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.layers = nn.ModuleList([OlmoDecoderLayer(config) for _ in range(config.num_hidden_layers)])
+        self.layers = nn.ModuleList(
+            [OlmoDecoderLayer(config) for _ in range(config.num_hidden_layers)]
+        )
         self.norm = OlmoLayerNorm(config.hidden_size)
         self.rotary_emb = OlmoRotaryEmbedding(config)
 

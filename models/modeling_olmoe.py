@@ -35,7 +35,9 @@ class OlmoeRotaryEmbedding(nn.Module):
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        rope_init = (
+            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        )
         inv_freq, scaling = rope_init(config)
         cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
         self.register_buffer("cos", cos, persistent=False)
@@ -50,13 +52,17 @@ class OlmoeRotaryEmbedding(nn.Module):
         return inv_freq, 1.0
 
     @staticmethod
-    def tables(inv_freq: torch.Tensor, length: int, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def tables(
+        inv_freq: torch.Tensor, length: int, scaling: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [length, rotary_dim] of every position."""
         freqs = torch.outer(torch.arange(length, dtype=torch.float32), inv_freq)
         angles = torch.cat((freqs, freqs), dim=-1)
         return angles.cos() * scaling, angles.sin() * scaling
 
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, position_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in the dtype of `x`."""
         cos, sin = self.cos[position_ids], self.sin[position_ids]
         return cos.to(x.dtype), sin.to(x.dtype)
@@ -68,24 +74,35 @@ class OlmoeAttention(nn.Module):
     def __init__(self, config: OlmoeConfig) -> None:
         super().__init__()
         self.config = config
-        self.head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+        self.head_dim = getattr(
+            config, "head_dim", config.hidden_size // config.num_attention_heads
+        )
         self.scaling = self.head_dim**-0.5
 
         self.q_proj = nn.Linear(
-            config.hidden_size, config.num_attention_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_attention_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.k_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_key_value_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.v_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_key_value_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.o_proj = nn.Linear(
-            config.num_attention_heads * self.head_dim, config.hidden_size, bias=config.attention_bias
+            config.num_attention_heads * self.head_dim,
+            config.hidden_size,
+            bias=config.attention_bias,
         )
         self.q_norm = OlmoeRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.k_norm = OlmoeRMSNorm(
-            config.hidden_size // config.num_attention_heads * config.num_key_value_heads, eps=config.rms_norm_eps
+            config.hidden_size // config.num_attention_heads * config.num_key_value_heads,
+            eps=config.rms_norm_eps,
         )
 
     def forward(
@@ -159,7 +176,10 @@ class OlmoeExperts(nn.ModuleList):
 
     def __init__(self, config: OlmoeConfig) -> None:
         super().__init__()
-        self.extend(OlmoeExpert(config.hidden_size, config.intermediate_size) for _ in range(config.num_local_experts))
+        self.extend(
+            OlmoeExpert(config.hidden_size, config.intermediate_size)
+            for _ in range(config.num_local_experts)
+        )
         self.act_fn = config.hidden_act
 
     def forward(
@@ -168,7 +188,9 @@ class OlmoeExperts(nn.ModuleList):
         w1 = [expert.gate_proj.weight for expert in self]
         w2 = [expert.down_proj.weight for expert in self]
         w3 = [expert.up_proj.weight for expert in self]
-        return torch.ops.onboard.torch_moe(hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn)
+        return torch.ops.onboard.torch_moe(
+            hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn
+        )
 
 
 class OlmoeSparseMoeBlock(nn.Module):
@@ -183,7 +205,9 @@ class OlmoeSparseMoeBlock(nn.Module):
         batch_size, sequence_length, hidden_dim = hidden_states.shape
         hidden_states = hidden_states.view(-1, hidden_dim)
         top_k_weights, top_k_index = self.gate(hidden_states)
-        return self.experts(hidden_states, top_k_index, top_k_weights).reshape(batch_size, sequence_length, hidden_dim)
+        return self.experts(hidden_states, top_k_index, top_k_weights).reshape(
+            batch_size, sequence_length, hidden_dim
+        )
 
 
 class OlmoeDecoderLayer(nn.Module):
@@ -216,7 +240,9 @@ class OlmoeModel(nn.Module):
     def __init__(self, config: OlmoeConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.layers = nn.ModuleList([OlmoeDecoderLayer(config) for _ in range(config.num_hidden_layers)])
+        self.layers = nn.ModuleList(
+            [OlmoeDecoderLayer(config) for _ in range(config.num_hidden_layers)]
+        )
         self.norm = OlmoeRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = OlmoeRotaryEmbedding(config)
 

@@ -58,7 +58,9 @@ class OPTAttention(nn.Module):
         key_states = key_states.view(bsz, -1, self.num_heads, self.head_dim)
         value_states = value_states.view(bsz, -1, self.num_heads, self.head_dim)
 
-        attn_output = torch.ops.onboard.torch_attention(query_states, key_states, value_states, scale=1.0)
+        attn_output = torch.ops.onboard.torch_attention(
+            query_states, key_states, value_states, scale=1.0
+        )
 
         attn_output = attn_output.reshape(bsz, tgt_len, -1)
         return self.out_proj(attn_output)
@@ -79,7 +81,9 @@ class OPTDecoderLayer(nn.Module):
         )
         self.fc1 = nn.Linear(config.hidden_size, config.ffn_dim, bias=config.enable_bias)
         self.fc2 = nn.Linear(config.ffn_dim, config.hidden_size, bias=config.enable_bias)
-        self.final_layer_norm = LayerNorm(config.hidden_size, elementwise_affine=config.layer_norm_elementwise_affine)
+        self.final_layer_norm = LayerNorm(
+            config.hidden_size, elementwise_affine=config.layer_norm_elementwise_affine
+        )
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         residual = hidden_states
@@ -118,8 +122,12 @@ class OPTDecoder(nn.Module):
 
     def __init__(self, config: OPTConfig) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.word_embed_proj_dim, config.pad_token_id)
-        self.embed_positions = OPTLearnedPositionalEmbedding(config.max_position_embeddings, config.hidden_size)
+        self.embed_tokens = nn.Embedding(
+            config.vocab_size, config.word_embed_proj_dim, config.pad_token_id
+        )
+        self.embed_positions = OPTLearnedPositionalEmbedding(
+            config.max_position_embeddings, config.hidden_size
+        )
 
         if config.word_embed_proj_dim != config.hidden_size:
             self.project_out = nn.Linear(config.hidden_size, config.word_embed_proj_dim, bias=False)
@@ -138,7 +146,9 @@ class OPTDecoder(nn.Module):
         else:
             self.final_layer_norm = None
 
-        self.layers = nn.ModuleList([OPTDecoderLayer(config) for _ in range(config.num_hidden_layers)])
+        self.layers = nn.ModuleList(
+            [OPTDecoderLayer(config) for _ in range(config.num_hidden_layers)]
+        )
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""

@@ -34,13 +34,17 @@ class Phi3RotaryEmbedding(nn.Module):
     def __init__(self, config: Phi3Config) -> None:
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
-        rope_init = self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        rope_init = (
+            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        )
         inv_freq, scaling = rope_init(config)
         cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         self.switch = None
-        if rope_type == "longrope":  # other frequencies for rows that go beyond the original context
+        if (
+            rope_type == "longrope"
+        ):  # other frequencies for rows that go beyond the original context
             self.switch = config.rope_parameters["original_max_position_embeddings"]
             inv_freq, scaling = rope_init(config, seq_len=self.switch + 1)
             cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
@@ -52,19 +56,25 @@ class Phi3RotaryEmbedding(nn.Module):
         """Return the inverse frequencies [rotary_dim / 2] of plain RoPE and the factor of cos and sin."""
         base = config.rope_parameters["rope_theta"]
         partial_rotary_factor = config.rope_parameters.get("partial_rotary_factor", 1.0)
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        head_dim = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
         dim = int(head_dim * partial_rotary_factor)
         inv_freq = 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
         return inv_freq, 1.0
 
     @staticmethod
-    def tables(inv_freq: torch.Tensor, length: int, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def tables(
+        inv_freq: torch.Tensor, length: int, scaling: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [length, rotary_dim] of every position."""
         freqs = torch.outer(torch.arange(length, dtype=torch.float32), inv_freq)
         angles = torch.cat((freqs, freqs), dim=-1)
         return angles.cos() * scaling, angles.sin() * scaling
 
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, position_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in the dtype of `x`."""
         cos, sin = self.cos[position_ids], self.sin[position_ids]
         if self.switch is not None:
@@ -80,12 +90,18 @@ class Phi3Attention(nn.Module):
     def __init__(self, config: Phi3Config) -> None:
         super().__init__()
         self.config = config
-        self.head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+        self.head_dim = getattr(
+            config, "head_dim", config.hidden_size // config.num_attention_heads
+        )
         self.num_key_value_heads = config.num_key_value_heads
         self.scaling = self.head_dim**-0.5
 
-        op_size = config.num_attention_heads * self.head_dim + 2 * (config.num_key_value_heads * self.head_dim)
-        self.o_proj = nn.Linear(config.num_attention_heads * self.head_dim, config.hidden_size, bias=False)
+        op_size = config.num_attention_heads * self.head_dim + 2 * (
+            config.num_key_value_heads * self.head_dim
+        )
+        self.o_proj = nn.Linear(
+            config.num_attention_heads * self.head_dim, config.hidden_size, bias=False
+        )
         self.qkv_proj = nn.Linear(config.hidden_size, op_size, bias=False)
 
     def forward(
@@ -110,7 +126,11 @@ class Phi3Attention(nn.Module):
         )
 
         attn_output = torch.ops.onboard.torch_attention(
-            query_states, key_states, value_states, scale=self.scaling, sliding_window=self.config.sliding_window
+            query_states,
+            key_states,
+            value_states,
+            scale=self.scaling,
+            sliding_window=self.config.sliding_window,
         )
 
         attn_output = attn_output.reshape(*input_shape, -1)
@@ -166,7 +186,9 @@ class Phi3Model(nn.Module):
     def __init__(self, config: Phi3Config) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.layers = nn.ModuleList([Phi3DecoderLayer(config) for _ in range(config.num_hidden_layers)])
+        self.layers = nn.ModuleList(
+            [Phi3DecoderLayer(config) for _ in range(config.num_hidden_layers)]
+        )
         self.norm = Phi3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Phi3RotaryEmbedding(config)
 

@@ -26,7 +26,9 @@ class Qwen3NextRMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.onboard.torch_rmsnorm(x.float(), 1.0 + self.weight.float(), self.eps).type_as(x)
+        return torch.ops.onboard.torch_rmsnorm(
+            x.float(), 1.0 + self.weight.float(), self.eps
+        ).type_as(x)
 
 
 class Qwen3NextRotaryEmbedding(nn.Module):
@@ -36,7 +38,9 @@ class Qwen3NextRotaryEmbedding(nn.Module):
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        rope_init = (
+            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        )
         inv_freq, scaling = rope_init(config)
         cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
         self.register_buffer("cos", cos, persistent=False)
@@ -53,13 +57,17 @@ class Qwen3NextRotaryEmbedding(nn.Module):
         return inv_freq, 1.0
 
     @staticmethod
-    def tables(inv_freq: torch.Tensor, length: int, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def tables(
+        inv_freq: torch.Tensor, length: int, scaling: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [length, rotary_dim] of every position."""
         freqs = torch.outer(torch.arange(length, dtype=torch.float32), inv_freq)
         angles = torch.cat((freqs, freqs), dim=-1)
         return angles.cos() * scaling, angles.sin() * scaling
 
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, position_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in the dtype of `x`."""
         cos, sin = self.cos[position_ids], self.sin[position_ids]
         return cos.to(x.dtype), sin.to(x.dtype)
@@ -75,7 +83,12 @@ class Qwen3NextRMSNormGated(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         return torch.ops.onboard.torch_rmsnorm_gated(
-            hidden_states, self.weight, gate, self.variance_epsilon, self.weight.shape[0], norm_before_gate=True
+            hidden_states,
+            self.weight,
+            gate,
+            self.variance_epsilon,
+            self.weight.shape[0],
+            norm_before_gate=True,
         )
 
 
@@ -120,7 +133,10 @@ class Qwen3NextGatedDeltaNet(nn.Module):
             self.num_k_heads,
             2 * self.head_k_dim + 2 * self.head_v_dim * self.num_v_heads // self.num_k_heads,
         )
-        new_tensor_shape_ba = mixed_ba.size()[:-1] + (self.num_k_heads, 2 * self.num_v_heads // self.num_k_heads)
+        new_tensor_shape_ba = mixed_ba.size()[:-1] + (
+            self.num_k_heads,
+            2 * self.num_v_heads // self.num_k_heads,
+        )
 
         mixed_qkvz = mixed_qkvz.view(*new_tensor_shape_qkvz)
         mixed_ba = mixed_ba.view(*new_tensor_shape_ba)
@@ -135,7 +151,9 @@ class Qwen3NextGatedDeltaNet(nn.Module):
             dim=3,
         )
         b, a = torch.split(
-            mixed_ba, (self.num_v_heads // self.num_k_heads, self.num_v_heads // self.num_k_heads), dim=3
+            mixed_ba,
+            (self.num_v_heads // self.num_k_heads, self.num_v_heads // self.num_k_heads),
+            dim=3,
         )
         value = value.reshape(value.size(0), value.size(1), -1, self.head_v_dim)
         z = z.reshape(z.size(0), z.size(1), -1, self.head_v_dim)
@@ -146,7 +164,9 @@ class Qwen3NextGatedDeltaNet(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         projected_states_qkvz = self.in_proj_qkvz(hidden_states)
         projected_states_ba = self.in_proj_ba(hidden_states)
-        query, key, value, z, b, a = self.fix_query_key_value_ordering(projected_states_qkvz, projected_states_ba)
+        query, key, value, z, b, a = self.fix_query_key_value_ordering(
+            projected_states_qkvz, projected_states_ba
+        )
         query, key, value = (
             query.reshape(query.shape[0], query.shape[1], -1),
             key.reshape(key.shape[0], key.shape[1], -1),
@@ -155,8 +175,12 @@ class Qwen3NextGatedDeltaNet(nn.Module):
 
         mixed_qkv = torch.cat((query, key, value), dim=-1)
 
-        mixed_qkv = torch.ops.onboard.torch_causal_conv1d(mixed_qkv, self.conv1d.weight, activation=self.activation)
-        query, key, value = torch.split(mixed_qkv, (self.key_dim, self.key_dim, self.value_dim), dim=-1)
+        mixed_qkv = torch.ops.onboard.torch_causal_conv1d(
+            mixed_qkv, self.conv1d.weight, activation=self.activation
+        )
+        query, key, value = torch.split(
+            mixed_qkv, (self.key_dim, self.key_dim, self.value_dim), dim=-1
+        )
         query = query.reshape(query.shape[0], query.shape[1], -1, self.head_k_dim)
         key = key.reshape(key.shape[0], key.shape[1], -1, self.head_k_dim)
         value = value.reshape(value.shape[0], value.shape[1], -1, self.head_v_dim)
@@ -185,16 +209,24 @@ class Qwen3NextAttention(nn.Module):
         self.head_dim = config.head_dim
         self.scaling = self.head_dim**-0.5
         self.q_proj = nn.Linear(
-            config.hidden_size, config.num_attention_heads * self.head_dim * 2, bias=config.attention_bias
+            config.hidden_size,
+            config.num_attention_heads * self.head_dim * 2,
+            bias=config.attention_bias,
         )
         self.k_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_key_value_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.v_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=config.attention_bias
+            config.hidden_size,
+            config.num_key_value_heads * self.head_dim,
+            bias=config.attention_bias,
         )
         self.o_proj = nn.Linear(
-            config.num_attention_heads * self.head_dim, config.hidden_size, bias=config.attention_bias
+            config.num_attention_heads * self.head_dim,
+            config.hidden_size,
+            bias=config.attention_bias,
         )
         self.q_norm = Qwen3NextRMSNorm(self.head_dim, eps=config.rms_norm_eps)
         self.k_norm = Qwen3NextRMSNorm(self.head_dim, eps=config.rms_norm_eps)
@@ -219,7 +251,9 @@ class Qwen3NextAttention(nn.Module):
             query_states, key_states, cos, sin, unsqueeze_dim=2
         )
 
-        attn_output = torch.ops.onboard.torch_attention(query_states, key_states, value_states, scale=self.scaling)
+        attn_output = torch.ops.onboard.torch_attention(
+            query_states, key_states, value_states, scale=self.scaling
+        )
 
         attn_output = attn_output.reshape(*input_shape, -1)
         attn_output = attn_output * torch.sigmoid(gate)
@@ -264,7 +298,8 @@ class Qwen3NextExperts(nn.ModuleList):
     def __init__(self, config: Qwen3NextConfig) -> None:
         super().__init__()
         self.extend(
-            Qwen3NextExpert(config.hidden_size, config.moe_intermediate_size) for _ in range(config.num_experts)
+            Qwen3NextExpert(config.hidden_size, config.moe_intermediate_size)
+            for _ in range(config.num_experts)
         )
         self.act_fn = config.hidden_act
 
@@ -274,7 +309,9 @@ class Qwen3NextExperts(nn.ModuleList):
         w1 = [expert.gate_proj.weight for expert in self]
         w2 = [expert.down_proj.weight for expert in self]
         w3 = [expert.up_proj.weight for expert in self]
-        return torch.ops.onboard.torch_moe(hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn)
+        return torch.ops.onboard.torch_moe(
+            hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn
+        )
 
 
 class Qwen3NextMLP(nn.Module):
@@ -308,7 +345,9 @@ class Qwen3NextSparseMoeBlock(nn.Module):
         routing_weights, selected_experts = self.gate(hidden_states_reshaped)
         expert_output = self.experts(hidden_states_reshaped, selected_experts, routing_weights)
 
-        shared_expert_output = F.sigmoid(self.shared_expert_gate(hidden_states_reshaped)) * shared_expert_output
+        shared_expert_output = (
+            F.sigmoid(self.shared_expert_gate(hidden_states_reshaped)) * shared_expert_output
+        )
 
         expert_output = expert_output + shared_expert_output
         return expert_output.reshape(batch_size, sequence_length, hidden_dim)
@@ -335,7 +374,9 @@ class Qwen3NextDecoderLayer(nn.Module):
             self.mlp = Qwen3NextMLP(config, config.intermediate_size)
 
         self.input_layernorm = Qwen3NextRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = Qwen3NextRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = Qwen3NextRMSNorm(
+            config.hidden_size, eps=config.rms_norm_eps
+        )
 
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
@@ -364,7 +405,10 @@ class Qwen3NextModel(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(
-            [Qwen3NextDecoderLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
+            [
+                Qwen3NextDecoderLayer(config, layer_idx)
+                for layer_idx in range(config.num_hidden_layers)
+            ]
         )
         self.norm = Qwen3NextRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Qwen3NextRotaryEmbedding(config)

@@ -30,7 +30,9 @@ class StableLmRotaryEmbedding(nn.Module):
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        rope_init = (
+            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        )
         inv_freq, scaling = rope_init(config)
         cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
         self.register_buffer("cos", cos, persistent=False)
@@ -41,19 +43,25 @@ class StableLmRotaryEmbedding(nn.Module):
         """Return the inverse frequencies [rotary_dim / 2] of plain RoPE and the factor of cos and sin."""
         base = config.rope_parameters["rope_theta"]
         partial_rotary_factor = config.rope_parameters.get("partial_rotary_factor", 1.0)
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        head_dim = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
         dim = int(head_dim * partial_rotary_factor)
         inv_freq = 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
         return inv_freq, 1.0
 
     @staticmethod
-    def tables(inv_freq: torch.Tensor, length: int, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def tables(
+        inv_freq: torch.Tensor, length: int, scaling: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [length, rotary_dim] of every position."""
         freqs = torch.outer(torch.arange(length, dtype=torch.float32), inv_freq)
         angles = torch.cat((freqs, freqs), dim=-1)
         return angles.cos() * scaling, angles.sin() * scaling
 
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, position_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in the dtype of `x`."""
         cos, sin = self.cos[position_ids], self.sin[position_ids]
         return cos.to(x.dtype), sin.to(x.dtype)
@@ -68,7 +76,10 @@ class StableLmLayerNormPerHead(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         states_per_heads = torch.split(hidden_states, 1, dim=1)
-        return torch.cat([norm(hidden_states) for norm, hidden_states in zip(self.norms, states_per_heads)], dim=1)
+        return torch.cat(
+            [norm(hidden_states) for norm, hidden_states in zip(self.norms, states_per_heads)],
+            dim=1,
+        )
 
 
 class StableLmAttention(nn.Module):
@@ -82,14 +93,22 @@ class StableLmAttention(nn.Module):
 
         self.rotary_ndims = int(self.head_dim * config.rope_parameters["partial_rotary_factor"])
         self.scaling = self.head_dim**-0.5
-        self.q_proj = nn.Linear(config.hidden_size, self.num_heads * self.head_dim, bias=config.use_qkv_bias)
-        self.k_proj = nn.Linear(config.hidden_size, self.num_key_value_heads * self.head_dim, bias=config.use_qkv_bias)
-        self.v_proj = nn.Linear(config.hidden_size, self.num_key_value_heads * self.head_dim, bias=config.use_qkv_bias)
+        self.q_proj = nn.Linear(
+            config.hidden_size, self.num_heads * self.head_dim, bias=config.use_qkv_bias
+        )
+        self.k_proj = nn.Linear(
+            config.hidden_size, self.num_key_value_heads * self.head_dim, bias=config.use_qkv_bias
+        )
+        self.v_proj = nn.Linear(
+            config.hidden_size, self.num_key_value_heads * self.head_dim, bias=config.use_qkv_bias
+        )
         self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
         self.qk_layernorm = config.qk_layernorm
         if self.qk_layernorm:
-            self.q_layernorm = StableLmLayerNormPerHead(self.head_dim, self.num_heads, eps=config.layer_norm_eps)
+            self.q_layernorm = StableLmLayerNormPerHead(
+                self.head_dim, self.num_heads, eps=config.layer_norm_eps
+            )
             self.k_layernorm = StableLmLayerNormPerHead(
                 self.head_dim, self.num_key_value_heads, eps=config.layer_norm_eps
             )
@@ -119,13 +138,19 @@ class StableLmAttention(nn.Module):
         query_pass = query_states[..., self.rotary_ndims :]
         key_rot = key_states[..., : self.rotary_ndims]
         key_pass = key_states[..., self.rotary_ndims :]
-        query_rot, key_rot = torch.ops.onboard.torch_rope_with_explicit_cos_sin(query_rot, key_rot, cos, sin)
+        query_rot, key_rot = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
+            query_rot, key_rot, cos, sin
+        )
 
         query_states = torch.cat((query_rot, query_pass), dim=-1)
         key_states = torch.cat((key_rot, key_pass), dim=-1)
 
         attn_output = torch.ops.onboard.torch_attention(
-            query_states, key_states, value_states.transpose(1, 2), scale=self.scaling, layout="bnsd"
+            query_states,
+            key_states,
+            value_states.transpose(1, 2),
+            scale=self.scaling,
+            layout="bnsd",
         )
 
         attn_output = attn_output.transpose(1, 2).reshape(bsz, q_len, -1)
@@ -185,7 +210,9 @@ class StableLmModel(nn.Module):
     def __init__(self, config: StableLmConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.layers = nn.ModuleList([StableLmDecoderLayer(config) for _ in range(config.num_hidden_layers)])
+        self.layers = nn.ModuleList(
+            [StableLmDecoderLayer(config) for _ in range(config.num_hidden_layers)]
+        )
         self.norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.rotary_emb = StableLmRotaryEmbedding(config)
 

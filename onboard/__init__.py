@@ -1,4 +1,6 @@
-"""onboard: a Hugging Face causal language model, made fast, proven and servable with one command."""
+"""onboard: a Hugging Face causal language model, made fast, proven and servable with one
+command.
+"""
 
 from __future__ import annotations
 

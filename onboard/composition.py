@@ -1,7 +1,8 @@
 """What a registry entry runs with: its configs of `registry/configs`, deep-merged in order.
 
-The standalone config says everything once more, so that it can be used alone. Between the others it counts for what it
-has of its own: a value that is the default of `RuntimeConfig` is taken for a repetition, and a fragment's stands.
+The standalone config says everything once more, so that it can be used alone. Between the others it
+counts for what it has of its own: a value that is the default of `RuntimeConfig` is taken for a
+repetition, and a fragment's stands.
 """
 
 from __future__ import annotations
@@ -24,15 +25,24 @@ class Layer:
 
 
 def compose(entry: RegistryEntry, root: Path) -> RuntimeConfig:
-    """Return what an entry runs with; raise `OnboardError` when its files do not make a configuration."""
+    """Return what an entry runs with; raise `OnboardError` when its files do not make a
+    configuration.
+    """
     return validated(merge(layers(entry, root)), f"the registry entry {entry.name}")
 
 
 def layers(entry: RegistryEntry, root: Path) -> list[Layer]:
-    """Return the files of an entry in order; the standalone config comes last where the entry does not name it."""
-    names = [*entry.yaml_extra, *([entry.standalone] if entry.standalone not in entry.yaml_extra else [])]
+    """Return the files of an entry in order; the standalone config comes last where the entry does
+    not name it.
+    """
+    names = [
+        *entry.yaml_extra,
+        *([entry.standalone] if entry.standalone not in entry.yaml_extra else []),
+    ]
     read = {name: read_config_file(config_file(name, root)) for name in names}
-    return [Layer(name, own(read[name]) if name == entry.standalone else read[name]) for name in names]
+    return [
+        Layer(name, own(read[name]) if name == entry.standalone else read[name]) for name in names
+    ]
 
 
 def compose_config(names: Sequence[str], root: Path) -> RuntimeConfig:
@@ -55,17 +65,25 @@ def own(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def origins(found: Sequence[Layer]) -> dict[str, str]:
-    """Return the file that each value comes from: "kv_cache_config.max_tokens" -> "small_cache.yaml"."""
+    """Return the file that each value comes from: "kv_cache_config.max_tokens" ->
+    "small_cache.yaml".
+    """
     where: dict[str, str] = {}
     for layer in found:
         for key in _leaves(layer.values):
-            where = {name: file for name, file in where.items() if not _covers(key, name) and not _covers(name, key)}
+            where = {
+                name: file
+                for name, file in where.items()
+                if not _covers(key, name) and not _covers(name, key)
+            }
             where[key] = layer.name
     return where
 
 
 def without_effect(found: Sequence[Layer]) -> list[str]:
-    """Return the files that change nothing, as later ones say something else of all that they say."""
+    """Return the files that change nothing, as later ones say something else of all that they
+    say.
+    """
     heard = set(origins(found).values())
     return [layer.name for layer in found if layer.values and layer.name not in heard]
 

@@ -1,4 +1,6 @@
-"""The configuration of a run: what a registry entry, a standalone YAML file and `LLM` all validate against."""
+"""The configuration of a run: what a registry entry, a standalone YAML file and `LLM` all validate
+against.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from onboard.errors import UsageError
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 CacheDType = Literal["auto", "float32", "float16", "bfloat16", "float8_e4m3fn"]
 Mode = Literal["graph", "hf", "transformers"]
-"""Which road a model takes: its generated file, exported; transformers' module, exported; or that module as it is."""
+"""Which road a model takes: its generated file, exported; transformers' module, exported; or that
+module as it is.
+"""
 
 
 class StrictModel(BaseModel):
@@ -27,7 +31,9 @@ class StrictModel(BaseModel):
         if isinstance(values, Mapping):
             for key in values:
                 if key not in cls.model_fields:
-                    raise UsageError(f"{cls.__name__} has no field {key!r}", hint=suggest(key, cls.model_fields))
+                    raise UsageError(
+                        f"{cls.__name__} has no field {key!r}", hint=suggest(key, cls.model_fields)
+                    )
         return values
 
 
@@ -48,9 +54,13 @@ class KVCacheConfig(StrictModel):
     tokens_per_block: int = Field(default=32, ge=1)
     """Page size, in tokens."""
     dtype: CacheDType = "auto"
-    """Of keys and values; auto: that of the run. float8_e4m3fn halves what bfloat16 takes, and rounds to 4 bits."""
+    """Of keys and values; auto: that of the run. float8_e4m3fn halves what bfloat16 takes, and
+    rounds to 4 bits.
+    """
     enable_block_reuse: bool = True
-    """Keep what requests leave in the cache, as long as there is room, for requests that begin with the same tokens."""
+    """Keep what requests leave in the cache, as long as there is room, for requests that begin with
+    the same tokens.
+    """
     state_snapshots: int | None = Field(default=None, ge=0)
     """Recurrent states that are kept for that; None: as many as `max_batch_size`."""
 
@@ -65,33 +75,47 @@ class CudaGraphConfig(StrictModel):
 
 
 class RuntimeConfig(StrictModel):
-    """Everything that a run of one model needs besides the checkpoint; the content of a standalone YAML file."""
+    """Everything that a run of one model needs besides the checkpoint; the content of a standalone
+    YAML file.
+    """
 
     model: str = ""
     revision: str | None = None
     mode: Mode = "graph"
-    """graph: the generated file, exported; hf: transformers' own model, exported; transformers: that model, eager."""
+    """graph: the generated file, exported; hf: transformers' own model, exported; transformers:
+    that model, eager.
+    """
     dtype: DType = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     world_size: int = Field(default=1, ge=1)
     max_seq_len: int | None = Field(default=None, ge=1)
-    """Most tokens of a sequence, prompt included; None: as many as the model reads and the caches have room for."""
+    """Most tokens of a sequence, prompt included; None: as many as the model reads and the caches
+    have room for.
+    """
     max_batch_size: int | None = Field(default=None, ge=1)
     """Most sequences at a time; None: 8 on the CPU, on a GPU 256, or what its memory holds."""
     max_num_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens in one forward pass, longer prompts are prefilled in chunks; None: 2048 on the CPU, 8192 on a GPU."""
+    """Most tokens in one forward pass, longer prompts are prefilled in chunks; None: 2048 on the
+    CPU, 8192 on a GPU.
+    """
     attn_backend: Literal["auto", "torch", "triton"] = "auto"
     """auto: triton on a GPU, torch elsewhere."""
-    compile_backend: Literal["auto", "torch-simple", "torch-compile", "torch-cudagraph", "torch-opt"] = "auto"
+    compile_backend: Literal[
+        "auto", "torch-simple", "torch-compile", "torch-cudagraph", "torch-opt"
+    ] = "auto"
     """auto: torch-cudagraph on a GPU, torch-simple elsewhere."""
     batch_invariant: bool = False
-    """A sequence's logits are the same, bit for bit, whatever else is in the batch; slower, and not for every model."""
+    """A sequence's logits are the same, bit for bit, whatever else is in the batch; slower, and not
+    for every model.
+    """
     overlap: bool | None = None
     """Prepare and start a step while the one before is computed; None: on a GPU."""
     kv_cache_config: KVCacheConfig = Field(default_factory=KVCacheConfig)
     cuda_graph_config: CudaGraphConfig = Field(default_factory=CudaGraphConfig)
     model_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Overrides of the Hugging Face config (for example `num_hidden_layers: 2` for a reduced run)."""
+    """Overrides of the Hugging Face config (for example `num_hidden_layers: 2` for a reduced
+    run).
+    """
     skip_loading_weights: bool = False
     """Random weights instead of the checkpoint's."""
     transforms: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -107,11 +131,15 @@ class SettledConfig(RuntimeConfig):
 
 
 def with_settings(config: RuntimeConfig, settings: Mapping[str, Any] | None) -> RuntimeConfig:
-    """Return a configuration in which `settings`, nested as it is, replace single fields; raise `UsageError`."""
+    """Return a configuration in which `settings`, nested as it is, replace single fields; raise
+    `UsageError`.
+    """
     if not settings:
         return config
     try:
-        return RuntimeConfig.model_validate(deep_merge(config.model_dump(exclude_unset=True), settings))
+        return RuntimeConfig.model_validate(
+            deep_merge(config.model_dump(exclude_unset=True), settings)
+        )
     except ValidationError as error:
         first = error.errors()[0]
         path = ".".join(map(str, first["loc"]))
@@ -119,7 +147,9 @@ def with_settings(config: RuntimeConfig, settings: Mapping[str, Any] | None) -> 
 
 
 def deep_merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` updated by `override`: mappings merge key by key, everything else is replaced."""
+    """Return `base` updated by `override`: mappings merge key by key, everything else is
+    replaced.
+    """
     merged = dict(base)
     for key, value in override.items():
         old = merged.get(key)

@@ -43,11 +43,15 @@ class UsageError(OnboardError):
 
 
 CONSENT = "ONBOARD_TRUST_REMOTE_CODE"
-"""The environment variable that, set to 1, lets generated tests run the code that a model brings."""
+"""The environment variable that, set to 1, lets generated tests run the code that a model
+brings.
+"""
 
 
 class ConsentRequiredError(OnboardError):
-    """Going on needs the user's word: the model does not fit, or its repository brings code to run."""
+    """Going on needs the user's word: the model does not fit, or its repository brings code to
+    run.
+    """
 
     exit_code = 3
 
@@ -61,8 +65,12 @@ class NotFiniteError(OnboardError):
 
 
 class NoCachedFormError(OnboardError):
-    """Something in the model carries state from token to token and has no cached form yet: it can only prefill."""
+    """Something in the model carries state from token to token and has no cached form yet: it can
+    only prefill.
+    """
 
 
 class NotCausalError(OnboardError):
-    """A token changes what the model says of those before it: no mode can go on with what it has computed of a text."""
+    """A token changes what the model says of those before it: no mode can go on with what it has
+    computed of a text.
+    """

@@ -1,7 +1,8 @@
-"""Code from outside: what a user's root, and installed packages by entry point, bring beside what ships.
+"""Code from outside: what a user's root, and installed packages by entry point, bring beside what
+ships.
 
-It is found without being run, so that a digest of it costs no import, and run when a pipeline is made (`load`).
-docs/extending.md is the user's side of this.
+It is found without being run, so that a digest of it costs no import, and run when a pipeline is
+made (`load`). docs/extending.md is the user's side of this.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from onboard.errors import OnboardError, UsageError
 Kind = Literal["ops", "transforms"]
 _KINDS: tuple[Kind, ...] = ("ops", "transforms")  # transforms may use ops
 _PLACES: dict[Kind, str] = {"ops": "ops/*.py", "transforms": "transforms/*/*.py"}
-_MARKS: dict[Kind, tuple[str, ...]] = {"ops": ("register_op", "torch.library"), "transforms": ("register_transform",)}
+_MARKS: dict[Kind, tuple[str, ...]] = {
+    "ops": ("register_op", "torch.library"),
+    "transforms": ("register_transform",),
+}
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -81,7 +85,11 @@ class Installed:
     def source(self) -> str:
         """The distribution with its version, and the entry point."""
         distribution = self.entry_point.dist
-        owner = f"{distribution.name} {distribution.version}" if distribution is not None else "a package"
+        owner = (
+            f"{distribution.name} {distribution.version}"
+            if distribution is not None
+            else "a package"
+        )
         return f"{owner} (onboard.{self.kind}: {self.entry_point.name})"
 
     @property
@@ -93,9 +101,19 @@ class Installed:
         """Yield what tells this package from another: its version and its Python files."""
         yield f"{self.source} {self.entry_point.value}".encode()
         spec = find_spec(self.module)
-        folders = [Path(each) for each in (spec.submodule_search_locations or ())] if spec is not None else []
-        single = [Path(spec.origin)] if spec is not None and not folders and spec.origin is not None else []
-        for file in sorted([*single, *(file for folder in folders for file in folder.rglob("*.py"))]):
+        folders = (
+            [Path(each) for each in (spec.submodule_search_locations or ())]
+            if spec is not None
+            else []
+        )
+        single = (
+            [Path(spec.origin)]
+            if spec is not None and not folders and spec.origin is not None
+            else []
+        )
+        for file in sorted(
+            [*single, *(file for folder in folders for file in folder.rglob("*.py"))]
+        ):
             yield file.name.encode()
             yield file.read_bytes()
 
@@ -108,22 +126,31 @@ Extension = RootFile | Installed
 
 
 def find_extensions(root: Path | None) -> list[Extension]:
-    """Return what installed packages and a root bring, in the order in which it is to be run; runs none of it."""
+    """Return what installed packages and a root bring, in the order in which it is to be run; runs
+    none of it.
+    """
     own = [file for file in root_files(root) if file.is_extension]
     found: list[Extension] = []
     for kind in _KINDS:
-        points = sorted(entry_points(group=f"onboard.{kind}"), key=lambda point: (point.name, point.value))
+        points = sorted(
+            entry_points(group=f"onboard.{kind}"), key=lambda point: (point.name, point.value)
+        )
         found.extend(Installed(kind, point) for point in points)
         found.extend(file for file in own if file.kind == kind)
     return found
 
 
 def root_files(root: Path | None) -> list[RootFile]:
-    """Return the Python files in a root's `ops` and `transforms/<stage>` that do not ship with this package."""
+    """Return the Python files in a root's `ops` and `transforms/<stage>` that do not ship with this
+    package.
+    """
     if root is None:
         return []
     found = ((kind, path) for kind in _KINDS for path in sorted(root.glob(_PLACES[kind])))
-    files = (RootFile(kind, path, path.relative_to(root).as_posix(), path.read_bytes()) for kind, path in found)
+    files = (
+        RootFile(kind, path, path.relative_to(root).as_posix(), path.read_bytes())
+        for kind, path in found
+    )
     return [file for file in files if not _ships(file)]
 
 
@@ -135,25 +162,39 @@ def _ships(file: RootFile) -> bool:
 
 
 def load(extension: Extension) -> None:
-    """Run an extension, which registers what it brings; raise `UsageError`, in one line, for one that is broken."""
+    """Run an extension, which registers what it brings; raise `UsageError`, in one line, for one
+    that is broken.
+    """
     try:
         extension.run()
     except OnboardError as error:
         raise UsageError(f"{extension.source}: {error.message}", hint=error.hint) from error
-    except (Exception, SystemExit) as error:  # it is someone's code: whatever it raises is the finding
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # it is someone's code: whatever it raises is the finding
         raise broken(extension.source, error) from error
 
 
 def broken(source: str, error: BaseException) -> UsageError:
     """Return the line about an extension that raised an error of its own."""
     reason = " ".join(f"{type(error).__name__}: {error}".split())
-    return UsageError(f"{source} is broken: {reason}", hint="Correct it or take it away; --debug shows where it is")
+    return UsageError(
+        f"{source} is broken: {reason}",
+        hint="Correct it or take it away; --debug shows where it is",
+    )
 
 
 def extensions_digest(root: Path | None) -> str:
-    """Return the digest of all extensions, and of a root's pipelines; "" when there are none. Runs none of them."""
+    """Return the digest of all extensions, and of a root's pipelines; "" when there are none. Runs
+    none of them.
+    """
     parts = [part for extension in find_extensions(root) for part in extension.contents()]
-    pipelines = sorted(root.glob("transforms/*.yaml")) if root is not None and root.resolve() != CONTENT_ROOT else []
+    pipelines = (
+        sorted(root.glob("transforms/*.yaml"))
+        if root is not None and root.resolve() != CONTENT_ROOT
+        else []
+    )
     parts += [part for path in pipelines for part in (path.name.encode(), path.read_bytes())]
     return _digest(parts) if parts else ""
 

@@ -1,4 +1,6 @@
-"""Git, through GitPython: commits on a branch of their own that leave working tree, HEAD and index alone."""
+"""Git, through GitPython: commits on a branch of their own that leave working tree, HEAD and index
+alone.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class BranchUpdate:
     commit: str
     """The branch's tip now."""
     status: str
-    """"created", "updated", "unchanged", or "checked out": the branch is in use and was left alone."""
+    """"created", "updated", "unchanged", or "checked out": the branch is in use and was left
+    alone.
+    """
     identity: str
     """`Name <mail>` of the committer."""
     identity_is_neutral: bool
@@ -46,7 +50,9 @@ class Checkout:
 
     @classmethod
     def find(cls, root: Path) -> Checkout | None:
-        """Return the checkout of `root`; None when it is in none, or is ignored by the one around it."""
+        """Return the checkout of `root`; None when it is in none, or is ignored by the one around
+        it.
+        """
         try:
             import git
         except ImportError:  # GitPython raises it when there is no git executable
@@ -61,11 +67,15 @@ class Checkout:
 
     @property
     def head(self) -> str:
-        """The commit that is checked out, with "-dirty" where files differ; empty before the first one."""
+        """The commit that is checked out, with "-dirty" where files differ; empty before the first
+        one.
+        """
         return _head_of(self._repo) if self._repo.head.is_valid() else ""
 
     def read(self, path: str, branch: str) -> str | None:
-        """Return a file's text as the branch has it, as HEAD has it while there is no such branch, or None."""
+        """Return a file's text as the branch has it, as HEAD has it while there is no such branch,
+        or None.
+        """
         tip = self._tip(branch) or self._head()
         try:
             blob = tip.tree / str(self._prefix / path) if tip else None
@@ -74,9 +84,11 @@ class Checkout:
         return blob.data_stream.read().decode("utf-8") if blob else None
 
     def commit(self, branch: str, files: Mapping[str, str], message: str) -> BranchUpdate:
-        """Commit `files` (path below the root -> text) on top of `branch`, which starts at HEAD when it is new.
+        """Commit `files` (path below the root -> text) on top of `branch`, which starts at HEAD
+        when it is new.
 
-        Nothing is committed when the branch has these texts already. Raises `OnboardError` when git refuses.
+        Nothing is committed when the branch has these texts already. Raises `OnboardError` when git
+        refuses.
         """
         import git
 
@@ -91,7 +103,9 @@ class Checkout:
                 status, commit = "checked out", old.hexsha if old else ""
             else:
                 commit = self._commit_tree(tree, parent, message, name, mail)
-                self._repo.git.update_ref(f"refs/heads/{branch}", commit, old.hexsha if old else "0" * 40)
+                self._repo.git.update_ref(
+                    f"refs/heads/{branch}", commit, old.hexsha if old else "0" * 40
+                )
                 status = "updated" if old else "created"
         except git.GitCommandError as error:
             reason = " ".join(str(error.stderr).split()).removeprefix("stderr: ")
@@ -99,7 +113,9 @@ class Checkout:
         return BranchUpdate(branch, commit, status, f"{name} <{mail}>", neutral)
 
     def _write_tree(self, parent: Any, files: Mapping[str, str]) -> str:
-        """Write the tree of `parent` with `files` put in, through an index of its own; return its hash."""
+        """Write the tree of `parent` with `files` put in, through an index of its own; return its
+        hash.
+        """
         with (
             tempfile.TemporaryDirectory() as folder,
             self._repo.git.custom_environment(GIT_INDEX_FILE=str(Path(folder, "index"))),
@@ -132,10 +148,14 @@ class Checkout:
     def _checked_out(self) -> set[str]:
         """Return the branches that some worktree of the repository has checked out."""
         lines = self._repo.git.worktree("list", "--porcelain").splitlines()
-        return {line.removeprefix("branch refs/heads/") for line in lines if line.startswith("branch ")}
+        return {
+            line.removeprefix("branch refs/heads/") for line in lines if line.startswith("branch ")
+        }
 
     def _identity(self) -> tuple[str, str, bool]:
-        """Return name, mail, and whether they are the neutral ones; what the user set for git comes first."""
+        """Return name, mail, and whether they are the neutral ones; what the user set for git comes
+        first.
+        """
         reader = self._repo.config_reader()
         name = os.environ.get("GIT_AUTHOR_NAME") or reader.get_value("user", "name", "")
         mail = os.environ.get("GIT_AUTHOR_EMAIL") or reader.get_value("user", "email", "")
@@ -143,7 +163,9 @@ class Checkout:
 
 
 def commit_of(folder: Path) -> str:
-    """Return the commit of the checkout that `folder` is the top of, with "-dirty" where files differ; else ""."""
+    """Return the commit of the checkout that `folder` is the top of, with "-dirty" where files
+    differ; else "".
+    """
     try:
         import git
     except ImportError:  # there is no git executable

@@ -1,4 +1,6 @@
-"""This machine: its GPUs' memory through NVML, the system's otherwise, its processor, and what is installed."""
+"""This machine: its GPUs' memory through NVML, the system's otherwise, its processor, and what is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a model can be put into: the GPU that a run uses, or without one the system's memory; in bytes."""
+    """What a model can be put into: the GPU that a run uses, or without one the system's memory; in
+    bytes.
+    """
 
     total: int
     free: int
@@ -50,7 +54,8 @@ FREE_SHARE = 0.95
 
 
 def list_gpus() -> list[Gpu]:
-    """Return the NVIDIA GPUs of this machine in the order of `CUDA_VISIBLE_DEVICES`; none without a driver.
+    """Return the NVIDIA GPUs of this machine in the order of `CUDA_VISIBLE_DEVICES`; none without a
+    driver.
 
     That variable hides all when it is empty; numbers in it choose.
     """
@@ -74,8 +79,12 @@ def _visible_gpus() -> dict[int, Gpu]:
         return {}
     try:
         count = pynvml.nvmlDeviceGetCount()
-        chosen = [int(each) for each in (visible or "").split(",") if each.strip().isdigit()] or range(count)
-        return {each: _gpu(pynvml.nvmlDeviceGetHandleByIndex(each)) for each in chosen if each < count}
+        chosen = [
+            int(each) for each in (visible or "").split(",") if each.strip().isdigit()
+        ] or range(count)
+        return {
+            each: _gpu(pynvml.nvmlDeviceGetHandleByIndex(each)) for each in chosen if each < count
+        }
     finally:
         pynvml.nvmlShutdown()
 
@@ -88,7 +97,9 @@ def _gpu(handle: object) -> Gpu:
 
 
 def system_memory() -> Memory:
-    """Return the system's memory, as POSIX `sysconf` counts it, or what a container's limit leaves of it."""
+    """Return the system's memory, as POSIX `sysconf` counts it, or what a container's limit leaves
+    of it.
+    """
     page = os.sysconf("SC_PAGE_SIZE")
     total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
     limit = _container_limit() or total
@@ -96,9 +107,13 @@ def system_memory() -> Memory:
 
 
 def available_memory() -> int:
-    """Return the bytes of the system's memory that a process can take, those in which files are only kept included."""
+    """Return the bytes of the system's memory that a process can take, those in which files are
+    only kept included.
+    """
     lines = _MEMINFO.read_text(encoding="ascii").splitlines() if _MEMINFO.exists() else []
-    found = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
+    found = next(
+        (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None
+    )
     memory = system_memory()
     return memory.free if found is None else min(found, memory.total)
 
@@ -113,7 +128,9 @@ def _container_limit() -> int | None:
 
 
 def device_memory(device: str) -> Memory:
-    """Return the memory that `device` ("auto", "cpu", "cuda") stands for; "auto" means a GPU when there is one."""
+    """Return the memory that `device` ("auto", "cpu", "cuda") stands for; "auto" means a GPU when
+    there is one.
+    """
     gpus = [] if device == "cpu" else list_gpus()
     if not gpus:
         return system_memory()
@@ -151,7 +168,9 @@ def version(package: str) -> str:
 
 @cache
 def _torch() -> str:
-    """Return what torch says itself: wheels of the same release for CPUs and GPUs may have one metadata."""
+    """Return what torch says itself: wheels of the same release for CPUs and GPUs may have one
+    metadata.
+    """
     spec = find_spec("torch")
     assert spec is not None
     assert spec.origin is not None

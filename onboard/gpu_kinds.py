@@ -1,4 +1,6 @@
-"""Kinds of GPUs that are known by name, and what a word such as `4xH200` stands for; no GPU is asked."""
+"""Kinds of GPUs that are known by name, and what a word such as `4xH200` stands for; no GPU is
+asked.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ def known_gpus() -> dict[str, int]:
     """Return bytes of memory by the name of a kind, ascending."""
     import yaml
 
-    kinds = {name: size * 2**20 for name, size in yaml.safe_load(_FILE.read_text(encoding="utf-8")).items()}
+    kinds = {
+        name: size * 2**20
+        for name, size in yaml.safe_load(_FILE.read_text(encoding="utf-8")).items()
+    }
     return dict(sorted(kinds.items(), key=lambda item: item[1]))
 
 

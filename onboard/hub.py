@@ -1,7 +1,8 @@
 """Where a model's files come from: a local folder, the Hugging Face cache, or a Hub.
 
-The Hub's client reads `HF_ENDPOINT`, `HF_HOME` and `HF_TOKEN` itself, retries what is worth retrying, and falls back to
-its cache when the network is down; what is left to do here is to ask for no more than needed and to explain failures.
+The Hub's client reads `HF_ENDPOINT`, `HF_HOME` and `HF_TOKEN` itself, retries what is worth
+retrying, and falls back to its cache when the network is down; what is left to do here is to ask
+for no more than needed and to explain failures.
 """
 
 from __future__ import annotations
@@ -24,8 +25,30 @@ WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 # Everything that is weights in some format, or a copy of the model for another runtime.
 _WEIGHT_PATTERNS = [
-    *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.gguf", "*.ggml", "*.npz", "*.ot"),
-    *("*.onnx", "*.onnx_data", "*.tflite", "*.mlmodel", "*.pkl", "*.nemo", "*.tar", "*.tar.gz", "*.zip"),
+    *(
+        "*.safetensors",
+        "*.bin",
+        "*.pt",
+        "*.pth",
+        "*.ckpt",
+        "*.h5",
+        "*.msgpack",
+        "*.gguf",
+        "*.ggml",
+        "*.npz",
+        "*.ot",
+    ),
+    *(
+        "*.onnx",
+        "*.onnx_data",
+        "*.tflite",
+        "*.mlmodel",
+        "*.pkl",
+        "*.nemo",
+        "*.tar",
+        "*.tar.gz",
+        "*.zip",
+    ),
     *("onnx/*", "openvino/*", "coreml/*", "original/*", "*.mlpackage/*"),
 ]
 _SHARD = re.compile(r"[A-Za-z0-9_.-]+\.safetensors")
@@ -49,7 +72,10 @@ def _way_online() -> str:
     """Return how to leave the mode in which nothing is fetched: what turned it on has to go."""
     if _asked_to_stay_offline:
         return "Run once without --offline"
-    name = next((name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(name)), "HF_HUB_OFFLINE")
+    name = next(
+        (name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(name)),
+        "HF_HUB_OFFLINE",
+    )
     return f"{name} is set: unset it once to fetch the model"
 
 
@@ -100,7 +126,9 @@ class LocalSource:
         return Path(self.model).expanduser().resolve()
 
     def weights(self) -> Path:
-        """Return the folder itself; raise `OnboardError` when a safetensors file is missing from it."""
+        """Return the folder itself; raise `OnboardError` when a safetensors file is missing from
+        it.
+        """
         return _complete(self.model, self.files())
 
 
@@ -127,15 +155,19 @@ class HubSource:
         return self._snapshot
 
     def weights(self) -> Path:
-        """Fetch the safetensors files that the index names, and no other format; return the snapshot's folder."""
+        """Fetch the safetensors files that the index names, and no other format; return the
+        snapshot's folder.
+        """
         shards = shard_names(self.files()) or [WEIGHTS_FILE]
-        # By commit, so that weights and config are of one revision even when the branch moves on in between.
+        # By commit, so that weights and config are of one revision even when the branch moves on in
+        # between.
         folder = self._fetch(self.revision, allow_patterns=shards)
         return _complete(self.model, folder)
 
     @cached_property
     def tensors(self) -> dict[str, StoredTensor]:
-        """The tensors by name, from the headers that the Hub serves; empty when it is not asked, or has none.
+        """The tensors by name, from the headers that the Hub serves; empty when it is not asked, or
+        has none.
 
         Raises:
             OnboardError: a header is damaged, or the Hub failed.
@@ -151,7 +183,9 @@ class HubSource:
         if self.offline or constants.HF_HUB_OFFLINE:
             return {}
         try:
-            files = get_safetensors_metadata(self.model, revision=self.revision).files_metadata.values()
+            files = get_safetensors_metadata(
+                self.model, revision=self.revision
+            ).files_metadata.values()
             return {
                 name: StoredTensor(str(info.dtype), tuple(info.shape))
                 for file in files
@@ -160,7 +194,9 @@ class HubSource:
         except (NotASafetensorsRepoError, EntryNotFoundError):
             return {}
         except SafetensorsParsingError as error:
-            raise OnboardError(f"{self.model} has a damaged safetensors file ({_first_line(error)})") from error
+            raise OnboardError(
+                f"{self.model} has a damaged safetensors file ({_first_line(error)})"
+            ) from error
         except (OSError, ValueError, HTTPError) as error:
             raise explain_hub_error(error, self) from error
 
@@ -173,14 +209,20 @@ class HubSource:
         from huggingface_hub.errors import HTTPError
 
         try:
-            return Path(snapshot_download(self.model, revision=revision, local_files_only=self.offline, **patterns))
+            return Path(
+                snapshot_download(
+                    self.model, revision=revision, local_files_only=self.offline, **patterns
+                )
+            )
         except (OSError, ValueError, HTTPError) as error:
             raise explain_hub_error(error, self) from error
 
 
 @contextmanager
 def as_folder(model: str) -> Iterator[str]:
-    """Yield what was given as a model; for a file such as config.json a folder that has it under that name."""
+    """Yield what was given as a model; for a file such as config.json a folder that has it under
+    that name.
+    """
     path = Path(model).expanduser()
     if not path.is_file():
         yield model
@@ -196,49 +238,72 @@ def open_source(model: str, *, revision: str | None = None, offline: bool = Fals
     path = Path(model).expanduser()
     if path.is_dir():
         if revision is not None:
-            raise OnboardError(f"{model} is a local folder and has no revision {revision!r}", hint="Omit --revision")
+            raise OnboardError(
+                f"{model} is a local folder and has no revision {revision!r}",
+                hint="Omit --revision",
+            )
         return LocalSource(model)
     if path.exists():
         raise NoSuchModelError(f"{model} is a file", hint="Give the folder that holds config.json")
     if model.startswith(("/", ".", "~")) or model.count("/") > 1 or not model.strip():
-        raise NoSuchModelError(f"there is no folder {model!r}", hint="Give a model's folder or an id such as org/name")
+        raise NoSuchModelError(
+            f"there is no folder {model!r}", hint="Give a model's folder or an id such as org/name"
+        )
     return HubSource(model, revision, offline)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the folder's config.json; raise `OnboardError` unless it is an object with a usable `model_type`."""
+    """Return the folder's config.json; raise `OnboardError` unless it is an object with a usable
+    `model_type`.
+    """
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise OnboardError(f"{folder} has no config.json", hint="Give a model in Hugging Face format") from None
+        raise OnboardError(
+            f"{folder} has no config.json", hint="Give a model in Hugging Face format"
+        ) from None
     except (ValueError, RecursionError) as error:
-        raise OnboardError(f"{path} is not valid JSON ({error})", hint="Fetch the model again") from error
+        raise OnboardError(
+            f"{path} is not valid JSON ({error})", hint="Fetch the model again"
+        ) from error
     except OSError as error:
         raise OnboardError(f"{path} cannot be read ({error.strerror})") from error
     if not isinstance(config, dict):
-        raise OnboardError(f"{path} holds a {type(config).__name__}, not an object", hint="Fetch the model again")
+        raise OnboardError(
+            f"{path} holds a {type(config).__name__}, not an object", hint="Fetch the model again"
+        )
     if "model_type" not in config:
-        raise OnboardError(f"{path} has no model_type", hint="Only models in Hugging Face transformers format work")
+        raise OnboardError(
+            f"{path} has no model_type", hint="Only models in Hugging Face transformers format work"
+        )
     # The type names files and classes later on, so that nothing but a plain name may pass.
     if not isinstance(config["model_type"], str) or not _MODEL_TYPE.fullmatch(config["model_type"]):
         raise OnboardError(
-            f"{path} has model_type {config['model_type']!r}, which is not a name", hint="Do not trust it"
+            f"{path} has model_type {config['model_type']!r}, which is not a name",
+            hint="Do not trust it",
         )
     return config
 
 
 def shard_names(folder: Path) -> list[str]:
-    """Return the file names that the folder's safetensors index lists, sorted; empty without an index."""
+    """Return the file names that the folder's safetensors index lists, sorted; empty without an
+    index.
+    """
     path = folder / WEIGHTS_INDEX
     if not path.is_file():
         return []
     try:
         names = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise OnboardError(f"{path} is not an index of safetensors files", hint="Fetch the model again") from error
+        raise OnboardError(
+            f"{path} is not an index of safetensors files", hint="Fetch the model again"
+        ) from error
     if stray := [name for name in names if not _SHARD.fullmatch(str(name))]:
-        raise OnboardError(f"{path} names {stray[0]!r}, which is no safetensors file beside it", hint="Do not trust it")
+        raise OnboardError(
+            f"{path} names {stray[0]!r}, which is no safetensors file beside it",
+            hint="Do not trust it",
+        )
     return names
 
 
@@ -259,7 +324,10 @@ def _complete(model: str, folder: Path) -> Path:
             hint="Save the model with save_pretrained, which writes safetensors",
         )
     if missing:
-        raise OnboardError(f"{model} lacks {_listing(missing)}, which its index names", hint="Fetch the model again")
+        raise OnboardError(
+            f"{model} lacks {_listing(missing)}, which its index names",
+            hint="Fetch the model again",
+        )
     return folder
 
 
@@ -270,7 +338,8 @@ def _listing(names: Sequence[str]) -> str:
 def explain_hub_error(error: Exception, source: HubSource) -> OnboardError:
     """Return the one line that says why the Hub's client failed.
 
-    The client wraps one failure in another (offline in a cache miss in an HTTP error), so the whole chain decides.
+    The client wraps one failure in another (offline in a cache miss in an HTTP error), so the whole
+    chain decides.
     """
     from huggingface_hub import constants, errors
 
@@ -281,7 +350,9 @@ def explain_hub_error(error: Exception, source: HubSource) -> OnboardError:
 
     revision = source.requested or "main"
     if found(errors.HFValidationError):
-        return NoSuchModelError(f"{source.model!r} is neither a folder nor a Hub id", hint="An id looks like org/name")
+        return NoSuchModelError(
+            f"{source.model!r} is neither a folder nor a Hub id", hint="An id looks like org/name"
+        )
     if found(errors.GatedRepoError, errors.DisabledRepoError):
         return OnboardError(
             f"access to {source.model} is restricted",
@@ -301,7 +372,10 @@ def explain_hub_error(error: Exception, source: HubSource) -> OnboardError:
         )
     if found(errors.HfHubHTTPError):
         reason = next(link for link in reversed(chain) if isinstance(link, errors.HfHubHTTPError))
-        return OnboardError(f"{constants.ENDPOINT} failed for {source.model}: {_first_line(reason)}", hint="Try again")
+        return OnboardError(
+            f"{constants.ENDPOINT} failed for {source.model}: {_first_line(reason)}",
+            hint="Try again",
+        )
     return OnboardError(
         f"{constants.ENDPOINT} cannot be reached for {source.model} ({_first_line(chain[-1])})",
         hint="Check the network, or use --offline with a cached model",

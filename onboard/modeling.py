@@ -1,4 +1,6 @@
-"""What generated model files build on: the output type and the table of registered model classes."""
+"""What generated model files build on: the output type and the table of registered model
+classes.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ AlibiSlopes = torch.Tensor
 
 @dataclass(frozen=True)
 class Codebooks:
-    """How one number, a token, stands for what a position holds: a code of each of `count` codebooks of `size` codes.
+    """How one number, a token, stands for what a position holds: a code of each of `count`
+    codebooks of `size` codes.
 
     It is the sum of code[k] * size**k. Most models have one codebook: their tokens are its codes.
     Raises `OnboardError` where tokens do not fit into 64 bits.
@@ -65,16 +68,22 @@ class Codebooks:
         return torch.stack([tokens // self.size**k % self.size for k in range(self.count)], dim=-1)
 
     def rows(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return transformers' input, a row for each codebook of each text, [batch * count, seq], of [batch, seq]."""
+        """Return transformers' input, a row for each codebook of each text, [batch * count, seq],
+        of [batch, seq].
+        """
         return self.unpack(tokens).movedim(-1, 1).flatten(0, 1)
 
     def join(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return logits [batch, seq, count * codes] of transformers' [batch * count, seq, codes]."""
+        """Return logits [batch, seq, count * codes] of transformers' [batch * count, seq,
+        codes].
+        """
         _, seq, codes = logits.shape
         return logits.reshape(-1, self.count, seq, codes).transpose(1, 2).flatten(2)
 
     def split(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return logits [..., count, codes] of [..., count * codes]: each codebook has a distribution of its own."""
+        """Return logits [..., count, codes] of [..., count * codes]: each codebook has a
+        distribution of its own.
+        """
         return logits.reshape(*logits.shape[:-1], self.count, -1)
 
     def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
@@ -87,7 +96,9 @@ ONE_CODEBOOK = Codebooks()
 
 @dataclass
 class CausalLMOutput:
-    """`logits` [batch, sequence, vocabulary], in the model's dtype; of several codebooks one after the other."""
+    """`logits` [batch, sequence, vocabulary], in the model's dtype; of several codebooks one after
+    the other.
+    """
 
     logits: torch.Tensor
 
@@ -98,7 +109,8 @@ torch.utils._pytree.register_dataclass(CausalLMOutput)
 def register_causal_lm(
     config_class: str, model_class: type[nn.Module], first_position: FirstPosition | None = None
 ) -> None:
-    """Register `model_class` under the name of its Hugging Face config class; the last line of a model file.
+    """Register `model_class` under the name of its Hugging Face config class; the last line of a
+    model file.
 
     `first_position` gives, from a config, the position of a text's first token; None: 0.
     """
@@ -108,9 +120,13 @@ def register_causal_lm(
 
 
 class DividedLinear(nn.Linear):
-    """A linear layer, [..., in_features] to [..., out_features], whose output is divided by a constant."""
+    """A linear layer, [..., in_features] to [..., out_features], whose output is divided by a
+    constant.
+    """
 
-    def __init__(self, divisor: float, in_features: int, out_features: int, bias: bool = True) -> None:
+    def __init__(
+        self, divisor: float, in_features: int, out_features: int, bias: bool = True
+    ) -> None:
         super().__init__(in_features, out_features, bias)
         self.divisor = divisor
 
@@ -127,19 +143,24 @@ def tie_weights(module: nn.Module, source: nn.Module) -> None:
 
 
 def register_config(config_class: Any) -> None:
-    """Register a config class that a model file defines, because that of its repository is code to be trusted."""
+    """Register a config class that a model file defines, because that of its repository is code to
+    be trusted.
+    """
     _CONFIGS[config_class.model_type] = config_class
 
 
 def registered_config(model_type: str) -> Any:
-    """Return the config class that a model file defines for a model type; None when transformers' own is used."""
+    """Return the config class that a model file defines for a model type; None when transformers'
+    own is used.
+    """
     return _CONFIGS.get(model_type)
 
 
 def load_model_file(path: Path) -> None:
     """Execute a generated model file, which registers its class; the same bytes are executed once.
 
-    A file of other bytes for the same config class may have been loaded in between: the one loaded last counts.
+    A file of other bytes for the same config class may have been loaded in between: the one loaded
+        last counts.
     """
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     name = f"onboard_generated_{path.stem}_{digest}"
@@ -173,11 +194,15 @@ def is_registered(config_class: str) -> bool:
 def registered_model(config_class: str) -> type[nn.Module]:
     """Return the model class registered for a config class."""
     if not is_registered(config_class):
-        raise OnboardError(f"no generated model is registered for {config_class}", hint="Onboard the model first")
+        raise OnboardError(
+            f"no generated model is registered for {config_class}", hint="Onboard the model first"
+        )
     return _MODELS[config_class]
 
 
 def first_position(config: Any) -> int:
-    """Return the position that the first token of a text has in the model registered for a config."""
+    """Return the position that the first token of a text has in the model registered for a
+    config.
+    """
     registered = _FIRST_POSITIONS.get(registered_model(type(config).__name__))
     return registered(config) if registered is not None else 0

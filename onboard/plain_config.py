@@ -1,4 +1,6 @@
-"""Configs of models whose config class is code of their repository: what generated files define in its place."""
+"""Configs of models whose config class is code of their repository: what generated files define in
+its place.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from transformers import PretrainedConfig
 
 
 def old_rope_scaling(config: PretrainedConfig) -> dict[str, Any] | None:
-    """Return `rope_scaling` as it was before `rope_parameters`: None without scaling, its kind under "type" too."""
+    """Return `rope_scaling` as it was before `rope_parameters`: None without scaling, its kind
+    under "type" too.
+    """
     parameters = getattr(config, "rope_parameters", None)
     if not isinstance(parameters, dict) or parameters.get("rope_type", "default") == "default":
         return None
@@ -31,7 +35,9 @@ OLD_DEFAULTS: dict[str, Any] = {
 
 
 class PlainConfig(PretrainedConfig):  # type: ignore[misc]
-    """A config that a generated file defines by itself; older code's `rope_scaling` keeps its meaning."""
+    """A config that a generated file defines by itself; older code's `rope_scaling` keeps its
+    meaning.
+    """
 
     rope_scaling = OLD_ROPE_SCALING
     pad_token_id = OLD_DEFAULTS["pad_token_id"]

@@ -1,6 +1,8 @@
-"""The model registry: `registry/models.yaml`, the composable configs beside it, and each model's standalone config.
+"""The model registry: `registry/models.yaml`, the composable configs beside it, and each model's
+standalone config.
 
-What an entry runs with is `onboard.composition`'s to say; how the text of `models.yaml` is edited `registry_text`'s.
+What an entry runs with is `onboard.composition`'s to say; how the text of `models.yaml` is edited
+`registry_text`'s.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class RegistryEntry(StrictModel):
     yaml_extra: list[str]
     """Files of `configs/`, deep-merged left to right."""
     status: Status = "untested"
-    """What came of the model's last run here: none yet (untested: nobody tried it), passed or failed."""
+    """What came of the model's last run here: none yet (untested: nobody tried it), passed or
+    failed.
+    """
     tested: date | None = None
     """When that run ended."""
     model_file: str | None = None
@@ -76,7 +80,9 @@ class RegistryEntry(StrictModel):
     @classmethod
     def _name_a_config(cls, config_id: str) -> str:
         if not _FILE_NAME.fullmatch(f"{config_id}.yaml"):
-            raise ValueError(f"{config_id!r} is not the name of a file in configs/, without its .yaml")
+            raise ValueError(
+                f"{config_id!r} is not the name of a file in configs/, without its .yaml"
+            )
         return config_id
 
     @field_validator("yaml_extra")
@@ -94,7 +100,8 @@ def slug(name: str) -> str:
 
 
 def digest(path: Path) -> str:
-    """Return what tells a model file from others, the start of its sha256; empty when there is none.
+    """Return what tells a model file from others, the start of its sha256; empty when there is
+    none.
 
     The prefix keeps YAML from taking digits for a number.
     """
@@ -109,7 +116,9 @@ def identity(model: str) -> str:
 
 @contextmanager
 def registry_lock(root: Path) -> Iterator[None]:
-    """Hold the lock under which the registry and the support matrix are read, changed and written."""
+    """Hold the lock under which the registry and the support matrix are read, changed and
+    written.
+    """
     folder = root / "registry"
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
@@ -133,11 +142,15 @@ def parse_entries(text: str) -> list[RegistryEntry]:
     if models is None:
         return []
     if not isinstance(models, list):
-        raise OnboardError("registry/models.yaml: `models` is not a list", hint="Restore it from version control")
+        raise OnboardError(
+            "registry/models.yaml: `models` is not a list", hint="Restore it from version control"
+        )
     entries = [_entry(item) for item in models]
     names = Counter(entry.name for entry in entries)
     if twice := next((name for name, count in names.items() if count > 1), None):
-        raise OnboardError(f"registry/models.yaml has {twice} more than once", hint="Leave one of the entries")
+        raise OnboardError(
+            f"registry/models.yaml has {twice} more than once", hint="Leave one of the entries"
+        )
     return entries
 
 
@@ -150,7 +163,11 @@ def load_entries(root: Path) -> list[RegistryEntry]:
 def all_entries(root: Path) -> list[RegistryEntry]:
     """Return the root's entries, and those of the shipped registry whose names it does not have."""
     own = load_entries(root)
-    shipped = [] if models_path(root).resolve() == models_path(CONTENT_ROOT).resolve() else load_entries(CONTENT_ROOT)
+    shipped = (
+        []
+        if models_path(root).resolve() == models_path(CONTENT_ROOT).resolve()
+        else load_entries(CONTENT_ROOT)
+    )
     known = {entry.name for entry in own}
     return [*own, *(entry for entry in shipped if entry.name not in known)]
 
@@ -168,14 +185,18 @@ def config_file(name: str, root: Path) -> Path:
     path = content_path("registry", "configs", name, root=root)
     inside = (root.resolve(), CONTENT_ROOT.resolve())
     if not any(path.resolve().is_relative_to(folder) for folder in inside):
-        raise OnboardError(f"registry/configs/{name} is a link that leads out of {root}", hint="Put the file there")
+        raise OnboardError(
+            f"registry/configs/{name} is a link that leads out of {root}", hint="Put the file there"
+        )
     return path
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
     """Return the mapping that a config file holds."""
     if not path.exists():
-        raise OnboardError(f"registry config {path.name} does not exist", hint=f"Expected at {path}")
+        raise OnboardError(
+            f"registry config {path.name} does not exist", hint=f"Expected at {path}"
+        )
     return _load_yaml(_read_text(path), path.name)
 
 
@@ -203,7 +224,9 @@ def dump_config(config: dict[str, Any], comment: str) -> str:
 
 
 def find_entry(model: str, root: Path) -> RegistryEntry | None:
-    """Return the entry of a model, given as a registry name, an id or a folder; the root's before a shipped one."""
+    """Return the entry of a model, given as a registry name, an id or a folder; the root's before a
+    shipped one.
+    """
     entries = sorted(load_entries(root), key=lambda entry: entry.name != model)
     wanted = identity(model)
     by_config = (e for e in entries if _owner(config_path(root, e.config_id)) == wanted)
@@ -211,12 +234,16 @@ def find_entry(model: str, root: Path) -> RegistryEntry | None:
 
 
 def claim_names(model: str, root: Path) -> tuple[str, str]:
-    """Return the entry name and the slug for a model: its own when it is registered, free ones otherwise.
+    """Return the entry name and the slug for a model: its own when it is registered, free ones
+    otherwise.
 
-    The slug is the last segment of the id or path; another model that has it already makes it `parent--last`. Call it
-    under `registry_lock`.
+    The slug is the last segment of the id or path; another model that has it already makes it
+    `parent--last`. Call it under `registry_lock`.
     """
-    if (entry := find_entry(model, root)) and _owner(config_path(root, entry.config_id)) in ("", identity(model)):
+    if (entry := find_entry(model, root)) and _owner(config_path(root, entry.config_id)) in (
+        "",
+        identity(model),
+    ):
         return entry.name, entry.config_id
     local = Path(model).expanduser().is_dir()
     parts = [part for part in identity(model).split("/") if part]
@@ -224,7 +251,9 @@ def claim_names(model: str, root: Path) -> tuple[str, str]:
         label = "--".join(parts[-depth:])
         if _is_free(slug(label), root):
             return (label if local else model), slug(label)
-    raise OnboardError(f"every config name for {model} is taken by another model", hint="Use another --root")
+    raise OnboardError(
+        f"every config name for {model} is taken by another model", hint="Use another --root"
+    )
 
 
 def _is_free(config_id: str, root: Path) -> bool:
@@ -237,7 +266,9 @@ def _is_free(config_id: str, root: Path) -> bool:
 
 
 def _owner(path: Path) -> str:
-    """Return the model that a standalone config is for; empty for a fragment, a missing file, or one of elsewhere."""
+    """Return the model that a standalone config is for; empty for a fragment, a missing file, or
+    one of elsewhere.
+    """
     folder = path.parents[2].resolve()
     if not path.exists() or not path.resolve().is_relative_to(folder):
         return ""
@@ -249,17 +280,23 @@ def _entry(item: Any) -> RegistryEntry:
         return RegistryEntry.model_validate(item)
     except ValidationError as error:
         shown = textwrap.shorten(repr(item), 120)
-        raise OnboardError(f"registry/models.yaml has a bad entry {shown}: {_first(error)}") from error
+        raise OnboardError(
+            f"registry/models.yaml has a bad entry {shown}: {_first(error)}"
+        ) from error
 
 
 def validated(values: dict[str, Any], source: str) -> RuntimeConfig:
-    """Return the configuration that a file's or a composition's values are; `source` names it in errors."""
+    """Return the configuration that a file's or a composition's values are; `source` names it in
+    errors.
+    """
     try:
         return RuntimeConfig.model_validate(values)
     except UsageError as error:
         raise UsageError(f"{source}: {error.message}", hint=error.hint) from error
     except ValidationError as error:
-        raise OnboardError(f"{source}: {_first(error)}", hint="Correct the file under registry/configs") from error
+        raise OnboardError(
+            f"{source}: {_first(error)}", hint="Correct the file under registry/configs"
+        ) from error
 
 
 def _first(error: ValidationError) -> str:

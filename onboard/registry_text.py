@@ -1,4 +1,6 @@
-"""Edits of the text of `models.yaml`: lines are added and values change, nothing else of what people wrote moves."""
+"""Edits of the text of `models.yaml`: lines are added and values change, nothing else of what
+people wrote moves.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def set_fields(text: str, name: str, fields: Mapping[str, str]) -> str:
 
 
 def set_files(text: str, name: str, files: Sequence[str]) -> str:
-    """Return `text` with other `yaml_extra` for the entry `name`; where their number is the same, comments stay."""
+    """Return `text` with other `yaml_extra` for the entry `name`; where their number is the same,
+    comments stay.
+    """
     node: SequenceNode = _scalar(_entry_node(text, name), "yaml_extra")
     lines = text.splitlines(keepends=True)
     if len(node.value) == len(files):
@@ -90,7 +94,8 @@ def _models_node(text: str) -> SequenceNode | None:
         return None
     if node.flow_style and node.value:
         raise OnboardError(
-            "registry/models.yaml: `models` is a list in brackets", hint="Write one entry a line (- name: ...)"
+            "registry/models.yaml: `models` is a list in brackets",
+            hint="Write one entry a line (- name: ...)",
         )
     return node
 
@@ -104,7 +109,9 @@ def _last_line(node: Node) -> int:
 
 
 def _empty_list_line(lines: list[str]) -> int:
-    """Return the index after the line `models:`, which an empty `[]` is taken from; add the line when there is none."""
+    """Return the index after the line `models:`, which an empty `[]` is taken from; add the line
+    when there is none.
+    """
     for index, line in enumerate(lines):
         if match := re.match(r"models:\s*(\[\s*\]|null|~)?\s*(#.*)?$", line):
             if match[1]:

@@ -20,8 +20,9 @@ TEST_TEMPLATE = "tests/test_modeling.py.j2"
 def render(template: str, root: Path | None = None, **values: Any) -> str:
     """Render a template, named relative to `templates/` (for example "report/report.md.j2").
 
-    An unknown name is an error (StrictUndefined). HTML templates escape every value; in Python and Markdown ones values
-    from a config or a repository go through the filters `python`, `inline`, `code` and `fenced`.
+    An unknown name is an error (StrictUndefined). HTML templates escape every value; in Python and
+    Markdown ones values from a config or a repository go through the filters `python`, `inline`,
+    `code` and `fenced`.
     """
     return environment(root).get_template(template).render(values)
 
@@ -43,11 +44,19 @@ def environment(root: Path | None = None) -> Environment:
 
 
 def python_literal(value: Any) -> str:
-    """Return `value` as a Python literal; read back it is the same value. Floats without a literal are calls."""
+    """Return `value` as a Python literal; read back it is the same value. Floats without a literal
+    are calls.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
     if type(value) is dict:
-        return "{" + ", ".join(f"{python_literal(key)}: {python_literal(item)}" for key, item in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(
+                f"{python_literal(key)}: {python_literal(item)}" for key, item in value.items()
+            )
+            + "}"
+        )
     if type(value) is list:
         return "[" + ", ".join(map(python_literal, value)) + "]"
     text = repr(value)
@@ -56,7 +65,9 @@ def python_literal(value: Any) -> str:
 
 
 def inline(value: Any) -> str:
-    """Return `value` as one line of Markdown text with nothing in it that Markdown or HTML would act on."""
+    """Return `value` as one line of Markdown text with nothing in it that Markdown or HTML would
+    act on.
+    """
     text = " ".join(str(value).split())
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", text)
 

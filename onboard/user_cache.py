@@ -29,7 +29,9 @@ _SWITCHES = ("TRITON_INTERPRET",)
 
 
 def user_cache(kind: str) -> Path | None:
-    """Return the folder of one kind of files: in ONBOARD_CACHE (empty: nowhere), or in the user's cache."""
+    """Return the folder of one kind of files: in ONBOARD_CACHE (empty: nowhere), or in the user's
+    cache.
+    """
     chosen = os.environ.get(FOLDER_VARIABLE)
     if chosen is not None:
         return Path(chosen) / kind if chosen else None
@@ -41,7 +43,9 @@ def user_cache(kind: str) -> Path | None:
 def code_digest() -> str:
     """Return the digest of this package's code and of the transforms that ship with it."""
     package = Path(__file__).resolve().parent
-    return files_digest(sorted([*package.rglob("*.py"), *(CONTENT_ROOT / "transforms").rglob("*.py")]))
+    return files_digest(
+        sorted([*package.rglob("*.py"), *(CONTENT_ROOT / "transforms").rglob("*.py")])
+    )
 
 
 def files_digest(files: Iterable[Path]) -> str:
@@ -55,9 +59,12 @@ def files_digest(files: Iterable[Path]) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """Return the versions of the libraries whose code is run, and the variables that change what they do."""
+    """Return the versions of the libraries whose code is run, and the variables that change what
+    they do.
+    """
     return {
-        "versions": {name: _version(name) for name in _LIBRARIES} | {"python": platform.python_version()},
+        "versions": {name: _version(name) for name in _LIBRARIES}
+        | {"python": platform.python_version()},
         "switches": {name: os.environ.get(name) for name in _SWITCHES},
     }
 

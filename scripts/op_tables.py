@@ -1,4 +1,5 @@
-"""The tables of ops in docs/architecture.md and in the docstring of onboard/ops, written from the registrations.
+"""The tables of ops in docs/architecture.md and in the docstring of onboard/ops, written from the
+registrations.
 
 `python scripts/op_tables.py` writes them anew; a test says when that has to be done.
 """
@@ -29,7 +30,10 @@ def written() -> dict[Path, str]:
     for name, table in _TABLES.items():
         text = _replaced_between(_MARK.format(name), table(), text)
     package = ROOT / "onboard" / "ops" / "__init__.py"
-    return {page: text, package: _replaced_between(_DOCSTRING, _by_module(), package.read_text(encoding="utf-8"))}
+    return {
+        page: text,
+        package: _replaced_between(_DOCSTRING, _by_module(), package.read_text(encoding="utf-8")),
+    }
 
 
 def _replaced_between(marks: str, new: str, text: str) -> str:
@@ -37,7 +41,11 @@ def _replaced_between(marks: str, new: str, text: str) -> str:
 
 
 def _canonical() -> str:
-    rows = ((f"`{name}`", _signature(name), _meaning(name)) for name in _shipped() if name in canonical_ops())
+    rows = (
+        (f"`{name}`", _signature(name), _meaning(name))
+        for name in _shipped()
+        if name in canonical_ops()
+    )
     return _table(("op", "arguments", "what it computes"), rows)
 
 
@@ -48,7 +56,9 @@ def _inserted() -> str:
 
 
 def _cached() -> str:
-    names = (name for name in _shipped() if op_sources()[name].mutates and name.startswith("torch_"))
+    names = (
+        name for name in _shipped() if op_sources()[name].mutates and name.startswith("torch_")
+    )
     rows = (
         (
             f"`{name}`",
@@ -87,18 +97,27 @@ def _by_twos(names: list[str]) -> list[list[str]]:
 
 def _shipped() -> list[str]:
     """The ops of the core: those of experiments are there when their transforms are."""
-    return [name for name, source in sorted(op_sources().items()) if source.module.startswith("onboard.ops.")]
+    return [
+        name
+        for name, source in sorted(op_sources().items())
+        if source.module.startswith("onboard.ops.")
+    ]
 
 
 def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [heads, ("---",) * len(heads), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines).replace("| --- ", "|---").replace("--- |", "---|")
+    return (
+        "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+        .replace("| --- ", "|---")
+        .replace("--- |", "---|")
+    )
 
 
 def _signature(name: str) -> str:
     arguments = getattr(torch.ops.onboard, name).default._schema.arguments
     return ", ".join(
-        f"{each.name}={each.default_value!r}" if each.has_default_value() else each.name for each in arguments
+        f"{each.name}={each.default_value!r}" if each.has_default_value() else each.name
+        for each in arguments
     )
 
 
@@ -107,14 +126,19 @@ def _docstring(name: str) -> str:
 
 
 def _meaning(name: str) -> str:
-    """The first line of an op's docstring."""
-    return _docstring(name).partition("\n")[0].rstrip(".").replace("|", "\\|")
+    """The first paragraph of an op's docstring."""
+    first = " ".join(_docstring(name).partition("\n\n")[0].split())
+    return first.rstrip(".").replace("|", "\\|")
 
 
 def _others(name: str) -> str:
     """The back ends of an op beside torch."""
     forms = forms_of(name) if name.startswith("torch_") else {}
-    return ", ".join(f"`{other}`" for other in sorted(forms.values()) if other != name and op_sources()[other].ships)
+    return ", ".join(
+        f"`{other}`"
+        for other in sorted(forms.values())
+        if other != name and op_sources()[other].ships
+    )
 
 
 def _replaced(name: str) -> str:

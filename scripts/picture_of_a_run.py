@@ -71,12 +71,17 @@ def _about(run: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _placed(lines: list[tuple[str, str]], first: int, height: int) -> list[dict[str, Any]]:
-    return [{"text": text, "color": color, "y": first + height * index} for index, (text, color) in enumerate(lines)]
+    return [
+        {"text": text, "color": color, "y": first + height * index}
+        for index, (text, color) in enumerate(lines)
+    ]
 
 
 def main() -> None:
     """Draw the picture that the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="the run's work folder, ROOT/.onboard/MODEL")
     parser.add_argument("command", help="what was run, as the picture's title")
     parser.add_argument("--output", type=Path, default=CONTENT_ROOT / "docs" / "run.svg")

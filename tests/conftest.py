@@ -13,28 +13,43 @@ if TYPE_CHECKING:
     from tests.support.warm import Warm
 
 os.environ["ONBOARD_CACHE"] = ""
-# A job in the background ignores interrupts, and so would every process that the tests start and then interrupt.
+# A job in the background ignores interrupts, and so would every process that the tests start and
+# then interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-DRAWN = {"equivalence": 10, "test_moe_families": 8, "test_more_families": 8, "test_mixer_families": 8}
-"""Lot -> of how many of its models a run takes the tests: the shipped models' own, and those of generated files."""
+DRAWN = {
+    "equivalence": 10,
+    "test_moe_families": 8,
+    "test_more_families": 8,
+    "test_mixer_families": 8,
+}
+"""Lot -> of how many of its models a run takes the tests: the shipped models' own, and those of
+generated files.
+"""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Draw models of each lot; the others' tests are left to runs of all that is marked exhaustive."""
+    """Draw models of each lot; the others' tests are left to runs of all that is marked
+    exhaustive.
+    """
     from tests.support.drawing import drawn_from
 
     lots = {item: found for item in items if (found := _lot(item)) is not None}
-    drawn = {lot: drawn_from({model for each, model in lots.values() if each == lot}, DRAWN[lot]) for lot in DRAWN}
+    drawn = {
+        lot: drawn_from({model for each, model in lots.values() if each == lot}, DRAWN[lot])
+        for lot in DRAWN
+    }
     for item, (lot, model) in lots.items():
         if model not in drawn[lot]:
             item.add_marker(pytest.mark.exhaustive)
 
 
 def _lot(item: pytest.Item) -> tuple[str, str] | None:
-    """Return the lot that a test belongs to and the model that it tests, None for a test that always runs."""
+    """Return the lot that a test belongs to and the model that it tests, None for a test that
+    always runs.
+    """
     if item.path.parent.name in DRAWN:
         return item.path.parent.name, item.path.stem
     call = getattr(item, "callspec", None)

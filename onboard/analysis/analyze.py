@@ -57,7 +57,9 @@ from onboard.verify.error import rmse_ratio
 from onboard.verify.limits import SAME
 
 _COUNTED = Trait(value="counted", evidence="probe: position_ids do not change the logits")
-_FROM_ZERO = Trait(value="from zero", evidence="probe: at other positions a token changes logits before it")
+_FROM_ZERO = Trait(
+    value="from zero", evidence="probe: at other positions a token changes logits before it"
+)
 
 
 def analyze(
@@ -79,7 +81,8 @@ def analyze(
 
     Raises:
         ConsentRequiredError: the model needs code from its repository.
-        OnboardError: not a causal language model of transformers, or one whose attention has no canonical form.
+        OnboardError: not a causal language model of transformers, or one whose attention has no
+            canonical form.
     """
     full = load_config(config, trust_remote_code=trust_remote_code)
     tiny = build_tiny(full)
@@ -90,7 +93,9 @@ def analyze(
     except OnboardError:
         raise
     except Exception as error:
-        raise OnboardError(f"a small {full.model_type} model does not run: {one_line(error)}") from error
+        raise OnboardError(
+            f"a small {full.model_type} model does not run: {one_line(error)}"
+        ) from error
     try:
         spec = _spec(config, full, tiny, recordings, model, revision)
     except OnboardError:
@@ -105,10 +110,15 @@ def analyze(
 def _left_out(model: nn.Module) -> list[str]:
     """Note the towers that nothing could be found out about."""
     missing = missing_towers(model)
-    return [f"{path} needs {' and '.join(packages)}: text alone was looked at" for path, packages in missing.items()]
+    return [
+        f"{path} needs {' and '.join(packages)}: text alone was looked at"
+        for path, packages in missing.items()
+    ]
 
 
-def _repository(config: Mapping[str, Any], folder: Path | None, full: PretrainedConfig) -> RepositoryCode | None:
+def _repository(
+    config: Mapping[str, Any], folder: Path | None, full: PretrainedConfig
+) -> RepositoryCode | None:
     """Return what there is to say of the model's own code; None when transformers has its code."""
     facts = repository.facts_of(full.model_type)
     if facts is None or folder is None:
@@ -129,13 +139,19 @@ def _spec(
 ) -> ModelSpec:
     eager = unused_parts(tiny, recordings[0].modules.keys())
     sources = sources_of(tiny, eager)
-    blocks = [*_module_blocks(tiny, recordings[0], eager), *_rope_blocks(recordings), *_scan_blocks(recordings[0])]
+    blocks = [
+        *_module_blocks(tiny, recordings[0], eager),
+        *_rope_blocks(recordings),
+        *_scan_blocks(recordings[0]),
+    ]
     blocks += loops.loop_blocks(recordings, sources[0].path.name)
     check_keys_beside(tiny, recordings, blocks)
     if not recordings[0].attention:
         blocks += _mask_blocks(tiny)
     whole = _without_memory(full)
-    kinds = _layer_kinds(whole, tiny, recordings[0], {b.class_name for b in blocks if b.kind == "experts"}, eager)
+    kinds = _layer_kinds(
+        whole, tiny, recordings[0], {b.class_name for b in blocks if b.kind == "experts"}, eager
+    )
     found = traits(text_config(full), tiny, recordings[0], blocks)
     return ModelSpec(
         model=model,
@@ -167,7 +183,11 @@ def _codebooks(tiny: nn.Module) -> dict[str, Trait]:
     places, count = places_of(tiny), codebooks_of(tiny).count
     if places is None:
         return {}
-    return {"codebooks": Trait(value=count, evidence=f"module tree: {' and '.join(places)} have {count} modules each")}
+    return {
+        "codebooks": Trait(
+            value=count, evidence=f"module tree: {' and '.join(places)} have {count} modules each"
+        )
+    }
 
 
 def _positions(config: PretrainedConfig, tiny: nn.Module) -> dict[str, Trait]:
@@ -204,7 +224,9 @@ def _record(model: nn.Module) -> list[Recording]:
         error = rmse_ratio(recording.logits, expected)
         odd = [call.path for call in recording.attention if not call.mask_is_causal]
         if odd:
-            raise OnboardError(f"the mask of {odd[0]} is not causal with the layer's sliding window")
+            raise OnboardError(
+                f"the mask of {odd[0]} is not causal with the layer's sliding window"
+            )
         if not error <= SAME:
             raise OnboardError(
                 f"canonical attention changes the logits of {type(model).__name__} (rmse ratio {error:.1e})"
@@ -216,7 +238,9 @@ def _record(model: nn.Module) -> list[Recording]:
 
 
 def _module_blocks(model: nn.Module, recording: Recording, eager: list[str]) -> list[Block]:
-    """Return a block for each class of the module tree that is not PyTorch's, in the order of the tree."""
+    """Return a block for each class of the module tree that is not PyTorch's, in the order of the
+    tree.
+    """
     blocks: dict[str, Block] = {}
     attention = {call.path for call in recording.attention}
     separate = separate_experts(model)
@@ -235,12 +259,20 @@ def _module_blocks(model: nn.Module, recording: Recording, eager: list[str]) -> 
 
 def _never_called(model: nn.Module, recordings: list[Recording]) -> list[str]:
     """Return the paths of modules, other than PyTorch's, that ran in no recording."""
-    own = [path for path, module in model.named_modules() if not type(module).__module__.startswith("torch.")]
+    own = [
+        path
+        for path, module in model.named_modules()
+        if not type(module).__module__.startswith("torch.")
+    ]
     return [path for path in own if all(path not in recording.modules for recording in recordings)]
 
 
-def _examples(model: nn.Module, recording: Recording, eager: list[str]) -> dict[type, tuple[str, nn.Module]]:
-    """Return path and module of the first example of each class in the tree, the first one that runs if one does."""
+def _examples(
+    model: nn.Module, recording: Recording, eager: list[str]
+) -> dict[type, tuple[str, nn.Module]]:
+    """Return path and module of the first example of each class in the tree, the first one that
+    runs if one does.
+    """
     found: dict[type, tuple[str, nn.Module]] = {}
     for path, module in model.named_modules():
         cls = type(module)
@@ -248,7 +280,9 @@ def _examples(model: nn.Module, recording: Recording, eager: list[str]) -> dict[
             continue
         if is_under(path, eager):
             continue
-        if cls not in found or (found[cls][0] not in recording.modules and path in recording.modules):
+        if cls not in found or (
+            found[cls][0] not in recording.modules and path in recording.modules
+        ):
             found[cls] = path, module
     return found
 
@@ -277,11 +311,15 @@ def _classify(
         return found
     if (found := probe_compressor(module, path, recording.modules)) is not None:
         return found
-    if (gated := mixers.probe_gated_norm(module)) is not None:  # first: without a gate it is a plain norm
+    if (
+        gated := mixers.probe_gated_norm(module)
+    ) is not None:  # first: without a gate it is a plain norm
         return gated
     same_class = [item for item in model.modules() if type(item) is type(module)]
     norms = [probe.probe_norm(item) for item in same_class]
-    weightless = {norm is not None and "weightless" in norm.parameters for norm in norms}  # a class may be both
+    weightless = {
+        norm is not None and "weightless" in norm.parameters for norm in norms
+    }  # a class may be both
     if all(norm is not None for norm in norms) and len(weightless) == 1:
         found = next((n for n in norms if n is not None and n.parameters.get("per_head")), norms[0])
         assert found is not None
@@ -299,7 +337,9 @@ def _classify(
 
 def _with_axes(finding: probe.Finding, call: ModuleCall) -> probe.Finding:
     """Note whether a rotary embedding gets positions of several axes, [axes, batch, seq]."""
-    tensors = [item for item in (*call.args, *call.kwargs.values()) if isinstance(item, torch.Tensor)]
+    tensors = [
+        item for item in (*call.args, *call.kwargs.values()) if isinstance(item, torch.Tensor)
+    ]
     axes = any(item.dtype == torch.int64 and item.dim() == 3 for item in tensors)
     finding.parameters["axes"] = axes
     return finding
@@ -307,42 +347,75 @@ def _with_axes(finding: probe.Finding, call: ModuleCall) -> probe.Finding:
 
 def _attention(module: nn.Module) -> probe.Finding:
     latent = mixers.probe_latent_attention(module)
-    expands = [f"probe: {latent['expand']} expands latents by {latent['kv_b_proj']}"] if latent else []
-    return probe.Finding("attention", dict(latent), ["probe: calls the attention interface", *expands])
+    expands = (
+        [f"probe: {latent['expand']} expands latents by {latent['kv_b_proj']}"] if latent else []
+    )
+    return probe.Finding(
+        "attention", dict(latent), ["probe: calls the attention interface", *expands]
+    )
 
 
 def _under(path: str, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the weights under a module path, named relative to it."""
     prefix = f"{path}."
-    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in weights.items()
+        if name.startswith(prefix)
+    }
 
 
 def _made_with_tuple(cls: type) -> bool:
     """Whether some config gives a norm's weight several dimensions (a weight for each head)."""
-    calls = [node for node in ast.walk(module_source(cls.__module__).tree) if isinstance(node, ast.Call)]
-    own = [node for node in calls if isinstance(node.func, ast.Name) and node.func.id == cls.__name__]
-    arguments = [argument for node in own for argument in (*node.args, *(item.value for item in node.keywords))]
+    calls = [
+        node for node in ast.walk(module_source(cls.__module__).tree) if isinstance(node, ast.Call)
+    ]
+    own = [
+        node for node in calls if isinstance(node.func, ast.Name) and node.func.id == cls.__name__
+    ]
+    arguments = [
+        argument
+        for node in own
+        for argument in (*node.args, *(item.value for item in node.keywords))
+    ]
     return any(isinstance(argument, ast.Tuple) for argument in arguments)
 
 
-def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: Any) -> probe.Finding:
-    """Return the finding for a rotary embedding whose tables the template can build; others are translated."""
+def _rotary(
+    model: nn.Module, module: nn.Module, recording: Recording, output: Any
+) -> probe.Finding:
+    """Return the finding for a rotary embedding whose tables the template can build; others are
+    translated.
+    """
     config: Any = text_config(model.config)
     parameters = getattr(config, "rope_parameters", None)
-    if not isinstance(parameters, dict) or not hasattr(type(module), "compute_default_rope_parameters"):
+    if not isinstance(parameters, dict) or not hasattr(
+        type(module), "compute_default_rope_parameters"
+    ):
         return probe.Finding("other")
     if not hasattr(config, "max_position_embeddings"):  # how long a table would have to be
         return probe.Finding("other")
     per_layer_type = "rope_type" not in parameters
-    ropes = {finding.parameters["op"] for call in recording.functions if (finding := probe.probe_rope(call))}
+    ropes = {
+        finding.parameters["op"]
+        for call in recording.functions
+        if (finding := probe.probe_rope(call))
+    }
     complex_form = ropes == {"torch_rope_with_complex_freqs"}
     longrope = "longrope" in str(parameters) or hasattr(config, "original_max_position_embeddings")
     scale = probe.scale_of(output)
     whole = isinstance(output, torch.Tensor)
-    style = "complex" if complex_form or whole else "cos_sin" if probe.is_doubled(output) else "half_cos_sin"
+    style = (
+        "complex"
+        if complex_form or whole
+        else "cos_sin"
+        if probe.is_doubled(output)
+        else "half_cos_sin"
+    )
     return probe.Finding(
         "rotary",
-        {"style": style, "per_layer_type": per_layer_type, "longrope": longrope} | _of_layer_types(config),
+        {"style": style, "per_layer_type": per_layer_type, "longrope": longrope}
+        | _of_layer_types(config),
         [f"probe: cos^2 + sin^2 = {scale:.6g}^2 everywhere", "config.json: rope_parameters"],
     )
 
@@ -357,15 +430,21 @@ def _of_layer_types(config: Any) -> dict[str, bool]:
     unusual = {
         "some_types": bool(set(config.layer_types) - rope.keys()),
         "partly": None in rope.values(),
-        "own_sizes": getattr(config, "is_heterogeneous", False),  # heads of a layer type may have a size of their own
+        "own_sizes": getattr(
+            config, "is_heterogeneous", False
+        ),  # heads of a layer type may have a size of their own
     }
     return {name: True for name, is_so in unusual.items() if is_so}
 
 
 def _rope_blocks(recordings: list[Recording]) -> list[Block]:
-    """Return a block for each helper function that applies RoPE; its evidence is the worst of all calls."""
+    """Return a block for each helper function that applies RoPE; its evidence is the worst of all
+    calls.
+    """
     blocks: dict[str, Block] = {}
-    for call in with_uncalled([call for each in recordings for call in each.functions], probe.probe_rope):
+    for call in with_uncalled(
+        [call for each in recordings for call in each.functions], probe.probe_rope
+    ):
         finding = probe.probe_rope(call)
         source = module_source(call.module)
         node = source.functions.get(call.name)
@@ -402,12 +481,19 @@ def _scan_blocks(recording: Recording) -> list[Block]:
 
 
 def _mask_blocks(model: nn.Module) -> list[Block]:
-    """Return a block for each function or method that makes the causal mask of attention that is written out."""
+    """Return a block for each function or method that makes the causal mask of attention that is
+    written out.
+    """
     evidence = ["probe: returns a causal mask whenever it is called"]
     source = location(type(model)).split(":")[0]
     return [
         make_block(
-            class_name=item, kind="mask", path="", source=source, parameters={"returns": kinds}, evidence=evidence
+            class_name=item,
+            kind="mask",
+            path="",
+            source=source,
+            parameters={"returns": kinds},
+            evidence=evidence,
         )
         for item, kinds in mask_makers(model).items()
     ]
@@ -416,10 +502,11 @@ def _mask_blocks(model: nn.Module) -> list[Block]:
 def _layer_kinds(
     whole: nn.Module, tiny: nn.Module, recording: Recording, experts: set[str], eager: list[str]
 ) -> list[LayerKind]:
-    """Group the checkpoint's decoder layers by kind; a path is that of the tiny model's first one that runs, if any.
+    """Group the checkpoint's decoder layers by kind; a path is that of the tiny model's first one
+    that runs, if any.
 
-    A window that all layers have is no field of theirs: the probe tells. Which layers are mixtures, where not all are,
-    their modules tell: `experts` are the classes to look for.
+    A window that all layers have is no field of theirs: the probe tells. Which layers are mixtures,
+    where not all are, their modules tell: `experts` are the classes to look for.
     """
     windows = {call.window for call in recording.attention}
     names, small = (layer_kind_names(model.config) for model in (whole, tiny))
@@ -432,7 +519,9 @@ def _layer_kinds(
     kinds: dict[str, LayerKind] = {}
     for index, name in enumerate(names):
         if name not in small:
-            raise OnboardError(f"the small model has no layer of the kind {name}", hint="Report this config")
+            raise OnboardError(
+                f"the small model has no layer of the kind {name}", hint="Report this config"
+            )
         paths = [f"{path}.{place}" for place, other in enumerate(small) if other == name]
         ran = next((each for each in paths if each in recording.modules), paths[0])
         kinds.setdefault(name, LayerKind(name=name, layers=[], path=ran)).layers.append(index)
@@ -444,7 +533,9 @@ def _tricky(config: PretrainedConfig, recording: Recording) -> list[str]:
     if any(call.window is not None for call in recording.attention):
         notes.append("sliding windows: test with prompts longer than the window")
     if "longrope" in str(getattr(config, "rope_parameters", None)):
-        notes.append("longrope: frequencies switch for the whole batch when one position passes the original context")
+        notes.append(
+            "longrope: frequencies switch for the whole batch when one position passes the original context"
+        )
     if (sizes := indexer_sizes(config)) and (note := tie_note(*sizes)):
         notes.append(note)
     return notes

@@ -1,4 +1,6 @@
-"""Which of transformers' results a module's own stand for, where transformers returns more of them."""
+"""Which of transformers' results a module's own stand for, where transformers returns more of
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,9 @@ import torch
 def counterparts(actual: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
     """Return which of `expected` each of `actual` stands for, in order.
 
-    One that is left out (attention's weights, before what an indexer chose) has another shape than its follower, or
-    other values (a router's logits, where it chooses all experts). Where their kinds tell them apart, the order tells
+    One that is left out (attention's weights, before what an indexer chose) has another shape than
+    its follower, or other values (a router's logits, where it chooses all experts). Where their
+    kinds tell them apart, the order tells
     nothing: transformers' versions differ in that of a router.
     """
     ours, theirs = ([_kind(item) for item in items] for items in (actual, expected))
@@ -23,8 +26,14 @@ def counterparts(actual: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
     for index, item in enumerate(actual):
         spare = len(rest) - (len(actual) - index)
         shapes = [getattr(other, "shape", None) for other in rest[: spare + 1]]
-        same = [place for place, shape in enumerate(shapes) if shape == getattr(item, "shape", None)]
-        skipped = min(same, key=lambda place: _distance(item, rest[place])) if len(same) > 1 else [*same, 0][0]
+        same = [
+            place for place, shape in enumerate(shapes) if shape == getattr(item, "shape", None)
+        ]
+        skipped = (
+            min(same, key=lambda place: _distance(item, rest[place]))
+            if len(same) > 1
+            else [*same, 0][0]
+        )
         found.append(rest[skipped])
         rest = rest[skipped + 1 :]
     return found
@@ -40,21 +49,26 @@ def _distance(actual: Any, expected: Any) -> float:
 
 
 def _kind(item: Any) -> object:
-    """Return what tells a tensor from another one: its shape, and whether it has numbers or indices."""
+    """Return what tells a tensor from another one: its shape, and whether it has numbers or
+    indices.
+    """
     return (item.shape, item.is_floating_point()) if isinstance(item, torch.Tensor) else None
 
 
 def is_choice(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether one has the positions of chosen keys, [batch, queries, chosen], and the other a mask of them."""
+    """Whether one has the positions of chosen keys, [batch, queries, chosen], and the other a mask
+    of them.
+    """
     is_mask = expected.dtype == torch.bool and expected.dim() == 4 and expected.shape[1] == 1
     return is_mask and actual.dtype == torch.int64 and actual.dim() == 3
 
 
 def without_later(ids: torch.Tensor) -> torch.Tensor:
-    """Return the positions of chosen keys, [batch, queries, chosen] integers, with -1 for those behind their query.
+    """Return the positions of chosen keys, [batch, queries, chosen] integers, with -1 for those
+    behind their query.
 
-    A query that has fewer keys than are to be chosen gets later ones as well, in no order that means anything:
-    attention leaves them out. Anything else is returned as it is.
+    A query that has fewer keys than are to be chosen gets later ones as well, in no order that
+    means anything: attention leaves them out. Anything else is returned as it is.
     """
     if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 3:
         return ids

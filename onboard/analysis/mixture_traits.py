@@ -1,4 +1,5 @@
-"""How many experts a mixture has, how many a token goes to, and how many every token does: as its config says.
+"""How many experts a mixture has, how many a token goes to, and how many every token does: as its
+config says.
 
 How many parameters that makes for a token, the modules of the model tell.
 """
@@ -33,20 +34,28 @@ def mixture(config: PretrainedConfig, blocks: Sequence[Block]) -> dict[str, Trai
     found = {trait: next(_counts(values, pattern), None) for trait, pattern in _FIELDS.items()}
     out = {
         trait: Trait(value=value, evidence=f"probe: experts; config.json: {name}")
-        for trait, (name, value) in ((trait, pair) for trait, pair in found.items() if pair is not None)
+        for trait, (name, value) in (
+            (trait, pair) for trait, pair in found.items() if pair is not None
+        )
     }
     if "shared_experts" not in out and (width := next(_counts(values, _SHARED_WIDTH), None)):
         out["shared_experts"] = Trait(value=1, evidence=f"config.json: {width[0]}")
     return out
 
 
-def active_parameters(model: nn.Module, blocks: Sequence[Block], traits: Mapping[str, Trait]) -> int | None:
-    """Return how many of a model's parameters one token meets; None where it is no mixture, or its config is silent.
+def active_parameters(
+    model: nn.Module, blocks: Sequence[Block], traits: Mapping[str, Trait]
+) -> int | None:
+    """Return how many of a model's parameters one token meets; None where it is no mixture, or its
+    config is silent.
 
-    Of `n` routed experts in a module a token goes to as many as the traits say; all else, the embeddings too, counts.
+    Of `n` routed experts in a module a token goes to as many as the traits say; all else, the
+    embeddings too, counts.
     """
     classes = {block.class_name for block in blocks if block.kind == "experts"}
-    experts, chosen = (traits[name].value if name in traits else None for name in ("experts", "experts_per_token"))
+    experts, chosen = (
+        traits[name].value if name in traits else None for name in ("experts", "experts_per_token")
+    )
     if not classes or not isinstance(experts, int) or not isinstance(chosen, int):
         return None
     modules = [module for module in model.modules() if type(module).__name__ in classes]
@@ -55,7 +64,9 @@ def active_parameters(model: nn.Module, blocks: Sequence[Block], traits: Mapping
 
 
 def _idle(module: nn.Module, experts: int, chosen: int) -> int:
-    """Return the parameters of a module's routed experts that a token does not go to; a stack tells their number."""
+    """Return the parameters of a module's routed experts that a token does not go to; a stack tells
+    their number.
+    """
     parameters = list(module.parameters())
     stacked = {len(parameter) for parameter in parameters if parameter.dim() == 3}
     count = stacked.pop() if len(stacked) == 1 else experts
@@ -63,9 +74,15 @@ def _idle(module: nn.Module, experts: int, chosen: int) -> int:
 
 
 def _counts(values: dict[str, Any], pattern: str) -> Iterator[tuple[str, int]]:
-    """Yield the fields of such a name that count something; of a count for each layer the largest."""
+    """Yield the fields of such a name that count something; of a count for each layer the
+    largest.
+    """
     for name, value in values.items():
         if re.fullmatch(pattern, name):
-            counts = [item for item in (value if isinstance(value, list) else [value]) if type(item) is int]
+            counts = [
+                item
+                for item in (value if isinstance(value, list) else [value])
+                if type(item) is int
+            ]
             if counts and max(counts) > 0:
                 yield name, max(counts)

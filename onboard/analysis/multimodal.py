@@ -1,7 +1,8 @@
 """Composite models: a text model with towers for images or sound beside it.
 
-Which part is the text model, the config and the module tree tell: the config by its sub-configs, the tree by what a
-call with text alone runs. The rest (the towers) stays as transformers has it and runs eagerly.
+Which part is the text model, the config and the module tree tell: the config by its sub-configs,
+the tree by what a call with text alone runs. The rest (the towers) stays as transformers has it and
+runs eagerly.
 """
 
 from __future__ import annotations
@@ -34,19 +35,26 @@ _LAYERS = 2
 def small_composites(
     config: Any, shrink: Callable[[Any], PretrainedConfig], vocabulary: int
 ) -> Iterator[PretrainedConfig]:
-    """Yield small configs of a composite: what its towers' sizes have to fit is their own code's secret.
+    """Yield small configs of a composite: what its towers' sizes have to fit is their own code's
+    secret.
 
-    First all parts are made small by `shrink`, as the text model is; then the towers by fewer and fewer fields. Widths
-    of the text model follow it, images and sounds are as small as the towers that take them, and tokens that stand for
-    them are in the `vocabulary`.
+    First all parts are made small by `shrink`, as the text model is; then the towers by fewer and
+    fewer fields. Widths of the text model follow it, images and sounds are as small as the towers
+    that take them, and tokens that stand for them are in the `vocabulary`.
     """
     text, values = text_config(config), config.to_dict()
     small_text = shrink(text)
     parts = {name: getattr(config, name, None) for name in config.sub_configs}
-    towers = {name: part for name, part in parts.items() if isinstance(part, PretrainedConfig) and part is not text}
+    towers = {
+        name: part
+        for name, part in parts.items()
+        if isinstance(part, PretrainedConfig) and part is not text
+    }
     widths = {getattr(text, "hidden_size", None): getattr(small_text, "hidden_size", None)}
     fixed = _special_tokens(values, vocabulary)
-    fixed |= {key: widths[size] for key, size in values.items() if _is_width(key) and size in widths}
+    fixed |= {
+        key: widths[size] for key, size in values.items() if _is_width(key) and size in widths
+    }
     if text is config:
         fixed = small_text.to_dict() | fixed
     else:
@@ -55,14 +63,19 @@ def small_composites(
         with suppress(ValueError, StrictDataclassError):  # a config class that refuses these sizes
             own = {name: _follow(part, shrink_tower(part), widths) for name, part in towers.items()}
             own = {name: fit_tower(own[name], part.to_dict()) for name, part in towers.items()}
-            tokens = tokens_of_images(values, {name: part.to_dict() for name, part in towers.items()})
+            tokens = tokens_of_images(
+                values, {name: part.to_dict() for name, part in towers.items()}
+            )
             yield type(config).from_dict(values | fixed | tokens | own)
     own = {name: _follow(part, part, widths) for name, part in towers.items()}
     yield type(config).from_dict(values | fixed | own)
 
 
-def _follow(tower: PretrainedConfig, small: PretrainedConfig, widths: dict[Any, Any]) -> dict[str, Any]:
-    """Return a small tower's values; what comes out of it is as wide as the text model where it was so.
+def _follow(
+    tower: PretrainedConfig, small: PretrainedConfig, widths: dict[Any, Any]
+) -> dict[str, Any]:
+    """Return a small tower's values; what comes out of it is as wide as the text model where it was
+    so.
 
     The output's own field is the text model's width even where a class's defaults have another one.
     """
@@ -74,8 +87,12 @@ def _follow(tower: PretrainedConfig, small: PretrainedConfig, widths: dict[Any, 
 
 
 def _special_tokens(values: dict[str, Any], vocabulary: int) -> dict[str, int]:
-    """Return small ids for the tokens that stand for images and the like, distinct ones that can be embedded."""
-    names = [key for key, value in values.items() if _SPECIAL_TOKEN.fullmatch(key) and type(value) is int]
+    """Return small ids for the tokens that stand for images and the like, distinct ones that can be
+    embedded.
+    """
+    names = [
+        key for key, value in values.items() if _SPECIAL_TOKEN.fullmatch(key) and type(value) is int
+    ]
     ids = {value: index for index, value in enumerate(sorted({values[key] for key in names}))}
     return {key: vocabulary - 1 - ids[values[key]] for key in names}
 
@@ -109,8 +126,8 @@ def _narrow(key: str, value: int) -> int:
 def unused_parts(model: nn.Module, called: Collection[str]) -> list[str]:
     """Return the largest parts, as paths, that a call with text alone did not run.
 
-    Only what lies beside the text model counts: a module inside of a layer that happens not to run is the text
-    model's own. `called` are the paths of the modules that ran.
+    Only what lies beside the text model counts: a module inside of a layer that happens not to run
+    is the text model's own. `called` are the paths of the modules that ran.
     """
     found: list[str] = []
 
@@ -118,11 +135,17 @@ def unused_parts(model: nn.Module, called: Collection[str]) -> list[str]:
         for name, child in module.named_children():
             inner = f"{path}.{name}".lstrip(".")
             if inner not in called and not any(item.startswith(f"{inner}.") for item in called):
-                found.extend([inner] if child.state_dict() or not type(child).__module__.startswith("torch.") else [])
+                found.extend(
+                    [inner]
+                    if child.state_dict() or not type(child).__module__.startswith("torch.")
+                    else []
+                )
             elif _holds_parts(child):
                 visit(inner, child)
         if text_config(module.config) is not module.config:
-            found.extend(f"{path}.{name}".lstrip(".") for name, _ in module.named_parameters(recurse=False))
+            found.extend(
+                f"{path}.{name}".lstrip(".") for name, _ in module.named_parameters(recurse=False)
+            )
 
     if _holds_parts(model):
         visit("", model)

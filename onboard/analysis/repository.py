@@ -1,4 +1,6 @@
-"""Import a model's own code, from its repository, and have transformers know its classes: in a child process only."""
+"""Import a model's own code, from its repository, and have transformers know its classes: in a
+child process only.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ _INSTALLED: dict[str, list[str]] = {}
 
 
 def install(folder: Path, config: Mapping[str, Any]) -> list[str]:
-    """Import the code that a parsed config.json names, and register its classes with transformers' auto classes.
+    """Import the code that a parsed config.json names, and register its classes with transformers'
+    auto classes.
 
     Returns:
         What was put in place of things that transformers no longer has.
@@ -39,10 +42,14 @@ def install(folder: Path, config: Mapping[str, Any]) -> list[str]:
     survey = survey_code(folder, config)
     facts = old_transformers.restore_old_interfaces()
     for name in survey.files:
-        for module, names in _imported_from_transformers((folder / name).read_text(encoding="utf-8")):
+        for module, names in _imported_from_transformers(
+            (folder / name).read_text(encoding="utf-8")
+        ):
             facts += old_transformers.provide(module, names)
     make_package(folder)
-    config_class, model_class = (_load(survey.classes[key]) for key in ("AutoConfig", "AutoModelForCausalLM"))
+    config_class, model_class = (
+        _load(survey.classes[key]) for key in ("AutoConfig", "AutoModelForCausalLM")
+    )
     if not (isinstance(config_class, type) and issubclass(config_class, PretrainedConfig)):
         raise OnboardError(f"{survey.classes['AutoConfig']} is not a config class of transformers")
     own_type = getattr(config_class, "model_type", None)
@@ -73,9 +80,13 @@ def facts_of(model_type: str) -> list[str] | None:
 
 
 def _imported_from_transformers(text: str) -> list[tuple[str, list[str]]]:
-    """Return modules under `transformers` and the names that are imported from them; imports under `try` may fail."""
+    """Return modules under `transformers` and the names that are imported from them; imports under
+    `try` may fail.
+    """
     tree = ast.parse(text)
-    tried = {id(node) for item in ast.walk(tree) if isinstance(item, ast.Try) for node in ast.walk(item)}
+    tried = {
+        id(node) for item in ast.walk(tree) if isinstance(item, ast.Try) for node in ast.walk(item)
+    }
     return [
         (node.module, [alias.name for alias in node.names])
         for node in ast.walk(tree)
@@ -92,7 +103,9 @@ def _load(reference: str) -> Any:
         return getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise OnboardError(f"the model's code, {reference}, cannot be imported ({reason})") from error
+        raise OnboardError(
+            f"the model's code, {reference}, cannot be imported ({reason})"
+        ) from error
 
 
 def _adapt(config_class: Any, model_class: Any, config: Mapping[str, Any]) -> list[str]:
@@ -105,18 +118,26 @@ def _adapt(config_class: Any, model_class: Any, config: Mapping[str, Any]) -> li
             setattr(config_class, name, value)
     if model_class.config_class is None:
         model_class.config_class = config_class
-    if isinstance(model_class._tied_weights_keys, list) and not hasattr(config_class, "tie_word_embeddings"):
+    if isinstance(model_class._tied_weights_keys, list) and not hasattr(
+        config_class, "tie_word_embeddings"
+    ):
         config_class.tie_word_embeddings = True  # the default of its time
     if isinstance(keys := model_class._tied_weights_keys, list | tuple):
         model_class._tied_weights_keys = _tied(config_class, model_class, config, list(keys))
-        facts.append(f"_tied_weights_keys is a list; as a mapping: {model_class._tied_weights_keys}")
+        facts.append(
+            f"_tied_weights_keys is a list; as a mapping: {model_class._tied_weights_keys}"
+        )
     if not _calls_post_init(model_class):
         model_class.__init__ = _with_post_init(model_class.__init__)
-        facts.append(f"{model_class.__name__} does not call post_init(); it is called after it is made")
+        facts.append(
+            f"{model_class.__name__} does not call post_init(); it is called after it is made"
+        )
     return facts
 
 
-def _tied(config_class: Any, model_class: Any, config: Mapping[str, Any], keys: list[str]) -> dict[str, str]:
+def _tied(
+    config_class: Any, model_class: Any, config: Mapping[str, Any], keys: list[str]
+) -> dict[str, str]:
     """Return which weight each of the old list's is tied to: that of the input embeddings."""
     model_class._tied_weights_keys = None
     with torch.device("meta"):
@@ -128,7 +149,11 @@ def _tied(config_class: Any, model_class: Any, config: Mapping[str, Any], keys: 
 
 
 def _calls_post_init(model_class: Any) -> bool:
-    return any("post_init" in cls.__init__.__code__.co_names for cls in model_class.__mro__ if _has_own_init(cls))
+    return any(
+        "post_init" in cls.__init__.__code__.co_names
+        for cls in model_class.__mro__
+        if _has_own_init(cls)
+    )
 
 
 def _has_own_init(cls: Any) -> bool:

@@ -12,12 +12,56 @@ from typing import Any
 from onboard.errors import OnboardError
 
 WATCHED = {
-    *("os", "sys", "subprocess", "socket", "shutil", "ctypes", "pickle", "marshal", "importlib", "builtins", "runpy"),
-    *("urllib", "http", "requests", "ftplib", "asyncio", "multiprocessing", "threading", "signal", "tempfile", "glob"),
-    *("pathlib", "base64", "codecs", "zipfile", "tarfile", "huggingface_hub", "pip", "setuptools", "webbrowser"),
+    *(
+        "os",
+        "sys",
+        "subprocess",
+        "socket",
+        "shutil",
+        "ctypes",
+        "pickle",
+        "marshal",
+        "importlib",
+        "builtins",
+        "runpy",
+    ),
+    *(
+        "urllib",
+        "http",
+        "requests",
+        "ftplib",
+        "asyncio",
+        "multiprocessing",
+        "threading",
+        "signal",
+        "tempfile",
+        "glob",
+    ),
+    *(
+        "pathlib",
+        "base64",
+        "codecs",
+        "zipfile",
+        "tarfile",
+        "huggingface_hub",
+        "pip",
+        "setuptools",
+        "webbrowser",
+    ),
 }
 """Modules with which code reaches beyond tensors."""
-_CALLS = {"eval", "exec", "compile", "open", "__import__", "getattr", "setattr", "globals", "load", "system"}
+_CALLS = {
+    "eval",
+    "exec",
+    "compile",
+    "open",
+    "__import__",
+    "getattr",
+    "setattr",
+    "globals",
+    "load",
+    "system",
+}
 _QUIET = (
     ast.Import,
     ast.ImportFrom,
@@ -43,7 +87,9 @@ class CodeSurvey:
     imports: list[str] = field(default_factory=list)
     """Packages outside the repository."""
     remarkable: list[str] = field(default_factory=list)
-    """`file.py:12: import subprocess` and the like: what reaches beyond tensors, and what runs at import."""
+    """`file.py:12: import subprocess` and the like: what reaches beyond tensors, and what runs at
+    import.
+    """
 
     def as_json(self) -> dict[str, Any]:
         """Return the survey as JSON-able data."""
@@ -61,7 +107,10 @@ def survey_code(folder: Path, config: Mapping[str, Any]) -> CodeSurvey:
         OnboardError: a file is missing or is no Python, or the code lies in another repository.
     """
     survey = CodeSurvey(class_names(config))
-    waiting = [f"{reference.rpartition('.')[0].replace('.', '/')}.py" for reference in survey.classes.values()]
+    waiting = [
+        f"{reference.rpartition('.')[0].replace('.', '/')}.py"
+        for reference in survey.classes.values()
+    ]
     while waiting:
         name = waiting.pop(0)
         if name not in survey.files:
@@ -77,11 +126,19 @@ def class_names(config: Mapping[str, Any]) -> dict[str, str]:
     for key in ("AutoConfig", "AutoModelForCausalLM"):
         reference = auto_map.get(key) if isinstance(auto_map, dict) else None
         if not isinstance(reference, str):
-            raise OnboardError(f"the model brings code, and its auto_map names no {key}", hint="It cannot be onboarded")
+            raise OnboardError(
+                f"the model brings code, and its auto_map names no {key}",
+                hint="It cannot be onboarded",
+            )
         if "--" in reference:
-            raise OnboardError(f"{key} lies in another repository ({reference})", hint="Onboard a copy that is whole")
+            raise OnboardError(
+                f"{key} lies in another repository ({reference})",
+                hint="Onboard a copy that is whole",
+            )
         if "." not in reference or not all(part.isidentifier() for part in reference.split(".")):
-            raise OnboardError(f"auto_map has {reference!r}, which is no module and class", hint="Do not trust it")
+            raise OnboardError(
+                f"auto_map has {reference!r}, which is no module and class", hint="Do not trust it"
+            )
         found[key] = reference
     return found
 
@@ -93,7 +150,9 @@ def _read(folder: Path, name: str, survey: CodeSurvey) -> list[str]:
         data = path.read_bytes()
         tree = ast.parse(data)
     except FileNotFoundError as error:
-        raise OnboardError(f"the model's code lacks {name}", hint="Fetch the repository anew") from error
+        raise OnboardError(
+            f"the model's code lacks {name}", hint="Fetch the repository anew"
+        ) from error
     except (SyntaxError, ValueError, RecursionError) as error:
         raise OnboardError(
             f"{name} of the model's repository is not Python ({error})", hint="Do not trust it"
@@ -122,10 +181,20 @@ def _remarkable(tree: ast.Module) -> list[tuple[int, str]]:
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [(node.lineno, f"import {alias.name}") for alias in node.names if _is_watched(alias.name)]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and _is_watched(node.module or ""):
+            found += [
+                (node.lineno, f"import {alias.name}")
+                for alias in node.names
+                if _is_watched(alias.name)
+            ]
+        elif (
+            isinstance(node, ast.ImportFrom) and node.level == 0 and _is_watched(node.module or "")
+        ):
             found.append((node.lineno, f"from {node.module} import"))
-        elif isinstance(node, ast.Call) and _called(node) in _CALLS and not _is_attribute_by_name(node):
+        elif (
+            isinstance(node, ast.Call)
+            and _called(node) in _CALLS
+            and not _is_attribute_by_name(node)
+        ):
             found.append((node.lineno, f"{_called(node)}(...)"))
     found += [(node.lineno, "runs at import") for node in tree.body if not _is_quiet(node)]
     return sorted(found)
@@ -141,7 +210,11 @@ def _called(node: ast.Call) -> str:
 
 def _is_attribute_by_name(node: ast.Call) -> bool:
     """Whether a call is `getattr(x, "name")` and the like: no more than an attribute."""
-    return _called(node) in ("getattr", "setattr") and len(node.args) > 1 and isinstance(node.args[1], ast.Constant)
+    return (
+        _called(node) in ("getattr", "setattr")
+        and len(node.args) > 1
+        and isinstance(node.args[1], ast.Constant)
+    )
 
 
 def _is_quiet(node: ast.stmt) -> bool:

@@ -1,4 +1,6 @@
-"""Hugging Face modeling source: parsed modules, and where a class, a method or a function stands in them."""
+"""Hugging Face modeling source: parsed modules, and where a class, a method or a function stands in
+them.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def module_source(name: str) -> ModuleSource:
     module = importlib.import_module(name)
     file = inspect.getsourcefile(module)
     if file is None:
-        raise OnboardError(f"module {name} has no Python source", hint="Install transformers from a source wheel")
+        raise OnboardError(
+            f"module {name} has no Python source", hint="Install transformers from a source wheel"
+        )
     path = Path(file)
     text = path.read_text(encoding="utf-8")
     source = ModuleSource(module, path, text, ast.parse(text))
@@ -71,7 +75,8 @@ def module_source(name: str) -> ModuleSource:
 
 
 def sources_of(model: nn.Module, eager: Collection[str] = ()) -> list[ModuleSource]:
-    """Return the modeling files that a model's code is from, its own first; those of `eager` parts do not count.
+    """Return the modeling files that a model's code is from, its own first; those of `eager` parts
+    do not count.
 
     A composite makes its text model from another file, which it may change with.
     """
@@ -90,7 +95,9 @@ def sources_hash(sources: Sequence[ModuleSource]) -> str:
 
 
 def _definitions(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield a module's statements, those under conditions too: what is defined where a package is not installed."""
+    """Yield a module's statements, those under conditions too: what is defined where a package is
+    not installed.
+    """
     for node in body:
         yield node
         if isinstance(node, ast.If | ast.Try):
@@ -103,12 +110,20 @@ def class_node(cls: type) -> ast.ClassDef:
 
 
 def find_method(cls: type, name: str) -> tuple[type, ast.FunctionDef] | None:
-    """Return the class of the MRO that defines method `name` in Python, and the definition; None if there is none."""
+    """Return the class of the MRO that defines method `name` in Python, and the definition; None if
+    there is none.
+    """
     for owner in cls.__mro__:
         if name not in vars(owner):
             continue
-        node = module_source(owner.__module__).classes.get(owner.__name__) if owner is not object else None
-        methods = [item for item in (node.body if node else []) if isinstance(item, ast.FunctionDef)]
+        node = (
+            module_source(owner.__module__).classes.get(owner.__name__)
+            if owner is not object
+            else None
+        )
+        methods = [
+            item for item in (node.body if node else []) if isinstance(item, ast.FunctionDef)
+        ]
         return next(((owner, method) for method in methods if method.name == name), None)
     return None
 

@@ -32,7 +32,9 @@ class LayerKind(Record):
     path: str
     """Module path of the first such layer of the tiny model, which has each kind once."""
     modules: dict[str, str] = Field(default_factory=dict)
-    """What such a layer has: name in the layer -> class of a block, in the order in which they come to their end."""
+    """What such a layer has: name in the layer -> class of a block, in the order in which they come
+    to their end.
+    """
 
 
 class RepositoryCode(Record):
@@ -49,7 +51,9 @@ class RepositoryCode(Record):
 
 
 class ModelSpec(Record):
-    """The analysis of one architecture: a readable YAML artifact that a user may edit and generate from."""
+    """The analysis of one architecture: a readable YAML artifact that a user may edit and generate
+    from.
+    """
 
     schema_version: int = 1
     model: str
@@ -65,22 +69,29 @@ class ModelSpec(Record):
     source_hash: str
     """sha256 of the Hugging Face modeling source, or of the sha256 of each of `sources`."""
     sources: list[str] = Field(default_factory=list)
-    """Names of these files: that of `hf_module`, then those that a composite has its text model from."""
+    """Names of these files: that of `hf_module`, then those that a composite has its text model
+    from.
+    """
     num_parameters: int
     active_parameters: int | None = None
-    """Of a mixture: those that one token meets, of the routed experts only as many as it goes to."""
+    """Of a mixture: those that one token meets, of the routed experts only as many as it goes
+    to.
+    """
     config: dict[str, Any]
     """The checkpoint's config.json."""
     traits: dict[str, Trait]
-    """attention (mha/gqa/mqa), norm, norm_placement, rope, mlp, activation, qk_norm, sliding_window, logit_softcap,
-    attention_softcap, tied_embeddings, position, ...: whatever applies, in this order."""
+    """attention (mha/gqa/mqa), norm, norm_placement, rope, mlp, activation, qk_norm,
+    sliding_window, logit_softcap, attention_softcap, tied_embeddings, position, ...: whatever
+    applies, in this order."""
     blocks: list[Block]
     layer_kinds: list[LayerKind]
     eager: list[str] = Field(default_factory=list)
-    """Module paths of a composite's towers: transformers' own modules, which the generated file leaves out."""
+    """Module paths of a composite's towers: transformers' own modules, which the generated file
+    leaves out.
+    """
     never_called: list[str] = Field(default_factory=list)
-    """Paths of the tiny model's modules that no prompt calls, like cross attention where there is no encoder: their
-    weights are in the checkpoint, but they have no output to compare."""
+    """Paths of the tiny model's modules that no prompt calls, like cross attention where there is
+    no encoder: their weights are in the checkpoint, but they have no output to compare."""
     tricky: list[str] = Field(default_factory=list)
     """What a human should look at."""
     repository: RepositoryCode | None = None
@@ -95,7 +106,9 @@ class ModelSpec(Record):
 
     @classmethod
     def from_yaml(cls, text: str) -> ModelSpec:
-        """Read a spec that `to_yaml` wrote, or that a user edited since; raise `OnboardError` when it is not one."""
+        """Read a spec that `to_yaml` wrote, or that a user edited since; raise `OnboardError` when
+        it is not one.
+        """
         try:
             return _parsed(cls, text).model_copy(deep=True)
         except ValidationError as error:
@@ -103,7 +116,10 @@ class ModelSpec(Record):
             reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         except YAMLError as error:
             reason = " ".join(str(error).split())
-        raise OnboardError(f"the model's spec is not valid ({reason})", hint="Correct it, or rerun with --from analyze")
+        raise OnboardError(
+            f"the model's spec is not valid ({reason})",
+            hint="Correct it, or rerun with --from analyze",
+        )
 
     def save(self, path: Path) -> None:
         """Write the spec as YAML."""
@@ -117,5 +133,7 @@ class ModelSpec(Record):
 
 @lru_cache(maxsize=4)
 def _parsed(cls: type[ModelSpec], text: str) -> ModelSpec:
-    """Keep what was read: each phase asks for the spec several times, and reading it takes a tenth of a second."""
+    """Keep what was read: each phase asks for the spec several times, and reading it takes a tenth
+    of a second.
+    """
     return cls.model_validate(YAML(typ="safe").load(text))

@@ -1,6 +1,8 @@
-"""The blocks of a spec: what kinds of classes and functions the analysis recognises, and what it says of each.
+"""The blocks of a spec: what kinds of classes and functions the analysis recognises, and what it
+says of each.
 
-A spec may be edited, and much of it becomes code: what stands for a name in code has a type that holds nothing else.
+A spec may be edited, and much of it becomes code: what stands for a name in code has a type that
+    holds nothing else.
 """
 
 from __future__ import annotations
@@ -38,10 +40,14 @@ class _Pattern:
             raise ValueError(f"{value!r} stands where an identifier belongs")
         return value
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         return {**handler(schema), "pattern": f"^({self.pattern})$"}
 
 
@@ -77,7 +83,9 @@ class Parameters(Record):
 
 
 class _Block(Record):
-    """One class of the Hugging Face module tree that the generated file contains, or a function that its code calls."""
+    """One class of the Hugging Face module tree that the generated file contains, or a function
+    that its code calls.
+    """
 
     class_name: Identifier
     """As in the Hugging Face source, for example `LlamaRMSNorm`."""
@@ -142,10 +150,14 @@ class L2Norm(_Block):
 
 
 class GatedNormParameters(Parameters):
-    """The channels that are normalised together, and whether that comes before the gate, as expressions."""
+    """The channels that are normalised together, and whether that comes before the gate, as
+    expressions.
+    """
 
     eps: Identifier
-    group_size: Annotated[str, _Pattern(rf"self\.weight\.shape\[0\]( // self\.{_NAME})?|self\.{_NAME}")]
+    group_size: Annotated[
+        str, _Pattern(rf"self\.weight\.shape\[0\]( // self\.{_NAME})?|self\.{_NAME}")
+    ]
     norm_before_gate: SelfPath | Literal["True", "False"]
 
 
@@ -157,7 +169,9 @@ class GatedNorm(_Block):
 
 
 class RotaryParameters(Parameters):
-    """`axes`: positions have several; `own_sizes`, `own_kinds`, `partly`, `some_types`: how layer types differ."""
+    """`axes`: positions have several; `own_sizes`, `own_kinds`, `partly`, `some_types`: how layer
+    types differ.
+    """
 
     style: Literal["cos_sin", "half_cos_sin", "complex"]
     per_layer_type: bool
@@ -177,7 +191,9 @@ class Rotary(_Block):
 
 
 class RopeParameters(Parameters):
-    """The op, where it gives complex numbers the dimension of heads, the dimensions of tables that it takes whole."""
+    """The op, where it gives complex numbers the dimension of heads, the dimensions of tables that
+    it takes whole.
+    """
 
     op: Identifier
     unsqueeze_dim: int | None = None
@@ -222,7 +238,9 @@ class Attention(_Block):
 
 
 class ExpertsParameters(Parameters):
-    """Where the weights of a mixture's experts are, how they are computed with, what their forward is given."""
+    """Where the weights of a mixture's experts are, how they are computed with, what their forward
+    is given.
+    """
 
     layout: Literal["modules", "stacks", "flat"]
     gate: AttributePath | None = None
@@ -293,7 +311,9 @@ class PoolParameters(Parameters):
 
 
 class CompressorParameters(PoolParameters):
-    """`indexer` chooses among its entries, and is given what `passed` says: its parameter -> the compressor's."""
+    """`indexer` chooses among its entries, and is given what `passed` says: its parameter -> the
+    compressor's.
+    """
 
     indexer: Identifier | None
     passed: dict[Identifier, Identifier]
@@ -349,7 +369,8 @@ class ScanModule(_Block):
 
 
 class LoopParameters(Parameters):
-    """Which loop of which method, the op and its arguments; `turned`: heads come before the sequence.
+    """Which loop of which method, the op and its arguments; `turned`: heads come before the
+    sequence.
 
     `joined`: the dimension along which the list that the loop fills makes up the whole.
     """
@@ -371,7 +392,9 @@ class Loop(_Block):
 
 
 MaskKind = Literal["added", "seen", "ones"]
-"""A mask that is added to scores, one that is true of the keys that a query sees, one of ones, of padding."""
+"""A mask that is added to scores, one that is true of the keys that a query sees, one of ones, of
+padding.
+"""
 
 
 def _usual_masks() -> list[MaskKind]:
@@ -396,7 +419,8 @@ Pool = Compressor | PooledIndexer
 Templated = Norm | Rotary | Experts | BlockIndexer | Pool
 """Blocks that are generated from a template."""
 Block = Annotated[
-    Plain | Templated | Rope | Mlp | Attention | Scan | ScanModule | Loop | Mask, Field(discriminator="kind")
+    Plain | Templated | Rope | Mlp | Attention | Scan | ScanModule | Loop | Mask,
+    Field(discriminator="kind"),
 ]
 
 _BLOCKS: TypeAdapter[Block] = TypeAdapter(Block)

@@ -14,7 +14,9 @@ from onboard.analysis.spec_blocks import Block, L2Norm, LayerNorm, Mlp, RMSNorm,
 from onboard.hf.architecture import text_config
 
 
-def traits(config: PretrainedConfig, tiny: nn.Module, recording: Recording, blocks: list[Block]) -> dict[str, Trait]:
+def traits(
+    config: PretrainedConfig, tiny: nn.Module, recording: Recording, blocks: list[Block]
+) -> dict[str, Trait]:
     """Return what applies to this model, in reading order."""
     found = {
         **_attention(config, text_config(tiny.config), recording),
@@ -23,7 +25,16 @@ def traits(config: PretrainedConfig, tiny: nn.Module, recording: Recording, bloc
         **_rope(config, blocks),
         **_from_config(config),
     }
-    order = ("attention", "position", "rope", "norm", "mlp", "activation", "sliding_window", "attention_softcap")
+    order = (
+        "attention",
+        "position",
+        "rope",
+        "norm",
+        "mlp",
+        "activation",
+        "sliding_window",
+        "attention_softcap",
+    )
     return {key: found[key] for key in (*order, *found) if key in found}
 
 
@@ -36,14 +47,18 @@ def _attention(config: Any, tiny: Any, recording: Recording) -> dict[str, Trait]
     kv_heads = heads if kv_heads is None else kv_heads
     kind = "mha" if kv_heads == heads else "mqa" if kv_heads == 1 else "gqa"
     source = "num_key_value_heads"
-    if isinstance(fields.get("kv_lora_rank"), int):  # all heads read one latent, of which keys and values are made
+    if isinstance(
+        fields.get("kv_lora_rank"), int
+    ):  # all heads read one latent, of which keys and values are made
         kind, source = "mla", "kv_lora_rank"
     evidence = f"probe: canonical attention leaves the logits as they are; config.json: {source}"
     out = {"attention": Trait(value=kind, evidence=evidence)}
     first = recording.attention[0]
     if any(call.window is not None for call in recording.attention):
         value = getattr(config, "sliding_window", None)
-        out["sliding_window"] = Trait(value=value, evidence="probe: the mask is causal within the window")
+        out["sliding_window"] = Trait(
+            value=value, evidence="probe: the mask is causal within the window"
+        )
     if first.keywords["softcap"] is not None:
         out["attention_softcap"] = _softcap(config, tiny, first.keywords["softcap"])
     if first.keywords["s_aux"] is not None:
@@ -52,11 +67,17 @@ def _attention(config: Any, tiny: Any, recording: Recording) -> dict[str, Trait]
 
 
 def _softcap(config: Any, tiny: Any, value: float) -> Trait:
-    """The field that attention took its cap from in the tiny model has another value in the full one."""
-    names = (name for name, own in tiny.to_dict().items() if own == value and isinstance(own, float))
+    """The field that attention took its cap from in the tiny model has another value in the full
+    one.
+    """
+    names = (
+        name for name, own in tiny.to_dict().items() if own == value and isinstance(own, float)
+    )
     if (name := next(names, None)) is None:
         return Trait(value=value, evidence="probe: keyword softcap")
-    return Trait(value=getattr(config, name), evidence=f"probe: keyword softcap; config.json: {name}")
+    return Trait(
+        value=getattr(config, name), evidence=f"probe: keyword softcap; config.json: {name}"
+    )
 
 
 def _from_blocks(blocks: list[Block]) -> dict[str, Trait]:
@@ -65,7 +86,9 @@ def _from_blocks(blocks: list[Block]) -> dict[str, Trait]:
         evidence = "; ".join([block.source, *block.evidence])
         match block:
             case RMSNorm(parameters=found):
-                out["norm"] = Trait(value="rmsnorm (1 + w)" if found.unit_offset else "rmsnorm", evidence=evidence)
+                out["norm"] = Trait(
+                    value="rmsnorm (1 + w)" if found.unit_offset else "rmsnorm", evidence=evidence
+                )
             case LayerNorm() | L2Norm():
                 out["norm"] = Trait(value=block.kind, evidence=evidence)
             case Mlp(parameters=found):

@@ -1,1 +1,3 @@
-"""Measuring a model's speed: beside what the hardware allows, and beside transformers' own `generate`."""
+"""Measuring a model's speed: beside what the hardware allows, and beside transformers' own
+`generate`.
+"""

@@ -1,4 +1,6 @@
-"""What this machine can do at most, measured: bytes read a second, operations of a matrix product a second."""
+"""What this machine can do at most, measured: bytes read a second, operations of a matrix product a
+second.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,14 @@ class Ceilings:
     read_bandwidth: float
     """Bytes a second of the quickest large read."""
     matmul_rate: float
-    """Operations a second (a multiplication and an addition are two) of a large matrix product in the run's dtype."""
+    """Operations a second (a multiplication and an addition are two) of a large matrix product in
+    the run's dtype.
+    """
 
     def seconds(self, num_bytes: float, operations: float) -> float:
-        """Return the least time for work that reads and computes this much: the larger of the two times."""
+        """Return the least time for work that reads and computes this much: the larger of the two
+        times.
+        """
         return max(num_bytes / self.read_bandwidth, operations / self.matmul_rate)
 
 
@@ -43,7 +49,11 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
 
 def device_name(device: torch.device) -> str:
     """Return what a device is called."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{processor()}, {_threads()}"
+    return (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{processor()}, {_threads()}"
+    )
 
 
 def _threads() -> str:
@@ -67,14 +77,20 @@ def synchronize(device: torch.device) -> None:
 
 
 def _read_bandwidth(device: torch.device) -> float:
-    """Return the best rate of several reductions: each reads all of it and writes next to nothing."""
+    """Return the best rate of several reductions: each reads all of it and writes next to
+    nothing.
+    """
     size = _READ_BYTES[device.type]
     if device.type == "cuda":
         size = min(size, torch.cuda.mem_get_info(device)[0] // 2)
     data = torch.ones(size // 4, dtype=torch.float32, device=device)
     rows = data[: data.numel() // 4096 * 4096].view(-1, 4096)
     weights = torch.ones(4096, device=device)
-    reads: tuple[Callable[[], object], ...] = (lambda: data.sum(), lambda: data.amax(), lambda: torch.mv(rows, weights))
+    reads: tuple[Callable[[], object], ...] = (
+        lambda: data.sum(),
+        lambda: data.amax(),
+        lambda: torch.mv(rows, weights),
+    )
     if device.type == "cuda" and has_triton():
         kernels = import_module("onboard.ops.triton.read")
         reads += tuple(partial(kernels.read_all, data, block) for block in kernels.BLOCKS)
@@ -87,7 +103,9 @@ def _quickest(work: Callable[[], object], device: torch.device) -> float:
 
 
 def _each(work: Callable[[], object], device: torch.device) -> float:
-    """Return the time of one of several calls in a row: on a GPU the launch of one is hidden by the one before."""
+    """Return the time of one of several calls in a row: on a GPU the launch of one is hidden by the
+    one before.
+    """
     calls = _CALLS[device.type]
     return synchronized(lambda: [work() for _ in range(calls)], device) / calls
 
@@ -95,7 +113,13 @@ def _each(work: Callable[[], object], device: torch.device) -> float:
 def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Return the median rate of a square product of random numbers (zeros run faster)."""
     size = _MATMUL_SIZE[device.type]
-    left, right = (torch.randn(size, size, device=device, dtype=torch.float32).to(dtype) for _ in range(2))
+    left, right = (
+        torch.randn(size, size, device=device, dtype=torch.float32).to(dtype) for _ in range(2)
+    )
     for _ in range(2):
         torch.mm(left, right)
-    return 2 * size**3 / statistics.median(_each(lambda: torch.mm(left, right), device) for _ in range(_REPEATS))
+    return (
+        2
+        * size**3
+        / statistics.median(_each(lambda: torch.mm(left, right), device) for _ in range(_REPEATS))
+    )

@@ -16,7 +16,9 @@ from onboard.bench.work import Work
 
 
 def document(report: Report) -> dict[str, Any]:
-    """Return everything; names as vLLM's benchmarks have them, and our own for what these do not measure."""
+    """Return everything; names as vLLM's benchmarks have them, and our own for what these do not
+    measure.
+    """
     subject, ceilings = report.subject, report.ceilings
     return {
         "date": report.date.strftime("%Y%m%d-%H%M%S"),
@@ -27,9 +29,16 @@ def document(report: Report) -> dict[str, Any]:
         "dtype": str(report.dtype).removeprefix("torch."),
         "seed": report.settings.seed,
         "repeats": report.settings.repeats,
-        "versions": {"onboard": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
+        "versions": {
+            "onboard": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
         "hardware": asdict(ceilings),
-        "startup": {"seconds": report.startup.total, "stages": [asdict(span) for span in report.startup.spans]},
+        "startup": {
+            "seconds": report.startup.total,
+            "stages": [asdict(span) for span in report.startup.spans],
+        },
         "results": [_result(result, report) for result in report.results],
         "facts": report.facts,
     }
@@ -38,7 +47,11 @@ def document(report: Report) -> dict[str, Any]:
 def _result(result: Result, report: Report) -> dict[str, Any]:
     measured, shape = result.measured, result.shape
     if measured is None:
-        own = {"max_concurrency": shape.batch, "input_len": shape.context, "output_len": shape.output}
+        own = {
+            "max_concurrency": shape.batch,
+            "input_len": shape.context,
+            "output_len": shape.output,
+        }
         return {**own, "fits": False, "reason": result.reason}
     floors = floor(result, report)
     return {
@@ -58,7 +71,10 @@ def _result(result: Result, report: Report) -> dict[str, Any]:
 def _peer(peer: PeerRun | str, result: Result, floors: dict[str, Any]) -> dict[str, Any]:
     if isinstance(peer, str):
         return {"error": peer}
-    return {**peer.as_dict(result.shape), "share_of_floor": shares(peer.prefill, peer.decode_step, floors)}
+    return {
+        **peer.as_dict(result.shape),
+        "share_of_floor": shares(peer.prefill, peer.decode_step, floors),
+    }
 
 
 def work_of(result: Result, report: Report) -> dict[str, Work]:
@@ -83,7 +99,9 @@ def floor(result: Result, report: Report) -> dict[str, Any]:
 
 
 def shares(prefill: float, decode_step: float, floors: dict[str, Any]) -> dict[str, float]:
-    """Return the floors over the times (seconds) that were measured: 1 is as fast as the machine can be."""
+    """Return the floors over the times (seconds) that were measured: 1 is as fast as the machine
+    can be.
+    """
     return {
         "prefill": floors["prefill_ms"] / (1e3 * prefill),
         "decode_step": floors["decode_step_ms"] / (1e3 * decode_step),
@@ -91,7 +109,9 @@ def shares(prefill: float, decode_step: float, floors: dict[str, Any]) -> dict[s
 
 
 def peak_without_spare(result: Result, report: Report) -> int:
-    """Return the peak with caches just large enough for this shape, as a peer's grow; the process's peak on a CPU."""
+    """Return the peak with caches just large enough for this shape, as a peer's grow; the process's
+    peak on a CPU.
+    """
     assert result.measured is not None
     spare = max(0, report.caches - result.cache_bytes) if report.device.type == "cuda" else 0
     return result.measured.peak_memory - spare

@@ -35,7 +35,8 @@ def has_mixtures(engine: Engine) -> bool:
 
 @torch.inference_mode()
 def experts_hit(engine: Engine) -> list[float]:
-    """Run the engine's last step once more, without CUDA graphs; return the distinct experts of each mixture in order.
+    """Run the engine's last step once more, without CUDA graphs; return the distinct experts of
+    each mixture in order.
 
     The requests of that step must not go on: recurrent states are advanced once more.
     """

@@ -76,7 +76,9 @@ def measure(engine: Engine, shape: Shape, *, vocabulary: int, seed: int, repeats
 
 @contextmanager
 def decoding(engine: Engine, prompts: Sequence[Sequence[int]], output: int) -> Iterator[None]:
-    """Bring the engine to where it decodes all of a batch; at the end of the block its requests are dropped."""
+    """Bring the engine to where it decodes all of a batch; at the end of the block its requests are
+    dropped.
+    """
     requests = [request for prompt in prompts for request in engine.submit(prompt, _greedy(output))]
     try:
         while engine.scheduler.busy and not all(request.num_generated > 1 for request in requests):
@@ -114,11 +116,16 @@ def _token_times(times: Sequence[float], counts: Sequence[Sequence[int]]) -> lis
 
 
 def _decode_steps(times: Sequence[float], counts: Sequence[Sequence[int]]) -> list[float]:
-    """Return the durations of the steps that gave every request one token, each of which had one already."""
+    """Return the durations of the steps that gave every request one token, each of which had one
+    already.
+    """
     return [
         times[i] - times[i - 1]
         for i in range(1, len(times))
-        if all(before and after == before + 1 for before, after in zip(counts[i - 1], counts[i], strict=True))
+        if all(
+            before and after == before + 1
+            for before, after in zip(counts[i - 1], counts[i], strict=True)
+        )
     ]
 
 
@@ -129,7 +136,9 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most bytes that the GPU's allocator has held since; on the CPU the most that the process ever had."""
+    """Return the most bytes that the GPU's allocator has held since; on the CPU the most that the
+    process ever had.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")

@@ -1,8 +1,10 @@
-"""A measurement's figures under the names that vLLM's `bench serve`, `bench latency` and `bench throughput` use.
+"""A measurement's figures under the names that vLLM's `bench serve`, `bench latency` and `bench
+throughput` use.
 
-Source: vLLM, `vllm/benchmarks/{serve,latency,throughput}.py`. TTFT is from submission to the first token, TPOT the mean
-time of the tokens after it, ITL the time between two tokens that follow each other, E2EL from submission to the last
-token; all in milliseconds, over all requests of all repeats. Times without "_ms" are in seconds.
+Source: vLLM, `vllm/benchmarks/{serve,latency,throughput}.py`. TTFT is from submission to the first
+token, TPOT the mean time of the tokens after it, ITL the time between two tokens that follow each
+other, E2EL from submission to the last token; all in milliseconds, over all requests of all
+repeats. Times without "_ms" are in seconds.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def latency(latencies: Sequence[float]) -> dict[str, Any]:
     return {
         "avg_latency": float(np.mean(latencies)),
         "latencies": list(latencies),
-        "percentiles": {str(each): value for each, value in zip(_LATENCY_PERCENTILES, found, strict=True)},
+        "percentiles": {
+            str(each): value for each, value in zip(_LATENCY_PERCENTILES, found, strict=True)
+        },
     }
 
 

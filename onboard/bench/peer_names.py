@@ -1,4 +1,6 @@
-"""The names of those whom a model is measured beside; kept apart, so that a wrong one is found before torch is here."""
+"""The names of those whom a model is measured beside; kept apart, so that a wrong one is found
+before torch is here.
+"""
 
 from __future__ import annotations
 

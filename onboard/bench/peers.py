@@ -1,8 +1,9 @@
 """transformers' own `generate`, measured on the same prompts.
 
-`hf`: eager, with the dynamic cache that is its default. `hf-compiled`: static cache, the decode step compiled by
-torch.compile as `generate` itself sets it up. Every peer runs a shape once before it is timed, over the same lengths:
-what it builds the first time it meets a key length is not counted.
+`hf`: eager, with the dynamic cache that is its default. `hf-compiled`: static cache, the decode
+step compiled by torch.compile as `generate` itself sets it up. Every peer runs a shape once before
+it is timed, over the same lengths: what it builds the first time it meets a key length is not
+counted.
 """
 
 from __future__ import annotations
@@ -58,8 +59,14 @@ class PeerRun:
 
 @contextmanager
 def transformers_model(subject: Subject, device: torch.device, dtype: torch.dtype) -> Iterator[Any]:
-    """Build transformers' model on the device, with the checkpoint's weights or random ones; free it at the end."""
-    model = _random_model(subject, device, dtype) if subject.random_weights else _loaded_model(subject, device, dtype)
+    """Build transformers' model on the device, with the checkpoint's weights or random ones; free
+    it at the end.
+    """
+    model = (
+        _random_model(subject, device, dtype)
+        if subject.random_weights
+        else _loaded_model(subject, device, dtype)
+    )
     try:
         yield model
     finally:
@@ -71,9 +78,18 @@ def transformers_model(subject: Subject, device: torch.device, dtype: torch.dtyp
 
 
 def measure_peer(
-    model: Any, name: PeerName, shape: Shape, *, vocabulary: int, seed: int, repeats: int, device: torch.device
+    model: Any,
+    name: PeerName,
+    shape: Shape,
+    *,
+    vocabulary: int,
+    seed: int,
+    repeats: int,
+    device: torch.device,
 ) -> PeerRun:
-    """Time greedy generation of one shape; a step is the difference of a long and a one-token generation, by tokens."""
+    """Time greedy generation of one shape; a step is the difference of a long and a one-token
+    generation, by tokens.
+    """
     ids = torch.tensor(shape.prompts(vocabulary, seed), device=device)
     generate = _generate(model, name, ids)
     first_call = synchronized(lambda: generate(shape.output), device)
@@ -97,7 +113,9 @@ def _generate(model: Any, name: PeerName, ids: torch.Tensor) -> Callable[[int], 
 
 
 def _compile_anywhere() -> Any:
-    """Return the setting with which `generate` compiles on a CPU, too, as it does on a GPU by itself."""
+    """Return the setting with which `generate` compiles on a CPU, too, as it does on a GPU by
+    itself.
+    """
     from transformers import CompileConfig
 
     config = CompileConfig(mode="default")
@@ -108,7 +126,9 @@ def _compile_anywhere() -> Any:
 def _random_model(subject: Subject, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Build a model of the true shapes whose weights are made on the device."""
     options = {**subject.runtime.model_kwargs, "attn_implementation": None}
-    factory = ModelFactory(subject.folder, root=subject.root, dtype=dtype, model_kwargs=options, mode="transformers")
+    factory = ModelFactory(
+        subject.folder, root=subject.root, dtype=dtype, model_kwargs=options, mode="transformers"
+    )
     model = factory.build_model("meta")
     for names in tied_names(model):
         meta = model.get_parameter(names[0])
@@ -125,13 +145,21 @@ def _random_model(subject: Subject, device: torch.device, dtype: torch.dtype) ->
 
 def _loaded_model(subject: Subject, device: torch.device, dtype: torch.dtype) -> Any:
     factory = ModelFactory(
-        subject.folder, root=subject.root, dtype=dtype, model_kwargs=subject.runtime.model_kwargs, mode="transformers"
+        subject.folder,
+        root=subject.root,
+        dtype=dtype,
+        model_kwargs=subject.runtime.model_kwargs,
+        mode="transformers",
     )
     try:
         model = load_reference(factory.config, subject.folder, dtype=dtype, local_files_only=True)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise OnboardError(f"transformers cannot load {subject.name}: {reason}", hint="Leave --compare out") from error
+        raise OnboardError(
+            f"transformers cannot load {subject.name}: {reason}", hint="Leave --compare out"
+        ) from error
     if (count := codebooks_of(model).count) > 1:
-        raise OnboardError(f"transformers' generate has no tokens of {count} codebooks", hint="Leave --compare out")
+        raise OnboardError(
+            f"transformers' generate has no tokens of {count} codebooks", hint="Leave --compare out"
+        )
     return model.to(device).eval()

@@ -13,7 +13,17 @@ from onboard.bench.suite import Report
 from onboard.render import render
 
 _COLORS = {"onboard": "#1565c0", "hf": "#ef6c00", "hf-compiled": "#6a1b9a"}
-_STAGE_COLORS = ("#1565c0", "#2e7d32", "#ef6c00", "#6a1b9a", "#00838f", "#c62828", "#9e9d24", "#5d4037", "#455a64")
+_STAGE_COLORS = (
+    "#1565c0",
+    "#2e7d32",
+    "#ef6c00",
+    "#6a1b9a",
+    "#00838f",
+    "#c62828",
+    "#9e9d24",
+    "#5d4037",
+    "#455a64",
+)
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 860, 536, 84, 68, 24, 56
 _LETTER = 7.2
 """The most that a letter of a stage's name takes on average, in pixels."""
@@ -31,7 +41,9 @@ class Point:
 
 
 def roofline(report: Report) -> str:
-    """Return the picture of every prefill and decode step under the machine's two ceilings (Williams et al. 2009)."""
+    """Return the picture of every prefill and decode step under the machine's two ceilings
+    (Williams et al. 2009).
+    """
     points = list(_points(report))
     ceilings = report.ceilings
     axes = _Axes.around(points, ceilings.read_bandwidth, ceilings.matmul_rate)
@@ -45,11 +57,19 @@ def roofline(report: Report) -> str:
         width=_WIDTH,
         height=_HEIGHT,
         plot={"left": _LEFT, "top": _TOP, "right": _WIDTH - _RIGHT, "bottom": _HEIGHT - _BOTTOM},
-        roof=[(axes.x(x), axes.y(min(x * ceilings.read_bandwidth, ceilings.matmul_rate))) for x in roof],
+        roof=[
+            (axes.x(x), axes.y(min(x * ceilings.read_bandwidth, ceilings.matmul_rate)))
+            for x in roof
+        ],
         x_ticks=[(axes.x(10.0**e), _power(e)) for e in _exponents(axes.x_range)],
         y_ticks=[(axes.y(10.0**e), _power(e)) for e in _exponents(axes.y_range)],
-        points=[(point, axes.x(point.intensity), axes.y(point.rate), _COLORS[point.series]) for point in points],
-        legend=[(series, _COLORS[series]) for series in dict.fromkeys(point.series for point in points)],
+        points=[
+            (point, axes.x(point.intensity), axes.y(point.rate), _COLORS[point.series])
+            for point in points
+        ],
+        legend=[
+            (series, _COLORS[series]) for series in dict.fromkeys(point.series for point in points)
+        ],
     )
 
 
@@ -59,7 +79,9 @@ def _points(report: Report) -> Sequence[Point]:
         if result.measured is None:
             continue
         times = {"onboard": (result.measured.prefill, result.measured.decode_step)}
-        times |= {n: (p.prefill, p.decode_step) for n, p in result.peers.items() if isinstance(p, PeerRun)}
+        times |= {
+            n: (p.prefill, p.decode_step) for n, p in result.peers.items() if isinstance(p, PeerRun)
+        }
         for series, seconds in times.items():
             for (step, work), time in zip(work_of(result, report).items(), seconds, strict=True):
                 label = f"batch {result.shape.batch}, context {result.shape.context}"
@@ -84,11 +106,15 @@ class _Axes:
         return round(_LEFT + _share(value, self.x_range) * (_WIDTH - _RIGHT - _LEFT), 1)
 
     def y(self, value: float) -> float:
-        return round(_HEIGHT - _BOTTOM - _share(value, self.y_range) * (_HEIGHT - _BOTTOM - _TOP), 1)
+        return round(
+            _HEIGHT - _BOTTOM - _share(value, self.y_range) * (_HEIGHT - _BOTTOM - _TOP), 1
+        )
 
 
 def _decades(values: Sequence[float]) -> tuple[float, float]:
-    return 10.0 ** math.floor(math.log10(min(values))), 10.0 ** math.ceil(math.log10(max(values)) + 0.05)
+    return 10.0 ** math.floor(math.log10(min(values))), 10.0 ** math.ceil(
+        math.log10(max(values)) + 0.05
+    )
 
 
 def _share(value: float, limits: tuple[float, float]) -> float:

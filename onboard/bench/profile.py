@@ -65,7 +65,10 @@ class Profile:
 
     def gaps(self) -> list[Gap]:
         """Return the gaps that are longer than `LONGEST_GAP`, the longest first."""
-        return sorted((gap for gap in self._all_gaps() if gap.duration > LONGEST_GAP), key=lambda gap: -gap.duration)
+        return sorted(
+            (gap for gap in self._all_gaps() if gap.duration > LONGEST_GAP),
+            key=lambda gap: -gap.duration,
+        )
 
     def totals(self) -> list[tuple[str, int, float]]:
         """Return each kernel's name, calls and microseconds, the longest first."""
@@ -82,9 +85,12 @@ class Profile:
             "busy_us": self.busy,
             "kernels": len(self.events),
             "gaps": [
-                {"start_us": g.start, "us": g.duration, "before": g.before, "after": g.after} for g in self.gaps()
+                {"start_us": g.start, "us": g.duration, "before": g.before, "after": g.after}
+                for g in self.gaps()
             ],
-            "totals": [{"name": name, "calls": calls, "us": time} for name, calls, time in self.totals()],
+            "totals": [
+                {"name": name, "calls": calls, "us": time} for name, calls, time in self.totals()
+            ],
         }
 
     def _all_gaps(self) -> Iterator[Gap]:
@@ -99,7 +105,9 @@ class Profile:
 
 
 def profile_decode(engine: Engine, prompts: Sequence[Sequence[int]], output: int) -> Profile:
-    """Record a decode step of a whole batch, one of several in a row; needs at least eight tokens of output."""
+    """Record a decode step of a whole batch, one of several in a row; needs at least eight tokens
+    of output.
+    """
     device = engine.cache.info.device
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with decoding(engine, prompts, max(output, _STEPS + 3)):
@@ -124,7 +132,9 @@ def _trace(recorded: Any) -> list[dict[str, Any]]:
 
 
 def gpu_step(trace: Sequence[dict[str, Any]]) -> Profile:
-    """Cut one step out of a trace, from a CUDA graph's first kernel (without any: a copy to the GPU) to the next."""
+    """Cut one step out of a trace, from a CUDA graph's first kernel (without any: a copy to the
+    GPU) to the next.
+    """
     events = sorted((e for e in trace if e.get("cat") in _ON_GPU), key=lambda e: float(e["ts"]))
     begins = _graph_begins(trace, events) or [e["ts"] for e in events if "HtoD" in e["name"]]
     middle = len(begins) // 2
@@ -144,7 +154,9 @@ def _graph_begins(trace: Sequence[dict[str, Any]], events: Sequence[dict[str, An
 
 
 def _cpu_step(trace: Sequence[dict[str, Any]]) -> Profile:
-    """Cut one step out of a trace of the CPU: the operators of its thread that no other operator calls."""
+    """Cut one step out of a trace of the CPU: the operators of its thread that no other operator
+    calls.
+    """
     marks = sorted((e for e in trace if e["name"] == _MARK), key=lambda e: float(e["ts"]))
     mark = marks[len(marks) // 2]
     operators = [e for e in trace if e.get("cat") == "cpu_op" and e["tid"] == mark["tid"]]

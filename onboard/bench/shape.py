@@ -1,4 +1,6 @@
-"""What is measured: how many sequences at a time, how long their prompts are, how many tokens each goes on."""
+"""What is measured: how many sequences at a time, how long their prompts are, how many tokens each
+goes on.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ class Shape:
     context: int
     """Tokens of each prompt."""
     output: int
-    """Tokens to generate for each, at least 2: the first one ends the prefill, the others are decoded."""
+    """Tokens to generate for each, at least 2: the first one ends the prefill, the others are
+    decoded.
+    """
 
     @property
     def length(self) -> int:
@@ -29,7 +33,9 @@ class Shape:
     def prompts(self, vocabulary: int, seed: int) -> list[list[int]]:
         """Return random prompts; the same ones for the same shape and seed."""
         draw = random.Random(f"{seed} {self.batch} {self.context}")
-        return [[draw.randrange(vocabulary) for _ in range(self.context)] for _ in range(self.batch)]
+        return [
+            [draw.randrange(vocabulary) for _ in range(self.context)] for _ in range(self.batch)
+        ]
 
 
 def grid(batches: list[int], contexts: list[int], output: int) -> list[Shape]:

@@ -46,15 +46,22 @@ class StartUp:
         self.spans.append(Span(name, start, since_start() - start))
 
     def built(self, start: float, history: Sequence[HistoryEntry]) -> None:
-        """Record a build that began at `start` and ends now: what came before its pipeline, and the stages of that."""
+        """Record a build that began at `start` and ends now: what came before its pipeline, and the
+        stages of that.
+        """
         at = max(start, since_start() - sum(entry.seconds for entry in history))
         self.spans.append(Span("config and files", start, at - start))
         self.spans.extend(_stages(history, at))
 
 
 def _stages(history: Iterable[HistoryEntry], at: float) -> Iterator[Span]:
-    """Yield the stages; one that is left and entered again has the name of what takes longest each time."""
-    visits = [(stage, _parts(entries)) for stage, entries in groupby(history, key=lambda entry: entry.stage)]
+    """Yield the stages; one that is left and entered again has the name of what takes longest each
+    time.
+    """
+    visits = [
+        (stage, _parts(entries))
+        for stage, entries in groupby(history, key=lambda entry: entry.stage)
+    ]
     often = Counter(stage for stage, _ in visits)
     for stage, parts in visits:
         name = stage if often[stage] == 1 else f"{stage}: {max(parts, key=lambda key: parts[key])}"
@@ -70,7 +77,9 @@ def _parts(entries: Iterable[HistoryEntry]) -> dict[str, float]:
 
 
 def since_start() -> float:
-    """Return the seconds since this process began; where the system does not say, since this module was imported."""
+    """Return the seconds since this process began; where the system does not say, since this module
+    was imported.
+    """
     stat = Path("/proc/self/stat")
     if not stat.exists():
         return time.monotonic() - _IMPORTED

@@ -56,12 +56,15 @@ def open_subject(
     """Open an id, a folder, a registered name, or a file such as config.json, which has no weights.
 
     `settings` replace single fields of its configuration.
-    A model without a generated file is measured as transformers' own module, which is a fact. Raises `UsageError`.
+    A model without a generated file is measured as transformers' own module, which is a fact.
+    Raises `UsageError`.
     """
     if Path(model).expanduser().is_file() and not random_weights:
         raise UsageError(f"{model} is a config without weights", hint="Add --random-weights")
     with as_folder(model) as source:
-        runtime = resolve_config(source, root, config, {**overrides, "skip_loading_weights": random_weights})
+        runtime = resolve_config(
+            source, root, config, {**overrides, "skip_loading_weights": random_weights}
+        )
         runtime = with_settings(runtime, settings)
         yield _subject(model, find_checkpoint(runtime), runtime, root)
 

@@ -1,4 +1,6 @@
-"""The whole measurement of one model: start, every shape, the machine's ceilings, transformers beside it."""
+"""The whole measurement of one model: start, every shape, the machine's ceilings, transformers
+beside it.
+"""
 
 from __future__ import annotations
 
@@ -83,14 +85,20 @@ class Report:
         return f"{self.ceilings.device}, {str(self.dtype).removeprefix('torch.')}, {self.date:%Y-%m-%d}"
 
 
-def run_suite(subject: Subject, settings: Settings, on_progress: Progress = lambda _: None) -> Report:
+def run_suite(
+    subject: Subject, settings: Settings, on_progress: Progress = lambda _: None
+) -> Report:
     """Measure a model; what is freed in between: the engine before transformers' model is built."""
     device = resolve_device(subject.runtime.device)
     dtype = resolve_dtype(subject.runtime.dtype, subject.config, device)
     startup = StartUp([Span("imports", 0.0, since_start())])
-    engine = _start(subject, fitted_runtime(subject, settings.shapes, device), startup, settings, on_progress)
+    engine = _start(
+        subject, fitted_runtime(subject, settings.shapes, device), startup, settings, on_progress
+    )
     work = ModelWork(
-        weights_of(engine.gm), tuple(engine.cache.resources.values()), getattr(subject.config, "num_attention_heads", 1)
+        weights_of(engine.gm),
+        tuple(engine.cache.resources.values()),
+        getattr(subject.config, "num_attention_heads", 1),
     )
     results = [_measure(engine, shape, subject, settings, on_progress) for shape in settings.shapes]
     caches = sum(cache.nbytes for cache in engine.cache.caches.values())
@@ -104,8 +112,12 @@ def run_suite(subject: Subject, settings: Settings, on_progress: Progress = lamb
     return Report(subject, settings, device, dtype, startup, ceilings, work, results, caches, facts)
 
 
-def fitted_runtime(subject: Subject, shapes: Sequence[Shape], device: torch.device) -> RuntimeConfig:
-    """Return the configuration with room for all shapes, and with nothing that one run leaves for the next."""
+def fitted_runtime(
+    subject: Subject, shapes: Sequence[Shape], device: torch.device
+) -> RuntimeConfig:
+    """Return the configuration with room for all shapes, and with nothing that one run leaves for
+    the next.
+    """
     own = subject.runtime
     longest = max(shape.length for shape in shapes)
     batches = sorted({shape.batch for shape in shapes})
@@ -124,7 +136,11 @@ def fitted_runtime(subject: Subject, shapes: Sequence[Shape], device: torch.devi
 
 
 def _start(
-    subject: Subject, runtime: RuntimeConfig, startup: StartUp, settings: Settings, on_progress: Progress
+    subject: Subject,
+    runtime: RuntimeConfig,
+    startup: StartUp,
+    settings: Settings,
+    on_progress: Progress,
 ) -> Engine:
     for fact in subject.facts:  # before what they may lead to
         on_progress(f"note: {fact}")
@@ -134,12 +150,15 @@ def _start(
         engine = build_engine(subject.folder, runtime, root=subject.root, model=subject.name)
     except torch.OutOfMemoryError as error:
         raise OnboardError(
-            f"{subject.name} does not fit in the GPU's memory", hint=f"onboard plan {subject.name} shows what it takes"
+            f"{subject.name} does not fit in the GPU's memory",
+            hint=f"onboard plan {subject.name} shows what it takes",
         ) from error
     startup.built(start, engine.history)
     shape = min(settings.shapes, key=lambda each: (each.context, each.batch))
     with startup.stage("first token"):
-        prompt = Shape(1, min(shape.context, engine.capacity - 1), 2).prompts(vocabulary_of(subject), settings.seed)
+        prompt = Shape(1, min(shape.context, engine.capacity - 1), 2).prompts(
+            vocabulary_of(subject), settings.seed
+        )
         run_batch(engine, prompt, 1)
     return engine
 
@@ -148,21 +167,33 @@ def vocabulary_of(subject: Subject) -> int:
     """Return how many tokens the model has."""
     size = getattr(subject.config, "vocab_size", None)
     if not isinstance(size, int) or size < 1:
-        raise UsageError(f"{subject.name} does not say how many tokens it has", hint="Its config needs vocab_size")
+        raise UsageError(
+            f"{subject.name} does not say how many tokens it has",
+            hint="Its config needs vocab_size",
+        )
     return size
 
 
-def _measure(engine: Engine, shape: Shape, subject: Subject, settings: Settings, on_progress: Progress) -> Result:
+def _measure(
+    engine: Engine, shape: Shape, subject: Subject, settings: Settings, on_progress: Progress
+) -> Result:
     if reason := why_not(engine, shape):
         return Result(shape, reason=reason)
     on_progress(f"measuring batch {shape.batch}, context {shape.context}")
     vocabulary = vocabulary_of(subject)
-    measured = measure(engine, shape, vocabulary=vocabulary, seed=settings.seed, repeats=settings.repeats)
+    measured = measure(
+        engine, shape, vocabulary=vocabulary, seed=settings.seed, repeats=settings.repeats
+    )
     profile = (
-        profile_decode(engine, shape.prompts(vocabulary, settings.seed), shape.output) if settings.profile else None
+        profile_decode(engine, shape.prompts(vocabulary, settings.seed), shape.output)
+        if settings.profile
+        else None
     )
     pages = 1 + shape.batch * -(-shape.length // engine.cache.info.page_size)
-    sizes = ((r.num_bytes(shape.batch if r.by_sequence else pages)) for r in engine.cache.resources.values())
+    sizes = (
+        (r.num_bytes(shape.batch if r.by_sequence else pages))
+        for r in engine.cache.resources.values()
+    )
     return Result(shape, measured, cache_bytes=sum(sizes), profile=profile)
 
 
@@ -176,7 +207,9 @@ def why_not(engine: Engine, shape: Shape) -> str:
         fitting = group.allocator.num_usable // -(-most // size)
         if fitting < shape.batch:
             return f"the caches have room for {fitting} such sequences"
-    prefill = 1 + -(-shape.batch * shape.context // max(engine.cache.info.max_num_tokens - shape.batch, 1))
+    prefill = 1 + -(
+        -shape.batch * shape.context // max(engine.cache.info.max_num_tokens - shape.batch, 1)
+    )
     if shape.batch > 1 and shape.output <= prefill + 2:
         return f"the first outputs end before the last prompt is read: --output-len {prefill + 3} at least"
     return ""
@@ -196,7 +229,9 @@ def _measure_peer(
         for result in results:
             if result.measured is None:
                 continue
-            on_progress(f"measuring {peer}, batch {result.shape.batch}, context {result.shape.context}")
+            on_progress(
+                f"measuring {peer}, batch {result.shape.batch}, context {result.shape.context}"
+            )
             options: dict[str, Any] = {"vocabulary": vocabulary_of(subject), "seed": settings.seed}
             try:
                 result.peers[peer] = measure_peer(

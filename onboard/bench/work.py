@@ -1,8 +1,10 @@
-"""The fewest bytes and operations with which a model's step can be done, read off its graph and its caches.
+"""The fewest bytes and operations with which a model's step can be done, read off its graph and its
+caches.
 
-Weights are counted once a step, an embedding by the rows that are looked up, of a mixture's experts those that tokens
-went to; caches by the keys that queries see, states once. Operations are those of weights and of attention. What is
-left out (activations, written results, norms) only makes the floor lower than it could be.
+Weights are counted once a step, an embedding by the rows that are looked up, of a mixture's experts
+those that tokens went to; caches by the keys that queries see, states once. Operations are those of
+weights and of attention. What is left out (activations, written results, norms) only makes the
+floor lower than it could be.
 """
 
 from __future__ import annotations
@@ -72,12 +74,19 @@ class ModelWork:
     """Query heads of an attention layer."""
 
     def decode(self, shape: Shape, hits: Sequence[float]) -> Work:
-        """Return a decode step's work at the mean length; `hits`: experts of each layer that tokens went to."""
+        """Return a decode step's work at the mean length; `hits`: experts of each layer that tokens
+        went to.
+        """
         tokens, own = shape.batch, self.weights
         operations = 2 * tokens * (own.dense_elements + own.head_elements + self._expert_elements())
         keys = [self._visible(each, shape.mean_length) for each in self._paged()]
-        operations += tokens * sum(self._attention(each, n) for each, n in zip(self._paged(), keys, strict=True))
-        return Work(self._weight_bytes(tokens, hits) + tokens * self.cache_bytes(shape.mean_length), operations)
+        operations += tokens * sum(
+            self._attention(each, n) for each, n in zip(self._paged(), keys, strict=True)
+        )
+        return Work(
+            self._weight_bytes(tokens, hits) + tokens * self.cache_bytes(shape.mean_length),
+            operations,
+        )
 
     def prefill(self, shape: Shape, hits: Sequence[float]) -> Work:
         """Return the work of all prompts together, as if their weights were read once."""
@@ -87,11 +96,19 @@ class ModelWork:
         for each in self._paged():
             pairs = _pairs(shape.context, each.sliding_window)
             operations += shape.batch * self._attention(each, pairs)
-        return Work(self._weight_bytes(tokens, hits) + shape.batch * self.cache_bytes(shape.context), operations)
+        return Work(
+            self._weight_bytes(tokens, hits) + shape.batch * self.cache_bytes(shape.context),
+            operations,
+        )
 
     def cache_bytes(self, length: int) -> float:
-        """Return what a query reads of a sequence of `length` tokens: the keys that it sees, and every state."""
-        paged = sum(self._visible(each, length) * each.bytes_per_page / each.page_size for each in self._paged())
+        """Return what a query reads of a sequence of `length` tokens: the keys that it sees, and
+        every state.
+        """
+        paged = sum(
+            self._visible(each, length) * each.bytes_per_page / each.page_size
+            for each in self._paged()
+        )
         return paged + sum(each.num_bytes(1) for each in self.resources if each.by_sequence)
 
     def _weight_bytes(self, tokens: int, hits: Sequence[float]) -> float:
@@ -106,7 +123,9 @@ class ModelWork:
         return [each for each in self.resources if isinstance(each, KVPagedResource)]
 
     def _attention(self, cache: KVPagedResource, pairs: float) -> float:
-        """Return the operations on one cache: every query head multiplies every key (or value) that it sees."""
+        """Return the operations on one cache: every query head multiplies every key (or value) that
+        it sees.
+        """
         return 2.0 * max(self.heads, cache.num_kv_heads) * cache.head_dim * pairs
 
     @staticmethod
@@ -121,7 +140,9 @@ def _pairs(length: int, window: int | None) -> int:
 
 
 def weights_of(module: nn.Module) -> Weights:
-    """Read off a model's graph how often each of its weights is used; a model without a graph: all are dense."""
+    """Read off a model's graph how often each of its weights is used; a model without a graph: all
+    are dense.
+    """
     graphs = [gm for _, gm in graph_modules(module)]
     if not graphs:
         parameters = list({id(each): each for each in module.parameters()}.values())
@@ -143,8 +164,12 @@ def _count(gm: fx.GraphModule, weights: Weights) -> None:
             _add(weights, tensor, nodes, behind_gather)
 
 
-def _add(weights: Weights, tensor: torch.Tensor, nodes: list[fx.Node], behind_gather: set[fx.Node]) -> None:
-    """Count a tensor by its uses: a table that rows are looked up in, the head, or a weight of every token."""
+def _add(
+    weights: Weights, tensor: torch.Tensor, nodes: list[fx.Node], behind_gather: set[fx.Node]
+) -> None:
+    """Count a tensor by its uses: a table that rows are looked up in, the head, or a weight of
+    every token.
+    """
     looked_up = [node for node in nodes if "embedding" in _name(node)]
     applied = [node for node in nodes if node not in looked_up]
     elements = tensor.numel() if tensor.ndim > 1 else 0
@@ -191,14 +216,22 @@ def is_mixture(node: fx.Node) -> bool:
 
 
 def _expert_arguments(node: fx.Node) -> list[Any]:
-    """Return the arguments that hold the experts' weights: lists of one tensor each, or tensors stacked."""
-    values = [value for name, value in arguments(node).items() if "weight" in name and name != "routing_weights"]
+    """Return the arguments that hold the experts' weights: lists of one tensor each, or tensors
+    stacked.
+    """
+    values = [
+        value
+        for name, value in arguments(node).items()
+        if "weight" in name and name != "routing_weights"
+    ]
     return [value for value in values if value is not None and value != []]
 
 
 def _expert_tensors(gm: fx.GraphModule, node: fx.Node) -> list[torch.Tensor]:
     flat = [
-        each for value in _expert_arguments(node) for each in (value if isinstance(value, list | tuple) else [value])
+        each
+        for value in _expert_arguments(node)
+        for each in (value if isinstance(value, list | tuple) else [value])
     ]
     return [tensor for each in flat if (tensor := attr_tensor(gm, each)) is not None]
 

@@ -1,7 +1,8 @@
 """What the cached graph is told of a step: the flat row of tokens and its metadata.
 
-Each step's integers are written into one host buffer and reach the device in one copy (`step_buffer.py`) once they are
-asked for; every input of the graph is a view. Running sequences have rows (`rows.py`) from which a step is gathered.
+Each step's integers are written into one host buffer and reach the device in one copy
+(`step_buffer.py`) once they are asked for; every input of the graph is a view. Running sequences
+have rows (`rows.py`) from which a step is gathered.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ import torch
 
 from onboard.cache.budget import Limits
 from onboard.cache.rows import SequenceRows
-from onboard.cache.step_buffer import CHOICE_NAMES, IntArray, Layout, StepBuffer, padded, table_names
+from onboard.cache.step_buffer import (
+    CHOICE_NAMES,
+    IntArray,
+    Layout,
+    StepBuffer,
+    padded,
+    table_names,
+)
 from onboard.modeling import ONE_CODEBOOK, Codebooks
 
 METADATA_NAMES = ("cu_seqlens", "kv_lens", "block_table", "slot_mapping", "batch_info_host")
@@ -40,7 +48,9 @@ class _Step:
 
 
 class SequenceInfo:
-    """The inputs of the cached graph for one step: tokens, positions and the metadata of docs/architecture.md."""
+    """The inputs of the cached graph for one step: tokens, positions and the metadata of
+    docs/architecture.md.
+    """
 
     def __init__(
         self,
@@ -67,12 +77,16 @@ class SequenceInfo:
         """What a token stands for."""
         self.pages_per_sequence = -(-max_seq_len // page_size)
         self.decode_sizes: list[int] = []
-        """Captured decode batch sizes, ascending: a decode-only batch is padded up to the next one."""
+        """Captured decode batch sizes, ascending: a decode-only batch is padded up to the next
+        one.
+        """
         self._range = np.arange(max(self.max_num_tokens, max_batch_size) + 3)
         self._info = torch.zeros(5, dtype=torch.int32)
         self._numbers = self._info.numpy()
         self.inputs: dict[str, torch.Tensor] = {}
-        """Where the graph finds its inputs for this step: the same tensors for every decode batch of one size."""
+        """Where the graph finds its inputs for this step: the same tensors for every decode batch
+        of one size.
+        """
         self.choice: dict[str, torch.Tensor] = {}
         """How each sequence's next token is chosen, by `CHOICE_NAMES`: no inputs of the graph."""
         self.num_sequences = 0
@@ -80,13 +94,16 @@ class SequenceInfo:
         self.set_groups(1)
 
     def set_groups(self, groups: int) -> None:
-        """Lay the inputs out for sequences with `groups` tables of pages; those after the first are `..._1` and so on.
+        """Lay the inputs out for sequences with `groups` tables of pages; those after the first are
+        `..._1` and so on.
 
         What was captured or gathered before is void.
         """
         self.num_groups = groups
         self.pool_sizes = [1 + self.pages_per_sequence] * groups
-        """Pages that each group has, the spare page 0 included: examples read and write no others."""
+        """Pages that each group has, the spare page 0 included: examples read and write no
+        others.
+        """
         # One sequence and one token more than the limits: `rope_length` may add a row.
         self.buffer = StepBuffer(
             sequences=self.max_batch_size + 1,
@@ -97,12 +114,20 @@ class SequenceInfo:
             codebooks=self.codebooks.count,
         )
         self.rows = SequenceRows(
-            self.max_batch_size + 1, self.max_seq_len, self.pages_per_sequence, groups, self.codebooks.count
+            self.max_batch_size + 1,
+            self.max_seq_len,
+            self.pages_per_sequence,
+            groups,
+            self.codebooks.count,
         )
         self._shown: IntArray | None = None  # the slots whose pages the block tables show
         self._places: dict[int, int] = {}  # where they do, by slot
-        self._filled = np.zeros(self.max_batch_size + 1, dtype=np.int64)  # columns of theirs that may be other than 0
-        self._decoded: IntArray | None = None  # the very slots of the last step, if it was a plain decode step
+        self._filled = np.zeros(
+            self.max_batch_size + 1, dtype=np.int64
+        )  # columns of theirs that may be other than 0
+        self._decoded: IntArray | None = (
+            None  # the very slots of the last step, if it was a plain decode step
+        )
         self.set_decode_example(1)
 
     def set_rows(
@@ -113,7 +138,8 @@ class SequenceInfo:
         rope_length: int = 0,
         position_ids: IntArray | None = None,
     ) -> None:
-        """Describe one step of sequences that have rows: `lengths` [sequences] uncached tokens of each of `slots`.
+        """Describe one step of sequences that have rows: `lengths` [sequences] uncached tokens of
+        each of `slots`.
 
         `lengths` None: one token each. The rest as for `set_batch`.
         """
@@ -134,9 +160,15 @@ class SequenceInfo:
         self._finish(layout, step, slots, step.ends - 1, rope_length, position_ids)
 
     def _decode_on(self, slots: IntArray, starts: IntArray) -> None:
-        """Describe one more decode step of the sequences that the last one had: only what has changed is written."""
+        """Describe one more decode step of the sequences that the last one had: only what has
+        changed is written.
+        """
         assert self._shown is not None
-        layout, sequences, longest = self.buffer.layout_for(len(self._shown)), len(slots), int(starts.max())
+        layout, sequences, longest = (
+            self.buffer.layout_for(len(self._shown)),
+            len(slots),
+            int(starts.max()),
+        )
         assert longest < self.max_seq_len
         host, kv_lens, page = layout.host, starts + 1, starts // self.page_size
         host["kv_lens"][:sequences] = kv_lens
@@ -163,14 +195,16 @@ class SequenceInfo:
     ) -> None:
         """Describe one step of any sequences: prefill, chunked prefill, decode or a mixture.
 
-        `token_ids` [tokens] are the new tokens of all sequences, one after the other; `starts` [sequences] how many
-        tokens of each are cached; `lengths` [sequences] how many are new; `pages` [groups, sequences,
-        <= pages_per_sequence], or without `groups` when there is one, each sequence's pages; `slots` [sequences] where
-        its recurrent states lie (default: the spare slot 0, for models that have none). `logits_rows` are the rows
-        whose logits are wanted (default: each sequence's last). `rope_length` makes the row's largest position at least
-        `rope_length - 1` by a padding row, for models whose rotary table depends on it. `position_ids` [tokens] are the
-        tokens' positions for the model where they are not their places in the sequence: an image's tokens may share
-        some.
+        `token_ids` [tokens] are the new tokens of all sequences, one after the other; `starts`
+        [sequences] how many tokens of each are cached; `lengths` [sequences] how many are new;
+        `pages` [groups, sequences,
+        <= pages_per_sequence], or without `groups` when there is one, each sequence's pages;
+        `slots` [sequences] where its recurrent states lie (default: the spare slot 0, for models
+        that have none). `logits_rows` are the rows whose logits are wanted (default: each
+        sequence's last). `rope_length` makes the row's largest position at least `rope_length - 1`
+        by a padding row, for models whose rotary table depends on it. `position_ids` [tokens] are
+        the tokens' positions for the model where they are not their places in the sequence: an
+        image's tokens may share some.
         """
         tables = pages[None] if pages.ndim == 2 else pages
         slots = np.zeros(len(lengths), dtype=np.int64) if slots is None else slots
@@ -182,7 +216,12 @@ class SequenceInfo:
         layout.host["input_ids"][: len(token_ids)] = token_ids
         self._shown = self._decoded = None
         for group, table in enumerate(tables):
-            self._write_mapping(layout, group, table[step.sequence, step.positions // self.page_size], step.positions)
+            self._write_mapping(
+                layout,
+                group,
+                table[step.sequence, step.positions // self.page_size],
+                step.positions,
+            )
             shown = layout.host[table_names(group)[0]][: len(slots)]
             shown[:, : table.shape[1]] = table
             shown[:, table.shape[1] : self._filled[: len(slots)].max()] = 0
@@ -190,19 +229,30 @@ class SequenceInfo:
         self._filled[: len(slots)] = tables.shape[2]
         self.rows.write_sampling(layout.host, np.zeros_like(slots), step.kv_lens)
         self._finish(
-            layout, step, slots, step.ends - 1 if logits_rows is None else logits_rows, rope_length, position_ids
+            layout,
+            step,
+            slots,
+            step.ends - 1 if logits_rows is None else logits_rows,
+            rope_length,
+            position_ids,
         )
 
     def set_decode_example(self, size: int, kv_len: int = 1) -> None:
-        """Set a decode batch of `size` sequences with `kv_len` keys each that read the same pages (from 1 on).
+        """Set a decode batch of `size` sequences with `kv_len` keys each that read the same pages
+        (from 1 on).
 
-        For warm-up, measurement and capture: it has the shapes of a real step; what it computes is of no use.
+        For warm-up, measurement and capture: it has the shapes of a real step; what it computes is
+        of no use.
         """
         kv = np.full(size, kv_len)
-        self.set_batch(np.zeros(size, dtype=np.int64), kv - 1, np.ones_like(kv), self._example_pages(size))
+        self.set_batch(
+            np.zeros(size, dtype=np.int64), kv - 1, np.ones_like(kv), self._example_pages(size)
+        )
 
     def set_prefill_example(self, tokens: int) -> None:
-        """Set a prefill of `tokens` tokens in sequences as long as possible, all in the same pages."""
+        """Set a prefill of `tokens` tokens in sequences as long as possible, all in the same
+        pages.
+        """
         full, rest = divmod(min(tokens, self.max_batch_size * self.max_seq_len), self.max_seq_len)
         lengths = np.array([self.max_seq_len] * full + [rest] * (rest > 0))
         ids = np.zeros(lengths.sum(), dtype=np.int64)
@@ -222,7 +272,13 @@ class SequenceInfo:
     @property
     def limits(self) -> Limits:
         """What the inputs are laid out for."""
-        return Limits(self.max_batch_size, self.max_seq_len, self.max_num_tokens, self.page_size, self.snapshots)
+        return Limits(
+            self.max_batch_size,
+            self.max_seq_len,
+            self.max_num_tokens,
+            self.page_size,
+            self.snapshots,
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -231,7 +287,9 @@ class SequenceInfo:
 
     def _example_pages(self, sequences: int) -> IntArray:
         order = np.arange(self.pages_per_sequence)
-        return np.stack([np.tile(1 + order % max(size - 1, 1), (sequences, 1)) for size in self.pool_sizes])
+        return np.stack(
+            [np.tile(1 + order % max(size - 1, 1), (sequences, 1)) for size in self.pool_sizes]
+        )
 
     def _step(self, starts: IntArray, lengths: IntArray | None, rope_length: int) -> _Step:
         """Say which token of which sequence each place of the row holds, padding included."""
@@ -248,29 +306,49 @@ class SequenceInfo:
         lengths = padded(lengths, padding, 1)
         ends = np.cumsum(lengths)
         positions = order[: ends[-1]] - np.repeat(ends - starts - lengths, lengths)
-        return _Step(starts + lengths, int(lengths.max()), padding, np.repeat(order[:count], lengths), positions, ends)
+        return _Step(
+            starts + lengths,
+            int(lengths.max()),
+            padding,
+            np.repeat(order[:count], lengths),
+            positions,
+            ends,
+        )
 
     def _padding(self, starts: IntArray, lengths: IntArray | None, rope_length: int) -> int:
-        """Return how many padding sequences the step needs: for its rotary table, or to reach a captured size."""
+        """Return how many padding sequences the step needs: for its rotary table, or to reach a
+        captured size.
+        """
         count = len(starts)
-        least = count + bool(rope_length and rope_length > (starts + (1 if lengths is None else lengths)).max())
+        least = count + bool(
+            rope_length and rope_length > (starts + (1 if lengths is None else lengths)).max()
+        )
         if lengths is not None:
             return least - count
         return next((size for size in self.decode_sizes if size >= least), least) - count
 
-    def _write_mapping(self, layout: Layout, group: int, pages: IntArray, positions: IntArray) -> None:
+    def _write_mapping(
+        self, layout: Layout, group: int, pages: IntArray, positions: IntArray
+    ) -> None:
         """Write where each token's key goes, of whose page the number is given."""
         target = layout.host[table_names(group)[1]][: len(positions)]
         np.multiply(pages, self.page_size, out=target, casting="unsafe")
         target += positions % self.page_size
 
     def _show(self, layout: Layout, slots: IntArray) -> None:
-        """Bring the block tables up to date: as long as a batch stays together, only where pages have changed.
+        """Bring the block tables up to date: as long as a batch stays together, only where pages
+        have changed.
 
-        No more columns are written than have pages, or had some: a longest sequence's would be thousands.
+        No more columns are written than have pages, or had some: a longest sequence's would be
+            thousands.
         """
-        if self._shown is not slots and (self._shown is None or not np.array_equal(self._shown, slots)):
-            self._shown, self._places = slots, {slot: place for place, slot in enumerate(slots.tolist())}
+        if self._shown is not slots and (
+            self._shown is None or not np.array_equal(self._shown, slots)
+        ):
+            self._shown, self._places = (
+                slots,
+                {slot: place for place, slot in enumerate(slots.tolist())},
+            )
             self._show_rows(layout, slice(len(slots)), slots)
         else:
             for slot in self.rows.changed & self._places.keys():
@@ -314,8 +392,12 @@ class SequenceInfo:
         self.inputs = self._views(layout, tokens, sequences, len(wanted))
         self.choice = layout.choices(sequences)
 
-    def _views(self, layout: Layout, tokens: int, sequences: int, rows: int) -> dict[str, torch.Tensor]:
-        """Return the inputs' views; those of pure decode steps are kept, since making them takes a while."""
+    def _views(
+        self, layout: Layout, tokens: int, sequences: int, rows: int
+    ) -> dict[str, torch.Tensor]:
+        """Return the inputs' views; those of pure decode steps are kept, since making them takes a
+        while.
+        """
         key = (tokens, sequences, rows)
         if (known := layout.views.get(key)) is not None:
             return known
@@ -323,7 +405,11 @@ class SequenceInfo:
         counts |= {table_names(group)[0]: sequences for group in range(self.num_groups)}
         counts["logits_gather_indices"] = rows
         fields = layout.device.items()
-        views = {name: tensor[: counts.get(name, tokens)] for name, tensor in fields if name not in CHOICE_NAMES}
+        views = {
+            name: tensor[: counts.get(name, tokens)]
+            for name, tensor in fields
+            if name not in CHOICE_NAMES
+        }
         for name in ("input_ids", "position_ids"):
             views[name] = views[name][None]
         views["batch_info_host"] = self._info

@@ -1,7 +1,9 @@
-"""What a run takes of a device's memory: one plan, that a run allocates by and `onboard plan` shows.
+"""What a run takes of a device's memory: one plan, that a run allocates by and `onboard plan`
+shows.
 
-Weights, tables and caches are exact: they are counted over the tensors that a run has. Activations are the most that
-the graph's intermediate tensors take at a time; what the driver and libraries hold is estimated (`CUDA_RESERVE`).
+Weights, tables and caches are exact: they are counted over the tensors that a run has. Activations
+are the most that the graph's intermediate tensors take at a time; what the driver and libraries
+hold is estimated (`CUDA_RESERVE`).
 """
 
 from __future__ import annotations
@@ -13,19 +15,28 @@ from dataclasses import dataclass, replace
 from onboard.cache.resources import CacheResource, KVPagedResource
 
 CUDA_RESERVE = 768 * 2**20
-"""Bytes of a GPU that torch's allocator never sees: context, kernels, library workspaces; about this on an H100."""
+"""Bytes of a GPU that torch's allocator never sees: context, kernels, library workspaces; about
+this on an H100.
+"""
 STARTING_TOKENS = 512
 """Tokens of each sequence for which a batch that nobody asked for has room, all at a time."""
 STARTING_SHARE = 0.5
-"""Of the memory that weights leave: what these take at most. The rest is for activations and longer sequences."""
+"""Of the memory that weights leave: what these take at most. The rest is for activations and longer
+sequences.
+"""
 HOST_SHARE = 0.25
 """Of the host's free memory: what caches take whose size nobody asked for."""
 
 
 def starting_share(fraction: float) -> tuple[float, str]:
-    """Return the share of the free memory in which a batch starts where caches take `fraction` of it, and why so."""
+    """Return the share of the free memory in which a batch starts where caches take `fraction` of
+    it, and why so.
+    """
     share = min(STARTING_SHARE, fraction)
-    return share, f"so many start with {STARTING_TOKENS} tokens each in {share:.0%} of the free memory"
+    return (
+        share,
+        f"so many start with {STARTING_TOKENS} tokens each in {share:.0%} of the free memory",
+    )
 
 
 def lowered(limit: str, old: int, new: int, why: str) -> str:
@@ -46,7 +57,9 @@ class Limits:
     snapshots: int = 0
     """Recurrent states that are kept for requests to come."""
     max_tokens: int | None = None
-    """Upper bound on cached tokens over all sequences; None: what all sequences together can fill."""
+    """Upper bound on cached tokens over all sequences; None: what all sequences together can
+    fill.
+    """
 
     @property
     def pages_per_sequence(self) -> int:
@@ -60,7 +73,9 @@ class Limits:
 
     @property
     def num_slots(self) -> int:
-        """Slots of recurrent states: the spare 0, those of a batch, those kept for later, and that of one alone."""
+        """Slots of recurrent states: the spare 0, those of a batch, those kept for later, and that
+        of one alone.
+        """
         return self.max_batch_size + self.snapshots + 2
 
     @property
@@ -72,9 +87,13 @@ class Limits:
         return 1 + pages
 
     def serving(self, *, batch: int, context: int) -> Limits:
-        """Return the limits of a run for `batch` sequences of `context` tokens; states are kept as it keeps them."""
+        """Return the limits of a run for `batch` sequences of `context` tokens; states are kept as
+        it keeps them.
+        """
         kept = batch if self.snapshots == self.max_batch_size else self.snapshots
-        return replace(self, max_batch_size=batch, max_seq_len=context, snapshots=kept, max_tokens=None)
+        return replace(
+            self, max_batch_size=batch, max_seq_len=context, snapshots=kept, max_tokens=None
+        )
 
     def window(self, resource: CacheResource) -> int | None:
         """Return the keys that a query sees of a cache, None when these can be all of them."""
@@ -84,11 +103,14 @@ class Limits:
     def window_pages(self, window: int) -> int:
         """Return the most pages of a window that are in use at a time, and the spare one.
 
-        That is what the next query sees of each sequence of a batch, and of one alone, with a page more at either end
-        since windows begin and end anywhere in one; and the tokens of the step, since pages are freed after it.
+        That is what the next query sees of each sequence of a batch, and of one alone, with a page
+        more at either end since windows begin and end anywhere in one; and the tokens of the step,
+        since pages are freed after it.
         """
         of_sequence = -(-(window - 1) // self.page_size) + 2
-        return 1 + (self.max_batch_size + 1) * of_sequence + -(-self.max_num_tokens // self.page_size)
+        return (
+            1 + (self.max_batch_size + 1) * of_sequence + -(-self.max_num_tokens // self.page_size)
+        )
 
 
 @dataclass(frozen=True)
@@ -99,10 +121,11 @@ class CachePlan:
     resources: tuple[CacheResource, ...]
 
     def units(self, resource: CacheResource, pages: int) -> int:
-        """Return the pages, or the slots, that a cache has when sequences share `pages` pages (the spare included).
+        """Return the pages, or the slots, that a cache has when sequences share `pages` pages (the
+        spare included).
 
-        A window's pages are as many as can be in use; `pages` bounds them, since no sequence has more of a window than
-        of all.
+        A window's pages are as many as can be in use; `pages` bounds them, since no sequence has
+        more of a window than of all.
         """
         if resource.by_sequence:
             return self.limits.num_slots
@@ -114,7 +137,9 @@ class CachePlan:
         return sum(each.num_bytes(self.units(each, pages)) for each in self.resources)
 
     def pages_within(self, budget: float) -> int:
-        """Return the most useful pages whose caches take no more than `budget` bytes, 0 when not even one does."""
+        """Return the most useful pages whose caches take no more than `budget` bytes, 0 when not
+        even one does.
+        """
         low, high = 0, self.limits.useful_pages
         while low < high:
             middle = (low + high + 1) // 2
@@ -122,7 +147,9 @@ class CachePlan:
         return low
 
     def longest(self, pages: int) -> int:
-        """Return the most tokens that a sequence can have when it has `pages` pages to itself (the spare included)."""
+        """Return the most tokens that a sequence can have when it has `pages` pages to itself (the
+        spare included).
+        """
         size, limits = self.limits.page_size, self.limits
         paged = (each for each in self.resources if not each.by_sequence)
         held = (((self.units(each, pages) - 1) * size, limits.window(each)) for each in paged)
@@ -132,7 +159,8 @@ class CachePlan:
         )
 
     def fitting_batch(self, budget: float) -> int:
-        """Return the most sequences, no more than allowed and one at least, that can start with `budget` bytes.
+        """Return the most sequences, no more than allowed and one at least, that can start with
+        `budget` bytes.
 
         Each has its states and `STARTING_TOKENS` tokens, or as many as it may.
         """
@@ -156,7 +184,9 @@ class CachePlan:
 
 @dataclass(frozen=True)
 class CacheGroup:
-    """Caches of one form: those of all layers that keep the same heads, sizes, dtype and window, or the same state."""
+    """Caches of one form: those of all layers that keep the same heads, sizes, dtype and window, or
+    the same state.
+    """
 
     resource: CacheResource
     caches: int
@@ -207,7 +237,9 @@ class MemoryPlan:
     devices: int = 1
     """That the sizes are for, all together."""
     wanted: tuple[int, int] | None = None
-    """Sequences, and tokens of each, for which `devices_needed` counts; None: what the limits allow."""
+    """Sequences, and tokens of each, for which `devices_needed` counts; None: what the limits
+    allow.
+    """
     chosen: tuple[str, ...] = ()
     """The limits that nobody asked for: they may be lowered to what fits."""
 
@@ -258,29 +290,39 @@ class MemoryPlan:
         """Return the plan for other limits; steps stay as large, and graphs grow with the batch."""
         limits = self.limits.serving(batch=batch, context=context)
         per_sequence = self.graphs / self.limits.max_batch_size
-        return replace(self, cache=replace(self.cache, limits=limits), graphs=round(per_sequence * batch))
+        return replace(
+            self, cache=replace(self.cache, limits=limits), graphs=round(per_sequence * batch)
+        )
 
     def with_limits(self, limits: Limits) -> MemoryPlan:
         """Return the plan of the same model and batch for other limits."""
         return replace(self, cache=replace(self.cache, limits=limits))
 
     def over(self, count: int, memory: int) -> MemoryPlan:
-        """Return the plan for `count` devices of `memory` bytes that share weights and caches evenly.
+        """Return the plan for `count` devices of `memory` bytes that share weights and caches
+        evenly.
 
-        They count as one of all their memory. Tables, a step's tensors and what drivers hold are on each of them.
+        They count as one of all their memory. Tables, a step's tensors and what drivers hold are on
+        each of them.
         """
         each = ("tables", "inputs", "activations", "graphs", "reserve")
         sizes = {name: count * getattr(self, name) // self.devices for name in each}
         return replace(self, memory=count * memory, devices=count, **sizes)
 
     def devices_needed(self, memory: int) -> int | None:
-        """Return how many devices of `memory` bytes all sequences need: the least power of two, None above 64."""
+        """Return how many devices of `memory` bytes all sequences need: the least power of two,
+        None above 64.
+        """
         batch, context = self.wanted or (0, 0)
         plan = self.for_limits(batch=batch, context=context) if self.wanted else self
-        return next((count for count in (1, 2, 4, 8, 16, 32, 64) if plan.over(count, memory).fits()), None)
+        return next(
+            (count for count in (1, 2, 4, 8, 16, 32, 64) if plan.over(count, memory).fits()), None
+        )
 
     def ladder(self) -> list[int]:
-        """Return contexts to show: powers of two from 1,024 on, the longest that the model has, and that of the run."""
+        """Return contexts to show: powers of two from 1,024 on, the longest that the model has, and
+        that of the run.
+        """
         powers = [1 << exponent for exponent in range(10, 21) if 1 << exponent < self.positions]
         return sorted({*powers, self.positions, self.limits.max_seq_len})
 
@@ -290,7 +332,9 @@ class MemoryPlan:
         return two.num_bytes(two.limits.useful_pages) - one.num_bytes(one.limits.useful_pages)
 
     def longest_context(self) -> int:
-        """Return the most tokens of a sequence that has the caches to itself, 0 when not even a page's fit."""
+        """Return the most tokens of a sequence that has the caches to itself, 0 when not even a
+        page's fit.
+        """
         low, high = 0, -(-self.positions // self.limits.page_size)
         while low < high:
             middle = (low + high + 1) // 2
@@ -299,7 +343,9 @@ class MemoryPlan:
         return min(low * self.limits.page_size, self.positions)
 
     def largest_batch(self, context: int) -> int:
-        """Return the most sequences of `context` tokens that fit at a time; a step has at least a token of each."""
+        """Return the most sequences of `context` tokens that fit at a time; a step has at least a
+        token of each.
+        """
         low, high = 0, max(self.step_tokens, 1)
         while low < high:
             middle = (low + high + 1) // 2

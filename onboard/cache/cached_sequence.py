@@ -1,4 +1,6 @@
-"""All that a cached graph is called with: a step's numbers, and the caches with the pages that they are made of."""
+"""All that a cached graph is called with: a step's numbers, and the caches with the pages that they
+are made of.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ MROPE_DELTA = "mrope_delta_cache"
 
 
 class CachedSequenceInterface:
-    """The sequence metadata and the named caches of one model: everything that its cached graph is called with."""
+    """The sequence metadata and the named caches of one model: everything that its cached graph is
+    called with.
+    """
 
     def __init__(self, info: SequenceInfo) -> None:
         self.info = info
@@ -51,7 +55,9 @@ class CachedSequenceInterface:
         self.latest = LatestTokens(info.num_slots, info.device, info.codebooks)
 
     def metadata_names(self, names: Sequence[str], resource: CacheResource) -> list[str]:
-        """Return the inputs that an operator takes over a registered cache: where its pages lie is its group's."""
+        """Return the inputs that an operator takes over a registered cache: where its pages lie is
+        its group's.
+        """
         if resource.by_sequence:
             return list(names)
         own = table_names(self._windows().index(self.info.limits.window(resource)))
@@ -61,8 +67,8 @@ class CachedSequenceInterface:
     def allocate(self, num_pages: int) -> None:
         """(Re)allocate every cache; contents are lost.
 
-        Paged ones get `num_pages` pages, the spare page 0 among them, or what a window can use of them; states as many
-        slots as a batch can use.
+        Paged ones get `num_pages` pages, the spare page 0 among them, or what a window can use of
+        them; states as many slots as a batch can use.
         """
         self.caches.clear()  # free the old ones first
         plan = CachePlan(self.info.limits, tuple(self.resources.values()))
@@ -71,8 +77,13 @@ class CachedSequenceInterface:
             for name, resource in self.resources.items()
         }
         windows = self._windows() or [None]
-        sizes = [num_pages if each is None else min(num_pages, plan.limits.window_pages(each)) for each in windows]
-        self.groups = [PageGroup(PageAllocator(size), each) for size, each in zip(sizes, windows, strict=True)]
+        sizes = [
+            num_pages if each is None else min(num_pages, plan.limits.window_pages(each))
+            for each in windows
+        ]
+        self.groups = [
+            PageGroup(PageAllocator(size), each) for size, each in zip(sizes, windows, strict=True)
+        ]
         self.info.pool_sizes = sizes
         self.num_pages = num_pages
 
@@ -99,35 +110,49 @@ class CachedSequenceInterface:
     @property
     def _states(self) -> list[str]:
         """Return the caches of recurrent states."""
-        return [name for name, each in self.resources.items() if isinstance(each, StateResource) and each.carries]
+        return [
+            name
+            for name, each in self.resources.items()
+            if isinstance(each, StateResource) and each.carries
+        ]
 
     def copy_state(self, source: int, target: int) -> None:
         """Copy the recurrent states of one slot to another."""
         states = [self.caches[name] for name in self._states]
-        torch._foreach_copy_([state[target] for state in states], [state[source] for state in states])
+        torch._foreach_copy_(
+            [state[target] for state in states], [state[source] for state in states]
+        )
 
     def can_lend(self, lengths: Sequence[int]) -> bool:
         """Whether `lent_pages` has the pages for sequences of these lengths."""
-        return all(sum(self._needed(each, lengths)) <= each.allocator.num_free for each in self.groups)
+        return all(
+            sum(self._needed(each, lengths)) <= each.allocator.num_free for each in self.groups
+        )
 
     @contextmanager
     def lent_pages(self, lengths: Sequence[int]) -> Iterator[IntArray]:
-        """Lend pages for sequences of these lengths: [groups, sequences, most pages of one], filled up with page 0.
+        """Lend pages for sequences of these lengths: [groups, sequences, most pages of one], filled
+        up with page 0.
 
-        Pages of a window are lent as a ring: what comes takes the place of what no later query sees.
+        Pages of a window are lent as a ring: what comes takes the place of what no later query
+            sees.
         """
         counts = [-(-length // self.info.page_size) for length in lengths]
         table = np.zeros((len(self.groups), len(counts), max(counts)), dtype=np.int32)
         with ExitStack() as stack:
             for rows, group in zip(table, self.groups, strict=True):
-                for row, count, needed in zip(rows, counts, self._needed(group, lengths), strict=True):
+                for row, count, needed in zip(
+                    rows, counts, self._needed(group, lengths), strict=True
+                ):
                     pages = group.allocator.take(needed)
                     stack.callback(group.allocator.give_back, pages)
                     row[:count] = np.resize(pages, count)
             yield table
 
     def _needed(self, group: PageGroup, lengths: Sequence[int]) -> list[int]:
-        """Return the pages that sequences of these lengths need at a time, when a step has all the tokens it can."""
+        """Return the pages that sequences of these lengths need at a time, when a step has all the
+        tokens it can.
+        """
         size, window = self.info.page_size, group.window
         most = max(lengths) if window is None else window + self.info.max_num_tokens + size
         return [-(-min(length, most) // size) for length in lengths]
@@ -143,7 +168,9 @@ class CachedSequenceInterface:
         return {**self.info.args, **self.caches}
 
     def call(self, gm: nn.Module) -> torch.Tensor:
-        """Run `gm` on the present step with exactly the inputs that it names; return logits [1, rows, vocabulary]."""
+        """Run `gm` on the present step with exactly the inputs that it names; return logits [1,
+        rows, vocabulary].
+        """
         args = self.args
         output = gm(**{name: args[name] for name in self._names(gm)})
         logits = getattr(output, "logits", output)
@@ -151,22 +178,30 @@ class CachedSequenceInterface:
         return logits
 
     def logits(self, gm: nn.Module) -> torch.Tensor:
-        """Run `gm` and return the wanted logits [wanted rows, vocabulary], padding rows included."""
+        """Run `gm` and return the wanted logits [wanted rows, vocabulary], padding rows
+        included.
+        """
         return wanted_logits(self.call(gm), self.info.args, self._names(gm))
 
     def next_tokens(self, gm: nn.Module) -> Chosen:
-        """Run `gm` and choose a token a sequence, padding included; what is returned lasts until the next call."""
+        """Run `gm` and choose a token a sequence, padding included; what is returned lasts until
+        the next call.
+        """
         info, inputs = self.info, self.info.inputs
         chosen = gm.next_tokens(inputs, self.caches) if isinstance(gm, ChoosesTokens) else None
         if chosen is not None:
             info.buffer.fetched()
         else:
             args = {**self.args, **info.choice}
-            chosen = self.latest.run(gm, args, self._names(gm), drawn=info.rows.drawn, filtered=info.rows.filtered)
+            chosen = self.latest.run(
+                gm, args, self._names(gm), drawn=info.rows.drawn, filtered=info.rows.filtered
+            )
         return chosen[0], lambda: wanted_logits(chosen[1], inputs, self._names(gm))
 
     def _names(self, gm: nn.Module) -> list[str]:
-        """Return the names of the inputs of `gm`, read off its graph only after the graph has changed."""
+        """Return the names of the inputs of `gm`, read off its graph only after the graph has
+        changed.
+        """
         size = len(gm.graph.nodes) if hasattr(gm, "graph") else 0  # type: ignore[union-attr, arg-type]
         if self._known is None or self._known[:2] != (gm, size):
             self._known = gm, size, input_names(gm)
@@ -174,7 +209,8 @@ class CachedSequenceInterface:
 
 
 def input_names(gm: nn.Module) -> list[str]:
-    """Return the names of a graph module's placeholders, also through a wrapper that exposes `graph`.
+    """Return the names of a graph module's placeholders, also through a wrapper that exposes
+    `graph`.
 
     A model without a graph says them itself (`input_names`).
     """

@@ -1,8 +1,9 @@
-"""Which pages of a paged cache are free, owned, or kept for later: reference counts, and contents found again.
+"""Which pages of a paged cache are free, owned, or kept for later: reference counts, and contents
+found again.
 
-Paging with shared pages follows Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with
-PagedAttention"; pages without an owner are forgotten in the order in which they were last used. Slots of recurrent
-states are handed out by the same class.
+Paging with shared pages follows Kwon et al. 2023, "Efficient Memory Management for Large Language
+Model Serving with PagedAttention"; pages without an owner are forgotten in the order in which they
+were last used. Slots of recurrent states are handed out by the same class.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from onboard.errors import OnboardError
 class PageAllocator:
     """Hands out page numbers; page 0 is spare: padding writes there and no sequence owns it.
 
-    A page may have several owners (`share`). One whose content has a digest (`keep`) is not free when its last owner
-    gives it back but idle: `find` still finds it, until `take` needs it.
+    A page may have several owners (`share`). One whose content has a digest (`keep`) is not free
+    when its last owner gives it back but idle: `find` still finds it, until `take` needs it.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -46,7 +47,9 @@ class PageAllocator:
         return len(self._owners)
 
     def take(self, count: int) -> list[int]:
-        """Return `count` free pages, the last freed first; when none is left, those idle for longest."""
+        """Return `count` free pages, the last freed first; when none is left, those idle for
+        longest.
+        """
         if count > self.num_free:
             raise OnboardError(f"{count} cache pages are needed and {self.num_free} are free")
         pages = [self._free.pop() if self._free else self._evict() for _ in range(count)]
@@ -59,7 +62,9 @@ class PageAllocator:
         self._owners[page] = self._owners.get(page, 0) + 1
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Take an owner from each page; of pages that become idle the last ones are forgotten first."""
+        """Take an owner from each page; of pages that become idle the last ones are forgotten
+        first.
+        """
         for page in reversed(pages):
             assert page in self._owners, "a page is freed twice"
             self._owners[page] -= 1
@@ -71,7 +76,9 @@ class PageAllocator:
                     self._free.append(page)
 
     def keep(self, page: int, digest: bytes) -> None:
-        """Let `find` find an owned page by its content; the first page of a content stays the one that is found."""
+        """Let `find` find an owned page by its content; the first page of a content stays the one
+        that is found.
+        """
         assert page in self._owners, "a page without an owner may change"
         if digest not in self._kept and page not in self._digests:
             self._kept[digest] = page
@@ -90,8 +97,12 @@ class PageAllocator:
         pages = [0, *self._free, *self._idle, *self._owners] if self.num_pages else []
         assert sorted(pages) == list(range(self.num_pages)), "a page is lost"
         assert all(count > 0 for count in self._owners.values()), "a page is owned by nobody"
-        assert {digest: page for page, digest in self._digests.items()} == self._kept, "contents and pages differ"
-        assert self._digests.keys() <= self._idle.keys() | self._owners.keys(), "a free page has a content"
+        assert {digest: page for page, digest in self._digests.items()} == self._kept, (
+            "contents and pages differ"
+        )
+        assert self._digests.keys() <= self._idle.keys() | self._owners.keys(), (
+            "a free page has a content"
+        )
 
     def _evict(self) -> int:
         page = next(iter(self._idle))

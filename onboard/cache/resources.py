@@ -45,7 +45,9 @@ class KVPagedResource:
         return num_pages, self.num_kv_heads, self.keys_per_page, self.head_dim
 
     def allocate(self, num_pages: int, device: torch.device) -> torch.Tensor:
-        """Return a new cache; zeroed, since a masked key times an uninitialised NaN would still be NaN."""
+        """Return a new cache; zeroed, since a masked key times an uninitialised NaN would still be
+        NaN.
+        """
         import torch  # sizes alone are asked for without it
 
         return torch.zeros(self.shape(num_pages), dtype=self.dtype, device=device)
@@ -53,7 +55,9 @@ class KVPagedResource:
 
 @dataclass(frozen=True)
 class StateResource:
-    """What is kept of each sequence, whatever its length, as by a recurrent layer: a tensor `[slots, *state_shape]`."""
+    """What is kept of each sequence, whatever its length, as by a recurrent layer: a tensor
+    `[slots, *state_shape]`.
+    """
 
     by_sequence: ClassVar[bool] = True
     state_shape: tuple[int, ...]

@@ -1,11 +1,12 @@
-"""The memory in which a step's numbers lie: one pinned host buffer, one device buffer, one copy between them.
+"""The memory in which a step's numbers lie: one pinned host buffer, one device buffer, one copy
+between them.
 
-A captured step makes this copy itself, as its first kernel: a GPU takes microseconds to change between its copy engine
-and a CUDA graph.
+A captured step makes this copy itself, as its first kernel: a GPU takes microseconds to change
+between its copy engine and a CUDA graph.
 
-Fields that have an entry a token come twice, for decode-sized rows in front of the fields that have one a sequence, and
-for full rows behind them. So each kind of step is one contiguous copy of no more than it needs, and every input of a
-captured CUDA graph stays at its address.
+Fields that have an entry a token come twice, for decode-sized rows in front of the fields that have
+one a sequence, and for full rows behind them. So each kind of step is one contiguous copy of no
+more than it needs, and every input of a captured CUDA graph stays at its address.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ _Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 def table_names(group: int) -> tuple[str, str]:
     """Return the names of the block table and the slot mapping of a group of pages."""
-    return ("block_table", "slot_mapping") if group == 0 else (f"block_table_{group}", f"slot_mapping_{group}")
+    return (
+        ("block_table", "slot_mapping")
+        if group == 0
+        else (f"block_table_{group}", f"slot_mapping_{group}")
+    )
 
 
 def padded(values: IntArray, padding: int, value: int) -> IntArray:
@@ -57,14 +62,18 @@ class Layout:
     chosen: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
 
     def choices(self, sequences: int) -> dict[str, torch.Tensor]:
-        """Return the device's fields that say how each sequence's next token is chosen, the same tensors each time."""
+        """Return the device's fields that say how each sequence's next token is chosen, the same
+        tensors each time.
+        """
         if sequences not in self.chosen:
             self.chosen[sequences] = {name: self.device[name][:sequences] for name in CHOICE_NAMES}
         return self.chosen[sequences]
 
 
 class StepBuffer:
-    """The buffers for steps of at most `sequences` sequences with at most `tokens` tokens together."""
+    """The buffers for steps of at most `sequences` sequences with at most `tokens` tokens
+    together.
+    """
 
     def __init__(
         self,
@@ -81,15 +90,22 @@ class StepBuffer:
         ends = np.cumsum([_num_bytes(part) for part in parts]).tolist()
         self._host = torch.zeros(ends[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._device = self._host if device.type == "cpu" else self._host.to(device)
-        small, middle, large = (self._fields(part, start) for part, start in zip(parts, [0, *ends[:-1]], strict=True))
+        small, middle, large = (
+            self._fields(part, start) for part, start in zip(parts, [0, *ends[:-1]], strict=True)
+        )
         self.layouts = [
             _layout(sequences, {**small, **middle}, slice(0, ends[1])),
             _layout(tokens, {**middle, **large}, slice(ends[0], ends[2])),
         ]
-        # Block tables are behind all else that a decode step has, each with a row for each sequence; bytes.
-        self._tables = ends[1] - groups * _aligned(sequences * pages_per_sequence * torch.int32.itemsize)
+        # Block tables are behind all else that a decode step has, each with a row for each
+        # sequence; bytes.
+        self._tables = ends[1] - groups * _aligned(
+            sequences * pages_per_sequence * torch.int32.itemsize
+        )
         tables = (middle[table_names(group)[0]] for group in range(groups))
-        self._shown_tables = [(on_device, torch.from_numpy(on_host)) for on_host, on_device in tables]
+        self._shown_tables = [
+            (on_device, torch.from_numpy(on_host)) for on_host, on_device in tables
+        ]
         self._widths = torch.zeros(sequences, dtype=torch.int32, pin_memory=device.type == "cuda")
         self.widths = self._widths.numpy()
         """[sequences] leading columns of each row of the block tables that a decode step copies."""
@@ -97,7 +113,9 @@ class StepBuffer:
         cuda = device.type == "cuda"
         # External: a CUDA graph that records it, too, does so for the host.
         self._copied = torch.cuda.Event(external=True) if cuda else None  # type: ignore[no-untyped-call]
-        kernels: Any = import_module("onboard.ops.triton.host_copy") if cuda and has_triton() else None
+        kernels: Any = (
+            import_module("onboard.ops.triton.host_copy") if cuda and has_triton() else None
+        )
         self._copy = kernels.copy if kernels else _copy
         self._copy_rows = kernels.copy_rows if kernels else _copy_rows
 
@@ -118,14 +136,20 @@ class StepBuffer:
         self._written = layout
 
     def upload(self) -> None:
-        """Start the copy of what was written last, in the order of the device's work, unless that has been done."""
+        """Start the copy of what was written last, in the order of the device's work, unless that
+        has been done.
+        """
         if self._copied is not None and self._written is not None:
-            self._device[self._written.span].copy_(self._host[self._written.span], non_blocking=True)
+            self._device[self._written.span].copy_(
+                self._host[self._written.span], non_blocking=True
+            )
             self._copied.record()
         self._written = None
 
     def fetch(self, sequences: int) -> None:
-        """Copy a decode step of as many sequences; a CUDA graph that captures this does so at every replay."""
+        """Copy a decode step of as many sequences; a CUDA graph that captures this does so at every
+        replay.
+        """
         if self._copied is not None:
             words = slice(self._tables // torch.int64.itemsize)
             self._copy(self._device.view(torch.int64)[words], self._host.view(torch.int64)[words])
@@ -137,11 +161,15 @@ class StepBuffer:
         """Record that a replay has been started which copies what was written last."""
         self._written = None
 
-    def _fields(self, shapes: _Shapes, offset: int) -> dict[str, tuple[npt.NDArray[Any], torch.Tensor]]:
+    def _fields(
+        self, shapes: _Shapes, offset: int
+    ) -> dict[str, tuple[npt.NDArray[Any], torch.Tensor]]:
         fields = {}
         for name, (shape, dtype) in shapes.items():
             span = slice(offset, offset + int(np.prod(shape)) * dtype.itemsize)
-            host, device = (buffer[span].view(dtype).view(shape) for buffer in (self._host, self._device))
+            host, device = (
+                buffer[span].view(dtype).view(shape) for buffer in (self._host, self._device)
+            )
             fields[name] = host.numpy(), device
             offset += _aligned(span.stop - span.start)
         return fields
@@ -155,7 +183,9 @@ def _copy_rows(target: torch.Tensor, source: torch.Tensor, widths: torch.Tensor)
     target.copy_(source, non_blocking=True)
 
 
-def _layout(tokens: int, fields: dict[str, tuple[npt.NDArray[Any], torch.Tensor]], span: slice) -> Layout:
+def _layout(
+    tokens: int, fields: dict[str, tuple[npt.NDArray[Any], torch.Tensor]], span: slice
+) -> Layout:
     host = {name: array for name, (array, _) in fields.items()}
     return Layout(tokens, host, {name: tensor for name, (_, tensor) in fields.items()}, span)
 

@@ -18,13 +18,17 @@ def show(document: dict[str, Any]) -> None:
     if not console.is_terminal:
         console.width = 160
     hardware = document["hardware"]
-    console.print(Text(f"{document['model_id']}, {document['dtype']}, {hardware['device']}", style="bold"))
+    console.print(
+        Text(f"{document['model_id']}, {document['dtype']}, {hardware['device']}", style="bold")
+    )
     console.print(
         f"measured here: {hardware['read_bandwidth'] / 1e9:,.0f} GB/s read, "
         f"{hardware['matmul_rate'] / 1e12:,.2f} TFLOP/s in matrix products; seed {document['seed']}"
     )
     console.print(_startup(document["startup"]))
-    peers = list(dict.fromkeys(name for result in document["results"] for name in result.get("peers", {})))
+    peers = list(
+        dict.fromkeys(name for result in document["results"] for name in result.get("peers", {}))
+    )
     console.print(_table("decode", document["results"], peers))
     console.print(_table("prefill", document["results"], peers))
     for fact in [*_missing(document["results"]), *document["facts"]]:
@@ -38,13 +42,19 @@ def _missing(results: list[dict[str, Any]]) -> list[str]:
         shape = f"batch {result['max_concurrency']}, context {result['input_len']:,}"
         if not result["fits"]:
             lines.append(f"{shape}: {result['reason']}")
-        failed = {name: peer["error"] for name, peer in result.get("peers", {}).items() if "error" in peer}
+        failed = {
+            name: peer["error"] for name, peer in result.get("peers", {}).items() if "error" in peer
+        }
         lines.extend(f"{shape}: {name} failed: {error}" for name, error in failed.items())
     return lines
 
 
 def _startup(startup: dict[str, Any]) -> Text:
-    stages = (f"{stage['name']} {stage['seconds']:.2f}" for stage in startup["stages"] if stage["seconds"] >= 0.005)
+    stages = (
+        f"{stage['name']} {stage['seconds']:.2f}"
+        for stage in startup["stages"]
+        if stage["seconds"] >= 0.005
+    )
     return Text(f"start to first token {startup['seconds']:.2f} s: {', '.join(stages)}")
 
 
@@ -57,7 +67,9 @@ def _table(kind: str, results: list[dict[str, Any]], peers: list[str]) -> Table:
         table.add_column(f"{peer} ms", justify="right", no_wrap=True)
         table.add_column("ratio", justify="right", no_wrap=True)
     for result in results:
-        table.add_row(str(result["max_concurrency"]), f"{result['input_len']:,}", *_cells(kind, result, peers))
+        table.add_row(
+            str(result["max_concurrency"]), f"{result['input_len']:,}", *_cells(kind, result, peers)
+        )
     return table
 
 
@@ -69,12 +81,17 @@ _PREFILL = ("prefill ms", "floor ms", "share", "ttft p50/p90/p99", "tok/s")
 
 def _cells(kind: str, result: dict[str, Any], peers: list[str]) -> list[str]:
     if not result["fits"]:
-        return ["does not fit", *[""] * (len(_DECODE if kind == "decode" else _PREFILL) - 1 + 2 * len(peers))]
+        return [
+            "does not fit",
+            *[""] * (len(_DECODE if kind == "decode" else _PREFILL) - 1 + 2 * len(peers)),
+        ]
     key = "decode_step" if kind == "decode" else "prefill"
     own = result[f"{key}_ms"]
     cells = [_ms(own), _ms(result["floor"][f"{key}_ms"]), f"{result['share_of_floor'][key]:.2f}"]
     if kind == "decode":
-        throughputs = [f"{result[name]:,.0f}" for name in ("output_throughput", "total_token_throughput")]
+        throughputs = [
+            f"{result[name]:,.0f}" for name in ("output_throughput", "total_token_throughput")
+        ]
         cells += [_spread(result, "tpot"), _spread(result, "itl"), *throughputs]
         cells.append(gib(result["peak_memory_without_spare_cache"]))
     else:
@@ -83,7 +100,9 @@ def _cells(kind: str, result: dict[str, Any], peers: list[str]) -> list[str]:
     for peer in peers:
         found = result["peers"].get(peer, {})
         cells += (
-            [_ms(found[f"{key}_ms"]), f"{found[f'{key}_ms'] / own:.2f}"] if f"{key}_ms" in found else ["failed", ""]
+            [_ms(found[f"{key}_ms"]), f"{found[f'{key}_ms'] / own:.2f}"]
+            if f"{key}_ms" in found
+            else ["failed", ""]
         )
     return cells
 

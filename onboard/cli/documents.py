@@ -1,7 +1,8 @@
-"""What `--json` prints: one document a command, all of one shape. docs/json.md is the schema in words.
+"""What `--json` prints: one document a command, all of one shape. docs/json.md is the schema in
+words.
 
-A document has the fields of `Document` and, beside them, those of its command. Of a command that did not come to its
-end only those of `Document` are certain.
+A document has the fields of `Document` and, beside them, those of its command. Of a command that
+did not come to its end only those of `Document` are certain.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class ModelDocument(Document):
     phases: list[PhaseDocument]
     artifacts: dict[str, str]
     files: list[dict[str, Any]] | None = None
-    """With --dry-run: `path`, `diff` and whether the file is `internal`, one that only records the run."""
+    """With --dry-run: `path`, `diff` and whether the file is `internal`, one that only records the
+    run.
+    """
     replaced: list[dict[str, str]] | None = None
     """Files of the user that were replaced: `path` and `backup`."""
 
@@ -74,10 +77,12 @@ class RunDocument(Document):
 
     model: str
     outputs: list[dict[str, Any]]
-    """One a prompt: `prompt`, `prompt_token_ids`, `num_cached_tokens`, `outputs` with `text`, `token_ids`,
-    `finish_reason`, `logprobs`, `num_preemptions`."""
+    """One a prompt: `prompt`, `prompt_token_ids`, `num_cached_tokens`, `outputs` with `text`,
+    `token_ids`, `finish_reason`, `logprobs`, `num_preemptions`."""
     limits: dict[str, int]
-    """`max_seq_len`, `max_batch_size` and `max_num_tokens`, of which memory may have left less than was configured."""
+    """`max_seq_len`, `max_batch_size` and `max_num_tokens`, of which memory may have left less than
+    was configured.
+    """
     stats: dict[str, float]
     facts: list[str]
 
@@ -173,7 +178,9 @@ class StatusDocument(Document):
 
     root: str
     models: dict[str, dict[str, Any]]
-    """By the name of the work folder: what state.json has; a phase that an interrupt ended is "interrupted"."""
+    """By the name of the work folder: what state.json has; a phase that an interrupt ended is
+    "interrupted".
+    """
 
 
 class DoctorDocument(Document):
@@ -210,16 +217,30 @@ MODELS: dict[str, type[Document]] = {
 def render(command: str, result: Result) -> str:
     """Return the document of a command's end as JSON."""
     error = result.error
-    head = Document(command=command, status=_status(error), error=_problem(error) if error is not None else None)
-    return json.dumps(head.model_dump(by_alias=True) | _without_head(result.fields), indent=2, ensure_ascii=False)
+    head = Document(
+        command=command, status=_status(error), error=_problem(error) if error is not None else None
+    )
+    return json.dumps(
+        head.model_dump(by_alias=True) | _without_head(result.fields), indent=2, ensure_ascii=False
+    )
 
 
 def _without_head(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if name not in ("schema", "command", "status", "error")}
+    return {
+        name: value
+        for name, value in fields.items()
+        if name not in ("schema", "command", "status", "error")
+    }
 
 
 def _status(error: BaseException | None) -> Status:
-    return "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+    return (
+        "done"
+        if error is None
+        else "interrupted"
+        if isinstance(error, KeyboardInterrupt)
+        else "failed"
+    )
 
 
 def _problem(error: BaseException) -> Problem:
@@ -227,4 +248,6 @@ def _problem(error: BaseException) -> Problem:
         return Problem(message=error.message, hint=error.hint, exit_code=exit_code(error))
     if isinstance(error, KeyboardInterrupt):
         return Problem(message="interrupted", exit_code=exit_code(error))
-    return Problem(message=" ".join(f"internal error: {type(error).__name__}: {error}".split()), exit_code=1)
+    return Problem(
+        message=" ".join(f"internal error: {type(error).__name__}: {error}".split()), exit_code=1
+    )

@@ -1,7 +1,9 @@
-"""A command group whose default command takes the model: `onboard org/name` beside `onboard status`.
+"""A command group whose default command takes the model: `onboard org/name` beside `onboard
+status`.
 
-Click groups have none; here an invocation that does not begin with the name of a command is one of the default.
-A model whose id is also a command's name is reached with the default command's own name: `onboard model status`.
+Click groups have none; here an invocation that does not begin with the name of a command is one of
+the default. A model whose id is also a command's name is reached with the default command's own
+name: `onboard model status`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ class DefaultCommandGroup(TyperGroup):
     """A group that hands everything but its own options and commands to the command `model`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the default command's name in front of arguments that begin with no command and no group option.
+        """Put the default command's name in front of arguments that begin with no command and no
+        group option.
 
         `help COMMAND` is `COMMAND --help`. Raises `UsageError` for a word that is nearly a command.
         """
@@ -53,7 +56,10 @@ class DefaultCommandGroup(TyperGroup):
         found: list[Any] = super().shell_complete(ctx, incomplete)
         default: Any = self.commands[DEFAULT]
         known = {item.value for item in found}
-        return [*found, *(item for item in default.shell_complete(ctx, incomplete) if item.value not in known)]
+        return [
+            *found,
+            *(item for item in default.shell_complete(ctx, incomplete) if item.value not in known),
+        ]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Show the default command's arguments and options as the group's own."""

@@ -10,7 +10,20 @@ from typing import Any
 
 import typer
 
-from onboard.cli.commands import bench, check, demo, doctor, export, model, plan, registry, status, sweep, tune, verify
+from onboard.cli.commands import (
+    bench,
+    check,
+    demo,
+    doctor,
+    export,
+    model,
+    plan,
+    registry,
+    status,
+    sweep,
+    tune,
+    verify,
+)
 from onboard.cli.commands import run as run_command
 from onboard.cli.group import DEFAULT, HELP, DefaultCommandGroup
 from onboard.cli.result import Result
@@ -43,7 +56,9 @@ app.command("demo")(demo.demo)
 
 @app.callback()
 def _group(
-    version: bool = typer.Option(False, "--version", "-V", help="Print the version.", callback=lambda on: _version(on)),
+    version: bool = typer.Option(
+        False, "--version", "-V", help="Print the version.", callback=lambda on: _version(on)
+    ),
 ) -> None:
     """Onboard a Hugging Face causal language model: fast, proven and servable."""
 
@@ -63,7 +78,8 @@ def main() -> None:
         _silence_libraries()
     # Every command has the option, so none of them needs to know it.
     code = run([word for word in sys.argv[1:] if word != "--debug"], debug=debug)
-    gc.freeze()  # or the interpreter, as it ends, looks through the libraries for garbage: a second and more
+    # or the interpreter, as it ends, looks through the libraries for garbage: a second and more
+    gc.freeze()
     sys.exit(code)
 
 
@@ -76,7 +92,11 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         result = _call(arguments)
         if isinstance(result, Result):
             _print_document(arguments, result)
-            return 0 if result.error is None else _fail(*_words(result.error), debug=debug, error=result.error)
+            return (
+                0
+                if result.error is None
+                else _fail(*_words(result.error), debug=debug, error=result.error)
+            )
         return result
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (whoever read the output has gone; exit without a complaint)
@@ -99,7 +119,9 @@ def _call(arguments: list[str]) -> Result | int:
     except _ClickUsageError as error:
         command = error.ctx.command_path.removesuffix(f" {DEFAULT}") if error.ctx else "onboard"
         raise UsageError(error.format_message().rstrip("."), hint=f"See {command} --help") from None
-    if result == INTERRUPTED:  # some versions of typer turn an interrupt into this code, others raise
+    if (
+        result == INTERRUPTED
+    ):  # some versions of typer turn an interrupt into this code, others raise
         raise KeyboardInterrupt
     return result if isinstance(result, Result | int) else 0
 
@@ -137,7 +159,9 @@ def _fail(message: str, code: int, *, error: BaseException, debug: bool = False)
 
 
 def _silence_libraries() -> None:
-    """Turn off progress bars and warnings of the libraries, before they are imported; the user's own settings win."""
+    """Turn off progress bars and warnings of the libraries, before they are imported; the user's
+    own settings win.
+    """
     defaults = {
         "TRANSFORMERS_VERBOSITY": "error",
         "HF_HUB_VERBOSITY": "error",

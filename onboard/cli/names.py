@@ -1,4 +1,6 @@
-"""A model's name and configuration as a command gets them: what is wrong with them is found and answered early."""
+"""A model's name and configuration as a command gets them: what is wrong with them is found and
+answered early.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ def check_config(
     *,
     may_be_file: bool = False,
 ) -> None:
-    """Raise `OnboardError` for a folder or a configuration that is none, before torch is imported for nothing.
+    """Raise `OnboardError` for a folder or a configuration that is none, before torch is imported
+    for nothing.
 
     `may_be_file`: the model may be a config.json.
     """

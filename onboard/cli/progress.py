@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from onboard.workflow.outcome import PhaseOutcome
     from onboard.workflow.phase_runner import Observer
 
-_STYLES = {"done": "green", "skipped": "dim", "planned": "cyan", "failed": "red", "interrupted": "yellow"}
+_STYLES = {
+    "done": "green",
+    "skipped": "dim",
+    "planned": "cyan",
+    "failed": "red",
+    "interrupted": "yellow",
+}
 
 
 def observer() -> Observer:
@@ -63,7 +69,9 @@ class TerminalObserver:
     def doing(self, text: str) -> None:
         """Show it beside the phase's name."""
         if self.spinner is not None:
-            self.spinner.update(self.spinner.task_ids[0], description=escape(f"{self.phase}: {text}"))
+            self.spinner.update(
+                self.spinner.task_ids[0], description=escape(f"{self.phase}: {text}")
+            )
 
     def finished(self, outcome: PhaseOutcome) -> None:
         """Replace the spinner by the phase's line."""

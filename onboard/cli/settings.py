@@ -1,4 +1,6 @@
-"""Single settings of a configuration on the command line: options of their own for the usual ones, --set for any."""
+"""Single settings of a configuration on the command line: options of their own for the usual ones,
+--set for any.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +38,23 @@ def settings_of(assignments: Sequence[str] | None, **options: Any) -> dict[str, 
 
 
 def _parsed(assignment: str) -> dict[str, Any]:
-    """Return PATH=VALUE as nested settings; the value is read as YAML reads it, so `null`, `true` and lists work."""
+    """Return PATH=VALUE as nested settings; the value is read as YAML reads it, so `null`, `true`
+    and lists work.
+    """
     import yaml
 
     path, equals, text = assignment.partition("=")
     if not equals or not path:
-        raise UsageError(f"--set {assignment!r} has no value", hint="Write it as kv_cache_config.dtype=float16")
+        raise UsageError(
+            f"--set {assignment!r} has no value", hint="Write it as kv_cache_config.dtype=float16"
+        )
     _check_path(path)
     try:
         return _nested(path.split("."), yaml.safe_load(text))
     except yaml.YAMLError:
-        raise UsageError(f"--set {path}: {text!r} is no value", hint="Write lists as [1,2,8]") from None
+        raise UsageError(
+            f"--set {path}: {text!r} is no value", hint="Write lists as [1,2,8]"
+        ) from None
 
 
 def _nested(parts: Sequence[str], value: Any) -> dict[str, Any]:

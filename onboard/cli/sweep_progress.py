@@ -101,4 +101,9 @@ class LiveSweep:
             table.add_row(Text(entry.label), status, entry.level.replace("_", " "), seconds, reason)
         counts = ", ".join(f"{status} {count}" for status, count in sorted(self.counts.items()))
         done = sum(self.counts.values())
-        return Group(table, Text(f"{done} of {self.total}: {counts or 'nothing yet'}; now {', '.join(self.running)}"))
+        return Group(
+            table,
+            Text(
+                f"{done} of {self.total}: {counts or 'nothing yet'}; now {', '.join(self.running)}"
+            ),
+        )

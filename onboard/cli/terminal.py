@@ -10,10 +10,14 @@ _CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]|[\u202a-\u202e\u2066-\u2
 
 
 def shown(text: str) -> str:
-    """Return a model's text as standard output can take it: a pipe gets it as it is, a terminal without commands."""
+    """Return a model's text as standard output can take it: a pipe gets it as it is, a terminal
+    without commands.
+    """
     return escaped(text) if sys.stdout.isatty() else text
 
 
 def escaped(text: str) -> str:
-    r"""Return a text with control characters, and those that turn its direction, written out: \x1b."""
+    r"""Return a text with control characters, and those that turn its direction, written out:
+    \x1b.
+    """
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)

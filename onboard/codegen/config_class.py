@@ -1,4 +1,6 @@
-"""The config class of a repository, written anew: its defaults and its arithmetic, and nothing else of its code."""
+"""The config class of a repository, written anew: its defaults and its arithmetic, and nothing else
+of its code.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,44 @@ from transformers import PretrainedConfig
 from onboard.analysis.source import class_node, find_method
 from onboard.errors import OnboardError
 
-_FUNCTIONS = {"len", "int", "float", "bool", "str", "min", "max", "range", "list", "dict", "tuple", "isinstance", "abs"}
+_FUNCTIONS = {
+    "len",
+    "int",
+    "float",
+    "bool",
+    "str",
+    "min",
+    "max",
+    "range",
+    "list",
+    "dict",
+    "tuple",
+    "isinstance",
+    "abs",
+}
 _METHODS = {"get", "pop", "copy", "items", "keys", "values", "lower", "append"}
 _EXPRESSIONS = (
-    *(ast.Constant, ast.Name, ast.Attribute, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Dict),
-    *(ast.List, ast.Tuple, ast.Set, ast.Subscript, ast.Slice, ast.ListComp, ast.comprehension, ast.Starred),
+    *(
+        ast.Constant,
+        ast.Name,
+        ast.Attribute,
+        ast.BinOp,
+        ast.UnaryOp,
+        ast.BoolOp,
+        ast.Compare,
+        ast.IfExp,
+        ast.Dict,
+    ),
+    *(
+        ast.List,
+        ast.Tuple,
+        ast.Set,
+        ast.Subscript,
+        ast.Slice,
+        ast.ListComp,
+        ast.comprehension,
+        ast.Starred,
+    ),
     *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context, ast.keyword),
 )
 _CLASS_VALUES = ("model_type", "attribute_map", "keys_to_ignore_at_inference")
@@ -24,17 +59,34 @@ def plain_config_class(config_class: type[PretrainedConfig]) -> str:
     """Return the text of a class of the same name that makes the same values of the same arguments.
 
     Raises:
-        OnboardError: the constructor does something else than assign values computed from its arguments.
+        OnboardError: the constructor does something else than assign values computed from its
+            arguments.
     """
     found = find_method(config_class, "__init__")
-    if found is None or found[0] is not config_class or PretrainedConfig not in config_class.__bases__:
-        raise _refusal(config_class, "it has no constructor of its own, or other bases than PretrainedConfig")
+    if (
+        found is None
+        or found[0] is not config_class
+        or PretrainedConfig not in config_class.__bases__
+    ):
+        raise _refusal(
+            config_class, "it has no constructor of its own, or other bases than PretrainedConfig"
+        )
     writer = _Writer(config_class)
     init = ast.unparse(ast.fix_missing_locations(writer.constructor(found[1])))
-    body = [f'"""What config.json says, with the defaults of the repository\'s {config_class.__name__}."""', ""]
-    body += [*(f"{key} = {value!r}" for key, value in _class_values(config_class).items()), "", *init.splitlines()]
+    body = [
+        f'"""What config.json says, with the defaults of the repository\'s {config_class.__name__}."""',
+        "",
+    ]
+    body += [
+        *(f"{key} = {value!r}" for key, value in _class_values(config_class).items()),
+        "",
+        *init.splitlines(),
+    ]
     return "\n".join(
-        [f"class {config_class.__name__}(PlainConfig):", *("    " + line if line else "" for line in body)]
+        [
+            f"class {config_class.__name__}(PlainConfig):",
+            *("    " + line if line else "" for line in body),
+        ]
     )
 
 
@@ -51,7 +103,9 @@ def _class_values(config_class: type[PretrainedConfig]) -> dict[str, Any]:
 
 
 def _refusal(config_class: type, reason: str) -> OnboardError:
-    return OnboardError(f"the config class {config_class.__name__} cannot be written anew: {reason}")
+    return OnboardError(
+        f"the config class {config_class.__name__} cannot be written anew: {reason}"
+    )
 
 
 class _Writer:
@@ -70,8 +124,12 @@ class _Writer:
         plain = [ast.arg(item.arg) for item in node.args.args]
         keywords = [ast.arg(item.arg) for item in node.args.kwonlyargs]
         rest = ast.arg(node.args.kwarg.arg) if node.args.kwarg else None
-        arguments = ast.arguments([], plain, None, keywords, node.args.kw_defaults, rest, node.args.defaults)
-        return ast.FunctionDef("__init__", arguments, self._block(node.body), [], ast.Constant(None), None)
+        arguments = ast.arguments(
+            [], plain, None, keywords, node.args.kw_defaults, rest, node.args.defaults
+        )
+        return ast.FunctionDef(
+            "__init__", arguments, self._block(node.body), [], ast.Constant(None), None
+        )
 
     def _block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
         return [kept for item in statements for kept in self._statement(item)]
@@ -106,13 +164,17 @@ class _Writer:
         return [ast.If(test, body or [ast.Pass()], orelse)]
 
     def _call_statement(self, node: ast.Expr, called: ast.Call) -> list[ast.stmt]:
-        """Keep the call of the base class; checks of the class's own and messages assign nothing that lasts."""
+        """Keep the call of the base class; checks of the class's own and messages assign nothing
+        that lasts.
+        """
         text = ast.unparse(called.func)
         if text.startswith("super(") and text.endswith(").__init__"):
             self._check(*called.args, *(item.value for item in called.keywords))
             called.func = ast.parse("super().__init__", mode="eval").body
             return [node]
-        if text.startswith(("self._", "self.validate", "logger.", "warnings.", "rope_config_validation")):
+        if text.startswith(
+            ("self._", "self.validate", "logger.", "warnings.", "rope_config_validation")
+        ):
             return []
         if isinstance(called.func, ast.Attribute) and called.func.attr in _METHODS:
             self._check(called)
@@ -127,9 +189,9 @@ class _Writer:
                     continue
                 case ast.Call(func=ast.Attribute(attr=method)) if method in _METHODS:
                     continue
-                case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str() as key), *_]) if _is_plain(
-                    key
-                ):
+                case ast.Call(
+                    func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str() as key), *_]
+                ) if _is_plain(key):
                     continue
                 case ast.Name(id=key) | ast.Attribute(attr=key) if not _is_plain(key):
                     raise self._refuse(node)
@@ -137,7 +199,9 @@ class _Writer:
                     raise self._refuse(node)
 
     def _refuse(self, node: ast.AST) -> OnboardError:
-        return _refusal(self.config_class, f"line {getattr(node, 'lineno', 0)}: {ast.unparse(node)[:60]!r}")
+        return _refusal(
+            self.config_class, f"line {getattr(node, 'lineno', 0)}: {ast.unparse(node)[:60]!r}"
+        )
 
 
 def _is_plain(name: str) -> bool:

@@ -1,4 +1,6 @@
-"""What a generated class computes, in the words of its field: read off the ops that it calls and what it is made of."""
+"""What a generated class computes, in the words of its field: read off the ops that it calls and
+what it is made of.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ _SAME = "[batch, seq, hidden] to the same"
 
 @dataclass(frozen=True)
 class Code:
-    """A class's code: the text of `__init__`, of all other methods, and the last name of its path in the model."""
+    """A class's code: the text of `__init__`, of all other methods, and the last name of its path
+    in the model.
+    """
 
     init: str
     methods: str
@@ -68,18 +72,28 @@ def described(code: Code, others: Mapping[str, Code], experts: Collection[str]) 
         return _on_states(f"{kind}{_with(code)}")
     if _makes(code, experts):
         return _on_states(
-            "Mixture of experts" + (" and one that all tokens share" if "self.shared_" in code.init else "")
+            "Mixture of experts"
+            + (" and one that all tokens share" if "self.shared_" in code.init else "")
         )
-    if "topk(" in code.methods and any(_makes(other, experts) for other in others.values() if other is not code):
+    if "topk(" in code.methods and any(
+        _makes(other, experts) for other in others.values() if other is not code
+    ):
         return "Router: the experts of each token, and their weights."
     found = next((_OTHERS[op] for op in _OTHERS if op in ops), None)
-    if found is None and not ops and code.init.count("nn.Linear(") > 1 and re.search("mlp|ffn|feed", code.attribute):
+    if (
+        found is None
+        and not ops
+        and code.init.count("nn.Linear(") > 1
+        and re.search("mlp|ffn|feed", code.attribute)
+    ):
         return _on_states("Feed-forward network")
     return found
 
 
 def _on_states(what: str) -> str:
-    """Return a sentence of one line that says, where there is room, of which shape hidden states are."""
+    """Return a sentence of one line that says, where there is room, of which shape hidden states
+    are.
+    """
     return f"{what}, {_SAME}." if len(what) < _ROOM else f"{what}."
 
 
@@ -95,7 +109,9 @@ def _attention(code: Code, ops: Collection[str]) -> str | None:
 def _with(code: Code) -> str:
     """Return ` with rotary embeddings and sinks`, what of these there is."""
     found = [name for pattern, name in _FEATURES.items() if re.search(pattern, code.methods)]
-    return f" with {' and '.join(filter(None, [', '.join(found[:-1]), found[-1]]))}" if found else ""
+    return (
+        f" with {' and '.join(filter(None, [', '.join(found[:-1]), found[-1]]))}" if found else ""
+    )
 
 
 def _makes(code: Code, classes: Collection[str]) -> bool:

@@ -27,20 +27,26 @@ _CODEBOOKS = {
 
 
 def class_docstring(role: str, block: Block | None, name: str) -> str:
-    """Return the docstring of a class, by its role: the kind of its block, or its place in the model."""
+    """Return the docstring of a class, by its role: the kind of its block, or its place in the
+    model.
+    """
     match block:
         case RMSNorm(parameters=found):
             offset = " with weight 1 + w" if found.unit_offset else ""
             return f"Root-mean-square norm over the last dimension{offset}."
         case Mlp(parameters=found):
-            return f"{found.mlp.capitalize()} feed-forward network, [batch, seq, hidden] to the same."
+            return (
+                f"{found.mlp.capitalize()} feed-forward network, [batch, seq, hidden] to the same."
+            )
         case Experts(parameters=found):
             others = " Further ids return their input." if found.identity else ""
             return f"The experts of a mixture; all run together, in one op.{others}"
     return _CLASSES.get(role, f"Counterpart of the {name} of transformers.")
 
 
-def method_docstring(kind: str, method: str, *, codebooks: bool = False, positions: bool = True) -> str:
+def method_docstring(
+    kind: str, method: str, *, codebooks: bool = False, positions: bool = True
+) -> str:
     """Return the docstring of a method, empty where the class's says it all.
 
     `codebooks`: a position holds a code of each of several; `positions`: the method takes them.

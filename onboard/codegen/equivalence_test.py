@@ -43,7 +43,9 @@ _KINDS = {
     "other": "other",
     "attention": "attention",
 }
-"""Kinds of the spec, in the order in which their tests come (what others are made of first) -> kind in the test."""
+"""Kinds of the spec, in the order in which their tests come (what others are made of first) -> kind
+in the test.
+"""
 _NO_BLOCKS = {"decoder_layer", "model", "causal_lm", "scan_module"}
 _GPU_LIMITS = {
     "embedding": 0.01,
@@ -67,11 +69,13 @@ _NOT_ARCHITECTURE = {
 
 
 def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | None = None) -> str:
-    """Return the text of the equivalence tests of `spec`'s model file, formatted; a template under `root` comes first.
+    """Return the text of the equivalence tests of `spec`'s model file, formatted; a template under
+    `root` comes first.
 
-    `code` is the folder, relative to the root, with a copy of the repository's code, for a model that brings code.
-    The tests need neither the checkpoint nor the spec: the small config and the module paths are written into them.
-    Raises `OnboardError` for a spec whose names are not identifiers or whose layers the small model does not have.
+    `code` is the folder, relative to the root, with a copy of the repository's code, for a model
+    that brings code. The tests need neither the checkpoint nor the spec: the small config and the
+    module paths are written into them. Raises `OnboardError` for a spec whose names are not
+    identifiers or whose layers the small model does not have.
     """
     config = tiny_config(load_config(spec.config))
     model = _meta_model(spec, config)
@@ -87,17 +91,27 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | No
         model_file=f"modeling_{spec.family}.py",
         code=code,
         config=_arguments(config),
-        config_module="transformers" if hasattr(transformers, spec.config_class) else type(config).__module__,
+        config_module="transformers"
+        if hasattr(transformers, spec.config_class)
+        else type(config).__module__,
         counted="positions" in spec.traits,
         first_position=first_position_expression(spec, "CONFIG"),
         distinct="repeated_tokens" in spec.traits,
         codebooks=codebooks if codebooks.count > 1 else None,
-        hides_padding=any("ones" in block.parameters.returns for block in spec.blocks if isinstance(block, Mask)),
+        hides_padding=any(
+            "ones" in block.parameters.returns for block in spec.blocks if isinstance(block, Mask)
+        ),
         layers=layers,
         blocks=blocks,
         eager=spec.eager,
-        vocabulary="CONFIG.vocab_size" if text is config else "CONFIG.get_text_config(decoder=True).vocab_size",
-        gpu_limits={kind: limit for kind, limit in _GPU_LIMITS.items() if kind in {*blocks.values(), "layer", "model"}},
+        vocabulary="CONFIG.vocab_size"
+        if text is config
+        else "CONFIG.get_text_config(decoder=True).vocab_size",
+        gpu_limits={
+            kind: limit
+            for kind, limit in _GPU_LIMITS.items()
+            if kind in {*blocks.values(), "layer", "model"}
+        },
         batch=_BATCH,
         length=_LENGTH,
         starts=_STARTS,
@@ -113,12 +127,17 @@ def _shown_name(model: str) -> str:
 
 
 def _arguments(config: Any) -> dict[str, Any]:
-    """The arguments that make `config`: those that differ from the defaults, or all where these do not make it."""
+    """The arguments that make `config`: those that differ from the defaults, or all where these do
+    not make it.
+    """
     for values in (config.to_diff_dict(), config.to_dict()):
         arguments = _of_architecture(values)
         if _architecture(type(config)(**arguments)) == _architecture(config):
             return arguments
-    raise OnboardError(f"{type(config).__name__} cannot be made again from its own values", hint="Report this config")
+    raise OnboardError(
+        f"{type(config).__name__} cannot be made again from its own values",
+        hint="Report this config",
+    )
 
 
 def _architecture(config: Any) -> dict[str, Any]:
@@ -126,7 +145,9 @@ def _architecture(config: Any) -> dict[str, Any]:
 
 
 def _of_architecture(values: dict[str, Any]) -> dict[str, Any]:
-    """What can be an argument and says something of the architecture; a config.json may have any keys at all."""
+    """What can be an argument and says something of the architecture; a config.json may have any
+    keys at all.
+    """
     return {
         key: value
         for key, value in values.items()
@@ -135,7 +156,9 @@ def _of_architecture(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _meta_model(spec: ModelSpec, config: Any) -> nn.Module:
-    """Hugging Face's model for the small config, without memory: its module tree has the paths to test."""
+    """Hugging Face's model for the small config, without memory: its module tree has the paths to
+    test.
+    """
     model_class = getattr(importlib.import_module(spec.hf_module), spec.architecture)
     with torch.device("meta"), without_missing_towers():
         model: nn.Module = model_class(config)
@@ -147,28 +170,43 @@ def _layers(spec: ModelSpec, model: nn.Module) -> dict[str, str]:
     paths = {path for path, _ in model.named_modules()}
     for kind in spec.layer_kinds:
         if kind.path not in paths:
-            raise OnboardError(f"the small model has no layer {kind.path} ({kind.name})", hint="Correct spec.yaml")
+            raise OnboardError(
+                f"the small model has no layer {kind.path} ({kind.name})", hint="Correct spec.yaml"
+            )
     return {kind.path: kind.name for kind in spec.layer_kinds}
 
 
 def _blocks(spec: ModelSpec, model: nn.Module, layers: dict[str, str]) -> dict[str, str]:
-    """Path -> kind of each block in those layers and outside of layers, what others are made of first.
+    """Path -> kind of each block in those layers and outside of layers, what others are made of
+    first.
 
-    A module that transformers itself does not call when it runs as a causal language model has nothing to compare, nor
-    has a part of experts, which run together in one op, nor a module that is an op of the block it lies in, nor a
-    compressor, whose keys lie with the tokens here, and its indexer.
+    A module that transformers itself does not call when it runs as a causal language model has
+    nothing to compare, nor has a part of experts, which run together in one op, nor a module that
+    is an op of the block it lies in, nor a compressor, whose keys lie with the tokens here, and its
+    indexer.
     """
     kinds = {block.class_name: block.kind for block in spec.blocks if block.kind not in _NO_BLOCKS}
-    named = [(path, name) for path, name in _class_names(model, layers, spec.eager) if path not in spec.never_called]
+    named = [
+        (path, name)
+        for path, name in _class_names(model, layers, spec.eager)
+        if path not in spec.never_called
+    ]
     whole = tuple(f"{path}." for path, name in named if kinds.get(name) in ("experts", INDEXER))
     kinds = {name: kind for name, kind in kinds.items() if kind not in (COMPRESSOR, INDEXER)}
-    found = {path: kinds[name] for path, name in named if name in kinds and not path.startswith(whole)}
+    found = {
+        path: kinds[name] for path, name in named if name in kinds and not path.startswith(whole)
+    }
     known = {path: kind if kind in _KINDS else "other" for path, kind in found.items()}
     order = list(_KINDS)
-    return {path: _KINDS[known[path]] for path in sorted(known, key=lambda path: order.index(known[path]))}
+    return {
+        path: _KINDS[known[path]]
+        for path in sorted(known, key=lambda path: order.index(known[path]))
+    }
 
 
-def _class_names(model: nn.Module, layers: dict[str, str], eager: list[str]) -> Iterator[tuple[str, str]]:
+def _class_names(
+    model: nn.Module, layers: dict[str, str], eager: list[str]
+) -> Iterator[tuple[str, str]]:
     """Path and class name of the modules in `layers` or in no layer; not torch's own ones."""
     for path, module in model.named_modules():
         in_layer = re.search(r"^(.*?\.\d+)\.", path)

@@ -9,8 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-_STYLE = ("--line-length", "120", "--target-version", "py311", "--isolated")
-# Folders where the process happens to be are no packages: a folder `pytest` there must not move the import of pytest.
+LINE_LENGTH = 100
+"""Columns of generated code, and of this project's own."""
+
+_STYLE = ("--line-length", str(LINE_LENGTH), "--target-version", "py311", "--isolated")
+# Folders where the process happens to be are no packages: a folder `pytest` there must not move the
+# import of pytest.
 _OWN_IMPORTS = ("--config", 'lint.isort.known-first-party = ["onboard"]', "--config", "src = []")
 _CHECK = ("check", "--fix", "--quiet", "--select", "I,F401,UP", *_OWN_IMPORTS)
 _FORMAT = ("format", "--quiet")
@@ -29,7 +33,9 @@ def format_python(text: str) -> str:
 
 
 def format_package(files: Mapping[str, str]) -> dict[str, str]:
-    """Return Python files, by path, formatted as `format_python` does, in one go: sooner than one after the other."""
+    """Return Python files, by path, formatted as `format_python` does, in one go: sooner than one
+    after the other.
+    """
     with TemporaryDirectory() as folder:
         for path, text in files.items():
             target = Path(folder, path)

@@ -63,7 +63,9 @@ def generate_model_file(spec: ModelSpec) -> str:
         raise
     except Exception as error:
         reason = error if isinstance(error, Untranslatable) else one_line(error)
-        raise OnboardError(f"cannot translate {spec.architecture}: {reason}", hint=_MODELING_ERRORS) from error
+        raise OnboardError(
+            f"cannot translate {spec.architecture}: {reason}", hint=_MODELING_ERRORS
+        ) from error
     plain = plain_config_class(type(model.config)) if spec.repository else None
     text = render(
         "model/model.py.j2",
@@ -73,7 +75,8 @@ def generate_model_file(spec: ModelSpec) -> str:
         tool_version=onboard.__version__,
         template_version=TEMPLATE_VERSION,
         transformers_version=_plain(spec.transformers_version),
-        source_name=" and ".join(map(_plain, spec.sources)) or f"{spec.hf_module.rsplit('.', 1)[-1]}.py",
+        source_name=" and ".join(map(_plain, spec.sources))
+        or f"{spec.hf_module.rsplit('.', 1)[-1]}.py",
         source_hash=_plain(spec.source_hash)[:16],
         revision=_plain(spec.revision) if spec.revision else None,
         imports=imports,
@@ -85,9 +88,11 @@ def generate_model_file(spec: ModelSpec) -> str:
     return format_python(with_plain_names(text))
 
 
-def _parts(translator: Translator, spec: ModelSpec) -> tuple[list[MethodText], list[str], list[str]]:
-    """Return the functions, the classes and the imports of a file; where it would need what no file has (a class that
-    this config leaves out), with this config's side of each branch.
+def _parts(
+    translator: Translator, spec: ModelSpec
+) -> tuple[list[MethodText], list[str], list[str]]:
+    """Return the functions, the classes and the imports of a file; where it would need what no file
+    has (a class that this config leaves out), with this config's side of each branch.
     """
     top = _translated(translator)
     try:
@@ -101,11 +106,15 @@ def _parts(translator: Translator, spec: ModelSpec) -> tuple[list[MethodText], l
     return _written(translator, spec, _translated(translator))
 
 
-def _written(translator: Translator, spec: ModelSpec, top: ClassState) -> tuple[list[MethodText], list[str], list[str]]:
+def _written(
+    translator: Translator, spec: ModelSpec, top: ClassState
+) -> tuple[list[MethodText], list[str], list[str]]:
     classes, functions = emit(translator, top)
     norms = sorted(translator.own_norms & set().union(*(item.reads for item in classes)))
     blocks = [render(f"model/own_{name.lower()}.py.j2").strip() for name in norms]
-    inits = "\n".join(method.body for item in classes for method in item.methods if method.name == "__init__")
+    inits = "\n".join(
+        method.body for item in classes for method in item.methods if method.name == "__init__"
+    )
     codes = {item.name: _code(item, spec, inits) for item in classes}
     blocks += [_block(item, spec, translator, codes) for item in classes]
     names = set().union(*(item.reads for item in classes)) | _names_in(functions)
@@ -113,7 +122,9 @@ def _written(translator: Translator, spec: ModelSpec, top: ClassState) -> tuple[
 
 
 def _translated(translator: Translator) -> ClassState:
-    """Translate with masks known as such; where that leads nowhere, with the code that makes them as it is written."""
+    """Translate with masks known as such; where that leads nowhere, with the code that makes them
+    as it is written.
+    """
     try:
         return translator.translate()
     except Untranslatable:
@@ -133,12 +144,16 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
 
 
 def first_position_expression(spec: ModelSpec, config: str) -> str | None:
-    """Return the expression for the position of a text's first token, of the variable `config`; None where it is 0."""
+    """Return the expression for the position of a text's first token, of the variable `config`;
+    None where it is 0.
+    """
     if "first_position" not in spec.traits:
         return None
     value = str(spec.traits["first_position"].value)
     if not re.fullmatch(r"(pad_token_id \+ )?[0-9]{1,4}", value):
-        raise OnboardError(f"the spec has first_position {value!r}", hint="It is a number, or 'pad_token_id + 1'")
+        raise OnboardError(
+            f"the spec has first_position {value!r}", hint="It is a number, or 'pad_token_id + 1'"
+        )
     return f"{config}.{value}" if value.startswith("pad") else value
 
 
@@ -148,7 +163,9 @@ def _plain(text: str | None) -> str:
 
 
 def _code(item: ClassText, spec: ModelSpec, inits: str) -> Code:
-    """Return a class's code; where this config's model has no such module, its name is that in others' `__init__`."""
+    """Return a class's code; where this config's model has no such module, its name is that in
+    others' `__init__`.
+    """
     block = next((b for b in spec.blocks if b.class_name == item.name), None)
     kept = re.search(rf"self\.(\w+) = {item.name}\(", inits)
     bodies = {method.name: method.body for method in item.methods}
@@ -157,7 +174,9 @@ def _code(item: ClassText, spec: ModelSpec, inits: str) -> Code:
     return Code(bodies.get("__init__", ""), methods, attribute)
 
 
-def _block(item: ClassText, spec: ModelSpec, translator: Translator, codes: Mapping[str, Code]) -> str:
+def _block(
+    item: ClassText, spec: ModelSpec, translator: Translator, codes: Mapping[str, Code]
+) -> str:
     recognised = translator.findings.recognised.get(item.name)
     if recognised is not None and recognised.kind == "rotary":
         return _rotary(item, recognised, spec, translator)
@@ -185,9 +204,16 @@ def _block(item: ClassText, spec: ModelSpec, translator: Translator, codes: Mapp
     if not any(method.name == "forward" for method in item.methods) and item.weights_only:
         docstring = f"Weights of the {item.name} of transformers, which nothing here runs."
     elif item.weights_only:
-        docstring += f"\n\n    Not run, for checkpoints have them: {', '.join(item.weights_only)}.\n    "
+        docstring += (
+            f"\n\n    Not run, for checkpoints have them: {', '.join(item.weights_only)}.\n    "
+        )
     eager = tuple(spec.eager) if item.name == spec.architecture else ()
-    fields: dict[str, Any] = {"base": item.base, "docstring": docstring, "methods": methods, "eager": eager}
+    fields: dict[str, Any] = {
+        "base": item.base,
+        "docstring": docstring,
+        "methods": methods,
+        "eager": eager,
+    }
     text = render("model/class.py.j2", name=item.name, **fields).strip()
     if recognised is not None and experts.is_separate(recognised):
         return f"{experts.expert_text(item.name, recognised.parameters)}\n\n\n{text}"
@@ -195,7 +221,9 @@ def _block(item: ClassText, spec: ModelSpec, translator: Translator, codes: Mapp
 
 
 def _role(item: ClassText, block: Block | None, spec: ModelSpec) -> str:
-    """Return what a class is, for its docstring: its block's kind or, where its attention is written out, its place."""
+    """Return what a class is, for its docstring: its block's kind or, where its attention is
+    written out, its place.
+    """
     forward = next((method for method in item.methods if method.name == "forward"), None)
     if block is None or forward is None or block.kind not in ("other", "decoder_layer", "model"):
         return block.kind if block else "other"
@@ -211,7 +239,9 @@ def _role(item: ClassText, block: Block | None, spec: ModelSpec) -> str:
 _USUAL_ROTARY = {"own_kinds": False, "some_types": False, "partly": False, "own_sizes": False}
 
 
-def _rotary(item: ClassText, recognised: Recognised, spec: ModelSpec, translator: Translator) -> str:
+def _rotary(
+    item: ClassText, recognised: Recognised, spec: ModelSpec, translator: Translator
+) -> str:
     found = find_method(item.cls, "forward")
     assert found is not None
     return render(
@@ -227,25 +257,42 @@ def _rotary(item: ClassText, recognised: Recognised, spec: ModelSpec, translator
 
 def _names_in(functions: list[MethodText]) -> set[str]:
     trees = [
-        ast.parse(f"def f{item.signature}:\n" + "\n".join("    " + x for x in item.body.splitlines()))
+        ast.parse(
+            f"def f{item.signature}:\n" + "\n".join("    " + x for x in item.body.splitlines())
+        )
         for item in functions
     ]
     return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
-def _imports(names: set[str], translator: Translator, spec: ModelSpec, blocks: list[str]) -> list[str]:
+def _imports(
+    names: set[str], translator: Translator, spec: ModelSpec, blocks: list[str]
+) -> list[str]:
     own = {state.cls.__name__ for state in translator.states.values()} | translator.functions.keys()
     own |= translator.own_norms
-    lines = {"import torch", "from torch import nn", "import onboard.ops  # noqa: F401  (registers the canonical ops)"}
+    lines = {
+        "import torch",
+        "from torch import nn",
+        "import onboard.ops  # noqa: F401  (registers the canonical ops)",
+    }
     own_names = [
-        name for name in ("AlibiSlopes", "Codebooks", LINEAR, FUNCTION) if any(name in block for block in blocks)
+        name
+        for name in ("AlibiSlopes", "Codebooks", LINEAR, FUNCTION)
+        if any(name in block for block in blocks)
     ]
     modeling = sorted(["CausalLMOutput", "register_causal_lm", *own_names])
     lines.add(f"from onboard.modeling import {', '.join(modeling)}")
     if spec.repository:
-        lines |= {"from onboard.modeling import register_config", "from onboard.plain_config import PlainConfig"}
+        lines |= {
+            "from onboard.modeling import register_config",
+            "from onboard.plain_config import PlainConfig",
+        }
     else:
-        lines.update(_config_import(cls) for cls in config_classes(translator) if _mentions(blocks, cls.__name__))
+        lines.update(
+            _config_import(cls)
+            for cls in config_classes(translator)
+            if _mentions(blocks, cls.__name__)
+        )
     if any("ROPE_INIT_FUNCTIONS" in block for block in blocks):
         lines.add("from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS")
     for name in sorted(names & translator.globals.keys() - own - _FIXED_IMPORTS.keys()):
@@ -280,7 +327,9 @@ def _import_line(name: str, obj: Any, source: Any) -> str:
                     import_module(module)
                     if module.split(".")[0] == PACKAGE:
                         raise Untranslatable(f"{name}, which {module} has")
-                    return f"from {module} import {alias.name}" + (f" as {alias.asname}" if alias.asname else "")
+                    return f"from {module} import {alias.name}" + (
+                        f" as {alias.asname}" if alias.asname else ""
+                    )
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
@@ -291,7 +340,9 @@ def _import_line(name: str, obj: Any, source: Any) -> str:
 
 
 def _is_shared(module: str) -> bool:
-    """Whether a module is transformers' own and no model's: a generated file never imports what it is compared with."""
+    """Whether a module is transformers' own and no model's: a generated file never imports what it
+    is compared with.
+    """
     return module.startswith("transformers.") and not module.startswith("transformers.models.")
 
 

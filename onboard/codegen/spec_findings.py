@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 
 from onboard.analysis.spec import ModelSpec
-from onboard.analysis.spec_blocks import Attention, Loop, LoopParameters, Mask, Rope, Scan, ScanModule, Templated
+from onboard.analysis.spec_blocks import (
+    Attention,
+    Loop,
+    LoopParameters,
+    Mask,
+    Rope,
+    Scan,
+    ScanModule,
+    Templated,
+)
 from onboard.codegen.translate.language.findings import Findings, Recognised
 
 
@@ -19,15 +28,35 @@ def findings_of(spec: ModelSpec) -> Findings:
         if isinstance(block, Loop):
             loops[block.class_name].append(block.parameters)
     return Findings(
-        recognised={b.class_name: Recognised(b.kind, b.parameters.given()) for b in blocks if isinstance(b, Templated)},
+        recognised={
+            b.class_name: Recognised(b.kind, b.parameters.given())
+            for b in blocks
+            if isinstance(b, Templated)
+        },
         ropes={key: found.op for key, found in ropes.items()},
-        rope_dims={key: found.unsqueeze_dim for key, found in ropes.items() if found.unsqueeze_dim is not None},
-        rope_tables={key: found.table_dims for key, found in ropes.items() if found.table_dims is not None},
-        scans={block.class_name: block.parameters.op for block in blocks if isinstance(block, Scan)},
-        scan_modules={block.class_name: block.parameters for block in blocks if isinstance(block, ScanModule)},
+        rope_dims={
+            key: found.unsqueeze_dim
+            for key, found in ropes.items()
+            if found.unsqueeze_dim is not None
+        },
+        rope_tables={
+            key: found.table_dims for key, found in ropes.items() if found.table_dims is not None
+        },
+        scans={
+            block.class_name: block.parameters.op for block in blocks if isinstance(block, Scan)
+        },
+        scan_modules={
+            block.class_name: block.parameters for block in blocks if isinstance(block, ScanModule)
+        },
         loops=loops,
-        latents={block.class_name: block.parameters for block in attention if block.parameters.expand},
-        masks={block.class_name: block.parameters.returns for block in blocks if isinstance(block, Mask)},
+        latents={
+            block.class_name: block.parameters for block in attention if block.parameters.expand
+        },
+        masks={
+            block.class_name: block.parameters.returns
+            for block in blocks
+            if isinstance(block, Mask)
+        },
         eager=spec.eager,
         alibi=bias is not None and bias.value == "alibi",
     )

@@ -1,6 +1,8 @@
-"""Content folders (templates, models, registry, transforms), importable as `onboard.content.<folder>`.
+"""Content folders (templates, models, registry, transforms), importable as
+`onboard.content.<folder>`.
 
-In a checkout they are the repository's top-level folders; in an installed wheel they lie in this package.
+In a checkout they are the repository's top-level folders; in an installed wheel they lie in this
+package.
 """
 
 from __future__ import annotations

@@ -13,9 +13,11 @@ from onboard.ops.library import declared
 
 
 def run_aside(gm: fx.GraphModule, branch: Collection[fx.Node]) -> bool:
-    """Let the calls in `branch` run on the auxiliary stream, from when their inputs are there to their first reader.
+    """Let the calls in `branch` run on the auxiliary stream, from when their inputs are there to
+    their first reader.
 
-    Returns False, and changes nothing, when the branch writes to its inputs, reads nothing or is read by nothing.
+    Returns False, and changes nothing, when the branch writes to its inputs, reads nothing or is
+    read by nothing.
     """
     members = set(branch)
     nodes = sorted(members)
@@ -47,7 +49,9 @@ def run_aside(gm: fx.GraphModule, branch: Collection[fx.Node]) -> bool:
 
 
 def own_part(roots: Iterable[fx.Node], others: Iterable[fx.Node], fork: fx.Node) -> set[fx.Node]:
-    """Return the calls after `fork` that `roots` need and `others` do not, up to where both come together."""
+    """Return the calls after `fork` that `roots` need and `others` do not, up to where both come
+    together.
+    """
     members = cone(roots, fork) - cone(others, fork)
     inside: set[fx.Node] = set()
     after: set[fx.Node] = set()
@@ -65,7 +69,8 @@ def own_part(roots: Iterable[fx.Node], others: Iterable[fx.Node], fork: fx.Node)
 def cone(roots: Iterable[fx.Node], fork: fx.Node) -> set[fx.Node]:
     """Return the calls after `fork` that `roots` are computed from, themselves included.
 
-    A rotation of queries and keys in one call stands for two: each of its results comes from its own input.
+    A rotation of queries and keys in one call stands for two: each of its results comes from its
+        own input.
     """
     seen: set[fx.Node] = set()
     pending = list(roots)
@@ -78,7 +83,9 @@ def cone(roots: Iterable[fx.Node], fork: fx.Node) -> set[fx.Node]:
 
 
 def sources(node: fx.Node) -> list[fx.Node]:
-    """Return the nodes that a node is computed from; of a rotated query or key, the one that was rotated."""
+    """Return the nodes that a node is computed from; of a rotated query or key, the one that was
+    rotated.
+    """
     rotation = node.args[0] if is_op(node, operator.getitem) else None
     if not isinstance(rotation, fx.Node) or not declared(rotation.target).rotary:
         return node.all_input_nodes
@@ -98,7 +105,9 @@ def is_product(node: fx.Node) -> bool:
 
 
 def computes(node: fx.Node) -> bool:
-    """Tell whether a node's operator makes numbers of its own: neither a view nor a part of another result."""
+    """Tell whether a node's operator makes numbers of its own: neither a view nor a part of another
+    result.
+    """
     schema = getattr(node.target, "_schema", None)
     return schema is not None and all(result.alias_info is None for result in schema.returns)
 

@@ -17,7 +17,9 @@ Backend = Literal["auto", "flashinfer", "trtllm", "triton", "torch"]
 
 
 def choose_backend(requested: str, context: TransformContext, asked_by: str) -> str:
-    """Return "triton" or "torch": the one requested, else the best on the run's device, which is then a fact."""
+    """Return "triton" or "torch": the one requested, else the best on the run's device, which is
+    then a fact.
+    """
     best = "triton" if has_triton() and context.device.type == "cuda" else "torch"
     if requested == "auto":
         return best
@@ -28,21 +30,31 @@ def choose_backend(requested: str, context: TransformContext, asked_by: str) -> 
 
 
 FOREIGN_BACKENDS = ("cuda", "fla", "flashinfer", "trtllm")
-"""Back ends of cached mechanisms, other libraries', that a configuration may name; only "fla" has an operator."""
+"""Back ends of cached mechanisms, other libraries', that a configuration may name; only "fla" has
+an operator.
+"""
 
 
-def cached_backend(requested: str | None, known: Collection[str], context: TransformContext, asked_by: str) -> str:
-    """Return the back end that a cached mechanism's `backend` means, of those `known` to it; None means the run's.
+def cached_backend(
+    requested: str | None, known: Collection[str], context: TransformContext, asked_by: str
+) -> str:
+    """Return the back end that a cached mechanism's `backend` means, of those `known` to it; None
+    means the run's.
 
-    A name may carry the mechanism behind it ("triton_mla", "fla_gated_delta"). A foreign one that the mechanism has no
-    operator for, or whose library is not there, means the run's, and that is a fact.
+    A name may carry the mechanism behind it ("triton_mla", "fla_gated_delta"). A foreign one that
+    the mechanism has no operator for, or whose library is not there, means the run's, and that is a
+    fact.
     """
     if (requested or context.attn_backend) == "triton" and not has_triton():
-        raise OnboardError("the attention back end 'triton' is not available here", hint="Use 'torch'")
+        raise OnboardError(
+            "the attention back end 'triton' is not available here", hint="Use 'torch'"
+        )
     if requested is None:
         return context.attn_backend
     family = requested.split("_")[0]
-    if family not in FOREIGN_BACKENDS or (family in known and has_fla() and context.device.type == "cuda"):
+    if family not in FOREIGN_BACKENDS or (
+        family in known and has_fla() and context.device.type == "cuda"
+    ):
         return family
     fact = f"{asked_by}: back end {requested} is not available here, {context.attn_backend} is used"
     context.facts.extend([fact] if fact not in context.facts else [])
@@ -50,7 +62,9 @@ def cached_backend(requested: str | None, known: Collection[str], context: Trans
 
 
 def kernel_obstacle(dtype: torch.dtype) -> str:
-    """Return why no Triton kernel of a cached mechanism works on tensors of this dtype here, "" when they do."""
+    """Return why no Triton kernel of a cached mechanism works on tensors of this dtype here, ""
+    when they do.
+    """
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"its kernels have no {str(dtype).removeprefix('torch.')}"
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0):

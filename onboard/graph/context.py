@@ -41,27 +41,35 @@ class HistoryEntry:
 
 @dataclass
 class TransformContext:
-    """The run that a pipeline serves; transforms leave here what later stages and the runtime need."""
+    """The run that a pipeline serves; transforms leave here what later stages and the runtime
+    need.
+    """
 
     factory: ModelFactory
     runtime: SettledConfig
     device: torch.device
     dtype: torch.dtype
     chosen: frozenset[str] = frozenset()
-    """Limits of `runtime` that nobody asked for: what is known of graph and memory may lower them."""
+    """Limits of `runtime` that nobody asked for: what is known of graph and memory may lower
+    them.
+    """
     first_position: int = 0
     """The position of a text's first token."""
     longest: int | None = None
-    """The largest `max_seq_len` for which the exported graph is right; None: that of the run, as far as is known."""
+    """The largest `max_seq_len` for which the exported graph is right; None: that of the run, as
+    far as is known.
+    """
     codebooks: Codebooks = ONE_CODEBOOK
     """What a token stands for."""
     facts: list[str] = field(default_factory=list)
-    """Visible facts: fallbacks, skipped matches, unused graphs. The report and the log show each."""
+    """Visible facts: fallbacks, skipped matches, unused graphs. The report and the log show
+    each.
+    """
     history: list[HistoryEntry] = field(default_factory=list)
     """One entry a transform, in order; `dataclasses.asdict` of each is JSON."""
     cache: Any = None
-    """The `CachedSequenceInterface` (onboard.cache.cached_sequence): made by the first `insert_cached_*`, allocated by
-    `initialize_cache`, grown by `resize_kv_cache`."""
+    """The `CachedSequenceInterface` (onboard.cache.cached_sequence): made by the first
+    `insert_cached_*`, allocated by `initialize_cache`, grown by `resize_kv_cache`."""
 
     left_out: Repeated | None = None
     """What the graph has too few of, since only its size is wanted: `export_to_gm` left it out."""
@@ -70,7 +78,9 @@ class TransformContext:
     """Attention calls of transformers' eager model, in order: found by `detect_hf_attn_layers`."""
 
     on_transformers_model: Callable[[nn.Module], None] | None = None
-    """Called with transformers' own model on the CPU, once it has its weights and before they are taken from it."""
+    """Called with transformers' own model on the CPU, once it has its weights and before they are
+    taken from it.
+    """
 
     def lower(self, limit: str, value: int, why: str) -> None:
         """Lower a limit that nobody asked for; that is a fact."""

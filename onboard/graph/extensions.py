@@ -1,4 +1,6 @@
-"""Transforms and pipelines from outside, in the order and under the names that the shipped ones leave them."""
+"""Transforms and pipelines from outside, in the order and under the names that the shipped ones
+leave them.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def outside_transforms(root: Path | None) -> dict[str, Outside]:
 
 
 def listing(root: Path | None) -> Iterator[tuple[str, str]]:
-    """Run all extensions; yield where each comes from, and what it brings or what is wrong with it."""
+    """Run all extensions; yield where each comes from, and what it brings or what is wrong with
+    it.
+    """
     found: dict[str, Outside] = {}
     for extension in find_extensions(root):
         try:
@@ -57,7 +61,9 @@ def _take(extension: Extension, found: dict[str, Outside]) -> dict[str, Outside]
     own = _brought(extension)
     for key in own.keys() & found.keys():
         if isinstance(extension, RootFile) or found[key].transform is not own[key].transform:
-            raise UsageError(f"{extension.source}: {found[key].source} has a transform {key!r}", hint=_OTHER_NAME)
+            raise UsageError(
+                f"{extension.source}: {found[key].source} has a transform {key!r}", hint=_OTHER_NAME
+            )
     found.update(own)
     return own
 
@@ -78,7 +84,9 @@ def _ops(module: str) -> list[str]:
 
 
 def _brought(extension: Extension) -> dict[str, Outside]:
-    """Return the transforms that an extension has registered; raise `UsageError` for one that cannot be used."""
+    """Return the transforms that an extension has registered; raise `UsageError` for one that
+    cannot be used.
+    """
     if extension.kind != "transforms":
         return {}
     classes = dict(_classes(extension))
@@ -90,16 +98,26 @@ def _brought(extension: Extension) -> dict[str, Outside]:
             hint=f"Its name says one transform: register_transform('{extension.path.stem}')",
         )
     if not classes:
-        raise UsageError(f"{source} registers no transform", hint="Its import has to use register_transform")
+        raise UsageError(
+            f"{source} registers no transform", hint="Its import has to use register_transform"
+        )
     return {key: Outside(cls, _stage(extension, key, cls), source) for key, cls in classes.items()}
 
 
 def _classes(extension: Extension) -> Iterator[tuple[str, type[BaseTransform[Any]]]]:
     for key, cls in registered(extension.module):
         if key in transform_keys():
-            raise UsageError(f"{extension.source}: there is a shipped transform {key!r}", hint=_OTHER_NAME)
-        if not isinstance(cls, type) or not issubclass(cls, BaseTransform) or inspect.isabstract(cls):
-            raise UsageError(f"{extension.source}: {key} is no BaseTransform with a method `apply` or `rewrite`")
+            raise UsageError(
+                f"{extension.source}: there is a shipped transform {key!r}", hint=_OTHER_NAME
+            )
+        if (
+            not isinstance(cls, type)
+            or not issubclass(cls, BaseTransform)
+            or inspect.isabstract(cls)
+        ):
+            raise UsageError(
+                f"{extension.source}: {key} is no BaseTransform with a method `apply` or `rewrite`"
+            )
         cls.origin = extension.source
         yield key, cls
 
@@ -108,12 +126,17 @@ def _stage(extension: Extension, key: str, cls: type[BaseTransform[Any]]) -> Sta
     """Return the stage that a file's folder, or a package's class, names."""
     stage = extension.path.parent.name if isinstance(extension, RootFile) else cls.home
     if stage not in list(Stages):
-        raise UsageError(f"{extension.source}: {key} has no stage {str(stage)!r}", hint=suggest(str(stage), Stages))
+        raise UsageError(
+            f"{extension.source}: {key} has no stage {str(stage)!r}",
+            hint=suggest(str(stage), Stages),
+        )
     return Stages(stage)
 
 
 def own_pipeline(root: Path | None, name: str) -> dict[str, dict[str, Any]]:
-    """Return what a root's pipeline of that name says, {} without one; raise `UsageError` for a file that is none."""
+    """Return what a root's pipeline of that name says, {} without one; raise `UsageError` for a
+    file that is none.
+    """
     path = _pipeline_path(root, name)
     if path is None:
         return {}
@@ -121,9 +144,13 @@ def own_pipeline(root: Path | None, name: str) -> dict[str, dict[str, Any]]:
     try:
         document = yaml.safe_load(path.read_text("utf-8")) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{source} of {root} is not YAML: {' '.join(str(error).split())}") from error
+        raise UsageError(
+            f"{source} of {root} is not YAML: {' '.join(str(error).split())}"
+        ) from error
     if not isinstance(document, dict):
-        raise UsageError(f"{source} of {root} holds a {type(document).__name__}", hint=_PIPELINE_FORM)
+        raise UsageError(
+            f"{source} of {root} holds a {type(document).__name__}", hint=_PIPELINE_FORM
+        )
     for key, fields in document.items():
         if not isinstance(key, str) or not isinstance(fields, dict | None):
             raise UsageError(f"{source} of {root}: {key!r} has {fields!r}", hint=_PIPELINE_FORM)
@@ -143,9 +170,11 @@ def _pipeline_path(root: Path | None, name: str) -> Path | None:
 def in_order(
     pipeline: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]], stages: Mapping[str, Stages]
 ) -> dict[str, Any]:
-    """Return `pipeline` with `own` merged over it, each new transform where `own` has it among those of its stage.
+    """Return `pipeline` with `own` merged over it, each new transform where `own` has it among
+    those of its stage.
 
-    That is behind the one that it follows there, else before the one that it precedes; at the end if it is alone.
+    That is behind the one that it follows there, else before the one that it precedes; at the end
+    if it is alone.
     """
     merged, order, listed = deep_merge(pipeline, own), list(pipeline), list(own)
 
@@ -159,6 +188,8 @@ def in_order(
         if key not in pipeline:
             before = next(of_same_stage(reversed(listed[:index]), key), None)
             after = next(of_same_stage(listed[index + 1 :], key), None)
-            place = order.index(before) + 1 if before else order.index(after) if after else len(order)
+            place = (
+                order.index(before) + 1 if before else order.index(after) if after else len(order)
+            )
             order.insert(place, key)
     return {key: merged[key] for key in order}

@@ -1,4 +1,6 @@
-"""Where a pipeline's model comes from: the config, the module, and the inputs with which it is exported."""
+"""Where a pipeline's model comes from: the config, the module, and the inputs with which it is
+exported.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,14 @@ from onboard.modeling import (
     registered_model,
 )
 
-# Sizes that are neither 1 (which export would specialise on) nor equal (which it would take for one dimension).
+# Sizes that are neither 1 (which export would specialise on) nor equal (which it would take for one
+# dimension).
 _EXAMPLE_BATCH, _EXAMPLE_SEQUENCE = 3, 11
 
 
 def read_config(checkpoint: Path, root: Path | None) -> Any:
-    """Return the config of a checkpoint; of a model that brings its own code, as its generated file reads it.
+    """Return the config of a checkpoint; of a model that brings its own code, as its generated file
+    reads it.
 
     Raises:
         OnboardError: transformers does not know the model type, and no generated file does.
@@ -52,15 +56,20 @@ def read_config(checkpoint: Path, root: Path | None) -> Any:
         load_model_file(model_file)
     config_class = registered_config(model_type)
     if config_class is None:
-        raise OnboardError(f"there is no model file for the model type {model_type}", hint="Onboard the model first")
+        raise OnboardError(
+            f"there is no model file for the model type {model_type}",
+            hint="Onboard the model first",
+        )
     return config_class.from_pretrained(checkpoint)
 
 
 class ModelFactory:
-    """Builds the model of one checkpoint: from its generated file ("graph"), or transformers' own module.
+    """Builds the model of one checkpoint: from its generated file ("graph"), or transformers' own
+    module.
 
-    That one has the generated models' signature in mode "hf" and its own in mode "transformers". `model_kwargs`
-    overrides fields of the Hugging Face config; `attn_implementation` is one of them for transformers' modules.
+    That one has the generated models' signature in mode "hf" and its own in mode "transformers".
+    `model_kwargs` overrides fields of the Hugging Face config; `attn_implementation` is one of them
+    for transformers' modules.
     """
 
     def __init__(
@@ -80,7 +89,9 @@ class ModelFactory:
 
     @property
     def replaces_attention(self) -> bool:
-        """Whether the attention of transformers' module is to be exported as the canonical op, not as it is written."""
+        """Whether the attention of transformers' module is to be exported as the canonical op, not
+        as it is written.
+        """
         return self.mode == "hf" and "attn_implementation" not in self.model_kwargs
 
     @cached_property
@@ -96,16 +107,20 @@ class ModelFactory:
 
     @property
     def eager_modules(self) -> tuple[str, ...]:
-        """Paths of transformers' own modules that the generated model leaves out: towers for images or sound."""
+        """Paths of transformers' own modules that the generated model leaves out: towers for images
+        or sound.
+        """
         if self.mode != "graph":
             return ()
         return tuple(getattr(self._generated_class(), "eager_modules", ()))
 
     @cached_property
     def first_position(self) -> int:
-        """The position of a text's first token, as the generated file registers it; transformers' own modules: 0.
+        """The position of a text's first token, as the generated file registers it; transformers'
+        own modules: 0.
 
-        Where that is wrong for one of these, the check that each has to pass before it serves says so.
+        Where that is wrong for one of these, the check that each has to pass before it serves says
+        so.
         """
         if self.mode != "graph":
             return 0
@@ -114,22 +129,28 @@ class ModelFactory:
 
     @cached_property
     def codebooks(self) -> Codebooks:
-        """What a token stands for, as the generated model says; `_hf_model` takes one codebook alone."""
+        """What a token stands for, as the generated model says; `_hf_model` takes one codebook
+        alone.
+        """
         several = self.mode == "graph" and hasattr(self._generated_class(), "codebooks")
         found: Any = self.build_model() if several else None
         return ONE_CODEBOOK if found is None else found.codebooks
 
     def build_model(self, device: str = "meta") -> nn.Module:
-        """Build the model in evaluation mode: parameters on `device` in `dtype`, buffers with their real values.
+        """Build the model in evaluation mode: parameters on `device` in `dtype`, buffers with their
+        real values.
 
-        Parameters are not initialised on "meta"; elsewhere they have their module's own random initialisation.
+        Parameters are not initialised on "meta"; elsewhere they have their module's own random
+        initialisation.
         """
         with parameters_on(torch.device(device), self.dtype):
             model = self._generated_model() if self.mode == "graph" else self._hf_model()
         return model.eval().requires_grad_(False)
 
     def example_inputs(self) -> dict[str, torch.Tensor]:
-        """Return `input_ids` and `position_ids` [3, 11] int64 on the CPU, keyed by argument name."""
+        """Return `input_ids` and `position_ids` [3, 11] int64 on the CPU, keyed by argument
+        name.
+        """
         shape = (_EXAMPLE_BATCH, _EXAMPLE_SEQUENCE)
         positions = torch.arange(_EXAMPLE_SEQUENCE).expand(shape).contiguous()
         return {"input_ids": torch.arange(positions.numel()).view(shape), "position_ids": positions}
@@ -149,7 +170,9 @@ class ModelFactory:
             with default_dtype(self.dtype):  # as transformers does: some tables are made in it
                 model = self._generated_class()(self.config)
             layer = windowless_layer(model, self.text_config)
-            assert layer is None, f"the attention of layer {layer} has no window, and the layer's type has one"
+            assert layer is None, (
+                f"the attention of layer {layer} has no window, and the layer's type has one"
+            )
             return model
         except AssertionError as error:  # the file says what it does not cover
             raise OnboardError(
@@ -158,13 +181,17 @@ class ModelFactory:
             ) from error
 
     def hf_model(self) -> nn.Module:
-        """Return transformers' own model on the meta device: its module tree and names, no weights."""
+        """Return transformers' own model on the meta device: its module tree and names, no
+        weights.
+        """
         with torch.device("meta"):
             model: nn.Module = _build_reference(self.config)
         return model
 
     def composite(self) -> Any:
-        """Return transformers' own model, parameters on the meta device in the run's dtype, buffers with values."""
+        """Return transformers' own model, parameters on the meta device in the run's dtype, buffers
+        with values.
+        """
         with parameters_on(torch.device("meta"), self.dtype):
             model = _build_reference(self.config, dtype=self.dtype, attn_implementation="eager")
         return model.eval().requires_grad_(False)
@@ -173,16 +200,23 @@ class ModelFactory:
         """Return the generated file that serves the config's model type."""
         path = content_path("models", f"modeling_{self.config.model_type}.py", root=self.root)
         if not path.is_file():
-            raise OnboardError(f"there is no model file {path.name}", hint="Onboard the model first")
+            raise OnboardError(
+                f"there is no model file {path.name}", hint="Onboard the model first"
+            )
         return path
 
     def _hf_model(self) -> nn.Module:
         attention = self.model_kwargs.get("attn_implementation", "eager")
         try:
             model = _build_reference(self.config, dtype=self.dtype, attn_implementation=attention)
-        except (ValueError, ImportError) as error:  # no class for this config, or a library that it needs
+        except (
+            ValueError,
+            ImportError,
+        ) as error:  # no class for this config, or a library that it needs
             reason = " ".join(str(error).split())[:200]
-            raise OnboardError(f"transformers cannot build {self.config.model_type}: {reason}") from error
+            raise OnboardError(
+                f"transformers cannot build {self.config.model_type}: {reason}"
+            ) from error
         if (count := codebooks_of(model).count) > 1:
             raise OnboardError(
                 f"mode {self.mode} runs texts of one code a position, {type(model).__name__} has {count} codebooks",
@@ -197,7 +231,9 @@ class ModelFactory:
 
 
 def _build_reference(config: Any, **kwargs: Any) -> Any:
-    """Build transformers' own model; the tables of its classes take long to import, and a generated one needs none."""
+    """Build transformers' own model; the tables of its classes take long to import, and a generated
+    one needs none.
+    """
     from onboard.hf.hf_model import build_reference
 
     return build_reference(config, **kwargs)
@@ -212,11 +248,17 @@ class _HFForward:
 
 
 def _override(config: Any, overrides: Mapping[str, Any]) -> Any:
-    """Return a config with other values; a composite's are those of its text model, where that has the field."""
+    """Return a config with other values; a composite's are those of its text model, where that has
+    the field.
+    """
     parts = getattr(config, "sub_configs", {})
-    holder = next((name for name in parts if getattr(config, name, None) is text_config(config)), None)
+    holder = next(
+        (name for name in parts if getattr(config, name, None) is text_config(config)), None
+    )
     if holder is not None:
-        text = {key: value for key, value in overrides.items() if hasattr(getattr(config, holder), key)}
+        text = {
+            key: value for key, value in overrides.items() if hasattr(getattr(config, holder), key)
+        }
         own = {key: value for key, value in overrides.items() if key not in text}
         part = _override(getattr(config, holder), text).to_dict()
         return type(config).from_dict(_own(config, own).to_dict() | {holder: part})
@@ -226,9 +268,13 @@ def _override(config: Any, overrides: Mapping[str, Any]) -> Any:
 def _own(config: Any, overrides: Mapping[str, Any]) -> Any:
     for key in overrides:
         if key != "attn_implementation" and not hasattr(config, key):
-            raise UsageError(f"{type(config).__name__} has no field {key!r}", hint=suggest(key, config.to_dict()))
+            raise UsageError(
+                f"{type(config).__name__} has no field {key!r}", hint=suggest(key, config.to_dict())
+            )
     full = config.to_dict()
-    values = deep_merge(full, {config.attribute_map.get(key, key): overrides[key] for key in overrides})
+    values = deep_merge(
+        full, {config.attribute_map.get(key, key): overrides[key] for key in overrides}
+    )
     fewer, layers = overrides.get("num_hidden_layers"), read_layers(config, full)
     if layers is not None and isinstance(fewer, int) and fewer < layers.count:
         cut_layers(layers, values, list(range(fewer)))
@@ -250,10 +296,12 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def parameters_on(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Put parameters on `device` in `dtype` as soon as a module registers them; leave buffers alone.
+    """Put parameters on `device` in `dtype` as soon as a module registers them; leave buffers
+    alone.
 
-    Freshly made CPU tensors have no pages of memory yet, so building a large model on "meta" costs neither memory
-    nor time. Buffers (RoPE tables) get their real values, which a model built wholly on "meta" would lose.
+    Freshly made CPU tensors have no pages of memory yet, so building a large model on "meta" costs
+    neither memory nor time. Buffers (RoPE tables) get their real values, which a model built wholly
+    on "meta" would lose.
     """
     original, reset = nn.Module.register_parameter, nn.Linear.reset_parameters
 
@@ -261,7 +309,9 @@ def parameters_on(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
         original(module, name, _moved(param, device, dtype) if param is not None else None)
 
     setattr(nn.Module, "register_parameter", register)  # noqa: B010  (mypy refuses a plain assignment)
-    if device.type == "meta":  # half of the time that many experts take goes into random numbers for no memory
+    if (
+        device.type == "meta"
+    ):  # half of the time that many experts take goes into random numbers for no memory
         setattr(nn.Linear, "reset_parameters", lambda linear: None)  # noqa: B010
     try:
         yield

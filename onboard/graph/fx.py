@@ -15,11 +15,15 @@ Target = Callable[..., Any]
 
 
 def is_op(node: Any, *targets: Target) -> bool:
-    """Tell whether `node` calls one of `targets`; an overload packet stands for each of its overloads."""
+    """Tell whether `node` calls one of `targets`; an overload packet stands for each of its
+    overloads.
+    """
     if not isinstance(node, fx.Node) or node.op != "call_function":
         return False
     packet = node.target.overloadpacket if isinstance(node.target, OpOverload) else None
-    return any(node.target is target or (packet is not None and packet is target) for target in targets)
+    return any(
+        node.target is target or (packet is not None and packet is target) for target in targets
+    )
 
 
 def nodes_of(gm: fx.GraphModule, *targets: Target) -> list[fx.Node]:
@@ -28,7 +32,9 @@ def nodes_of(gm: fx.GraphModule, *targets: Target) -> list[fx.Node]:
 
 
 def op_name(node: fx.Node) -> str:
-    """Return the name of the operator that a node calls, without its overload, "" when it calls none."""
+    """Return the name of the operator that a node calls, without its overload, "" when it calls
+    none.
+    """
     packet = getattr(node.target, "overloadpacket", None) if node.op == "call_function" else None
     return packet.__name__ if packet is not None else ""
 
@@ -59,15 +65,21 @@ def only_user(node: fx.Node) -> fx.Node | None:
 
 
 def replace_with(node: fx.Node, new: fx.Node) -> None:
-    """Let every user of `node` use `new` instead, and erase `node`; `new` has its shape if it had none of its own."""
+    """Let every user of `node` use `new` instead, and erase `node`; `new` has its shape if it had
+    none of its own.
+    """
     if "val" in node.meta:
         new.meta.setdefault("val", node.meta["val"])
     node.replace_all_uses_with(new)
     node.graph.erase_node(node)
 
 
-def call(gm: fx.GraphModule, before: fx.Node, target: Target, *args: Any, like: fx.Node, **kwargs: Any) -> fx.Node:
-    """Insert a call before the node `before`; provenance (module stack, stack trace) is copied from `like`."""
+def call(
+    gm: fx.GraphModule, before: fx.Node, target: Target, *args: Any, like: fx.Node, **kwargs: Any
+) -> fx.Node:
+    """Insert a call before the node `before`; provenance (module stack, stack trace) is copied from
+    `like`.
+    """
     with gm.graph.inserting_before(before):
         node = gm.graph.call_function(target, args, kwargs)
     node.meta.update({key: value for key, value in like.meta.items() if key in _PROVENANCE})
@@ -94,7 +106,9 @@ def attr_tensor(gm: fx.GraphModule, node: Any) -> torch.Tensor | None:
 
 
 def ancestors(roots: Iterable[fx.Node], given: Container[fx.Node] = ()) -> set[fx.Node]:
-    """Return `roots` and every node that they are computed from when those in `given` are not computed."""
+    """Return `roots` and every node that they are computed from when those in `given` are not
+    computed.
+    """
     seen: set[fx.Node] = set()
     pending = list(roots)
     while pending:
@@ -111,7 +125,9 @@ def placeholders(gm: fx.GraphModule) -> list[fx.Node]:
 
 
 def fake_mode(gm: fx.GraphModule) -> FakeTensorMode:
-    """Return the fake tensor mode in which the graph's shapes are symbolic; a new one when it has none yet."""
+    """Return the fake tensor mode in which the graph's shapes are symbolic; a new one when it has
+    none yet.
+    """
     for node in placeholders(gm):
         mode = getattr(node.meta.get("val"), "fake_mode", None)
         if isinstance(mode, FakeTensorMode):
@@ -122,7 +138,8 @@ def fake_mode(gm: fx.GraphModule) -> FakeTensorMode:
 def add_placeholder(gm: fx.GraphModule, name: str, example: torch.Tensor) -> fx.Node:
     """Add an input after the existing ones (or return the one of that name).
 
-    `example` gives dtype, device and shape; its dimensions become dynamic except those of size 0 or 1.
+    `example` gives dtype, device and shape; its dimensions become dynamic except those of size 0 or
+    1.
     """
     existing = placeholders(gm)
     for node in existing:
@@ -145,7 +162,9 @@ def graph_modules(module: nn.Module) -> Iterator[tuple[str, fx.GraphModule]]:
 
 
 def set_submodule(module: nn.Module, path: str, new: nn.Module) -> nn.Module:
-    """Put `new` at `path` and return the root module, which is `new` itself when the path is empty."""
+    """Put `new` at `path` and return the root module, which is `new` itself when the path is
+    empty.
+    """
     if not path:
         return new
     parent, _, name = path.rpartition(".")

@@ -1,11 +1,13 @@
-"""Exported and transformed graphs, kept from start to start under a digest of everything that they depend on.
+"""Exported and transformed graphs, kept from start to start under a digest of everything that they
+depend on.
 
-A graph is a function of the model file, the model's config, the transforms with their fields, the run's settings, the
-names and shapes in the checkpoint, the device, this package's own code, extensions and the libraries' versions; each is
-in the key, and the whole key is in the file and compared, not its digest alone. How much a run holds (sequences,
-tokens, pages) is no part of its graph; of its longest sequence only a range is, which is in the file. Weights are not
-kept: a graph is kept as it is before they are loaded, or, when all later parameters are theirs, joined at most, as it
-is before it is compiled.
+A graph is a function of the model file, the model's config, the transforms with their fields, the
+run's settings, the names and shapes in the checkpoint, the device, this package's own code,
+extensions and the libraries' versions; each is in the key, and the whole key is in the file and
+compared, not its digest alone. How much a run holds (sequences, tokens, pages) is no part of its
+graph; of its longest sequence only a range is, which is in the file. Weights are not
+kept: a graph is kept as it is before they are loaded, or, when all later parameters are theirs,
+joined at most, as it is before it is compiled.
 """
 
 from __future__ import annotations
@@ -36,10 +38,17 @@ from onboard.user_cache import code_digest, environment, files_digest, user_cach
 MOST_BYTES = 2 << 30
 _NOT_IN_KEY = {
     *("model", "revision", "transforms", "dtype", "device"),
-    *("max_seq_len", "max_batch_size", "max_num_tokens", "overlap", "kv_cache_config", "cuda_graph_config"),
+    *(
+        "max_seq_len",
+        "max_batch_size",
+        "max_num_tokens",
+        "overlap",
+        "kv_cache_config",
+        "cuda_graph_config",
+    ),
 }
-"""Fields of a run: where the model is found says nothing of it; transforms, dtype and device are in the key as they
-come out; the others say how much the run holds."""
+"""Fields of a run: where the model is found says nothing of it; transforms, dtype and device are in
+the key as they come out; the others say how much the run holds."""
 
 log = logging.getLogger("onboard.pipeline")
 
@@ -76,7 +85,9 @@ class GraphCache:
         self.most_bytes = most_bytes
 
     def find(self, parts: dict[str, Any], context: TransformContext) -> Restored | None:
-        """Return the graph of a key, with the context's caches registered; None when it is not there, or damaged."""
+        """Return the graph of a key, with the context's caches registered; None when it is not
+        there, or damaged.
+        """
         path = self._path(parts)
         if not path.is_file():
             return None
@@ -105,7 +116,9 @@ class GraphCache:
         done: Sequence[Done],
         facts: Sequence[str],
     ) -> None:
-        """Write a graph; where that cannot be, for the log alone says why, it is made again at the next start."""
+        """Write a graph; where that cannot be, for the log alone says why, it is made again at the
+        next start.
+        """
         cache_ = context.cache
         extra = {
             "parts": _text(parts),
@@ -130,7 +143,9 @@ class GraphCache:
 
     def _forget(self) -> None:
         """Remove the graphs that were not used for longest, until there is room for the others."""
-        files = sorted(self.folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime, reverse=True)
+        files = sorted(
+            self.folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime, reverse=True
+        )
         total = 0
         for file in files:
             total += file.stat().st_size
@@ -141,7 +156,9 @@ class GraphCache:
 class KeptRun:
     """One run of a pipeline beside the cache: it starts from a kept graph, or leaves one."""
 
-    def __init__(self, cache: GraphCache, transforms: Sequence[BaseTransform[Any]], context: TransformContext) -> None:
+    def __init__(
+        self, cache: GraphCache, transforms: Sequence[BaseTransform[Any]], context: TransformContext
+    ) -> None:
         """Look for the graph; its facts, and its caches, become the context's."""
         self._cache, self._transforms, self._context = cache, transforms, context
         self._parts = key_parts(context, transforms)
@@ -171,8 +188,12 @@ class KeptRun:
         following = self._transforms[index:]
         return not self._is_kept and all(each.acts or not each.config.enabled for each in following)
 
-    def note(self, transform: BaseTransform[Any], entry: HistoryEntry, facts: Sequence[str]) -> None:
-        """Take down what a transform did to the graph, and the facts about the graph that came to light."""
+    def note(
+        self, transform: BaseTransform[Any], entry: HistoryEntry, facts: Sequence[str]
+    ) -> None:
+        """Take down what a transform did to the graph, and the facts about the graph that came to
+        light.
+        """
         self._facts.extend(facts)
         if not transform.acts:
             self._done.append(Done(transform.key, entry.skipped, entry.num_matches, entry.summary))
@@ -183,20 +204,32 @@ class KeptRun:
         if _can_be_loaded(module):
             self._cache.keep(self._parts, module, self._context, self._done, self._facts)
         else:
-            log.info("the graph is not kept for the next start: some parameters are computed from others")
+            log.info(
+                "the graph is not kept for the next start: some parameters are computed from others"
+            )
 
 
 def _can_be_loaded(module: nn.Module) -> bool:
-    """Whether every parameter has the values that the plan says, and the plan speaks of the checkpoint alone."""
+    """Whether every parameter has the values that the plan says, and the plan speaks of the
+    checkpoint alone.
+    """
     plan = weight_plan(module)
-    parts = {part for name, _ in module.named_parameters() for part in plan.parts(name) if part != name}
-    return not parts & plan.folds.keys() and all(is_as_loaded(parameter) for parameter in module.parameters())
+    parts = {
+        part for name, _ in module.named_parameters() for part in plan.parts(name) if part != name
+    }
+    return not parts & plan.folds.keys() and all(
+        is_as_loaded(parameter) for parameter in module.parameters()
+    )
 
 
-def key_parts(context: TransformContext, transforms: Iterable[BaseTransform[Any]]) -> dict[str, Any]:
+def key_parts(
+    context: TransformContext, transforms: Iterable[BaseTransform[Any]]
+) -> dict[str, Any]:
     """Return everything that a run's graph depends on, as JSON."""
     factory, runtime = context.factory, context.runtime
-    config = {key: value for key, value in factory.config.to_dict().items() if "name_or_path" not in key}
+    config = {
+        key: value for key, value in factory.config.to_dict().items() if "name_or_path" not in key
+    }
     return {
         "code": code_digest(),
         "extensions": extensions_digest(factory.root),
@@ -216,7 +249,8 @@ def key_parts(context: TransformContext, transforms: Iterable[BaseTransform[Any]
 def _lengths(context: TransformContext) -> list[int]:
     """Return the least and the greatest `max_seq_len` with which the run would have this graph.
 
-    A window counts where sequences are longer: its pages are then in a group of their own, which has inputs of its own.
+    A window counts where sequences are longer: its pages are then in a group of their own, which
+        has inputs of its own.
     """
     own = context.runtime.max_seq_len
     resources = context.cache.resources.values() if context.cache is not None else ()
@@ -246,4 +280,11 @@ def _device(device: torch.device) -> list[Any]:
     if device.type != "cuda":
         return [device.type]
     found = torch.cuda.get_device_properties(device)
-    return [str(device), found.name, found.major, found.minor, found.multi_processor_count, torch.version.cuda]
+    return [
+        str(device),
+        found.name,
+        found.major,
+        found.minor,
+        found.multi_processor_count,
+        torch.version.cuda,
+    ]

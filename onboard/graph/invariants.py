@@ -18,7 +18,9 @@ from onboard.ops import attention_ops, stateful_ops
 
 
 def check_stage(stage: Stages, module: nn.Module, context: TransformContext) -> None:
-    """Record what a finished stage left behind as facts; raise `OnboardError` for what makes the model unusable."""
+    """Record what a finished stage left behind as facts; raise `OnboardError` for what makes the
+    model unusable.
+    """
     if check := _CHECKS.get(stage):
         check(module, context)
 
@@ -26,18 +28,27 @@ def check_stage(stage: Stages, module: nn.Module, context: TransformContext) -> 
 def _attention_is_canonical(module: nn.Module, context: TransformContext) -> None:
     for _, gm in graph_modules(module):
         if left := _plain_attention(gm):
-            context.facts.append(f"{len(left)} attention calls were not matched, for example {left[0].name}")
+            context.facts.append(
+                f"{len(left)} attention calls were not matched, for example {left[0].name}"
+            )
 
 
 def _plain_attention(gm: fx.GraphModule) -> list[fx.Node]:
-    """Return attention that is not canonical: sdpa calls, and softmax results that go into a matrix product."""
-    written_out = [node for node in nodes_of(gm, aten.softmax, aten._softmax) if _feeds_product(node)]
+    """Return attention that is not canonical: sdpa calls, and softmax results that go into a matrix
+    product.
+    """
+    written_out = [
+        node for node in nodes_of(gm, aten.softmax, aten._softmax) if _feeds_product(node)
+    ]
     return [*nodes_of(gm, aten.scaled_dot_product_attention), *written_out]
 
 
 def _feeds_product(node: fx.Node) -> bool:
     products = (aten.matmul, aten.bmm)
-    return any(is_op(user, *products) or (is_op(user, *CASTS) and _feeds_product(user)) for user in node.users)
+    return any(
+        is_op(user, *products) or (is_op(user, *CASTS) and _feeds_product(user))
+        for user in node.users
+    )
 
 
 def _weights_are_real(module: nn.Module, context: TransformContext) -> None:
@@ -53,14 +64,20 @@ def _weights_are_real(module: nn.Module, context: TransformContext) -> None:
 
 
 def _attention_is_cached(module: nn.Module, context: TransformContext) -> None:
-    if not any(entry.key == "insert_cached_attention" and entry.enabled for entry in context.history):
+    if not any(
+        entry.key == "insert_cached_attention" and entry.enabled for entry in context.history
+    ):
         return
     _recurrences_are_cached(module)
     if left := uncached_attention(module):
-        context.facts.append(f"{len(left)} attention calls have no cache, for example {left[0].name}")
+        context.facts.append(
+            f"{len(left)} attention calls have no cache, for example {left[0].name}"
+        )
         return
     if context.factory.mode == "hf":
-        return  # transformers' own code may sort tokens and put them back, and its logits are compared when it loads
+        # transformers' own code may sort tokens and put them back, and its logits are compared when
+        # it loads
+        return
     for _, gm in graph_modules(module):
         _tokens_are_apart(gm, context)
 
@@ -69,7 +86,9 @@ def _tokens_are_apart(gm: fx.GraphModule, context: TransformContext) -> None:
     try:
         mixing = token_mixing(gm, context.device)
     except Exception as error:  # operators run on numbers that are not the model's
-        context.facts.append(f"whether the graph mixes tokens was not found out: {type(error).__name__}: {error}")
+        context.facts.append(
+            f"whether the graph mixes tokens was not found out: {type(error).__name__}: {error}"
+        )
         return
     if mixing is not None:
         raise NoCachedFormError(
@@ -79,7 +98,9 @@ def _tokens_are_apart(gm: fx.GraphModule, context: TransformContext) -> None:
 
 
 def _recurrences_are_cached(module: nn.Module) -> None:
-    """Refuse mixers without a cached form: over a row of several sequences they would mix these up."""
+    """Refuse mixers without a cached form: over a row of several sequences they would mix these
+    up.
+    """
     if left := uncached_mixers(module):
         op = str(left[0].target).removeprefix("onboard.").removesuffix(".default")
         raise NoCachedFormError(
@@ -89,10 +110,14 @@ def _recurrences_are_cached(module: nn.Module) -> None:
 
 
 def uncached_mixers(module: nn.Module) -> list[fx.Node]:
-    """Return the calls of other mixers than attention that see only the tokens of their own step."""
+    """Return the calls of other mixers than attention that see only the tokens of their own
+    step.
+    """
     mixers = [getattr(torch.ops.onboard, name) for name in sorted(stateful_ops())]
     graphs = [gm for _, gm in graph_modules(module)]
-    convolutions = [node for gm in graphs for node in nodes_of(gm, aten.conv1d) if _sees_several(node)]
+    convolutions = [
+        node for gm in graphs for node in nodes_of(gm, aten.conv1d) if _sees_several(node)
+    ]
     return [*(node for gm in graphs for node in nodes_of(gm, *mixers)), *convolutions]
 
 
@@ -103,8 +128,14 @@ def _sees_several(convolution: fx.Node) -> bool:
 
 def uncached_attention(module: nn.Module) -> list[fx.Node]:
     """Return the attention calls, in any form, that see only the tokens of their own step."""
-    canonical = [getattr(torch.ops.onboard, name) for name in sorted(attention_ops() - stateful_ops())]
-    return [node for _, gm in graph_modules(module) for node in (*nodes_of(gm, *canonical), *_plain_attention(gm))]
+    canonical = [
+        getattr(torch.ops.onboard, name) for name in sorted(attention_ops() - stateful_ops())
+    ]
+    return [
+        node
+        for _, gm in graph_modules(module)
+        for node in (*nodes_of(gm, *canonical), *_plain_attention(gm))
+    ]
 
 
 _CHECKS: dict[Stages, Callable[[nn.Module, TransformContext], None]] = {

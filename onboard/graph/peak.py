@@ -1,4 +1,6 @@
-"""How much memory a graph's intermediate tensors take at a time, found without computing anything."""
+"""How much memory a graph's intermediate tensors take at a time, found without computing
+anything.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,19 @@ def peak_bytes(
 ) -> tuple[int, frozenset[str]]:
     """Return the most bytes that tensors take at a time when `gm` is called with `inputs`, by name.
 
-    Inputs, parameters and buffers do not count. Our own operators are followed inside; those that cannot be, because
-    they launch kernels of their own or branch on values, count with their results alone, and are returned by name.
-    Inputs on the meta device stand for tensors of their shape on `device`.
+    Inputs, parameters and buffers do not count. Our own operators are followed inside; those that
+    cannot be, because they launch kernels of their own or branch on values, count with their
+    results alone, and are returned by name. Inputs on the meta device stand for tensors of their
+    shape on `device`.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     memory = _Memory()
     run = _Run(gm, mode, device, memory)
     names = [str(node.target) for node in gm.graph.find_nodes(op="placeholder", sort=True)]
-    args = [fake_like(mode, inputs[name], device) if inputs[name].is_meta else inputs[name] for name in names]
+    args = [
+        fake_like(mode, inputs[name], device) if inputs[name].is_meta else inputs[name]
+        for name in names
+    ]
     with mode, enable_python_dispatcher(), torch.no_grad(), memory:
         run.run(*args)
     return memory.peak, frozenset(run.closed)
@@ -74,9 +80,13 @@ def _reference(tensor: torch.Tensor) -> Any:
 
 
 class _Run(fx.Interpreter):
-    """Runs a graph on fake tensors; a value is freed after its last use, as in the graph's own code."""
+    """Runs a graph on fake tensors; a value is freed after its last use, as in the graph's own
+    code.
+    """
 
-    def __init__(self, gm: fx.GraphModule, mode: FakeTensorMode, device: torch.device, memory: _Memory) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, mode: FakeTensorMode, device: torch.device, memory: _Memory
+    ) -> None:
         super().__init__(gm)
         self.mode = mode
         self.device = device
@@ -100,7 +110,8 @@ class _Run(fx.Interpreter):
             return super().call_function(target, args, kwargs)
         try:
             return function(*args, **kwargs)
-        # An implementation may fail on fake tensors in any way: it reads values, or launches a kernel.
+        # An implementation may fail on fake tensors in any way: it reads values, or launches a
+        # kernel.
         except Exception:
             self.closed.add(function.__name__)
             self.memory.peak = peak

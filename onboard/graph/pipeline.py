@@ -1,7 +1,8 @@
 """The runner: loads the pipeline, runs the transforms in order and accounts for each of them.
 
-Everything that is not the transform's own edit happens here: validation of the configuration, order, timing, memory,
-clean-up, shape propagation, dumps, invariants between stages, observers, history.
+Everything that is not the transform's own edit happens here: validation of the configuration,
+order, timing, memory, clean-up, shape propagation, dumps, invariants between stages, observers,
+history.
 """
 
 from __future__ import annotations
@@ -47,24 +48,33 @@ Observer = Callable[[str, nn.Module, TransformContext], None]
 
 log = logging.getLogger("onboard.pipeline")
 
-_MEMORY_TOLERANCE = 64 * 2**20  # bytes of CUDA memory that any transform may take without having said so
+_MEMORY_TOLERANCE = (
+    64 * 2**20
+)  # bytes of CUDA memory that any transform may take without having said so
 
 
-_PIPELINES: dict[Mode, str] = {"graph": "default.yaml", "hf": "default.yaml", "transformers": "transformers.yaml"}
+_PIPELINES: dict[Mode, str] = {
+    "graph": "default.yaml",
+    "hf": "default.yaml",
+    "transformers": "transformers.yaml",
+}
 
 
 def load_pipeline(
     overrides: Mapping[str, Mapping[str, Any]], mode: Mode = "graph", root: Path | None = None
 ) -> list[BaseTransform[Any]]:
-    """Return the transforms of the mode's pipeline, with `overrides` merged in, in the order in which they run.
+    """Return the transforms of the mode's pipeline, with `overrides` merged in, in the order in
+    which they run.
 
-    Pipelines are `transforms/default.yaml` and, for mode "transformers", `transforms/transformers.yaml`; a root's file
-    of that name is merged over the shipped one. Installed packages and the root may bring transforms of their own.
+    Pipelines are `transforms/default.yaml` and, for mode "transformers",
+    `transforms/transformers.yaml`; a root's file of that name is merged over the shipped one.
+    Installed packages and the root may bring transforms of their own.
 
-    A key with `*` stands for all transforms of that name that the file does not list by their own, by name. A transform
-    that no file lists runs when `overrides` names it, at the end of its stage. One that is not there yet
-    (`onboard.graph.planned`) may be named, and not be enabled. Raises `UsageError` for an unknown transform or field,
-    and names the nearest valid one, and for an extension that is broken.
+    A key with `*` stands for all transforms of that name that the file does not list by their own,
+    by name. A transform that no file lists runs when `overrides` names it, at the end of its stage.
+    One that is not there yet (`onboard.graph.planned`) may be named, and not be enabled. Raises
+    `UsageError` for an unknown transform or field, and names the nearest valid one, and for an
+    extension that is broken.
     """
     outside = outside_transforms(root)
     stages = {**transform_keys(), **{key: each.stage for key, each in outside.items()}}
@@ -75,10 +85,16 @@ def load_pipeline(
     _check_known([*default, *overrides], stages)
     said = deep_merge(own, overrides)
     check_planned({key: fields for key, fields in said.items() if key not in stages})
-    own, overrides = ({key: each[key] for key in each if key in stages} for each in (own, overrides))
+    own, overrides = (
+        {key: each[key] for key in each if key in stages} for each in (own, overrides)
+    )
     merged = deep_merge(in_order(default, own, stages), overrides)
-    classes = {key: outside[key].transform if key in outside else get_transform(key) for key in merged}
-    transforms = [_configured(classes[key], {"stage": stages[key].value, **merged[key]}) for key in merged]
+    classes = {
+        key: outside[key].transform if key in outside else get_transform(key) for key in merged
+    }
+    transforms = [
+        _configured(classes[key], {"stage": stages[key].value, **merged[key]}) for key in merged
+    ]
     for transform in transforms:
         transform.asked_for = _asks_for(said.get(transform.key), transform.key in default)
     order = list(Stages)
@@ -86,14 +102,18 @@ def load_pipeline(
 
 
 def _asks_for(fields: Mapping[str, Any] | None, is_shipped: bool) -> bool:
-    """Whether what a user says of a transform (None: nothing) puts it into the pipeline, or keeps it there."""
+    """Whether what a user says of a transform (None: nothing) puts it into the pipeline, or keeps
+    it there.
+    """
     return fields is not None and (not is_shipped or bool(fields.get("enabled", False)))
 
 
 def pipeline_for(
     context: TransformContext, overrides: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[BaseTransform[Any]]:
-    """Return the transforms that a run's context asks for, with more `overrides`; what comes from outside is a fact."""
+    """Return the transforms that a run's context asks for, with more `overrides`; what comes from
+    outside is a fact.
+    """
     runtime, root = context.runtime, context.factory.root
     transforms = load_pipeline(deep_merge(runtime.transforms, overrides or {}), runtime.mode, root)
     facts = (each.from_outside() for each in transforms if each.config.enabled)
@@ -104,12 +124,16 @@ def pipeline_for(
 def _check_known(keys: Iterable[str], known: Iterable[str], where: str = "") -> None:
     for key in keys:
         if key not in known and key not in PLANNED:
-            raise UsageError(f"{where}there is no transform {key!r}", hint=suggest(key, [*known, *PLANNED]))
+            raise UsageError(
+                f"{where}there is no transform {key!r}", hint=suggest(key, [*known, *PLANNED])
+            )
 
 
 @cache
 def _shipped(mode: Mode) -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load(content_path("transforms", _PIPELINES[mode]).read_text("utf-8"))
+    document: dict[str, Any] = yaml.safe_load(
+        content_path("transforms", _PIPELINES[mode]).read_text("utf-8")
+    )
     return document
 
 
@@ -123,7 +147,9 @@ def _expanded(pipeline: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any
     }
 
 
-def _configured(transform: type[BaseTransform[Any]], fields: Mapping[str, Any]) -> BaseTransform[Any]:
+def _configured(
+    transform: type[BaseTransform[Any]], fields: Mapping[str, Any]
+) -> BaseTransform[Any]:
     return transform(validated(transform.key, transform.config_class, fields))
 
 
@@ -139,16 +165,22 @@ def _timed(key: str, context: TransformContext, work: Callable[[], T]) -> T:
     result = work()
     seconds = time.perf_counter() - start
     found = isinstance(result, KeptRun) and result.is_restored
-    context.history.append(HistoryEntry(key, "cache", True, not found, int(found), seconds, True, True, 0))
+    context.history.append(
+        HistoryEntry(key, "cache", True, not found, int(found), seconds, True, True, 0)
+    )
     return result
 
 
 def _check(stage: Stages, module: nn.Module, context: TransformContext) -> None:
-    """Check a finished stage; a check that takes a while has an entry in the history, before its last transform's."""
+    """Check a finished stage; a check that takes a while has an entry in the history, before its
+    last transform's.
+    """
     start = time.perf_counter()
     check_stage(stage, module, context)
     if (seconds := time.perf_counter() - start) > _NOTICEABLE:
-        entry = HistoryEntry(f"check_{stage.value}", stage.value, True, False, 0, seconds, True, True, 0)
+        entry = HistoryEntry(
+            f"check_{stage.value}", stage.value, True, False, 0, seconds, True, True, 0
+        )
         context.history.insert(len(context.history) - 1, entry)
 
 
@@ -171,8 +203,8 @@ class _State:
 class Pipeline:
     """A sequence of configured transforms.
 
-    `dump_dir` receives a readable dump after each transform. `strict` turns recorded facts (a fallback, a skipped
-    transform, something left over) into errors.
+    `dump_dir` receives a readable dump after each transform. `strict` turns recorded facts (a
+    fallback, a skipped transform, something left over) into errors.
     """
 
     def __init__(
@@ -189,13 +221,17 @@ class Pipeline:
         self.cache = cache
 
     def run(self, context: TransformContext, observer: Observer | None = None) -> nn.Module:
-        """Run all transforms and return the final module; `observer` is called after each enabled one.
+        """Run all transforms and return the final module; `observer` is called after each enabled
+        one.
 
-        With a `cache`, and nobody who looks at the steps between, a graph that was made before is taken from there.
+        With a `cache`, and nobody who looks at the steps between, a graph that was made before is
+        taken from there.
         """
         state, kept = _State(nn.Module()), None
         if self.cache is not None and observer is None and not self.strict and not self._is_shown():
-            kept = _timed(CACHE_ENTRIES[0], context, partial(KeptRun, self.cache, self.transforms, context))
+            kept = _timed(
+                CACHE_ENTRIES[0], context, partial(KeptRun, self.cache, self.transforms, context)
+            )
             state.module = kept.module
         for index, transform in enumerate(self.transforms):
             facts = len(context.facts)
@@ -210,16 +246,26 @@ class Pipeline:
             if self._ends_stage(index) and (kept is None or not kept.is_restored):
                 _check(transform.config.stage, state.module, context)
             if transform.config.enabled:
-                self._dump(f"{index:02d}_{transform.config.stage.value}_{transform.key}", state.module, transform)
+                self._dump(
+                    f"{index:02d}_{transform.config.stage.value}_{transform.key}",
+                    state.module,
+                    transform,
+                )
             if kept is not None:
-                kept.note(transform, context.history[-1], context.facts[acted if transform.acts else facts :])
+                kept.note(
+                    transform,
+                    context.history[-1],
+                    context.facts[acted if transform.acts else facts :],
+                )
             _note_idle(transform, context)
             self._refuse_facts(transform, context.facts[facts:])
             if observer is not None and transform.config.enabled:
                 observer(transform.key, state.module, context)
         return state.module
 
-    def _run_one(self, transform: BaseTransform[Any], state: _State, context: TransformContext) -> None:
+    def _run_one(
+        self, transform: BaseTransform[Any], state: _State, context: TransformContext
+    ) -> None:
         memory, start = _memory(context.device), time.perf_counter()
         info, error = TransformInfo(skipped=True), None
         if transform.config.enabled:
@@ -247,7 +293,9 @@ class Pipeline:
         return not following or following[0].config.stage != self.transforms[index].config.stage
 
     def _is_shown(self) -> bool:
-        """Whether somebody wants to see what the graph is at some step; each step is then made anew."""
+        """Whether somebody wants to see what the graph is at some step; each step is then made
+        anew.
+        """
         enabled = [transform for transform in self.transforms if transform.config.enabled]
         shown = any(each.shows or each.config.debug_visualize_dir is not None for each in enabled)
         return shown or self.dump_dir is not None
@@ -260,7 +308,9 @@ class Pipeline:
 
     def _refuse_facts(self, transform: BaseTransform[Any], facts: Sequence[str]) -> None:
         if self.strict and facts:
-            raise OnboardError(f"{transform.key} (strict): {'; '.join(facts)}", hint="Run without strict to go on")
+            raise OnboardError(
+                f"{transform.key} (strict): {'; '.join(facts)}", hint="Run without strict to go on"
+            )
 
 
 def _prepare(transform: BaseTransform[Any], state: _State, context: TransformContext) -> None:
@@ -290,19 +340,32 @@ def _propagate_shapes(state: _State, context: TransformContext) -> None:
 
 
 def _note_idle(transform: BaseTransform[Any], context: TransformContext) -> None:
-    """Say so where a transform that the user enabled found nothing to do, and no fact says why already.
+    """Say so where a transform that the user enabled found nothing to do, and no fact says why
+    already.
 
-    It is no fact of the graph, which others that did not ask for the transform may take from the cache.
+    It is no fact of the graph, which others that did not ask for the transform may take from the
+    cache.
     """
     entry = context.history[-1]
     is_idle = not (transform.acts or entry.num_matches or entry.summary or entry.error)
     said = (f"{transform.key}:", f"{transform.key} found")
-    if entry.enabled and transform.asked_for and is_idle and not any(fact.startswith(said) for fact in context.facts):
-        context.facts.append(f"{transform.key} found nothing to do, and the run's settings enable it")
+    if (
+        entry.enabled
+        and transform.asked_for
+        and is_idle
+        and not any(fact.startswith(said) for fact in context.facts)
+    ):
+        context.facts.append(
+            f"{transform.key} found nothing to do, and the run's settings enable it"
+        )
 
 
-def _apply(transform: BaseTransform[Any], state: _State, context: TransformContext) -> tuple[TransformInfo, str | None]:
-    """Apply the transform to the state; with `skip_on_error` an error is returned and the state stays as it was."""
+def _apply(
+    transform: BaseTransform[Any], state: _State, context: TransformContext
+) -> tuple[TransformInfo, str | None]:
+    """Apply the transform to the state; with `skip_on_error` an error is returned and the state
+    stays as it was.
+    """
     before = copy_graphs(state.module) if transform.config.skip_on_error else None
     try:
         state.module, info = _apply_per_graph(transform, state.module, context)
@@ -336,11 +399,15 @@ def _apply_per_graph(
 def _apply_once(
     transform: BaseTransform[Any], module: nn.Module, context: TransformContext
 ) -> tuple[nn.Module, TransformInfo]:
-    """Apply the transform; raise `UsageError` for one from outside that breaks, or gives back something else."""
+    """Apply the transform; raise `UsageError` for one from outside that breaks, or gives back
+    something else.
+    """
     try:
         new, info = transform.apply(module, context)
         assert isinstance(new, nn.Module), f"apply returned a {type(new).__name__}, not a module"
-        assert isinstance(info, TransformInfo), f"apply returned a {type(info).__name__}, not a TransformInfo"
+        assert isinstance(info, TransformInfo), (
+            f"apply returned a {type(info).__name__}, not a TransformInfo"
+        )
     except OnboardError:
         raise
     except Exception as error:
@@ -361,7 +428,9 @@ def _combined(infos: Sequence[TransformInfo]) -> TransformInfo:
 
 
 def _memory(device: torch.device) -> int:
-    """Return the bytes in use: allocated on a CUDA device, else resident in this process (0 where unknown)."""
+    """Return the bytes in use: allocated on a CUDA device, else resident in this process (0 where
+    unknown).
+    """
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     statm = Path("/proc/self/statm")
@@ -372,7 +441,9 @@ def _report(entry: HistoryEntry, transform: BaseTransform[Any], context: Transfo
     if context.device.type == "cuda" and not transform.config.expect_mem_change:
         moved = entry.memory_delta / 2**20
         if abs(entry.memory_delta) > _MEMORY_TOLERANCE:
-            context.facts.append(f"{entry.key} changed CUDA memory by {moved:+.0f} MiB and was not expected to")
+            context.facts.append(
+                f"{entry.key} changed CUDA memory by {moved:+.0f} MiB and was not expected to"
+            )
     if not entry.enabled:
         outcome = "disabled"
     elif entry.error:

@@ -1,6 +1,7 @@
 """Transforms whose keys are known and that are not there yet: what each waits for, and its fields.
 
-A configuration that names one and leaves it off is right already; one that wants it is told what is missing.
+A configuration that names one and leaves it off is right already; one that wants it is told what is
+missing.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ PLANNED: Mapping[str, Planned] = {
 
 
 def check_planned(named: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise `UsageError` for a planned transform that is to run, or has fields that it will not have."""
+    """Raise `UsageError` for a planned transform that is to run, or has fields that it will not
+    have.
+    """
     for key, fields in named.items():
         planned = PLANNED[key]
         config = validated(key, planned.config_class(key), {"stage": planned.stage.value, **fields})
@@ -83,4 +86,7 @@ def check_planned(named: Mapping[str, Mapping[str, Any]]) -> None:
 def by_reason() -> dict[str, list[str]]:
     """Return all keys by what they wait for."""
     reasons = dict.fromkeys(each.waits_for for each in PLANNED.values())
-    return {reason: [key for key, each in PLANNED.items() if each.waits_for == reason] for reason in reasons}
+    return {
+        reason: [key for key, each in PLANNED.items() if each.waits_for == reason]
+        for reason in reasons
+    }

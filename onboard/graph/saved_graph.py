@@ -1,7 +1,9 @@
-"""A graph module as a file: its nodes as JSON, its buffers as tensors, its parameters by name and shape alone.
+"""A graph module as a file: its nodes as JSON, its buffers as tensors, its parameters by name and
+shape alone.
 
-Everything is data: operators are written by name, and only names of PyTorch's operators, of Python's own and of this
-package are read back. What has no such form is refused when it is saved, so that what is read is what was there.
+Everything is data: operators are written by name, and only names of PyTorch's operators, of
+Python's own and of this package are read back. What has no such form is refused when it is saved,
+so that what is read is what was there.
 """
 
 from __future__ import annotations
@@ -39,29 +41,35 @@ class CannotSaveError(Exception):
 def save_graph(gm: fx.GraphModule, path: Path, extra: Mapping[str, Any]) -> None:
     """Write a graph module, with more values beside it, to one safetensors file.
 
-    Raises `CannotSaveError` for a graph with submodules, or with arguments or attributes that are no plain data.
+    Raises `CannotSaveError` for a graph with submodules, or with arguments or attributes that are
+    no plain data.
     """
     nodes = [encoded_node(gm, node) for node in gm.graph.nodes]
     document = {
         "name": type(gm).__name__,
         "nodes": nodes,
         "parameters": _parameters(gm),
-        "buffers": {name: name in gm.state_dict() for name, _ in gm.named_buffers(remove_duplicate=False)},
+        "buffers": {
+            name: name in gm.state_dict() for name, _ in gm.named_buffers(remove_duplicate=False)
+        },
         "meta": {key: encode(value) for key, value in gm.meta.items()},
         "extra": {key: encode(value) for key, value in extra.items()},
     }
     if unknown := gm.meta.keys() - set(_META):
         raise CannotSaveError(f"the graph's {min(unknown)}")
     buffers = {
-        name: tensor.detach().cpu().contiguous().clone() for name, tensor in gm.named_buffers(remove_duplicate=False)
+        name: tensor.detach().cpu().contiguous().clone()
+        for name, tensor in gm.named_buffers(remove_duplicate=False)
     }
     save_file(buffers, path, metadata={"graph": json.dumps(document)})
 
 
 def load_graph(path: Path) -> tuple[fx.GraphModule, dict[str, Any]]:
-    """Read a graph module, parameters on the meta device and buffers on the CPU, and the values beside it.
+    """Read a graph module, parameters on the meta device and buffers on the CPU, and the values
+    beside it.
 
-    Folded parameters have their sources in their places: `fold_again`, once these are loaded, computes them.
+    Folded parameters have their sources in their places: `fold_again`, once these are loaded,
+        computes them.
 
     Raises `ValueError`, `KeyError` and the like, or safetensors' own error, for a damaged file.
     """
@@ -135,7 +143,9 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def encode(value: Any) -> Any:
-    """Return JSON for a node's argument, or another value of plain data; raise `CannotSaveError` for anything else."""
+    """Return JSON for a node's argument, or another value of plain data; raise `CannotSaveError`
+    for anything else.
+    """
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, fx.Node):
@@ -156,7 +166,9 @@ def encode(value: Any) -> Any:
         if isinstance(value, cls):
             return {kind: str(value).removeprefix("torch.")}
     if dataclasses.is_dataclass(value) and type(value).__module__ in _CLASSES:
-        fields = {each.name: encode(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        fields = {
+            each.name: encode(getattr(value, each.name)) for each in dataclasses.fields(value)
+        }
         return {"class": f"{type(value).__module__}:{type(value).__name__}", "fields": fields}
     raise CannotSaveError(f"a {type(value).__name__}")
 
@@ -193,15 +205,21 @@ _DECODERS: dict[str, Callable[[Any, Mapping[str, fx.Node]], Any]] = {
 
 
 def _parameters(gm: fx.GraphModule) -> list[dict[str, Any]]:
-    """Return what has to be loaded: the parameters, with the sources of folded ones in their places."""
+    """Return what has to be loaded: the parameters, with the sources of folded ones in their
+    places.
+    """
     folds = weight_plan(gm).folds
     entries = []
     for names in tied_names(gm):
         parameter = gm.get_parameter(names[0])
         if names[0] not in folds:
-            entries.append({"names": names, "shape": list(parameter.shape), "dtype": encode(parameter.dtype)})
+            entries.append(
+                {"names": names, "shape": list(parameter.shape), "dtype": encode(parameter.dtype)}
+            )
     known = {name for entry in entries for name in entry["names"]}
-    for name, (shape, dtype) in {name: each for fold in folds.values() for name, each in fold.sources.items()}.items():
+    for name, (shape, dtype) in {
+        name: each for fold in folds.values() for name, each in fold.sources.items()
+    }.items():
         if name not in known:
             entries.append({"names": [name], "shape": shape, "dtype": encode(dtype)})
     return entries

@@ -14,20 +14,25 @@ from onboard.graph.fx import fake_mode, placeholders
 
 
 def fake_like(mode: FakeTensorMode, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a fake tensor of the same static shape, strides and dtype that believes it lies on `device`."""
+    """Return a fake tensor of the same static shape, strides and dtype that believes it lies on
+    `device`.
+    """
     with mode:
-        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+        return torch.empty_strided(
+            tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device
+        )
 
 
 def propagate_shapes(gm: fx.GraphModule, device: torch.device) -> None:
     """Recompute `meta["val"]` of every node from the inputs' fake tensors.
 
-    Parameters and buffers count as lying on `device`, wherever they are now: before the weights are loaded they lie on
-    the meta device, where mixing them with inputs would be an error.
+    Parameters and buffers count as lying on `device`, wherever they are now: before the weights are
+    loaded they lie on the meta device, where mixing them with inputs would be an error.
     """
     inputs = [node.meta["val"] for node in placeholders(gm)]
     mode = fake_mode(gm)
-    # The Python dispatcher runs composite operators (linear, matmul) in Python, where sizes may be symbolic.
+    # The Python dispatcher runs composite operators (linear, matmul) in Python, where sizes may be
+    # symbolic.
     with mode, _sizes_by_data(mode), enable_python_dispatcher(), torch.no_grad():
         _ShapePropagation(gm, mode, device).run(*inputs)
 
@@ -35,10 +40,15 @@ def propagate_shapes(gm: fx.GraphModule, device: torch.device) -> None:
 def _sizes_by_data(mode: FakeTensorMode) -> AbstractContextManager[None]:
     """Let the graph's sizes that data decide be new symbols, of which nobody keeps a list.
 
-    Symbols on that list are to be in the next result that is looked through for them; torch 2.11 takes an input that is
-    added to the graph later for that result, and says that they are not there.
+    Symbols on that list are to be in the next result that is looked through for them; torch 2.11
+    takes an input that is added to the graph later for that result, and says that they are not
+    there.
     """
-    return mode.shape_env.ignore_fresh_unbacked_symbols() if mode.shape_env is not None else nullcontext()
+    return (
+        mode.shape_env.ignore_fresh_unbacked_symbols()
+        if mode.shape_env is not None
+        else nullcontext()
+    )
 
 
 class _ShapePropagation(fx.Interpreter):

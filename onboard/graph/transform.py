@@ -1,4 +1,6 @@
-"""What a transform is: its stages, its configuration, what it reports, and the table of all transforms."""
+"""What a transform is: its stages, its configuration, what it reports, and the table of all
+transforms.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,12 @@ class TransformConfig(StrictModel):
     expect_mem_change: bool = False
 
 
-def validated(key: str, config_class: type[TransformConfig], fields: Mapping[str, Any]) -> TransformConfig:
-    """Return a transform's configuration; raise `UsageError`, which names the transform, for fields that are wrong."""
+def validated(
+    key: str, config_class: type[TransformConfig], fields: Mapping[str, Any]
+) -> TransformConfig:
+    """Return a transform's configuration; raise `UsageError`, which names the transform, for fields
+    that are wrong.
+    """
     try:
         return config_class.model_validate(fields)
     except UsageError as error:
@@ -60,7 +66,9 @@ def validated(key: str, config_class: type[TransformConfig], fields: Mapping[str
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        raise UsageError(f"transform {key}: field {field!r}: {first['msg']}, got {first['input']!r}") from error
+        raise UsageError(
+            f"transform {key}: field {field!r}: {first['msg']}, got {first['input']!r}"
+        ) from error
 
 
 class TransformInfo(BaseModel):
@@ -88,8 +96,8 @@ C = TypeVar("C", bound=TransformConfig)
 class BaseTransform(ABC, Generic[C]):
     """One step of the pipeline.
 
-    The runner owns ordering, timing, memory accounting, clean-up, shape propagation, verification and dumps;
-    a transform only edits the module (in place where it can) and counts what it changed.
+    The runner owns ordering, timing, memory accounting, clean-up, shape propagation, verification
+    and dumps; a transform only edits the module (in place where it can) and counts what it changed.
     """
 
     key: ClassVar[str]
@@ -98,10 +106,13 @@ class BaseTransform(ABC, Generic[C]):
     origin: ClassVar[str] = ""
     """Where a transform from outside comes from; "" for one that ships."""
     acts: ClassVar[bool] = False
-    """It does something beside the graph, which stays as it is (it loads, allocates, captures): it also runs when a
-    graph that was transformed before is taken from the cache. All others see no values of weights."""
+    """It does something beside the graph, which stays as it is (it loads, allocates, captures): it
+    also runs when a graph that was transformed before is taken from the cache. All others see no
+    values of weights."""
     shows: ClassVar[bool] = False
-    """It writes down what the graph is, at every start: one with it takes no graph from the cache."""
+    """It writes down what the graph is, at every start: one with it takes no graph from the
+    cache.
+    """
     config_class: ClassVar[type[TransformConfig]] = TransformConfig
 
     def __init__(self, config: C) -> None:
@@ -110,8 +121,12 @@ class BaseTransform(ABC, Generic[C]):
         """The user has enabled it: that it finds nothing to do is then a fact."""
 
     def from_outside(self) -> str:
-        """Return a sentence about what of it an extension brings, "" for nothing: it becomes a fact of the run."""
-        return f"{self.key} is no part of onboard: it comes from {self.origin}" if self.origin else ""
+        """Return a sentence about what of it an extension brings, "" for nothing: it becomes a fact
+        of the run.
+        """
+        return (
+            f"{self.key} is no part of onboard: it comes from {self.origin}" if self.origin else ""
+        )
 
     @abstractmethod
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
@@ -119,29 +134,40 @@ class BaseTransform(ABC, Generic[C]):
 
 
 class GraphTransform(BaseTransform[C]):
-    """A transform that edits a graph in place: it has `rewrite`, and what holds for the graph then is derived.
+    """A transform that edits a graph in place: it has `rewrite`, and what holds for the graph then
+    is derived.
 
     One that gives back another module is a `BaseTransform`.
     """
 
     keeps_shapes: ClassVar[bool] = True
-    """`node.meta["val"]` of every node is still right where it has changed something, new nodes included."""
+    """`node.meta["val"]` of every node is still right where it has changed something, new nodes
+    included.
+    """
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
-        """Rewrite the graph; without a match it is as clean as before, and its shapes are as valid."""
-        assert isinstance(gm, fx.GraphModule), f"{self.key} edits graphs, this is a {type(gm).__name__}"
+        """Rewrite the graph; without a match it is as clean as before, and its shapes are as
+        valid.
+        """
+        assert isinstance(gm, fx.GraphModule), (
+            f"{self.key} edits graphs, this is a {type(gm).__name__}"
+        )
         done = self.rewrite(gm, context)
         if isinstance(done, TransformInfo):
             return gm, done
-        assert isinstance(done, int), f"rewrite returned a {type(done).__name__}, not the number of matches"
-        return gm, TransformInfo(num_matches=done, is_clean=not done, has_valid_shapes=self.keeps_shapes or not done)
+        assert isinstance(done, int), (
+            f"rewrite returned a {type(done).__name__}, not the number of matches"
+        )
+        return gm, TransformInfo(
+            num_matches=done, is_clean=not done, has_valid_shapes=self.keeps_shapes or not done
+        )
 
     @abstractmethod
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
         """Change the graph and return the number of matches.
 
-        `SKIPPED`, or a `TransformInfo` of its own, where the number does not say it all: what changed is more than the
-        matches, or nothing has to be cleaned up after them.
+        `SKIPPED`, or a `TransformInfo` of its own, where the number does not say it all: what
+        changed is more than the matches, or nothing has to be cleaned up after them.
         """
 
 
@@ -153,12 +179,15 @@ T = TypeVar("T", bound=type[BaseTransform[Any]])
 def register_transform(key: str, stage: str | None = None) -> Callable[[T], T]:
     """Register a transform class under its YAML key, which is also its file name.
 
-    Its stage is the folder that the file lies in; `stage` names that of an installed package's transform.
+    Its stage is the folder that the file lies in; `stage` names that of an installed package's
+    transform.
     """
 
     def register(cls: T) -> T:
         own = _TRANSFORMS.setdefault(cls.__module__, {})
-        assert key not in own or own[key].__qualname__ == cls.__qualname__, f"transform {key} is registered twice"
+        assert key not in own or own[key].__qualname__ == cls.__qualname__, (
+            f"transform {key} is registered twice"
+        )
         cls.key, cls.home = key, stage
         own[key] = cls
         return cls
@@ -177,7 +206,9 @@ def registered(module: str) -> Iterator[tuple[str, type[BaseTransform[Any]]]]:
 def transform_keys() -> Mapping[str, Stages]:
     """Return every shipped transform's key and the stage whose folder it lies in."""
     folders = ((stage, CONTENT_ROOT / "transforms" / stage.value) for stage in Stages)
-    keys = {file.stem: stage for stage, folder in folders for file in sorted(folder.glob("[a-z]*.py"))}
+    keys = {
+        file.stem: stage for stage, folder in folders for file in sorted(folder.glob("[a-z]*.py"))
+    }
     return MappingProxyType(keys)
 
 

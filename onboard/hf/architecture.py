@@ -1,4 +1,6 @@
-"""Which class of transformers is the language model of a config, and which part of the config is its text model's."""
+"""Which class of transformers is the language model of a config, and which part of the config is
+its text model's.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,14 @@ from onboard.errors import OnboardError
 
 
 def causal_lm_class(config: PretrainedConfig) -> Any:
-    """Return the class of transformers' language model of a config; raise `OnboardError` when it has none."""
+    """Return the class of transformers' language model of a config; raise `OnboardError` when it
+    has none.
+    """
     found = find_language_model(config)
     if found is None:
-        raise OnboardError(f"{config.model_type} is not a causal language model", hint="Choose a decoder model")
+        raise OnboardError(
+            f"{config.model_type} is not a causal language model", hint="Choose a decoder model"
+        )
     if needed := _needed_instead_of_tokens(found):
         raise OnboardError(
             f"{found.__name__} reads no tokens: it ignores input_ids and asks for {' and '.join(needed)}",
@@ -29,25 +35,43 @@ def causal_lm_class(config: PretrainedConfig) -> Any:
 
 @cache
 def _needed_instead_of_tokens(model_class: Any) -> tuple[str, ...]:
-    """Return the inputs without which a class refuses to run where its forward takes `input_ids` and ignores them."""
+    """Return the inputs without which a class refuses to run where its forward takes `input_ids`
+    and ignores them.
+    """
     forward = inspect.unwrap(model_class.forward)
     try:
         (function,) = ast.parse(textwrap.dedent(inspect.getsource(forward))).body
     except (OSError, TypeError, SyntaxError):  # no Python source: nothing is known
         return ()
-    names = [node for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-    if "input_ids" not in inspect.signature(forward).parameters or any(node.id == "input_ids" for node in names):
+    names = [
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    ]
+    if "input_ids" not in inspect.signature(forward).parameters or any(
+        node.id == "input_ids" for node in names
+    ):
         return ()
-    refusals = [node for node in ast.walk(function) if isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise)]
-    asked = {node.id for refusal in refusals for node in ast.walk(refusal.test) if isinstance(node, ast.Name)}
+    refusals = [
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise)
+    ]
+    asked = {
+        node.id
+        for refusal in refusals
+        for node in ast.walk(refusal.test)
+        if isinstance(node, ast.Name)
+    }
     return tuple(name for name in inspect.signature(forward).parameters if name in asked)
 
 
 def find_language_model(config: PretrainedConfig) -> Any | None:
-    """Return the class of transformers that predicts the next token, of text alone or of text with other inputs.
+    """Return the class of transformers that predicts the next token, of text alone or of text with
+    other inputs.
 
-    A composite may have both: the one that the config names counts, else the one for text. A text config has its
-    composite's class when that takes the text config alone.
+    A composite may have both: the one that the config names counts, else the one for text. A text
+    config has its composite's class when that takes the text config alone.
     """
     auto = _auto_classes()
     tables = (auto.MODEL_FOR_CAUSAL_LM_MAPPING, auto.MODEL_FOR_MULTIMODAL_LM_MAPPING)
@@ -56,7 +80,11 @@ def find_language_model(config: PretrainedConfig) -> Any | None:
     if own:
         return (named or own)[0]
     package = type(config).__module__.split(".")[-2]
-    composites = [CONFIG_MAPPING[name] for name in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if _package(name) == package]
+    composites = [
+        CONFIG_MAPPING[name]
+        for name in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        if _package(name) == package
+    ]
     classes = [auto.MODEL_FOR_CAUSAL_LM_MAPPING[composite] for composite in composites]
     return next((item for item in classes if item.config_class is type(config)), None)
 
@@ -64,11 +92,15 @@ def find_language_model(config: PretrainedConfig) -> Any | None:
 def language_model_types() -> list[str]:
     """Return the model types that the installed transformers has such a class for, sorted."""
     auto = _auto_classes()
-    return sorted({*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES})
+    return sorted(
+        {*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
+    )
 
 
 def _auto_classes() -> Any:
-    """Return transformers' tables of model classes, whose import takes seconds: a generated model does without."""
+    """Return transformers' tables of model classes, whose import takes seconds: a generated model
+    does without.
+    """
     from transformers.models.auto import modeling_auto
 
     return modeling_auto
@@ -83,7 +115,9 @@ def _package(model_type: str) -> str:
 
 
 def text_config(config: Any) -> Any:
-    """Return the part of a config that describes the text model; a config without parts is that itself."""
+    """Return the part of a config that describes the text model; a config without parts is that
+    itself.
+    """
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 
@@ -96,8 +130,11 @@ def is_composite(config: Any) -> bool:
 def decoder_config(config: PretrainedConfig) -> PretrainedConfig:
     """Return the config of the causal language model itself.
 
-    That is a composite's text config where the class takes that alone, as in transformers' own auto classes.
+    That is a composite's text config where the class takes that alone, as in transformers' own auto
+    classes.
     """
-    if is_composite(config) and causal_lm_class(config).config_class is type(text := text_config(config)):
+    if is_composite(config) and causal_lm_class(config).config_class is type(
+        text := text_config(config)
+    ):
         config = text
     return config

@@ -1,7 +1,9 @@
-"""Transformers' models to which several rows of `input_ids` are one text, as models that read texts like any other.
+"""Transformers' models to which several rows of `input_ids` are one text, as models that read texts
+like any other.
 
-A position of such a text holds a code of each of several codebooks, and each codebook has an embedding table and a head
-of its own. For us that is one token (`Codebooks`), and here its rows and its logits become transformers' and back.
+A position of such a text holds a code of each of several codebooks, and each codebook has an
+embedding table and a head of its own. For us that is one token (`Codebooks`), and here its rows and
+its logits become transformers' and back.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ def codebooks_of(model: nn.Module) -> Codebooks:
 
 
 def tables_and_heads(model: Any) -> tuple[nn.ModuleList, nn.ModuleList] | None:
-    """Return a transformers model's embedding tables and heads, one of each a codebook; None where it has one."""
+    """Return a transformers model's embedding tables and heads, one of each a codebook; None where
+    it has one.
+    """
     try:
         tables, heads = model.get_input_embeddings(), model.get_output_embeddings()
     except (AttributeError, NotImplementedError):  # a model that does not say where they are
@@ -40,9 +44,11 @@ def places_of(model: nn.Module) -> tuple[str, str] | None:
 
 
 def with_tokens(model: Any) -> Any:
-    """Have a transformers model, in place, take tokens [batch, seq] and give logits [batch, seq, count * codes].
+    """Have a transformers model, in place, take tokens [batch, seq] and give logits [batch, seq,
+    count * codes].
 
-    One with a single codebook does so. Copies of the model do as it does. Raises `OnboardError` as `Codebooks` does.
+    One with a single codebook does so. Copies of the model do as it does. Raises `OnboardError` as
+    `Codebooks` does.
     """
     if codebooks_of(model).count > 1:
         model.register_forward_pre_hook(_unpack, with_kwargs=True)
@@ -50,7 +56,9 @@ def with_tokens(model: Any) -> Any:
     return model
 
 
-def _unpack(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _unpack(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     books = codebooks_of(model)
     if args:
         return (books.rows(args[0]), *args[1:]), kwargs

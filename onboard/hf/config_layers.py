@@ -1,4 +1,6 @@
-"""What the fields of a config say of single layers, and the fields of a model with only some of them."""
+"""What the fields of a config say of single layers, and the fields of a model with only some of
+them.
+"""
 
 from __future__ import annotations
 
@@ -53,28 +55,48 @@ def read_layers(config: PretrainedConfig, values: Mapping[str, Any]) -> Layers |
     if type(count) is not int:
         return None
     of_layers = _of_layers(config, key, values, count)
-    indices = {name: [i - (name in _FROM_ONE) for i in value] for name, value in values.items() if _names(name, value)}
+    indices = {
+        name: [i - (name in _FROM_ONE) for i in value]
+        for name, value in values.items()
+        if _names(name, value)
+    }
     return Layers(
         key=key,
         count=count,
-        lists={name: value for name, value in values.items() if name in of_layers and name not in indices},
+        lists={
+            name: value
+            for name, value in values.items()
+            if name in of_layers and name not in indices
+        },
         views={name: view for name in _VIEWS if (view := _view(config, name, count))},
         indices=indices,
         firsts={name: value for name in _DENSE_LAYERS if type(value := values.get(name)) is int},
         lasts={name: value for name in _LAST_LAYERS if type(value := values.get(name)) is int},
-        overrides={int(index): fields for index, fields in values.get("per_layer_config", {}).items()},
-        periods=[value for name, value in values.items() if type(value) is int and _PERIOD.fullmatch(name)],
+        overrides={
+            int(index): fields for index, fields in values.get("per_layer_config", {}).items()
+        },
+        periods=[
+            value
+            for name, value in values.items()
+            if type(value) is int and _PERIOD.fullmatch(name)
+        ],
     )
 
 
-def _of_layers(config: PretrainedConfig, key: str, values: Mapping[str, Any], count: int) -> set[str]:
-    """Return the fields with a value for each layer, not those that have as many by chance, as the defaults show."""
+def _of_layers(
+    config: PretrainedConfig, key: str, values: Mapping[str, Any], count: int
+) -> set[str]:
+    """Return the fields with a value for each layer, not those that have as many by chance, as the
+    defaults show.
+    """
     lists = {name for name, value in values.items() if _is_list(value, count)}
     defaults = {} if getattr(config, "has_no_defaults_at_init", False) else type(config)().to_dict()
     usual = defaults.get(key)
     if type(usual) is not int or usual == count:
         return lists
-    return {name for name in lists if not _is_sized(defaults.get(name)) or len(defaults[name]) == usual}
+    return {
+        name for name in lists if not _is_sized(defaults.get(name)) or len(defaults[name]) == usual
+    }
 
 
 def _is_sized(value: object) -> bool:
@@ -103,7 +125,9 @@ def cut_layers(layers: Layers, values: dict[str, Any], kept: list[int]) -> None:
     for name, count in layers.lasts.items():
         values[name] = sum(index >= layers.count - count for index in kept)
     if layers.overrides:
-        overrides = {new: layers.overrides[old] for new, old in enumerate(kept) if old in layers.overrides}
+        overrides = {
+            new: layers.overrides[old] for new, old in enumerate(kept) if old in layers.overrides
+        }
         values["per_layer_config"] = overrides
 
 

@@ -1,4 +1,6 @@
-"""Experts as checkpoints have them: transformers stacks them in memory, most checkpoints hold them one by one."""
+"""Experts as checkpoints have them: transformers stacks them in memory, most checkpoints hold them
+one by one.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import MergeModulelist, WeightConverter, revert_weight_conversion
+from transformers.core_model_loading import (
+    MergeModulelist,
+    WeightConverter,
+    revert_weight_conversion,
+)
 
 _NUMBERED = re.compile(r"(.*experts)\.(\d+)\.(.*)")
 
@@ -16,9 +22,10 @@ _NUMBERED = re.compile(r"(.*experts)\.(\d+)\.(.*)")
 def separate_experts(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the state dict of a transformers model with every stack of experts taken apart.
 
-    The names of the parts are those that transformers writes into checkpoints (`experts.3.gate_proj.weight`); all other
-    names are the module's own. A model whose checkpoints have stacks, too, keeps them. Experts that return their input
-    have rows in some of transformers' stacks, which nothing reads: these are left out.
+    The names of the parts are those that transformers writes into checkpoints
+    (`experts.3.gate_proj.weight`); all other names are the module's own. A model whose checkpoints
+    have stacks, too, keeps them. Experts that return their input have rows in some of transformers'
+    stacks, which nothing reads: these are left out.
     """
     own: Any = model
     merges = [rule for rule in get_model_conversion_mapping(own, add_legacy=False) if _merges(rule)]
@@ -35,15 +42,23 @@ def separate_experts(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _without_stumps(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the state dict without the numbered modules that lack a weight which the first one of their kind has."""
+    """Return the state dict without the numbered modules that lack a weight which the first one of
+    their kind has.
+    """
     names = {name: match.groups() for name in state if (match := _NUMBERED.fullmatch(name))}
     leaves: dict[tuple[str, str], set[str]] = {}
     for path, number, leaf in names.values():
         leaves.setdefault((path, number), set()).add(leaf)
     whole = {path: own for (path, number), own in leaves.items() if number == "0"}
     stumps = {key for key, own in leaves.items() if own < whole.get(key[0], set())}
-    return {name: tensor for name, tensor in state.items() if name not in names or names[name][:2] not in stumps}
+    return {
+        name: tensor
+        for name, tensor in state.items()
+        if name not in names or names[name][:2] not in stumps
+    }
 
 
 def _merges(rule: Any) -> bool:
-    return isinstance(rule, WeightConverter) and any(isinstance(item, MergeModulelist) for item in rule.operations)
+    return isinstance(rule, WeightConverter) and any(
+        isinstance(item, MergeModulelist) for item in rule.operations
+    )

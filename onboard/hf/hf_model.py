@@ -1,4 +1,6 @@
-"""Transformers' own model of a config; a tower whose packages are missing is left out, so that text runs without it."""
+"""Transformers' own model of a config; a tower whose packages are missing is left out, so that text
+runs without it.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +20,29 @@ from onboard.hf.codebooks import with_tokens
 
 
 class MissingTower(nn.Module):
-    """Stands for a tower for images or sound that needs packages which are not installed: it has no weights."""
+    """Stands for a tower for images or sound that needs packages which are not installed: it has no
+    weights.
+    """
 
     def __init__(self, error: ImportError) -> None:
         super().__init__()
-        self.packages = re.findall(r"pip install ([\w-]+)", str(error)) or [" ".join(str(error).split())]
+        self.packages = re.findall(r"pip install ([\w-]+)", str(error)) or [
+            " ".join(str(error).split())
+        ]
 
     def forward(self, *_: Any, **__: Any) -> Any:
         """Raise `OnboardError`: what it is called for is no text."""
         needed = " and ".join(self.packages)
-        raise OnboardError(f"this model's tower needs the packages {needed}", hint=f"pip install {needed}")
+        raise OnboardError(
+            f"this model's tower needs the packages {needed}", hint=f"pip install {needed}"
+        )
 
 
 @contextmanager
 def without_missing_towers() -> Iterator[None]:
-    """Where transformers makes a part of a composite model and lacks packages for it, put a `MissingTower` there."""
+    """Where transformers makes a part of a composite model and lacks packages for it, put a
+    `MissingTower` there.
+    """
     original = AutoModel.from_config
 
     def from_config(*args: Any, **kwargs: Any) -> Any:
@@ -46,13 +56,17 @@ def without_missing_towers() -> Iterator[None]:
 
 
 def build_reference(config: Any, **kwargs: Any) -> Any:
-    """Return transformers' model of a config, with its own initialisation; `kwargs` are those of `_from_config`."""
+    """Return transformers' model of a config, with its own initialisation; `kwargs` are those of
+    `_from_config`.
+    """
     with without_missing_towers():
         return with_tokens(causal_lm_class(config)._from_config(config, **kwargs))
 
 
 def load_reference(config: Any, folder: Path, **kwargs: Any) -> Any:
-    """Return transformers' model with a checkpoint's weights; `kwargs` are those of `from_pretrained`."""
+    """Return transformers' model with a checkpoint's weights; `kwargs` are those of
+    `from_pretrained`.
+    """
     with without_missing_towers():
         loaded = causal_lm_class(config).from_pretrained(folder, config=config, **kwargs)
     with_tokens(loaded[0] if isinstance(loaded, tuple) else loaded)
@@ -61,4 +75,8 @@ def load_reference(config: Any, folder: Path, **kwargs: Any) -> Any:
 
 def missing_towers(model: nn.Module) -> dict[str, list[str]]:
     """Return the paths of what was left out, and the packages that it needs."""
-    return {path: module.packages for path, module in model.named_modules() if isinstance(module, MissingTower)}
+    return {
+        path: module.packages
+        for path, module in model.named_modules()
+        if isinstance(module, MissingTower)
+    }

@@ -1,6 +1,8 @@
-"""Stand-ins for what older transformers had and modeling code of its time imports, in the child process only.
+"""Stand-ins for what older transformers had and modeling code of its time imports, in the child
+process only.
 
-Each is small and keeps the meaning that matters for inference. What was put in place is told, for the report.
+Each is small and keeps the meaning that matters for inference. What was put in place is told, for
+the report.
 """
 
 from __future__ import annotations
@@ -88,7 +90,8 @@ def provide(module: str, names: list[str]) -> list[str]:
         stand_in = STAND_INS.get(name, moved)
         if stand_in is None:
             raise OnboardError(
-                f"the model's code needs {module}.{name}, which this transformers has not", hint="Use its own version"
+                f"the model's code needs {module}.{name}, which this transformers has not",
+                hint="Use its own version",
             )
         setattr(target, name, stand_in)
         facts.append(f"{module}.{name} is gone; a stand-in takes its place")
@@ -111,7 +114,9 @@ def _new_module(name: str) -> ModuleType:
 
 
 def restore_old_interfaces() -> list[str]:
-    """Give transformers' classes back the methods that older modeling code calls; return what was missing."""
+    """Give transformers' classes back the methods that older modeling code calls; return what was
+    missing.
+    """
     facts = []
     for owner, members in _MEMBERS.items():
         for name, member in members.items():
@@ -124,12 +129,18 @@ def restore_old_interfaces() -> list[str]:
     return facts
 
 
-def _default_rope(config: PretrainedConfig, device: Any = None, **_: Any) -> tuple[torch.Tensor, float]:
-    """Return plain RoPE's inverse frequencies [rotary_dim / 2] and its factor (Su et al. 2021, RoFormer)."""
+def _default_rope(
+    config: PretrainedConfig, device: Any = None, **_: Any
+) -> tuple[torch.Tensor, float]:
+    """Return plain RoPE's inverse frequencies [rotary_dim / 2] and its factor (Su et al. 2021,
+    RoFormer).
+    """
     own: Any = config
     head_dim = getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads
     size = int(head_dim * getattr(own, "partial_rotary_factor", 1.0))
-    exponents = torch.arange(0, size, 2, dtype=torch.int64).to(device=device, dtype=torch.float) / size
+    exponents = (
+        torch.arange(0, size, 2, dtype=torch.int64).to(device=device, dtype=torch.float) / size
+    )
     return 1.0 / own.rope_theta**exponents, 1.0
 
 

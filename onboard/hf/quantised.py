@@ -19,7 +19,15 @@ _KEYS = ("quantization_config", "compression_config", "quantization")
 """Where a config.json says it; the last is MLX's."""
 _FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 """Files beside config.json that say it: ModelOpt's, and those of older GPTQ and AWQ."""
-_TRAITS = ("quant_algo", "format", "bits", "w_bit", "group_size", "q_group_size", "weight_block_size")
+_TRAITS = (
+    "quant_algo",
+    "format",
+    "bits",
+    "w_bit",
+    "group_size",
+    "q_group_size",
+    "weight_block_size",
+)
 _ENDINGS = {
     "weight_scale_inv": "fp8",
     "weight_packed": "compressed-tensors",
@@ -32,18 +40,32 @@ _ENDINGS = {
 """Endings of names that no unquantised checkpoint has; blocks count with their scales only."""
 
 
-def refuse_quantised(config: Mapping[str, Any], folder: Path, tensors: Mapping[str, TensorMeta]) -> None:
-    """Raise `OnboardError` for a quantised checkpoint: as its config says, a file beside that, or else its tensors."""
-    if (found := describe_config(config) or _beside(folder) or describe_tensors(tensors)) is not None:
+def refuse_quantised(
+    config: Mapping[str, Any], folder: Path, tensors: Mapping[str, TensorMeta]
+) -> None:
+    """Raise `OnboardError` for a quantised checkpoint: as its config says, a file beside that, or
+    else its tensors.
+    """
+    if (
+        found := describe_config(config) or _beside(folder) or describe_tensors(tensors)
+    ) is not None:
         raise OnboardError(
-            f"the checkpoint is quantised ({found}), which onboard cannot read yet", hint="Use an unquantised release"
+            f"the checkpoint is quantised ({found}), which onboard cannot read yet",
+            hint="Use an unquantised release",
         )
 
 
 def describe_config(config: Mapping[str, Any]) -> str | None:
-    """Return how a parsed config.json, or the text model's part of it, says that weights are quantised."""
+    """Return how a parsed config.json, or the text model's part of it, says that weights are
+    quantised.
+    """
     parts = [config, *(part for part in config.values() if isinstance(part, Mapping))]
-    found = (part[key] for part in parts for key in _KEYS if isinstance(part.get(key), Mapping) and part[key])
+    found = (
+        part[key]
+        for part in parts
+        for key in _KEYS
+        if isinstance(part.get(key), Mapping) and part[key]
+    )
     return next((_describe(values) for values in found), None)
 
 
@@ -76,8 +98,13 @@ def _describe(values: Mapping[str, Any]) -> str:
     inner = values.get("quantization")
     values = inner if isinstance(inner, Mapping) else values
     producer = values.get("producer")
-    method = values.get("quant_method") or (producer.get("name") if isinstance(producer, Mapping) else None)
-    return ", ".join([str(method)] * bool(method) + list(_details(values))) or "by a method that it does not name"
+    method = values.get("quant_method") or (
+        producer.get("name") if isinstance(producer, Mapping) else None
+    )
+    return (
+        ", ".join([str(method)] * bool(method) + list(_details(values)))
+        or "by a method that it does not name"
+    )
 
 
 def _details(values: Mapping[str, Any]) -> Iterator[str]:

@@ -1,7 +1,9 @@
-"""Which tokens are text: a config names others for padding, for a mask, for the place of an image or a sound.
+"""Which tokens are text: a config names others for padding, for a mask, for the place of an image
+or a sound.
 
-transformers may not count such a token, may leave it out of attention, or may ask for the image: what it makes of a
-text with one inside, or of what comes behind it, is not the model's prediction of text.
+transformers may not count such a token, may leave it out of attention, or may ask for the image:
+what it makes of a text with one inside, or of what comes behind it, is not the model's prediction
+of text.
 """
 
 from __future__ import annotations
@@ -17,15 +19,19 @@ _NO_TEXT = re.compile(r"(?!(bos|eos|sep|cls|forced|decoder_start)_)\w+_token_(id
 
 
 def special_tokens(config: Any, codebooks: Codebooks = ONE_CODEBOOK) -> frozenset[int]:
-    """Return the tokens that a Hugging Face config, or a part of it, names as something else than text.
+    """Return the tokens that a Hugging Face config, or a part of it, names as something else than
+    text.
 
-    Where a token is a code of each of several codebooks, a config names codes: tokens are alike then.
+    Where a token is a code of each of several codebooks, a config names codes: tokens are alike
+        then.
     """
     return frozenset(_special(config.to_dict())) if codebooks.count == 1 else frozenset()
 
 
 def text_tokens(config: Any, codebooks: Codebooks = ONE_CODEBOOK) -> Sequence[int]:
-    """Return the vocabulary of a config's text model without `special_tokens`: what random prompts are made of."""
+    """Return the vocabulary of a config's text model without `special_tokens`: what random prompts
+    are made of.
+    """
     if codebooks.count > 1:
         return range(codebooks.tokens)
     special = special_tokens(config)

@@ -1,4 +1,5 @@
-"""Canonical ops (`torch.ops.onboard.torch_*`) and the back ends that replace them. Importing this registers them all.
+"""Canonical ops (`torch.ops.onboard.torch_*`) and the back ends that replace them. Importing this
+registers them all.
 
 | file | ops |
 |---|---|
@@ -70,12 +71,13 @@
 | `ssm/triton_cached_ssm.py` | `triton_cached_selective_scan`, `triton_cached_ssm` |
 | `ssm/triton_replayed_ssm.py` | `triton_replayed_ssm` |
 
-A folder holds a mechanism: its reference, its cached form, launchers and kernels of Triton, other libraries' operators;
-`triton/` what all launchers share. A `torch_*` op is the reference: it runs anywhere and says what the op means. The
-`triton_*` op of the same name has the same arguments; it is there when the package triton is (`has_triton`), and needs
-a CUDA device, or Triton's interpreter (`TRITON_INTERPRET=1` in the environment before triton is imported). An
-`invariant_*` op is the `triton_*` one whose results for a row of its input are the same, bit for bit, whatever other
-rows there are.
+A folder holds a mechanism: its reference, its cached form, launchers and kernels of Triton, other
+libraries' operators; `triton/` what all launchers share. A `torch_*` op is the reference: it runs
+anywhere and says what the op means. The `triton_*` op of the same name has the same arguments; it
+is there when the package triton is (`has_triton`), and needs a CUDA device, or Triton's interpreter
+(`TRITON_INTERPRET=1` in the environment before triton is imported). An `invariant_*` op is the
+`triton_*` one whose results for a row of its input are the same, bit for bit, whatever other rows
+there are.
 """
 
 from __future__ import annotations
@@ -93,7 +95,9 @@ def has_triton() -> bool:
 
 
 def canonical_ops() -> set[str]:
-    """Return the names of the `torch_*` ops that model files may use; what transforms put in is not among them."""
+    """Return the names of the `torch_*` ops that model files may use; what transforms put in is not
+    among them.
+    """
     return {
         name
         for name, source in op_sources().items()
@@ -102,17 +106,23 @@ def canonical_ops() -> set[str]:
 
 
 def stateful_ops() -> set[str]:
-    """Return the names of the ops that need a cached form before a graph can generate; attention is not among them."""
+    """Return the names of the ops that need a cached form before a graph can generate; attention is
+    not among them.
+    """
     return {name for name, source in op_sources().items() if source.carries_state}
 
 
 def attention_ops() -> set[str]:
-    """Return the names of the canonical ops that attend: each token's result is a mean of values, by a softmax."""
+    """Return the names of the canonical ops that attend: each token's result is a mean of values,
+    by a softmax.
+    """
     return {name for name in canonical_ops() if op_sources()[name].attends}
 
 
 def _register() -> None:
-    """Import every module of a room that registers ops; those of kernels where the package triton is."""
+    """Import every module of a room that registers ops; those of kernels where the package triton
+    is.
+    """
     for path in sorted(Path(__file__).parent.glob("*/*.py")):
         is_there = not path.stem.startswith("triton_") or has_triton()
         if is_there and "@register_op" in path.read_text(encoding="utf-8"):

@@ -25,7 +25,9 @@ StateOf = Callable[..., State]
 
 @dataclass(frozen=True)
 class OpSource:
-    """What is known of a registered op: where it comes from, and what `register_op` was told of it."""
+    """What is known of a registered op: where it comes from, and what `register_op` was told of
+    it.
+    """
 
     module: str
     """The module that it comes from."""
@@ -72,32 +74,37 @@ def register_op(
     no_capture: str = "",
     no_pieces: str = "",
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Register the decorated function as `torch.ops.onboard.<its name>`; the schema comes from its annotations.
+    """Register the decorated function as `torch.ops.onboard.<its name>`; the schema comes from its
+    annotations.
 
     What transforms have to know of an op is declared here, once; nothing else lists ops by name.
 
     Args:
-        fake: computes outputs of the right shape, dtype and strides from fake tensors. None: the function itself does,
-            which is right for a composition of PyTorch operators that never reads a value.
+        fake: computes outputs of the right shape, dtype and strides from fake tensors. None: the
+            function itself does, which is right for a composition of PyTorch operators that never
+            reads a value.
         mutates: names of the arguments that the op writes to.
-        schema: the schema where annotations cannot say it (an optional list of tensors), without the op's name.
-        carries_state: it carries something from token to token and sees only the tokens of its own step, so that a
-            cached op must take its place before a graph can generate.
+        schema: the schema where annotations cannot say it (an optional list of tensors), without
+            the op's name.
+        carries_state: it carries something from token to token and sees only the tokens of its own
+            step, so that a cached op must take its place before a graph can generate.
         inserted: transforms put it into graphs; model files may not use it.
-        cached_form_of: the canonical op whose place it takes in a cached graph. Ops of the same name with another word
-            in place of "torch" are other back ends of it.
+        cached_form_of: the canonical op whose place it takes in a cached graph. Ops of the same
+            name with another word in place of "torch" are other back ends of it.
         state: what a recurrence's cached form keeps of each sequence, in its first cache.
         invariant_form_of: the op whose place it takes where results may not depend on the batch.
-        row_wise: each row of its results follows from the same row of its inputs, and is the same, bit for bit, for any
-            number of rows.
+        row_wise: each row of its results follows from the same row of its inputs, and is the same,
+            bit for bit, for any number of rows.
         attends: for each token a mean of values of tokens, by the softmax of scores.
-        rotary: its arguments that hold the rotary embedding's table, cos and sin or complex numbers.
+        rotary: its arguments that hold the rotary embedding's table, cos and sin or complex
+            numbers.
         adds_residual: it returns a norm of the sum of its first two arguments, and the sum.
         no_capture: why no CUDA graph can hold it.
         no_pieces: why no CUDA graph of steps with many tokens should hold it.
 
-    The function itself is returned, so that ops can be composed without a second trip through the dispatcher. Raises
-    `UsageError` for a name that is taken: graphs that are there already call the op that has it.
+    The function itself is returned, so that ops can be composed without a second trip through the
+    dispatcher. Raises `UsageError` for a name that is taken: graphs that are there already call the
+    op that has it.
     """
 
     properties = {name: value for name, value in locals().items() if name not in ("fake", "schema")}
@@ -105,9 +112,12 @@ def register_op(
     def register(function: Callable[P, R]) -> Callable[P, R]:
         if function.__name__ in _SOURCES:
             raise UsageError(
-                f"there is an op {function.__name__!r}", hint="Give it another name; after an edit start Python anew"
+                f"there is an op {function.__name__!r}",
+                hint="Give it another name; after an edit start Python anew",
             )
-        op = torch.library.custom_op(f"{NAMESPACE}::{function.__name__}", function, mutates_args=mutates, schema=schema)
+        op = torch.library.custom_op(
+            f"{NAMESPACE}::{function.__name__}", function, mutates_args=mutates, schema=schema
+        )
         op.register_fake(fake or function)
         _SOURCES[function.__name__] = OpSource(function.__module__, function, **properties)
         return function
@@ -116,12 +126,16 @@ def register_op(
 
 
 def schema_of(name: str) -> str:
-    """Return the schema of a registered op, for another one that is to have the same: for `register_op`."""
+    """Return the schema of a registered op, for another one that is to have the same: for
+    `register_op`.
+    """
     return str(getattr(getattr(torch.ops, NAMESPACE), name).default._schema).partition(name)[2]
 
 
 def plain_function(op: Any) -> Any:
-    """Return the Python function behind an operator of ours, which costs less to call; any other one as it is."""
+    """Return the Python function behind an operator of ours, which costs less to call; any other
+    one as it is.
+    """
     source = declared(op)
     return op if source is NOT_OURS else source.function
 
@@ -135,7 +149,9 @@ def declared(op: Any) -> OpSource:
 
 
 def cached_forms(op: str) -> dict[str, str]:
-    """Return the ops that take a canonical op's place in a cached graph, by back end; none for one without."""
+    """Return the ops that take a canonical op's place in a cached graph, by back end; none for one
+    without.
+    """
     reference = next((name for name, source in _SOURCES.items() if source.cached_form_of == op), "")
     return forms_of(reference) if reference else {}
 
@@ -143,8 +159,14 @@ def cached_forms(op: str) -> dict[str, str]:
 def forms_of(reference: str) -> dict[str, str]:
     """Return the ops that compute what a `torch_*` op does, that one among them, by back end."""
     suffix = reference.removeprefix("torch")
-    names = (name for name, source in _SOURCES.items() if name.endswith(suffix) and not source.invariant_form_of)
-    return {name.removesuffix(suffix): name for name in names if "_" not in name.removesuffix(suffix)}
+    names = (
+        name
+        for name, source in _SOURCES.items()
+        if name.endswith(suffix) and not source.invariant_form_of
+    )
+    return {
+        name.removesuffix(suffix): name for name in names if "_" not in name.removesuffix(suffix)
+    }
 
 
 def op_sources() -> dict[str, OpSource]:

@@ -42,26 +42,35 @@ class Subject:
 
     @cached_property
     def expected_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of the checkpoint's tensors: those of Hugging Face's model, built without memory.
+        """Name -> shape of the checkpoint's tensors: those of Hugging Face's model, built without
+        memory.
 
         Experts are one by one where checkpoints have them so; a composite's towers are left out.
         """
         model_class = getattr(importlib.import_module(self.spec.hf_module), self.spec.architecture)
         shapes = _shapes(separate_experts(self._build(model_class)))
-        return {name: shape for name, shape in shapes.items() if not is_under(name, self.spec.eager)}
+        return {
+            name: shape for name, shape in shapes.items() if not is_under(name, self.spec.eager)
+        }
 
     @cached_property
     def built(self) -> nn.Module:
-        """The model of the file under review, built without memory; whatever the file raises is raised."""
+        """The model of the file under review, built without memory; whatever the file raises is
+        raised.
+        """
         load_model_file(self.model_file)
         return self._build(registered_model(self.spec.config_class))
 
     def actual_shapes(self) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-        """Return the shapes in the state dict of the model under review, and the names of its parameters."""
+        """Return the shapes in the state dict of the model under review, and the names of its
+        parameters.
+        """
         return _shapes(self.built.state_dict()), {name for name, _ in self.built.named_parameters()}
 
     def in_use(self) -> dict[str, ast.ClassDef]:
-        """Return the classes that the model under review has modules of; all where it cannot be built."""
+        """Return the classes that the model under review has modules of; all where it cannot be
+        built.
+        """
         classes = self.model.classes()
         with suppress(Exception):
             used = {type(module).__name__ for module in self.built.modules()}
@@ -83,7 +92,9 @@ class Subject:
     def generated_tests(self) -> Source | None:
         """The tests as the shipped template makes them from the spec; None where it makes none."""
         with suppress(Exception):
-            return Source.parse("tests/generated.py", generate_test_file(self.spec, code=self._code_folder()))
+            return Source.parse(
+                "tests/generated.py", generate_test_file(self.spec, code=self._code_folder())
+            )
         return None
 
     def _code_folder(self) -> str | None:
@@ -91,14 +102,22 @@ class Subject:
         if self.spec.repository is None:
             return None
         texts = {str(node.value) for node in self.test.all(ast.Constant)}
-        return next((text for text in sorted(texts) if re.fullmatch(r"\.onboard/[\w.-]+/code", text)), None)
+        return next(
+            (text for text in sorted(texts) if re.fullmatch(r"\.onboard/[\w.-]+/code", text)), None
+        )
 
     @cached_property
     def edited(self) -> set[str]:
-        """The definitions of the model file that are not, or not so, in what the generator makes."""
+        """The definitions of the model file that are not, or not so, in what the generator
+        makes.
+        """
         made = {} if self.generated_model is None else definitions(self.generated_model)
         shapes = {name: shape(node) for name, node in made.items()}
-        return {name for name, node in definitions(self.model).items() if shape(node) != shapes.get(name)}
+        return {
+            name
+            for name, node in definitions(self.model).items()
+            if shape(node) != shapes.get(name)
+        }
 
     def _build(self, model_class: type[nn.Module]) -> nn.Module:
         own: Any = model_class
@@ -125,7 +144,8 @@ class Item:
 
     id: str
     kind: Kind
-    """contract: what the proof, its safety or the rest of the engine rests on; whatever breaks it is refused.
+    """contract: what the proof, its safety or the rest of the engine rests on; whatever breaks it
+    is refused.
     style: how a proven text should read; what is not so is a note, and a fault of the generator."""
     title: str
     """What holds when it passes; `{spec.…}` is filled in."""

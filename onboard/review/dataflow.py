@@ -9,7 +9,9 @@ from onboard.review.python_source import Function, dotted
 
 
 class Dataflow:
-    """The bindings of one function; nested functions are not looked into, for nothing says that they are called."""
+    """The bindings of one function; nested functions are not looked into, for nothing says that
+    they are called.
+    """
 
     def __init__(self, function: Function) -> None:
         self.nodes = list(_run(function))
@@ -23,7 +25,9 @@ class Dataflow:
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Return the calls by these dotted names that running the function comes by."""
-        return [node for node in self.nodes if isinstance(node, ast.Call) and dotted(node.func) in names]
+        return [
+            node for node in self.nodes if isinstance(node, ast.Call) and dotted(node.func) in names
+        ]
 
     def origin(self, node: ast.expr) -> ast.expr:
         """Return what a name that is bound once stands for; anything else as it is."""
@@ -59,8 +63,13 @@ class Dataflow:
 
 
 def _run(function: Function) -> Iterator[ast.AST]:
-    """Yield the nodes that running a function comes by; not what is behind a return or a constant condition."""
-    ends = next((n for n, node in enumerate(function.body, 1) if isinstance(node, ast.Return | ast.Raise)), None)
+    """Yield the nodes that running a function comes by; not what is behind a return or a constant
+    condition.
+    """
+    ends = next(
+        (n for n, node in enumerate(function.body, 1) if isinstance(node, ast.Return | ast.Raise)),
+        None,
+    )
     pending: list[ast.AST] = list(reversed(function.body[:ends]))
     while pending:
         node = pending.pop()
@@ -75,7 +84,10 @@ def _binding(node: ast.AST) -> tuple[list[ast.expr], ast.expr]:
     match node:
         case ast.Assign(targets=targets, value=value):
             return targets, value
-        case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.NamedExpr(target=target, value=value):
+        case (
+            ast.AnnAssign(target=target, value=ast.expr() as value)
+            | ast.NamedExpr(target=target, value=value)
+        ):
             return [target], value
         case ast.AugAssign(target=target, value=value):
             return [target], value
@@ -85,8 +97,12 @@ def _binding(node: ast.AST) -> tuple[list[ast.expr], ast.expr]:
 
 
 def _unpacked(node: ast.AST) -> Iterator[ast.Name]:
-    """Yield the names that are one of several, or one after another: their values are not what they are bound to."""
+    """Yield the names that are one of several, or one after another: their values are not what they
+    are bound to.
+    """
     targets, _ = _binding(node)
     for target in targets:
-        if not isinstance(target, ast.Name) or isinstance(node, ast.For | ast.comprehension | ast.AugAssign):
+        if not isinstance(target, ast.Name) or isinstance(
+            node, ast.For | ast.comprehension | ast.AugAssign
+        ):
             yield from (part for part in ast.walk(target) if isinstance(part, ast.Name))

@@ -17,7 +17,9 @@ _TESTED_KINDS = ("rotary", "rmsnorm", "layernorm", "mlp", "attention")
 
 
 def _constant(subject: Subject, name: str) -> tuple[ast.Assign | None, Any]:
-    """The module-level assignment of a name, alone or in a tuple, and its literal value; None where there is none."""
+    """The module-level assignment of a name, alone or in a tuple, and its literal value; None where
+    there is none.
+    """
     for node in subject.test.tree.body:
         if not isinstance(node, ast.Assign):
             continue
@@ -33,10 +35,15 @@ def _constant(subject: Subject, name: str) -> tuple[ast.Assign | None, Any]:
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of a literal, or of the keyword arguments of a call as a dict; None for anything else."""
+    """The value of a literal, or of the keyword arguments of a call as a dict; None for anything
+    else.
+    """
     try:
         if isinstance(node, ast.Call):
-            return {key.arg: ast.literal_eval(_WithoutFloatCalls().visit(deepcopy(key.value))) for key in node.keywords}
+            return {
+                key.arg: ast.literal_eval(_WithoutFloatCalls().visit(deepcopy(key.value)))
+                for key in node.keywords
+            }
         return ast.literal_eval(node)
     except ValueError:
         return None
@@ -46,12 +53,18 @@ class _WithoutFloatCalls(ast.NodeTransformer):
     """Writes `float("inf")`, which has no literal, as the text that it is made from."""
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        is_float = dotted(node.func) == "float" and len(node.args) == 1 and isinstance(node.args[0], ast.Constant)
+        is_float = (
+            dotted(node.func) == "float"
+            and len(node.args) == 1
+            and isinstance(node.args[0], ast.Constant)
+        )
         return node.args[0] if is_float else node
 
 
 def _tests(subject: Subject) -> dict[str, Function]:
-    return {name: node for name, node in subject.test.functions().items() if name.startswith("test_")}
+    return {
+        name: node for name, node in subject.test.functions().items() if name.startswith("test_")
+    }
 
 
 def _calls(subject: Subject, *names: str, inside: ast.AST | None = None) -> list[ast.Call]:
@@ -60,40 +73,63 @@ def _calls(subject: Subject, *names: str, inside: ast.AST | None = None) -> list
 
 def _tiny(subject: Subject) -> Outcome:
     node, config = _constant(subject, "CONFIG")
-    small = isinstance(config, dict) and all(config.get(key, 0) <= most for key, most in _MOST.items())
-    return require(subject.test, [node] if node and small else [], f"no literal CONFIG within {_MOST}")
+    small = isinstance(config, dict) and all(
+        config.get(key, 0) <= most for key, most in _MOST.items()
+    )
+    return require(
+        subject.test, [node] if node and small else [], f"no literal CONFIG within {_MOST}"
+    )
 
 
 def _model_file(subject: Subject) -> Outcome:
     wanted = f"modeling_{subject.spec.family}.py"
     nodes = [node for node in subject.test.all(ast.Constant) if node.value == wanted]
     roots = [node for node in subject.test.all(ast.Name) if node.id == "__file__"]
-    return require(subject.test, nodes if roots else [], f"it does not find {wanted} from its own path")
+    return require(
+        subject.test, nodes if roots else [], f"it does not find {wanted} from its own path"
+    )
 
 
 def _hf_imported(subject: Subject) -> Outcome:
     found = [
         node
         for node in subject.test.all(ast.ImportFrom)
-        if node.module == subject.spec.hf_module and any(a.name == subject.spec.architecture for a in node.names)
+        if node.module == subject.spec.hf_module
+        and any(a.name == subject.spec.architecture for a in node.names)
     ]
-    return require(subject.test, found, f"{subject.spec.architecture} is not imported from {subject.spec.hf_module}")
+    return require(
+        subject.test,
+        found,
+        f"{subject.spec.architecture} is not imported from {subject.spec.hf_module}",
+    )
 
 
 def _no_second_reference(subject: Subject) -> Outcome:
-    found = [node for node in subject.test.all(ast.ClassDef) if any("Module" in ast.unparse(b) for b in node.bases)]
+    found = [
+        node
+        for node in subject.test.all(ast.ClassDef)
+        if any("Module" in ast.unparse(b) for b in node.bases)
+    ]
     return forbid(subject.test, found)
 
 
 def _random_weights(subject: Subject) -> Outcome:
-    return require(subject.test, _calls(subject, "hf_causal_lm", "randomize_"), "the weights are not randomized")
+    return require(
+        subject.test,
+        _calls(subject, "hf_causal_lm", "randomize_"),
+        "the weights are not randomized",
+    )
 
 
 def _same_weights(subject: Subject) -> Outcome:
     """From Hugging Face's model to the generated one, and what is compared are these two."""
     fixture = subject.test.functions().get("pair")
     flow = Dataflow(fixture) if fixture else None
-    pairs = [call for call in flow.calls("copy_weights", "Pair") if not _are_the_two(flow, call)] if flow else []
+    pairs = (
+        [call for call in flow.calls("copy_weights", "Pair") if not _are_the_two(flow, call)]
+        if flow
+        else []
+    )
     if pairs:
         return forbid(subject.test, pairs)
     missing = "the models do not get the same weights"
@@ -126,7 +162,11 @@ def _inputs(subject: Subject) -> Outcome:
     if made_here:
         return forbid(subject.test, made_here)
     found = _calls(subject, "random_prompt") if node and batch and batch >= 2 else []
-    return require(subject.test, found, "no random prompts in a batch of two or more with positions of their own")
+    return require(
+        subject.test,
+        found,
+        "no random prompts in a batch of two or more with positions of their own",
+    )
 
 
 def _no_smoke(subject: Subject) -> Outcome:
@@ -146,7 +186,11 @@ def _no_smoke(subject: Subject) -> Outcome:
 def _redefines(node: ast.AST, name: str) -> bool:
     """Whether a name that is imported from onboard's own helpers is bound in some other way."""
     match node:
-        case ast.Name(id=bound, ctx=ast.Store()) | ast.FunctionDef(name=bound) | ast.ClassDef(name=bound):
+        case (
+            ast.Name(id=bound, ctx=ast.Store())
+            | ast.FunctionDef(name=bound)
+            | ast.ClassDef(name=bound)
+        ):
             return bound == name
         case ast.ImportFrom(module=module, names=aliases) if module != "onboard.testing":
             return any((alias.asname or alias.name) == name for alias in aliases)
@@ -160,7 +204,11 @@ def _no_skips(subject: Subject) -> Outcome:
     skips = subject.test.named("^(skip|xfail|importorskip)$")
     conditions = [call.args[0] for call in subject.test.calls(lambda name: name.endswith("skipif"))]
     return forbid(
-        subject.test, [*skips, *(node for node in conditions if ast.unparse(node) != "not torch.cuda.is_available()")]
+        subject.test,
+        [
+            *skips,
+            *(node for node in conditions if ast.unparse(node) != "not torch.cuda.is_available()"),
+        ],
     )
 
 
@@ -168,20 +216,32 @@ def _limits(subject: Subject) -> Outcome:
     node, cpu = _constant(subject, "CPU_FLOAT32")
     gpu_node, gpu = _constant(subject, "GPU_BFLOAT16")
     strict = isinstance(cpu, float) and cpu <= SAME
-    bounded = isinstance(gpu, dict) and all(limit <= ON_GPU.get(kind, ON_GPU_ELSE) for kind, limit in gpu.items())
+    bounded = isinstance(gpu, dict) and all(
+        limit <= ON_GPU.get(kind, ON_GPU_ELSE) for kind, limit in gpu.items()
+    )
     if loose := [*_second_limits(subject), *_free_limits(subject)]:
         return forbid(subject.test, loose)
     found = [node, gpu_node] if node and gpu_node and strict and bounded else []
-    return require(subject.test, found, f"a limit is missing, or above {SAME:.0e} in float32 on the CPU")
+    return require(
+        subject.test, found, f"a limit is missing, or above {SAME:.0e} in float32 on the CPU"
+    )
 
 
 def _second_limits(subject: Subject) -> list[ast.AST]:
     """Where a limit is given once more, as a whole or in part."""
     constants = ("CPU_FLOAT32", "GPU_BFLOAT16", "limit")
-    stores = [node for node in subject.test.all(ast.expr) if isinstance(getattr(node, "ctx", None), ast.Store)]
+    stores = [
+        node
+        for node in subject.test.all(ast.expr)
+        if isinstance(getattr(node, "ctx", None), ast.Store)
+    ]
     names = [node for node in stores if dotted(node).rpartition(".")[2] in constants]
     first = {next((node for node in names if dotted(node) == name), None) for name in constants[:2]}
-    parts = [node for node in stores if isinstance(node, ast.Subscript) and dotted(node.value) in constants]
+    parts = [
+        node
+        for node in stores
+        if isinstance(node, ast.Subscript) and dotted(node.value) in constants
+    ]
     changed = subject.test.calls(
         lambda name: name.startswith("GPU_BFLOAT16.") or name in ("setattr", "globals", "vars")
     )
@@ -189,12 +249,26 @@ def _second_limits(subject: Subject) -> list[ast.AST]:
 
 
 def _free_limits(subject: Subject) -> list[ast.AST]:
-    """Comparisons with another limit than the pair's, and a `limit` that does not return the constants."""
+    """Comparisons with another limit than the pair's, and a `limit` that does not return the
+    constants.
+    """
     method = subject.test.functions(subject.test.classes().get("Pair")).get("limit")
     wanted = "CPU_FLOAT32 if self.device == 'cpu' else GPU_BFLOAT16[kind]"
-    free = [] if method and [ast.unparse(node) for node in _code(method)] == [f"return {wanted}"] else [method]
-    calls = [call for node in _tests(subject).values() for call in Dataflow(node).calls("assert_rmse_close")]
-    loose = [call for call in calls if len(call.args) != 4 or not ast.unparse(call.args[2]).startswith("pair.limit(")]
+    free = (
+        []
+        if method and [ast.unparse(node) for node in _code(method)] == [f"return {wanted}"]
+        else [method]
+    )
+    calls = [
+        call
+        for node in _tests(subject).values()
+        for call in Dataflow(node).calls("assert_rmse_close")
+    ]
+    loose = [
+        call
+        for call in calls
+        if len(call.args) != 4 or not ast.unparse(call.args[2]).startswith("pair.limit(")
+    ]
     return [*(node or subject.test.tree.body[0] for node in free), *loose]
 
 
@@ -207,7 +281,11 @@ def _blocks(subject: Subject) -> Outcome:
     """Each block of the spec is tested in some layer."""
     node, tested = _constant(subject, "BLOCKS")
     places = {_anywhere(path) for path in tested or {}}
-    missing = [block.path for block in subject.blocks(*_TESTED_KINDS) if _anywhere(block.path) not in places]
+    missing = [
+        block.path
+        for block in subject.blocks(*_TESTED_KINDS)
+        if _anywhere(block.path) not in places
+    ]
     used = _parametrized(subject, "test_block", "BLOCKS") and _replays(subject, "test_block")
     return require(
         subject.test,
@@ -227,12 +305,18 @@ def _parametrized(subject: Subject, test: str, constant: str) -> bool:
     )
 
 
-def _replays(subject: Subject, test: str, what: str = "pair.actual.get_submodule(path)") -> list[ast.Call]:
+def _replays(
+    subject: Subject, test: str, what: str = "pair.actual.get_submodule(path)"
+) -> list[ast.Call]:
     """The calls by which a test gives the generated model what Hugging Face's was given."""
     function = _tests(subject).get(test)
     flow = Dataflow(function) if function else None
     calls = flow.calls("call.replay") if flow else []
-    replayed = [call for call in calls if flow and call.args and ast.unparse(flow.origin(call.args[0])) == what]
+    replayed = [
+        call
+        for call in calls
+        if flow and call.args and ast.unparse(flow.origin(call.args[0])) == what
+    ]
     return replayed if len(replayed) == len(calls) else []
 
 
@@ -242,7 +326,9 @@ def _layers(subject: Subject) -> Outcome:
     missing = kinds - set((tested or {}).values())
     used = _parametrized(subject, "test_layer", "LAYERS") and _replays(subject, "test_layer")
     found = [node] if node and used and not missing else []
-    return require(subject.test, found, f"no test_layer of {', '.join(sorted(missing)) or 'LAYERS'}")
+    return require(
+        subject.test, found, f"no test_layer of {', '.join(sorted(missing)) or 'LAYERS'}"
+    )
 
 
 def _whole_model(subject: Subject) -> Outcome:
@@ -258,20 +344,34 @@ def _export(subject: Subject) -> Outcome:
     """Exported with a dynamic batch and sequence."""
     test = _tests(subject).get("test_export")
     exports = _calls(subject, "torch.export.export", inside=test) if test else []
-    dynamic = [node for node in subject.test.all(ast.Dict, test) if _dynamic_dimensions(node) >= {0, 1}] if test else []
+    dynamic = (
+        [node for node in subject.test.all(ast.Dict, test) if _dynamic_dimensions(node) >= {0, 1}]
+        if test
+        else []
+    )
     shapes = [call for call in exports if any(key.arg == "dynamic_shapes" for key in call.keywords)]
-    return require(subject.test, shapes if dynamic else [], "no export with dynamic batch and sequence")
+    return require(
+        subject.test, shapes if dynamic else [], "no export with dynamic batch and sequence"
+    )
 
 
 def _dynamic_dimensions(node: ast.Dict) -> set[Any]:
     """The dimensions that a dict maps to something dynamic."""
     pairs = zip(node.keys, node.values, strict=True)
-    return {key.value for key, value in pairs if isinstance(key, ast.Constant) and dotted(value).startswith("Dim")}
+    return {
+        key.value
+        for key, value in pairs
+        if isinstance(key, ast.Constant) and dotted(value).startswith("Dim")
+    }
 
 
 def _second_shape(subject: Subject) -> Outcome:
     test = _tests(subject).get("test_export")
-    loops = [node for node in subject.test.all(ast.For, test) if _distinct_shapes(node) >= 2] if test else []
+    loops = (
+        [node for node in subject.test.all(ast.For, test) if _distinct_shapes(node) >= 2]
+        if test
+        else []
+    )
     return require(subject.test, loops, "the exported graph does not run on a second shape")
 
 
@@ -292,7 +392,9 @@ def _cached_decode(subject: Subject) -> Outcome:
 
 
 def _is_decode(flow: Dataflow, call: ast.Call) -> bool:
-    """Whether the first value is what the cached graph gave, the second what Hugging Face's model gave."""
+    """Whether the first value is what the cached graph gave, the second what Hugging Face's model
+    gave.
+    """
     actual, expected = (flow.sources(arg) for arg in call.args[:2])
     cached = bool(actual & {"llm.generate", "continue_distinct"}) and "pair.expected" not in actual
     return cached and "pair.expected" in expected and "all_logprobs" not in expected
@@ -300,13 +402,19 @@ def _is_decode(flow: Dataflow, call: ast.Call) -> bool:
 
 EQUIVALENCE_CHECKS = [
     contract("E01", "the config is small and written out", _tiny),
-    contract("E02", "the file under test is modeling_{spec.family}.py of the same root", _model_file),
+    contract(
+        "E02", "the file under test is modeling_{spec.family}.py of the same root", _model_file
+    ),
     contract("E03", "the reference is transformers' own {spec.architecture}", _hf_imported),
     contract("E04", "there is no second implementation of it", _no_second_reference),
     contract("E05", "all weights are random", _random_weights),
     contract("E06", "both models get the same weights", _same_weights),
     contract("E07", "the seed is fresh and printed", _fresh_seed),
-    contract("E08", "prompts are random, two or more in a batch, and do not begin at position zero", _inputs),
+    contract(
+        "E08",
+        "prompts are random, two or more in a batch, and do not begin at position zero",
+        _inputs,
+    ),
     contract("E09", "every test compares numbers: no smoke tests", _no_smoke),
     contract("E10", "only missing hardware skips a test", _no_skips),
     contract("E11", "the limits are those of the dtype: 1e-5 in float32", _limits),

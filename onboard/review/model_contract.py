@@ -7,7 +7,15 @@ from contextlib import suppress
 
 from onboard.codegen.model_file import first_position_expression
 from onboard.review.checklist import Subject, contract, style
-from onboard.review.python_source import Function, Outcome, dotted, forbid, parameters, require, required
+from onboard.review.python_source import (
+    Function,
+    Outcome,
+    dotted,
+    forbid,
+    parameters,
+    require,
+    required,
+)
 
 _RUNTIME_ARGUMENTS = {
     "attention_mask",
@@ -35,7 +43,9 @@ def _class(subject: Subject) -> Outcome:
     found = subject.model.classes().get(subject.spec.architecture)
     is_module = found is not None and any(ast.unparse(base) == "nn.Module" for base in found.bases)
     return require(
-        subject.model, [found] if found and is_module else [], f"no class {subject.spec.architecture}(nn.Module)"
+        subject.model,
+        [found] if found and is_module else [],
+        f"no class {subject.spec.architecture}(nn.Module)",
     )
 
 
@@ -45,7 +55,9 @@ def _inputs(subject: Subject) -> Outcome:
         return names[:2] == ["input_ids", "position_ids"] and not forward.args.defaults
 
     forwards = [forward for forward in _top_forward(subject) if names_them(forward)]
-    return require(subject.model, forwards, "no forward(self, input_ids, position_ids) without defaults")
+    return require(
+        subject.model, forwards, "no forward(self, input_ids, position_ids) without defaults"
+    )
 
 
 def _position_ids_asserted(subject: Subject) -> Outcome:
@@ -59,19 +71,25 @@ def _position_ids_asserted(subject: Subject) -> Outcome:
 
 
 def _no_position_fallback(subject: Subject) -> Outcome:
-    """What computes has its positions from its caller; a constructor may count how many there can be."""
+    """What computes has its positions from its caller; a constructor may count how many there can
+    be.
+    """
     made_up = [
         node
         for function in subject.model.all(ast.FunctionDef)
         if function.name != "__init__"
         for node in subject.model.all(ast.AST, function)
-        if isinstance(node, _ASSIGNMENTS) and _binds(node, "position_ids") and not _mentions(node, "position_ids")
+        if isinstance(node, _ASSIGNMENTS)
+        and _binds(node, "position_ids")
+        and not _mentions(node, "position_ids")
     ]
     return forbid(subject.model, made_up)
 
 
 def _output(subject: Subject) -> Outcome:
-    returns = [node for forward in _top_forward(subject) for node in subject.model.all(ast.Return, forward)]
+    returns = [
+        node for forward in _top_forward(subject) for node in subject.model.all(ast.Return, forward)
+    ]
     wrong = [node for node in returns if not _is_output(node.value)]
     if wrong:
         return forbid(subject.model, wrong)
@@ -92,15 +110,25 @@ def _registered(subject: Subject) -> Outcome:
 
 
 def _no_runtime_arguments(subject: Subject) -> Outcome:
-    return forbid(subject.model, [arg for forward in _top_forward(subject) for arg in _runtime_arguments(forward)])
+    return forbid(
+        subject.model,
+        [arg for forward in _top_forward(subject) for arg in _runtime_arguments(forward)],
+    )
 
 
 def _no_inner_runtime_arguments(subject: Subject) -> Outcome:
-    """Embeddings that a caller has to give are what a composite's text model begins with, no choice of inputs."""
+    """Embeddings that a caller has to give are what a composite's text model begins with, no choice
+    of inputs.
+    """
     inner = [f for name, f in subject.model.forwards().items() if name != subject.spec.architecture]
     return forbid(
         subject.model,
-        [a for f in inner for a in _runtime_arguments(f) if a.arg != "inputs_embeds" or a not in required(f)],
+        [
+            a
+            for f in inner
+            for a in _runtime_arguments(f)
+            if a.arg != "inputs_embeds" or a not in required(f)
+        ],
     )
 
 
@@ -112,20 +140,32 @@ def _runtime_arguments(forward: Function) -> list[ast.arg]:
 def _buffers(subject: Subject) -> Outcome:
     persistent = [
         call
-        for call in subject.model.calls(lambda name: name.endswith(("register_buffer", "nn.Buffer")))
-        if not any(key.arg == "persistent" and ast.unparse(key.value) == "False" for key in call.keywords)
+        for call in subject.model.calls(
+            lambda name: name.endswith(("register_buffer", "nn.Buffer"))
+        )
+        if not any(
+            key.arg == "persistent" and ast.unparse(key.value) == "False" for key in call.keywords
+        )
     ]
-    return forbid(subject.model, [call for call in persistent if not _is_in_checkpoint(subject, call)])
+    return forbid(
+        subject.model, [call for call in persistent if not _is_in_checkpoint(subject, call)]
+    )
 
 
 def _is_in_checkpoint(subject: Subject, call: ast.Call) -> bool:
-    """Whether the checkpoint has the tensor that a buffer is registered or assigned under, or the model has it not."""
-    registered = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
+    """Whether the checkpoint has the tensor that a buffer is registered or assigned under, or the
+    model has it not.
+    """
+    registered = (
+        call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
+    )
     name = registered or subject.model.assigned(call)
     if any(key.rpartition(".")[2] == name for key in subject.expected_shapes):
         return True
     with suppress(Exception):  # a model that cannot be built may have it
-        return isinstance(name, str) and all(key.rpartition(".")[2] != name for key in subject.actual_shapes()[0])
+        return isinstance(name, str) and all(
+            key.rpartition(".")[2] != name for key in subject.actual_shapes()[0]
+        )
     return False
 
 
@@ -133,9 +173,18 @@ def _sliced_once(subject: Subject) -> Outcome:
     """Positions may scale a layer's queries; its tables are those that it is given."""
     inner = {block.class_name for block in subject.blocks("attention", "decoder_layer", "mlp")}
     forwards = subject.model.forwards()
-    rotary = {name for name in forwards.keys() - inner if "position_ids" in {a.arg for a in parameters(forwards[name])}}
+    rotary = {
+        name
+        for name in forwards.keys() - inner
+        if "position_ids" in {a.arg for a in parameters(forwards[name])}
+    }
     made = [node for node in subject.model.all(ast.Assign) if _makes(node.value, rotary)]
-    modules = {f"self.{target.attr}" for node in made for target in node.targets if isinstance(target, ast.Attribute)}
+    modules = {
+        f"self.{target.attr}"
+        for node in made
+        for target in node.targets
+        if isinstance(target, ast.Attribute)
+    }
     found = [
         node
         for name, forward in forwards.items()
@@ -156,7 +205,9 @@ def _slices(node: ast.AST, tables: set[str]) -> bool:
         case ast.Subscript(slice=index):
             return _mentions(index, "position_ids")
         case ast.Call(func=function, args=args):
-            known = dotted(function) in tables or dotted(function).endswith(("gather", "index_select"))
+            known = dotted(function) in tables or dotted(function).endswith(
+                ("gather", "index_select")
+            )
             return known and any(_mentions(arg, "position_ids") for arg in args)
     return False
 
@@ -165,12 +216,24 @@ def _module_tree(subject: Subject) -> Outcome:
     """Build the file's model without memory and compare names and shapes with the checkpoint's."""
     try:
         found, parameters = subject.actual_shapes()
-    except Exception as error:  # whatever the file under review raises is its failure, not the reviewer's
-        return Outcome(False, [f"{subject.model.path}:1: it cannot be built: {type(error).__name__}: {error}"])
+    except (
+        Exception
+    ) as error:  # whatever the file under review raises is its failure, not the reviewer's
+        return Outcome(
+            False, [f"{subject.model.path}:1: it cannot be built: {type(error).__name__}: {error}"]
+        )
     expected = subject.expected_shapes
-    wrong = sorted({name for name in expected if found.get(name) != expected[name]} | (parameters - expected.keys()))
-    shown = [f"{name}: {found.get(name)}, in the checkpoint {expected.get(name)}" for name in wrong[:5]]
-    return Outcome(not wrong, [f"{subject.model.path}:1: {line}" for line in shown or [f"{len(found)} tensors alike"]])
+    wrong = sorted(
+        {name for name in expected if found.get(name) != expected[name]}
+        | (parameters - expected.keys())
+    )
+    shown = [
+        f"{name}: {found.get(name)}, in the checkpoint {expected.get(name)}" for name in wrong[:5]
+    ]
+    return Outcome(
+        not wrong,
+        [f"{subject.model.path}:1: {line}" for line in shown or [f"{len(found)} tensors alike"]],
+    )
 
 
 def _binds(node: ast.AST, name: str) -> bool:
@@ -192,9 +255,15 @@ MODEL_CONTRACT = [
     contract("M04", "position_ids are never made up", _no_position_fallback),
     contract("M05", "it returns a CausalLMOutput", _output),
     contract("M06", "the last line registers it for {spec.config_class}", _registered),
-    contract("M07", "it takes no masks, caches, labels, output flags or **kwargs", _no_runtime_arguments),
+    contract(
+        "M07", "it takes no masks, caches, labels, output flags or **kwargs", _no_runtime_arguments
+    ),
     contract("M08", "buffers that the checkpoint lacks are not persistent", _buffers),
     style("M09", "RoPE tables are sliced by position_ids once, not in each layer", _sliced_once),
     contract("M10", "the module tree has the checkpoint's names and shapes", _module_tree),
-    style("M11", "no inner forward takes masks, caches, labels, output flags or **kwargs", _no_inner_runtime_arguments),
+    style(
+        "M11",
+        "no inner forward takes masks, caches, labels, output flags or **kwargs",
+        _no_inner_runtime_arguments,
+    ),
 ]

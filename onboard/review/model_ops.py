@@ -1,4 +1,6 @@
-"""Checklist, part P: a model file computes with canonical ops, and with nothing that a back end or a cache brings."""
+"""Checklist, part P: a model file computes with canonical ops, and with nothing that a back end or
+a cache brings.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def _ops(source: Source, inside: ast.AST | None = None) -> dict[ast.Call, str]:
 
 def _is_back_end(name: str) -> bool:
     namespace, _, op = name.partition(".")
-    return namespace in _BACK_ENDS or op.startswith(tuple(f"{back_end}_" for back_end in _BACK_ENDS))
+    return namespace in _BACK_ENDS or op.startswith(
+        tuple(f"{back_end}_" for back_end in _BACK_ENDS)
+    )
 
 
 def _canonical_used(subject: Subject) -> Outcome:
@@ -44,27 +48,41 @@ def _canonical_used(subject: Subject) -> Outcome:
         calls = [call for call, name in ops.items() if name.removeprefix("onboard.") in wanted]
         if not calls:
             line = getattr(node, "lineno", 1)
-            missing.append(f"{subject.model.path}:{line}: {block.class_name} calls none of {', '.join(sorted(wanted))}")
+            missing.append(
+                f"{subject.model.path}:{line}: {block.class_name} calls none of {', '.join(sorted(wanted))}"
+            )
         used += subject.model.places(calls)
     return Outcome(not missing, missing or used)
 
 
 def _nothing_written_out(subject: Subject) -> Outcome:
-    """Of what the generator itself wrote, and proved: where it had no op, or did not see that there is one."""
+    """Of what the generator itself wrote, and proved: where it had no op, or did not see that there
+    is one.
+    """
     found = [spot.node for spot in _spots(subject) if not spot.names & subject.edited]
     found += subject.model.calls(lambda name: name.rpartition(".")[2] in _ROTATIONS)
     return forbid(subject.model, found)
 
 
 def _nothing_written_out_by_hand(subject: Subject) -> Outcome:
-    """Transforms see ops: attention that is none has no cache, and a norm that is none is never fused."""
-    return forbid(subject.model, [spot.node for spot in _spots(subject) if spot.names & subject.edited])
+    """Transforms see ops: attention that is none has no cache, and a norm that is none is never
+    fused.
+    """
+    return forbid(
+        subject.model, [spot.node for spot in _spots(subject) if spot.names & subject.edited]
+    )
 
 
 def _spots(subject: Subject) -> list[Spot]:
-    """Where something is written out; a softmax in what the spec knows as attention is so without further signs."""
+    """Where something is written out; a softmax in what the spec knows as attention is so without
+    further signs.
+    """
     attention = {block.class_name for block in subject.blocks("attention")}
-    bodies = {name: node for name, node in definitions(subject.model).items() if name.partition(".")[0] in attention}
+    bodies = {
+        name: node
+        for name, node in definitions(subject.model).items()
+        if name.partition(".")[0] in attention
+    }
     softmaxes = [
         Spot(call, frozenset({name}))
         for name, node in bodies.items()
@@ -77,18 +95,27 @@ def _known_ops(subject: Subject) -> Outcome:
     known = {f"onboard.{op}" for op in canonical_ops()}
     return forbid(
         subject.model,
-        [call for call, name in _ops(subject.model).items() if name not in known and not _is_back_end(name)],
+        [
+            call
+            for call, name in _ops(subject.model).items()
+            if name not in known and not _is_back_end(name)
+        ],
     )
 
 
 def _no_back_end(subject: Subject) -> Outcome:
-    return forbid(subject.model, [call for call, name in _ops(subject.model).items() if _is_back_end(name)])
+    return forbid(
+        subject.model, [call for call, name in _ops(subject.model).items() if _is_back_end(name)]
+    )
 
 
 def _no_cache(subject: Subject) -> Outcome:
-    # Older code calls tables that it makes once "cached"; what a config calls its sizes is the checkpoint's affair.
+    # Older code calls tables that it makes once "cached"; what a config calls its sizes is the
+    # checkpoint's affair.
     found = subject.model.named(r"[Cc]ache(?!d\b)|past_key_value")
-    return forbid(subject.model, [node for node in found if not re.match(r"(self\.)?config\.", dotted(node))])
+    return forbid(
+        subject.model, [node for node in found if not re.match(r"(self\.)?config\.", dotted(node))]
+    )
 
 
 def _no_training(subject: Subject) -> Outcome:
@@ -102,17 +129,23 @@ def _no_attention_variants(subject: Subject) -> Outcome:
 
 
 def _no_repeat(subject: Subject) -> Outcome:
-    """What is repeated for something else, like tables of RoPE for pairs of channels, is no key and no value."""
+    """What is repeated for something else, like tables of RoPE for pairs of channels, is no key and
+    no value.
+    """
     found: list[ast.AST] = []
     for function in subject.model.all(ast.FunctionDef):
         flow = Dataflow(function)
         attention = [
-            call for call, op in _ops(subject.model, function).items() if "attention" in op and len(call.args) > 2
+            call
+            for call, op in _ops(subject.model, function).items()
+            if "attention" in op and len(call.args) > 2
         ]
         into = {name for call in attention for arg in call.args[1:3] for name in flow.sources(arg)}
         repeats = subject.model.calls(lambda name: _last(name) in _REPEATS, function)
         found += [call for call in repeats if dotted(call.func) in into]
-    named = subject.model.calls(lambda name: _last(name) in ("repeat_kv", "torch_attention_repeat_kv"))
+    named = subject.model.calls(
+        lambda name: _last(name) in ("repeat_kv", "torch_attention_repeat_kv")
+    )
     return forbid(subject.model, [*found, *named])
 
 
@@ -122,7 +155,9 @@ def _last(name: str) -> str:
 
 MODEL_OPS = [
     style("P01", "attention, RoPE and norms call the canonical op", _canonical_used),
-    style("P02", "nothing that a canonical op does is generated as written out", _nothing_written_out),
+    style(
+        "P02", "nothing that a canonical op does is generated as written out", _nothing_written_out
+    ),
     contract("P03", "each torch.ops call is a canonical op", _known_ops),
     contract("P04", "no back end's op is called", _no_back_end),
     style("P05", "there is no key-value cache", _no_cache),

@@ -1,4 +1,6 @@
-"""Checklist, part T, what can do harm: what a model file imports, and what it could reach from there."""
+"""Checklist, part T, what can do harm: what a model file imports, and what it could reach from
+there.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,32 @@ _MODEL_FILE = re.compile(r"(^|\.)(modeling_(?!rope_utils)\w+|models)$|^\.")
 _DYNAMIC = {"compile", "delattr", "eval", "exec", "globals", "locals", "setattr", "vars"}
 """Builtins that make code from text, or change what is there by name."""
 _REACHING = (
-    {"builtins", "ctypes", "importlib", "inspect", "io", "multiprocessing", "os", "pathlib", "pickle", "shutil"}
+    {
+        "builtins",
+        "ctypes",
+        "importlib",
+        "inspect",
+        "io",
+        "multiprocessing",
+        "os",
+        "pathlib",
+        "pickle",
+        "shutil",
+    }
     | {"socket", "subprocess", "sys", "tempfile", "threading", "urllib"}
     | {"_C", "classes", "distributed", "hub", "jit", "package", "serialization", "storage", "utils"}
-    | {"dump", "dumps", "from_file", "from_pretrained", "fromfile", "load", "load_library", "loads", "memmap", "open"}
+    | {
+        "dump",
+        "dumps",
+        "from_file",
+        "from_pretrained",
+        "fromfile",
+        "load",
+        "load_library",
+        "loads",
+        "memmap",
+        "open",
+    }
     | {"popen", "read_text", "save", "save_pretrained", "system", "unlink", "urlopen", "write_text"}
 )
 """Modules that lead out of a model, and what reads or writes files."""
@@ -31,15 +55,26 @@ _REACHING = (
 
 def _imported(source: Source) -> dict[ast.stmt, list[str]]:
     """Each import statement and the modules that it names."""
-    found: dict[ast.stmt, list[str]] = {node: [alias.name for alias in node.names] for node in source.all(ast.Import)}
+    found: dict[ast.stmt, list[str]] = {
+        node: [alias.name for alias in node.names] for node in source.all(ast.Import)
+    }
     found |= {node: ["." * node.level + (node.module or "")] for node in source.all(ast.ImportFrom)}
     return found
 
 
 def _self_contained(subject: Subject) -> Outcome:
-    """Of transformers' own names only those of configs are in reach: `from transformers import` has its models, too."""
-    others = [node for node, names in _imported(subject.model).items() if any(map(_MODEL_FILE.search, names))]
-    return forbid(subject.model, [*others, *(node for node in subject.model.all(ast.stmt) if _takes_models(node))])
+    """Of transformers' own names only those of configs are in reach: `from transformers import` has
+    its models, too.
+    """
+    others = [
+        node
+        for node, names in _imported(subject.model).items()
+        if any(map(_MODEL_FILE.search, names))
+    ]
+    return forbid(
+        subject.model,
+        [*others, *(node for node in subject.model.all(ast.stmt) if _takes_models(node))],
+    )
 
 
 def _takes_models(node: ast.stmt) -> bool:
@@ -57,7 +92,10 @@ def _allowed_imports(subject: Subject) -> Outcome:
     unknown = [
         node
         for node, names in _imported(subject.model).items()
-        if not (all(_ALLOWED_IMPORTS.match(name) or _MODEL_FILE.search(name) for name in names) or _only_asks(node))
+        if not (
+            all(_ALLOWED_IMPORTS.match(name) or _MODEL_FILE.search(name) for name in names)
+            or _only_asks(node)
+        )
     ]
     return forbid(subject.model, unknown)
 
@@ -71,7 +109,9 @@ def _only_asks(node: ast.stmt) -> bool:
 
 
 def _nothing_reached(subject: Subject) -> Outcome:
-    """Whatever name it goes by: as an attribute, imported under another name, or asked for by a text."""
+    """Whatever name it goes by: as an attribute, imported under another name, or asked for by a
+    text.
+    """
     return forbid(subject.model, [node for node in subject.model.all(ast.AST) if _reaches(node)])
 
 
@@ -82,7 +122,9 @@ def _reaches(node: ast.AST) -> bool:
         case ast.Name(id=name):
             return name in _DYNAMIC | _REACHING or (name.startswith("__") and name.endswith("__"))
         case ast.Attribute(attr=name):
-            return name in {"eval", "exec", *_REACHING} or (_is_special(name) and name != "__init__")
+            return name in {"eval", "exec", *_REACHING} or (
+                _is_special(name) and name != "__init__"
+            )
         case ast.ImportFrom(names=aliases):  # the module's own name is judged by T03
             return any(part in _REACHING for alias in aliases for part in alias.name.split("."))
     return False
@@ -93,7 +135,9 @@ def _is_special(name: str) -> bool:
 
 
 def _asks_itself(call: ast.Call) -> bool:
-    """Whether an attribute is asked of the module itself or of a config, by a name that leads nowhere else."""
+    """Whether an attribute is asked of the module itself or of a config, by a name that leads
+    nowhere else.
+    """
     named = [part.value for arg in call.args[1:2] for part in _texts(arg)]
     return dotted(call.args[0]) in {"self", "config", "self.config"} and not any(
         _is_special(str(name)) or name in _REACHING for name in named
@@ -106,6 +150,10 @@ def _texts(node: ast.AST) -> Iterator[ast.Constant]:
 
 MODEL_SAFETY = [
     contract("T02", "no other model file is imported", _self_contained),
-    contract("T03", "nothing is imported but torch, the config and onboard's ops and modeling", _allowed_imports),
+    contract(
+        "T03",
+        "nothing is imported but torch, the config and onboard's ops and modeling",
+        _allowed_imports,
+    ),
     contract("T09", "nothing is evaluated, loaded, opened or reached by name", _nothing_reached),
 ]

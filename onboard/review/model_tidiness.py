@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+from onboard.codegen.format import LINE_LENGTH
 from onboard.review.checklist import Subject, style
 from onboard.review.python_source import Outcome, Source, dotted, forbid, own_name, parameters
 
@@ -25,7 +26,14 @@ def _config_reused(subject: Subject) -> Outcome:
 def _no_dead_definitions(subject: Subject) -> Outcome:
     source = subject.model
     used = {name for node in source.all(ast.AST) if (name := own_name(node))}
-    return forbid(source, [node for name, node in (source.functions() | source.classes()).items() if name not in used])
+    return forbid(
+        source,
+        [
+            node
+            for name, node in (source.functions() | source.classes()).items()
+            if name not in used
+        ],
+    )
 
 
 def _no_dead_attributes(subject: Subject) -> Outcome:
@@ -33,7 +41,9 @@ def _no_dead_attributes(subject: Subject) -> Outcome:
     source = subject.model
     attributes = [node for node in source.all(ast.Attribute) if dotted(node.value) == "self"]
     read = {node.attr for node in source.all(ast.Attribute) if isinstance(node.ctx, ast.Load)}
-    written = [node for node in attributes if isinstance(node.ctx, ast.Store) and node.attr not in read]
+    written = [
+        node for node in attributes if isinstance(node.ctx, ast.Store) and node.attr not in read
+    ]
     return forbid(source, [node for node in written if not subject.is_weight(node.attr)])
 
 
@@ -43,33 +53,58 @@ def _no_optional_branches(subject: Subject) -> Outcome:
         node
         for forward in subject.model.forwards().values()
         for node in subject.model.all(ast.AST, forward)
-        if isinstance(node, ast.If | ast.IfExp) and _asks_for_none(node.test, {arg.arg for arg in parameters(forward)})
+        if isinstance(node, ast.If | ast.IfExp)
+        and _asks_for_none(node.test, {arg.arg for arg in parameters(forward)})
     ]
     return forbid(subject.model, branches)
 
 
 def _asks_for_none(test: ast.expr, names: set[str]) -> bool:
     compares = [node for node in ast.walk(test) if isinstance(node, ast.Compare)]
-    return any(dotted(node.left) in names and ast.unparse(node.comparators[0]) == "None" for node in compares)
+    return any(
+        dotted(node.left) in names and ast.unparse(node.comparators[0]) == "None"
+        for node in compares
+    )
 
 
 def _no_stacked_experts(subject: Subject) -> Outcome:
-    """A parameter of three dimensions is a stack of experts, right only where the checkpoint has that stack."""
-    stacks = {name.rpartition(".")[2] for name, shape in subject.expected_shapes.items() if len(shape) == 3}
+    """A parameter of three dimensions is a stack of experts, right only where the checkpoint has
+    that stack.
+    """
+    stacks = {
+        name.rpartition(".")[2]
+        for name, shape in subject.expected_shapes.items()
+        if len(shape) == 3
+    }
     classes = subject.in_use().values()
-    parameters = [c for node in classes for c in subject.model.calls(lambda name: name.endswith("Parameter"), node)]
-    found = [call for call in parameters if any(isinstance(arg, ast.Call) and len(arg.args) == 3 for arg in call.args)]
-    return forbid(subject.model, [call for call in found if subject.model.assigned(call) not in stacks])
+    parameters = [
+        c
+        for node in classes
+        for c in subject.model.calls(lambda name: name.endswith("Parameter"), node)
+    ]
+    found = [
+        call
+        for call in parameters
+        if any(isinstance(arg, ast.Call) and len(arg.args) == 3 for arg in call.args)
+    ]
+    return forbid(
+        subject.model, [call for call in found if subject.model.assigned(call) not in stacks]
+    )
 
 
 def _size(subject: Subject) -> Outcome:
     lines, classes = len(subject.model.lines), len(subject.model.classes())
     most = _BASE_LINES + _LINES_PER_CLASS * classes
-    return Outcome(lines <= most, [f"{subject.model.path}:{lines}: {lines} lines, {most} for {classes} classes"])
+    return Outcome(
+        lines <= most,
+        [f"{subject.model.path}:{lines}: {lines} lines, {most} for {classes} classes"],
+    )
 
 
 def _formatted(subject: Subject) -> Outcome:
-    """Ask ruff for form (`ruff format`) and for pyflakes' findings (unused names, redefinitions)."""
+    """Ask ruff for form (`ruff format`) and for pyflakes' findings (unused names,
+    redefinitions).
+    """
     source = subject.model
     check = _ruff(source, "check", "--select", "F", "--output-format", "concise", "--quiet")
     form = _ruff(source, "format", "--check", "--diff", "--quiet")
@@ -80,7 +115,16 @@ def _formatted(subject: Subject) -> Outcome:
 
 
 def _ruff(source: Source, command: str, *options: str) -> str:
-    arguments = [sys.executable, "-m", "ruff", command, "--isolated", "--line-length", "120", *options]
+    arguments = [
+        sys.executable,
+        "-m",
+        "ruff",
+        command,
+        "--isolated",
+        "--line-length",
+        str(LINE_LENGTH),
+        *options,
+    ]
     done = subprocess.run(
         [*arguments, "--stdin-filename", source.path, "-"],
         input=source.text,
@@ -103,11 +147,18 @@ def _header(subject: Subject) -> Outcome:
         "the source's hash": rf"\b{re.escape(spec.source_hash[:16])}",
     }
     missing = [what for what, pattern in wanted.items() if not re.search(pattern, header)]
-    return Outcome(not missing, [f"{source.path}:1: the header lacks {what}" for what in missing] or [source.place(1)])
+    return Outcome(
+        not missing,
+        [f"{source.path}:1: the header lacks {what}" for what in missing] or [source.place(1)],
+    )
 
 
 MODEL_TIDINESS = [
-    style("T01", "the header names the versions and the hash of the source that it was made from", _header),
+    style(
+        "T01",
+        "the header names the versions and the hash of the source that it was made from",
+        _header,
+    ),
     style("T04", "the config class is reused, not copied", _config_reused),
     style("T05", "every function and class is used", _no_dead_definitions),
     style("T06", "every attribute is read", _no_dead_attributes),

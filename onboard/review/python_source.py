@@ -38,11 +38,17 @@ class Source:
         try:
             return cls(shown, text, ast.parse(text, shown))
         except SyntaxError as error:
-            raise OnboardError(f"{shown}:{error.lineno}: {error.msg}", hint="Generate the file again") from error
+            raise OnboardError(
+                f"{shown}:{error.lineno}: {error.msg}", hint="Generate the file again"
+            ) from error
 
     def without_class(self, name: str) -> Source:
         """Return the file as it would be without a top-level class; lines keep their numbers."""
-        body = [node for node in self.tree.body if not (isinstance(node, ast.ClassDef) and node.name == name)]
+        body = [
+            node
+            for node in self.tree.body
+            if not (isinstance(node, ast.ClassDef) and node.name == name)
+        ]
         return Source(self.path, self.text, ast.Module(body, []))
 
     @cached_property
@@ -52,7 +58,9 @@ class Source:
 
     def place(self, line: int) -> str:
         """Return `file:line: text`."""
-        return f"{self.path}:{line}: {self.lines[line - 1].strip() if line <= len(self.lines) else ''}"
+        return (
+            f"{self.path}:{line}: {self.lines[line - 1].strip() if line <= len(self.lines) else ''}"
+        )
 
     def places(self, nodes: Iterable[ast.AST]) -> list[str]:
         """Return the places where `nodes` begin, in order, a line once."""
@@ -86,7 +94,9 @@ class Source:
         return next((target.attr for target in targets if isinstance(target, ast.Attribute)), None)
 
     def named(self, pattern: str, inside: ast.AST | None = None) -> list[ast.AST]:
-        """Return the names, attributes and keyword arguments in whose own name the `pattern` is found."""
+        """Return the names, attributes and keyword arguments in whose own name the `pattern` is
+        found.
+        """
         return [node for node in self.all(ast.AST, inside) if re.search(pattern, own_name(node))]
 
 
@@ -140,7 +150,9 @@ def required(function: Function) -> list[ast.arg]:
 
 
 def definitions(source: Source) -> dict[str, ast.AST]:
-    """Return functions by name, methods by `Class.method`, and what stands outside of them by "" and `Class.`."""
+    """Return functions by name, methods by `Class.method`, and what stands outside of them by ""
+    and `Class.`.
+    """
     return {name: part for body, owner in _bodies(source) for name, part in _split(body, owner)}
 
 
@@ -158,7 +170,9 @@ def _split(body: list[ast.stmt], owner: str) -> Iterator[tuple[str, ast.AST]]:
 
 
 def shape(node: ast.AST) -> str:
-    """Return what tells two pieces of code apart, whatever their comments, docstrings and layout are."""
+    """Return what tells two pieces of code apart, whatever their comments, docstrings and layout
+    are.
+    """
     return ast.dump(_WithoutDocstrings().visit(deepcopy(node)))
 
 

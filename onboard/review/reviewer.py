@@ -1,4 +1,6 @@
-"""The rule-based reviewer: reads a generated model file and its tests against a checklist, knowing nothing else."""
+"""The rule-based reviewer: reads a generated model file and its tests against a checklist, knowing
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,11 @@ class Review:
     def as_json(self) -> dict[str, Any]:
         """Return the content of `review.json`."""
         verdict = "FAIL" if self.failed else "PASS"
-        return {"verdict": verdict, "notes": self.notes, "items": [asdict(item) for item in self.items]}
+        return {
+            "verdict": verdict,
+            "notes": self.notes,
+            "items": [asdict(item) for item in self.items],
+        }
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Review:
@@ -76,10 +82,14 @@ class Review:
 
 
 def review(model_file: Path, test_file: Path, spec: ModelSpec, root: Path | None = None) -> Review:
-    """Review a model file and its test file; evidence shows paths relative to `root` (default: as given)."""
+    """Review a model file and its test file; evidence shows paths relative to `root` (default: as
+    given).
+    """
     base = root or Path()
     model = Source.load(model_file, base)
-    if spec.repository is not None:  # its config class is written anew, with all that its checkpoints' configs say
+    if (
+        spec.repository is not None
+    ):  # its config class is written anew, with all that its checkpoints' configs say
         model = model.without_class(spec.config_class)
     subject = Subject(model, Source.load(test_file, base), spec, model_file)
     return Review([_judge(item, subject) for item in CHECKLIST])
@@ -88,4 +98,6 @@ def review(model_file: Path, test_file: Path, spec: ModelSpec, root: Path | None
 def _judge(item: Item, subject: Subject) -> ReviewItem:
     outcome = item.check(subject)
     verdict: Verdict = "PASS" if outcome.passed else "FAIL" if item.kind == "contract" else "NOTE"
-    return ReviewItem(item.id, item.title.format(spec=subject.spec), item.kind, verdict, outcome.evidence)
+    return ReviewItem(
+        item.id, item.title.format(spec=subject.spec), item.kind, verdict, outcome.evidence
+    )

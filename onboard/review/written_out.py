@@ -1,4 +1,6 @@
-"""Attention and norms that a model file writes out, behind helper functions too, whatever they are called there."""
+"""Attention and norms that a model file writes out, behind helper functions too, whatever they are
+called there.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,9 @@ class Spot:
 def written_out(source: Source) -> list[Spot]:
     """Return where attention or a norm is computed by other means than an op.
 
-    Attention is a softmax together with two products of activations (a product with a parameter is a linear layer), a
-    norm squares that are averaged and an inverse root, in one definition and the helpers that it calls by name.
+    Attention is a softmax together with two products of activations (a product with a parameter is
+    a linear layer), a norm squares that are averaged and an inverse root, in one definition and the
+    helpers that it calls by name.
     """
     file = _File(source)
     spots: dict[ast.AST, Spot] = {}
@@ -61,11 +64,21 @@ class _File:
         self._own = {name.rpartition(".")[2] for name in self.bodies} | source.classes().keys()
 
     def reach(self, name: str) -> list[str]:
-        """Return a definition and the helpers that it calls, and these call: functions, and methods of its class."""
+        """Return a definition and the helpers that it calls, and these call: functions, and methods
+        of its class.
+        """
         found, owner = [name], name.partition(".")[0]
         for current in found:
-            called = {dotted(node.func) for node in ast.walk(self.bodies[current]) if isinstance(node, ast.Call)}
-            helpers = {f"{owner}.{call.removeprefix('self.')}" for call in called if call.startswith("self.")}
+            called = {
+                dotted(node.func)
+                for node in ast.walk(self.bodies[current])
+                if isinstance(node, ast.Call)
+            }
+            helpers = {
+                f"{owner}.{call.removeprefix('self.')}"
+                for call in called
+                if call.startswith("self.")
+            }
             found += sorted((helpers | called) & self.bodies.keys() - {"", *found})
         return found
 
@@ -93,18 +106,30 @@ class _Body:
                 yield node
 
     def _operators(self, *kinds: type[ast.operator]) -> Iterator[ast.BinOp]:
-        return (node for node in self._nodes if isinstance(node, ast.BinOp) and isinstance(node.op, kinds))
+        return (
+            node
+            for node in self._nodes
+            if isinstance(node, ast.BinOp) and isinstance(node.op, kinds)
+        )
 
     @cached_property
     def whole(self) -> list[ast.AST]:
-        """Calls of what torch has whole; a module or a class of the file that has such a name is none."""
+        """Calls of what torch has whole; a module or a class of the file that has such a name is
+        none.
+        """
         return [call for call in self._calls(*_WHOLE) if dotted(call.func) not in self._own]
 
     @cached_property
     def softmaxes(self) -> list[ast.AST]:
-        divided = [*self._operators(ast.Div), *self._calls("div", "div_", "true_divide", "reciprocal")]
+        divided = [
+            *self._operators(ast.Div),
+            *self._calls("div", "div_", "true_divide", "reciprocal"),
+        ]
         exponentials = [*self._calls("exp", "exp_", "exp2")]
-        return [*self._calls(*_SOFTMAX), *(exponentials if divided and [*self._calls("sum", "cumsum")] else [])]
+        return [
+            *self._calls(*_SOFTMAX),
+            *(exponentials if divided and [*self._calls("sum", "cumsum")] else []),
+        ]
 
     @cached_property
     def products(self) -> list[ast.AST]:
@@ -121,13 +146,19 @@ class _Body:
     @cached_property
     def squares(self) -> bool:
         powers = [power for power in self._powers() if power[1] == 2]
-        itself = [node for node in self._operators(ast.Mult) if ast.dump(node.left) == ast.dump(node.right)]
+        itself = [
+            node
+            for node in self._operators(ast.Mult)
+            if ast.dump(node.left) == ast.dump(node.right)
+        ]
         twice = [call for call in self._calls("mul", "multiply", "dot", "vdot", "inner", "einsum")]
         return bool(powers or itself or twice or [*self._calls("square", "square_", *_SPREAD)])
 
     @cached_property
     def means(self) -> bool:
-        return bool([*self._calls("mean", "sum", "nanmean", "einsum", "dot", "vdot", "inner", *_SPREAD)])
+        return bool(
+            [*self._calls("mean", "sum", "nanmean", "einsum", "dot", "vdot", "inner", *_SPREAD)]
+        )
 
     @cached_property
     def inverse_roots(self) -> list[ast.AST]:
@@ -137,16 +168,25 @@ class _Body:
         roots: list[ast.AST] = [*self._calls("sqrt", "sqrt_", "std")]
         roots += [node for node, power in self._powers() if power == 0.5]
         roots += self._calls("norm", "vector_norm") if roots else []
-        divided = [*self._operators(ast.Div), *self._calls("div", "div_", "true_divide", "reciprocal", "pow")]
+        divided = [
+            *self._operators(ast.Div),
+            *self._calls("div", "div_", "true_divide", "reciprocal", "pow"),
+        ]
         logs = [*self._calls("log", "log2")]
         return [*found, *(roots if divided else []), *(self._calls("exp", "exp2") if logs else [])]
 
     def _powers(self) -> Iterator[tuple[ast.AST, float]]:
-        """Powers of what is computed, and their constant exponents; those of sizes and settings make scales."""
+        """Powers of what is computed, and their constant exponents; those of sizes and settings
+        make scales.
+        """
         operators = [node for node in self._operators(ast.Pow) if not _is_parameter(node.left)]
         pairs: list[tuple[ast.AST, ast.AST]] = [(node, node.right) for node in operators]
-        pairs += [(call, call.args[-1]) for call in self._calls("pow", "pow_", "float_power") if call.args]
-        return ((node, value) for node, exponent in pairs if (value := _number(exponent)) is not None)
+        pairs += [
+            (call, call.args[-1]) for call in self._calls("pow", "pow_", "float_power") if call.args
+        ]
+        return (
+            (node, value) for node, exponent in pairs if (value := _number(exponent)) is not None
+        )
 
 
 def _last(call: ast.Call) -> str:
@@ -168,7 +208,8 @@ def _operands(node: ast.AST) -> list[ast.AST]:
 def _is_parameter(node: ast.AST) -> bool:
     """Whether an operand is a parameter, as it is or seen otherwise (`self.weight.T`)."""
     return any(
-        isinstance(part, ast.Attribute) and (dotted(part).startswith("self.") or part.attr == "weight")
+        isinstance(part, ast.Attribute)
+        and (dotted(part).startswith("self.") or part.attr == "weight")
         for part in ast.walk(node)
     ) and not any(isinstance(part, ast.Call) and _is_own(part) for part in ast.walk(node))
 
@@ -177,7 +218,11 @@ def _number(node: ast.AST) -> float | None:
     """The value of a number or of arithmetic with numbers; None for anything else."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
         return float(node.value)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and (value := _number(node.operand)) is not None:
+    if (
+        isinstance(node, ast.UnaryOp)
+        and isinstance(node.op, ast.USub)
+        and (value := _number(node.operand)) is not None
+    ):
         return -value
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         left, right = _number(node.left), _number(node.right)

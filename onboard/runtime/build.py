@@ -42,15 +42,18 @@ def build_engine(
 ) -> Engine:
     """Build the model's cached graph and everything around it.
 
-    `checkpoint` holds config.json and (unless `skip_loading_weights`) safetensors; `root` is where the generated file
-    is looked up first; `model` is what the user called it, for messages; with `strict` fallbacks and a model file whose
-    tests did not pass are errors. Raises `OnboardError` when the model was not onboarded and `UsageError` for a
-    configuration that does not fit the model or the machine.
+    `checkpoint` holds config.json and (unless `skip_loading_weights`) safetensors; `root` is where
+    the generated file is looked up first; `model` is what the user called it, for messages; with
+    `strict` fallbacks and a model file whose tests did not pass are errors. Raises `OnboardError`
+    when the model was not onboarded and `UsageError` for a configuration that does not fit the
+    model or the machine.
     """
     context = make_context(checkpoint, runtime, root=root, model=model)
     if strict:
         _check_tested(context, _onboard_command(root, model or str(checkpoint)))
-    pipeline = Pipeline(pipeline_for(context), dump_dir=dump_dir, strict=strict, cache=_graph_cache(context))
+    pipeline = Pipeline(
+        pipeline_for(context), dump_dir=dump_dir, strict=strict, cache=_graph_cache(context)
+    )
     if runtime.mode == "graph":
         gm = pipeline.run(context, observer)
         check_cached(gm, context)
@@ -73,7 +76,9 @@ def build_engine(
 
 
 def _text_ends(checkpoint: Path, context: TransformContext) -> dict[str, Any]:
-    """Return what an engine knows of tokens; of those of several codebooks no tokenizer and no config speaks."""
+    """Return what an engine knows of tokens; of those of several codebooks no tokenizer and no
+    config speaks.
+    """
     codebooks, config = context.codebooks, context.factory.text_config
     if codebooks.count == 1:
         ends, size = eos_token_ids(checkpoint, config), getattr(config, "vocab_size", None)
@@ -90,7 +95,9 @@ def _overlaps(context: TransformContext) -> bool:
     return context.device.type == "cuda" if wanted is None else wanted
 
 
-def _run_checked(pipeline: Pipeline, context: TransformContext, observer: Observer | None) -> nn.Module:
+def _run_checked(
+    pipeline: Pipeline, context: TransformContext, observer: Observer | None
+) -> nn.Module:
     """Run the pipeline on transformers' own module, and compare it with that before it serves."""
     from onboard.runtime.mode_notes import (
         losses,  # what these import takes seconds, which a generated model need not wait
@@ -106,7 +113,9 @@ def _run_checked(pipeline: Pipeline, context: TransformContext, observer: Observ
 
 
 def _graph_cache(context: TransformContext) -> GraphCache | None:
-    """Return where graphs are kept; those beside a composite's towers need what the export knows, and are not."""
+    """Return where graphs are kept; those beside a composite's towers need what the export knows,
+    and are not.
+    """
     folder = cache_folder()
     if folder is None or context.factory.mode != "graph" or context.factory.eager_modules:
         return None
@@ -120,7 +129,9 @@ def _composite(context: TransformContext) -> Composite:
 
 
 def check_cached(gm: nn.Module, context: TransformContext) -> None:
-    """Raise `OnboardError` for attention that sees only the tokens of its own step, or for no state at all."""
+    """Raise `OnboardError` for attention that sees only the tokens of its own step, or for no state
+    at all.
+    """
     graph = context.factory.mode == "graph"
     written_out = "Its own code is not recognised: onboard the model, which translates it"
     if left := uncached_attention(gm):
@@ -133,23 +144,33 @@ def check_cached(gm: nn.Module, context: TransformContext) -> None:
     if context.cache is None or not context.cache.resources:
         if graph:
             raise _no_cache(context)
-        raise OnboardError("no attention of the model goes through transformers' interface", hint=written_out)
+        raise OnboardError(
+            "no attention of the model goes through transformers' interface", hint=written_out
+        )
 
 
 def _check_invariant(context: TransformContext) -> None:
-    """Raise `UsageError` where nothing made the graph independent of the batch; what it leaves out is a fact."""
-    if not any(entry.key == "make_batch_invariant" and entry.num_matches for entry in context.history):
+    """Raise `UsageError` where nothing made the graph independent of the batch; what it leaves out
+    is a fact.
+    """
+    if not any(
+        entry.key == "make_batch_invariant" and entry.num_matches for entry in context.history
+    ):
         raise UsageError(
             f"batch_invariant is set, and nothing does it in mode {context.runtime.mode}",
             hint="Use mode graph, with make_batch_invariant enabled",
         )
     if context.factory.eager_modules:
-        context.facts.append("batch_invariant: prompts are text alone, towers may round differently")
+        context.facts.append(
+            "batch_invariant: prompts are text alone, towers may round differently"
+        )
 
 
 def _no_cache(context: TransformContext) -> OnboardError:
     if any(entry.key == "insert_cached_attention" and entry.enabled for entry in context.history):
-        return NoCachedFormError("nothing that the model keeps from token to token has a cached form")
+        return NoCachedFormError(
+            "nothing that the model keeps from token to token has a cached form"
+        )
     return OnboardError("the pipeline made no cache", hint="Leave insert_cached_attention enabled")
 
 
@@ -161,16 +182,26 @@ def make_context(
     model: str | None = None,
     defaults: Defaults | None = None,
 ) -> TransformContext:
-    """Return the context of a pipeline run: device, dtype and limits settled, the generated file known to exist.
+    """Return the context of a pipeline run: device, dtype and limits settled, the generated file
+    known to exist.
 
     `defaults` are the limits where the configuration says none; None: those of the device.
-    Models run on one device. A registered config names as many as its size calls for; that it got one is a fact.
+    Models run on one device. A registered config names as many as its size calls for; that it got
+    one is a fact.
     """
-    facts = [f"runs on one device; the config's world_size is {runtime.world_size}"] if runtime.world_size > 1 else []
+    facts = (
+        [f"runs on one device; the config's world_size is {runtime.world_size}"]
+        if runtime.world_size > 1
+        else []
+    )
     runtime = runtime.model_copy(update={"world_size": 1}) if facts else runtime
     device = resolve_device(runtime.device)
     factory = ModelFactory(
-        checkpoint, root=root, dtype=torch.float32, model_kwargs=runtime.model_kwargs, mode=runtime.mode
+        checkpoint,
+        root=root,
+        dtype=torch.float32,
+        model_kwargs=runtime.model_kwargs,
+        mode=runtime.mode,
     )
     factory.dtype = resolve_dtype(runtime.dtype, factory.config, device)
     if runtime.mode == "graph":
@@ -179,7 +210,9 @@ def make_context(
             log.warning(fact)
             facts.append(fact)
     defaults = defaults or (ON_GPU if device.type == "cuda" else ON_CPU)
-    settled_runtime, chosen = settled(runtime, factory.text_config, factory.first_position, defaults)
+    settled_runtime, chosen = settled(
+        runtime, factory.text_config, factory.first_position, defaults
+    )
     return TransformContext(
         factory=factory,
         runtime=settled_runtime,
@@ -203,7 +236,9 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
-    """Return the run's dtype; "auto" is the checkpoint's own on a GPU (bfloat16 if it names none), else float32."""
+    """Return the run's dtype; "auto" is the checkpoint's own on a GPU (bfloat16 if it names none),
+    else float32.
+    """
     if name != "auto":
         dtype: torch.dtype = getattr(torch, name)
         return dtype
@@ -224,7 +259,9 @@ def eos_token_ids(checkpoint: Path, config: Any) -> frozenset[int]:
     ids = getattr(config, "eos_token_id", None) if ids is None else ids
     ids = [] if ids is None else ids if isinstance(ids, list) else [ids]
     if not all(type(each) is int for each in ids):
-        raise OnboardError(f"{path} has eos_token_id {ids}", hint="It is a token id or a list of token ids")
+        raise OnboardError(
+            f"{path} has eos_token_id {ids}", hint="It is a token id or a list of token ids"
+        )
     return frozenset(ids)
 
 
@@ -232,7 +269,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text("utf-8"))
     except ValueError as error:
-        raise OnboardError(f"{path} is not JSON: {error}", hint="Fetch the checkpoint again") from error
+        raise OnboardError(
+            f"{path} is not JSON: {error}", hint="Fetch the checkpoint again"
+        ) from error
     if not isinstance(values, dict):
         raise OnboardError(f"{path} holds no JSON object", hint="Fetch the checkpoint again")
     return values
@@ -240,13 +279,21 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _check_onboarded(model_type: str, root: Path | None, model: str) -> None:
     if not content_path("models", f"modeling_{model_type}.py", root=root).is_file():
-        raise OnboardError(f"{model} ({model_type}) was not onboarded", hint=f"Run: {_onboard_command(root, model)}")
+        raise OnboardError(
+            f"{model} ({model_type}) was not onboarded",
+            hint=f"Run: {_onboard_command(root, model)}",
+        )
 
 
 def _check_tested(context: TransformContext, command: str) -> None:
-    """Raise `OnboardError` when a generated file is to run that is not the one whose tests passed."""
+    """Raise `OnboardError` when a generated file is to run that is not the one whose tests
+    passed.
+    """
     factory = context.factory
-    if factory.mode == "graph" and (fact := why_untested(factory.model_file(), factory.root)) is not None:
+    if (
+        factory.mode == "graph"
+        and (fact := why_untested(factory.model_file(), factory.root)) is not None
+    ):
         raise OnboardError(f"strict: {fact}", hint=f"Run: {command}")
 
 

@@ -31,7 +31,9 @@ from onboard.runtime.tokenizer import Detokenizer, Tokenizer
 if TYPE_CHECKING:
     from onboard.runtime.multimodal.towers import Composite
 
-_LOGITS_CHUNK = 256  # tokens whose logits `logits` computes at a time: rows of the vocabulary's size are large
+_LOGITS_CHUNK = (
+    256  # tokens whose logits `logits` computes at a time: rows of the vocabulary's size are large
+)
 
 
 @dataclass
@@ -71,7 +73,14 @@ class EngineStats:
 
     def cache(self) -> dict[str, int]:
         """Return how the cache fared."""
-        names = ("preemptions", "prefix_hits", "reused_tokens", "state_snapshots", "most_pages", "pages")
+        names = (
+            "preemptions",
+            "prefix_hits",
+            "reused_tokens",
+            "state_snapshots",
+            "most_pages",
+            "pages",
+        )
         return {name: getattr(self, name) for name in names}
 
     def cache_line(self) -> str:
@@ -90,9 +99,10 @@ class EngineStats:
 class Engine:
     """One model, ready to run: the cached graph, its caches and the scheduler.
 
-    With `overlap` the next step is prepared and started while the device is at work on the present one. What ends a
-    request is then seen one step late, and the token that was too many is dropped: answers are the same either way.
-    `history` (one entry a transform) and `facts` (fallbacks, skipped matches) are those of the pipeline.
+    With `overlap` the next step is prepared and started while the device is at work on the present
+    one. What ends a request is then seen one step late, and the token that was too many is dropped:
+    answers are the same either way. `history` (one entry a transform) and `facts` (fallbacks,
+    skipped matches) are those of the pipeline.
     """
 
     gm: nn.Module
@@ -124,7 +134,10 @@ class Engine:
             copy_state=cache.copy_state,
         )
         self.scheduler = Scheduler(
-            self.memory, max_batch_size=info.max_batch_size, max_num_tokens=info.max_num_tokens, rope=self.rope
+            self.memory,
+            max_batch_size=info.max_batch_size,
+            max_num_tokens=info.max_num_tokens,
+            rope=self.rope,
         )
         self.stats = EngineStats(pages=sum(group.allocator.num_usable for group in cache.groups))
         self._landing = Landing(cache.latest)
@@ -155,17 +168,25 @@ class Engine:
         }
 
     def submit(
-        self, prompt: Sequence[int], params: SamplingParams, inputs: Mapping[str, Any] | None = None, priority: int = 0
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        inputs: Mapping[str, Any] | None = None,
+        priority: int = 0,
     ) -> list[Request]:
         """Queue a prompt; return its `params.n` outputs, which `step` completes.
 
-        `inputs` are what transformers' processor makes of the prompt's images beside the tokens. Requests of a smaller
-        `priority` go first, and take pages from others when there are not enough.
-        Raises `UsageError` if the prompt is empty, too long, or has a token that the model does not have.
+        `inputs` are what transformers' processor makes of the prompt's images beside the tokens.
+        Requests of a smaller `priority` go first, and take pages from others when there are not
+        enough.
+        Raises `UsageError` if the prompt is empty, too long, or has a token that the model does not
+        have.
         """
         self._check_prompt(prompt, room_for=1)
         if params.stop and self.tokenizer is None:
-            raise UsageError("stop texts need a tokenizer and the checkpoint has none", hint="Use stop_token_ids")
+            raise UsageError(
+                "stop texts need a tokenizer and the checkpoint has none", hint="Use stop_token_ids"
+            )
         given = self._prepare(list(prompt), inputs) if inputs else None
         keys = [stream_key(params, index) for index in range(params.n)]
         outputs = [Request(list(prompt), params, key, priority, given) for key in keys]
@@ -176,7 +197,9 @@ class Engine:
         return outputs
 
     def cancel(self, output: Request) -> bool:
-        """Drop an output between two steps, what it has so far is kept; False: it was finished already."""
+        """Drop an output between two steps, what it has so far is kept; False: it was finished
+        already.
+        """
         if not self.scheduler.cancel(output):
             return False
         self.stats.cancelled += 1
@@ -197,8 +220,12 @@ class Engine:
             self._detokenizers.clear()
 
     def step(self) -> Step:
-        """Finish one forward pass, and take in the next token of every sequence that it completes."""
-        if torch.is_inference_mode_enabled():  # `run` has seen to it: to ask is quicker than to enter it once more
+        """Finish one forward pass, and take in the next token of every sequence that it
+        completes.
+        """
+        if (
+            torch.is_inference_mode_enabled()
+        ):  # `run` has seen to it: to ask is quicker than to enter it once more
             return self._step()
         with torch.inference_mode():
             return self._step()
@@ -217,7 +244,8 @@ class Engine:
     def logits(self, input_ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
         """Return the logits of every token of one prompt, [tokens, vocabulary] float32 on the CPU.
 
-        The prompt is prefilled in chunks through the same graph that generates. Raises `UsageError` if it is too long.
+        The prompt is prefilled in chunks through the same graph that generates. Raises `UsageError`
+        if it is too long.
         """
         tokens = np.asarray(torch.as_tensor(input_ids).flatten().tolist(), dtype=np.int64)
         self._check_prompt(tokens.tolist(), room_for=0)
@@ -230,32 +258,46 @@ class Engine:
         if shifts is not None:
             self._set_shifts(shifts, step)
         positions = step.position_ids(shifted=shifts is not None)
-        self.cache.info.set_rows(step.rows.slots, step.lengths, rope_length=step.rope_length, position_ids=positions)
+        self.cache.info.set_rows(
+            step.rows.slots, step.lengths, rope_length=step.rope_length, position_ids=positions
+        )
         tokens, logits = self._run_given(step) if step.has_given() else self._run(step)
         self.scheduler.launched(step)
         arriving = self._landing.receive(tokens, step.rows.slots, step.ends)
         return Flight(step, arriving, logits().clone() if step.rows.wants_logprobs else None)
 
     def _set_shifts(self, cache: torch.Tensor, step: Step) -> None:
-        """Tell the device how far the positions of a step's sequences have moved, where it does not know it yet."""
+        """Tell the device how far the positions of a step's sequences have moved, where it does not
+        know it yet.
+        """
         if step.rows is self._shifted:
             return
         wanted, slots = step.shifts(), step.rows.slots
         if (self._shifts[slots] != wanted).any():
             self._shifts[slots] = wanted
-            cache[torch.from_numpy(slots).to(cache.device), 0] = torch.from_numpy(wanted).to(cache.device)
+            cache[torch.from_numpy(slots).to(cache.device), 0] = torch.from_numpy(wanted).to(
+                cache.device
+            )
         self._shifted = step.rows
 
     def _launch_ahead(self) -> Flight | None:
-        """Start the step after one whose tokens are still to come, if they need not be known for it."""
+        """Start the step after one whose tokens are still to come, if they need not be known for
+        it.
+        """
         step = self.scheduler.schedule_ahead()
         return None if step is None else self._launch(step)
 
     def _run(self, step: Step) -> Chosen:
-        """Run the graph; a decode step for which graphs were captured and none was replayed is a fact."""
+        """Run the graph; a decode step for which graphs were captured and none was replayed is a
+        fact.
+        """
         before = self._replays
         chosen = self.cache.next_tokens(self.gm)
-        if self._replays == before and hasattr(self.gm, "replays") and step.num_tokens == len(step.chunks):
+        if (
+            self._replays == before
+            and hasattr(self.gm, "replays")
+            and step.num_tokens == len(step.chunks)
+        ):
             fact = f"decode steps of {len(step.chunks)} sequences ran without a CUDA graph"
             if fact not in self.facts:
                 self.facts.append(fact)
@@ -263,7 +305,10 @@ class Engine:
 
     def _prepare(self, prompt: list[int], inputs: Mapping[str, Any]) -> PromptInputs:
         if self.composite is None:
-            raise UsageError("a prompt has more than text and the model takes text alone", hint="Leave the images out")
+            raise UsageError(
+                "a prompt has more than text and the model takes text alone",
+                hint="Leave the images out",
+            )
         given = self.composite.prepare(prompt, inputs)
         if given.longest_block() > self.cache.info.max_num_tokens:
             raise UsageError(
@@ -273,7 +318,9 @@ class Engine:
         return given
 
     def _run_given(self, step: Step) -> Chosen:
-        """Run a step in which prompts with images are read: rows of their tokens come from the towers."""
+        """Run a step in which prompts with images are read: rows of their tokens come from the
+        towers.
+        """
         parts = [chunk.sequence.given for chunk in step.chunks if chunk.reads_given()]
         rope = any(part.tables is not None for part in parts if part is not None)
         blocks = any(part.blocks is not None for part in parts if part is not None)
@@ -282,9 +329,14 @@ class Engine:
         if (key := (rope, blocks, added)) not in self._given_graphs:
             (_, graph), *_ = graph_modules(self.gm)
             embedding = self.composite.embedding
-            self._given_graphs[key] = with_given_inputs(graph, embedding, rope=rope, blocks=blocks, added=added)
+            self._given_graphs[key] = with_given_inputs(
+                graph, embedding, rope=rope, blocks=blocks, added=added
+            )
         info = self.cache.info
-        info.inputs = {**info.inputs, **given_rows(step, info.inputs["input_ids"].shape[1], info.device)}
+        info.inputs = {
+            **info.inputs,
+            **given_rows(step, info.inputs["input_ids"].shape[1], info.device),
+        }
         return self.cache.next_tokens(self._given_graphs[key])
 
     @property
@@ -292,9 +344,13 @@ class Engine:
         """CUDA graphs replayed so far, 0 for a graph without captures."""
         return int(getattr(self.gm, "replays", 0))
 
-    def _prefill_logits(self, tokens: np.ndarray[Any, Any], pages: np.ndarray[Any, Any]) -> list[torch.Tensor]:
+    def _prefill_logits(
+        self, tokens: np.ndarray[Any, Any], pages: np.ndarray[Any, Any]
+    ) -> list[torch.Tensor]:
         chunk, parts = min(_LOGITS_CHUNK, self.cache.info.max_num_tokens), []
-        slot = np.array([self.cache.info.num_slots - 1])  # the scheduler's sequences have those before
+        slot = np.array(
+            [self.cache.info.num_slots - 1]
+        )  # the scheduler's sequences have those before
         table = self.rope.table(len(tokens)) if self.rope else 0
         for start in range(0, len(tokens), chunk):
             part = tokens[start : start + chunk]
@@ -341,7 +397,9 @@ class Engine:
         if flight.logits is not None:
             for row, sequence in took:
                 if (most := sequence.params.logprobs) is not None:
-                    sequence.logprobs.append(logprobs(flight.logits[row], tokens[row], most, self.codebooks))
+                    sequence.logprobs.append(
+                        logprobs(flight.logits[row], tokens[row], most, self.codebooks)
+                    )
         for row, sequence in took if step.may_end(tokens) else ():
             self._end(sequence, tokens[row])
         self.stats.generated_tokens += len(took)
@@ -349,7 +407,9 @@ class Engine:
 
     def _end(self, sequence: Request, token: int) -> None:
         """Finish a sequence if `token`, its latest, is its last."""
-        if token in sequence.last_tokens or (sequence.params.stop and self._stop_position(sequence) is not None):
+        if token in sequence.last_tokens or (
+            sequence.params.stop and self._stop_position(sequence) is not None
+        ):
             self._finish(sequence, "stop")
         elif len(sequence.tokens) >= sequence.limit:
             self._finish(sequence, "length")
@@ -359,7 +419,9 @@ class Engine:
         self._set_text(sequence)
 
     def _last_tokens(self, params: SamplingParams) -> frozenset[int]:
-        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)
+        return frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else self.eos_token_ids
+        )
 
     def _stop_position(self, sequence: Request) -> int | None:
         """Return where in the text the first stop text begins."""

@@ -1,4 +1,6 @@
-"""A plan's limits that nobody asked for, lowered to what a memory holds: as a run lowers them, without torch."""
+"""A plan's limits that nobody asked for, lowered to what a memory holds: as a run lowers them,
+without torch.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ def fitted(plan: MemoryPlan) -> tuple[MemoryPlan, list[str]]:
     if not {"max_batch_size", "max_seq_len"} & {*plan.chosen}:
         return plan, []
     limits, facts = plan.limits, list[str]()
-    plan = replace(plan, wanted=(1 if "max_batch_size" in plan.chosen else limits.max_batch_size, limits.max_seq_len))
+    plan = replace(
+        plan,
+        wanted=(
+            1 if "max_batch_size" in plan.chosen else limits.max_batch_size,
+            limits.max_seq_len,
+        ),
+    )
     share, why = starting_share(plan.fraction)
     batch = plan.cache.fitting_batch(share * (plan.left + plan.activations))
     if "max_batch_size" in plan.chosen and batch < limits.max_batch_size:
@@ -22,6 +30,13 @@ def fitted(plan: MemoryPlan) -> tuple[MemoryPlan, list[str]]:
         plan = serving.with_limits(replace(serving.limits, max_tokens=limits.max_tokens))
     longest = plan.cache.longest(plan.pages)
     if "max_seq_len" in plan.chosen and 0 < longest < limits.max_seq_len:
-        facts.append(lowered("max_seq_len", limits.max_seq_len, longest, f"what a cache of {gib(plan.caches)} holds"))
+        facts.append(
+            lowered(
+                "max_seq_len",
+                limits.max_seq_len,
+                longest,
+                f"what a cache of {gib(plan.caches)} holds",
+            )
+        )
         plan = plan.with_limits(replace(plan.limits, max_seq_len=longest))
     return plan, facts

@@ -1,7 +1,8 @@
-"""Plans of memory that were made before, kept under all that they depend on: shown again without torch.
+"""Plans of memory that were made before, kept under all that they depend on: shown again without
+torch.
 
-A plan is a function of the model's config, the run's settings, the model files, this package's code, extensions and the
-libraries' versions; the memory of the device is not in it.
+A plan is a function of the model's config, the run's settings, the model files, this package's
+code, extensions and the libraries' versions; the memory of the device is not in it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from onboard.runtime.tested_file import TESTS, WORK_FOLDER
 from onboard.user_cache import code_digest, environment, files_digest, user_cache
 
 MOST_PLANS = 500
-_FORMS: dict[str, type[KVPagedResource] | type[StateResource]] = {"pages": KVPagedResource, "states": StateResource}
+_FORMS: dict[str, type[KVPagedResource] | type[StateResource]] = {
+    "pages": KVPagedResource,
+    "states": StateResource,
+}
 _NOT_IN_KEY = {"model", "revision"}
 
 
@@ -71,7 +75,9 @@ class KeptPlan:
         document = json.dumps({"key": self._key, "plan": _written(plan), "facts": facts})
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with NamedTemporaryFile("w", dir=self._path.parent, delete=False, encoding="utf-8") as file:
+            with NamedTemporaryFile(
+                "w", dir=self._path.parent, delete=False, encoding="utf-8"
+            ) as file:
                 file.write(document)
             os.replace(file.name, self._path)
             for old in _by_age(self._path.parent)[:-MOST_PLANS]:
@@ -83,7 +89,9 @@ class KeptPlan:
 def counted_or_kept(
     checkpoint: Path, runtime: RuntimeConfig, *, gpu: bool, root: Path, model: str
 ) -> tuple[MemoryPlan, list[str]]:
-    """Return the plan for any memory, and facts; one that was made before for the same settings is found again."""
+    """Return the plan for any memory, and facts; one that was made before for the same settings is
+    found again.
+    """
     kept = KeptPlan(checkpoint, runtime, gpu=gpu, root=root)
     if (found := kept.find()) is not None:
         return found
@@ -97,7 +105,9 @@ def counted_or_kept(
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Look for no garbage meanwhile: imports and traces leave little, and going through what they made takes long."""
+    """Look for no garbage meanwhile: imports and traces leave little, and going through what they
+    made takes long.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -121,7 +131,10 @@ def _key(checkpoint: Path, runtime: RuntimeConfig, *, gpu: bool, root: Path) -> 
     parts = {
         "code": code_digest(),
         "extensions": extensions_digest(root),
-        "files": {name: files_digest(file for file in each if file.is_file()) for name, each in files.items()},
+        "files": {
+            name: files_digest(file for file in each if file.is_file())
+            for name, each in files.items()
+        },
         "root": str(root.resolve()),
         "runtime": runtime.model_dump(mode="json", exclude=_NOT_IN_KEY),
         "said": sorted(runtime.model_fields_set - _NOT_IN_KEY),
@@ -137,9 +150,15 @@ def _models(root: Path) -> list[Path]:
 
 def _written(plan: MemoryPlan) -> dict[str, Any]:
     """Return a plan as JSON; resources one after another that are alike are written once."""
-    sizes = {field.name: getattr(plan, field.name) for field in fields(plan) if field.name != "cache"}
+    sizes = {
+        field.name: getattr(plan, field.name) for field in fields(plan) if field.name != "cache"
+    }
     groups = [(resource, len(list(same))) for resource, same in groupby(plan.cache.resources)]
-    return {"sizes": sizes, "limits": asdict(plan.cache.limits), "resources": [[*_form(r), n] for r, n in groups]}
+    return {
+        "sizes": sizes,
+        "limits": asdict(plan.cache.limits),
+        "resources": [[*_form(r), n] for r, n in groups],
+    }
 
 
 def _form(resource: CacheResource) -> tuple[str, dict[str, Any]]:
@@ -149,7 +168,9 @@ def _form(resource: CacheResource) -> tuple[str, dict[str, Any]]:
 
 
 def _read(document: dict[str, Any]) -> MemoryPlan:
-    """Return the plan that was written; raises `KeyError`, `TypeError` or `ValueError` where it was not one."""
+    """Return the plan that was written; raises `KeyError`, `TypeError` or `ValueError` where it was
+    not one.
+    """
     cache = CachePlan(Limits(**document["limits"]), tuple(_resources(document["resources"])))
     sizes = document["sizes"]
     return MemoryPlan(cache=cache, **sizes | {"chosen": tuple(sizes["chosen"])})
@@ -157,6 +178,8 @@ def _read(document: dict[str, Any]) -> MemoryPlan:
 
 def _resources(groups: list[Any]) -> Iterator[CacheResource]:
     for name, values, count in groups:
-        own: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        own: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
         own["dtype"] = DType(*values["dtype"])
         yield from [_FORMS[name](**own)] * count

@@ -1,4 +1,6 @@
-"""How long sequences may be and how many come at a time, where nobody says so: by the model, the device, its memory."""
+"""How long sequences may be and how many come at a time, where nobody says so: by the model, the
+device, its memory.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,16 @@ class Defaults:
 ON_GPU = Defaults(max_batch_size=256, max_num_tokens=8192)
 ON_CPU = Defaults(max_batch_size=8, max_num_tokens=2048, cached_tokens=1024)
 PROOF = Defaults(max_batch_size=8, max_num_tokens=2048, max_seq_len=512)
-"""For runs that compare with transformers: they make room for what they read, and longer sequences prove no more."""
+"""For runs that compare with transformers: they make room for what they read, and longer sequences
+prove no more.
+"""
 
 
 def max_positions(config: Any) -> int | None:
     """Return the longest sequence that a model's config allows, None if it does not say.
 
-    What scales rotary embeddings is in that number already: transformers reads no other limit from it, and tables end
-    there. `model_kwargs` that raise it raise this, too.
+    What scales rotary embeddings is in that number already: transformers reads no other limit from
+    it, and tables end there. `model_kwargs` that raise it raise this, too.
     """
     found = (getattr(config, name, None) for name in _POSITIONS)
     return next((each for each in found if isinstance(each, int) and each > 0), None)
@@ -46,10 +50,11 @@ def max_positions(config: Any) -> int | None:
 def settled(
     runtime: RuntimeConfig, config: Any, first_position: int, defaults: Defaults
 ) -> tuple[SettledConfig, frozenset[str]]:
-    """Return the configuration with numbers for all limits, and the names of those that were chosen here.
+    """Return the configuration with numbers for all limits, and the names of those that were chosen
+    here.
 
-    `config` is the text model's. A chosen limit may be lowered by who knows the memory; one that was asked for is kept.
-    Raises `UsageError` for sequences that are longer than the model's.
+    `config` is the text model's. A chosen limit may be lowered by who knows the memory; one that
+    was asked for is kept. Raises `UsageError` for sequences that are longer than the model's.
     """
     chosen = {name for name in LIMITS if getattr(runtime, name) is None}
     batch = runtime.max_batch_size or defaults.max_batch_size
@@ -60,7 +65,11 @@ def settled(
     }
     values = runtime.model_dump() | numbers
     cache = runtime.kv_cache_config
-    if defaults.cached_tokens is not None and cache.max_tokens is None and chosen & {"max_seq_len", "max_batch_size"}:
+    if (
+        defaults.cached_tokens is not None
+        and cache.max_tokens is None
+        and chosen & {"max_seq_len", "max_batch_size"}
+    ):
         chosen.add("max_tokens")
         tokens = max(batch * defaults.cached_tokens, runtime.max_seq_len or 0)
         values["kv_cache_config"] = cache.model_dump() | {"max_tokens": tokens}
@@ -76,5 +85,7 @@ def _longest(asked: int | None, config: Any, first_position: int, defaults: Defa
     if limit is None or asked <= limit:
         return asked
     if asked != positions:
-        raise UsageError(f"max_seq_len is {asked} and the model has {limit} positions", hint="Lower it")
+        raise UsageError(
+            f"max_seq_len is {asked} and the model has {limit} positions", hint="Lower it"
+        )
     return limit

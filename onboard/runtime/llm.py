@@ -24,11 +24,13 @@ from onboard.runtime.scheduling.request import FinishReason, Request, Step
 from onboard.runtime.tested_file import why_not_run
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, its tokens (a sequence, tensor or array), or vLLM's `{"prompt": ...}` or `{"prompt_token_ids": ...}`.
+"""A text, its tokens (a sequence, tensor or array), or vLLM's `{"prompt": ...}` or
+`{"prompt_token_ids": ...}`.
 
-Where a position holds a code of each of several codebooks, tokens are what `LLM.pack` makes of these codes.
-A mapping may also have `"processed"`: what transformers' processor makes of the prompt's images beside the tokens
-(`pixel_values` and the like), of which `input_ids` and `attention_mask` are left out.
+Where a position holds a code of each of several codebooks, tokens are what `LLM.pack` makes of
+these codes. A mapping may also have `"processed"`: what transformers' processor makes of the
+prompt's images beside the tokens (`pixel_values` and the like), of which `input_ids` and
+`attention_mask` are left out.
 """
 
 
@@ -37,13 +39,17 @@ class Completion:
     """One output of a prompt."""
 
     text: str
-    """Without special tokens and without the stop text; empty when the checkpoint has no tokenizer."""
+    """Without special tokens and without the stop text; empty when the checkpoint has no
+    tokenizer.
+    """
     token_ids: list[int]
     finish_reason: FinishReason
     logprobs: list[dict[int, float]] | None
-    """One mapping a token, from token ids to log-probabilities, when `SamplingParams.logprobs` is set.
+    """One mapping a token, from token ids to log-probabilities, when `SamplingParams.logprobs` is
+    set.
 
-    Of several codebooks, from columns of `LLM.logits`: each codebook's codes have a distribution of their own.
+    Of several codebooks, from columns of `LLM.logits`: each codebook's codes have a distribution of
+        their own.
     """
     num_preemptions: int = 0
     """Times that it lost its pages to another request and was computed again."""
@@ -84,13 +90,15 @@ class RequestOutput:
 class LLM:
     """A model that was onboarded under `root`, ready to generate.
 
-    `model` is a local folder, a Hugging Face id or a name in the root's registry; `root` defaults to the current
-    folder. `config` (a path, a mapping or a `RuntimeConfig`) replaces the model's registered configuration.
-    `device="auto"` is a GPU where there is one; `dtype="auto"` the checkpoint's there, float32 on the CPU. `mode` "hf"
-    or "transformers" runs transformers' own model, which need not be onboarded; `engine.facts` says what that loses.
-    `batch_invariant=True` makes answers independent of what else is in the batch, bit for bit, or says why it cannot.
-    `strict=True` makes an error of what is otherwise a fact: a fallback, a model file that is not the one whose tests
-    passed under `root`, a registered model whose run has not passed. `settings` replace single fields of the
+    `model` is a local folder, a Hugging Face id or a name in the root's registry; `root` defaults
+    to the current folder. `config` (a path, a mapping or a `RuntimeConfig`) replaces the model's
+    registered configuration. `device="auto"` is a GPU where there is one; `dtype="auto"` the
+    checkpoint's there, float32 on the CPU. `mode` "hf" or "transformers" runs transformers' own
+    model, which need not be onboarded; `engine.facts` says what that loses. `batch_invariant=True`
+    makes answers independent of what else is in the batch, bit for bit, or says why it cannot.
+    `strict=True` makes an error of what is otherwise a fact: a fallback, a model file that is not
+    the one whose tests passed under `root`, a registered model whose run has not passed. `settings`
+    replace single fields of the
     configuration: `{"max_seq_len": 4096, "kv_cache_config": {"dtype": "float8_e4m3fn"}}`.
     """
 
@@ -108,7 +116,9 @@ class LLM:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         if world_size > 1:
-            raise UsageError(f"world_size is {world_size} and models run on one device", hint="Set it to 1")
+            raise UsageError(
+                f"world_size is {world_size} and models run on one device", hint="Set it to 1"
+            )
         folder = Path.cwd() if root is None else Path(root).expanduser()
         overrides = {"device": device, "dtype": dtype, "world_size": world_size, "mode": mode}
         overrides["batch_invariant"] = batch_invariant
@@ -118,11 +128,15 @@ class LLM:
         doubted = self._doubt(str(model), folder, checkpoint) if config is None else None
         if doubted and strict:
             raise OnboardError(doubted, hint=f"Run: onboard {model}")
-        self.engine: Engine = build_engine(checkpoint, self.runtime, root=folder, model=str(model), strict=strict)
+        self.engine: Engine = build_engine(
+            checkpoint, self.runtime, root=folder, model=str(model), strict=strict
+        )
         self.engine.facts.extend([doubted] if doubted else [])
 
     def _doubt(self, model: str, root: Path, checkpoint: Path) -> str | None:
-        """Return why the registry does not vouch for the model; transformers' own needs no such word."""
+        """Return why the registry does not vouch for the model; transformers' own needs no such
+        word.
+        """
         entry = find_entry(model, root) if self.runtime.mode == "graph" else None
         if entry is None:
             return None
@@ -136,11 +150,12 @@ class LLM:
         on_step: Callable[[Step], None] | None = None,
         priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
-        """Generate for one prompt (a text, or its tokens) or several; return one result a prompt, in order.
+        """Generate for one prompt (a text, or its tokens) or several; return one result a prompt,
+        in order.
 
-        `sampling_params` and `priority` are one for all or one a prompt; smaller priorities go first. `on_step` is
-        called after each forward pass, and may cancel outputs (`engine.cancel`). How the cache fared is in
-        `engine.stats`.
+        `sampling_params` and `priority` are one for all or one a prompt; smaller priorities go
+        first. `on_step` is called after each forward pass, and may cancel outputs
+        (`engine.cancel`). How the cache fared is in `engine.stats`.
         """
         batch = [_unwrapped(prompt) for prompt in _as_batch(prompts)]
         params = _as_params(sampling_params, len(batch))
@@ -148,7 +163,10 @@ class LLM:
         inputs = [_inputs(prompt) for prompt in _as_batch(prompts)]
         priorities = _as_priorities(priority, len(batch))
         try:
-            pending = [self.engine.submit(*each) for each in zip(encoded, params, inputs, priorities, strict=True)]
+            pending = [
+                self.engine.submit(*each)
+                for each in zip(encoded, params, inputs, priorities, strict=True)
+            ]
         except BaseException:
             self.engine.scheduler.abort()
             raise
@@ -166,7 +184,8 @@ class LLM:
         return self.engine.logits(input_ids)
 
     def pack(self, codes: Sequence[Sequence[int]]) -> list[int]:
-        """Return the tokens of positions that hold a code of each codebook; `unpack` is the way back.
+        """Return the tokens of positions that hold a code of each codebook; `unpack` is the way
+        back.
 
         Raises `UsageError` for other numbers of codes, or codes that a codebook does not have.
         """
@@ -174,23 +193,33 @@ class LLM:
         for each in codes:
             if len(each) != books.count or not all(0 <= code < books.size for code in each):
                 raise UsageError(
-                    f"a position has codes {tuple(each)}", hint=f"Give {books.count} codes, each 0 to {books.size - 1}"
+                    f"a position has codes {tuple(each)}",
+                    hint=f"Give {books.count} codes, each 0 to {books.size - 1}",
                 )
         return books.pack(torch.tensor(codes, dtype=torch.long).view(-1, books.count)).tolist()
 
     def unpack(self, token_ids: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the codes of tokens, one of each codebook; models with one codebook have tokens for codes."""
+        """Return the codes of tokens, one of each codebook; models with one codebook have tokens
+        for codes.
+        """
         return [
-            tuple(codes) for codes in self.engine.codebooks.unpack(torch.tensor(token_ids, dtype=torch.long)).tolist()
+            tuple(codes)
+            for codes in self.engine.codebooks.unpack(
+                torch.tensor(token_ids, dtype=torch.long)
+            ).tolist()
         ]
 
     def _encode(self, prompt: str | list[int]) -> list[int]:
         if not isinstance(prompt, str):
             return prompt
         if self.engine.codebooks.count > 1:
-            raise UsageError("the model's tokens are codes, no text", hint="Give what LLM.pack makes of codes")
+            raise UsageError(
+                "the model's tokens are codes, no text", hint="Give what LLM.pack makes of codes"
+            )
         if self.engine.tokenizer is None:
-            raise UsageError("the checkpoint has no tokenizer", hint="Give prompts as lists of token ids")
+            raise UsageError(
+                "the checkpoint has no tokenizer", hint="Give prompts as lists of token ids"
+            )
         return self.engine.tokenizer.encode(prompt)
 
 
@@ -210,7 +239,8 @@ def _unwrapped(prompt: Any) -> str | list[int]:
     tokens = _as_list(prompt)
     if bad := [token for token in tokens if not isinstance(token, Integral)]:
         raise UsageError(
-            f"a prompt has {bad[0]!r} for a token", hint="Tokens are whole numbers; LLM.pack makes them of codes"
+            f"a prompt has {bad[0]!r} for a token",
+            hint="Tokens are whole numbers; LLM.pack makes them of codes",
         )
     return [int(token) for token in tokens]
 
@@ -220,7 +250,9 @@ def _inputs(prompt: Any) -> dict[str, Any] | None:
     processed = prompt.get("processed") if isinstance(prompt, Mapping) else None
     if not processed:
         return None
-    return {key: value for key, value in processed.items() if key not in ("input_ids", "attention_mask")}
+    return {
+        key: value for key, value in processed.items() if key not in ("input_ids", "attention_mask")
+    }
 
 
 def _as_list(values: Any) -> list[Any]:
@@ -232,27 +264,38 @@ def _as_list(values: Any) -> list[Any]:
     return list(values)
 
 
-def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+def _as_params(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if len(params) != count:
-        raise UsageError(f"there are {count} prompts and {len(params)} sampling parameters", hint="Give one for each")
+        raise UsageError(
+            f"there are {count} prompts and {len(params)} sampling parameters",
+            hint="Give one for each",
+        )
     return list(params)
 
 
 def _as_priorities(priority: int | Sequence[int], count: int) -> list[int]:
     priorities = [priority] * count if isinstance(priority, int) else list(priority)
     if len(priorities) != count:
-        raise UsageError(f"there are {count} prompts and {len(priorities)} priorities", hint="Give one for each")
+        raise UsageError(
+            f"there are {count} prompts and {len(priorities)} priorities", hint="Give one for each"
+        )
     return priorities
 
 
 def _result(prompt: str | None, token_ids: list[int], outputs: Sequence[Request]) -> RequestOutput:
     cached = outputs[0].num_reused or 0
-    return RequestOutput(prompt, token_ids, [_completion(each) for each in outputs], min(cached, len(token_ids)))
+    return RequestOutput(
+        prompt, token_ids, [_completion(each) for each in outputs], min(cached, len(token_ids))
+    )
 
 
 def _completion(output: Request) -> Completion:
     assert output.finish_reason is not None
     logprobs = output.logprobs if output.params.logprobs is not None else None
-    return Completion(output.text, output.generated, output.finish_reason, logprobs, output.num_preemptions)
+    return Completion(
+        output.text, output.generated, output.finish_reason, logprobs, output.num_preemptions
+    )

@@ -7,8 +7,11 @@ import torch
 from onboard.modeling import ONE_CODEBOOK, Codebooks
 
 
-def logprobs(row: torch.Tensor, token: int, count: int, codebooks: Codebooks = ONE_CODEBOOK) -> dict[int, float]:
-    """Return log-probabilities by column of `row`, of the chosen one and the `count` most likely ones of a codebook.
+def logprobs(
+    row: torch.Tensor, token: int, count: int, codebooks: Codebooks = ONE_CODEBOOK
+) -> dict[int, float]:
+    """Return log-probabilities by column of `row`, of the chosen one and the `count` most likely
+    ones of a codebook.
 
     `row` are logits; a column is a token's id, or a code's behind all codes of earlier codebooks.
     """
@@ -17,4 +20,10 @@ def logprobs(row: torch.Tensor, token: int, count: int, codebooks: Codebooks = O
     chosen = codebooks.unpack(torch.tensor(token, device=row.device)) + firsts
     best, ids = values.topk(min(count, values.shape[-1]))
     columns = torch.cat([chosen, (ids + firsts[:, None]).flatten()])
-    return dict(zip(columns.tolist(), torch.cat([values.flatten()[chosen], best.flatten()]).tolist(), strict=True))
+    return dict(
+        zip(
+            columns.tolist(),
+            torch.cat([values.flatten()[chosen], best.flatten()]).tolist(),
+            strict=True,
+        )
+    )

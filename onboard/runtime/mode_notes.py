@@ -1,4 +1,6 @@
-"""What a model that runs from transformers' own module misses, compared with a generated one: a sentence a thing."""
+"""What a model that runs from transformers' own module misses, compared with a generated one: a
+sentence a thing.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,13 @@ def losses(gm: nn.Module, context: TransformContext) -> list[str]:
             f"mode transformers: {cached} attention calls are cached, transformers' eager code runs all else",
             "mode transformers: there is no graph, so nothing is matched, fused, compiled or captured",
         ]
-    found = [f"mode hf: {cached} attention calls are cached in transformers' own model, which no generated test proves"]
+    found = [
+        f"mode hf: {cached} attention calls are cached in transformers' own model, which no generated test proves"
+    ]
     for what, is_left in _LEFT.items():
-        if count := sum(is_left(node) for _, graph in graph_modules(gm) for node in graph.graph.nodes):
+        if count := sum(
+            is_left(node) for _, graph in graph_modules(gm) for node in graph.graph.nodes
+        ):
             found.append(f"mode hf: {count} {what}")
     if idle := idle_transforms(context):
         found.append(f"mode hf: these transforms found nothing: {', '.join(idle)}")
@@ -45,13 +51,17 @@ def _is_norm(node: fx.Node) -> bool:
 
 
 def _is_rotation(node: fx.Node) -> bool:
-    """Tell whether a node puts the negated second half before the first one, as rotary embeddings do."""
+    """Tell whether a node puts the negated second half before the first one, as rotary embeddings
+    do.
+    """
     parts: Any = node.args[0] if is_op(node, aten.cat) else ()
     return len(parts) == 2 and is_op(parts[0], aten.neg)
 
 
 def _is_gate(node: fx.Node) -> bool:
-    users = [user for each in node.users for user in (each.users if is_op(each, *CASTS) else (each,))]
+    users = [
+        user for each in node.users for user in (each.users if is_op(each, *CASTS) else (each,))
+    ]
     return is_op(node, *_GATES) and any(is_op(user, aten.mul) for user in users)
 
 

@@ -48,14 +48,18 @@ def plan_memory(
     model: str = "",
     reduced: bool = True,
 ) -> tuple[MemoryPlan, list[str]]:
-    """Return what a run of `checkpoint` (a folder with config.json) takes of `memory` bytes, and facts about it.
+    """Return what a run of `checkpoint` (a folder with config.json) takes of `memory` bytes, and
+    facts about it.
 
-    The run's own pipeline is applied to a model without weights; with `reduced`, to a few of its layers and experts of
-    each kind, which say what the others take. `gpu`: the memory is a GPU's; `devices` of them share the model. Limits
-    that nobody asked for are what a run would make of them. A model that was not onboarded is planned as transformers'
-    own module (mode "hf"), which is a fact. Raises `OnboardError` for a model that cannot run.
+    The run's own pipeline is applied to a model without weights; with `reduced`, to a few of its
+    layers and experts of each kind, which say what the others take. `gpu`: the memory is a GPU's;
+    `devices` of them share the model. Limits that nobody asked for are what a run would make of
+    them. A model that was not onboarded is planned as transformers' own module (mode "hf"), which
+    is a fact. Raises `OnboardError` for a model that cannot run.
     """
-    counted, facts = count_memory(checkpoint, runtime, gpu=gpu, root=root, model=model, reduced=reduced)
+    counted, facts = count_memory(
+        checkpoint, runtime, gpu=gpu, root=root, model=model, reduced=reduced
+    )
     plan, lowered = fitted(counted.over(devices, memory))
     return plan, [*facts, *lowered]
 
@@ -69,7 +73,9 @@ def count_memory(
     model: str = "",
     reduced: bool = True,
 ) -> tuple[MemoryPlan, list[str]]:
-    """Return what `plan_memory` returns, for a device of any memory: its limits are not lowered yet."""
+    """Return what `plan_memory` returns, for a device of any memory: its limits are not lowered
+    yet.
+    """
     runtime, facts = _planned(runtime, checkpoint, gpu=gpu, root=root)
     made = partial(_made, checkpoint, runtime, gpu=gpu, root=root, model=model)
     try:
@@ -81,12 +87,24 @@ def count_memory(
 
 
 def _made(
-    checkpoint: Path, runtime: RuntimeConfig, *, gpu: bool, root: Path | None, model: str, complete: bool
+    checkpoint: Path,
+    runtime: RuntimeConfig,
+    *,
+    gpu: bool,
+    root: Path | None,
+    model: str,
+    complete: bool,
 ) -> tuple[MemoryPlan, list[str]]:
-    """Return the plan and its facts; unless `complete`, by a graph of a few layers and experts of each kind."""
-    context = make_context(checkpoint, runtime, root=root, model=model, defaults=ON_GPU if gpu else ON_CPU)
+    """Return the plan and its facts; unless `complete`, by a graph of a few layers and experts of
+    each kind.
+    """
+    context = make_context(
+        checkpoint, runtime, root=root, model=model, defaults=ON_GPU if gpu else ON_CPU
+    )
     changes: dict[str, Any] = {key: {"enabled": False} for key in _NEEDS_MEMORY}
-    changes["export_to_gm"] = {"complete": complete} | ({} if complete else {"num_moe_experts_for_export": _FEW})
+    changes["export_to_gm"] = {"complete": complete} | (
+        {} if complete else {"num_moe_experts_for_export": _FEW}
+    )
     with nullcontext() if complete else few_experts(_FEW):
         gm = Pipeline(pipeline_for(context, changes)).run(context)
     check_cached(gm, context)
@@ -96,17 +114,28 @@ def _made(
 def _planned(
     runtime: RuntimeConfig, checkpoint: Path, *, gpu: bool, root: Path | None
 ) -> tuple[RuntimeConfig, list[str]]:
-    """Return the configuration with which the pipeline runs here for a run there; facts about what that changes."""
+    """Return the configuration with which the pipeline runs here for a run there; facts about what
+    that changes.
+    """
     config, facts = read_config(checkpoint, root), []
-    dtype = str(resolve_dtype(runtime.dtype, config, torch.device("cuda" if gpu else "cpu"))).removeprefix("torch.")
+    dtype = str(
+        resolve_dtype(runtime.dtype, config, torch.device("cuda" if gpu else "cpu"))
+    ).removeprefix("torch.")
     changes: dict[str, Any] = {"device": "cpu", "dtype": dtype}
     if gpu and runtime.attn_backend == "auto" and has_triton():
         changes["attn_backend"] = "triton"
-    if runtime.mode == "graph" and not content_path("models", f"modeling_{config.model_type}.py", root=root).is_file():
+    if (
+        runtime.mode == "graph"
+        and not content_path("models", f"modeling_{config.model_type}.py", root=root).is_file()
+    ):
         changes["mode"] = "hf"
-        facts.append("the model was not onboarded: this is the plan of transformers' own (--mode hf)")
+        facts.append(
+            "the model was not onboarded: this is the plan of transformers' own (--mode hf)"
+        )
     if runtime.mode == "transformers":
-        raise OnboardError("mode transformers has no graph to plan by", hint="Plan mode graph or hf")
+        raise OnboardError(
+            "mode transformers has no graph to plan by", hint="Plan mode graph or hf"
+        )
     return runtime.model_copy(update=changes), facts
 
 
@@ -119,7 +148,9 @@ def _counted(module: nn.Module, context: TransformContext, *, gpu: bool) -> Memo
     times.check(gm)
     return MemoryPlan(
         cache=_cache_plan(gm, context, times),
-        parameters=sum(times.of_tensor(name) * each.numel() for name, each in gm.named_parameters()),
+        parameters=sum(
+            times.of_tensor(name) * each.numel() for name, each in gm.named_parameters()
+        ),
         weights=sum(times.of_tensor(name) * each.nbytes for name, each in gm.named_parameters()),
         tables=sum(times.of_tensor(name) * each.nbytes for name, each in gm.named_buffers()),
         inputs=cache.info.num_bytes,
@@ -137,18 +168,26 @@ def _counted(module: nn.Module, context: TransformContext, *, gpu: bool) -> Memo
 def _cache_plan(gm: fx.GraphModule, context: TransformContext, times: Occurrences) -> CachePlan:
     """Return the caches of the whole model; those of layers that were left out come last."""
     plan, counts = cache_plan(context), times.of_caches(gm, context.cache)
-    more = [resource for name, resource in context.cache.resources.items() for _ in range(counts[name] - 1)]
+    more = [
+        resource
+        for name, resource in context.cache.resources.items()
+        for _ in range(counts[name] - 1)
+    ]
     return replace(plan, resources=(*plan.resources, *more))
 
 
 def _prefill_bytes(gm: fx.GraphModule, context: TransformContext) -> int:
-    """Return the activations of the largest step, the one that `resize_kv_cache` measures on a GPU."""
+    """Return the activations of the largest step, the one that `resize_kv_cache` measures on a
+    GPU.
+    """
     context.cache.info.set_prefill_example(context.cache.info.max_num_tokens)
     return _peak(gm, context)
 
 
 def _graph_bytes(gm: fx.GraphModule, context: TransformContext) -> int:
-    """Return what captured decode steps keep: the largest one's activations, which all share, and each one's logits."""
+    """Return what captured decode steps keep: the largest one's activations, which all share, and
+    each one's logits.
+    """
     runtime, cache = context.runtime, context.cache
     if runtime.compile_backend not in ("auto", "torch-cudagraph", "torch-opt"):
         return 0
@@ -156,7 +195,9 @@ def _graph_bytes(gm: fx.GraphModule, context: TransformContext) -> int:
     if not sizes:
         return 0
     cache.info.set_decode_example(sizes[-1])
-    row: int = context.codebooks.count * context.factory.text_config.vocab_size * context.dtype.itemsize
+    row: int = (
+        context.codebooks.count * context.factory.text_config.vocab_size * context.dtype.itemsize
+    )
     return _peak(gm, context) + row * sum(sizes[:-1])
 
 

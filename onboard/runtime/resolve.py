@@ -25,10 +25,11 @@ ConfigLike = str | Path | Mapping[str, Any] | RuntimeConfig | None
 def resolve_config(
     model: str, root: Path, config: ConfigLike = None, overrides: Mapping[str, Any] | None = None
 ) -> RuntimeConfig:
-    """Return the configuration to run `model` with: the given one, else its registry entry's, else the defaults.
+    """Return the configuration to run `model` with: the given one, else its registry entry's, else
+    the defaults.
 
-    `overrides` are the user's and win over all; of them None, "auto" and what else is the default of a word or a switch
-    say nothing. Raises `UsageError` or `OnboardError`.
+    `overrides` are the user's and win over all; of them None, "auto" and what else is the default
+    of a word or a switch say nothing. Raises `UsageError` or `OnboardError`.
     """
     if isinstance(config, RuntimeConfig):
         values = config.model_dump(exclude_unset=True)
@@ -42,7 +43,11 @@ def resolve_config(
 
 def _registered(model: str, root: Path) -> dict[str, Any]:
     entry = find_entry(model, root)
-    return {} if entry is None else {"model": entry.name, **compose(entry, root).model_dump(exclude_unset=True)}
+    return (
+        {}
+        if entry is None
+        else {"model": entry.name, **compose(entry, root).model_dump(exclude_unset=True)}
+    )
 
 
 def _says(key: str, value: Any) -> bool:
@@ -77,4 +82,6 @@ def _validated(values: dict[str, Any]) -> RuntimeConfig:
         return RuntimeConfig.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        raise UsageError(f"the configuration's {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise UsageError(
+            f"the configuration's {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        ) from error

@@ -1,9 +1,10 @@
 """Rotary tables that depend on how long the sequence is, and what that means for batching.
 
-Hugging Face picks such a table once per forward pass, by the largest position in it: `longrope` (Ding et al. 2024,
-arXiv:2402.13753) has a short and a long one. A step that is to agree with it must hold sequences of one table only,
-and a sequence that outgrows the short one is computed anew, as Hugging Face does. `dynamic` NTK scaling needs nothing
-of this: it leaves its original table only past `max_position_embeddings`, which no sequence here exceeds.
+Hugging Face picks such a table once per forward pass, by the largest position in it: `longrope`
+(Ding et al. 2024, arXiv:2402.13753) has a short and a long one. A step that is to agree with it
+must hold sequences of one table only, and a sequence that outgrows the short one is computed anew,
+as Hugging Face does. `dynamic` NTK scaling needs nothing of this: it leaves its original table only
+past `max_position_embeddings`, which no sequence here exceeds.
 """
 
 from __future__ import annotations
@@ -26,10 +27,17 @@ class LengthDependentRope:
 
 
 def length_dependent_rope(config: Mapping[str, Any]) -> LengthDependentRope | None:
-    """Read from a Hugging Face config (as a dict) whether its rotary table depends on the length."""
+    """Read from a Hugging Face config (as a dict) whether its rotary table depends on the
+    length.
+    """
     parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    for each in (parameters, *(value for value in parameters.values() if isinstance(value, Mapping))):
+    for each in (
+        parameters,
+        *(value for value in parameters.values() if isinstance(value, Mapping)),
+    ):
         if each.get("rope_type", each.get("type")) == "longrope":
-            original = each.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+            original = each.get("original_max_position_embeddings") or config.get(
+                "original_max_position_embeddings"
+            )
             return LengthDependentRope(int(original or config["max_position_embeddings"]))
     return None

@@ -1,4 +1,6 @@
-"""Sampling: the parameters that users set. They are read before torch is, so that a wrong one is found at once."""
+"""Sampling: the parameters that users set. They are read before torch is, so that a wrong one is
+found at once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class SamplingParams(StrictModel):
     temperature: float = Field(default=1.0, ge=0.0)
     """0 (or less than 1e-5): the most likely token, always."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Keep the most likely tokens that together have at least this probability (Holtzman et al. 2020)."""
+    """Keep the most likely tokens that together have at least this probability (Holtzman et al.
+    2020).
+    """
     top_k: int = Field(default=0, ge=-1)
     """Keep the k most likely tokens; 0 or -1: all."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
@@ -54,17 +58,22 @@ class SamplingParams(StrictModel):
         return self.temperature < _LOWEST_TEMPERATURE
 
     def row(self) -> tuple[float, float, float, float]:
-        """Return temperature, top_k, top_p and min_p as the device takes them: temperature 0 is greedy, top_k 0 all."""
+        """Return temperature, top_k, top_p and min_p as the device takes them: temperature 0 is
+        greedy, top_k 0 all.
+        """
         if self.greedy:
             return 0.0, 0.0, 1.0, 0.0
         return self.temperature, max(self.top_k, 0), self.top_p, self.min_p
 
 
 def stream_key(params: SamplingParams, index: int) -> int:
-    """Return the key of the random numbers of a request's output number `index`; without a seed it is a fresh one.
+    """Return the key of the random numbers of a request's output number `index`; without a seed it
+    is a fresh one.
 
     The same seed gives the same tokens beside any other requests, and after preemption.
     """
     if params.seed is None:
         return secrets.randbits(64)
-    return int.from_bytes(blake2b(f"{params.seed} {index}".encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        blake2b(f"{params.seed} {index}".encode(), digest_size=8).digest(), "little"
+    )

@@ -1,4 +1,6 @@
-"""Is a model file the one that passed? What tests and runs left of it is compared with the file as it is."""
+"""Is a model file the one that passed? What tests and runs left of it is compared with the file as
+it is.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,21 @@ _PREFIX = "sha256:"
 
 
 def why_untested(model_file: Path, root: Path | None) -> str | None:
-    """Return a sentence when a root's model file is not one whose tests passed; None for one that is.
+    """Return a sentence when a root's model file is not one whose tests passed; None for one that
+    is.
 
-    A file that came with this package was tested before it was released, unless the root's own tests know another one.
+    A file that came with this package was tested before it was released, unless the root's own
+    tests know another one.
     """
     folder = (root or Path.cwd()).resolve()
     if not model_file.resolve().is_relative_to(folder):
         return None
     name = model_file.resolve().relative_to(folder).as_posix()
-    tested = [record for record in _records(folder) if record["model_file"]["path"] == name and _passed(record)]
+    tested = [
+        record
+        for record in _records(folder)
+        if record["model_file"]["path"] == name and _passed(record)
+    ]
     if not tested:
         shipped = model_file.resolve().is_relative_to(CONTENT_ROOT / "models")
         return None if shipped else f"{name} has passed no tests here"
@@ -35,38 +43,58 @@ def why_untested(model_file: Path, root: Path | None) -> str | None:
 
 
 def passed_tests(model_file: Path, root: Path) -> set[str]:
-    """Return the names, without parameters, of the tests that passed under `root` with the file as it is."""
+    """Return the names, without parameters, of the tests that passed under `root` with the file as
+    it is.
+    """
     return {test["name"].partition("[")[0] for test in passed_rows(model_file, root)}
 
 
 def passed_rows(model_file: Path, root: Path) -> list[dict[str, Any]]:
-    """Return what the test phases under `root` wrote of each test that passed with the file as it is."""
+    """Return what the test phases under `root` wrote of each test that passed with the file as it
+    is.
+    """
     if not model_file.is_file():
         return []
-    found = [record for record in _records(root) if _is_one_of(model_file, [record["model_file"]["sha256"]])]
+    found = [
+        record
+        for record in _records(root)
+        if _is_one_of(model_file, [record["model_file"]["sha256"]])
+    ]
     return [test for record in found for test in record["tests"] if test["status"] == "passed"]
 
 
 def why_not_run(entry: RegistryEntry, model_file: Path) -> str | None:
-    """Return why an entry does not stand for a model that was seen to work with `model_file`; None if it does."""
+    """Return why an entry does not stand for a model that was seen to work with `model_file`; None
+    if it does.
+    """
     if entry.status == "failed":
         return f"the run of {entry.name} failed on {entry.tested}"
     if entry.status != "passed":
         return f"no run of {entry.name} has passed (its registry entry is {entry.status})"
-    if entry.model_file is None or not model_file.is_file() or _is_one_of(model_file, [entry.model_file]):
+    if (
+        entry.model_file is None
+        or not model_file.is_file()
+        or _is_one_of(model_file, [entry.model_file])
+    ):
         return None
     return f"{model_file.name} is not the file that the run of {entry.name} passed with on {entry.tested}"
 
 
 def _is_one_of(model_file: Path, digests: Iterable[str]) -> bool:
-    """Whether the file has one of these sha256, each whole or its start (`onboard.registry.digest`)."""
+    """Whether the file has one of these sha256, each whole or its start
+    (`onboard.registry.digest`).
+    """
     found = hashlib.sha256(model_file.read_bytes()).hexdigest()
     return any(digest and found.startswith(digest.removeprefix(_PREFIX)) for digest in digests)
 
 
 def _records(root: Path) -> list[dict[str, Any]]:
-    """Return what the test phases of all models wrote; earlier releases did not write which file it was."""
-    texts = (path.read_text(encoding="utf-8") for path in sorted(root.glob(f"{WORK_FOLDER}/*/{TESTS}")))
+    """Return what the test phases of all models wrote; earlier releases did not write which file it
+    was.
+    """
+    texts = (
+        path.read_text(encoding="utf-8") for path in sorted(root.glob(f"{WORK_FOLDER}/*/{TESTS}"))
+    )
     return [record for record in map(json.loads, texts) if "model_file" in record]
 
 

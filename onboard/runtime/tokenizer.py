@@ -20,7 +20,9 @@ class Tokenizer:
 
     @classmethod
     def load(cls, checkpoint: Path) -> Tokenizer | None:
-        """Load the tokenizer in `checkpoint`, never by code of its repository; None when the folder has none."""
+        """Load the tokenizer in `checkpoint`, never by code of its repository; None when the folder
+        has none.
+        """
         if not any((checkpoint / name).is_file() for name in _FILES):
             return None
         from transformers import AutoTokenizer
@@ -31,7 +33,9 @@ class Tokenizer:
             raise _no_tokenizer(checkpoint, error) from error
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, with the special tokens that the tokenizer adds to a prompt."""
+        """Return the tokens of a text, with the special tokens that the tokenizer adds to a
+        prompt.
+        """
         ids: list[int] = self.hf(text)["input_ids"]
         return ids
 
@@ -49,7 +53,9 @@ def _no_tokenizer(checkpoint: Path, error: Exception) -> OnboardError:
             hint="Save it as a tokenizer.json without auto_map (save_pretrained of a fast tokenizer)",
         )
     reason = " ".join(str(error).split())
-    return OnboardError(f"the tokenizer in {checkpoint} does not load: {reason}", hint="Fetch the checkpoint again")
+    return OnboardError(
+        f"the tokenizer in {checkpoint} does not load: {reason}", hint="Fetch the checkpoint again"
+    )
 
 
 def _is_code(path: Path) -> bool:
@@ -64,8 +70,9 @@ def _is_code(path: Path) -> bool:
 class Detokenizer:
     """The text of a growing token list, stable from step to step.
 
-    A token's text may depend on its neighbours, and a character may take several tokens. So each step decodes the last
-    few tokens with and without the new ones, and appends the difference once it holds no unfinished character.
+    A token's text may depend on its neighbours, and a character may take several tokens. So each
+    step decodes the last few tokens with and without the new ones, and appends the difference once
+    it holds no unfinished character.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

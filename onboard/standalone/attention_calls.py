@@ -30,7 +30,9 @@ _NUMBERS = ("scale", "sliding_window", "logit_cap")
 
 
 def refuse_other_mixers(checkpoint: Path, root: Path) -> None:
-    """Raise `OnboardError` unless causal attention, by itself, is all through which a token sees others."""
+    """Raise `OnboardError` unless causal attention, by itself, is all through which a token sees
+    others.
+    """
     for node in (node for gm in _graphs(checkpoint, root) for node in gm.graph.nodes):
         name = op_name(node) if node.op == "call_function" else ""
         if name in stateful_ops():
@@ -40,7 +42,9 @@ def refuse_other_mixers(checkpoint: Path, root: Path) -> None:
 
 
 def _graphs(checkpoint: Path, root: Path) -> list[fx.GraphModule]:
-    """Return the model's graphs; raise `OnboardError` where tokens are mixed by something that is no op of ours."""
+    """Return the model's graphs; raise `OnboardError` where tokens are mixed by something that is
+    no op of ours.
+    """
     runtime = RuntimeConfig(model=str(checkpoint), device="cpu", dtype="float32")
     context = make_context(checkpoint, runtime, root=root, defaults=PROOF)
     transforms = pipeline_for(context, {"export_to_gm": {"complete": False}})
@@ -54,13 +58,17 @@ def _graphs(checkpoint: Path, root: Path) -> list[fx.GraphModule]:
 
 
 def refuse_other_attention(given: dict[str, Any]) -> None:
-    """Raise `OnboardError` where an attention layer has no counterpart for a call of the op with these arguments."""
+    """Raise `OnboardError` where an attention layer has no counterpart for a call of the op with
+    these arguments.
+    """
     found = next((name for name in _NEVER if given[name] is not None), None)
     if found is None and given["dropout_p"]:
         found = "dropout_p"
     if found is None and not given["is_causal"]:
         found = "is_causal=False"
-    found = found or next((name for name in _NUMBERS if not (given[name] is None or is_number(given[name]))), None)
+    found = found or next(
+        (name for name in _NUMBERS if not (given[name] is None or is_number(given[name]))), None
+    )
     if found is not None:
         raise _refusal(f"{ATTENTION} with {found} has no counterpart")
     sinks = given["sinks"]
@@ -68,7 +76,9 @@ def refuse_other_attention(given: dict[str, Any]) -> None:
         raise _refusal(f"{ATTENTION} with sinks that are computed has no counterpart")
     key, value = (given[name].meta["val"].shape[-1] for name in ("key", "value"))
     if key != value:
-        raise _refusal(f"{ATTENTION} with values of {value} numbers a head and keys of {key} has no counterpart")
+        raise _refusal(
+            f"{ATTENTION} with values of {value} numbers a head and keys of {key} has no counterpart"
+        )
 
 
 def _refusal(what: str) -> OnboardError:

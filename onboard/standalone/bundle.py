@@ -1,6 +1,8 @@
-"""A package made of parts of this one: the definitions that are wanted and those that they need, nothing else.
+"""A package made of parts of this one: the definitions that are wanted and those that they need,
+nothing else.
 
-Folders and modules are called as they are here, so that what was taken is easily compared with where it is from.
+Folders and modules are called as they are here, so that what was taken is easily compared with
+where it is from.
 """
 
 from __future__ import annotations
@@ -46,9 +48,15 @@ class Bundle:
     def files(self) -> dict[str, str]:
         """Return the package's files by path, formatted."""
         self._keep_actions()
-        files = format_package({self._path(name): self._text(module) for name, module in self._modules.items()})
+        files = format_package(
+            {self._path(name): self._text(module) for name, module in self._modules.items()}
+        )
         folders = {parent.as_posix() for path in files for parent in Path(path).parents} - {"."}
-        return files | {f"{folder}/__init__.py": "" for folder in folders if f"{folder}/__init__.py" not in files}
+        return files | {
+            f"{folder}/__init__.py": ""
+            for folder in folders
+            if f"{folder}/__init__.py" not in files
+        }
 
     def _keep(self, module: Module, statement: Statement, only: str | None = None) -> None:
         """Keep a statement; of an import of this package's, `only` this name."""
@@ -83,7 +91,9 @@ class Bundle:
             assert found is not None, name
             assert found.origin is not None, name
             is_package = found.submodule_search_locations is not None
-            self._modules[name] = Module(name, Path(found.origin).read_text(encoding="utf-8"), is_package=is_package)
+            self._modules[name] = Module(
+                name, Path(found.origin).read_text(encoding="utf-8"), is_package=is_package
+            )
         return self._modules[name]
 
     def _path(self, name: str) -> str:
@@ -95,7 +105,9 @@ class Bundle:
     def _text(self, module: Module) -> str:
         """Return a module's new source; the formatter removes imports that nothing uses."""
         parts = [module.docstring] if module.docstring else []
-        parts += [text for statement in module.statements if (text := self._statement(module, statement))]
+        parts += [
+            text for statement in module.statements if (text := self._statement(module, statement))
+        ]
         return "\n\n".join(parts) + "\n"
 
     def _statement(self, module: Module, statement: Statement) -> str:
@@ -106,7 +118,9 @@ class Bundle:
         return ""
 
     def _import(self, module: Module, node: ast.ImportFrom) -> Edit:
-        """Return the edit that makes an import relative, and leaves out names that are not in the package."""
+        """Return the edit that makes an import relative, and leaves out names that are not in the
+        package.
+        """
         assert node.module is not None
         names = [alias for alias in node.names if self._is_kept(node.module, alias.name)]
         start, end = module.span(node)
@@ -129,8 +143,12 @@ class Bundle:
 
 
 def foreign_packages(files: dict[str, str]) -> set[str]:
-    """Return the packages that Python files import, by the first part of their names; the files' own are relative."""
-    return {name.partition(".")[0] for text in files.values() for name in _imported(ast.parse(text))}
+    """Return the packages that Python files import, by the first part of their names; the files'
+    own are relative.
+    """
+    return {
+        name.partition(".")[0] for text in files.values() for name in _imported(ast.parse(text))
+    }
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:

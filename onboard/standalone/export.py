@@ -11,7 +11,10 @@ from onboard.standalone.plain import plain_export
 from onboard.standalone.subject import Subject, open_subject
 from onboard.standalone.vllm_plugin import vllm_export
 
-_KINDS: dict[str, Callable[[Subject], dict[str, str]]] = {"plain": plain_export, "vllm-plugin": vllm_export}
+_KINDS: dict[str, Callable[[Subject], dict[str, str]]] = {
+    "plain": plain_export,
+    "vllm-plugin": vllm_export,
+}
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,20 @@ class Exported:
 
 
 def export_model(
-    model: str, to: str, *, root: Path, out: Path | None = None, revision: str | None = None, force: bool = False
+    model: str,
+    to: str,
+    *,
+    root: Path,
+    out: Path | None = None,
+    revision: str | None = None,
+    force: bool = False,
 ) -> Exported:
-    """Write a model's package of kind `to` ("plain" or "vllm-plugin") to `out`, else `exported/<package>` of the root.
+    """Write a model's package of kind `to` ("plain" or "vllm-plugin") to `out`, else
+    `exported/<package>` of the root.
 
     Raises:
-        OnboardError: the model's file is not one whose tests passed, or has something that this kind cannot hold.
+        OnboardError: the model's file is not one whose tests passed, or has something that this
+            kind cannot hold.
         UsageError: the folder is there and not empty, unless `force`.
     """
     subject = open_subject(model, root, revision)

@@ -1,7 +1,7 @@
 """From a folder with config.json and safetensors to the model.
 
-Every exported package has this file. `weights.json` beside it says where the checkpoint's names differ from the
-parameters', as they were when the model was exported.
+Every exported package has this file. `weights.json` beside it says where the checkpoint's names
+differ from the parameters', as they were when the model was exported.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from onboard.modeling import first_position, is_registered, registered_config, r
 SOURCES = Path(__file__).with_name("weights.json")
 
 
-def load(folder: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> nn.Module:
+def load(
+    folder: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
+) -> nn.Module:
     """Return the model of a checkpoint, in evaluation mode.
 
-    `dtype` None is the checkpoint's own. The model's `forward(input_ids, position_ids)`, both [batch, sequence] int64,
-    gives an output whose `logits` are [batch, sequence, vocabulary]. Raises `OnboardError` for a checkpoint that is
-    damaged or another model's.
+    `dtype` None is the checkpoint's own. The model's `forward(input_ids, position_ids)`, both
+    [batch, sequence] int64, gives an output whose `logits` are [batch, sequence, vocabulary].
+    Raises `OnboardError` for a checkpoint that is damaged or another model's.
     """
     config, checkpoint = read_config(Path(folder)), Checkpoint(Path(folder))
     model = build(config, dtype or checkpoint_dtype(config))
@@ -42,7 +44,9 @@ def load(folder: str | Path, *, dtype: torch.dtype | None = None, device: str | 
 
 
 def positions(model: nn.Module, input_ids: torch.Tensor) -> torch.Tensor:
-    """Return the positions [batch, sequence] of texts that begin with `input_ids` [batch, sequence]."""
+    """Return the positions [batch, sequence] of texts that begin with `input_ids` [batch,
+    sequence].
+    """
     start = first_position(model.config)
     length = input_ids.shape[1]
     return torch.arange(start, start + length, device=input_ids.device).expand(input_ids.shape)
@@ -69,7 +73,9 @@ def checkpoint_dtype(config: Any) -> torch.dtype:
 
 
 def build(config: Any, dtype: torch.dtype) -> nn.Module:
-    """Return the model with parameters that have no memory yet, and buffers that have their values, on the CPU."""
+    """Return the model with parameters that have no memory yet, and buffers that have their values,
+    on the CPU.
+    """
     with torch.device("cpu"), parameters_on(torch.device("meta"), dtype), default_dtype(dtype):
         model = registered_model(type(config).__name__)(config)
     model.config = config
@@ -87,9 +93,11 @@ def allocate(model: nn.Module, device: torch.device) -> None:
 
 
 def fill(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-    """Copy a checkpoint's tensors, as they come, into the parameters and saved buffers; return the names filled.
+    """Copy a checkpoint's tensors, as they come, into the parameters and saved buffers; return the
+    names filled.
 
-    Of several names of one parameter only the first one counts. Raises `OnboardError` for a tensor of another shape.
+    Of several names of one parameter only the first one counts. Raises `OnboardError` for a tensor
+    of another shape.
     """
     wanted = _wanted(model)
     readers: dict[str, list[str]] = defaultdict(list)
@@ -103,24 +111,39 @@ def fill(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> set[s
             held[target][name] = tensor
             if held[target].keys() == set(wanted[target].names):
                 parts = held.pop(target)
-                _copy(_tensor(model, target), wanted[target].of([parts[each] for each in wanted[target].names]), target)
+                _copy(
+                    _tensor(model, target),
+                    wanted[target].of([parts[each] for each in wanted[target].names]),
+                    target,
+                )
                 filled.add(target)
     return filled
 
 
 def refuse_missing(model: nn.Module, filled: set[str]) -> None:
-    """Raise `OnboardError` when a parameter got no values; a buffer keeps those that it was made with."""
+    """Raise `OnboardError` when a parameter got no values; a buffer keeps those that it was made
+    with.
+    """
     missing = [names[0] for names in tied_names(model) if names[0] not in filled]
     if missing:
-        raise OnboardError(f"the checkpoint has nothing for {missing[0]} ({len(missing)} parameters)")
+        raise OnboardError(
+            f"the checkpoint has nothing for {missing[0]} ({len(missing)} parameters)"
+        )
 
 
 def _wanted(model: nn.Module) -> dict[str, Source]:
     """Return where each parameter and each saved buffer is in the checkpoint."""
-    found: Mapping[str, Any] = json.loads(SOURCES.read_text(encoding="utf-8")) if SOURCES.is_file() else {}
-    sources = {name: Source(**{**values, "names": tuple(values["names"])}) for name, values in found.items()}
+    found: Mapping[str, Any] = (
+        json.loads(SOURCES.read_text(encoding="utf-8")) if SOURCES.is_file() else {}
+    )
+    sources = {
+        name: Source(**{**values, "names": tuple(values["names"])})
+        for name, values in found.items()
+    }
     saved = model.state_dict().keys()
-    names = [names[0] for names in tied_names(model)] + [name for name, _ in model.named_buffers() if name in saved]
+    names = [names[0] for names in tied_names(model)] + [
+        name for name, _ in model.named_buffers() if name in saved
+    ]
     return {name: sources.get(name, Source((name,))) for name in names}
 
 

@@ -28,9 +28,13 @@ def op_calls(module: Module) -> list[OpCall]:
     found = []
     for statement in module.statements:
         owner = statement.node if isinstance(statement.node, ast.ClassDef) else None
-        methods = [each for each in owner.body if isinstance(each, ast.FunctionDef)] if owner else []
+        methods = (
+            [each for each in owner.body if isinstance(each, ast.FunctionDef)] if owner else []
+        )
         for function in _ops_in(statement.node):
-            method = next((each for each in methods if any(node is function for node in ast.walk(each))), None)
+            method = next(
+                (each for each in methods if any(node is function for node in ast.walk(each))), None
+            )
             found.append(OpCall(function.attr, function, method, owner))
     return found
 
@@ -43,7 +47,9 @@ def with_functions(text: str) -> str:
     """
     module = Module("onboard.model", text)
     calls = op_calls(module)
-    imports = "".join(f"from {_module_of(name)} import {name}\n" for name in sorted({call.name for call in calls}))
+    imports = "".join(
+        f"from {_module_of(name)} import {name}\n" for name in sorted({call.name for call in calls})
+    )
     edits: list[Edit] = [(*module.span(call.function), call.name) for call in calls]
     edits += [(*module.line_span(each), imports) for each in _registering_imports(module)]
     return edited(text, edits)
@@ -64,7 +70,8 @@ def _module_of(op: str) -> str:
     source = op_sources().get(op)
     if source is None or not source.ships:
         raise OnboardError(
-            f"the model calls {op}, an op of an extension", hint="Only ops that come with onboard go along"
+            f"the model calls {op}, an op of an extension",
+            hint="Only ops that come with onboard go along",
         )
     return source.module
 

@@ -1,4 +1,6 @@
-"""What the exports have in common: the package's files, its project file and what its README tells."""
+"""What the exports have in common: the package's files, its project file and what its README
+tells.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,15 @@ def bundled(model_text: str) -> Bundle:
     return bundle
 
 
-def project(subject: Subject, kind: str, name: str, files: Mapping[str, str], **values: Any) -> dict[str, str]:
-    """Return all files of an export by path: `files` of the package, and those around it from the kind's templates."""
-    packages = foreign_packages({path: text for path, text in files.items() if path.endswith(".py")})
+def project(
+    subject: Subject, kind: str, name: str, files: Mapping[str, str], **values: Any
+) -> dict[str, str]:
+    """Return all files of an export by path: `files` of the package, and those around it from the
+    kind's templates.
+    """
+    packages = foreign_packages(
+        {path: text for path, text in files.items() if path.endswith(".py")}
+    )
     values |= {"package": name, "subject": subject, "provenance": subject.provenance()}
     values["dependencies"] = sorted(packages - sys.stdlib_module_names - _NOT_DEPENDENCIES)
     weights = json.dumps(subject.renamed_weights(), indent=1) + "\n"
@@ -49,11 +57,16 @@ def project(subject: Subject, kind: str, name: str, files: Mapping[str, str], **
 
 
 def write(files: Mapping[str, str], folder: Path, *, force: bool) -> None:
-    """Write an export; a folder that holds something is left alone unless `force`, which replaces equal names."""
+    """Write an export; a folder that holds something is left alone unless `force`, which replaces
+    equal names.
+    """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", hint="Choose another --out")
     if not force and folder.is_dir() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is there already", hint="Choose another --out, or replace its files with --force")
+        raise UsageError(
+            f"{folder} is there already",
+            hint="Choose another --out, or replace its files with --force",
+        )
     for path, text in files.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)

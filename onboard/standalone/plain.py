@@ -1,4 +1,6 @@
-"""`onboard export --to plain`: the model file as it is, with the ops that it calls as functions of PyTorch."""
+"""`onboard export --to plain`: the model file as it is, with the ops that it calls as functions of
+PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from onboard.standalone.subject import Subject
 
 
 def plain_export(subject: Subject) -> dict[str, str]:
-    """Return the files of a package that needs PyTorch, safetensors and what the model file itself imports."""
+    """Return the files of a package that needs PyTorch, safetensors and what the model file itself
+    imports.
+    """
     name = package_name(subject)
     files = bundled(with_functions(subject.text)).files()
     exported = project(subject, "plain", name, files)

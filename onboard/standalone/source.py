@@ -1,4 +1,6 @@
-"""A module's source, cut into the statements of its top level, each with the names that it binds and reads."""
+"""A module's source, cut into the statements of its top level, each with the names that it binds
+and reads.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +32,37 @@ class Statement:
 
     @cached_property
     def reads(self) -> frozenset[str]:
-        """The names that stand in it, those of functions' own variables among them, but no parameters."""
-        found = {node.id for part in self._parts() for node in ast.walk(part) if isinstance(node, ast.Name)}
+        """The names that stand in it, those of functions' own variables among them, but no
+        parameters.
+        """
+        found = {
+            node.id
+            for part in self._parts()
+            for node in ast.walk(part)
+            if isinstance(node, ast.Name)
+        }
         if isinstance(self.node, ast.FunctionDef):
-            inside = {node.id for part in self.node.body for node in ast.walk(part) if isinstance(node, ast.Name)}
+            inside = {
+                node.id
+                for part in self.node.body
+                for node in ast.walk(part)
+                if isinstance(node, ast.Name)
+            }
             outside = {node.id for node in ast.walk(self.node.args) if isinstance(node, ast.Name)}
-            parameters = {node.arg for node in ast.walk(self.node.args) if isinstance(node, ast.arg)}
+            parameters = {
+                node.arg for node in ast.walk(self.node.args) if isinstance(node, ast.arg)
+            }
             found -= (inside & parameters) - outside
         return frozenset(found)
 
     @cached_property
     def own_imports(self) -> list[ast.ImportFrom]:
         """The imports of this package's modules, those inside functions too."""
-        return [node for node in ast.walk(self.node) if isinstance(node, ast.ImportFrom) and is_own(node.module)]
+        return [
+            node
+            for node in ast.walk(self.node)
+            if isinstance(node, ast.ImportFrom) and is_own(node.module)
+        ]
 
     @property
     def is_import(self) -> bool:
@@ -57,7 +77,11 @@ class Statement:
     @cached_property
     def registrations(self) -> list[ast.expr]:
         """Its decorators that an exported function does without."""
-        return [each for each in getattr(self.node, "decorator_list", ()) if _name(each) == _REGISTRATION]
+        return [
+            each
+            for each in getattr(self.node, "decorator_list", ())
+            if _name(each) == _REGISTRATION
+        ]
 
     def _parts(self) -> Iterator[ast.AST]:
         for part in ast.iter_child_nodes(self.node):
@@ -93,7 +117,9 @@ class Module:
         """Return where a node's text begins and ends, in characters."""
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
-        return self._at(node.lineno, node.col_offset), self._at(node.end_lineno, node.end_col_offset)
+        return self._at(node.lineno, node.col_offset), self._at(
+            node.end_lineno, node.end_col_offset
+        )
 
     def cut(self, statement: Statement, edits: list[Edit]) -> str:
         """Return a statement's text with the comment above it, edited, without registrations."""
@@ -144,7 +170,11 @@ def _statements(tree: ast.Module) -> Iterator[Statement]:
 
 
 def _is_string(node: ast.stmt | None) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def _bound(node: ast.stmt) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""What is exported: a model whose file passed its tests, where its weights are, and what was proven of it."""
+"""What is exported: a model whose file passed its tests, where its weights are, and what was proven
+of it.
+"""
 
 from __future__ import annotations
 
@@ -50,19 +52,31 @@ class Subject:
 
     @property
     def counterpart(self) -> str | None:
-        """The class of transformers that the model file was proven equal to; None for one of the model's repository."""
+        """The class of transformers that the model file was proven equal to; None for one of the
+        model's repository.
+        """
         config = self.factory.config
-        found = find_language_model(config) if registered_config(config.model_type) is None else None
+        found = (
+            find_language_model(config) if registered_config(config.model_type) is None else None
+        )
         return None if found is None else str(found.__name__)
 
     def renamed_weights(self) -> dict[str, Any]:
-        """Return, of the parameters and saved buffers that are no tensor of their own name, what makes them."""
+        """Return, of the parameters and saved buffers that are no tensor of their own name, what
+        makes them.
+        """
         model = self.factory.build_model()
         wanted = {names[0]: names for names in tied_names(model)}
         saved = model.state_dict().keys()
         buffers = [name for name, _ in model.named_buffers() if name in saved]
-        found, _ = find_sources(wanted, buffers, (), Checkpoint(self.factory.checkpoint), self.factory)
-        return {name: asdict(source) for name, source in sorted(found.items()) if source != Source((name,))}
+        found, _ = find_sources(
+            wanted, buffers, (), Checkpoint(self.factory.checkpoint), self.factory
+        )
+        return {
+            name: asdict(source)
+            for name, source in sorted(found.items())
+            if source != Source((name,))
+        }
 
     def provenance(self) -> dict[str, str]:
         """Return what the model is, and what was proven of it when, in the words of a table."""
@@ -74,7 +88,9 @@ class Subject:
             "tests against transformers": _proof(passed_rows(file, self.root)),
             "whole run beside transformers": _verdict(self.entry),
             "exported": f"{datetime.now(UTC).date().isoformat()} by onboard {__version__}",
-            "versions": ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "safetensors")),
+            "versions": ", ".join(
+                f"{name} {version(name)}" for name in ("torch", "transformers", "safetensors")
+            ),
         }
 
 
@@ -82,13 +98,19 @@ def open_subject(model: str, root: Path, revision: str | None = None) -> Subject
     """Return a registered model's, an id's or a folder's export subject.
 
     Raises:
-        OnboardError: the model was not onboarded, its file is not one whose tests passed, or it cannot stand alone.
+        OnboardError: the model was not onboarded, its file is not one whose tests passed, or it
+            cannot stand alone.
     """
     runtime = resolve_config(model, root, None, {"revision": revision})
     if runtime.mode != "graph":
-        raise UsageError(f"{model} runs in mode {runtime.mode}, which has no model file", hint="Onboard it for graph")
+        raise UsageError(
+            f"{model} runs in mode {runtime.mode}, which has no model file",
+            hint="Onboard it for graph",
+        )
     source = open_source(runtime.model, revision=runtime.revision)
-    factory = ModelFactory(find_checkpoint(runtime), root=root, dtype=torch.float32, model_kwargs={})
+    factory = ModelFactory(
+        find_checkpoint(runtime), root=root, dtype=torch.float32, model_kwargs={}
+    )
     entry = find_entry(model, root)
     _refuse_unproven(factory, entry, root, model)
     if factory.codebooks.count > 1:
@@ -102,12 +124,16 @@ def open_subject(model: str, root: Path, revision: str | None = None) -> Subject
     return Subject(name, source.revision, is_on_hub, factory, root, entry)
 
 
-def _refuse_unproven(factory: ModelFactory, entry: RegistryEntry | None, root: Path, model: str) -> None:
+def _refuse_unproven(
+    factory: ModelFactory, entry: RegistryEntry | None, root: Path, model: str
+) -> None:
     reason = why_untested(factory.model_file(), root)
     if reason is None and entry is not None and entry.status == "failed":
         reason = why_not_run(entry, factory.model_file())
     if reason is not None:
-        raise OnboardError(f"{reason}: only a proven file is exported", hint=f"Run: onboard {model} --root {root}")
+        raise OnboardError(
+            f"{reason}: only a proven file is exported", hint=f"Run: onboard {model} --root {root}"
+        )
 
 
 def _proof(rows: list[dict[str, Any]]) -> str:

@@ -1,7 +1,9 @@
-"""`onboard export --to vllm-plugin`: a package that gives vLLM the model, through its registry for models from outside.
+"""`onboard export --to vllm-plugin`: a package that gives vLLM the model, through its registry for
+models from outside.
 
-Each call of the op `torch_attention` becomes a call of vLLM's attention layer; all else is the model file as it is,
-over rows of one text: vLLM hands on the tokens of all requests one after the other, and nothing else mixes tokens.
+Each call of the op `torch_attention` becomes a call of vLLM's attention layer; all else is the
+model file as it is, over rows of one text: vLLM hands on the tokens of all requests one after the
+other, and nothing else mixes tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def vllm_export(subject: Subject) -> dict[str, str]:
     architectures = read_config(subject.factory.checkpoint).get("architectures") or []
     if not architectures:
         raise OnboardError(
-            "config.json names no architectures, by which vLLM finds models", hint="Name its class there"
+            "config.json names no architectures, by which vLLM finds models",
+            hint="Name its class there",
         )
     files = bundled(with_functions(with_paged_attention(subject.text))).files()
     for path in ("paged_attention.py", "causal_lm.py"):
@@ -45,7 +48,9 @@ def vllm_export(subject: Subject) -> dict[str, str]:
 
 
 def with_paged_attention(text: str) -> str:
-    """Return a model file that attends through layers with pages, and whose head is a method of its own."""
+    """Return a model file that attends through layers with pages, and whose head is a method of its
+    own.
+    """
     module = Module("onboard.model", text)
     calls = [call for call in op_calls(module) if call.name == ATTENTION]
     edits: list[Edit] = [(*module.span(call.function), f"self.{_LAYER}") for call in calls]
@@ -57,13 +62,27 @@ def with_paged_attention(text: str) -> str:
 def _made_in_init(module: Module, call: OpCall) -> Edit:
     """Return the edit that makes the layer where the module is made."""
     if call.owner is None or call.method is None or not _has_self(call.method):
-        raise OnboardError(f"{ATTENTION} is called outside of a module", hint="Export it --to plain")
+        raise OnboardError(
+            f"{ATTENTION} is called outside of a module", hint="Export it --to plain"
+        )
     made = next(
-        (each for each in call.owner.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None
+        (
+            each
+            for each in call.owner.body
+            if isinstance(each, ast.FunctionDef) and each.name == "__init__"
+        ),
+        None,
     )
-    first = next((each for each in made.body if ast.unparse(each) == "super().__init__()"), None) if made else None
+    first = (
+        next((each for each in made.body if ast.unparse(each) == "super().__init__()"), None)
+        if made
+        else None
+    )
     if first is None:
-        raise OnboardError(f"{call.owner.name} has no __init__ to make its attention in", hint="Export it --to plain")
+        raise OnboardError(
+            f"{call.owner.name} has no __init__ to make its attention in",
+            hint="Export it --to plain",
+        )
     return insert_after(module, first, f"self.{_LAYER} = PagedAttention()")
 
 

@@ -1,4 +1,6 @@
-"""What generated equivalence tests import: the reference and the generated model, their inputs, and the comparison."""
+"""What generated equivalence tests import: the reference and the generated model, their inputs, and
+the comparison.
+"""
 
 from onboard.testing.calls import Call, record_calls
 from onboard.testing.compare import assert_rmse_close

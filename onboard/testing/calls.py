@@ -22,7 +22,9 @@ _HALF = (torch.bfloat16, torch.float16)
 
 @dataclass
 class Call:
-    """One call of a Hugging Face block: its arguments by name, in the order of its signature, and what it returned."""
+    """One call of a Hugging Face block: its arguments by name, in the order of its signature, and
+    what it returned.
+    """
 
     arguments: dict[str, Any]
     outputs: list[torch.Tensor] = field(default_factory=list)
@@ -31,19 +33,23 @@ class Call:
     """The same call once more, on hidden states that differ a little."""
 
     def note_positions(self, position_ids: torch.Tensor) -> None:
-        """Keep the prompt's positions where Hugging Face gave the block none: it counted them itself."""
+        """Keep the prompt's positions where Hugging Face gave the block none: it counted them
+        itself.
+        """
         if self.arguments.get("position_ids") is None:
             self.arguments["position_ids"] = position_ids
 
     def replay(self, block: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Call the generated `block` with these arguments, by name; return pairs of its tensors and Hugging Face's.
+        """Call the generated `block` with these arguments, by name; return pairs of its tensors and
+        Hugging Face's.
 
-        A generated block takes fewer arguments than its original (no masks, no caches), never others; only its first
-        one may have another name. It may also return less: attention gives no weights. And where cos and sin are one
-        complex number in the generated model, they are made one here.
+        A generated block takes fewer arguments than its original (no masks, no caches), never
+        others; only its first one may have another name. It may also return less: attention gives
+        no weights. And where cos and sin are one complex number in the generated model, they are
+        made one here.
 
-        In half precision pairs lack the tokens that transformers' own block moves far when its input is rounded
-        otherwise; how many is printed.
+        In half precision pairs lack the tokens that transformers' own block moves far when its
+        input is rounded otherwise; how many is printed.
         """
         with torch.no_grad():
             actual = tensors(block(**self._arguments_for(block)))
@@ -54,18 +60,29 @@ class Call:
             f"{type(block).__name__} returns {len(actual)} tensors, Hugging Face {len(expected)}"
         )
         pairs = zip(actual, counterparts(actual, expected), strict=True)
-        return self._steady([_comparable(ours, _for_each_row(theirs, ours)) for ours, theirs in pairs])
+        return self._steady(
+            [_comparable(ours, _for_each_row(theirs, ours)) for ours, theirs in pairs]
+        )
 
-    def _steady(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return pairs of tensors by token [batch, sequence, ...] without the tokens that no rounding can tell of."""
+    def _steady(
+        self, pairs: list[tuple[torch.Tensor, torch.Tensor]]
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return pairs of tensors by token [batch, sequence, ...] without the tokens that no
+        rounding can tell of.
+        """
         first = self.outputs[0]
         if self.again is None or first.dtype not in _HALF or first.dim() != 3:
             return pairs
         steady = steady_tokens(self.again, first)
         if (left_out := int((~steady).sum())) == 0:
             return pairs
-        print(f"{left_out} of {steady.numel()} tokens are left out: transformers itself moves them far by rounding")
-        by_token = [ours.shape[:2] == steady.shape and theirs.shape[:2] == steady.shape for ours, theirs in pairs]
+        print(
+            f"{left_out} of {steady.numel()} tokens are left out: transformers itself moves them far by rounding"
+        )
+        by_token = [
+            ours.shape[:2] == steady.shape and theirs.shape[:2] == steady.shape
+            for ours, theirs in pairs
+        ]
         return [
             (ours[steady.to(ours.device)], theirs[steady]) if fits else (ours, theirs)
             for fits, (ours, theirs) in zip(by_token, pairs, strict=True)
@@ -73,7 +90,9 @@ class Call:
 
     def _arguments_for(self, block: nn.Module) -> dict[str, Any]:
         arguments = {}
-        for position, (name, parameter) in enumerate(inspect.signature(block.forward).parameters.items()):
+        for position, (name, parameter) in enumerate(
+            inspect.signature(block.forward).parameters.items()
+        ):
             if name in self.arguments and parameter.annotation == "AlibiSlopes":
                 arguments[name] = alibi_slopes(self.arguments[name])
             elif name in self.arguments:
@@ -88,7 +107,9 @@ class Call:
 
 
 def alibi_slopes(bias: torch.Tensor) -> torch.Tensor:
-    """Return the slopes [heads] of a bias [(batch *) heads, ..., keys] that is linear in the key's position."""
+    """Return the slopes [heads] of a bias [(batch *) heads, ..., keys] that is linear in the key's
+    position.
+    """
     steps = ((bias[..., -1] - bias[..., 0]) / (bias.shape[-1] - 1)).flatten()
     lengths = (n for n in range(1, len(steps) + 1) if len(steps) % n == 0)
     heads = next(n for n in lengths if (steps.view(-1, n) == steps[:n]).all())
@@ -96,16 +117,20 @@ def alibi_slopes(bias: torch.Tensor) -> torch.Tensor:
 
 
 def _comparable(actual: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both as they are, but of chosen keys those that count; both as masks where one of them is a mask."""
+    """Return both as they are, but of chosen keys those that count; both as masks where one of them
+    is a mask.
+    """
     if not is_choice(actual, expected):
         return without_later(actual), without_later(expected)
     return chosen_keys(actual, expected.shape[-1]).float(), expected.float()
 
 
 def _for_each_row(expected: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
-    """Repeat what Hugging Face made for the whole batch at once: positions [sequence, hidden] that it counts itself.
+    """Repeat what Hugging Face made for the whole batch at once: positions [sequence, hidden] that
+    it counts itself.
 
-    Given one row of positions without a batch, [sequence], its block may add a batch of one, which ours does not.
+    Given one row of positions without a batch, [sequence], its block may add a batch of one, which
+    ours does not.
     """
     if expected.dim() == 3 and expected.shape == (1, *actual.shape):
         return expected[0]
@@ -116,13 +141,21 @@ def _for_each_row(expected: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
 def _in_form_of(parameter: inspect.Parameter, value: Any) -> Any:
     """Return an argument as the generated block's parameter is declared.
 
-    That may be one complex tensor for cos and sin, or one number for a vector that has it for each text.
+    That may be one complex tensor for cos and sin, or one number for a vector that has it for each
+    text.
     """
     if parameter.annotation in (int, "int") and isinstance(value, torch.Tensor):
         (number,) = set(value.flatten().tolist())
         return int(number)
-    pair = isinstance(value, tuple) and [type(item) for item in value] == [torch.Tensor, torch.Tensor]
-    return complex_freqs(*value) if pair and parameter.annotation in (torch.Tensor, "torch.Tensor") else value
+    pair = isinstance(value, tuple) and [type(item) for item in value] == [
+        torch.Tensor,
+        torch.Tensor,
+    ]
+    return (
+        complex_freqs(*value)
+        if pair and parameter.annotation in (torch.Tensor, "torch.Tensor")
+        else value
+    )
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
@@ -133,10 +166,11 @@ def tensors(value: Any) -> list[torch.Tensor]:
 def record_calls(
     model: nn.Module, paths: Iterable[str], prompts: Iterable[dict[str, torch.Tensor]]
 ) -> dict[str, list[Call]]:
-    """Run `model` on each of `prompts`; return the calls of the submodule at each path, in the order they came in.
+    """Run `model` on each of `prompts`; return the calls of the submodule at each path, in the
+    order they came in.
 
-    The path "" is the whole model. It also gets a mask of ones, because without one Hugging Face takes a gap in the
-    positions for the start of another packed sequence.
+    The path "" is the whole model. It also gets a mask of ones, because without one Hugging Face
+    takes a gap in the positions for the start of another packed sequence.
     """
     calls: dict[str, list[Call]] = {path: [] for path in paths}
     handles = []
@@ -144,7 +178,9 @@ def record_calls(
         block = model.get_submodule(path)
         before, after = _hooks(block, found)
         handles += [
-            block.register_forward_pre_hook(before, with_kwargs=True, prepend=True),  # what it was called with
+            block.register_forward_pre_hook(
+                before, with_kwargs=True, prepend=True
+            ),  # what it was called with
             block.register_forward_hook(after),
         ]
     with torch.no_grad():
@@ -160,7 +196,9 @@ def record_calls(
 
 
 def _hooks(block: nn.Module, found: list[Call]) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Return hooks that add the block's calls to `found`; copies, since a model may work in place."""
+    """Return hooks that add the block's calls to `found`; copies, since a model may work in
+    place.
+    """
     signature = inspect.signature(block.forward)
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -174,19 +212,25 @@ def _hooks(block: nn.Module, found: list[Call]) -> tuple[Callable[..., None], Ca
 
 
 def _again(block: nn.Module, bound: inspect.BoundArguments) -> Again | None:
-    """Return a call that can be made again in half precision: of hidden states, or of a whole model."""
+    """Return a call that can be made again in half precision: of hidden states, or of a whole
+    model.
+    """
     first = next(iter(bound.arguments.values()), None)
     weights = next((weight.dtype for weight in block.parameters()), None)
     if not isinstance(first, torch.Tensor) or weights not in _HALF:
         return None
-    if not (first.dtype in _HALF and first.dim() == 3) and not hasattr(block, "get_input_embeddings"):
+    if not (first.dtype in _HALF and first.dim() == 3) and not hasattr(
+        block, "get_input_embeddings"
+    ):
         return None
     arguments = pytree.tree_map(copied, dict(bound.arguments))
     return Again(block, inspect.BoundArguments(bound.signature, arguments))
 
 
 def _flatten(bound: inspect.BoundArguments, copy: Callable[[Any], Any]) -> dict[str, Any]:
-    """Name the arguments: `**kwargs` by their own names; cos and sin of `position_embeddings` also singly."""
+    """Name the arguments: `**kwargs` by their own names; cos and sin of `position_embeddings` also
+    singly.
+    """
     named: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         keyword = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD

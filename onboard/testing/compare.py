@@ -22,8 +22,12 @@ MEASUREMENTS: list[Measurement] = []
 """Comparisons since the plugin (`onboard.testing.plugin`) last looked, in order."""
 
 
-def assert_rmse_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float, label: str) -> None:
-    """Fail unless both have one shape and their `rmse_ratio` is at most `tolerance`; a NaN never passes."""
+def assert_rmse_close(
+    actual: torch.Tensor, expected: torch.Tensor, tolerance: float, label: str
+) -> None:
+    """Fail unless both have one shape and their `rmse_ratio` is at most `tolerance`; a NaN never
+    passes.
+    """
     assert actual.shape == expected.shape, (
         f"{label}: the shape is {list(actual.shape)}, expected {list(expected.shape)}"
     )
@@ -40,4 +44,6 @@ def _worst(actual: torch.Tensor, expected: torch.Tensor) -> str:
     actual, expected = wide(actual).cpu(), wide(expected).cpu()
     flat = int((actual - expected).abs().nan_to_num(nan=float("inf")).argmax())
     index = [int(i) for i in torch.unravel_index(torch.tensor(flat), expected.shape)]
-    return f"at {index} it gives {actual.flatten()[flat]:.8g}, expected {expected.flatten()[flat]:.8g}"
+    return (
+        f"at {index} it gives {actual.flatten()[flat]:.8g}, expected {expected.flatten()[flat]:.8g}"
+    )

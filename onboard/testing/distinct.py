@@ -1,4 +1,6 @@
-"""Texts in which no token comes twice, for models that treat two of the same in an arbitrary order."""
+"""Texts in which no token comes twice, for models that treat two of the same in an arbitrary
+order.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,12 @@ def distinct_prompts(vocab_size: int, lengths: Sequence[int], seed: int) -> list
 def continue_distinct(
     llm: LLM, prompts: Sequence[Sequence[int]], steps: int, vocab_size: int
 ) -> list[tuple[list[int], list[dict[int, float]]]]:
-    """Return the tokens that each prompt goes on with, and the log-probabilities of every token at each step.
+    """Return the tokens that each prompt goes on with, and the log-probabilities of every token at
+    each step.
 
-    The next token is the most likely one that the text lacks. Each step is a request of its own, which with pages of
-    one token, and room for all, computes its last token alone: the others are in the cache.
+    The next token is the most likely one that the text lacks. Each step is a request of its own,
+    which with pages of one token, and room for all, computes its last token alone: the others are
+    in the cache.
     """
     from onboard.runtime.sampling import SamplingParams
 
@@ -36,4 +40,7 @@ def continue_distinct(
             (found,) = output.logprobs
             said.append(found)
             text.append(max(found.keys() - set(text), key=found.__getitem__))
-    return [(text[len(prompt) :], said) for text, prompt, said in zip(texts, prompts, logprobs, strict=True)]
+    return [
+        (text[len(prompt) :], said)
+        for text, prompt, said in zip(texts, prompts, logprobs, strict=True)
+    ]

@@ -1,4 +1,6 @@
-"""The two models of an equivalence test: Hugging Face's and the generated one, with the same random weights."""
+"""The two models of an equivalence test: Hugging Face's and the generated one, with the same random
+weights.
+"""
 
 from __future__ import annotations
 
@@ -25,36 +27,53 @@ _MADE_FROM = re.compile(r"from transformers (\S+),$", re.MULTILINE)
 """Where a generated file says which version it comes from."""
 
 
-def hf_causal_lm(model_class: Any, config: Any, seed: int, device: str = "cpu", dtype: str = "float32") -> nn.Module:
+def hf_causal_lm(
+    model_class: Any, config: Any, seed: int, device: str = "cpu", dtype: str = "float32"
+) -> nn.Module:
     """Return Hugging Face's model with eager attention and random weights everywhere."""
     with without_missing_towers():
-        model: nn.Module = model_class._from_config(config, attn_implementation="eager", dtype=getattr(torch, dtype))
+        model: nn.Module = model_class._from_config(
+            config, attn_implementation="eager", dtype=getattr(torch, dtype)
+        )
     randomize_(model, seed)
     return with_tokens(model).to(device).eval()  # type: ignore[no-any-return]
 
 
-def generated_causal_lm(model_file: Path, config: Any, device: str = "cpu", dtype: str = "float32") -> nn.Module:
+def generated_causal_lm(
+    model_file: Path, config: Any, device: str = "cpu", dtype: str = "float32"
+) -> nn.Module:
     """Return the model of a generated model file for `config`; its parameters have `dtype`.
 
     Raises:
-        OnboardError: the file reads a field that this version of transformers does not know, so does not heed.
+        OnboardError: the file reads a field that this version of transformers does not know, so
+            does not heed.
     """
     _check_fields(model_file, config)
     load_model_file(model_file)
-    with default_dtype(getattr(torch, dtype)):  # not .to(dtype): that would round the float32 tables of RoPE too
+    with default_dtype(
+        getattr(torch, dtype)
+    ):  # not .to(dtype): that would round the float32 tables of RoPE too
         model = registered_model(type(config).__name__)(config)
     return model.to(device).eval()
 
 
 def _check_fields(model_file: Path, config: Any) -> None:
-    """Refuse a config with fields that the file reads and that this transformers, another than the file's, ignores."""
+    """Refuse a config with fields that the file reads and that this transformers, another than the
+    file's, ignores.
+    """
     text, cls = model_file.read_text(encoding="utf-8"), type(config)
     made_from = _MADE_FROM.search(text)
-    if made_from is None or made_from[1] == transformers.__version__ or not dataclasses.is_dataclass(cls):
+    if (
+        made_from is None
+        or made_from[1] == transformers.__version__
+        or not dataclasses.is_dataclass(cls)
+    ):
         return
     nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)]
     read = {node.attr for node in nodes if ast.unparse(node.value) in ("config", "self.config")}
-    if unknown := sorted(field for field in read & vars(config).keys() if not hasattr(cls(), field)):
+    if unknown := sorted(
+        field for field in read & vars(config).keys() if not hasattr(cls(), field)
+    ):
         raise OnboardError(
             f"{model_file.name} reads {cls.__name__}.{', '.join(unknown)}, of which transformers"
             f" {transformers.__version__} knows nothing",
@@ -64,12 +83,13 @@ def _check_fields(model_file: Path, config: Any) -> None:
 
 @torch.no_grad()
 def randomize_(module: nn.Module, seed: int) -> None:
-    """Fill every parameter and persistent buffer of `module` with random values that keep activations near one.
+    """Fill every parameter and persistent buffer of `module` with random values that keep
+    activations near one.
 
-    Matrices are normal with variance 2 / (rows + columns) (Glorot and Bengio 2010). Vectors (norm weights, biases,
-    sinks) scatter around the value that they were initialised to, because ones and zeros hide mistakes. Tables that
-    the model works out for itself stay: with other numbers, which do not go together, it would be another model. Other
-    tables of integers get zeros and ones.
+    Matrices are normal with variance 2 / (rows + columns) (Glorot and Bengio 2010). Vectors (norm
+    weights, biases, sinks) scatter around the value that they were initialised to, because ones and
+    zeros hide mistakes. Tables that the model works out for itself stay: with other numbers, which
+    do not go together, it would be another model. Other tables of integers get zeros and ones.
     """
     generator = torch.Generator().manual_seed(seed)
     for tensor in _distinct_tensors(module):
@@ -90,14 +110,17 @@ def _distinct_tensors(module: nn.Module) -> list[torch.Tensor]:
 
 
 def copy_weights(source: nn.Module, target: nn.Module, eager: Sequence[str] = ()) -> None:
-    """Load the weights of transformers' `source` into `target`, experts one by one where checkpoints have them so.
+    """Load the weights of transformers' `source` into `target`, experts one by one where
+    checkpoints have them so.
 
-    A name or shape that only one of them has is an error, unless it lies in one of the modules `eager` of `source`,
-    which the generated model leaves out.
+    A name or shape that only one of them has is an error, unless it lies in one of the modules
+    `eager` of `source`, which the generated model leaves out.
     """
     prefixes = tuple(f"{path}." for path in eager)
     expected, found = separate_experts(source), target.state_dict()
-    expected = {name: tensor for name, tensor in expected.items() if not f"{name}.".startswith(prefixes)}
+    expected = {
+        name: tensor for name, tensor in expected.items() if not f"{name}.".startswith(prefixes)
+    }
     assert expected.keys() == found.keys(), (
         f"parameter names differ: missing {sorted(expected.keys() - found.keys())},"
         f" unexpected {sorted(found.keys() - expected.keys())}"

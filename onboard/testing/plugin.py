@@ -1,6 +1,7 @@
 """Pytest plugin (`-p onboard.testing.plugin`): writes the results of equivalence tests as JSON.
 
-`--onboard-results FILE` gets a list of {name, level, block, device, status, error, tolerance, seconds, message}.
+`--onboard-results FILE` gets a list of {name, level, block, device, status, error, tolerance,
+seconds, message}.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _MESSAGE_LINES = 6  # PyTorch's errors go on with the frames of its C++ code
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare where the results go."""
-    parser.addoption("--onboard-results", type=Path, default=None, help="write the results as JSON to this file")
+    parser.addoption(
+        "--onboard-results", type=Path, default=None, help="write the results as JSON to this file"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -80,11 +83,18 @@ def _message(report: pytest.TestReport) -> str:
 
 
 def _worst_measurement() -> dict[str, Any]:
-    """The comparison that came nearest to its limit, or went furthest past it, since the last call."""
+    """The comparison that came nearest to its limit, or went furthest past it, since the last
+    call.
+    """
     measured = list(MEASUREMENTS)
     MEASUREMENTS.clear()
     if not measured:
         return {}
     # A NaN compares with nothing, so it is put on top by hand; JSON has no NaN.
-    worst = max(measured, key=lambda m: m.error / m.tolerance if math.isfinite(m.error) else math.inf)
-    return {"error": worst.error if math.isfinite(worst.error) else None, "tolerance": worst.tolerance}
+    worst = max(
+        measured, key=lambda m: m.error / m.tolerance if math.isfinite(m.error) else math.inf
+    )
+    return {
+        "error": worst.error if math.isfinite(worst.error) else None,
+        "tolerance": worst.tolerance,
+    }

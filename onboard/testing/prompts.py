@@ -10,7 +10,9 @@ import torch
 
 
 def fresh_seed() -> int:
-    """Return the seed in the environment variable ONBOARD_SEED, a random one without it; print which it is."""
+    """Return the seed in the environment variable ONBOARD_SEED, a random one without it; print
+    which it is.
+    """
     seed = int(os.environ.get("ONBOARD_SEED") or secrets.randbelow(2**31))
     print(f"ONBOARD_SEED={seed}")
     return seed
@@ -28,9 +30,10 @@ def random_prompt(
 ) -> dict[str, torch.Tensor]:
     """Return random `input_ids` and `position_ids`, both [batch, length] int64.
 
-    Each row's positions begin at a random place in `start` + 1 to `start` + 8 and go up by one or two: a model that
-    counts by itself, or only looks at the first position, is found out. The largest is below `start` + 8 + 2 `length`.
-    With `counted` they are 0, 1, 2 and so on, as a Hugging Face model that takes no positions counts them.
+    Each row's positions begin at a random place in `start` + 1 to `start` + 8 and go up by one or
+    two: a model that counts by itself, or only looks at the first position, is found out. The
+    largest is below `start` + 8 + 2 `length`. With `counted` they are 0, 1, 2 and so on, as a
+    Hugging Face model that takes no positions counts them.
     """
     generator = torch.Generator().manual_seed(seed)
     if counted:
@@ -47,9 +50,13 @@ def random_prompt(
 def ragged_prompts(vocab_size: int, lengths: Sequence[int], seed: int) -> list[list[int]]:
     """Return one random prompt of each length, as token ids."""
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(vocab_size, (length,), generator=generator).tolist() for length in lengths]
+    return [
+        torch.randint(vocab_size, (length,), generator=generator).tolist() for length in lengths
+    ]
 
 
 def all_logprobs(steps: list[dict[int, float]]) -> torch.Tensor:
-    """Return the log-probabilities of every token at each step, [steps, vocabulary] float32, from a mapping a step."""
+    """Return the log-probabilities of every token at each step, [steps, vocabulary] float32, from a
+    mapping a step.
+    """
     return torch.tensor([[step[token] for token in range(len(step))] for step in steps])

@@ -18,8 +18,13 @@ def repository_code(folder: Path) -> None:
         OnboardError: there is no copy.
     """
     if os.environ.get(CONSENT) != "1":
-        raise ConsentRequiredError(f"these tests run the code in {folder}", hint=f"Read it, then set {CONSENT}=1")
+        raise ConsentRequiredError(
+            f"these tests run the code in {folder}", hint=f"Read it, then set {CONSENT}=1"
+        )
     if not (folder / "config.json").is_file():
         way = "onboard MODEL --trust-remote-code --until test"
-        raise OnboardError(f"the code that the model brings is not in {folder}", hint=f"This copies it there: {way}")
+        raise OnboardError(
+            f"the code that the model brings is not in {folder}",
+            hint=f"This copies it there: {way}",
+        )
     install(folder, read_config(folder))

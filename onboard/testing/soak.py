@@ -1,7 +1,8 @@
 """A soak of the engine: very many random requests, none of which may notice the others.
 
-Requests arrive, are cancelled, stop, share beginnings and lose their pages to each other at random; every answer has to
-be the one that the same request gets alone, and no page and no slot may be lost. Draws come from a seed.
+Requests arrive, are cancelled, stop, share beginnings and lose their pages to each other at random;
+every answer has to be the one that the same request gets alone, and no page and no slot may be
+lost. Draws come from a seed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class SoakReport:
 def in_double(engine: Engine) -> Engine:
     """Turn a model on the CPU and its caches to float64; return the engine.
 
-    Matrix products round differently in batches of different sizes. In float64 that is too little to change a token.
+    Matrix products round differently in batches of different sizes. In float64 that is too little
+    to change a token.
     """
     engine.gm.double()
     cache = engine.cache
@@ -49,9 +51,19 @@ def in_double(engine: Engine) -> Engine:
 
 
 class Soak:
-    """Random requests to `engine`, whose answers `alone` (an engine with room for one request at a time) knows."""
+    """Random requests to `engine`, whose answers `alone` (an engine with room for one request at a
+    time) knows.
+    """
 
-    def __init__(self, engine: Engine, alone: Engine, *, questions: int, seed: int, cancel_share: float = 0.05) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        alone: Engine,
+        *,
+        questions: int,
+        seed: int,
+        cancel_share: float = 0.05,
+    ) -> None:
         self.engine = engine
         self.report = SoakReport()
         self._alone = alone
@@ -70,7 +82,8 @@ class Soak:
         on_step: Callable[[SoakReport], None] | None = None,
         go_on: Callable[[], bool] = lambda: True,
     ) -> SoakReport:
-        """Send `requests` requests and wait for all answers; assert the invariants on the way and at the end.
+        """Send `requests` requests and wait for all answers; assert the invariants on the way and
+        at the end.
 
         No more are sent once `go_on` says False.
         """
@@ -143,13 +156,19 @@ class Soak:
             report.tokens += len(found)
             if found != (expected if whole else expected[: len(found)]):
                 report.wrong.append(f"request {index}: {found}, alone: {expected}")
-        self._open = [(index, output) for index, output in self._open if output.finish_reason is None]
+        self._open = [
+            (index, output) for index, output in self._open if output.finish_reason is None
+        ]
 
     def _question(self, vocab: int, stems: list[tuple[int, ...]]) -> Question:
         draw = self._random
         stem = draw.choice(stems)[: draw.choice((0, 0, 5, 16, 23, 40))]
         prompt = stem + self._tokens(vocab, draw.choice((1, 2, 5, 9, 20)))
-        sampled = {"temperature": draw.uniform(0.5, 1.5), "top_k": draw.choice((0, 20)), "seed": draw.randrange(1000)}
+        sampled = {
+            "temperature": draw.uniform(0.5, 1.5),
+            "top_k": draw.choice((0, 20)),
+            "seed": draw.randrange(1000),
+        }
         params = SamplingParams(
             max_tokens=draw.choice((1, 2, 4, 7, 12, 20)),
             stop_token_ids=draw.sample(range(vocab), 3) if draw.random() < 0.3 else [],

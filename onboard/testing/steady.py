@@ -1,8 +1,10 @@
-"""Which tokens a block leaves where they are when its input is rounded otherwise: half precision tells of these alone.
+"""Which tokens a block leaves where they are when its input is rounded otherwise: half precision
+tells of these alone.
 
-A router takes the experts of the best scores. Where two are as good as each other up to the dtype's rounding, another
-order of the same sums takes the other one, and the token ends up elsewhere, which says nothing of what computed it.
-transformers' own block tells which tokens these are: they move far when its input moves by one step of the dtype.
+A router takes the experts of the best scores. Where two are as good as each other up to the dtype's
+rounding, another order of the same sums takes the other one, and the token ends up elsewhere, which
+says nothing of what computed it. transformers' own block tells which tokens these are: they move
+far when its input moves by one step of the dtype.
 """
 
 from __future__ import annotations
@@ -20,13 +22,17 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 _DRAWS = 16
 _FAR = 10
-"""Steps of the dtype, relative to the output's size, which no rounding of the input moves a token by itself."""
+"""Steps of the dtype, relative to the output's size, which no rounding of the input moves a token
+by itself.
+"""
 _MOST_LEFT_OUT = 1 / 3
 
 
 @dataclass(frozen=True)
 class Again:
-    """A call of transformers' block that can be made again, on hidden states that differ a little."""
+    """A call of transformers' block that can be made again, on hidden states that differ a
+    little.
+    """
 
     block: nn.Module
     bound: inspect.BoundArguments
@@ -34,7 +40,9 @@ class Again:
 
     @torch.no_grad()
     def __call__(self, change: Change) -> torch.Tensor:
-        """Return the first tensor that the block gives for changed hidden states [batch, sequence, hidden]."""
+        """Return the first tensor that the block gives for changed hidden states [batch, sequence,
+        hidden].
+        """
         arguments = pytree.tree_map(copied, dict(self.bound.arguments))  # a block may work in place
         name, first = next(iter(arguments.items()))
         if first.is_floating_point():
@@ -58,7 +66,8 @@ def copied(value: Any) -> Any:
 
 
 def steady_tokens(again: Again, output: torch.Tensor) -> torch.Tensor:
-    """Return which tokens of a block's half-precision `output` [batch, sequence, size] stay, [batch, sequence] bool.
+    """Return which tokens of a block's half-precision `output` [batch, sequence, size] stay,
+    [batch, sequence] bool.
 
     All where more than a third do not: those that were left would be no test of the block.
     """
@@ -66,13 +75,18 @@ def steady_tokens(again: Again, output: torch.Tensor) -> torch.Tensor:
     far = _FAR * eps * output.float().square().mean().sqrt()
     steady = torch.ones(output.shape[:2], dtype=torch.bool, device=output.device)
     for draw in range(_DRAWS):
-        moved = again(lambda hidden, draw=draw: _rounded_otherwise(hidden, draw)).float() - output.float()  # type: ignore[misc]
+        moved = (
+            again(lambda hidden, draw=draw: _rounded_otherwise(hidden, draw)).float()
+            - output.float()
+        )  # type: ignore[misc]
         steady &= moved.square().mean(-1).sqrt() <= far
     return steady if float((~steady).float().mean()) <= _MOST_LEFT_OUT else torch.ones_like(steady)
 
 
 def _rounded_otherwise(hidden: torch.Tensor, draw: int) -> torch.Tensor:
-    """Return a tensor each of whose numbers is moved by a step of its dtype up or down, or not at all."""
+    """Return a tensor each of whose numbers is moved by a step of its dtype up or down, or not at
+    all.
+    """
     generator = torch.Generator().manual_seed(draw)
     steps = (torch.randint(3, hidden.shape, generator=generator) - 1).to(hidden.device)
     return (hidden.float() * (1 + torch.finfo(hidden.dtype).eps * steps)).to(hidden.dtype)

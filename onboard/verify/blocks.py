@@ -1,7 +1,9 @@
-"""Prove a generated model file against transformers: identical random weights, block by block, then the logits.
+"""Prove a generated model file against transformers: identical random weights, block by block, then
+the logits.
 
-Every submodule of the generated model runs on exactly the inputs that its counterpart had in transformers, because each
-output is replaced by the counterpart's before it goes on; so the first block that differs is the one that is wrong.
+Every submodule of the generated model runs on exactly the inputs that its counterpart had in
+transformers, because each output is replaced by the counterpart's before it goes on; so the first
+block that differs is the one that is wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +24,12 @@ from torch import fx, nn
 from torch.export import Dim
 
 from onboard import modeling
-from onboard.analysis.behaviour.thresholds import build_roomy, crossing_prompts, exact_prompts, positions
+from onboard.analysis.behaviour.thresholds import (
+    build_roomy,
+    crossing_prompts,
+    exact_prompts,
+    positions,
+)
 from onboard.analysis.counterparts import counterparts, is_choice, without_later
 from onboard.analysis.multimodal import is_under
 from onboard.analysis.recognise.recorder import ModuleCall, first_tensor, modules_recorded
@@ -66,8 +73,8 @@ def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[Blo
         One proof for each submodule, the logits ("") last.
 
     Raises:
-        OnboardError: the file does not load, names other parameters, or a block differs: the first one is named, with
-            both values; or `torch.export` fails with dynamic batch and sequence.
+        OnboardError: the file does not load, names other parameters, or a block differs: the first
+            one is named, with both values; or `torch.export` fails with dynamic batch and sequence.
     """
     reference = build_roomy(load_config(spec.config))
     fresh = copy.deepcopy(reference)  # a forward may change a model for good
@@ -87,15 +94,22 @@ def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[Blo
         except OnboardError:
             raise
         except Exception as error:
-            raise OnboardError(f"the generated {spec.architecture} does not run: {one_line(error)}") from error
+            raise OnboardError(
+                f"the generated {spec.architecture} does not run: {one_line(error)}"
+            ) from error
         if export:
             _check_export(model, reference, spec, shapes)
     return list(proofs.values())
 
 
 def _shapes(reference: nn.Module) -> list[dict[str, torch.Tensor]]:
-    """Return prompts of one row, of one token if the model takes that, and of sizes that code may ask for."""
-    rows = [from_zero(prompt(0, length=9, batch=batch, seed=7, tokens=vocabulary(reference))) for batch in (1, 2)]
+    """Return prompts of one row, of one token if the model takes that, and of sizes that code may
+    ask for.
+    """
+    rows = [
+        from_zero(prompt(0, length=9, batch=batch, seed=7, tokens=vocabulary(reference)))
+        for batch in (1, 2)
+    ]
     tokens = [{name: tensor[:, :1] for name, tensor in each.items()} for each in rows]
     rows += exact_prompts(reference)
     try:
@@ -114,13 +128,19 @@ def _stands_alone(source_text: str, spec: ModelSpec) -> None:
         raise OnboardError(f"the model file does not load: {one_line(error)}") from error
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == spec.hf_module:
-            raise OnboardError(f"the generated file imports {node.module}, which it is compared with")
+            raise OnboardError(
+                f"the generated file imports {node.module}, which it is compared with"
+            )
 
 
 @contextmanager
 def _registered(source_text: str, spec: ModelSpec) -> Iterator[type[nn.Module]]:
     """Load the text as a module of its own; the table of registered models stays as it was."""
-    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(modeling._MODELS), mock.patch.dict(modeling._CONFIGS):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.dict(modeling._MODELS),
+        mock.patch.dict(modeling._CONFIGS),
+    ):
         path = Path(folder) / f"modeling_{Path(folder).name}.py"
         path.write_text(source_text, encoding="utf-8")
         loaded = set(sys.modules)
@@ -137,17 +157,23 @@ def _registered(source_text: str, spec: ModelSpec) -> Iterator[type[nn.Module]]:
 
 
 def _config(spec: ModelSpec, reference: nn.Module) -> Any:
-    """Return the config for the generated model: transformers' own, or what the file's own config class makes."""
+    """Return the config for the generated model: transformers' own, or what the file's own config
+    class makes.
+    """
     config: Any = reference.config
     if spec.repository is None:
         return config
     plain = modeling.registered_config(config.model_type)
     for theirs in (load_config(spec.config), config):
         ours = plain.from_dict(theirs.to_dict())
-        own = [key for key in vars(theirs) if not key.startswith("_") and key != "transformers_version"]
+        own = [
+            key for key in vars(theirs) if not key.startswith("_") and key != "transformers_version"
+        ]
         names = [*own, *theirs.attribute_map, "rope_scaling"]
         if different := [key for key in names if getattr(ours, key, None) != getattr(theirs, key)]:
-            raise OnboardError(f"the generated {type(ours).__name__} has another {different[0]} than the repository's")
+            raise OnboardError(
+                f"the generated {type(ours).__name__} has another {different[0]} than the repository's"
+            )
     return ours
 
 
@@ -158,28 +184,42 @@ def _same_weights(
         model = model_class(config or reference.config).eval().requires_grad_(False)
     except AssertionError as error:
         text = str(error).removeprefix("not covered: ")
-        raise OnboardError(f"the generated file does not cover this config: {text}", hint="Generate it anew") from error
+        raise OnboardError(
+            f"the generated file does not cover this config: {text}", hint="Generate it anew"
+        ) from error
     except Exception as error:
         name = model_class.__name__
-        raise OnboardError(f"the generated {name} cannot be made for its own config: {one_line(error)}") from error
+        raise OnboardError(
+            f"the generated {name} cannot be made for its own config: {one_line(error)}"
+        ) from error
     ours, theirs = model.state_dict(), _weights(reference, eager)
     if missing := sorted(theirs.keys() ^ ours.keys()):
         side = "lacks" if missing[0] in theirs else "adds"
         raise OnboardError(f"the generated {model_class.__name__} {side} the weight {missing[0]}")
     for name, tensor in theirs.items():
         if ours[name].shape != tensor.shape:
-            raise OnboardError(f"{name} is {list(ours[name].shape)} in the generated model, not {list(tensor.shape)}")
+            raise OnboardError(
+                f"{name} is {list(ours[name].shape)} in the generated model, not {list(tensor.shape)}"
+            )
     model.load_state_dict(theirs)
     return model
 
 
 def _weights(reference: nn.Module, eager: Sequence[str]) -> dict[str, torch.Tensor]:
     """Return the weights that a generated model has: transformers' without those of the towers."""
-    return {name: tensor for name, tensor in separate_experts(reference).items() if not is_under(name, eager)}
+    return {
+        name: tensor
+        for name, tensor in separate_experts(reference).items()
+        if not is_under(name, eager)
+    }
 
 
-def _states(reference: nn.Module, fresh: nn.Module, model: nn.Module, eager: Sequence[str]) -> Iterator[nn.Module]:
-    """Yield transformers' models; the second has other weights, with which recurrent mixers remember past chunks."""
+def _states(
+    reference: nn.Module, fresh: nn.Module, model: nn.Module, eager: Sequence[str]
+) -> Iterator[nn.Module]:
+    """Yield transformers' models; the second has other weights, with which recurrent mixers
+    remember past chunks.
+    """
     yield reference
     randomize(fresh, seed=1, center=_REMEMBERS)
     model.load_state_dict(_weights(fresh, eager))
@@ -199,8 +239,15 @@ def _compare_blocks(
         reference(**inputs, attention_mask=torch.ones_like(inputs["input_ids"]), use_cache=False)
     handles = []
     for path, module in model.named_modules():
-        if path in calls and path and not is_under(path.rpartition(".")[0], wholes) and not is_under(path, own):
-            handles.append(module.register_forward_hook(_forcing_hook(path, list(calls[path]), proofs)))
+        if (
+            path in calls
+            and path
+            and not is_under(path.rpartition(".")[0], wholes)
+            and not is_under(path, own)
+        ):
+            handles.append(
+                module.register_forward_hook(_forcing_hook(path, list(calls[path]), proofs))
+            )
     try:
         with torch.no_grad():
             model(**inputs)
@@ -210,10 +257,11 @@ def _compare_blocks(
 
 
 def _paths(model: nn.Module, spec: ModelSpec, kinds: set[str]) -> list[str]:
-    """Return the paths of blocks that are called in another way than transformers', or whose parts are.
+    """Return the paths of blocks that are called in another way than transformers', or whose parts
+    are.
 
-    An indexer's keys are made for each query apart. Those of blocks lie with the tokens, not one after the other: what
-    they are shows in what attends to them.
+    An indexer's keys are made for each query apart. Those of blocks lie with the tokens, not one
+    after the other: what they are shows in what attends to them.
     """
     names = {block.class_name for block in spec.blocks if block.kind in kinds}
     return [path for path, module in model.named_modules() if type(module).__name__ in names]
@@ -230,10 +278,14 @@ def _forcing_hook(path: str, calls: list[ModuleCall], proofs: dict[str, BlockPro
 
 
 def _counterpart(args: tuple[Any, ...], calls: list[ModuleCall]) -> int:
-    """Return which call of transformers this one stands for: the first with the same strings (a layer type)."""
+    """Return which call of transformers this one stands for: the first with the same strings (a
+    layer type).
+    """
     strings = [item for item in args if isinstance(item, str)]
     for index, call in enumerate(calls):
-        if [item for item in (*call.args, *call.kwargs.values()) if isinstance(item, str)] == strings:
+        if [
+            item for item in (*call.args, *call.kwargs.values()) if isinstance(item, str)
+        ] == strings:
             return index
     return 0
 
@@ -247,7 +299,9 @@ def _compare(path: str, class_name: str, output: Any, expected: Any) -> tuple[An
         return tuple(part for part, _ in parts), worst(error for _, error in parts)
     if output is None and expected is None:
         return None, 0.0
-    if isinstance(output, list) and all(type(item) is int for item in output):  # sizes that a block reads off its data
+    if isinstance(output, list) and all(
+        type(item) is int for item in output
+    ):  # sizes that a block reads off its data
         if output != expected:
             raise OnboardError(f"{path} ({class_name}) gives {output}, not {expected}")
         return output, 0.0
@@ -256,15 +310,28 @@ def _compare(path: str, class_name: str, output: Any, expected: Any) -> tuple[An
     if output.is_complex() and isinstance(expected, tuple):
         target = complex_freqs(*expected)
     if is_choice(output, target):  # positions here, a mask there
-        _, error = _compare(path, class_name, chosen_keys(output, target.shape[-1]).float(), target.float())
+        _, error = _compare(
+            path, class_name, chosen_keys(output, target.shape[-1]).float(), target.float()
+        )
         return output, error
-    if output.shape != target.shape and target.dim() == 4 and output.shape == target.transpose(1, 2).shape:
-        target = target.transpose(1, 2)  # a norm of heads, which generated attention applies before it swaps dimensions
+    if (
+        output.shape != target.shape
+        and target.dim() == 4
+        and output.shape == target.transpose(1, 2).shape
+    ):
+        target = target.transpose(
+            1, 2
+        )  # a norm of heads, which generated attention applies before it swaps dimensions
     if target.shape in (output.shape[1:], (1, *output.shape[1:])):
-        target = target.expand_as(output)  # one row of positions, which transformers counted for the whole batch
+        target = target.expand_as(
+            output
+        )  # one row of positions, which transformers counted for the whole batch
     if output.shape != target.shape:
-        raise OnboardError(f"{path} ({class_name}) gives shape {list(output.shape)}, not {list(target.shape)}")
-    # Whether other ids that are hidden here made a difference, the logits tell, where nothing is replaced.
+        raise OnboardError(
+            f"{path} ({class_name}) gives shape {list(output.shape)}, not {list(target.shape)}"
+        )
+    # Whether other ids that are hidden here made a difference, the logits tell, where nothing is
+    # replaced.
     error = rmse_ratio(without_later(output), without_later(target))
     if not error <= SAME:
         raise OnboardError(_difference(path, class_name, output, target, error))
@@ -272,7 +339,9 @@ def _compare(path: str, class_name: str, output: Any, expected: Any) -> tuple[An
 
 
 def _counterpart_of(output: torch.Tensor, expected: Any) -> torch.Tensor | None:
-    """Return the tensor that a block's only one stands for, where transformers' may return others, too."""
+    """Return the tensor that a block's only one stands for, where transformers' may return others,
+    too.
+    """
     items = expected if isinstance(expected, tuple | list) else ()
     tensors = [item for item in items if isinstance(item, torch.Tensor)]
     if not tensors or any(isinstance(item, tuple | list | dict) for item in items):
@@ -282,10 +351,15 @@ def _counterpart_of(output: torch.Tensor, expected: Any) -> torch.Tensor | None:
 
 
 def _compare_logits(
-    reference: nn.Module, model: nn.Module, inputs: dict[str, torch.Tensor], proofs: dict[str, BlockProof]
+    reference: nn.Module,
+    model: nn.Module,
+    inputs: dict[str, torch.Tensor],
+    proofs: dict[str, BlockProof],
 ) -> None:
     with torch.no_grad():
-        expected = reference(**inputs, attention_mask=torch.ones_like(inputs["input_ids"]), use_cache=False).logits
+        expected = reference(
+            **inputs, attention_mask=torch.ones_like(inputs["input_ids"]), use_cache=False
+        ).logits
         actual = model(**inputs).logits
     name = type(model).__name__
     _, error = _compare(f"logits {_sizes(inputs)}", name, actual, expected)
@@ -298,7 +372,9 @@ def _note(proofs: dict[str, BlockProof], path: str, class_name: str, error: floa
         proofs[path] = BlockProof(path, class_name, error)
 
 
-def _difference(path: str, class_name: str, actual: torch.Tensor, expected: torch.Tensor, error: float) -> str:
+def _difference(
+    path: str, class_name: str, actual: torch.Tensor, expected: torch.Tensor, error: float
+) -> str:
     worst = int((actual - expected).abs().flatten().nan_to_num(torch.inf).argmax())
     ours, theirs = actual.flatten()[worst].item(), expected.flatten()[worst].item()
     return (
@@ -307,26 +383,33 @@ def _difference(path: str, class_name: str, actual: torch.Tensor, expected: torc
     )
 
 
-def _check_export(model: nn.Module, reference: Any, spec: ModelSpec, shapes: list[dict[str, torch.Tensor]]) -> None:
+def _check_export(
+    model: nn.Module, reference: Any, spec: ModelSpec, shapes: list[dict[str, torch.Tensor]]
+) -> None:
     """Export with dynamic batch and sequence: the graph has to be right for every size."""
     tokens = vocabulary(reference)
     inputs = prompt(2, length=11, batch=3, tokens=tokens)
     dims = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
     name = type(model).__name__
     try:
-        program = torch.export.export(model, (), inputs, dynamic_shapes={key: dims for key in inputs}, strict=False)
+        program = torch.export.export(
+            model, (), inputs, dynamic_shapes={key: dims for key in inputs}, strict=False
+        )
     except Exception as error:
         text = " ".join(str(error).split())[:300]
         raise OnboardError(f"torch.export fails on the generated {name}: {text}") from error
     graph = program.module(check_guards=False)  # these are looked at all at once
     assert isinstance(graph, fx.GraphModule)
-    graph._forward_pre_hooks.clear()  # and export's bounds of sizes with them: what the graph computes is compared
+    # and export's bounds of sizes with them: what the graph computes is compared
+    graph._forward_pre_hooks.clear()
     _check_guards(graph, model, positions(reference.config), spec)
     for other in (prompt(4, length=17, batch=2, tokens=tokens), *shapes):
         _compare_graph(graph, model, other)
 
 
-def _compare_graph(graph: fx.GraphModule, model: nn.Module, inputs: dict[str, torch.Tensor]) -> None:
+def _compare_graph(
+    graph: fx.GraphModule, model: nn.Module, inputs: dict[str, torch.Tensor]
+) -> None:
     with torch.no_grad():
         actual, expected = graph(**inputs).logits, model(**inputs).logits
     _compare(f"exported logits {_sizes(inputs)}", type(model).__name__, actual, expected)
@@ -335,14 +418,17 @@ def _compare_graph(graph: fx.GraphModule, model: nn.Module, inputs: dict[str, to
 def _check_guards(graph: fx.GraphModule, model: nn.Module, small: int, spec: ModelSpec) -> None:
     """Refuse code that takes another path for texts that the checkpoint has positions for.
 
-    Another path may compute the same: that is tried. What lies just behind the `small` number of positions of
-    the tiny model is the end of its tables, and an assertion is one of what transformers itself takes.
+    Another path may compute the same: that is tried. What lies just behind the `small` number of
+    positions of the tiny model is the end of its tables, and an assertion is one of what
+    transformers itself takes.
     """
     full = positions(load_config(spec.config))
     for broken in broken_guards(graph, full, shortest=1):
         is_end = broken.code.startswith("assert ") or (broken.length == small + 1 and small != full)
         is_tried = broken.length * broken.batch <= _TRIED
-        inputs = from_zero(prompt(0, length=broken.length, batch=broken.batch)) if is_tried else None
+        inputs = (
+            from_zero(prompt(0, length=broken.length, batch=broken.batch)) if is_tried else None
+        )
         if not (is_end or (inputs is not None and _is_same_path(graph, model, inputs))):
             raise OnboardError(
                 f"the code of {spec.architecture} takes another path {broken}",
@@ -359,7 +445,11 @@ def _is_same_path(graph: fx.GraphModule, model: nn.Module, inputs: dict[str, tor
         return True
     try:
         _compare_graph(graph, model, inputs)
-    except (OnboardError, RuntimeError, IndexError):  # it computes something else, or its shapes do not fit
+    except (
+        OnboardError,
+        RuntimeError,
+        IndexError,
+    ):  # it computes something else, or its shapes do not fit
         return False
     return True
 

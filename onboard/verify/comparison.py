@@ -1,9 +1,11 @@
-"""A run beside transformers on the same weights: every logit within a limit, every token its choice.
+"""A run beside transformers on the same weights: every logit within a limit, every token its
+choice.
 
-In float32 an error is the worst sequence's rmse(logits - reference) / rmse(reference), and the limit `SAME`.
-In half precision the reference is transformers in float32 on the rounded weights. Both models err there by rounding,
-whose size no bound tells beforehand: ours may err a fifth more than transformers itself does in the run's dtype, over
-all passages of a kind together, and by `FLOOR_IN_EPS` of the dtype's spacing besides.
+In float32 an error is the worst sequence's rmse(logits - reference) / rmse(reference), and the
+limit `SAME`. In half precision the reference is transformers in float32 on the rounded weights.
+Both models err there by rounding, whose size no bound tells beforehand: ours may err a fifth more
+than transformers itself does in the run's dtype, over all passages of a kind together, and by
+`FLOOR_IN_EPS` of the dtype's spacing besides.
 """
 
 from __future__ import annotations
@@ -33,9 +35,13 @@ class Passage:
     kind: Kind
     ids: list[int]
     chosen: tuple[int, ...] = ()
-    """The tokens chosen greedily after the last `len(chosen)` of `ids`, each given all those before it."""
+    """The tokens chosen greedily after the last `len(chosen)` of `ids`, each given all those before
+    it.
+    """
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    """What a processor made of an image or a sound; then only the rows of the choices are compared."""
+    """What a processor made of an image or a sound; then only the rows of the choices are
+    compared.
+    """
 
     @property
     def asked(self) -> Asked:
@@ -44,27 +50,36 @@ class Passage:
         if self.kind == "media":
             return Asked(self.ids, list(range(length - len(self.chosen), length)), self.inputs)
         last = max(0, length - max(len(self.chosen), 256))
-        return Asked(self.ids, sorted({*range(0, length, max(1, length // 256)), *range(last, length)}))
+        return Asked(
+            self.ids, sorted({*range(0, length, max(1, length // 256)), *range(last, length)})
+        )
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What a run computed: logits of the wanted rows, [rows, vocabulary] float32 on the CPU for each passage."""
+    """What a run computed: logits of the wanted rows, [rows, vocabulary] float32 on the CPU for
+    each passage.
+    """
 
     passages: list[Passage]
     prefill: Logits
     decoded: Logits
-    """Of the prompts alone, the last tokens read one by one from the cache, in a batch that prompts join in turn."""
+    """Of the prompts alone, the last tokens read one by one from the cache, in a batch that prompts
+    join in turn.
+    """
     codebooks: Codebooks = ONE_CODEBOOK
     """What a token stands for; logits are those of one codebook after the other."""
     again: tuple[torch.Tensor, torch.Tensor] | None = None
-    """Log-probabilities of the long prompt's tokens, [tokens, vocabulary], and those of the same tokens when it was
-    asked again and its prefix was reused; None: no prefix was."""
+    """Log-probabilities of the long prompt's tokens, [tokens, vocabulary], and those of the same
+    tokens when it was asked again and its prefix was reused; None: no prefix was."""
 
     @property
     def finite(self) -> bool:
         """Whether no logit is a NaN or an infinity."""
-        return all(bool(torch.isfinite(rows).all()) for rows in (*self.prefill, *self.decoded, *(self.again or ())))
+        return all(
+            bool(torch.isfinite(rows).all())
+            for rows in (*self.prefill, *self.decoded, *(self.again or ()))
+        )
 
 
 @dataclass(frozen=True)
@@ -89,7 +104,8 @@ class Check:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The greedily chosen tokens beside the float32 reference's choices, given the same tokens before.
+    """The greedily chosen tokens beside the float32 reference's choices, given the same tokens
+    before.
 
     Of several codebooks each has its own choices, which are counted one by one.
     """
@@ -99,9 +115,13 @@ class Tokens:
     """Chosen tokens that are not the reference's, and lie within rounding of it."""
     differing: int
     allowed: int
-    """None in float32; else as often as transformers' own choices in the run's dtype differ, and a fifth more."""
+    """None in float32; else as often as transformers' own choices in the run's dtype differ, and a
+    fifth more.
+    """
     largest_gap: float | None
-    """By how much a chosen token lies below the best, in standard deviations of its row of logits."""
+    """By how much a chosen token lies below the best, in standard deviations of its row of
+    logits.
+    """
 
 
 @dataclass(frozen=True)
@@ -121,7 +141,11 @@ class Comparison:
         """What is not transformers', in one sentence."""
         for check in self.checks:
             if not check.passes:
-                own = "" if check.transformers is None else f"; transformers itself errs by {check.transformers:.2e}"
+                own = (
+                    ""
+                    if check.transformers is None
+                    else f"; transformers itself errs by {check.transformers:.2e}"
+                )
                 sizes = f"error {_shown(check.error)}, at most {_shown(check.limit)}{own}"
                 return f"{check.what}: the logits are not those of transformers ({sizes})"
         if self.tokens.differing > self.tokens.allowed:
@@ -141,7 +165,9 @@ class Comparison:
 def passages(
     kind: Kind, prompt: Sequence[int], output: Sequence[int], rope: LengthDependentRope | None
 ) -> list[Passage]:
-    """Return what transformers is to read to check an output; two passages where the rotary table changes inside."""
+    """Return what transformers is to read to check an output; two passages where the rotary table
+    changes inside.
+    """
     whole, start = [*prompt, *output], len(prompt)
     if rope is None or not start <= rope.switch_length < len(whole) - 1:
         return [Passage(kind, whole[:-1] if output else whole, tuple(output))]
@@ -150,13 +176,21 @@ def passages(
     return [Passage(kind, whole[:switch], tuple(whole[start : switch + 1])), after]
 
 
-def compare(observed: Observed, reference: Reference, dtype: torch.dtype, notes: list[str]) -> Comparison:
-    """Compare what a run computed with transformers' logits of the same rows; `notes` say what that leaves out."""
-    prefill = {kind: _select(observed, reference, kind) for kind in ("prompt", "long prompt", "text")}
+def compare(
+    observed: Observed, reference: Reference, dtype: torch.dtype, notes: list[str]
+) -> Comparison:
+    """Compare what a run computed with transformers' logits of the same rows; `notes` say what that
+    leaves out.
+    """
+    prefill = {
+        kind: _select(observed, reference, kind) for kind in ("prompt", "long prompt", "text")
+    }
     prompts, ours, exact, own = prefill["prompt"]
     found = [_check("prefill", dtype, prompts, ours, exact, own)]
     found.append(_check("cached decode", dtype, prompts, observed.decoded, exact, own))
-    found += [_check(kind, dtype, *prefill[kind]) for kind in ("long prompt", "text") if prefill[kind][0]]
+    found += [
+        _check(kind, dtype, *prefill[kind]) for kind in ("long prompt", "text") if prefill[kind][0]
+    ]
     media, ours, exact, own = _select(observed, reference, "media")
     if media:
         exact, own = _log_softmax(exact), _log_softmax(own) if own else None
@@ -167,34 +201,60 @@ def compare(observed: Observed, reference: Reference, dtype: torch.dtype, notes:
 
 
 def compare_with_itself(observed: Observed, dtype: torch.dtype, reason: str) -> Comparison:
-    """Compare cached decode with our own prefill, where transformers' logits cannot be had for a `reason`."""
+    """Compare cached decode with our own prefill, where transformers' logits cannot be had for a
+    `reason`.
+    """
     prefill = Reference(observed.prefill, None, "none: with its own prefill")
     prompts, ours, _, _ = _select(observed, prefill, "prompt")
     sizes = sum(map(len, ours)), max(len(passage.ids) for passage in prompts)
-    found = Check("cached decode", *sizes, _number(_worst(observed.decoded, ours)), READ_OTHERWISE[dtype])
+    found = Check(
+        "cached decode", *sizes, _number(_worst(observed.decoded, ours)), READ_OTHERWISE[dtype]
+    )
     tokens = _tokens(observed, prefill, READ_OTHERWISE[dtype])
     notes = [f"not compared with transformers: {reason}"]
-    return Comparison([found, *_known_prefix(observed, dtype)], tokens, Text("not judged", reason), prefill.how, notes)
+    return Comparison(
+        [found, *_known_prefix(observed, dtype)],
+        tokens,
+        Text("not judged", reason),
+        prefill.how,
+        notes,
+    )
 
 
 KNOWN_PREFIX = "known prefix"
-"""The check of a prompt that is asked again, which a cache that reuses prefixes reads from its pages."""
+"""The check of a prompt that is asked again, which a cache that reuses prefixes reads from its
+pages.
+"""
 
 
 def _known_prefix(observed: Observed, dtype: torch.dtype) -> list[Check]:
-    """Return the check of the long prompt asked again against the first time, whose tokens are compared as all are."""
+    """Return the check of the long prompt asked again against the first time, whose tokens are
+    compared as all are.
+    """
     if observed.again is None:
         return []
     first, second = observed.again
-    longest = max(len(passage.ids) for passage in observed.passages if passage.kind == "long prompt")
-    return [Check(KNOWN_PREFIX, len(first), longest, _number(rmse_ratio(second, first)), READ_OTHERWISE[dtype])]
+    longest = max(
+        len(passage.ids) for passage in observed.passages if passage.kind == "long prompt"
+    )
+    return [
+        Check(
+            KNOWN_PREFIX,
+            len(first),
+            longest,
+            _number(rmse_ratio(second, first)),
+            READ_OTHERWISE[dtype],
+        )
+    ]
 
 
 _Selected = tuple[list[Passage], Logits, Logits, Logits | None]
 
 
 def _select(observed: Observed, reference: Reference, kind: str) -> _Selected:
-    """Return the passages of a kind, with our logits, the reference's and transformers' own in the run's dtype."""
+    """Return the passages of a kind, with our logits, the reference's and transformers' own in the
+    run's dtype.
+    """
     chosen = [number for number, passage in enumerate(observed.passages) if passage.kind == kind]
     ours, exact, own = observed.prefill, reference.exact, reference.own
     return (
@@ -211,18 +271,31 @@ def _log_softmax(logits: Logits) -> Logits:
 
 
 def _check(
-    what: str, dtype: torch.dtype, passages: list[Passage], ours: Logits, exact: Logits, own: Logits | None
+    what: str,
+    dtype: torch.dtype,
+    passages: list[Passage],
+    ours: Logits,
+    exact: Logits,
+    own: Logits | None,
 ) -> Check:
     sizes = sum(map(len, exact)), max(len(passage.ids) for passage in passages)
     if own is None:
         return Check(what, *sizes, _number(_worst(ours, exact)), SAME)
     theirs = rmse_ratio(torch.cat(own), torch.cat(exact))
     limit = MARGIN * theirs + FLOOR_IN_EPS * torch.finfo(dtype).eps
-    return Check(what, *sizes, _number(rmse_ratio(torch.cat(ours), torch.cat(exact))), _number(limit), _number(theirs))
+    return Check(
+        what,
+        *sizes,
+        _number(rmse_ratio(torch.cat(ours), torch.cat(exact))),
+        _number(limit),
+        _number(theirs),
+    )
 
 
 def _worst(ours: Logits, exact: Logits) -> float:
-    """Return the largest error over passages, NaN if any is (which Python's `max` hides behind a number)."""
+    """Return the largest error over passages, NaN if any is (which Python's `max` hides behind a
+    number).
+    """
     errors = [rmse_ratio(*pair) for pair in zip(ours, exact, strict=True)]
     return float(torch.tensor(errors, dtype=torch.float64).max())
 
@@ -230,7 +303,9 @@ def _worst(ours: Logits, exact: Logits) -> float:
 def _tokens(observed: Observed, reference: Reference, limit: float) -> Tokens:
     passages, codebooks = observed.passages, observed.codebooks
     exact = _rows_of_choices(passages, reference.exact, codebooks)
-    tokens = torch.tensor([token for passage in passages for token in passage.chosen], dtype=torch.long)
+    tokens = torch.tensor(
+        [token for passage in passages for token in passage.chosen], dtype=torch.long
+    )
     chosen = codebooks.unpack(tokens).flatten()
     gaps = _gaps(exact, chosen)
     far = ~(gaps <= TIE * limit)
@@ -242,8 +317,12 @@ def _tokens(observed: Observed, reference: Reference, limit: float) -> Tokens:
     return Tokens(len(chosen), ties, int(far.sum()), allowed, _number(float(gaps.max())))
 
 
-def _rows_of_choices(passages: Sequence[Passage], logits: Logits, codebooks: Codebooks) -> torch.Tensor:
-    """Return the rows in which the chosen tokens were chosen, the last ones of each passage: one for each codebook."""
+def _rows_of_choices(
+    passages: Sequence[Passage], logits: Logits, codebooks: Codebooks
+) -> torch.Tensor:
+    """Return the rows in which the chosen tokens were chosen, the last ones of each passage: one
+    for each codebook.
+    """
     pairs = zip(passages, logits, strict=True)
     rows = torch.cat([rows[len(rows) - len(passage.chosen) :] for passage, rows in pairs])
     return codebooks.split(rows).flatten(0, 1)
@@ -255,7 +334,9 @@ def _gaps(rows: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     return (rows.amax(dim=-1) - picked) / rows.std(dim=-1).clamp_min(torch.finfo(rows.dtype).tiny)
 
 
-def _text(dtype: torch.dtype, passages: list[Passage], ours: Logits, exact: Logits, own: Logits | None) -> Text:
+def _text(
+    dtype: torch.dtype, passages: list[Passage], ours: Logits, exact: Logits, own: Logits | None
+) -> Text:
     if not passages:
         return Text("not judged", "the checkpoint has no tokenizer, so there is no text")
     ids = [passage.ids for passage in passages]

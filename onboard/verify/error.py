@@ -1,8 +1,10 @@
-"""The one measure of how far a result is from what is expected: rmse(actual - expected) / rmse(expected).
+"""The one measure of how far a result is from what is expected: rmse(actual - expected) /
+rmse(expected).
 
-A few outliers do not decide it, and it has no unit, so that one limit (`onboard.verify.limits`) serves tensors of any
-scale. It is NaN where either tensor has a NaN, and where `expected` is zero throughout: a tensor of zeros proves
-nothing. A NaN is within no limit: comparisons are written `not error <= limit`.
+A few outliers do not decide it, and it has no unit, so that one limit (`onboard.verify.limits`)
+serves tensors of any scale. It is NaN where either tensor has a NaN, and where `expected` is zero
+throughout: a tensor of zeros proves nothing. A NaN is within no limit: comparisons are written `not
+error <= limit`.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import torch
 
 
 def rmse_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return rmse(actual - expected) / rmse(expected), in float64; infinite where the shapes differ."""
+    """Return rmse(actual - expected) / rmse(expected), in float64; infinite where the shapes
+    differ.
+    """
     if actual.shape != expected.shape:
         return float("inf")
     actual, expected = wide(actual), wide(expected)
@@ -27,5 +31,7 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def worst(errors: Iterable[float]) -> float:
-    """Return the largest error; one that is not a number is larger than any other, which `max` would pass over."""
+    """Return the largest error; one that is not a number is larger than any other, which `max`
+    would pass over.
+    """
     return max(errors, key=lambda error: (error != error, error))

@@ -1,4 +1,6 @@
-"""Is a run's text transformers' own? Its loss on held-out text against that of transformers, story by story."""
+"""Is a run's text transformers' own? Its loss on held-out text against that of transformers, story
+by story.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Text:
     """The judgement on a run's text."""
 
     verdict: Verdict
-    """"equal": the model finds held-out text as likely as transformers' model does; that is not to say that it is."""
+    """"equal": the model finds held-out text as likely as transformers' model does; that is not to
+    say that it is.
+    """
     reason: str
     perplexity: float | None = None
     """exp of the mean loss a token on held-out text; None without a tokenizer."""
@@ -43,12 +47,16 @@ def stories(checkpoint: Path) -> list[str]:
     """Return the texts of the checkpoint's own held-out file, or one of plain English."""
     path = checkpoint / HELD_OUT_FILE
     text = path.read_text(encoding="utf-8") if path.is_file() else HELD_OUT
-    found = "\n".join("\0" if line.strip() == SEPARATOR else line for line in text.splitlines()).split("\0")
+    found = "\n".join(
+        "\0" if line.strip() == SEPARATOR else line for line in text.splitlines()
+    ).split("\0")
     return [story.strip() for story in found if story.strip()]
 
 
 def mean_nll(logits: Sequence[torch.Tensor], token_ids: Sequence[Sequence[int]]) -> float:
-    """Return the mean loss in nats of what follows each sequence's first token; logits are [tokens, vocabulary]."""
+    """Return the mean loss in nats of what follows each sequence's first token; logits are [tokens,
+    vocabulary].
+    """
     losses = [_losses(rows, ids) for rows, ids in zip(logits, token_ids, strict=True)]
     return float(torch.cat(losses).mean())
 
@@ -59,7 +67,9 @@ def _losses(logits: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
 
 
 def judge(nll: float, reference: float, *, allowed: float) -> Text:
-    """Judge the mean loss on held-out text: it may be `allowed` nats from that of transformers in float32."""
+    """Judge the mean loss on held-out text: it may be `allowed` nats from that of transformers in
+    float32.
+    """
     perplexity, expected = _perplexity(nll), _perplexity(reference)
     reason = f"held-out perplexity {_shown(perplexity)}, transformers' {_shown(expected)}"
     verdict: Verdict = "equal" if abs(nll - reference) <= allowed else "different"

@@ -26,7 +26,9 @@ _MEMORY_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Asked:
-    """A sequence of tokens, the rows of its logits that are wanted, and what a processor made beside the tokens."""
+    """A sequence of tokens, the rows of its logits that are wanted, and what a processor made
+    beside the tokens.
+    """
 
     ids: list[int]
     rows: list[int]
@@ -91,12 +93,16 @@ Dtypes = dict[str, torch.dtype]
 def _run(
     context: TransformContext, asked: Sequence[Asked], dtype: torch.dtype, rounded: Dtypes | None
 ) -> tuple[list[torch.Tensor], Dtypes]:
-    """Return the logits of the model in a dtype, with its weights `rounded` before, and the weights' dtypes."""
+    """Return the logits of the model in a dtype, with its weights `rounded` before, and the
+    weights' dtypes.
+    """
     model = _load(context, dtype)
     if rounded is not None:
         for name, parameter in model.named_parameters():
             parameter.data = parameter.data.to(rounded[name]).to(parameter.dtype)
-    return _logits(model, asked), {name: parameter.dtype for name, parameter in model.named_parameters()}
+    return _logits(model, asked), {
+        name: parameter.dtype for name, parameter in model.named_parameters()
+    }
 
 
 @torch.inference_mode()
@@ -112,14 +118,20 @@ def _run_layer_by_layer(
     factory = copy.copy(context.factory)
     factory.dtype = dtype
     model = factory.composite()
-    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters(remove_duplicate=False)}
+    dtypes = {
+        name: parameter.dtype for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
     parts = LayerByLayer(model, Checkpoint(factory.checkpoint), context.device, rounding)
     with _exact_products():
-        return parts.run([partial(_rows, asked=each, device=context.device) for each in asked]), dtypes
+        return parts.run(
+            [partial(_rows, asked=each, device=context.device) for each in asked]
+        ), dtypes
 
 
 def release() -> None:
-    """Give back the memory of models that nothing refers to: transformers' hold reference cycles."""
+    """Give back the memory of models that nothing refers to: transformers' hold reference
+    cycles.
+    """
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -140,9 +152,13 @@ def _load(context: TransformContext, dtype: torch.dtype) -> Any:
         )
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise OnboardError(f"transformers cannot load {folder}: {reason}", hint="Fetch the checkpoint again") from error
+        raise OnboardError(
+            f"transformers cannot load {folder}: {reason}", hint="Fetch the checkpoint again"
+        ) from error
     if missing := sorted(report["missing_keys"]):
-        raise OnboardError(f"transformers finds no {missing[0]} in {folder}", hint="Fetch the checkpoint again")
+        raise OnboardError(
+            f"transformers finds no {missing[0]} in {folder}", hint="Fetch the checkpoint again"
+        )
     return model.to(context.device).eval()
 
 

@@ -1,7 +1,9 @@
-"""transformers' model in far less memory than its weights take: each layer is read from the file when it is called.
+"""transformers' model in far less memory than its weights take: each layer is read from the file
+when it is called.
 
-Its own forward pass runs unchanged, once a sequence, each in a thread of its own. Before a layer the threads wait for
-one another; the last one to come reads the layer's weights, and when all have passed it they are given back.
+Its own forward pass runs unchanged, once a sequence, each in a thread of its own. Before a layer
+the threads wait for one another; the last one to come reads the layer's weights, and when all have
+passed it they are given back.
 """
 
 from __future__ import annotations
@@ -26,17 +28,26 @@ from onboard.errors import OnboardError
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
 
 Rounding = Callable[[str, torch.Tensor], torch.Tensor]
-_SECONDS = 600.0  # longest that threads wait for one another: a sequence that takes another way would never come
+# longest that threads wait for one another: a sequence that takes another way would never come
+_SECONDS = 600.0
 
 
 class LayerByLayer:
-    """A model of transformers whose parameters are on the meta device, and the checkpoint that they are read from.
+    """A model of transformers whose parameters are on the meta device, and the checkpoint that they
+    are read from.
 
     `rounding` is applied to every parameter, given its name, when it has been read.
     """
 
-    def __init__(self, model: Any, checkpoint: Checkpoint, device: torch.device, rounding: Rounding) -> None:
-        self.model, self.checkpoint, self.device, self.rounding = model, checkpoint, device, rounding
+    def __init__(
+        self, model: Any, checkpoint: Checkpoint, device: torch.device, rounding: Rounding
+    ) -> None:
+        self.model, self.checkpoint, self.device, self.rounding = (
+            model,
+            checkpoint,
+            device,
+            rounding,
+        )
         self.units = dict(_units(model))
         self.tied: dict[str, str] = dict(model.all_tied_weights_keys)
         self._files = self._files_of_parameters()
@@ -47,14 +58,17 @@ class LayerByLayer:
         self._load([name for name, _ in model.named_parameters() if name not in inside])
 
     def run(self, calls: Sequence[Callable[[Any], torch.Tensor]]) -> list[torch.Tensor]:
-        """Return what each call makes of the model; all of them have to pass the same layers in the same order.
+        """Return what each call makes of the model; all of them have to pass the same layers in the
+        same order.
 
         Raises:
             OnboardError: they do not, or a layer's weights are read without calling it.
         """
         results: list[Any] = [None] * len(calls)
         barriers = {path: self._barriers(path, len(calls)) for path in self.units}
-        hooks = [hook for path, unit in self.units.items() for hook in _waiting(unit, *barriers[path])]
+        hooks = [
+            hook for path, unit in self.units.items() for hook in _waiting(unit, *barriers[path])
+        ]
 
         def work(number: int) -> None:
             try:
@@ -82,10 +96,15 @@ class LayerByLayer:
         )
 
     def _names(self, path: str) -> list[str]:
-        return [name for name, _ in self.units[path].named_parameters(prefix=path, remove_duplicate=False)]
+        return [
+            name
+            for name, _ in self.units[path].named_parameters(prefix=path, remove_duplicate=False)
+        ]
 
     def _files_of_parameters(self) -> dict[str, list[str]]:
-        """Return the checkpoint's names by the parameter that they become, or the first one of several."""
+        """Return the checkpoint's names by the parameter that they become, or the first one of
+        several.
+        """
         rules = get_model_conversion_mapping(self.model)
         renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
@@ -99,13 +118,22 @@ class LayerByLayer:
     @torch.inference_mode()
     def _load(self, names: Sequence[str]) -> None:
         """Read parameters; a tied one by way of the one that the checkpoint has."""
-        sources = {name: name if self._files.get(name) else self.tied.get(name, name) for name in names}
+        sources = {
+            name: name if self._files.get(name) else self.tied.get(name, name) for name in names
+        }
         modules = {name.rpartition(".")[0] for name in sources.values()}
-        files = [file for target in self._files if target.rpartition(".")[0] in modules for file in self._files[target]]
+        files = [
+            file
+            for target in self._files
+            if target.rpartition(".")[0] in modules
+            for file in self._files[target]
+        ]
         _read(self.model, {file: self.checkpoint.read(file) for file in files}, self.device)
         read = {name: _parameter(self.model, source) for name, source in sources.items()}
         if missing := [name for name, parameter in read.items() if parameter.is_meta]:
-            raise OnboardError(f"transformers finds no {missing[0]}", hint="Fetch the checkpoint again")
+            raise OnboardError(
+                f"transformers finds no {missing[0]}", hint="Fetch the checkpoint again"
+            )
         for name, parameter in read.items():
             _place(self.model, name, self.rounding(name, parameter))
         self._drop([source for source in sources.values() if source not in sources])
@@ -116,7 +144,9 @@ class LayerByLayer:
 
 
 def _units(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that are read one at a time: members of lists, as layers are, and what has no parts."""
+    """Yield the modules that are read one at a time: members of lists, as layers are, and what has
+    no parts.
+    """
     for name, child in module.named_children():
         if isinstance(module, nn.ModuleList) or not any(True for _ in child.children()):
             if any(True for _ in child.parameters()):
@@ -156,10 +186,14 @@ def _place(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
 def _checked(results: list[Any]) -> list[torch.Tensor]:
     """Return the results; raise what ended the first thread that failed for a reason of its own."""
     failed = [each for each in results if isinstance(each, Exception)]
-    first = next((each for each in failed if not isinstance(each, threading.BrokenBarrierError)), None)
+    first = next(
+        (each for each in failed if not isinstance(each, threading.BrokenBarrierError)), None
+    )
     if first is not None:
         reason = " ".join(f"{type(first).__name__}: {first}".split())[:300]
         raise OnboardError(f"transformers' model does not run layer by layer ({reason})") from first
     if failed:
-        raise OnboardError("transformers' model does not run layer by layer: sequences take different ways through it")
+        raise OnboardError(
+            "transformers' model does not run layer by layer: sequences take different ways through it"
+        )
     return results

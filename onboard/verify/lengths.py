@@ -1,4 +1,6 @@
-"""The lengths at which a model may do something else: its windows, chunks and original positions."""
+"""The lengths at which a model may do something else: its windows, chunks and original
+positions.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ _NAMES = re.compile(r"window|chunk|original_max_position|block_size|local")
 
 
 def thresholds(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return the numbers in a Hugging Face config (as a dict) that lengths are compared with, by field.
+    """Return the numbers in a Hugging Face config (as a dict) that lengths are compared with, by
+    field.
 
     Longest possible sequences are none of them: no sequence exceeds these.
     """

@@ -1,8 +1,9 @@
 """Is a cached model still transformers' own one? For models that no generated test has proven.
 
-What a model carries from token to token other than by attention (a convolution, a recurrence), and positions that it
-counts in its own way, would go wrong in a flat row of several sequences. So a few short prompts are computed twice:
-each by itself by transformers, as soon as the weights are read, and all together as the engine computes them.
+What a model carries from token to token other than by attention (a convolution, a recurrence), and
+positions that it counts in its own way, would go wrong in a flat row of several sequences. So a few
+short prompts are computed twice: each by itself by transformers, as soon as the weights are read,
+and all together as the engine computes them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _LENGTHS = (9, 14, 5)
 
 
 class SelfCheck:
-    """An observer of the pipeline that keeps the logits of transformers' model, to compare the cached one's."""
+    """An observer of the pipeline that keeps the logits of transformers' model, to compare the
+    cached one's.
+    """
 
     def __init__(self, context: TransformContext, observer: Observer | None = None) -> None:
         self.context = context
@@ -39,14 +42,18 @@ class SelfCheck:
 
     @torch.inference_mode()
     def keep(self, model: nn.Module) -> None:
-        """Keep the logits of transformers' model, given nothing but the tokens of one prompt at a time."""
+        """Keep the logits of transformers' model, given nothing but the tokens of one prompt at a
+        time.
+        """
         with self._reported("transformers' model does not run"):
             if counts_positions(model, self.context.factory.config.get_text_config().vocab_size):
                 raise OnboardError(
                     f"mode {self.context.factory.mode}: the model counts positions itself in some of its code",
                     hint="Onboard it: a model file takes the positions that it is given",
                 )
-            outputs = (model(input_ids=torch.tensor([prompt]), use_cache=False) for prompt in self.prompts)
+            outputs = (
+                model(input_ids=torch.tensor([prompt]), use_cache=False) for prompt in self.prompts
+            )
             self.expected = [output.logits[0].float() for output in outputs]
 
     def observe(self, key: str, module: nn.Module, context: TransformContext) -> None:
@@ -62,8 +69,12 @@ class SelfCheck:
         rope = length_dependent_rope(self.context.factory.config.to_dict())
         cache = interface_for(self.context.cache, self.prompts)
         with self._reported("the model does not run with caches"):
-            found = run_plan(gm, cache, self.prompts, plans(self.prompts, rope)["batched decode"], rope)
-        error = worst(rmse_ratio(ours, theirs) for ours, theirs in zip(found, self.expected, strict=True))
+            found = run_plan(
+                gm, cache, self.prompts, plans(self.prompts, rope)["batched decode"], rope
+            )
+        error = worst(
+            rmse_ratio(ours, theirs) for ours, theirs in zip(found, self.expected, strict=True)
+        )
         if not error <= SELF_CHECK[self.context.dtype]:
             raise OnboardError(
                 f"mode {self.context.factory.mode}: with caches the logits are others (error {error:.1e})",

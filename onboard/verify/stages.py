@@ -34,7 +34,9 @@ _MAX_WINDOW = 1024  # longest sliding window that the longest prompt is made to 
 
 @dataclass(frozen=True)
 class Check:
-    """The errors after one transform: rmse(logits - reference) / rmse(reference), by the way of running."""
+    """The errors after one transform: rmse(logits - reference) / rmse(reference), by the way of
+    running.
+    """
 
     transform: str
     errors: dict[str, float] = field(default_factory=dict)
@@ -99,20 +101,25 @@ def verify_model(
     on_check: Callable[[VerifyReport], None] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> VerifyReport:
-    """Run the pipeline and check the model after every transform, on random prompts of different lengths.
+    """Run the pipeline and check the model after every transform, on random prompts of different
+    lengths.
 
-    Until caches are inserted that is whole prefill; from then on also chunked prefill, decode one by one, and decode
-    in a batch that prompts join at different times. Arguments as for `LLM`; `transforms` replaces the pipeline,
-    `on_check` is called with the report as it is after each transform.
+    Until caches are inserted that is whole prefill; from then on also chunked prefill, decode one
+    by one, and decode in a batch that prompts join at different times. Arguments as for `LLM`;
+    `transforms` replaces the pipeline, `on_check` is called with the report as it is after each
+    transform.
     """
     folder = Path.cwd() if root is None else Path(root).expanduser()
     overrides = {"device": device, "dtype": dtype, "compile_backend": compile_backend, "mode": mode}
     runtime = with_settings(resolve_config(str(model), folder, config, overrides), settings)
     if runtime.skip_loading_weights:
         raise UsageError(
-            "skip_loading_weights is set and random weights have nothing to be compared with", hint="Leave it out"
+            "skip_loading_weights is set and random weights have nothing to be compared with",
+            hint="Leave it out",
         )
-    context = make_context(find_checkpoint(runtime), runtime, root=folder, model=str(model), defaults=PROOF)
+    context = make_context(
+        find_checkpoint(runtime), runtime, root=folder, model=str(model), defaults=PROOF
+    )
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
     prompts = make_prompts(context, seed)
     context.runtime = _roomy(context.runtime, prompts)
@@ -142,7 +149,9 @@ def verify_model(
 
 
 def make_prompts(context: TransformContext, seed: int) -> list[list[int]]:
-    """Return random prompts: ragged, at most a batch, one of them longer than a sliding window of usual size."""
+    """Return random prompts: ragged, at most a batch, one of them longer than a sliding window of
+    usual size.
+    """
     config, runtime = context.factory.text_config, context.runtime
     lengths = [min(length, runtime.max_seq_len) for length in _LENGTHS[-runtime.max_batch_size :]]
     window = getattr(config, "sliding_window", None)
@@ -153,14 +162,20 @@ def make_prompts(context: TransformContext, seed: int) -> list[list[int]]:
     return [draw.choices(words, k=length) for length in lengths]
 
 
-def _reference(context: TransformContext, prompts: Sequence[Prompt]) -> tuple[list[torch.Tensor], float]:
-    """Return transformers' logits for each prompt in float32, and the error of its own run in the context's dtype."""
+def _reference(
+    context: TransformContext, prompts: Sequence[Prompt]
+) -> tuple[list[torch.Tensor], float]:
+    """Return transformers' logits for each prompt in float32, and the error of its own run in the
+    context's dtype.
+    """
     reference = reference_logits(context, [Asked.whole(prompt) for prompt in prompts])
     return reference.exact, _worst(reference.own, reference.exact) if reference.own else 0.0
 
 
 def _worst(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
-    """Return the largest error over prompts, NaN if any is (which Python's `max` hides behind a number)."""
+    """Return the largest error over prompts, NaN if any is (which Python's `max` hides behind a
+    number).
+    """
     errors = [rmse_ratio(ours, theirs) for ours, theirs in zip(actual, expected, strict=True)]
     return float(torch.tensor(errors, dtype=torch.float64).max())
 
@@ -185,7 +200,10 @@ def _check(
 
 
 def _run_all(
-    module: nn.Module, context: TransformContext, prompts: Sequence[Prompt], rope: LengthDependentRope | None
+    module: nn.Module,
+    context: TransformContext,
+    prompts: Sequence[Prompt],
+    rope: LengthDependentRope | None,
 ) -> dict[str, list[torch.Tensor]]:
     if context.cache is None or not context.cache.resources:
         return {"prefill": run_plain(module, prompts, context)}

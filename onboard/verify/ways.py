@@ -1,4 +1,6 @@
-"""Running a model at any point of the pipeline on given prompts, in every way that the runtime will run it."""
+"""Running a model at any point of the pipeline on given prompts, in every way that the runtime will
+run it.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,18 @@ Plan = list[list[Part]]
 def plans(
     prompts: Sequence[Prompt], rope: LengthDependentRope | None = None, most: int | None = None
 ) -> dict[str, Plan]:
-    """Return the ways to compute every token of the prompts, by name; only prompts of one rotary table share steps.
+    """Return the ways to compute every token of the prompts, by name; only prompts of one rotary
+    table share steps.
 
-    In batched decode a prompt's part in a step has at most `most` tokens; None: all that come before its last ones.
+    In batched decode a prompt's part in a step has at most `most` tokens; None: all that come
+    before its last ones.
     """
     lengths = [len(prompt) for prompt in prompts]
     tables: dict[int, list[list[Part]]] = {}
     for i, length in enumerate(lengths):
-        tables.setdefault(rope.table(length) if rope else 0, []).append(_prefill_then_decode(i, length, most))
+        tables.setdefault(rope.table(length) if rope else 0, []).append(
+            _prefill_then_decode(i, length, most)
+        )
     chunked = [
         [Part(i, start, min(start + CHUNK, length))]
         for i, length in enumerate(lengths)
@@ -70,14 +76,22 @@ def _prefill_then_decode(prompt: int, length: int, most: int | None) -> list[Par
 
 
 def _staggered(parts: Sequence[list[Part]]) -> Plan:
-    """Let each prompt join one step after the one before it, so that steps are mixed first and pure decode later."""
+    """Let each prompt join one step after the one before it, so that steps are mixed first and pure
+    decode later.
+    """
     steps = max(i + len(each) for i, each in enumerate(parts))
-    return [[each[step - i] for i, each in enumerate(parts) if 0 <= step - i < len(each)] for step in range(steps)]
+    return [
+        [each[step - i] for i, each in enumerate(parts) if 0 <= step - i < len(each)]
+        for step in range(steps)
+    ]
 
 
 @torch.inference_mode()
-def run_plain(module: nn.Module, prompts: Sequence[Prompt], context: TransformContext) -> list[torch.Tensor]:
-    """Run a model without cache on each prompt; return logits [tokens, vocabulary] float32 on the CPU.
+def run_plain(
+    module: nn.Module, prompts: Sequence[Prompt], context: TransformContext
+) -> list[torch.Tensor]:
+    """Run a model without cache on each prompt; return logits [tokens, vocabulary] float32 on the
+    CPU.
 
     Weights that are not loaded yet are loaded into a copy, by the code that will load them.
     """
@@ -87,7 +101,8 @@ def run_plain(module: nn.Module, prompts: Sequence[Prompt], context: TransformCo
     for prompt in prompts:
         args = {
             "input_ids": torch.tensor([list(prompt)], device=context.device),
-            "position_ids": torch.arange(len(prompt), device=context.device)[None] + context.first_position,
+            "position_ids": torch.arange(len(prompt), device=context.device)[None]
+            + context.first_position,
             "logits_gather_indices": torch.arange(len(prompt), device=context.device),
         }
         names = input_names(module) if hasattr(module, "graph") else ["input_ids", "position_ids"]
@@ -99,7 +114,9 @@ def run_plain(module: nn.Module, prompts: Sequence[Prompt], context: TransformCo
 def _with_weights(module: nn.Module, context: TransformContext) -> nn.Module:
     cls = get_transform("load_weights")
     scratch = dataclasses.replace(context, facts=[], history=[])
-    copy, _ = cls(cls.config_class.model_validate({"stage": "weight_load"})).apply(copy_graphs(module), scratch)
+    copy, _ = cls(cls.config_class.model_validate({"stage": "weight_load"})).apply(
+        copy_graphs(module), scratch
+    )
     return copy
 
 
@@ -111,13 +128,18 @@ def run_plan(
     plan: Plan,
     rope: LengthDependentRope | None = None,
 ) -> list[torch.Tensor]:
-    """Run a cached graph by a plan; return each prompt's logits [tokens, vocabulary] float32 on the CPU."""
+    """Run a cached graph by a plan; return each prompt's logits [tokens, vocabulary] float32 on the
+    CPU.
+    """
     lengths = [len(prompt) for prompt in prompts]
     rows: list[list[torch.Tensor]] = [[] for _ in prompts]
-    cache.forget()  # the same prompts may have been there before, and this run is to write its own keys
+    # the same prompts may have been there before, and this run is to write its own keys
+    cache.forget()
     with cache.lent_pages(lengths) as pages:
         for step in plan:
-            for part, logits in zip(step, _run_step(gm, cache, prompts, step, pages, rope), strict=True):
+            for part, logits in zip(
+                step, _run_step(gm, cache, prompts, step, pages, rope), strict=True
+            ):
                 rows[part.prompt].append(logits)
     return [torch.cat(parts) for parts in rows]
 
@@ -131,7 +153,9 @@ def _run_step(
     rope: LengthDependentRope | None,
 ) -> list[torch.Tensor]:
     sizes = [part.end - part.start for part in step]
-    decode = max(sizes) == 1  # every row is wanted anyway, and a captured graph takes padding rows with it
+    decode = (
+        max(sizes) == 1
+    )  # every row is wanted anyway, and a captured graph takes padding rows with it
     cache.info.set_batch(
         np.array([token for part in step for token in prompts[part.prompt][part.start : part.end]]),
         np.array([part.start for part in step]),
@@ -145,7 +169,9 @@ def _run_step(
     return list(torch.split(logits, sizes))
 
 
-def interface_for(cache: CachedSequenceInterface, prompts: Sequence[Prompt]) -> CachedSequenceInterface:
+def interface_for(
+    cache: CachedSequenceInterface, prompts: Sequence[Prompt]
+) -> CachedSequenceInterface:
     """Return a run's caches when they hold the prompts, else temporary ones of the same kinds."""
     lengths = [len(prompt) for prompt in prompts]
     if cache.can_lend(lengths) and len(prompts) <= cache.info.max_batch_size:

@@ -15,7 +15,9 @@ from onboard.errors import OnboardError
 
 @dataclass(frozen=True)
 class Replaced:
-    """A file that a user had changed or brought, and that was written anew as asked; `diff` is empty in a dry run."""
+    """A file that a user had changed or brought, and that was written anew as asked; `diff` is
+    empty in a dry run.
+    """
 
     path: Path
     backup: Path
@@ -24,7 +26,9 @@ class Replaced:
 
 @dataclass
 class FileWriter:
-    """Writes files atomically; with `dry_run`, or while `held`, it keeps the new texts and leaves the disk alone."""
+    """Writes files atomically; with `dry_run`, or while `held`, it keeps the new texts and leaves
+    the disk alone.
+    """
 
     dry_run: bool = False
     held: bool = False
@@ -39,7 +43,9 @@ class FileWriter:
     written_by_others: Callable[[], dict[str, set[str]]] = dict
     """The same for the runs of all models, read when it is asked for."""
     remember: Callable[[], None] = lambda: None
-    """Called when `written` has grown, before the file is there: other runs never see one that no run owns up to."""
+    """Called when `written` has grown, before the file is there: other runs never see one that no
+    run owns up to.
+    """
     replacing: bool = False
     """`put` replaces what is not as it was left, and keeps the old file beside the new one."""
     replaced: list[Replaced] = field(default_factory=list)
@@ -54,7 +60,8 @@ class FileWriter:
     def put(self, path: Path, text: str) -> bool:
         """Write a file that users may make their own; return False when it is theirs, and was kept.
 
-        A file that no run wrote, or that was changed since, is a user's. Replacing it leaves it beside the new one.
+        A file that no run wrote, or that was changed since, is a user's. Replacing it leaves it
+        beside the new one.
         """
         theirs = self.is_users(path) and self.read(path) != text
         if theirs and not self.replacing:
@@ -78,7 +85,9 @@ class FileWriter:
         return digest not in self.written_by_others().get(name, ())
 
     def is_anothers(self, path: Path) -> bool:
-        """Tell whether a file is there that the run of another model `put` after this model's runs did."""
+        """Tell whether a file is there that the run of another model `put` after this model's runs
+        did.
+        """
         last = self.written.get(self._name(path), [])[-1:]
         return self.digest(path) not in (None, *last) and not self.is_users(path)
 
@@ -92,14 +101,22 @@ class FileWriter:
         old = path.read_text(encoding="utf-8")
         backup = path.with_name(f"{path.name}.bak-{hashlib.sha256(old.encode()).hexdigest()[:8]}")
         lines = difflib.unified_diff(
-            old.splitlines(), text.splitlines(), f"{path.name} (kept as {backup.name})", path.name, lineterm=""
+            old.splitlines(),
+            text.splitlines(),
+            f"{path.name} (kept as {backup.name})",
+            path.name,
+            lineterm="",
         )
         self.write(backup, old)
         self.replaced.append(Replaced(path, backup, "\n".join(lines)))
 
     def _name(self, path: Path) -> str:
         below = self.root is not None and path.is_relative_to(self.root)
-        return path.relative_to(self.root).as_posix() if self.root is not None and below else path.as_posix()
+        return (
+            path.relative_to(self.root).as_posix()
+            if self.root is not None and below
+            else path.as_posix()
+        )
 
     def release(self) -> None:
         """Write what was held."""
@@ -122,7 +139,9 @@ class FileWriter:
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
     def diff(self, path: Path, root: Path) -> str:
-        """Return the unified diff that a pending write amounts to; empty when the file already has that text."""
+        """Return the unified diff that a pending write amounts to; empty when the file already has
+        that text.
+        """
         old = path.read_text(encoding="utf-8") if path.is_file() else ""
         name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
         before = f"a/{name}" if path.is_file() else "/dev/null"
@@ -135,7 +154,8 @@ class FileWriter:
 def write_atomically(path: Path, text: str, *, staging: Path | None = None) -> None:
     """Write to a temporary file, flush it to the disk and rename it over `path`.
 
-    The temporary file lies in `staging`, where a killed run's leftovers are found and removed, or beside `path`.
+    The temporary file lies in `staging`, where a killed run's leftovers are found and removed, or
+    beside `path`.
     """
     temporary = (staging or path.parent) / f".{path.name}.{secrets.token_hex(4)}"
     try:

@@ -19,7 +19,8 @@ STAGING = "tmp"
 
 
 def slug(model: str) -> str:
-    """Return a name for a model's folder below `.onboard`: "org--name" of an id, or a local folder's own name.
+    """Return a name for a model's folder below `.onboard`: "org--name" of an id, or a local
+    folder's own name.
 
     What a file name cannot hold is replaced, and a digest then keeps two such names apart.
     """
@@ -33,27 +34,39 @@ def check_writable(root: Path) -> None:
     """Raise `OnboardError` when `root` can be neither written nor made."""
     nearest = next(folder for folder in (root, *root.parents) if folder.exists())
     if not nearest.is_dir():
-        raise OnboardError(f"the root {root} is not a folder ({nearest} is a file)", hint="Give another --root")
+        raise OnboardError(
+            f"the root {root} is not a folder ({nearest} is a file)", hint="Give another --root"
+        )
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise OnboardError(f"the root {root} cannot be written", hint="Give another --root, or change its permissions")
+        raise OnboardError(
+            f"the root {root} cannot be written",
+            hint="Give another --root, or change its permissions",
+        )
 
 
 @contextmanager
 def exclusive(work_dir: Path, *, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of a model; call `waiting` once when another run has it. Folders left empty are removed again."""
+    """Hold the lock of a model; call `waiting` once when another run has it. Folders left empty are
+    removed again.
+    """
     lock_file = work_dir.with_name(f"{work_dir.name}.lock")
-    made = [folder for folder in (lock_file.parent, *lock_file.parent.parents) if not folder.exists()]
+    made = [
+        folder for folder in (lock_file.parent, *lock_file.parent.parents) if not folder.exists()
+    ]
     try:
         lock = _acquire(lock_file, waiting)
     except OSError as error:
         _remove_empty(made)
-        raise OnboardError(f"{lock_file} cannot be written ({error.strerror})", hint="Give another --root") from error
+        raise OnboardError(
+            f"{lock_file} cannot be written ({error.strerror})", hint="Give another --root"
+        ) from error
     try:
         shutil.rmtree(work_dir / STAGING, ignore_errors=True)  # unfinished files of a killed run
         yield
     finally:
         shutil.rmtree(work_dir / STAGING, ignore_errors=True)
-        # Removed while it is held: a waiting run notices that its file is gone, and takes a new one.
+        # Removed while it is held: a waiting run notices that its file is gone, and takes a new
+        # one.
         lock_file.unlink(missing_ok=True)
         lock.release()
         _remove_empty([work_dir, lock_file.parent, *made])

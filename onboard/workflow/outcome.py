@@ -52,7 +52,12 @@ class RunOutcome:
         """Return the run as JSON-able data; artifacts are absolute paths."""
         phases = [self._phase(outcome) for outcome in self.phases]
         artifacts = {name: path for phase in phases for name, path in phase["artifacts"].items()}
-        return {"model": self.model, "status": self.status, "phases": phases, "artifacts": artifacts}
+        return {
+            "model": self.model,
+            "status": self.status,
+            "phases": phases,
+            "artifacts": artifacts,
+        }
 
     def _phase(self, outcome: PhaseOutcome) -> dict[str, Any]:
         return {

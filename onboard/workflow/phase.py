@@ -1,7 +1,7 @@
 """What a phase is and what phases share.
 
-Phases talk to each other only through files: artifacts in the work folder and content files under the root. So a
-resumed run needs nothing but the state file and those.
+Phases talk to each other only through files: artifacts in the work folder and content files under
+the root. So a resumed run needs nothing but the state file and those.
 """
 
 from __future__ import annotations
@@ -63,11 +63,15 @@ class RunContext:
     """Every write under the root goes through it: atomic, recorded, and only shown in a dry run."""
     worklog: Worklog
     source: ModelSource
-    """Where the model's files are (`onboard.hub`): a local folder, the cache or a Hub; weights on demand."""
+    """Where the model's files are (`onboard.hub`): a local folder, the cache or a Hub; weights on
+    demand.
+    """
     run_module: RunModule = in_new_interpreter
     """How phases start programs of Python."""
     warm_up: Callable[[], None] = _nothing_to_warm
-    """Called before the libraries are needed, here and in programs that will be started in a while."""
+    """Called before the libraries are needed, here and in programs that will be started in a
+    while.
+    """
     doing: Tell = _to_nobody
     """Hears what the phase that runs is at."""
 
@@ -119,16 +123,18 @@ class Phase(ABC):
 
     name: ClassVar[str]
     editable: ClassVar[frozenset[str]] = frozenset()
-    """Artifacts that the user may change: only their absence, not a new content, reruns the phase. Where the phase has
-    to run again for other reasons, an edited one is not overwritten unasked."""
+    """Artifacts that the user may change: only their absence, not a new content, reruns the phase.
+    Where the phase has to run again for other reasons, an edited one is not overwritten unasked."""
     shared: ClassVar[frozenset[str]] = frozenset()
-    """Artifacts that the runs of a family's models write for each other: what another of them left reruns nothing."""
+    """Artifacts that the runs of a family's models write for each other: what another of them left
+    reruns nothing.
+    """
     merged: ClassVar[frozenset[str]] = frozenset()
-    """Artifacts that the runs of all models add to. Only their absence reruns the phase, which never overwrites what
-    others put there."""
+    """Artifacts that the runs of all models add to. Only their absence reruns the phase, which
+    never overwrites what others put there."""
     judges_input: ClassVar[bool] = False
-    """The phase may find that the model cannot be onboarded at all. Until the last such phase of a run has passed, all
-    writes are held back: bad input changes no file."""
+    """The phase may find that the model cannot be onboarded at all. Until the last such phase of a
+    run has passed, all writes are held back: bad input changes no file."""
     needs_weights: ClassVar[bool] = False
     """The phase reads the checkpoint's weights."""
     starts_programs: ClassVar[bool] = False
@@ -136,7 +142,9 @@ class Phase(ABC):
 
     @abstractmethod
     def inputs(self, context: RunContext) -> dict[str, Any]:
-        """Return what the result depends on, as JSON-able data (file contents as hashes): equal inputs, no rerun."""
+        """Return what the result depends on, as JSON-able data (file contents as hashes): equal
+        inputs, no rerun.
+        """
 
     @abstractmethod
     def run(self, context: RunContext) -> PhaseResult:

@@ -1,8 +1,10 @@
-"""Runs the phases of a model in order, skips those whose inputs did not change, and remembers each as it ends.
+"""Runs the phases of a model in order, skips those whose inputs did not change, and remembers each
+as it ends.
 
-Before a phase changes files, the state says "running"; after it, "done" with the digests of what it left. So a run
-that was killed anywhere repeats the phase it was in, and a phase writes the same files each time. What the phases that
-judge the input write is held back until all of them have passed: bad input changes nothing under the root.
+Before a phase changes files, the state says "running"; after it, "done" with the digests of what it
+left. So a run that was killed anywhere repeats the phase it was in, and a phase writes the same
+files each time. What the phases that judge the input write is held back until all of them have
+passed: bad input changes nothing under the root.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ def load_phases() -> list[Phase]:
 
 
 def load_phase(name: str) -> Phase:
-    """Import the module of a phase and return an instance of the one phase class that it defines."""
+    """Import the module of a phase and return an instance of the one phase class that it
+    defines.
+    """
     module = importlib.import_module(f"onboard.workflow.phases.{name}")
     classes = [value for value in vars(module).values() if _is_phase_of(value, module.__name__)]
     assert len(classes) == 1, f"{module.__name__} defines {len(classes)} phases"
@@ -85,7 +89,9 @@ def open_run(model: str, root: Path, options: RunOptions) -> RunContext:
     A local folder goes by its absolute path from here on, however it was written.
     """
     if not model:
-        raise UsageError("the name of the model is empty", hint="Give a model's folder or an id such as org/name")
+        raise UsageError(
+            "the name of the model is empty", hint="Give a model's folder or an id such as org/name"
+        )
     root, model = root.expanduser().resolve(), identity(model)
     work_dir = work_folder(root, model)
     return RunContext(
@@ -105,7 +111,9 @@ def open_run(model: str, root: Path, options: RunOptions) -> RunContext:
 
 
 def work_folder(root: Path, model: str) -> Path:
-    """Return the folder of a model's artifacts: `slug`, with a digest when another model's folder has that name."""
+    """Return the folder of a model's artifacts: `slug`, with a digest when another model's folder
+    has that name.
+    """
     folder = root / WORK / slug(model)
     return (
         folder
@@ -131,14 +139,20 @@ class Engine:
     observer: Observer
 
     def run(
-        self, context: RunContext, *, until: str | None = None, from_: str | None = None, fresh: bool = False
+        self,
+        context: RunContext,
+        *,
+        until: str | None = None,
+        from_: str | None = None,
+        fresh: bool = False,
     ) -> RunOutcome:
         """Run the phases up to `until`.
 
         Args:
             context: the model's run.
             until: the last phase to run; None: all of them.
-            from_: rerun from this phase on, whatever the state says; those before it are taken as they are.
+            from_: rerun from this phase on, whatever the state says; those before it are taken as
+                they are.
             fresh: rerun every phase.
 
         Returns:
@@ -146,10 +160,13 @@ class Engine:
 
         Raises:
             UsageError: there is no such phase, or `from_` comes after `until`.
-            OnboardError: the root cannot be written, the state cannot be read, or a phase before `from_` never ran.
+            OnboardError: the root cannot be written, the state cannot be read, or a phase before
+                `from_` never ran.
         """
         selected = self._select(until, from_)
-        context.options.weights = not context.options.dry_run and any(phase.needs_weights for phase in selected)
+        context.options.weights = not context.options.dry_run and any(
+            phase.needs_weights for phase in selected
+        )
         if context.options.dry_run:
             return _Run(context, self.observer, from_, fresh).run(selected)
         check_writable(context.root)
@@ -163,14 +180,18 @@ class Engine:
                 raise UsageError(f"there is no phase {name!r}", hint=suggest(name, names))
         end = names.index(until) + 1 if until else len(names)
         if from_ in names[end:]:
-            raise UsageError(f"the phase {from_} comes after {until}", hint=f"The order is {', '.join(names)}")
+            raise UsageError(
+                f"the phase {from_} comes after {until}", hint=f"The order is {', '.join(names)}"
+            )
         return list(self.phases[:end])
 
 
 class _Run:
     """One pass over the phases of a model, with its lock held."""
 
-    def __init__(self, context: RunContext, observer: Observer, from_: str | None, fresh: bool) -> None:
+    def __init__(
+        self, context: RunContext, observer: Observer, from_: str | None, fresh: bool
+    ) -> None:
         self.context = context
         self.observer = observer
         self.versions = current_versions()
@@ -212,10 +233,13 @@ class _Run:
             result = PhaseOutcome(phase.name, "failed", error=str(error), exception=error)
         except KeyboardInterrupt as error:
             result = PhaseOutcome(phase.name, "interrupted", error="interrupted", exception=error)
-        # A defect of ours must not cost the record of the run; the command line reports it as an internal error.
+        # A defect of ours must not cost the record of the run; the command line reports it as an
+        # internal error.
         except Exception as error:
             text = f"internal error in {phase.name}: {type(error).__name__}: {error}"
-            result = PhaseOutcome(phase.name, "failed", error=" ".join(text.split()), exception=error)
+            result = PhaseOutcome(
+                phase.name, "failed", error=" ".join(text.split()), exception=error
+            )
         result.seconds = 0.0 if result.status == "skipped" else time.monotonic() - started
         if self.executing:
             self._record(phase, result)
@@ -246,7 +270,9 @@ class _Run:
         return PhaseOutcome(phase.name, "done", summary=result.summary, artifacts=result.artifacts)
 
     def _rehearse(self, phase: Phase, record: PhaseRecord | None) -> PhaseOutcome:
-        """Run a phase whose writes are only collected; one that reads what only a real run makes is planned."""
+        """Run a phase whose writes are only collected; one that reads what only a real run makes is
+        planned.
+        """
         try:
             self.input_hash = hash_inputs(phase.inputs(self.context), self.versions)
             if record is not None and self._is_current(phase, record):
@@ -256,11 +282,15 @@ class _Run:
             missing = Path(error.filename or "")
             if not missing.is_relative_to(self.context.root):
                 raise
-            return PhaseOutcome(phase.name, "planned", summary=f"would run once {missing.name} is there")
+            return PhaseOutcome(
+                phase.name, "planned", summary=f"would run once {missing.name} is there"
+            )
 
     def _keep(self, phase: Phase, record: PhaseRecord | None) -> PhaseOutcome:
         if record is None or record.status != "done" or not self._artifacts_exist(record):
-            raise OnboardError(f"the phase {phase.name} has no complete result yet", hint="Run without --from")
+            raise OnboardError(
+                f"the phase {phase.name} has no complete result yet", hint="Run without --from"
+            )
         return _skipped(phase, record, f"kept, as --from {self.from_} asks")
 
     def _is_current(self, phase: Phase, record: PhaseRecord) -> bool:
@@ -269,39 +299,64 @@ class _Run:
             and record.status == "done"
             and record.input_hash == self.input_hash
             and self._artifacts_exist(record)
-            and not (self._edited(record) - phase.editable - phase.merged - self._by_relatives(phase, record))
+            and not (
+                self._edited(record)
+                - phase.editable
+                - phase.merged
+                - self._by_relatives(phase, record)
+            )
         )
 
     def _by_relatives(self, phase: Phase, record: PhaseRecord) -> set[str]:
         """Return the shared artifacts that the run of some model left as they are."""
         paths = {
-            name: self.context.root / record.artifacts[name].path for name in phase.shared & record.artifacts.keys()
+            name: self.context.root / record.artifacts[name].path
+            for name in phase.shared & record.artifacts.keys()
         }
         return {name for name, path in paths.items() if not self.context.files.is_users(path)}
 
     def _unchanged(self, phase: Phase, record: PhaseRecord) -> str:
-        """Return why a phase is skipped, with the files outside the work folder that are a user's."""
+        """Return why a phase is skipped, with the files outside the work folder that are a
+        user's.
+        """
         context = self.context
-        paths = [context.root / item.path for name, item in record.artifacts.items() if name not in phase.merged]
-        kept = [path for path in paths if not path.is_relative_to(context.work_dir) and context.files.is_users(path)]
+        paths = [
+            context.root / item.path
+            for name, item in record.artifacts.items()
+            if name not in phase.merged
+        ]
+        kept = [
+            path
+            for path in paths
+            if not path.is_relative_to(context.work_dir) and context.files.is_users(path)
+        ]
         return "; ".join(["unchanged", *(context.kept(path, phase.name) for path in kept)])
 
     def _artifacts_exist(self, record: PhaseRecord) -> bool:
-        return all((self.context.root / artifact.path).exists() for artifact in record.artifacts.values())
+        return all(
+            (self.context.root / artifact.path).exists() for artifact in record.artifacts.values()
+        )
 
     def _edited(self, record: PhaseRecord) -> set[str]:
         return {
             name
             for name, artifact in record.artifacts.items()
             if artifact.sha256 is not None
-            and self.context.files.digest(self.context.root / artifact.path) not in (None, artifact.sha256)
+            and self.context.files.digest(self.context.root / artifact.path)
+            not in (None, artifact.sha256)
         }
 
     def _refuse_to_overwrite_edits(self, phase: Phase, record: PhaseRecord) -> None:
-        """Stop for an edited artifact of the work folder; a user's other files are kept by `FileWriter.put`."""
+        """Stop for an edited artifact of the work folder; a user's other files are kept by
+        `FileWriter.put`.
+        """
         edited = sorted(self._edited(record) & phase.editable)
         paths = [record.artifacts[name].path for name in edited]
-        if own := [path for path in paths if (self.context.root / path).is_relative_to(self.context.work_dir)]:
+        if own := [
+            path
+            for path in paths
+            if (self.context.root / path).is_relative_to(self.context.work_dir)
+        ]:
             path = own[0]
             raise OnboardError(
                 f"{path} was edited, and what {phase.name} made it from has changed since",
@@ -327,7 +382,9 @@ class _Run:
             self._log(outcome)
 
     def _release(self) -> None:
-        """Write what was held back. The state says "running" meanwhile, so that a half-written spec is not an edit."""
+        """Write what was held back. The state says "running" meanwhile, so that a half-written spec
+        is not an edit.
+        """
         files = self.context.files
         if not files.held:
             return
@@ -352,7 +409,9 @@ class _Run:
             self.context.files.write(self.context.artifact(STATE_FILE), self.state.text())
 
     def _log(self, outcome: PhaseOutcome) -> None:
-        self.context.worklog.append(f"{outcome.name}: {outcome.status} in {outcome.seconds:.1f} s", _story(outcome))
+        self.context.worklog.append(
+            f"{outcome.name}: {outcome.status} in {outcome.seconds:.1f} s", _story(outcome)
+        )
 
 
 def _fresh_state(context: RunContext) -> RunState:
@@ -381,7 +440,11 @@ def _skipped(phase: Phase, record: PhaseRecord, why: str) -> PhaseOutcome:
 
 def _story(outcome: PhaseOutcome) -> str:
     """Return the worklog's text about a phase, with the traceback of a defect."""
-    lines = [outcome.summary, outcome.error, *(f"- {name}: {path}" for name, path in outcome.artifacts.items())]
+    lines = [
+        outcome.summary,
+        outcome.error,
+        *(f"- {name}: {path}" for name, path in outcome.artifacts.items()),
+    ]
     if outcome.exception is not None and not isinstance(outcome.exception, OnboardError):
         lines += ["```", *traceback.format_exception(outcome.exception), "```"]
     return "\n".join(line for line in lines if line)

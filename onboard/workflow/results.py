@@ -1,4 +1,5 @@
-"""What runs of registered models showed: `registry/results.jsonl`, one line for each model, device and dtype.
+"""What runs of registered models showed: `registry/results.jsonl`, one line for each model, device
+and dtype.
 
 The support matrix says of a model what these rows say. Call what writes them under `registry_lock`.
 """
@@ -24,7 +25,9 @@ YES, NO, UNTESTED, NOT_THERE = "Yes", "No", "Untested", "N/A"
 FEATURES = ("cuda_graphs", "batched_decode", "chunked_prefill", "prefix_reuse", "sliding_window")
 """What a run can show, in the order of the matrix."""
 KNOWN_PREFIX = "known prefix"
-"""What the run agent's comparison (which imports torch) calls its check of a prompt that is asked again."""
+"""What the run agent's comparison (which imports torch) calls its check of a prompt that is asked
+again.
+"""
 
 
 class Result(StrictModel):
@@ -92,13 +95,17 @@ def parse_results(text: str) -> list[Result]:
             rows += [Result.model_validate_json(line)] if line.strip() else []
         except (ValidationError, UsageError) as error:
             reason = str(error).splitlines()[0]
-            raise OnboardError(f"registry/results.jsonl:{number}: {reason}", hint="Remove the line") from error
+            raise OnboardError(
+                f"registry/results.jsonl:{number}: {reason}", hint="Remove the line"
+            ) from error
     return rows
 
 
 def with_result(rows: Sequence[Result], new: Result) -> list[Result]:
     """Return the rows with a new one in the place of an older one, sorted."""
-    return sorted([*(row for row in rows if row.place != new.place), new], key=lambda row: row.place)
+    return sorted(
+        [*(row for row in rows if row.place != new.place), new], key=lambda row: row.place
+    )
 
 
 def text_of(rows: Sequence[Result]) -> str:
@@ -156,20 +163,30 @@ def shown_features(full: Mapping[str, Any], window: int | None) -> dict[str, str
         "cuda_graphs": UNTESTED if full["settings"]["device"] != "cuda" else YES if graphs else NO,
         "batched_decode": YES if len(full["prompts"]) > 1 else UNTESTED,
         "chunked_prefill": YES if chunk and longest > chunk else UNTESTED,
-        "prefix_reuse": YES if any(check["what"] == KNOWN_PREFIX for check in comparison["checks"]) else UNTESTED,
-        "sliding_window": NOT_THERE if window == 0 else YES if window and longest > window else UNTESTED,
+        "prefix_reuse": YES
+        if any(check["what"] == KNOWN_PREFIX for check in comparison["checks"])
+        else UNTESTED,
+        "sliding_window": NOT_THERE
+        if window == 0
+        else YES
+        if window and longest > window
+        else UNTESTED,
     }
 
 
 def with_tests(result: Result, model_file: Path, root: Path) -> Result:
-    """Return a row to which the tests of the model's file add what they showed: cached decode prefills in chunks."""
+    """Return a row to which the tests of the model's file add what they showed: cached decode
+    prefills in chunks.
+    """
     if "test_cached_decode" not in passed_tests(model_file, root):
         return result
     return result.model_copy(update={"features": {**result.features, "chunked_prefill": YES}})
 
 
 def verified(rows: Sequence[Result]) -> str:
-    """Return where a model was seen to work, and that its last run failed; empty for one that nobody has tried."""
+    """Return where a model was seen to work, and that its last run failed; empty for one that
+    nobody has tried.
+    """
     whole = [row for row in rows if row.layers is None]
     parts = sorted({row.shows for row in whole if row.status == "passed"})
     last = max(whole, key=lambda row: row.date, default=None)
@@ -178,8 +195,12 @@ def verified(rows: Sequence[Result]) -> str:
 
 
 def features_of(rows: Sequence[Result]) -> dict[str, str]:
-    """Return what is known of each feature, from the newest run of all layers that tells anything."""
-    newest = sorted((row for row in rows if row.layers is None), key=lambda row: row.date, reverse=True)
+    """Return what is known of each feature, from the newest run of all layers that tells
+    anything.
+    """
+    newest = sorted(
+        (row for row in rows if row.layers is None), key=lambda row: row.date, reverse=True
+    )
     found: dict[str, str] = {}
     for feature in FEATURES:
         told = (row.features.get(feature, UNTESTED) for row in newest)

@@ -1,4 +1,6 @@
-"""The state of a model's run: what each phase was given, what it left, and whether that still holds."""
+"""The state of a model's run: what each phase was given, what it left, and whether that still
+holds.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class RunState(_Record):
     versions: dict[str, str] = Field(default_factory=dict)
     phases: dict[str, PhaseRecord] = Field(default_factory=dict)
     written: dict[str, list[str]] = Field(default_factory=dict)
-    """Every sha256 that this model's runs wrote a file with, by its path relative to the root; the last one last."""
+    """Every sha256 that this model's runs wrote a file with, by its path relative to the root; the
+    last one last.
+    """
 
     @classmethod
     def load(cls, work_dir: Path, model: str) -> RunState:
@@ -63,15 +67,23 @@ class RunState(_Record):
             ) from error
 
     def _with_what_phases_left(self) -> RunState:
-        """Return the state of a release that did not say what it wrote: all but a config, which it may have kept."""
+        """Return the state of a release that did not say what it wrote: all but a config, which it
+        may have kept.
+        """
         artifacts = [item for phase in self.phases.values() for item in phase.artifacts.items()]
-        left = {made.path: [made.sha256] for name, made in artifacts if name != "config" and made.sha256}
+        left = {
+            made.path: [made.sha256] for name, made in artifacts if name != "config" and made.sha256
+        }
         return self.model_copy(update={"written": left})
 
     def at_rest(self) -> RunState:
-        """Return the state for showing when nothing runs: what it says to be running was interrupted."""
+        """Return the state for showing when nothing runs: what it says to be running was
+        interrupted.
+        """
         stopped = {
-            name: record.model_copy(update={"status": "interrupted"}) if record.status == "running" else record
+            name: record.model_copy(update={"status": "interrupted"})
+            if record.status == "running"
+            else record
             for name, record in self.phases.items()
         }
         return self.model_copy(update={"phases": stopped})
@@ -82,7 +94,9 @@ class RunState(_Record):
 
 
 def written_under(folder: Path) -> dict[str, set[str]]:
-    """Return every digest that the runs of all models, each with a folder in `folder`, left a file with, by path."""
+    """Return every digest that the runs of all models, each with a folder in `folder`, left a file
+    with, by path.
+    """
     digests: dict[str, set[str]] = {}
     for path in folder.glob(f"*/{STATE_FILE}"):
         try:
@@ -95,7 +109,9 @@ def written_under(folder: Path) -> dict[str, set[str]]:
 
 
 def hash_inputs(inputs: Mapping[str, Any], versions: Mapping[str, str]) -> str:
-    """Return the sha256 of a phase's inputs together with the versions of the tool and its libraries."""
+    """Return the sha256 of a phase's inputs together with the versions of the tool and its
+    libraries.
+    """
     text = json.dumps({"inputs": inputs, "versions": versions}, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 

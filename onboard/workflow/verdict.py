@@ -1,7 +1,9 @@
-"""What the registry says of a model's run: pending while it goes on, then passed or failed, and since when.
+"""What the registry says of a model's run: pending while it goes on, then passed or failed, and
+since when.
 
-An entry is written before the run, which reads its config. So that it never stands for a model that nobody saw work,
-it says so itself, and what serves a model says it too (`onboard.runtime.tested_file`).
+An entry is written before the run, which reads its config. So that it never stands for a model that
+nobody saw work, it says so itself, and what serves a model says it too
+(`onboard.runtime.tested_file`).
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ PhaseRun = Callable[[Any, RunContext], PhaseResult]
 
 
 def recorded(run: PhaseRun) -> PhaseRun:
-    """Have the outcome of a phase's run written to the model's registry entry; a killed one leaves it pending."""
+    """Have the outcome of a phase's run written to the model's registry entry; a killed one leaves
+    it pending.
+    """
 
     @wraps(run)
     def recording(phase: Any, context: RunContext) -> PhaseResult:
@@ -44,7 +48,9 @@ def recorded(run: PhaseRun) -> PhaseRun:
 
 
 def _record(context: RunContext, status: registry.Status) -> None:
-    """Write a status under the registry's lock, a failure to the support matrix, too; a removed entry stays removed."""
+    """Write a status under the registry's lock, a failure to the support matrix, too; a removed
+    entry stays removed.
+    """
     path, name = registry.models_path(context.root), context.read_json(REGISTRATION)["name"]
     with registry.registry_lock(context.root):
         text = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -59,11 +65,21 @@ def _record(context: RunContext, status: registry.Status) -> None:
 
 
 def _show_failure(context: RunContext) -> None:
-    """Write a failed run to results and support matrix, which the phase for it is not reached to do."""
+    """Write a failed run to results and support matrix, which the phase for it is not reached to
+    do.
+    """
     path, name = matrix_path(context.root), context.read_json(REGISTRATION)["name"]
     text = path.read_text(encoding="utf-8") if path.exists() else empty_matrix()
-    device = context.options.device if context.options.device != "auto" else "cuda" if list_gpus() else "cpu"
-    results = save_result(context.root, Result(name=name, status="failed", date=now(), device=device))
+    device = (
+        context.options.device
+        if context.options.device != "auto"
+        else "cuda"
+        if list_gpus()
+        else "cpu"
+    )
+    results = save_result(
+        context.root, Result(name=name, status="failed", date=now(), device=device)
+    )
     write_atomically(path, updated_matrix(text, context, results), staging=context.files.staging)
 
 

@@ -21,4 +21,6 @@ class Worklog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         stamp = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(f"## {stamp} {title}\n\n{body.strip()}\n\n" if body else f"## {stamp} {title}\n\n")
+            file.write(
+                f"## {stamp} {title}\n\n{body.strip()}\n\n" if body else f"## {stamp} {title}\n\n"
+            )

@@ -1,7 +1,8 @@
-"""The families that come with the project, and whether their files are what the tool generates today.
+"""The families that come with the project, and whether their files are what the tool generates
+today.
 
-`registry/zoo.yaml` names each family's models and their configs; the first one is what the family's files are generated
-from, and the file is proven for all of them.
+`registry/zoo.yaml` names each family's models and their configs; the first one is what the family's
+files are generated from, and the file is proven for all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ QUANTISATION = "quantization_config"
 
 @dataclass(frozen=True)
 class Drift:
-    """A file that is not what the tool generates: `found` is its text, None when it is not there."""
+    """A file that is not what the tool generates: `found` is its text, None when it is not
+    there.
+    """
 
     path: Path
     expected: str
@@ -43,7 +46,9 @@ def load_zoo(root: Path) -> dict[str, dict[str, dict[str, Any]]]:
     path = root / ZOO
     if not path.is_file():
         raise UsageError(f"there is no {ZOO} here", hint="Name a checkout of onboard with --root")
-    families: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(path.read_text(encoding="utf-8"))["families"]
+    families: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(
+        path.read_text(encoding="utf-8")
+    )["families"]
     return families
 
 
@@ -58,7 +63,8 @@ def choose(zoo: Mapping[str, Any], names: Sequence[str]) -> list[str]:
 def drifts(family: str, models: Mapping[str, Mapping[str, Any]], root: Path) -> Iterator[Drift]:
     """Yield each file of a family that differs from what the tool generates now.
 
-    Raises `OnboardError` when a model cannot be analysed, or the generated file is not equal to transformers for it.
+    Raises `OnboardError` when a model cannot be analysed, or the generated file is not equal to
+    transformers for it.
     """
     specs = [_spec(family, name, fields) for name, fields in models.items()]
     released = [_as_released(spec, models[spec.model]) for spec in specs]
@@ -91,11 +97,16 @@ def _family_files(specs: Sequence[ModelSpec], root: Path) -> Iterator[tuple[Path
         prove(text, spec, export=spec is specs[0])
     family = specs[0].family
     yield root / "models" / f"modeling_{family}.py", text
-    yield root / "tests" / "equivalence" / f"test_{family}_modeling.py", generate_test_file(specs[0], root)
+    yield (
+        root / "tests" / "equivalence" / f"test_{family}_modeling.py",
+        generate_test_file(specs[0], root),
+    )
 
 
 def registry_files(released: Sequence[ModelSpec], root: Path) -> Iterator[tuple[Path, str]]:
-    """Yield what the registry has of a family's models: configs, notebooks and tables, from specs as released."""
+    """Yield what the registry has of a family's models: configs, notebooks and tables, from specs
+    as released.
+    """
     yield from _model_files(released, root)
     yield from _tables(released, root)
 
@@ -103,13 +114,23 @@ def registry_files(released: Sequence[ModelSpec], root: Path) -> Iterator[tuple[
 def _model_files(specs: Sequence[ModelSpec], root: Path) -> Iterator[tuple[Path, str]]:
     for spec in specs:
         record = _registration(spec)
-        yield registry.config_path(root, record["config_id"]), standalone_text(spec.model, "auto", spec, root)
-        values = notebook_values(spec, record, hub_id=spec.model, folder=None, generation=None, has_tokenizer=True)
-        yield notebook_of(root, record["config_id"]), notebook_text(render(TEMPLATE, root, **values))
+        yield (
+            registry.config_path(root, record["config_id"]),
+            standalone_text(spec.model, "auto", spec, root),
+        )
+        values = notebook_values(
+            spec, record, hub_id=spec.model, folder=None, generation=None, has_tokenizer=True
+        )
+        yield (
+            notebook_of(root, record["config_id"]),
+            notebook_text(render(TEMPLATE, root, **values)),
+        )
 
 
 def _tables(specs: Sequence[ModelSpec], root: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the registry and the support matrix, with rows of what the models are, and what runs of them showed."""
+    """Yield the registry and the support matrix, with rows of what the models are, and what runs of
+    them showed.
+    """
     models, matrix = registry.models_path(root), matrix_path(root)
     entries, rows = (path.read_text(encoding="utf-8") for path in (models, matrix))
     for spec in specs:
@@ -127,4 +148,8 @@ def _results(root: Path, name: str) -> list[Result]:
 
 def _registration(spec: ModelSpec) -> dict[str, Any]:
     config_id = registry.slug(spec.model.rpartition("/")[2])
-    return {"name": spec.model, "config_id": config_id, "config": f"registry/configs/{config_id}.yaml"}
+    return {
+        "name": spec.model,
+        "config_id": config_id,
+        "config": f"registry/configs/{config_id}.yaml",
+    }

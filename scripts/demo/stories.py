@@ -1,7 +1,9 @@
-"""Writes the corpus of the demo checkpoint: short stories for children, put together from parts by chance.
+"""Writes the corpus of the demo checkpoint: short stories for children, put together from parts by
+chance.
 
-The text is the project's own. A story draws its characters, place, weather, wish and trouble once and keeps them
-to the end, so that a small model can learn both the language and to stay with the thread.
+The text is the project's own. A story draws its characters, place, weather, wish and trouble once
+and keeps them to the end, so that a small model can learn both the language and to stay with the
+thread.
 """
 
 from __future__ import annotations
@@ -60,12 +62,16 @@ def _draw_slots(rng: random.Random) -> dict[str, str]:
 
 
 def _fill(text: str, slots: dict[str, str], rng: random.Random) -> str:
-    """Put in slots, then resolve choices from the inside out, then mend articles and capital letters."""
+    """Put in slots, then resolve choices from the inside out, then mend articles and capital
+    letters.
+    """
     text = _SLOT.sub(lambda found: slots[found.group(1)], text)
     while match := _CHOICE.search(text):
         text = text[: match.start()] + rng.choice(match.group(1).split("|")) + text[match.end() :]
     text = re.sub(r"\b([Aa]) (?=[aeiou]|hones)", r"\1n ", text)
-    return re.sub(r"(^|[.!?]\s+|[.!?,] \"|^\")([a-z])", lambda m: m.group(1) + m.group(2).upper(), text)
+    return re.sub(
+        r"(^|[.!?]\s+|[.!?,] \"|^\")([a-z])", lambda m: m.group(1) + m.group(2).upper(), text
+    )
 
 
 def story(rng: random.Random) -> str:

@@ -1,4 +1,6 @@
-"""The parts of the demo stories. `{a|b}` is a choice; `{name}` and the like are slots drawn once a story."""
+"""The parts of the demo stories. `{a|b}` is a choice; `{name}` and the like are slots drawn once a
+story.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,10 @@ ANIMALS = [
     "pony",
     "penguin",
 ]
-PEOPLE = {"she": ["girl", "girl", "girl", "baker", "gardener"], "he": ["boy", "boy", "boy", "baker", "fisherman"]}
+PEOPLE = {
+    "she": ["girl", "girl", "girl", "baker", "gardener"],
+    "he": ["boy", "boy", "boy", "baker", "fisherman"],
+}
 TRAITS = [
     "kind",
     "brave",

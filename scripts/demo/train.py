@@ -1,9 +1,11 @@
-"""Train the demo checkpoint: a five-layer Llama on the project's own stories; about three minutes on one GPU.
+"""Train the demo checkpoint: a five-layer Llama on the project's own stories; about three minutes
+on one GPU.
 
     python scripts/demo/train.py --output onboard/assets/demo
 
-Writes config, tokenizer, one safetensors file (bfloat16, under 10 MB), `heldout.txt` (stories that training never saw)
-and `training.json` (what was trained, with the perplexity on the held-out text).
+Writes config, tokenizer, one safetensors file (bfloat16, under 10 MB), `heldout.txt` (stories that
+training never saw) and `training.json` (what was trained, with the perplexity on the held-out
+text).
 """
 
 from __future__ import annotations
@@ -36,14 +38,22 @@ def train_tokenizer(corpus: list[str]) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="</s>", model_max_length=512
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="</s>",
+        model_max_length=512,
     )
 
 
 def build_model() -> LlamaForCausalLM:
-    """Return the untrained model: 4.2 million parameters, grouped-query attention, tied embeddings."""
+    """Return the untrained model: 4.2 million parameters, grouped-query attention, tied
+    embeddings.
+    """
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=256,
@@ -76,14 +86,20 @@ def batches(tokens: torch.Tensor, size: int, steps: int, device: str) -> Iterato
         yield tokens[start + window]
 
 
-def train(model: LlamaForCausalLM, tokens: torch.Tensor, steps: int, size: int, device: str) -> None:
+def train(
+    model: LlamaForCausalLM, tokens: torch.Tensor, steps: int, size: int, device: str
+) -> None:
     """AdamW with warm-up and cosine decay, bfloat16 autocast over float32 weights."""
     model.to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
     warmup = steps // 20
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
-        lambda step: min(1.0, (step + 1) / warmup) * (0.02 + 0.49 * (1 + math.cos(math.pi * step / steps))),
+        lambda step: (
+            min(1.0, (step + 1) / warmup) * (0.02 + 0.49 * (1 + math.cos(math.pi * step / steps)))
+        ),
     )
     for step, batch in enumerate(batches(tokens, size, steps, device)):
         with torch.autocast(device, dtype=torch.bfloat16):
@@ -98,12 +114,16 @@ def train(model: LlamaForCausalLM, tokens: torch.Tensor, steps: int, size: int, 
 
 
 @torch.no_grad()
-def perplexity(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, texts: list[str], device: str) -> float:
+def perplexity(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, texts: list[str], device: str
+) -> float:
     """Return exp of the mean negative log likelihood a token, each text on its own."""
     model.eval()
     total, count = 0.0, 0
     for text in texts:
-        ids = torch.tensor([[*tokenizer(text)["input_ids"], tokenizer.eos_token_id]], device=device)[:, :512]
+        ids = torch.tensor(
+            [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id]], device=device
+        )[:, :512]
         total += model(input_ids=ids, labels=ids).loss.item() * (ids.shape[1] - 1)
         count += ids.shape[1] - 1
     return math.exp(total / count)
@@ -125,7 +145,9 @@ def main() -> None:
     tokenizer = train_tokenizer(corpus[:20_000])
     model = build_model()
     tokens = encode(tokenizer, corpus)
-    print(f"{len(tokens)} tokens, {sum(p.numel() for p in model.parameters())} parameters", flush=True)
+    print(
+        f"{len(tokens)} tokens, {sum(p.numel() for p in model.parameters())} parameters", flush=True
+    )
     train(model, tokens, options.steps, options.batch_size, options.device)
 
     model.to(torch.bfloat16)
@@ -133,11 +155,24 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(options.output)
     tokenizer.save_pretrained(options.output)
-    (options.output / "heldout.txt").write_text("\n\n---\n\n".join(heldout) + "\n", encoding="utf-8")
-    facts = {"stories": options.stories, "steps": options.steps, "heldout_perplexity": round(score, 4)}
-    (options.output / "training.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    (options.output / "heldout.txt").write_text(
+        "\n\n---\n\n".join(heldout) + "\n", encoding="utf-8"
+    )
+    facts = {
+        "stories": options.stories,
+        "steps": options.steps,
+        "heldout_perplexity": round(score, 4),
+    }
+    (options.output / "training.json").write_text(
+        json.dumps(facts, indent=2) + "\n", encoding="utf-8"
+    )
     print(facts)
-    for prompt in ("Once upon a time", "One day, Lily", "The little fox was sad because", "Tom and his friend went to"):
+    for prompt in (
+        "Once upon a time",
+        "One day, Lily",
+        "The little fox was sad because",
+        "Tom and his friend went to",
+    ):
         ids = torch.tensor([tokenizer(prompt)["input_ids"]], device=options.device)
         with torch.no_grad():
             text = model.generate(ids, max_new_tokens=90, do_sample=False)

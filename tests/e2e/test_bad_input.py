@@ -40,7 +40,11 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A root that does not exist yet, and one that has content."""
     folder = tmp_path / "root"
     if request.param == "used":
-        for name in ("models/modeling_llama.py", "registry/models.yaml", ".onboard/other/state.json"):
+        for name in (
+            "models/modeling_llama.py",
+            "registry/models.yaml",
+            ".onboard/other/state.json",
+        ):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(f"# {name}\n")
     return folder
@@ -77,7 +81,9 @@ def escape_folder(folder: Path) -> None:
 
 def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
     """Write the tensors of all shards, changed, as one file."""
-    tensors = {name: tensor for shard in shards(folder) for name, tensor in load_file(shard).items()}
+    tensors = {
+        name: tensor for shard in shards(folder) for name, tensor in load_file(shard).items()
+    }
     change(tensors)
     for path in [*shards(folder), folder / "model.safetensors.index.json"]:
         path.unlink()
@@ -102,16 +108,52 @@ FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 BROKEN: dict[str, tuple[Break, int, str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), 1, "has no config.json"),
-    "config is no JSON": (lambda f: (f / "config.json").write_text("{'a': 1}") and None, 1, "is not valid JSON"),
-    "config is a list": (lambda f: (f / "config.json").write_text("[]") and None, 1, "holds a list"),
-    "config nests too deep": (lambda f: (f / "config.json").write_text("[" * 99999) and None, 1, "is not valid JSON"),
-    "config is binary": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe\0") and None, 1, "is not valid JSON"),
+    "config is no JSON": (
+        lambda f: (f / "config.json").write_text("{'a': 1}") and None,
+        1,
+        "is not valid JSON",
+    ),
+    "config is a list": (
+        lambda f: (f / "config.json").write_text("[]") and None,
+        1,
+        "holds a list",
+    ),
+    "config nests too deep": (
+        lambda f: (f / "config.json").write_text("[" * 99999) and None,
+        1,
+        "is not valid JSON",
+    ),
+    "config is binary": (
+        lambda f: (f / "config.json").write_bytes(b"\xff\xfe\0") and None,
+        1,
+        "is not valid JSON",
+    ),
     "no model_type": (lambda f: edit_config(f, model_type=None), 1, "has no model_type"),
-    "unknown model_type": (lambda f: edit_config(f, model_type="nonesuch"), 1, "does not know the model type"),
-    "model_type with code": (lambda f: edit_config(f, model_type="x'); import os; ('"), 1, "is not a name"),
-    "model_type with a path": (lambda f: edit_config(f, model_type="../../evil"), 1, "is not a name"),
-    "activation with code": (lambda f: edit_config(f, hidden_act='silu"); import os; ("'), 1, "cannot build"),
-    "rope type with code": (lambda f: edit_config(f, rope_parameters={"rope_type": "'\n\nevil()"}), 1, "cannot build"),
+    "unknown model_type": (
+        lambda f: edit_config(f, model_type="nonesuch"),
+        1,
+        "does not know the model type",
+    ),
+    "model_type with code": (
+        lambda f: edit_config(f, model_type="x'); import os; ('"),
+        1,
+        "is not a name",
+    ),
+    "model_type with a path": (
+        lambda f: edit_config(f, model_type="../../evil"),
+        1,
+        "is not a name",
+    ),
+    "activation with code": (
+        lambda f: edit_config(f, hidden_act='silu"); import os; ("'),
+        1,
+        "cannot build",
+    ),
+    "rope type with code": (
+        lambda f: edit_config(f, rope_parameters={"rope_type": "'\n\nevil()"}),
+        1,
+        "cannot build",
+    ),
     "text for a number": (lambda f: edit_config(f, hidden_size="32; evil()"), 1, "cannot build"),
     "negative vocabulary": (lambda f: edit_config(f, vocab_size=-1), 1, "cannot build"),
     "architecture with code": (
@@ -119,7 +161,11 @@ BROKEN: dict[str, tuple[Break, int, str]] = {
         1,
         "which are no names",
     ),
-    "architectures are no list": (lambda f: edit_config(f, architectures="LlamaForCausalLM"), 1, "which are no names"),
+    "architectures are no list": (
+        lambda f: edit_config(f, architectures="LlamaForCausalLM"),
+        1,
+        "which are no names",
+    ),
     "encoder": (
         lambda f: edit_config(f, model_type="bert", architectures=["BertForMaskedLM"]),
         1,
@@ -135,16 +181,26 @@ BROKEN: dict[str, tuple[Break, int, str]] = {
         1,
         "is not causal",
     ),
-    "encoder-decoder": (lambda f: edit_config(f, model_type="t5", is_encoder_decoder=True), 1, "encoder-decoder"),
+    "encoder-decoder": (
+        lambda f: edit_config(f, model_type="t5", is_encoder_decoder=True),
+        1,
+        "encoder-decoder",
+    ),
     "remote code": (
-        lambda f: edit_config(f, model_type="nonesuch", auto_map={"AutoConfig": "c.C", "AutoModelForCausalLM": "m.M"}),
+        lambda f: edit_config(
+            f, model_type="nonesuch", auto_map={"AutoConfig": "c.C", "AutoModelForCausalLM": "m.M"}
+        ),
         3,
         "--trust-remote-code",
     ),
     "truncated weights": (truncate, 1, "is cut off"),
     "truncated header": (truncate_inside_header, 1, "is cut off"),
     "missing shard": (lambda f: shards(f)[0].unlink(), 1, "lacks model-00001"),
-    "no weights": (lambda f: [path.unlink() for path in f.glob("model*")] and None, 1, "has no safetensors weights"),
+    "no weights": (
+        lambda f: [path.unlink() for path in f.glob("model*")] and None,
+        1,
+        "has no safetensors weights",
+    ),
     "NaN": (lambda f: poison(f, float("nan")), 1, "holds NaN"),
     "infinity": (lambda f: poison(f, float("-inf")), 1, "holds infinity"),
     "missing tensor": (lambda f: change_tensors(f, lambda t: t.pop(UP)), 1, f"it has no {UP}"),
@@ -168,12 +224,21 @@ BROKEN: dict[str, tuple[Break, int, str]] = {
         1,
         "quantised (fp8, 128 x 128 blocks), which onboard cannot read yet. Use an unquantised release",
     ),
-    "fp8 by its tensors": (lambda f: change_tensors(f, quantise_to_fp8), 1, "the checkpoint is quantised ("),
+    "fp8 by its tensors": (
+        lambda f: change_tensors(f, quantise_to_fp8),
+        1,
+        "the checkpoint is quantised (",
+    ),
     "MXFP4 by its names": (
         lambda f: change_tensors(
             f,
             lambda t: t.update(
-                {f"model.layers.0.mlp.experts.down_proj_{part}": torch.zeros(2, dtype=torch.uint8) for part in PARTS}
+                {
+                    f"model.layers.0.mlp.experts.down_proj_{part}": torch.zeros(
+                        2, dtype=torch.uint8
+                    )
+                    for part in PARTS
+                }
             ),
         ),
         1,
@@ -204,13 +269,17 @@ BROKEN: dict[str, tuple[Break, int, str]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_broken_checkpoint(case: str, checkpoint: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_checkpoint(
+    case: str, checkpoint: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     break_it, code, message = BROKEN[case]
     break_it(checkpoint)
     assert_refused([str(checkpoint), "--root", str(root)], root, code, message, capsys)
 
 
-def test_state_of_an_earlier_run_survives(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_state_of_an_earlier_run_survives(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = tmp_path / "root"
     assert run([str(checkpoint), "--root", str(root), "--until", "survey"]) == 0
     poison(checkpoint, float("nan"))
@@ -218,12 +287,19 @@ def test_state_of_an_earlier_run_survives(checkpoint: Path, tmp_path: Path, caps
 
 
 def test_model_larger_than_memory(
-    checkpoint: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     gpus = [gpu.Gpu("small", 40_000, 40_000), gpu.Gpu("large", 10**9, 10**9)]
     monkeypatch.setattr(gpu, "list_gpus", lambda: gpus)
-    size = sum(tensor.nbytes for shard in shards(checkpoint) for tensor in load_file(shard).values())
-    assert size > 40_000, "one of the two, which a run uses, is too small; both together are not asked"
+    size = sum(
+        tensor.nbytes for shard in shards(checkpoint) for tensor in load_file(shard).values()
+    )
+    assert size > 40_000, (
+        "one of the two, which a run uses, is too small; both together are not asked"
+    )
     message = (
         f"This model requires ~{gpu.gigabytes(size)} GB but the system only has 4e-05 GB on the one of 2 GPUs "
         "that a run uses. "
@@ -236,7 +312,9 @@ def test_model_larger_than_memory(
 def test_half_the_memory_in_half_the_precision(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size = sum(tensor.nbytes for shard in shards(checkpoint) for tensor in load_file(shard).values())
+    size = sum(
+        tensor.nbytes for shard in shards(checkpoint) for tensor in load_file(shard).values()
+    )
     monkeypatch.setattr(gpu, "system_memory", lambda: gpu.Memory(size // 2, size // 2))
     context = open_run(str(checkpoint), tmp_path / "root", RunOptions(device="cpu", weights=True))
     with pytest.raises(ConsentRequiredError):
@@ -249,10 +327,14 @@ def test_half_the_memory_in_half_the_precision(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a system without a GPU")
 def test_no_gpu(checkpoint: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert_refused([str(checkpoint), "--root", str(root), "--device", "cuda"], root, 1, "has no GPU", capsys)
+    assert_refused(
+        [str(checkpoint), "--root", str(root), "--device", "cuda"], root, 1, "has no GPU", capsys
+    )
 
 
-def test_root_is_a_file(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_root_is_a_file(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("text")
     for root in (tmp_path / "file", tmp_path / "file" / "below"):
         assert run([str(checkpoint), "--root", str(root)]) == 1
@@ -261,7 +343,10 @@ def test_root_is_a_file(checkpoint: Path, tmp_path: Path, capsys: pytest.Capture
 
 
 def test_read_only_root(
-    checkpoint: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
     assert_refused([str(checkpoint), "--root", str(root)], root, 1, "cannot be written", capsys)
@@ -293,7 +378,10 @@ def assert_one_line(stderr: str, message: str) -> None:
 
 @pytest.fixture(scope="module")
 def hub(healthy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
-    broken = {name: Path(shutil.copytree(healthy, tmp_path_factory.mktemp(name) / "tiny")) for name in ("nan", "short")}
+    broken = {
+        name: Path(shutil.copytree(healthy, tmp_path_factory.mktemp(name) / "tiny"))
+        for name in ("nan", "short")
+    }
     poison(broken["nan"], float("nan"))
     shards(broken["short"])[0].unlink()
     repositories = {"acme/tiny": Repository(healthy), "acme/gated": Repository(healthy, gated=True)}
@@ -314,7 +402,9 @@ def hub(healthy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub
     ],
 )
 @pytest.mark.parametrize("root", ["used"], indirect=True)
-def test_hub_refuses(hub: HubServer, arguments: list[str], code: int, message: str, root: Path, tmp_path: Path) -> None:
+def test_hub_refuses(
+    hub: HubServer, arguments: list[str], code: int, message: str, root: Path, tmp_path: Path
+) -> None:
     before = tree(root)
     process = on_hub(hub.url, tmp_path, [*arguments, "--root", str(root), "--json"])
     assert process.returncode == code
@@ -326,7 +416,9 @@ def test_hub_refuses(hub: HubServer, arguments: list[str], code: int, message: s
 
 
 def test_no_network(tmp_path: Path) -> None:
-    process = on_hub("http://127.0.0.1:9", tmp_path, ["acme/tiny", "--root", str(tmp_path / "root")])
+    process = on_hub(
+        "http://127.0.0.1:9", tmp_path, ["acme/tiny", "--root", str(tmp_path / "root")]
+    )
     assert process.returncode == 1
     assert_one_line(process.stderr, "cannot be reached")
     assert not (tmp_path / "root").exists()
@@ -336,4 +428,6 @@ def on_hub(url: str, folder: Path, arguments: list[str]) -> subprocess.Completed
     environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(folder / "hf")}
     environment.pop("HF_HUB_OFFLINE", None)
     command = [sys.executable, "-m", "onboard", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )

@@ -1,4 +1,6 @@
-"""`onboard check`: the committed families are what the tool generates, and a file that is not is shown."""
+"""`onboard check`: the committed families are what the tool generates, and a file that is not is
+shown.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,8 @@ def test_drift_is_shown_and_mended(check: Check, checkout: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "text"), [(["lama"], "Did you mean 'llama'"), (["--root", "nowhere"], f"there is no {ZOO} here")]
+    ("words", "text"),
+    [(["lama"], "Did you mean 'llama'"), (["--root", "nowhere"], f"there is no {ZOO} here")],
 )
 def test_a_wrong_request_is_one_line(words: list[str], text: str) -> None:
     command = [sys.executable, "-m", "onboard", "check", *words]

@@ -1,4 +1,6 @@
-"""What a model costs to prepare goes with its kinds of layers, not with their number or that of their experts."""
+"""What a model costs to prepare goes with its kinds of layers, not with their number or that of
+their experts.
+"""
 
 from __future__ import annotations
 
@@ -55,14 +57,22 @@ print(json.dumps({
 @pytest.mark.exhaustive
 def test_sixty_one_layers_of_256_experts(tmp_path: Path) -> None:
     config = DeepseekV3Config(architectures=["DeepseekV3ForCausalLM"])
-    assert (config.num_hidden_layers, config.n_routed_experts, config.first_k_dense_replace) == (61, 256, 3)
+    assert (config.num_hidden_layers, config.n_routed_experts, config.first_k_dense_replace) == (
+        61,
+        256,
+        3,
+    )
     config.save_pretrained(tmp_path / "checkpoint")
-    done = subprocess.run([sys.executable, "-c", PREPARE, str(tmp_path)], capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        [sys.executable, "-c", PREPARE, str(tmp_path)], capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
 
     assert (found["mixtures"], found["experts"], found["attention"]) == (58, [256], 61)
-    assert found["facts"] == ["models/modeling_deepseek_v3.py has passed no tests here"]  # nor have they been run
+    assert found["facts"] == [
+        "models/modeling_deepseek_v3.py has passed no tests here"
+    ]  # nor have they been run
     assert found["on_meta"]
     assert 670e9 < found["weights"] < 673e9  # the size that the model is known by, 671B
     assert found["seconds"] < SECONDS  # of processor time: others may use this machine as well

@@ -23,7 +23,9 @@ NEW_TOKENS = 32
 
 
 @pytest.mark.parametrize("family", some_of(FAMILIES, always=("llama",), by_chance=1))
-def test_onboarded_with_one_command_and_equal_to_transformers(family: str, warm: Warm, tmp_path: Path) -> None:
+def test_onboarded_with_one_command_and_equal_to_transformers(
+    family: str, warm: Warm, tmp_path: Path
+) -> None:
     variants = list(VARIANTS[family])
     root = tmp_path / "root"
     for variant in variants:
@@ -54,7 +56,9 @@ def _assert_equal(checkpoint: Path, root: Path, label: str) -> None:
     seed = random.SystemRandom().randrange(2**31)
     print(f"{label} seed {seed}")
     draw = random.Random(seed)
-    reference = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager")
+    reference = AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.float32, attn_implementation="eager"
+    )
     vocabulary = reference.config.vocab_size
     prompts = [[draw.randrange(vocabulary) for _ in range(length)] for length in LENGTHS]
     llm = LLM(str(checkpoint), root=root, device="cpu", dtype="float32")
@@ -63,18 +67,31 @@ def _assert_equal(checkpoint: Path, root: Path, label: str) -> None:
         with torch.no_grad():
             expected = reference(torch.tensor([prompt])).logits[0]
         error = (llm.logits(prompt) - expected).pow(2).mean().sqrt() / expected.pow(2).mean().sqrt()
-        assert error <= 1e-5, f"{label}: rmse ratio {error:.1e} of the logits of {len(prompt)} tokens"
+        assert error <= 1e-5, (
+            f"{label}: rmse ratio {error:.1e} of the logits of {len(prompt)} tokens"
+        )
 
-    outputs = llm.generate(prompts, SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True))
+    outputs = llm.generate(
+        prompts, SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    )
     for prompt, output in zip(prompts, outputs, strict=True):
-        assert output.token_ids == _greedy(reference, prompt), f"{label}: prompt of {len(prompt)} tokens"
+        assert output.token_ids == _greedy(reference, prompt), (
+            f"{label}: prompt of {len(prompt)} tokens"
+        )
 
 
 @torch.no_grad()
 def _greedy(model: torch.nn.Module, prompt: list[int]) -> list[int]:
-    """Return transformers' tokens, each from a full pass: its cache is wrong where longrope changes tables in 5.17."""
+    """Return transformers' tokens, each from a full pass: its cache is wrong where longrope changes
+    tables in 5.17.
+    """
     ids = torch.tensor([prompt])
-    options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    options = {
+        "max_new_tokens": NEW_TOKENS,
+        "do_sample": False,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
     options["use_cache"] = False
     tokens = model.generate(ids, attention_mask=torch.ones_like(ids), **options)  # type: ignore[operator]
     return tokens[0, len(prompt) :].tolist()  # type: ignore[no-any-return]

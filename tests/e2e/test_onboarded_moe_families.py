@@ -1,4 +1,6 @@
-"""Mixtures of experts: onboarded with one command from a random checkpoint, then equal to transformers."""
+"""Mixtures of experts: onboarded with one command from a random checkpoint, then equal to
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ from tests.support.warm import Warm
     ("family", "variant", "weight"),
     [
         ("mixtral", "8x7b", "model.layers.0.block_sparse_moe.experts.2.w1.weight"),
-        pytest.param("qwen3_moe", "30b", "model.layers.1.mlp.experts.2.gate_proj.weight", marks=pytest.mark.exhaustive),
+        pytest.param(
+            "qwen3_moe",
+            "30b",
+            "model.layers.1.mlp.experts.2.gate_proj.weight",
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_onboarded_with_one_command_and_equal_to_transformers(

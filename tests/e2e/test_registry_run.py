@@ -1,4 +1,6 @@
-"""`onboard registry run` over ten tiny entries: killed in the middle, resumed, two at once; matrix from its rows."""
+"""`onboard registry run` over ten tiny entries: killed in the middle, resumed, two at once; matrix
+from its rows.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ NAMES = ("bear", "crow", "deer", "fox", "hare", "lynx", "mole", "newt", "otter",
 def _start(root: Path, *words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "onboard", *words, "--root", str(root), "--device", "cpu"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def _finish(process: subprocess.Popen[str]) -> str:
@@ -46,13 +50,17 @@ def root(tmp_path: Path) -> Path:
         checkpoint = save_checkpoint(tmp_path / name)
         registry.config_path(folder, name).write_text(f"model: {checkpoint}\nmax_seq_len: 64\n")
         files = ["dashboard_default.yaml", "world_size_1.yaml", f"{name}.yaml"]
-        text = insert_entry(text, RegistryEntry(name=name, config_id=name, yaml_extra=files, family="llama"))
+        text = insert_entry(
+            text, RegistryEntry(name=name, config_id=name, yaml_extra=files, family="llama")
+        )
     models_path(folder).write_text(text)
     return folder
 
 
 def _kill_with(number: int, root: Path, more: int) -> list[Result]:
-    """Run until there are `more` rows and end it with a signal; return the rows, of which none was lost or changed."""
+    """Run until there are `more` rows and end it with a signal; return the rows, of which none was
+    lost or changed.
+    """
     before, process = load_results(root), _start(root, "registry", "run", "--jobs", "1")
     deadline = time.monotonic() + 600
     while len(load_results(root)) < len(before) + more and time.monotonic() < deadline:
@@ -75,7 +83,9 @@ def test_killed_and_resumed_with_rows_matrix_and_verdicts(root: Path) -> None:
     assert {row["name"] for row in said} == set(NAMES) - {row.name for row in before}
     results = load_results(root)
     assert [row.name for row in results] == sorted(NAMES), "none is lost, none is double"
-    assert before == [row for row in results if row.name in {each.name for each in before}], "they were left alone"
+    assert before == [row for row in results if row.name in {each.name for each in before}], (
+        "they were left alone"
+    )
     for row in results:
         assert (row.status, row.device, row.dtype, row.layers) == ("passed", "cpu", "float32", None)
         assert row.tokens_per_second
@@ -95,7 +105,9 @@ def _changed(root: Path) -> None:
     assert _finish(_start(root, "registry", "run", "--changed")) == "0 passed\n0 failed\n"
     (root / "registry" / "configs" / "short.yaml").write_text("max_seq_len: 48\n")
     path = models_path(root)
-    path.write_text(path.read_text().replace("      - owl.yaml\n", "      - owl.yaml\n      - short.yaml\n"))
+    path.write_text(
+        path.read_text().replace("      - owl.yaml\n", "      - owl.yaml\n      - short.yaml\n")
+    )
     assert _finish(_start(root, "registry", "run", "--changed")) == "1 passed\n0 failed\n"
     output = root / ".onboard" / "registry_runs" / "owl" / "agent.json"
     assert json.loads(output.read_text())["settings"]["max_seq_len"] == 48

@@ -1,4 +1,6 @@
-"""Models that bring their own code: onboarded with consent, refused without it, stopped when the code is hostile."""
+"""Models that bring their own code: onboarded with consent, refused without it, stopped when the
+code is hostile.
+"""
 
 from __future__ import annotations
 
@@ -49,40 +51,64 @@ def test_a_model_is_onboarded_with_consent_and_refused_without(
 def _commands(text: str) -> dict[str, str]:
     """Return the commands of a pull request's text by what they run."""
     found = re.findall(r"^```bash\n(.*?)\n```$", text, re.MULTILINE | re.DOTALL)
-    return {name: command for command in found for name in ("pytest", "run_model", "--until test") if name in command}
+    return {
+        name: command
+        for command in found
+        for name in ("pytest", "run_model", "--until test")
+        if name in command
+    }
 
 
 @pytest.mark.exhaustive
 def test_the_commands_of_a_pull_request_repeat_on_another_machine(tmp_path: Path) -> None:
     style = random.choice(STYLES)
     print(style)
-    checkpoint, root, other = save_remote(style, tmp_path / style), tmp_path / "root", tmp_path / "other"
+    checkpoint, root, other = (
+        save_remote(style, tmp_path / style),
+        tmp_path / "root",
+        tmp_path / "other",
+    )
     root.mkdir()
     (root / ".gitignore").write_text(".onboard/\n__pycache__/\nrun.json\n*.lock\n")
     author = ("-c", "user.name=A", "-c", "user.email=a@b.c")
     subprocess.run(["git", "init", "-q", "-b", "main"], cwd=root, check=True)
     subprocess.run(["git", "add", "."], cwd=root, check=True)
     subprocess.run(["git", *author, "commit", "-q", "-m", "start"], cwd=root, check=True)
-    assert run([str(checkpoint), "--root", str(root), "--device", "cpu", "--trust-remote-code"]) == 0
+    assert (
+        run([str(checkpoint), "--root", str(root), "--device", "cpu", "--trust-remote-code"]) == 0
+    )
     [text] = root.glob(".onboard/*/pull_request.md")
     commands = _commands(text.read_text())
     files = [path.name for path in checkpoint.glob("*.py")]
     assert files
     assert all(f"- `{name}` (sha256 `" in text.read_text() for name in files)
 
-    subprocess.run(["git", "clone", "-q", "-b", f"onboard/{style}", str(root), str(other)], check=True)
+    subprocess.run(
+        ["git", "clone", "-q", "-b", f"onboard/{style}", str(root), str(other)], check=True
+    )
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     for name, words in (("python", ""), ("onboard", "-m onboard ")):
         (bin_folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words}"$@"\n')
         (bin_folder / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PATH": f"{bin_folder}:{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+    }
     for name, code in (("pytest", 2), ("--until test", 0), ("pytest", 0), ("run_model", 0)):
         command = commands[name].replace(f"path/to/{style}", str(checkpoint))
-        done = subprocess.run(["sh", "-c", command], cwd=other, env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            ["sh", "-c", command], cwd=other, env=environment, capture_output=True, text=True
+        )
         assert done.returncode == code, f"{command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
         assert code == 0 or "onboard MODEL --trust-remote-code --until test" in done.stdout
-    assert subprocess.run(["git", "status", "--porcelain"], cwd=other, capture_output=True, text=True).stdout == ""
+    assert (
+        subprocess.run(
+            ["git", "status", "--porcelain"], cwd=other, capture_output=True, text=True
+        ).stdout
+        == ""
+    )
 
 
 HOSTILE = {
@@ -101,11 +127,19 @@ def test_hostile_code_is_stopped_and_leaves_files_as_they_were(
 ) -> None:
     outside = tmp_path / "outside"
     checkpoint, root = save_checkpoint(tmp_path / "checkpoint"), tmp_path / "root"
-    edit_config(checkpoint, model_type="hostile", auto_map={"AutoConfig": "c.C", "AutoModelForCausalLM": "c.M"})
+    edit_config(
+        checkpoint,
+        model_type="hostile",
+        auto_map={"AutoConfig": "c.C", "AutoModelForCausalLM": "c.M"},
+    )
     (checkpoint / "c.py").write_text(HOSTILE[kind].format(outside=str(outside), port=9) + "\n")
-    monkeypatch.setattr(client, "LIMITS", Limits(seconds=40.0 if kind != "loop" else 20.0, gibibytes=2.0))
+    monkeypatch.setattr(
+        client, "LIMITS", Limits(seconds=40.0 if kind != "loop" else 20.0, gibibytes=2.0)
+    )
     before = tree(tmp_path)
-    assert run([str(checkpoint), "--root", str(root), "--device", "cpu", "--trust-remote-code"]) == 1
+    assert (
+        run([str(checkpoint), "--root", str(root), "--device", "cpu", "--trust-remote-code"]) == 1
+    )
     last = capsys.readouterr().err.strip().splitlines()[-1]
     print(last)
     assert "the model's code" in last

@@ -1,4 +1,6 @@
-"""The whole road with its real phases: undisturbed, killed, two at once, from a Hub and from the cache."""
+"""The whole road with its real phases: undisturbed, killed, two at once, from a Hub and from the
+cache.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,15 @@ pytestmark = pytest.mark.slow
 
 # What differs between any two runs: times, seeds, and the texts that show them.
 VARYING = (
-    *("state.json", "worklog.md", "tests.json", "run.json", "report.md", "report.html", "pull_request.md"),
+    *(
+        "state.json",
+        "worklog.md",
+        "tests.json",
+        "run.json",
+        "report.md",
+        "report.html",
+        "pull_request.md",
+    ),
     "results.jsonl",
 )
 STAMP = re.compile(r"_\d{8}-\d{6}_")
@@ -36,12 +46,25 @@ FOLDER = "tiny'\"\"\"); open('pwned', 'w') #{{7*7}}<i>"
 
 
 def command(model: str | Path, root: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "onboard", str(model), "--root", str(root), "--device", "cpu", "--json", *options]
+    return [
+        sys.executable,
+        "-m",
+        "onboard",
+        str(model),
+        "--root",
+        str(root),
+        "--device",
+        "cpu",
+        "--json",
+        *options,
+    ]
 
 
 def start(arguments: list[str], **environment: str) -> subprocess.Popen[str]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -51,7 +74,9 @@ def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def stable_tree(root: Path) -> dict[str, str]:
-    """The tree with logs under a name without time, and without the content of what shows times and seeds."""
+    """The tree with logs under a name without time, and without the content of what shows times and
+    seeds.
+    """
     found = {}
     for name, digest in tree(root).items():
         varies = Path(name).name in VARYING or name.endswith(".log")
@@ -83,7 +108,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 def test_every_phase_is_done(hostile: Finished) -> None:
     assert hostile.document["status"] == "done"
-    assert [(phase["name"], phase["status"]) for phase in hostile.document["phases"]] == [(n, "done") for n in PHASES]
+    assert [(phase["name"], phase["status"]) for phase in hostile.document["phases"]] == [
+        (n, "done") for n in PHASES
+    ]
     for path in hostile.document["artifacts"].values():
         assert Path(path).is_file()
         assert Path(path).is_relative_to(hostile.root)
@@ -101,21 +128,30 @@ def test_nothing_was_injected(hostile: Finished) -> None:
     assert not list(hostile.root.rglob("pwned"))
     assert not Path("pwned").exists()
     for path in hostile.root.rglob("*.py"):
-        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        calls = [
+            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
+        ]
         assert not [
-            call for call in calls if isinstance(call.func, ast.Name) and call.func.id in ("open", "exec", "eval")
+            call
+            for call in calls
+            if isinstance(call.func, ast.Name) and call.func.id in ("open", "exec", "eval")
         ]
     for path in hostile.root.rglob("*.html"):
         text = path.read_text()
         assert "<script>" not in text
         assert "<i>" not in text
-    without_stamps = [re.sub(r"\d{8}-\d{6}", "", Path(path).name) for path in hostile.document["artifacts"].values()]
+    without_stamps = [
+        re.sub(r"\d{8}-\d{6}", "", Path(path).name)
+        for path in hostile.document["artifacts"].values()
+    ]
     assert all("49" not in name for name in without_stamps)
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.exhaustive)])
 def test_killed_at_random_moments(kills: int, hostile: Finished, tmp_path: Path) -> None:
-    """Each run goes on where the one before was killed; a root that gets done is followed by a new one."""
+    """Each run goes on where the one before was killed; a root that gets done is followed by a new
+    one.
+    """
     seed = random.SystemRandom().randrange(2**31)
     print(f"seed {seed}")
     moments, killed, roots = random.Random(seed), 0, [tmp_path / "root0"]
@@ -138,14 +174,18 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
     """A model, one of another size that shares its file, and one that has another architecture."""
     folder = tmp_path_factory.mktemp("hub")
     one = save_checkpoint(folder / "one", attention_bias=True, tie_word_embeddings=True)
-    two = save_checkpoint(folder / "two", attention_bias=True, tie_word_embeddings=True, intermediate_size=200)
+    two = save_checkpoint(
+        folder / "two", attention_bias=True, tie_word_embeddings=True, intermediate_size=200
+    )
     other = save_checkpoint(folder / "other", "qwen2")
     names = {"acme/tiny-1b": one, "acme/tiny-2b": two, "acme/other-1b": other}
     with HubServer({name: Repository(path) for name, path in names.items()}) as server:
         yield server
 
 
-def test_a_folder_and_an_id_at_once_then_offline(hostile: Finished, hub: HubServer, tmp_path: Path) -> None:
+def test_a_folder_and_an_id_at_once_then_offline(
+    hostile: Finished, hub: HubServer, tmp_path: Path
+) -> None:
     """Two models of one family share a root, and nothing of either is lost."""
     root, cache = tmp_path / "root", str(tmp_path / "hf")
     online = {"HF_ENDPOINT": hub.url, "HF_HOME": cache}
@@ -163,6 +203,10 @@ def test_a_folder_and_an_id_at_once_then_offline(hostile: Finished, hub: HubServ
     assert survey["siblings"] == ["acme/tiny-2b"]
     assert hub.downloads() >= {"config.json", "tokenizer.json", "model.safetensors"}
     hub.requests.clear()
-    offline = finish(start(command("acme/tiny-1b", root, "--offline", "--fresh", "--until", "generate"), **online))
+    offline = finish(
+        start(
+            command("acme/tiny-1b", root, "--offline", "--fresh", "--until", "generate"), **online
+        )
+    )
     assert [phase["status"] for phase in offline["phases"]] == ["done"] * 4
     assert hub.requests == []

@@ -24,7 +24,9 @@ SWEEP = [sys.executable, "-m", "onboard", "sweep", "--device", "cpu", "--jobs", 
 
 
 def sweep(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*SWEEP, "--root", str(root), *words], capture_output=True, text=True, timeout=600)
+    return subprocess.run(
+        [*SWEEP, "--root", str(root), *words], capture_output=True, text=True, timeout=600
+    )
 
 
 def by_name(document: dict[str, Any]) -> dict[str, Any]:
@@ -32,14 +34,24 @@ def by_name(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def comparable(entry: dict[str, Any]) -> dict[str, Any]:
-    """What two runs have in common: weights and prompts, and so the errors, are other ones each time."""
+    """What two runs have in common: weights and prompts, and so the errors, are other ones each
+    time.
+    """
     assert all(0 <= error <= 1e-5 for error in entry["errors"].values())
-    return {key: value for key, value in entry.items() if key not in ("seconds", "cpu_seconds", "errors", "verdict")}
+    return {
+        key: value
+        for key, value in entry.items()
+        if key not in ("seconds", "cpu_seconds", "errors", "verdict")
+    }
 
 
 def left_by(target: str, root: Path) -> set[str]:
     folder = root / ".onboard" / "sweep" / target / "root"
-    left = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and path.suffix != ".log"}
+    left = {
+        path.relative_to(folder)
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".log"
+    }
     return {
         path.as_posix() for path in left if path.parts[0] != ".git"
     }  # logs and commits have the time in their names
@@ -77,7 +89,18 @@ def test_a_sweep_finds_what_works_and_goes_on_where_it_was(tmp_path: Path) -> No
     assert left_by("llama", tmp_path / "ray") == left_by("llama", tmp_path)
 
 
-SAMPLE = ("bart", "roberta", "bloom", "gpt_neo", "mamba2", "lfm2", "gemma3", "llama4_text", "deepseek_v32", "phi3")
+SAMPLE = (
+    "bart",
+    "roberta",
+    "bloom",
+    "gpt_neo",
+    "mamba2",
+    "lfm2",
+    "gemma3",
+    "llama4_text",
+    "deepseek_v32",
+    "phi3",
+)
 """One type for each mechanism that no other test brings through the whole road."""
 DRAWN = 1
 """So many of them are swept in one run of the tests: the whole sweep is a command of its own."""
@@ -89,9 +112,13 @@ def test_a_sample_is_as_the_committed_coverage_says(tmp_path: Path) -> None:
     print(sample)
     done = sweep(tmp_path, *sample, "--json")
     found = by_name(json.loads(done.stdout))
-    committed = by_name(json.loads((CONTENT_ROOT / "registry" / "coverage.json").read_text(encoding="utf-8")))
+    committed = by_name(
+        json.loads((CONTENT_ROOT / "registry" / "coverage.json").read_text(encoding="utf-8"))
+    )
     for key in ("status", "level", "phases"):
-        assert {name: found[name][key] for name in sample} == {name: committed[name][key] for name in sample}
+        assert {name: found[name][key] for name in sample} == {
+            name: committed[name][key] for name in sample
+        }
 
 
 @pytest.mark.exhaustive
@@ -109,11 +136,14 @@ def test_an_interrupt_leaves_what_was_found_and_no_process(tmp_path: Path) -> No
     assert 1 <= len(coverage["entries"]) < coverage["asked"]
     assert "**Partial: " in (tmp_path / "docs" / "coverage.md").read_text()
     time.sleep(0.5)
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["ps", "-eo", "args"], capture_output=True, text=True, check=True
+    ).stdout
     assert str(tmp_path) not in listed
 
 
-# Breaks the tool in one place; its own proof is off, so that only the generated tests are left to see it.
+# Breaks the tool in one place; its own proof is off, so that only the generated tests are left to
+# see it.
 BROKEN_TOOL = """
 import onboard.codegen.model_file as model_file
 import onboard.verify.blocks as prove
@@ -146,7 +176,9 @@ def test_a_tool_that_generates_a_wrong_model_gets_no_pass(
 ) -> None:
     config = {"model_type": "llama", "rms_norm_eps": 1e-2}
     job = {"target": {"name": "llama", "config": config}, "folder": str(tmp_path / "llama")}
-    (tmp_path / "broken_tool.py").write_text(BROKEN_TOOL.format(old=old, new=new, job=json.dumps(job)))
+    (tmp_path / "broken_tool.py").write_text(
+        BROKEN_TOOL.format(old=old, new=new, job=json.dumps(job))
+    )
     monkeypatch.chdir(tmp_path)
     done = warm("broken_tool")
     assert done.returncode == 0, done.stderr
@@ -167,7 +199,10 @@ def test_a_tool_that_generates_a_wrong_model_gets_no_pass(
         (["llama", "--limit-seconds", "0"], "is no limit"),
         (["llama", "--address", "127.0.0.1:6379"], "Use it with --executor ray"),
         (["llama", "--executor", "ray", "--address", "nowhere"], "is no address of a Ray cluster"),
-        (["llama", "--executor", "ray", "--address", "127.0.0.1:1"], "there is no Ray cluster at 127.0.0.1:1"),
+        (
+            ["llama", "--executor", "ray", "--address", "127.0.0.1:1"],
+            "there is no Ray cluster at 127.0.0.1:1",
+        ),
     ],
 )
 def test_a_wrong_request_is_one_line_and_changes_nothing(

@@ -1,4 +1,6 @@
-"""`onboard sweep --executor ray` on a real cluster: what dies costs one target, and in the end nothing is left."""
+"""`onboard sweep --executor ray` on a real cluster: what dies costs one target, and in the end
+nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ for job, record in RayExecutor("local", 1, False).run(jobs, lambda job: None):
 
 
 def descendants(pid: int) -> list[int]:
-    listed = subprocess.run(["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True
+    ).stdout
     pairs = [tuple(map(int, line.split())) for line in listed.splitlines()[1:]]
     found = [pid]
     for parent in found:

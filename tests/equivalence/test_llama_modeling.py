@@ -116,14 +116,18 @@ class Pair:
         return CPU_FLOAT32 if self.device == "cpu" else GPU_BFLOAT16[kind]
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_cuda])])
+@pytest.fixture(
+    scope="module", params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_cuda])]
+)
 def pair(request: pytest.FixtureRequest) -> Pair:
     device, seed = request.param, fresh_seed()
     dtype = "float32" if device == "cpu" else "bfloat16"
     expected = hf_causal_lm(LlamaForCausalLM, CONFIG, seed, device, dtype)
     actual = generated_causal_lm(MODEL_FILE, CONFIG, device, dtype)
     copy_weights(expected, actual)
-    prompts = [random_prompt(CONFIG.vocab_size, BATCH, LENGTH, seed, start, device) for start in STARTS]
+    prompts = [
+        random_prompt(CONFIG.vocab_size, BATCH, LENGTH, seed, start, device) for start in STARTS
+    ]
     calls = record_calls(expected, ["", *BLOCKS, *LAYERS], prompts)
     return Pair(expected, actual, prompts, calls, device, dtype)
 
@@ -170,10 +174,14 @@ def test_cached_decode(pair: Pair, tmp_path: Path) -> None:
     pair.expected.save_pretrained(tmp_path)
     llm = LLM(tmp_path, root=ROOT, device=pair.device, dtype=pair.dtype, config=SMALL_CACHE)
     prompts = ragged_prompts(CONFIG.vocab_size, PROMPT_LENGTHS, fresh_seed())
-    params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, logprobs=CONFIG.vocab_size)
+    params = SamplingParams(
+        max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, logprobs=CONFIG.vocab_size
+    )
     for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
         text = torch.tensor([prompt + output.token_ids], device=pair.device)
         logits = pair.expected(text, use_cache=False).logits
         expected = logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
         actual = all_logprobs(output.logprobs)
-        assert_rmse_close(actual, expected, pair.limit("model"), f"decode after {len(prompt)} tokens")
+        assert_rmse_close(
+            actual, expected, pair.limit("model"), f"decode after {len(prompt)} tokens"
+        )

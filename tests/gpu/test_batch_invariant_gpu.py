@@ -1,4 +1,6 @@
-"""`batch_invariant` on a GPU: the demo checkpoint's tokens and log-probabilities, bit for bit, alone and in company."""
+"""`batch_invariant` on a GPU: the demo checkpoint's tokens and log-probabilities, bit for bit,
+alone and in company.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,17 @@ from onboard import LLM, SamplingParams
 from onboard.cli.commands.demo import CHECKPOINT
 from onboard.runtime.scheduling.request import Request
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 PARAMS = SamplingParams(max_tokens=48, temperature=0.0, logprobs=5, ignore_eos=True)
-SETTINGS = {"max_seq_len": 256, "max_batch_size": 16, "kv_cache_config": {"enable_block_reuse": False}}
+SETTINGS = {
+    "max_seq_len": 256,
+    "max_batch_size": 16,
+    "kv_cache_config": {"enable_block_reuse": False},
+}
 Answer = tuple[list[int], list[dict[int, float]]]
 
 
@@ -31,7 +40,10 @@ def _prompts(llm: LLM, count: int = 16) -> list[list[int]]:
     assert tokenizer is not None
     texts = (CHECKPOINT / "heldout.txt").read_text("utf-8").split("---")
     tokens = (tokenizer.encode(text) for text in texts)
-    return [each[: 4 + 8 * index] for index, each in enumerate(islice((t for t in tokens if len(t) > 124), count))]
+    return [
+        each[: 4 + 8 * index]
+        for index, each in enumerate(islice((t for t in tokens if len(t) > 124), count))
+    ]
 
 
 def _answers(outputs: list[Request]) -> list[Answer]:
@@ -51,7 +63,9 @@ def _alone(llm: LLM, prompts: list[list[int]]) -> list[Answer]:
 
 
 @pytest.fixture(scope="module", params=["bfloat16", "float32"])
-def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, LLM, list[Answer]]:
+def alone(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, LLM, list[Answer]]:
     llm = _load(tmp_path_factory.mktemp("invariant"), dtype=request.param)
     return request.param, llm, _alone(llm, _prompts(llm))
 
@@ -76,8 +90,12 @@ def test_others_may_join(alone: tuple[str, LLM, list[Answer]]) -> None:
     assert _answers(outputs[:16]) == expected
 
 
-def test_chunks_prefixes_and_preemptions(alone: tuple[str, LLM, list[Answer]], tmp_path: Path) -> None:
-    """What decode computed is computed again in prefill, and pages that one prompt left are read by others."""
+def test_chunks_prefixes_and_preemptions(
+    alone: tuple[str, LLM, list[Answer]], tmp_path: Path
+) -> None:
+    """What decode computed is computed again in prefill, and pages that one prompt left are read by
+    others.
+    """
     dtype, _, expected = alone
     cache = {"enable_block_reuse": True, "max_tokens": 1024, "tokens_per_block": 16}
     llm = _load(tmp_path, dtype=dtype, max_num_tokens=40, kv_cache_config=cache)

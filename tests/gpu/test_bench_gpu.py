@@ -1,4 +1,6 @@
-"""A benchmark on a GPU: ceilings that a GPU can have, one decode step's kernels, CUDA-graph sizes."""
+"""A benchmark on a GPU: ceilings that a GPU can have, one decode step's kernels, CUDA-graph
+sizes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def test_every_element_is_read() -> None:
 
     data = torch.rand(10_000_019, device="cuda")
     for block in BLOCKS:
-        assert float(read_all(data, block).double().sum()) == pytest.approx(float(data.double().sum()), rel=1e-5)
+        assert float(read_all(data, block).double().sum()) == pytest.approx(
+            float(data.double().sum()), rel=1e-5
+        )
 
 
 def test_a_large_read_is_as_quick_as_a_copy() -> None:
@@ -48,8 +52,28 @@ def test_a_large_read_is_as_quick_as_a_copy() -> None:
 def test_a_step_is_one_graph_whose_kernels_are_shown(
     model: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["bench", str(model.checkpoint), "--root", str(model.root), "--device", "cuda", "--dtype", "bfloat16"]
-    words += ["--batch", "1,4", "--context", "64", "--output-len", "17", "--compare", "hf", "--profile", "--json"]
+    words = [
+        "bench",
+        str(model.checkpoint),
+        "--root",
+        str(model.root),
+        "--device",
+        "cuda",
+        "--dtype",
+        "bfloat16",
+    ]
+    words += [
+        "--batch",
+        "1,4",
+        "--context",
+        "64",
+        "--output-len",
+        "17",
+        "--compare",
+        "hf",
+        "--profile",
+        "--json",
+    ]
     assert main.run([*words, "--output", str(tmp_path)]) == 0
     document = json.loads(capsys.readouterr().out)
     for result in document["results"]:
@@ -60,9 +84,25 @@ def test_a_step_is_one_graph_whose_kernels_are_shown(
         assert result["profile"]["busy_us"] < result["profile"]["step_us"]
 
 
-def test_tuning_keeps_the_graphs_sizes(model: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tuning_keeps_the_graphs_sizes(
+    model: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "tuned.yaml"
-    words = ["tune", str(model.checkpoint), "--root", str(model.root), "--device", "cuda", "--dtype", "bfloat16"]
-    assert main.run([*words, "--config", str(path), "--batch", "1", "--context", "32", "--repeats", "2"]) == 0
+    words = [
+        "tune",
+        str(model.checkpoint),
+        "--root",
+        str(model.root),
+        "--device",
+        "cuda",
+        "--dtype",
+        "bfloat16",
+    ]
+    assert (
+        main.run(
+            [*words, "--config", str(path), "--batch", "1", "--context", "32", "--repeats", "2"]
+        )
+        == 0
+    )
     assert "batch_sizes" in path.read_text()
     assert "decode step in ms by batch size" in capsys.readouterr().out

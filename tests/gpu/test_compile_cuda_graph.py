@@ -1,4 +1,6 @@
-"""Decode steps as real CUDA graphs: replayed for every batch that fits, with the results of the graph module itself."""
+"""Decode steps as real CUDA graphs: replayed for every batch that fits, with the results of the
+graph module itself.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from onboard.graph.transform import get_transform
 from tests.support.graph.decoder import copied_inputs, decoder, make_cache, set_decode_batch
 from tests.support.graph.harness import rmse
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 SIZES = [1, 2, 4, 8]
 
@@ -31,7 +36,9 @@ def _compile(backend: str, **settings: Any) -> tuple[Any, TransformContext, Any]
     return compiled, context, info
 
 
-@pytest.mark.parametrize(("backend", "matches"), [("auto", 4 + 1), ("torch-cudagraph", 4 + 1), ("torch-opt", 5)])
+@pytest.mark.parametrize(
+    ("backend", "matches"), [("auto", 4 + 1), ("torch-cudagraph", 4 + 1), ("torch-opt", 5)]
+)
 @torch.inference_mode()
 def test_decode_batches_are_replayed(backend: str, matches: int) -> None:
     captured, context, info = _compile(backend)
@@ -81,7 +88,9 @@ def test_without_padding_other_sizes_run_without_a_graph() -> None:
 
 @torch.inference_mode()
 def test_the_host_does_not_write_a_step_before_the_replay_has_read_the_last() -> None:
-    """The device is kept busy, so that every step is prepared while the one before has yet to start."""
+    """The device is kept busy, so that every step is prepared while the one before has yet to
+    start.
+    """
     captured, context, _ = _compile("torch-cudagraph")
     cache, expected, found = context.cache, [], []
     square = torch.randn(4096, 4096, device="cuda")

@@ -1,4 +1,6 @@
-"""The tests of the kernels of mixers, mixtures, fusions and invariant rows, interpreted on the CPU, on a GPU."""
+"""The tests of the kernels of mixers, mixtures, fusions and invariant rows, interpreted on the CPU,
+on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,10 @@ import torch
 
 from tests.support.apart import run_apart
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 UNIT = Path(__file__).resolve().parents[1] / "unit" / "ops"
 

@@ -1,4 +1,6 @@
-"""Branches on a real second stream, made slow, with memory that is reused at once: eagerly and in a replayed graph."""
+"""Branches on a real second stream, made slow, with memory that is reused at once: eagerly and in a
+replayed graph.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from onboard.experiments.streams import own_part, run_aside
 from onboard.graph.compile.streams import begin_aux, wait_aux
 from onboard.graph.fx import nodes_of
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 SIZE, TOKENS, LAYERS, ROUNDS = 512, 256, 4, 60
 CYCLES = 300_000
@@ -31,7 +36,9 @@ def _weights() -> dict[str, Tensor]:
 
 
 def _graph(weights: dict[str, Tensor], slow_branch: bool, aside: bool) -> fx.GraphModule:
-    """Return layers of a main path and a branch from one tensor, which are added up; one of the two is slow."""
+    """Return layers of a main path and a branch from one tensor, which are added up; one of the two
+    is slow.
+    """
     graph, root = fx.Graph(), nn.Module()
     for name, tensor in weights.items():
         root.register_buffer(name, tensor)
@@ -47,7 +54,9 @@ def _graph(weights: dict[str, Tensor], slow_branch: bool, aside: bool) -> fx.Gra
         for path in range(2):
             node = graph.call_function(slow, (fork,)) if slow_branch == bool(path) else fork
             paths.append(product(product(node, 4 * layer + 2 * path), 4 * layer + 2 * path + 1))
-        x = graph.call_function(aten.add.Tensor, (x, graph.call_function(aten.add.Tensor, tuple(paths))))
+        x = graph.call_function(
+            aten.add.Tensor, (x, graph.call_function(aten.add.Tensor, tuple(paths)))
+        )
         branches.append((fork, paths))
     graph.output(x)
     gm = fx.GraphModule(root, graph)
@@ -134,7 +143,9 @@ def test_a_captured_graph_forks_and_joins_at_every_replay(slow_branch: bool) -> 
 @torch.inference_mode()
 def test_the_branch_of_a_captured_graph_runs_beside_the_main_path() -> None:
     gm, plain = _pair(slow_branch=True)
-    for node in nodes_of(gm, aten.mm.default)[:1]:  # the main path is slow, too: together they take twice as long
+    for node in nodes_of(gm, aten.mm.default)[
+        :1
+    ]:  # the main path is slow, too: together they take twice as long
         with gm.graph.inserting_before(node):
             node.replace_input_with(node.args[0], gm.graph.call_function(slow, (node.args[0],)))
     gm.recompile()
@@ -154,4 +165,6 @@ def test_the_branch_of_a_captured_graph_runs_beside_the_main_path() -> None:
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end))
     aside, alone = times
-    assert aside < alone + 0.5 * CYCLES / 1.98e6, f"{aside:.3f} ms, and {alone:.3f} ms with one sleep less"
+    assert aside < alone + 0.5 * CYCLES / 1.98e6, (
+        f"{aside:.3f} ms, and {alone:.3f} ms with one sleep less"
+    )

@@ -1,4 +1,6 @@
-"""The Triton ops on a GPU, at the sizes of real models, against the references in float64; `-s` shows timings."""
+"""The Triton ops on a GPU, at the sizes of real models, against the references in float64; `-s`
+shows timings.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from torch.nn import functional as F
 
 import onboard.ops  # noqa: F401
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 ops = torch.ops.onboard
 
@@ -38,10 +43,19 @@ def randn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 1, 4096), (1, 2048, 4096), (1, 37, 32, 128), (1, 5, 2880), (1, 3, 16384)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 4096), (1, 2048, 4096), (1, 37, 32, 128), (1, 5, 2880), (1, 3, 16384)]
+)
 def test_rmsnorm(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    x, residual, weight = randn(*shape, dtype=dtype), randn(*shape, dtype=dtype), randn(shape[-1], dtype=dtype)
-    assert relative_error(ops.triton_rmsnorm(x, weight, 1e-5), ops.torch_rmsnorm(x, weight, 1e-5)) < DTYPES[dtype]
+    x, residual, weight = (
+        randn(*shape, dtype=dtype),
+        randn(*shape, dtype=dtype),
+        randn(shape[-1], dtype=dtype),
+    )
+    assert (
+        relative_error(ops.triton_rmsnorm(x, weight, 1e-5), ops.torch_rmsnorm(x, weight, 1e-5))
+        < DTYPES[dtype]
+    )
     ours = ops.triton_fused_add_rmsnorm(x, residual, weight, 1e-5)
     theirs = ops.torch_fused_add_rmsnorm(x, residual, weight, 1e-5)
     assert torch.equal(ours[1], theirs[1])
@@ -51,7 +65,12 @@ def test_rmsnorm(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
 def test_rmsnorm_of_heads_inside_a_projection() -> None:
     wide, weight = randn(1, 65, 48 * 128), randn(128)
     heads = wide[..., 128 * 4 : 128 * 36].view(1, 65, 32, 128)
-    assert relative_error(ops.triton_rmsnorm(heads, weight, 1e-6), ops.torch_rmsnorm(heads, weight, 1e-6)) < 1e-2
+    assert (
+        relative_error(
+            ops.triton_rmsnorm(heads, weight, 1e-6), ops.torch_rmsnorm(heads, weight, 1e-6)
+        )
+        < 1e-2
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -88,8 +107,12 @@ def test_norm_rope_of_heads_inside_a_projection(dtype: torch.dtype, dim: int, si
     weights = randn(dim, dtype=dtype), randn(dim, dtype=dtype)
     angle = torch.rand(1, 70, size // 2, device="cuda").repeat(1, 1, 2) * 6.28
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
-    expected = ops.torch_norm_rope(*(t.double() for t in (q, k, *weights)), 1e-6, cos.double(), sin.double())
-    for ours, theirs in zip(ops.triton_norm_rope(q, k, *weights, 1e-6, cos, sin), expected, strict=True):
+    expected = ops.torch_norm_rope(
+        *(t.double() for t in (q, k, *weights)), 1e-6, cos.double(), sin.double()
+    )
+    for ours, theirs in zip(
+        ops.triton_norm_rope(q, k, *weights, 1e-6, cos, sin), expected, strict=True
+    ):
         assert relative_error(ours, theirs) < DTYPES[dtype]
 
 
@@ -104,7 +127,10 @@ LINEARS = {
 
 def make_linear(rows: int, name: str, dtype: torch.dtype = torch.bfloat16) -> list[Any]:
     columns, outputs, around = LINEARS[name]
-    x, weight = randn(1, rows, columns, dtype=dtype), randn(outputs, columns, dtype=dtype) / columns**0.5
+    x, weight = (
+        randn(1, rows, columns, dtype=dtype),
+        randn(outputs, columns, dtype=dtype) / columns**0.5,
+    )
     bias = randn(outputs, dtype=dtype) if "bias" in around else None
     residual = randn(1, rows, outputs, dtype=dtype) if "residual" in around else None
     norm = randn(columns, dtype=dtype) if "norm" in around else None
@@ -124,7 +150,9 @@ def test_fused_linear(rows: int, name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("rows", [1, 8, 64])
 def test_a_captured_chain_of_overlapping_kernels_gives_what_single_ones_do(rows: int) -> None:
-    """Each reads what the one before it writes, which must not be read too early, in every replay."""
+    """Each reads what the one before it writes, which must not be read too early, in every
+    replay.
+    """
     up, down = make_linear(rows, "norm, gate"), make_linear(rows, "bias, residual")
 
     def chain() -> Tensor:
@@ -178,14 +206,23 @@ def slots(block_table: Tensor, sequence: int, positions: Tensor) -> Tensor:
 
 
 def make_step(
-    lengths: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, dtype: torch.dtype, capacity: int = 4096
+    lengths: list[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    dtype: torch.dtype,
+    capacity: int = 4096,
 ) -> Step:
-    """Random sequences of (new, all) tokens in shuffled pages; the caches are full of random numbers already."""
+    """Random sequences of (new, all) tokens in shuffled pages; the caches are full of random
+    numbers already.
+    """
     pages = capacity // PAGE
     table = torch.randperm(len(lengths) * pages, device="cuda").view(len(lengths), pages).int() + 1
     new = [n for n, _ in lengths]
     kv_lens = [length for _, length in lengths]
-    mapping = [slots(table, i, torch.arange(m - n, m, device="cuda")) for i, (n, m) in enumerate(lengths)]
+    mapping = [
+        slots(table, i, torch.arange(m - n, m, device="cuda")) for i, (n, m) in enumerate(lengths)
+    ]
     shape = (len(lengths) * pages + 1, kv_heads, PAGE, dim)
     return Step(
         *(randn(1, sum(new), count, dim, dtype=dtype) for count in (heads, kv_heads, kv_heads)),
@@ -193,7 +230,9 @@ def make_step(
         torch.tensor(kv_lens, device="cuda").int(),
         table,
         torch.cat(mapping),
-        torch.tensor([len(lengths), sum(new), max(new), max(kv_lens), new == kv_lens], dtype=torch.int32),
+        torch.tensor(
+            [len(lengths), sum(new), max(new), max(kv_lens), new == kv_lens], dtype=torch.int32
+        ),
         *(randn(*shape, dtype=dtype) for _ in range(2)),
     )
 
@@ -208,7 +247,12 @@ STEPS = {
 }
 MODELS = {
     "32 heads on 8 of 128": (32, 8, 128, {}),
-    "16 heads on 8 of 256, cap and window": (16, 8, 256, {"logit_cap": 50.0, "sliding_window": 1024, "scale": 0.06}),
+    "16 heads on 8 of 256, cap and window": (
+        16,
+        8,
+        256,
+        {"logit_cap": 50.0, "sliding_window": 1024, "scale": 0.06},
+    ),
     "64 heads on 8 of 64, sinks and window": (64, 8, 64, {"sinks": True, "sliding_window": 128}),
     "32 heads of 96, window": (32, 32, 96, {"sliding_window": 2047}),
     "71 heads on 1 of 64": (71, 1, 64, {}),
@@ -221,7 +265,9 @@ MODELS = {
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cached_attention(step: str, model: str, dtype: torch.dtype) -> None:
     heads, kv_heads, dim, options = MODELS[model]
-    options = options | {"sinks": torch.randn(heads, device="cuda")} if "sinks" in options else options
+    options = (
+        options | {"sinks": torch.randn(heads, device="cuda")} if "sinks" in options else options
+    )
     ours = make_step(STEPS[step], heads, kv_heads, dim, dtype)
     theirs = ours.double()
     expected = theirs.run("torch", **options)
@@ -244,7 +290,9 @@ def test_rows_of_no_sequence_are_zeros_beside_whole_prompts() -> None:
 
 @pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.float32])
 @pytest.mark.parametrize("step", STEPS)
-def test_cached_attention_with_a_cache_of_another_dtype(cache_dtype: torch.dtype, step: str) -> None:
+def test_cached_attention_with_a_cache_of_another_dtype(
+    cache_dtype: torch.dtype, step: str
+) -> None:
     ours = make_step(STEPS[step], 32, 8, 128, torch.bfloat16)
     ours.k_cache, ours.v_cache = ours.k_cache.to(cache_dtype), ours.v_cache.to(cache_dtype)
     theirs = ours.double()
@@ -262,7 +310,9 @@ def captured(function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (16, 2, 64)])
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 200, "logit_cap": 30.0}])
-def test_a_captured_decode_follows_the_lengths(heads: int, kv_heads: int, dim: int, options: dict[str, Any]) -> None:
+def test_a_captured_decode_follows_the_lengths(
+    heads: int, kv_heads: int, dim: int, options: dict[str, Any]
+) -> None:
     """Captured at length 1, replayed at others, with two padding rows that share page 0."""
     static = make_step([(1, 1)] * 5, heads, kv_heads, dim, torch.bfloat16)
     static.block_table[3:], static.slot_mapping[3:] = 0, 0
@@ -290,7 +340,12 @@ def test_a_whole_decode_block_can_be_captured() -> None:
     def block() -> tuple[Tensor, ...]:
         normed, total = ops.triton_fused_add_rmsnorm(x, residual, weight, 1e-6)
         rotated = ops.triton_rope_cached(q, k, table, table)
-        return total, ops.triton_fused_swiglu_mlp(normed, both, down), ops.triton_rmsnorm(x, weight, 1e-6), *rotated
+        return (
+            total,
+            ops.triton_fused_swiglu_mlp(normed, both, down),
+            ops.triton_rmsnorm(x, weight, 1e-6),
+            *rotated,
+        )
 
     expected = block()
     graph, out = captured(block)
@@ -320,7 +375,9 @@ def test_decode_is_faster_than_the_reference(sequences: int, length: int) -> Non
     gigabytes = sequences * length * 8 * 128 * 2 * 2 / 1e9
     keys, values = (randn(sequences, 8, length, 128) for _ in range(2))
     query = randn(sequences, 32, 1, 128)
-    peer = milliseconds(lambda: F.scaled_dot_product_attention(query, keys, values, enable_gqa=True))
+    peer = milliseconds(
+        lambda: F.scaled_dot_product_attention(query, keys, values, enable_gqa=True)
+    )
     speed = f"{ours * 1e3:.1f} us, {gigabytes / ours * 1e3:.0f} GB/s"
     print(f"decode {sequences} x {length}: {speed}; SDPA {peer * 1e3:.1f} us")
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -333,12 +390,18 @@ def test_decode_is_faster_than_the_reference(sequences: int, length: int) -> Non
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (16, 8, 128), (16, 8, 256)])
-def test_prefill_reads_pages_about_as_fast_as_dense_keys(heads: int, kv_heads: int, dim: int) -> None:
+def test_prefill_reads_pages_about_as_fast_as_dense_keys(
+    heads: int, kv_heads: int, dim: int
+) -> None:
     length = 2048
     step = make_step([(length, length)], heads, kv_heads, dim, torch.bfloat16)
     ours = milliseconds(step.run)
     query, keys, values = (t.transpose(1, 2) for t in (step.query, step.key, step.value))
-    peer = milliseconds(lambda: F.scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True))
+    peer = milliseconds(
+        lambda: F.scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
+    )
     teraflops = 2 * heads * length * length * dim / ours / 1e9
-    print(f"prefill {heads}/{kv_heads} x {dim}: {ours * 1e3:.0f} us, {teraflops:.0f} TFLOP/s; SDPA {peer * 1e3:.0f} us")
+    print(
+        f"prefill {heads}/{kv_heads} x {dim}: {ours * 1e3:.0f} us, {teraflops:.0f} TFLOP/s; SDPA {peer * 1e3:.0f} us"
+    )
     assert ours < 8 * peer

@@ -1,4 +1,6 @@
-"""Prefill in pieces as real CUDA graphs: results and caches are those of the graph itself, step after step."""
+"""Prefill in pieces as real CUDA graphs: results and caches are those of the graph itself, step
+after step.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,19 @@ from onboard.graph.compile.cuda_graph import CapturedDecode
 from onboard.graph.compile.piecewise import PiecewiseGraph
 from onboard.graph.context import TransformContext
 from onboard.graph.transform import get_transform
-from tests.support.graph.decoder import VOCABULARY, copied_inputs, decoder, make_cache, set_decode_batch
+from tests.support.graph.decoder import (
+    VOCABULARY,
+    copied_inputs,
+    decoder,
+    make_cache,
+    set_decode_batch,
+)
 from tests.support.graph.harness import rmse
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 def _compile(backend: str, **fields: Any) -> tuple[CapturedDecode, TransformContext, Any]:
@@ -26,7 +37,9 @@ def _compile(backend: str, **fields: Any) -> tuple[CapturedDecode, TransformCont
     print(f"seed {seed}")
     gm = decoder("triton").to("cuda")
     factory: Any = SimpleNamespace()
-    context = TransformContext(factory, RuntimeConfig(max_batch_size=8), torch.device("cuda"), torch.float32)
+    context = TransformContext(
+        factory, RuntimeConfig(max_batch_size=8), torch.device("cuda"), torch.float32
+    )
     context.cache = make_cache(device="cuda")
     cls = get_transform("compile_model")
     config = cls.config_class(stage="compile", backend=backend, piecewise_enabled=True, **fields)  # type: ignore[call-arg]
@@ -41,7 +54,14 @@ def _set_batch(cache: Any, lengths: list[int], starts: list[int]) -> None:
     cache.info.set_batch(tokens, np.array(starts), np.array(lengths), pages)
 
 
-STEPS = [([5], [0]), ([8], [3]), ([3, 1, 4], [0, 7, 2]), ([9, 1, 1], [2, 0, 5]), ([14, 16, 2], [0, 0, 1]), ([2], [13])]
+STEPS = [
+    ([5], [0]),
+    ([8], [3]),
+    ([3, 1, 4], [0, 7, 2]),
+    ([9, 1, 1], [2, 0, 5]),
+    ([14, 16, 2], [0, 0, 1]),
+    ([2], [13]),
+]
 
 
 @pytest.mark.parametrize(("backend", "matches"), [("torch-cudagraph", 4 + 3), ("torch-opt", 5 + 3)])

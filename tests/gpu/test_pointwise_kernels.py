@@ -10,7 +10,10 @@ import torch
 from tests.support.apart import run_apart
 
 pytest.importorskip("xdsl", reason="needs the extra mlir")
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 UNIT = Path(__file__).resolve().parents[1] / "unit" / "graph"
 

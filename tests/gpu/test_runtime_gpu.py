@@ -1,4 +1,6 @@
-"""The runtime on a GPU: bfloat16, Triton attention, captured decode steps, a cache sized by measurement."""
+"""The runtime on a GPU: bfloat16, Triton attention, captured decode steps, a cache sized by
+measurement.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from onboard.runtime.llm import RequestOutput
 from onboard.verify.stages import VerifyReport, verify_model
 from tests.support.runtime.tiny import Tiny, make_tiny
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 SIZES = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
 CONFIG = {"max_seq_len": 128, "max_batch_size": 8}
@@ -28,11 +33,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 
 def _load(model: Tiny, **config: Any) -> LLM:
-    return LLM(model.checkpoint, root=model.root, device="cuda", dtype="bfloat16", config={**CONFIG, **config})
+    return LLM(
+        model.checkpoint,
+        root=model.root,
+        device="cuda",
+        dtype="bfloat16",
+        config={**CONFIG, **config},
+    )
 
 
 def _prompts() -> list[list[int]]:
-    return [[random.randrange(SIZES["vocab_size"]) for _ in range(length)] for length in (3, 70, 17, 33, 9)]
+    return [
+        [random.randrange(SIZES["vocab_size"]) for _ in range(length)]
+        for length in (3, 70, 17, 33, 9)
+    ]
 
 
 def _describe(report: VerifyReport) -> str:
@@ -41,21 +55,27 @@ def _describe(report: VerifyReport) -> str:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_graph_is_the_model_after_every_transform(model: Tiny, dtype: str) -> None:
-    report = verify_model(model.checkpoint, root=model.root, device="cuda", dtype=dtype, config=CONFIG)
+    report = verify_model(
+        model.checkpoint, root=model.root, device="cuda", dtype=dtype, config=CONFIG
+    )
     assert report.passed, _describe(report)
     assert report.graph_replays > 0
 
 
 def test_a_window_on_the_gpu(tmp_path: Path) -> None:
     mistral = make_tiny(tmp_path, "mistral", sliding_window=20, **SIZES)
-    report = verify_model(mistral.checkpoint, root=mistral.root, device="cuda", config=CONFIG, dtype="bfloat16")
+    report = verify_model(
+        mistral.checkpoint, root=mistral.root, device="cuda", config=CONFIG, dtype="bfloat16"
+    )
     assert report.passed, _describe(report)
 
 
 def _assert_likeliest(model: Tiny, outputs: list[RequestOutput]) -> None:
-    """Each token is transformers' own choice given what precedes it, but for ties within bfloat16's rounding.
+    """Each token is transformers' own choice given what precedes it, but for ties within bfloat16's
+    rounding.
 
-    Rounding moves transformers' own logits in bfloat16 from those in float32; ours may be off by as much again.
+    Rounding moves transformers' own logits in bfloat16 from those in float32; ours may be off by as
+    much again.
     """
     rounded = copy.deepcopy(model.hf).to("cuda", torch.bfloat16)
     exact = copy.deepcopy(rounded).float()
@@ -64,7 +84,8 @@ def _assert_likeliest(model: Tiny, outputs: list[RequestOutput]) -> None:
         ids = torch.tensor([output.prompt_token_ids + output.token_ids], device="cuda")
         with torch.no_grad():
             rows, reference = (
-                hf(ids).logits[0, len(output.prompt_token_ids) - 1 : -1].float() for hf in (rounded, exact)
+                hf(ids).logits[0, len(output.prompt_token_ids) - 1 : -1].float()
+                for hf in (rounded, exact)
             )
         chosen = reference.gather(1, torch.tensor(output.token_ids, device="cuda")[:, None])[:, 0]
         gap = reference.amax(-1) - chosen
@@ -94,8 +115,14 @@ def test_a_batch_without_a_captured_size_is_a_fact(model: Tiny) -> None:
     assert "decode steps of 3 sequences ran without a CUDA graph" in llm.engine.facts
 
 
-def test_the_cache_takes_its_share_of_the_memory_that_is_left(model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = {"max_batch_size": 4096, "max_num_tokens": 4096, "cuda_graph_config": {"batch_sizes": [1]}}
+def test_the_cache_takes_its_share_of_the_memory_that_is_left(
+    model: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {
+        "max_batch_size": 4096,
+        "max_num_tokens": 4096,
+        "cuda_graph_config": {"batch_sizes": [1]},
+    }
     seen: list[int] = []  # others may take from the device, and give back, meanwhile
     ask = torch.cuda.mem_get_info
 

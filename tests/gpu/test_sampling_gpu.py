@@ -1,4 +1,6 @@
-"""The choice of tokens on a GPU: the interpreted tests as they are, rows of real size, and overlapped steps."""
+"""The choice of tokens on a GPU: the interpreted tests as they are, rows of real size, and
+overlapped steps.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from onboard.ops.sampling.triton_sampling import choose_and_keep
 from tests.support.apart import run_apart
 from tests.support.runtime.tiny import make_tiny
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 UNIT = Path(__file__).resolve().parents[1] / "unit" / "ops"
 
@@ -25,11 +30,14 @@ def test_kernels_are_right_on_the_device() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_of_real_size(dtype: torch.dtype) -> None:
-    """Sums of float32 may put a border elsewhere than those of float64: nearly all tokens are the same."""
+    """Sums of float32 may put a border elsewhere than those of float64: nearly all tokens are the
+    same.
+    """
     rows = 64
     logits = (torch.randn(rows, 151936, device="cuda") * 2).to(dtype)
     how = torch.tensor(
-        [(1.0, 0, 1.0, 0.0), (0.7, 50, 0.9, 0.0), (1.2, 0, 0.8, 0.01), (0.0, 0, 1.0, 0.0)], device="cuda"
+        [(1.0, 0, 1.0, 0.0), (0.7, 50, 0.9, 0.0), (1.2, 0, 0.8, 0.01), (0.0, 0, 1.0, 0.0)],
+        device="cuda",
     )
     columns = how.repeat(rows // 4, 1).T.contiguous()
     uniform = torch.rand(rows, dtype=torch.float64, device="cuda")
@@ -45,15 +53,22 @@ def test_rows_of_real_size(dtype: torch.dtype) -> None:
 
 
 def test_overlapped_steps_give_the_tokens_of_the_others(tmp_path: Path) -> None:
-    """In float32, with stops and preemptions; batches of other sizes round otherwise, but hardly ever to a tie."""
+    """In float32, with stops and preemptions; batches of other sizes round otherwise, but hardly
+    ever to a tie.
+    """
     model = make_tiny(tmp_path)
     settings = {"device": "cuda", "kv_cache_config": {"max_tokens": 128, "tokens_per_block": 4}}
     engines = [model.engine(overlap=overlap, **settings) for overlap in (False, True)]
     prompts = [[random.randrange(97) for _ in range(length)] for length in (5, 17, 9, 30, 11, 2)]
-    params = [SamplingParams(max_tokens=30, seed=seed, top_k=20, stop_token_ids=[3, 4]) for seed in range(6)]
+    params = [
+        SamplingParams(max_tokens=30, seed=seed, top_k=20, stop_token_ids=[3, 4])
+        for seed in range(6)
+    ]
     answers = []
     for engine in engines:
-        outputs = [engine.submit(prompt, each)[0] for prompt, each in zip(prompts, params, strict=True)]
+        outputs = [
+            engine.submit(prompt, each)[0] for prompt, each in zip(prompts, params, strict=True)
+        ]
         engine.run()
         answers.append([output.generated for output in outputs])
     assert answers[0] == answers[1]

@@ -1,4 +1,6 @@
-"""A checkpoint's bytes on a real device: joined, converted and plain tensors, through pinned buffers and streams."""
+"""A checkpoint's bytes on a real device: joined, converted and plain tensors, through pinned
+buffers and streams.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from onboard.errors import OnboardError
 from onboard.graph.weight_load.weight_stream import Load, stream
 from tests.support.graph.fusion import apply, context_for, exported, random_state
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 class Projections(nn.Module):

@@ -1,4 +1,6 @@
-"""Test files run in a process of their own: Triton decides when it is imported whether kernels are interpreted."""
+"""Test files run in a process of their own: Triton decides when it is imported whether kernels are
+interpreted.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,17 @@ from pathlib import Path
 
 
 def run_apart(folder: Path, *files: str, interpreted: bool = True, **environment: str) -> None:
-    """Run `files` of `folder` with pytest, on the CPU in Triton's interpreter or as they are; all must pass."""
-    variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | environment
+    """Run `files` of `folder` with pytest, on the CPU in Triton's interpreter or as they are; all
+    must pass.
+    """
+    variables = {
+        name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"
+    } | environment
     if interpreted:
         variables |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=variables, capture_output=True, text=True, check=False
+    )
     print(done.stdout, done.stderr)
     assert done.returncode == 0

@@ -1,6 +1,8 @@
-"""Pages as a person sees them: in a headless Chromium, in a colour scheme and a width, without a network.
+"""Pages as a person sees them: in a headless Chromium, in a colour scheme and a width, without a
+network.
 
-Needs the extra `browser`, and a Chromium: the system's, or what `playwright install chromium` has put there.
+Needs the extra `browser`, and a Chromium: the system's, or what `playwright install chromium` has
+    put there.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ def opened() -> Iterator[Browser]:
     """Yield a browser, closed at the end."""
     found = next(filter(None, map(shutil.which, _SYSTEM)), None)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=found, args=["--no-sandbox", "--disable-gpu"]
+        )
         try:
             yield browser
         finally:
@@ -32,13 +36,21 @@ def opened() -> Iterator[Browser]:
 
 
 def problems(
-    browser: Browser, page: Path, *, width: int, scheme: Any, picture: Path | None = None, others: str = ""
+    browser: Browser,
+    page: Path,
+    *,
+    width: int,
+    scheme: Any,
+    picture: Path | None = None,
+    others: str = "",
 ) -> list[str]:
-    """Return what is wrong with a page on a screen of `width` pixels: "light" or "dark" is the reader's `scheme`.
+    """Return what is wrong with a page on a screen of `width` pixels: "light" or "dark" is the
+    reader's `scheme`.
 
-    That is a page wider than the screen, text that is cut off, squeezed, covered by other text or hard to tell from its
-    background, an error on the console, and anything fetched from elsewhere. Folded parts are unfolded. What the
-    selector `others` finds has the colours and the width of another's style.
+    That is a page wider than the screen, text that is cut off, squeezed, covered by other text or
+    hard to tell from its background, an error on the console, and anything fetched from elsewhere.
+    Folded parts are unfolded. What the selector `others` finds has the colours and the width of
+    another's style.
     """
     found: list[str] = []
 
@@ -50,7 +62,9 @@ def problems(
         if message.type in ("error", "warning"):
             found.append(f"console: {message.text}")
 
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True
+    )
     try:
         tab = context.new_page()
         tab.on("request", fetched)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 MODEL_FILE = Path(__file__).parent / "models" / "modeling_llama.py"
-"""Llama and Mistral in canonical ops, written by hand: what the graph framework and the runtime are tested with."""
+"""Llama and Mistral in canonical ops, written by hand: what the graph framework and the runtime are
+tested with.
+"""
 
 TINY = {
     "vocab_size": 97,
@@ -23,8 +25,12 @@ TINY = {
 }
 
 
-def save_checkpoint(folder: Path, model_type: str = "llama", *, shard_size: str = "5GB", **config: Any) -> Path:
-    """Save a random model of the given type and a tokenizer of single characters; return the folder."""
+def save_checkpoint(
+    folder: Path, model_type: str = "llama", *, shard_size: str = "5GB", **config: Any
+) -> Path:
+    """Save a random model of the given type and a tokenizer of single characters; return the
+    folder.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -62,9 +68,13 @@ def edit_config(folder: Path, **changes: Any) -> None:
 
 
 def tree(folder: Path, *, ignore: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return every path below `folder` with the sha256 of its content ("" for a folder); `ignore` are file names."""
+    """Return every path below `folder` with the sha256 of its content ("" for a folder); `ignore`
+    are file names.
+    """
     return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.is_file()
+        else ""
         for path in sorted(folder.rglob("*"))
         if path.name not in ignore
     }

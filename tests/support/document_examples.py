@@ -10,7 +10,9 @@ _FILE = re.compile(r"^`([\w./]+)`:\n\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTIL
 
 
 def examples(page: str) -> dict[str, str]:
-    """Return the files of a page of `docs`, path -> text: each path stands alone before its fence."""
+    """Return the files of a page of `docs`, path -> text: each path stands alone before its
+    fence.
+    """
     return dict(_FILE.findall((_DOCS / page).read_text("utf-8")))
 
 

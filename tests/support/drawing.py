@@ -1,4 +1,6 @@
-"""Which of many like cases a run of the tests takes: some always, a few by chance, and all where `exhaustive` runs."""
+"""Which of many like cases a run of the tests takes: some always, a few by chance, and all where
+`exhaustive` runs.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,17 @@ def drawn_from(cases: Collection[str], count: int) -> list[str]:
 
 
 def some_of(cases: Collection[str], always: Collection[str], by_chance: int) -> list[ParameterSet]:
-    """Return `cases` as parameters; those that are in `always` and `by_chance` others are not marked exhaustive.
+    """Return `cases` as parameters; those that are in `always` and `by_chance` others are not
+    marked exhaustive.
 
-    The processes of one run draw alike, by that run's own number; their tests' names say what was drawn.
+    The processes of one run draw alike, by that run's own number; their tests' names say what was
+    drawn.
     """
     assert set(always) <= set(cases)
     drawn = drawn_from(set(cases) - set(always), by_chance)
     return [
-        pytest.param(case, id=case, marks=() if case in always or case in drawn else pytest.mark.exhaustive)
+        pytest.param(
+            case, id=case, marks=() if case in always or case in drawn else pytest.mark.exhaustive
+        )
         for case in cases
     ]

@@ -24,7 +24,9 @@ class Fake(Phase):
 
     name = "fake"
 
-    def __init__(self, name: str, inputs: Callable[[RunContext], dict[str, Any]], work: Work) -> None:
+    def __init__(
+        self, name: str, inputs: Callable[[RunContext], dict[str, Any]], work: Work
+    ) -> None:
         self.name = name  # type: ignore[misc]
         self._inputs, self._work = inputs, work
         self.runs = 0
@@ -38,7 +40,9 @@ class Fake(Phase):
 
 
 def copying(name: str, source: str | None, target: str) -> Fake:
-    """A phase whose file is its input file's text with its own name added; the first one reads the model's file."""
+    """A phase whose file is its input file's text with its own name added; the first one reads the
+    model's file.
+    """
 
     def origin(context: RunContext) -> Path:
         return context.artifact(source) if source else context.source.files() / "config.json"
@@ -102,7 +106,9 @@ def slow_phases(pause: float) -> list[Phase]:
     def nothing(_: RunContext) -> dict[str, Any]:
         return {}
 
-    phases: list[Phase] = [Fake(name, nothing, lambda c, name=name: slowly(c, name)) for name in ("one", "two")]
+    phases: list[Phase] = [
+        Fake(name, nothing, lambda c, name=name: slowly(c, name)) for name in ("one", "two")
+    ]
     return [
         *phases,
         Fake("three", nothing, model_file),

@@ -1,4 +1,6 @@
-"""Configs of model families as they were released, with the variants that one generated file has to serve."""
+"""Configs of model families as they were released, with the variants that one generated file has to
+serve.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-_YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32768}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32768,
+}
 _LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -31,10 +38,24 @@ _GEMMA3_ROPE = {
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "llama": {
-        "llama3": {"num_key_value_heads": 8, "rope_parameters": _LLAMA3, "max_position_embeddings": 131072},
+        "llama3": {
+            "num_key_value_heads": 8,
+            "rope_parameters": _LLAMA3,
+            "max_position_embeddings": 131072,
+        },
         "plain": {"num_key_value_heads": 32},
-        "tied": {"head_dim": 64, "num_key_value_heads": 8, "tie_word_embeddings": True, "rope_parameters": _LLAMA3},
-        "biased": {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1, "hidden_act": "gelu"},
+        "tied": {
+            "head_dim": 64,
+            "num_key_value_heads": 8,
+            "tie_word_embeddings": True,
+            "rope_parameters": _LLAMA3,
+        },
+        "biased": {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "num_key_value_heads": 1,
+            "hidden_act": "gelu",
+        },
         "yarn": {"rope_parameters": _YARN, "max_position_embeddings": 131072},
     },
     "mistral": {
@@ -46,7 +67,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "qwen2": {
-        "full": {"use_sliding_window": False, "tie_word_embeddings": True, "num_key_value_heads": 2},
+        "full": {
+            "use_sliding_window": False,
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 2,
+        },
         "window": {"use_sliding_window": True, "sliding_window": 32768, "max_window_layers": 28},
         "yarn": {"rope_parameters": _YARN, "max_position_embeddings": 131072},
     },
@@ -56,12 +81,21 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "window": {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 18},
     },
     "gemma": {
-        "2b": {"num_key_value_heads": 1, "num_attention_heads": 8, "head_dim": 256, "hidden_size": 2048},
+        "2b": {
+            "num_key_value_heads": 1,
+            "num_attention_heads": 8,
+            "head_dim": 256,
+            "hidden_size": 2048,
+        },
         "7b": {"tie_word_embeddings": False, "attention_bias": True},
     },
     "gemma2": {
         "2b": {},
-        "uncapped": {"attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": 144},
+        "uncapped": {
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "query_pre_attn_scalar": 144,
+        },
     },
     "gemma3_text": {
         "4b": {"rope_parameters": _GEMMA3_ROPE, "sliding_window": 1024},
@@ -69,7 +103,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "phi3": {
         "4k": {"sliding_window": 2047},
-        "128k": {"rope_parameters": _LONGROPE, "max_position_embeddings": 131072, "sliding_window": 262144},
+        "128k": {
+            "rope_parameters": _LONGROPE,
+            "max_position_embeddings": 131072,
+            "sliding_window": 262144,
+        },
         "4-mini": {
             "rope_parameters": {**_LONGROPE, "partial_rotary_factor": 0.75},
             "num_key_value_heads": 8,
@@ -78,18 +116,33 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "max_position_embeddings": 131072,
         },
     },
-    "olmo2": {"7b": {}, "gqa": {"num_key_value_heads": 8, "attention_bias": True, "tie_word_embeddings": True}},
+    "olmo2": {
+        "7b": {},
+        "gqa": {"num_key_value_heads": 8, "attention_bias": True, "tie_word_embeddings": True},
+    },
     "gpt2": {
         "small": {},
-        "scaled": {"scale_attn_by_inverse_layer_idx": True, "n_inner": 1024, "activation_function": "relu"},
-        "unscaled": {"scale_attn_weights": False, "tie_word_embeddings": False, "reorder_and_upcast_attn": True},
+        "scaled": {
+            "scale_attn_by_inverse_layer_idx": True,
+            "n_inner": 1024,
+            "activation_function": "relu",
+        },
+        "unscaled": {
+            "scale_attn_weights": False,
+            "tie_word_embeddings": False,
+            "reorder_and_upcast_attn": True,
+        },
     },
     "gpt_neox": {
         "pythia": {},
         "sequential": {
             "use_parallel_residual": False,
             "attention_bias": False,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 1.0,
+            },
             "tie_word_embeddings": True,
         },
     },
@@ -114,11 +167,17 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "smollm3": {
         "3b": {},
-        "window": {"use_sliding_window": True, "sliding_window": 1024, "tie_word_embeddings": False},
+        "window": {
+            "use_sliding_window": True,
+            "sliding_window": 1024,
+            "tie_word_embeddings": False,
+        },
         "all-rope": {"no_rope_layers": [1] * 36, "attention_bias": True},
     },
 }
-"""Family (`model_type`) -> variant -> fields that differ from the class's defaults; the first is the usual one."""
+"""Family (`model_type`) -> variant -> fields that differ from the class's defaults; the first is
+the usual one.
+"""
 
 
 def config_dict(family: str, variant: str | None = None) -> dict[str, Any]:
@@ -135,4 +194,6 @@ def _builder(family: str) -> Callable[[], PretrainedConfig]:
     return build
 
 
-FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {family: _builder(family) for family in VARIANTS}
+FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
+    family: _builder(family) for family in VARIANTS
+}

@@ -25,7 +25,9 @@ from safetensors import SafetensorError, safe_open
 
 @dataclass
 class Repository:
-    """A model repository; `revisions` are other branches or tags, `gated` ones list their files and serve none."""
+    """A model repository; `revisions` are other branches or tags, `gated` ones list their files and
+    serve none.
+    """
 
     main: Path
     revisions: dict[str, Path] = field(default_factory=dict)
@@ -72,7 +74,11 @@ class HubServer:
 
     def downloads(self) -> set[str]:
         """Return the names of the files that were fetched."""
-        gets = (line.split(" ", 1)[1] for line in self.requests if line.startswith("GET ") and "/resolve/" in line)
+        gets = (
+            line.split(" ", 1)[1]
+            for line in self.requests
+            if line.startswith("GET ") and "/resolve/" in line
+        )
         return {path.split("/resolve/", 1)[1].split("/", 1)[1] for path in gets}
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
@@ -108,16 +114,24 @@ class HubServer:
     def _list_models(self, request: BaseHTTPRequestHandler) -> None:
         query = parse_qs(urlsplit(request.path).query)
         author, search, kind = (query.get(key, [""])[0] for key in ("author", "search", "filter"))
-        found = [name for name in self.repositories if name.startswith(f"{author}/") and search in name.lower()]
+        found = [
+            name
+            for name in self.repositories
+            if name.startswith(f"{author}/") and search in name.lower()
+        ]
         listed = [{"id": name, **_facts(self.repositories[name].folder("main"))} for name in found]
         wanted = {"id", "tags", *query.get("expand", [])}
         tagged = [facts for facts in listed if kind in ("", *facts["tags"])]
-        _send_json(request, [{key: facts[key] for key in sorted(wanted & facts.keys())} for facts in tagged])
+        _send_json(
+            request,
+            [{key: facts[key] for key in sorted(wanted & facts.keys())} for facts in tagged],
+        )
 
     def _api(self, request: BaseHTTPRequestHandler, parts: list[str]) -> None:
         repository = self.repositories.get("/".join(parts[:2]))
         if repository is None:
-            # As the real Hub answers a caller without a token: 401, so that private models do not show.
+            # As the real Hub answers a caller without a token: 401, so that private models do not
+            # show.
             _send(request, 401, b"{}", {"X-Error-Code": "RepoNotFound"})
             return
         revision = parts[3] if len(parts) > 3 else "main"
@@ -128,9 +142,19 @@ class HubServer:
             _send_json(request, list(_tree(folder)))
         else:
             siblings = [{"rfilename": entry["path"]} for entry in _tree(folder)]
-            _send_json(request, {"id": "/".join(parts[:2]), "sha": commit(folder), "tags": [], "siblings": siblings})
+            _send_json(
+                request,
+                {
+                    "id": "/".join(parts[:2]),
+                    "sha": commit(folder),
+                    "tags": [],
+                    "siblings": siblings,
+                },
+            )
 
-    def _resolve(self, request: BaseHTTPRequestHandler, name: str, revision: str, path: str) -> None:
+    def _resolve(
+        self, request: BaseHTTPRequestHandler, name: str, revision: str, path: str
+    ) -> None:
         repository = self.repositories.get(name)
         if repository is None:
             _send(request, 401, b"", {"X-Error-Code": "RepoNotFound"})
@@ -140,10 +164,18 @@ class HubServer:
             _send(request, 404, b"", {"X-Error-Code": "RevisionNotFound"})
         elif repository.gated:
             _send(
-                request, 401, b"", {"X-Error-Code": "GatedRepo", "X-Error-Message": f"Access to {name} is restricted"}
+                request,
+                401,
+                b"",
+                {"X-Error-Code": "GatedRepo", "X-Error-Message": f"Access to {name} is restricted"},
             )
         elif not (folder / path).is_file():
-            _send(request, 404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit(folder)})
+            _send(
+                request,
+                404,
+                b"",
+                {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit(folder)},
+            )
         else:
             headers = {"ETag": f'"{oid(folder / path)}"', "X-Repo-Commit": commit(folder)}
             _send(request, 200, (folder / path).read_bytes(), headers)
@@ -165,14 +197,20 @@ def _facts(folder: Path | None) -> dict[str, Any]:
     for path in folder.glob("*.safetensors"):
         with suppress(SafetensorError), safe_open(path, "pt") as weights:
             total += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
-    return {"tags": [config.get("model_type", "")], "config": shown, "safetensors": {"total": total, "parameters": {}}}
+    return {
+        "tags": [config.get("model_type", "")],
+        "config": shown,
+        "safetensors": {"total": total, "parameters": {}},
+    }
 
 
 def _send_json(request: BaseHTTPRequestHandler, data: Any) -> None:
     _send(request, 200, json.dumps(data).encode(), {"Content-Type": "application/json"})
 
 
-def _send(request: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+def _send(
+    request: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str] | None = None
+) -> None:
     request.send_response(status)
     for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
         request.send_header(name, value)

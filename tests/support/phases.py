@@ -63,7 +63,9 @@ def make_spec(model: str, **changes: Any) -> ModelSpec:
         },
         "blocks": [
             sample_block("LlamaRMSNorm", "rmsnorm", "model.norm", "modeling_llama.py:10"),
-            sample_block("LlamaDecoderLayer", "decoder_layer", "model.layers.0", "modeling_llama.py:9"),
+            sample_block(
+                "LlamaDecoderLayer", "decoder_layer", "model.layers.0", "modeling_llama.py:9"
+            ),
         ],
         "layer_kinds": [LayerKind(name="full_attention", layers=[0, 1, 2], path="model.layers.0")],
     }
@@ -147,7 +149,10 @@ def make_run(
         "text": {"verdict": verdict, "reason": "held-out perplexity 9.1, transformers' 9.1", "perplexity": 9.1},
         "log": "tiny_20260101-000000_success.log",
     }  # fmt: skip
-    reduced = full | {"description": "2 of 3 layers", "settings": settings | {"num_hidden_layers": 2}}
+    reduced = full | {
+        "description": "2 of 3 layers",
+        "settings": settings | {"num_hidden_layers": 2},
+    }
     return {
         "status": status,
         "config": "registry/configs/tiny.yaml",

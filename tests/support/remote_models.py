@@ -33,7 +33,9 @@ def save_remote(style: str, folder: Path, **fields: Any) -> Path:
     shutil.copytree(CODE / style, folder, ignore=shutil.ignore_patterns("__pycache__"))
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
-    made = subprocess.run([sys.executable, "-c", _SAVE, str(folder)], capture_output=True, text=True, check=False)
+    made = subprocess.run(
+        [sys.executable, "-c", _SAVE, str(folder)], capture_output=True, text=True, check=False
+    )
     assert made.returncode == 0, made.stderr[-3000:]
     saved = folder / "saved"
     config = json.loads((saved / "config.json").read_text())

@@ -1,7 +1,9 @@
-"""`python -m MODULE` in processes forked from one that has done the imports: tests that start many spare these.
+"""`python -m MODULE` in processes forked from one that has done the imports: tests that start many
+spare these.
 
-Such a process differs from a new interpreter in nothing else: the one that it is forked from runs nothing itself. What
-a run of `onboard` starts in turn, pytest and the run agent, comes from there as well.
+Such a process differs from a new interpreter in nothing else: the one that it is forked from runs
+nothing itself. What a run of `onboard` starts in turn, pytest and the run agent, comes from there
+as well.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ def started() -> Iterator[Warm]:
         with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) as server:
             try:
                 while not address.exists():
-                    assert server.poll() is None, "the process that others are to be forked from did not start"
+                    assert server.poll() is None, (
+                        "the process that others are to be forked from did not start"
+                    )
                     time.sleep(0.05)
                 yield Warm(str(address))
             finally:
@@ -69,10 +73,21 @@ class Warm:
         return self._run(words, str(folder or Path.cwd()), {**os.environ, **added}, output, output)
 
     def _run(
-        self, words: Sequence[str], folder: str, environment: Mapping[str, str], out: IO[Any], err: IO[Any]
+        self,
+        words: Sequence[str],
+        folder: str,
+        environment: Mapping[str, str],
+        out: IO[Any],
+        err: IO[Any],
     ) -> int:
-        reading, writing = os.pipe()  # its standard input, which is open as long as this process lives
-        with socket.socket(socket.AF_UNIX) as connection, os.fdopen(reading), os.fdopen(writing, "w"):
+        reading, writing = (
+            os.pipe()
+        )  # its standard input, which is open as long as this process lives
+        with (
+            socket.socket(socket.AF_UNIX) as connection,
+            os.fdopen(reading),
+            os.fdopen(writing, "w"),
+        ):
             connection.connect(self.address)
             socket.send_fds(connection, [b"."], [reading, out.fileno(), err.fileno()])
             connection.sendall(json.dumps([list(words), folder, dict(environment)]).encode())

@@ -50,7 +50,10 @@ def llama_spec() -> ModelSpec:
         num_parameters=1,
         config={**config.to_diff_dict(), "architectures": ["LlamaForCausalLM"]},
         traits={},
-        blocks=[sample_block(name, kind, path, "modeling_llama.py:1") for name, (kind, path) in _BLOCKS.items()]
+        blocks=[
+            sample_block(name, kind, path, "modeling_llama.py:1")
+            for name, (kind, path) in _BLOCKS.items()
+        ]
         + [_ROPE],
         layer_kinds=[LayerKind(name="full_attention", layers=[0, 1, 2], path="model.layers.0")],
     )
@@ -59,7 +62,12 @@ def llama_spec() -> ModelSpec:
 @pytest.fixture(scope="session")
 def llama_files(llama_spec: ModelSpec) -> dict[str, str]:
     """Path under a root -> text of the model file and of its generated tests."""
-    text = Path(__file__).parents[1].joinpath("support", "reviewed", "modeling_llama.py").read_text(encoding="utf-8")
+    text = (
+        Path(__file__)
+        .parents[1]
+        .joinpath("support", "reviewed", "modeling_llama.py")
+        .read_text(encoding="utf-8")
+    )
     header = {
         "TRANSFORMERS": llama_spec.transformers_version,
         "SOURCE_HASH": llama_spec.source_hash[:16],

@@ -32,14 +32,18 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
 }
 
 
-def sample_block(class_name: str, kind: str, path: str = "", source: str = "x.py:1", **parameters: Any) -> Block:
+def sample_block(
+    class_name: str, kind: str, path: str = "", source: str = "x.py:1", **parameters: Any
+) -> Block:
     """Return a block; its parameters are those that are usual, and those given."""
     found = _PARAMETERS.get(kind, {}) | parameters
     return make_block(class_name=class_name, kind=kind, path=path, source=source, parameters=found)
 
 
 def edited(spec: ModelSpec, kind: str, **parameters: Any) -> str:
-    """Return a spec as text, with other parameters for the first block of a kind, as someone might edit the file."""
+    """Return a spec as text, with other parameters for the first block of a kind, as someone might
+    edit the file.
+    """
     text = spec.to_yaml()
     block = next(block for block in spec.blocks if block.kind == kind)
     for key, value in parameters.items():

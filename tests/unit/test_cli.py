@@ -32,10 +32,22 @@ def onboard(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 def test_help_is_quick_and_complete() -> None:
     began = time.monotonic()
     process = onboard("--help", COLUMNS="100")
-    assert time.monotonic() - began < 2  # 0.1 s on an idle core; the bound leaves room for a busy one
+    assert (
+        time.monotonic() - began < 2
+    )  # 0.1 s on an idle core; the bound leaves room for a busy one
     assert process.returncode == 0
     for option in (
-        *("--root", "--revision", "--device", "--dtype", "--until", "--from", "--fresh", "--dry-run", "--json"),
+        *(
+            "--root",
+            "--revision",
+            "--device",
+            "--dtype",
+            "--until",
+            "--from",
+            "--fresh",
+            "--dry-run",
+            "--json",
+        ),
         *("--trust-remote-code", "--yes", "--offline", "--debug", "--version"),
     ):
         assert f" {option} " in process.stdout
@@ -45,7 +57,9 @@ def test_help_is_quick_and_complete() -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     code = "import sys; from onboard.cli import main; main.run(['--help']); print(sorted(sys.modules), file=sys.stderr)"
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     for module in ("torch", "transformers", "huggingface_hub", "pydantic"):
         assert f"'{module}'" not in process.stderr
 
@@ -77,7 +91,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_completion() -> None:
     def complete(words: str) -> list[str]:
         count = str(len(words.split()) - 1)
-        return onboard(_ONBOARD_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=count).stdout.split()
+        return onboard(
+            _ONBOARD_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=count
+        ).stdout.split()
 
     assert complete("onboard ver") == ["verify"]
     assert complete("onboard --tr") == ["--trust-remote-code"]
@@ -87,12 +103,17 @@ def test_completion() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["statu"], "there is no command 'statu'. Did you mean 'status'? A model of that name: onboard model statu"),
+        (
+            ["statu"],
+            "there is no command 'statu'. Did you mean 'status'? A model of that name: onboard model statu",
+        ),
         (["verfy", "./x"], "there is no command 'verfy'. Did you mean 'verify'?"),
         (["help", "nonesuch"], "there is no command 'nonesuch'. Commands: bench, "),
     ],
 )
-def test_a_word_that_is_nearly_a_command(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_word_that_is_nearly_a_command(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main.run(words) == 2
     assert capsys.readouterr().err.startswith(f"onboard: {message}")
 
@@ -135,7 +156,9 @@ for words in {list(WRONG)}:
     heavy = sorted({{"torch", "transformers"}} & set(sys.modules))
     print(code, heavy, file=sys.stderr)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
     lines = done.stderr.splitlines()
     for (words, message), error, code in zip(WRONG.items(), lines[::2], lines[1::2], strict=True):
         assert message in error, words
@@ -184,14 +207,22 @@ def test_usage_errors(
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Replaces the engine: returns what it was called with; `result` may be set to an outcome's exception."""
+    """Replaces the engine: returns what it was called with; `result` may be set to an outcome's
+    exception.
+    """
     called: dict[str, Any] = {"error": None}
 
     def run(_: Engine, context: RunContext, **arguments: Any) -> RunOutcome:
         called.update(arguments, context=context)
         error = called["error"]
         phase = PhaseOutcome(
-            "gather", "failed" if error else "done", 1.5, "fine", str(error or ""), {"a": "x/a.json"}, error
+            "gather",
+            "failed" if error else "done",
+            1.5,
+            "fine",
+            str(error or ""),
+            {"a": "x/a.json"},
+            error,
         )
         return RunOutcome(context.model, context.root, [phase])
 
@@ -199,9 +230,12 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return called
 
 
-def test_options_reach_the_engine(engine: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_reach_the_engine(
+    engine: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = (
-        "--revision v1 --device cpu --dtype bfloat16 --until generate --from survey --fresh --trust-remote-code --yes"
+        "--revision v1 --device cpu --dtype bfloat16 --until generate --from survey "
+        "--fresh --trust-remote-code --yes"
     )
     assert main.run(["--root", str(tmp_path), *words.split(), "org/name"]) == 0
     context = engine["context"]
@@ -211,7 +245,13 @@ def test_options_reach_the_engine(engine: dict[str, Any], tmp_path: Path, capsys
         tmp_path / ".onboard" / "org--name",
     )
     assert (engine["until"], engine["from_"], engine["fresh"]) == ("generate", "survey", True)
-    expected = {"revision": "v1", "device": "cpu", "dtype": "bfloat16", "trust_remote_code": True, "yes": True}
+    expected = {
+        "revision": "v1",
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "trust_remote_code": True,
+        "yes": True,
+    }
     assert context.options.model_dump(exclude_defaults=True) == expected
     assert capsys.readouterr().out.strip() == f"a  {tmp_path}/x/a.json"
 
@@ -231,7 +271,9 @@ def test_a_model_with_the_name_of_a_command(engine: dict[str, Any], name: str) -
     assert engine["context"].model == name
 
 
-def test_json_is_all_of_stdout(engine: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_all_of_stdout(
+    engine: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main.run(["org/name", "--root", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "schema": 1,
@@ -258,7 +300,11 @@ def test_json_is_all_of_stdout(engine: dict[str, Any], tmp_path: Path, capsys: p
     [
         (ConsentRequiredError("too large", hint="Use --yes"), 3, "onboard: too large. Use --yes"),
         (KeyboardInterrupt(), 130, "onboard: interrupted"),
-        (ValueError("a\nb"), 1, "onboard: internal error: ValueError: a b. Run with --debug for the traceback"),
+        (
+            ValueError("a\nb"),
+            1,
+            "onboard: internal error: ValueError: a b. Run with --debug for the traceback",
+        ),
     ],
 )
 def test_failures(
@@ -301,7 +347,14 @@ def test_ctrl_c(tmp_path: Path) -> None:
     """A real signal, while the command waits for a file that never ends."""
     (tmp_path / "model").mkdir()
     os.mkfifo(tmp_path / "model" / "config.json")
-    command = [sys.executable, "-m", "onboard", str(tmp_path / "model"), "--root", str(tmp_path / "root")]
+    command = [
+        sys.executable,
+        "-m",
+        "onboard",
+        str(tmp_path / "model"),
+        "--root",
+        str(tmp_path / "root"),
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 30
     while not (tmp_path / "root").exists() and time.monotonic() < deadline:
@@ -335,7 +388,10 @@ def test_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "survey: it broke" in table
     assert "3.2" in table
     assert main.run(["status", "--root", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["models"]["org--name"]["phases"]["gather"]["status"] == "done"
+    assert (
+        json.loads(capsys.readouterr().out)["models"]["org--name"]["phases"]["gather"]["status"]
+        == "done"
+    )
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +420,9 @@ def test_a_model_that_is_not_translated_may_run_as_it_is(
     phase: str, model_type: str, error: OnboardError, offered: bool, tmp_path: Path
 ) -> None:
     outcome = RunOutcome("org/model", tmp_path, [PhaseOutcome(phase, "failed", exception=error)])
-    context: Any = SimpleNamespace(source=SimpleNamespace(config=lambda: {"model_type": model_type}))
+    context: Any = SimpleNamespace(
+        source=SimpleNamespace(config=lambda: {"model_type": model_type})
+    )
     options: Any = None
     found = ModelRun("org/model", tmp_path, options, context, outcome).with_way_out(error)
     assert isinstance(found, OnboardError)
@@ -374,7 +432,10 @@ def test_a_model_that_is_not_translated_may_run_as_it_is(
 
 
 def test_a_dry_run_shows_the_users_files_first_and_no_diff_of_records(
-    engine: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    engine: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inner = Engine.run
 
@@ -400,4 +461,7 @@ def test_a_dry_run_shows_the_users_files_first_and_no_diff_of_records(
 
 
 def test_a_terminal_gets_no_commands_of_a_model() -> None:
-    assert escaped("a\x1b[31mb\n\tc\x07\x9b\u202e é 日 🙂") == "a\\x1b[31mb\n\tc\\x07\\x9b\\u202e é 日 🙂"
+    assert (
+        escaped("a\x1b[31mb\n\tc\x07\x9b\u202e é 日 🙂")
+        == "a\\x1b[31mb\n\tc\\x07\\x9b\\u202e é 日 🙂"
+    )

@@ -50,7 +50,9 @@ def test_every_command_that_has_a_document_is_here() -> None:
     assert names == set(MODELS)
 
 
-def test_status_and_doctor(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_and_doctor(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / ".onboard" / "org--name"
     folder.mkdir(parents=True)
     phases = {"gather": {"status": "running", "input_hash": "0"}}
@@ -67,7 +69,9 @@ def test_check(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(zoo, "drifts", lambda family, *_: [drift] if family == "bad" else [])
     found = document(["check", "--root", str(tmp_path)], 1, capsys)
     assert found["drifted"] == {"good": [], "bad": ["models/x.py"]}
-    assert document(["check", "good", "--root", str(tmp_path)], 0, capsys)["drifted"] == {"good": []}
+    assert document(["check", "good", "--root", str(tmp_path)], 0, capsys)["drifted"] == {
+        "good": []
+    }
 
 
 @pytest.mark.parametrize(
@@ -75,7 +79,11 @@ def test_check(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch)
     [
         (None, "done", None),
         (UsageError("a", hint="b"), "failed", {"message": "a", "hint": "b", "exit_code": 2}),
-        (KeyboardInterrupt(), "interrupted", {"message": "interrupted", "hint": "", "exit_code": 130}),
+        (
+            KeyboardInterrupt(),
+            "interrupted",
+            {"message": "interrupted", "hint": "", "exit_code": 130},
+        ),
         (
             ValueError("a\nb"),
             "failed",
@@ -85,12 +93,20 @@ def test_check(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch)
 )
 def test_the_head(error: BaseException | None, status: str, problem: Any) -> None:
     found = json.loads(render("run", Result({"model": "m", "status": "mine"}, error)))
-    assert found == {"schema": 1, "command": "run", "status": status, "error": problem, "model": "m"}
+    assert found == {
+        "schema": 1,
+        "command": "run",
+        "status": status,
+        "error": problem,
+        "model": "m",
+    }
 
 
 def test_the_page_has_every_field_and_code() -> None:
     for name, model in MODELS.items():
-        heading = next(line for line in DOCS.splitlines() if line.startswith("## ") and f"`{name}`" in line)
+        heading = next(
+            line for line in DOCS.splitlines() if line.startswith("## ") and f"`{name}`" in line
+        )
         part = DOCS.split(heading)[1].split("\n## ")[0]
         own = model.model_fields.keys() - Document.model_fields.keys()
         assert [field for field in own if f"`{field}`" not in part] == [], name
@@ -103,6 +119,8 @@ def test_the_page_has_every_field_and_code() -> None:
 def test_the_tables_of_ops_are_what_is_registered() -> None:
     script = Path(__file__).resolve().parents[2] / "scripts" / "op_tables.py"
     stale = [
-        path.name for path, text in runpy.run_path(str(script))["written"]().items() if path.read_text("utf-8") != text
+        path.name
+        for path, text in runpy.run_path(str(script))["written"]().items()
+        if path.read_text("utf-8") != text
     ]
     assert stale == [], "python scripts/op_tables.py"

@@ -1,4 +1,6 @@
-"""Another test of the tests: no mistake in a transform, an op or the runtime goes unnoticed by its area's tests."""
+"""Another test of the tests: no mistake in a transform, an op or the runtime goes unnoticed by its
+area's tests.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ PROGRAM = ("-m", "tests.support.mutation.engine_mutants")
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a new process: this one has imported what is to be mutated."""
-    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     print(done.stdout, done.stderr[-5000:])
     return done
 
@@ -72,7 +76,11 @@ def f(x: int | None, cuda: bool) -> int:
 
 
 def test_what_only_people_read_is_not_mutated() -> None:
-    found = {ast.unparse(node) for node in places(ast.parse(SOURCE), Path("x.py")) if isinstance(node, ast.Compare)}
+    found = {
+        ast.unparse(node)
+        for node in places(ast.parse(SOURCE), Path("x.py"))
+        if isinstance(node, ast.Compare)
+    }
     assert found == {"x < 4", "x < 7"}
 
 
@@ -92,8 +100,14 @@ def test_a_seed_draws_the_same_mutants_and_none_twice() -> None:
 
 def test_every_file_of_the_engine_is_in_an_area() -> None:
     known = {path for area in AREAS.values() for path in area.sources()}
-    patterns = ["onboard/ops/*.py", "onboard/ops/*/*.py", *(f"transforms/{stage}/*.py" for stage in STAGES)]
-    wanted = {path for pattern in patterns for path in ROOT.glob(pattern) if not _is_of_kernels(path)}
+    patterns = [
+        "onboard/ops/*.py",
+        "onboard/ops/*/*.py",
+        *(f"transforms/{stage}/*.py" for stage in STAGES),
+    ]
+    wanted = {
+        path for pattern in patterns for path in ROOT.glob(pattern) if not _is_of_kernels(path)
+    }
     left = {path.name for path in wanted - known} - {"__init__.py"}
     assert left == {"library.py", "dense_prefill.py", "fla_delta_rule.py"}
 
@@ -123,5 +137,7 @@ def test_what_a_gpu_alone_would_notice_is_not_mutated() -> None:
     found = list(places(ast.parse(FOR_GPUS), Path("flight.py")))
     changed = {name for name, edit in OPERATORS.items() for node in found if edit(node) is not None}
     assert changed == {"cast or mask dropped"}
-    dropped = [ast.unparse(node) for node in found if OPERATORS["cast or mask dropped"](node) is not None]
+    dropped = [
+        ast.unparse(node) for node in found if OPERATORS["cast or mask dropped"](node) is not None
+    ]
     assert dropped == ["tokens.to(tokens.dtype)"]

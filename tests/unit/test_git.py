@@ -12,12 +12,19 @@ BRANCH = "onboard/tiny"
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["git", *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout
 
 
 @pytest.fixture(autouse=True)
 def _own_git_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL"):
+    for name in (
+        "GIT_AUTHOR_NAME",
+        "GIT_AUTHOR_EMAIL",
+        "GIT_COMMITTER_NAME",
+        "GIT_COMMITTER_EMAIL",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -64,7 +71,9 @@ def test_a_dirty_checkout_stays_as_it_is(repo: Path) -> None:
     assert _state(repo) == before
     assert (repo / "a.txt").read_text() == "changed\n"
     assert update.status == "created"
-    assert _git(repo, "show", "--name-status", "--format=%an <%ae>|%cn|%s|%P", BRANCH).split("\n") == [
+    assert _git(repo, "show", "--name-status", "--format=%an <%ae>|%cn|%s|%P", BRANCH).split(
+        "\n"
+    ) == [
         f"Ada <ada@example.org>|Ada|Onboard tiny|{_git(repo, 'rev-parse', 'HEAD').strip()}",
         "",
         "A\tmodels/m.py",
@@ -101,7 +110,10 @@ def test_a_repository_without_commits_works(tmp_path: Path) -> None:
     assert checkout.read("m.py", BRANCH) is None
     update = checkout.commit(BRANCH, {"m.py": "x = 1\n"}, "one")
     assert _git(root, "ls-tree", "-r", "--name-only", BRANCH).split() == ["m.py"]
-    assert (update.identity, update.identity_is_neutral) == ("{} <{}>".format(*NEUTRAL_IDENTITY), True)
+    assert (update.identity, update.identity_is_neutral) == (
+        "{} <{}>".format(*NEUTRAL_IDENTITY),
+        True,
+    )
     assert checkout.commit(BRANCH, {"m.py": "x = 1\n"}, "one").status == "unchanged"
 
 
@@ -130,6 +142,8 @@ def test_what_git_refuses_is_one_line(repo: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("label", ["qwen2.5-7b", "a..b", "x.lock", ".x.", "a b~^:?*[\\", "--", "org--name"])
+@pytest.mark.parametrize(
+    "label", ["qwen2.5-7b", "a..b", "x.lock", ".x.", "a b~^:?*[\\", "--", "org--name"]
+)
 def test_branch_names_are_valid(label: str) -> None:
     subprocess.run(["git", "check-ref-format", "--branch", branch_name(label)], check=True)

@@ -13,7 +13,10 @@ from onboard import gpu
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
     """A driver with the GPUs of the returned list."""
-    cards = [SimpleNamespace(name=f"H{index}", total=80 * 10**9, free=(70 - index) * 10**9) for index in range(2)]
+    cards = [
+        SimpleNamespace(name=f"H{index}", total=80 * 10**9, free=(70 - index) * 10**9)
+        for index in range(2)
+    ]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
@@ -24,7 +27,9 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
     return cards
 
 
-def test_the_one_gpu_that_a_run_uses(driver: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_one_gpu_that_a_run_uses(
+    driver: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
     memory = gpu.device_memory("auto")
     assert (memory.total, memory.free, len(memory.gpus)) == (80 * 10**9, 70 * 10**9, 2)
     assert str(memory) == "80 GB on the one of 2 GPUs that a run uses"
@@ -50,8 +55,12 @@ def test_the_cpu_has_the_systems_memory(
     assert str(memory).endswith(" GB of system memory")
 
 
-@pytest.mark.parametrize(("text", "limit"), [("123456\n", 123456), ("max\n", None), (f"{2**62}\n", None)])
-def test_a_containers_limit(text: str, limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("text", "limit"), [("123456\n", 123456), ("max\n", None), (f"{2**62}\n", None)]
+)
+def test_a_containers_limit(
+    text: str, limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "memory.max").write_text(text)
     monkeypatch.setattr(gpu, "_CGROUP_LIMIT", tmp_path / "memory.max")
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -61,7 +70,9 @@ def test_a_containers_limit(text: str, limit: int | None, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("hidden", ["", "-1"])
-def test_hidden_gpus(driver: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
+def test_hidden_gpus(
+    driver: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch, hidden: str
+) -> None:
     assert driver
     monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", hidden)
     assert gpu.list_gpus() == []
@@ -77,7 +88,13 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(123_400_000_000, "123"), (16_060_000_000, "16"), (1_234_000_000, "1.2"), (5_000_000, "0.005")]
+    ("size", "text"),
+    [
+        (123_400_000_000, "123"),
+        (16_060_000_000, "16"),
+        (1_234_000_000, "1.2"),
+        (5_000_000, "0.005"),
+    ],
 )
 def test_gigabytes(size: int, text: str) -> None:
     assert gpu.gigabytes(size) == text

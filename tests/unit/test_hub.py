@@ -18,8 +18,18 @@ from onboard.errors import OnboardError
 from onboard.hub import LocalSource, has_weights, open_source, read_config, shard_names
 from tests.support.hub_server import HubServer, Repository, commit
 
-SMALL = {"config.json": '{"model_type": "llama"}', "tokenizer.json": "{}", "modeling_x.py": "X = 1\n"}
-HEAVY = ("pytorch_model.bin", "model.gguf", "consolidated.safetensors", "onnx/model.onnx", "original/weights.pth")
+SMALL = {
+    "config.json": '{"model_type": "llama"}',
+    "tokenizer.json": "{}",
+    "modeling_x.py": "X = 1\n",
+}
+HEAVY = (
+    "pytorch_model.bin",
+    "model.gguf",
+    "consolidated.safetensors",
+    "onnx/model.onnx",
+    "original/weights.pth",
+)
 
 
 def make_repository(folder: Path, *, sharded: bool) -> Path:
@@ -42,7 +52,10 @@ def make_repository(folder: Path, *, sharded: bool) -> Path:
 
 @pytest.fixture
 def folders(tmp_path: Path) -> dict[str, Path]:
-    return {name: make_repository(tmp_path / name, sharded=name == "sharded") for name in ("single", "sharded", "tag")}
+    return {
+        name: make_repository(tmp_path / name, sharded=name == "sharded")
+        for name in ("single", "sharded", "tag")
+    }
 
 
 @pytest.fixture
@@ -77,7 +90,9 @@ except OnboardError as error:
 print(json.dumps(result))
 """
         command = [sys.executable, "-c", program]
-        process = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False, timeout=60)
+        process = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, check=False, timeout=60
+        )
         assert process.returncode == 0, process.stderr
         return json.loads(process.stdout)
 
@@ -100,7 +115,11 @@ def test_config_and_code_first_weights_on_demand(
     assert names == sorted([*SMALL, *index])
     assert hub.downloads() == {*SMALL, *index}
     assert (config, revision) == ({"model_type": "llama"}, commit(folders[model]))
-    shards = ["model-a.safetensors", "model-b.safetensors"] if model == "sharded" else ["model.safetensors"]
+    shards = (
+        ["model-a.safetensors", "model-b.safetensors"]
+        if model == "sharded"
+        else ["model.safetensors"]
+    )
     assert client.run(f"folder = source.weights(); result = {LIST}", f"acme/{model}") == sorted(
         [*SMALL, *index, *shards]
     )
@@ -117,7 +136,9 @@ def test_offline_from_the_cache(hub: HubServer, client: Client) -> None:
 
 def test_offline_without_the_weights(hub: HubServer, client: Client) -> None:
     client.run("result = source.config()", "acme/sharded")
-    assert client.run("result = source.config()", "acme/sharded", offline=True) == {"model_type": "llama"}
+    assert client.run("result = source.config()", "acme/sharded", offline=True) == {
+        "model_type": "llama"
+    }
     message = client.run("result = str(source.weights())", "acme/sharded", offline=True)
     assert "acme/sharded (revision main) is not complete in the cache" in message
 
@@ -131,7 +152,9 @@ def test_revisions(client: Client, folders: dict[str, Path]) -> None:
     assert "has no revision 'v2'" in client.run(code, "acme/single", revision="v2")
 
 
-def test_weights_are_of_the_revision_of_the_config(hub: HubServer, client: Client, folders: dict[str, Path]) -> None:
+def test_weights_are_of_the_revision_of_the_config(
+    hub: HubServer, client: Client, folders: dict[str, Path]
+) -> None:
     """The branch is resolved once: it may move on before the weights are fetched."""
     client.run("result = [source.config(), str(source.weights())]", "acme/sharded")
     assert sum(request.endswith("/acme/sharded/revision/main") for request in hub.requests) == 1
@@ -144,14 +167,24 @@ def test_weights_are_of_the_revision_of_the_config(hub: HubServer, client: Clien
     ("model", "options", "message"),
     [
         ("acme/nonesuch", {}, "there is no model acme/nonesuch on http://127.0.0.1"),
-        ("acme/gated", {}, "access to acme/gated is restricted. Accept its terms at http://127.0.0.1"),
+        (
+            "acme/gated",
+            {},
+            "access to acme/gated is restricted. Accept its terms at http://127.0.0.1",
+        ),
         ("acme/single", {"offline": True}, "is not complete in the cache"),
         ("acme//x", {}, "there is no folder 'acme//x'"),
         ("-acme", {}, "'-acme' is neither a folder nor a Hub id"),
     ],
 )
-def test_failures_are_one_line(client: Client, model: str, options: dict[str, Any], message: str) -> None:
-    text = client.run("result = source.config()", model, **options) if "//" not in model else open_error(model)
+def test_failures_are_one_line(
+    client: Client, model: str, options: dict[str, Any], message: str
+) -> None:
+    text = (
+        client.run("result = source.config()", model, **options)
+        if "//" not in model
+        else open_error(model)
+    )
     assert message in text
     assert "\n" not in text
 
@@ -164,10 +197,14 @@ def open_error(model: str) -> str:
 
 def test_no_network(tmp_path: Path) -> None:
     client = Client("http://127.0.0.1:9", tmp_path / "hf")
-    assert "http://127.0.0.1:9 cannot be reached for acme/x" in client.run("result = source.config()", "acme/x")
+    assert "http://127.0.0.1:9 cannot be reached for acme/x" in client.run(
+        "result = source.config()", "acme/x"
+    )
 
 
-def test_the_cache_serves_when_the_network_is_down(hub: HubServer, client: Client, tmp_path: Path) -> None:
+def test_the_cache_serves_when_the_network_is_down(
+    hub: HubServer, client: Client, tmp_path: Path
+) -> None:
     client.run("result = source.config()", "acme/single")
     down = Client("http://127.0.0.1:9", tmp_path / "hf")
     assert down.run("result = source.config()", "acme/single") == {"model_type": "llama"}
@@ -210,10 +247,13 @@ def test_missing_shards(folders: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "x.bin", 3, "*.safetensors"]
+    "name",
+    ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "x.bin", 3, "*.safetensors"],
 )
 def test_an_index_stays_in_its_folder(folders: dict[str, Path], name: Any) -> None:
-    (folders["sharded"] / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    (folders["sharded"] / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": name}})
+    )
     with pytest.raises(OnboardError, match="which is no safetensors file beside it"):
         shard_names(folders["sharded"])
 

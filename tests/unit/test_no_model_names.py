@@ -31,34 +31,48 @@ WORDS = {
     "led": "a verb",
     "opt": "an option",
 }
-"""Model types that are words of the language, of Python or of configs as well; each was looked at where it stands."""
+"""Model types that are words of the language, of Python or of configs as well; each was looked at
+where it stands.
+"""
 FIELD_PREFIXES = {"mamba"}
-"""Model types that configs' field names begin with (`mamba_d_state`); alone they are still names of models."""
+"""Model types that configs' field names begin with (`mamba_d_state`); alone they are still names of
+models.
+"""
 _FSTRING = getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)
 
 
 @cache
 def _type_pattern() -> re.Pattern[str]:
     names = sorted(
-        {name.replace("-", "_").lower() for name in CONFIG_MAPPING_NAMES} - WORDS.keys(), key=len, reverse=True
+        {name.replace("-", "_").lower() for name in CONFIG_MAPPING_NAMES} - WORDS.keys(),
+        key=len,
+        reverse=True,
     )
     return re.compile(rf"(?<![a-z0-9])({'|'.join(map(re.escape, names))})(?![a-z0-9])")
 
 
 @cache
 def _class_pattern() -> re.Pattern[str]:
-    stems = {name.removesuffix("Config").removesuffix("Text") for name in CONFIG_MAPPING_NAMES.values()}
+    stems = {
+        name.removesuffix("Config").removesuffix("Text") for name in CONFIG_MAPPING_NAMES.values()
+    }
     kept = sorted((stem for stem in stems if stem.lower() not in WORDS), key=len, reverse=True)
     return re.compile(rf"(?<![A-Za-z0-9])({'|'.join(map(re.escape, kept))})(?![a-z0-9])")
 
 
 def names_in(text: str) -> Iterator[tuple[int, str]]:
-    """Yield line and name of every model named in the tokens of Python code that are neither comment nor docstring."""
+    """Yield line and name of every model named in the tokens of Python code that are neither
+    comment nor docstring.
+    """
     before = tokenize.NEWLINE
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type in (tokenize.COMMENT, tokenize.NL):
             continue
-        docstring = token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+        docstring = token.type == tokenize.STRING and before in (
+            tokenize.NEWLINE,
+            tokenize.INDENT,
+            tokenize.DEDENT,
+        )
         before = token.type
         if token.type in (tokenize.NAME, tokenize.STRING, _FSTRING) and not docstring:
             yield from ((token.start[0], name) for name in _names_in_token(token.string))
@@ -67,8 +81,14 @@ def names_in(text: str) -> Iterator[tuple[int, str]]:
 def _names_in_token(text: str) -> list[str]:
     words = text.replace("-", "_").lower()
     types = _type_pattern().findall(words)
-    fields = [name for name in FIELD_PREFIXES if re.search(rf"(?<![a-z0-9]){name}_[a-z]|_{name}_", words)]
-    return [name for name in dict.fromkeys((*types, *_class_pattern().findall(text))) if name not in fields]
+    fields = [
+        name for name in FIELD_PREFIXES if re.search(rf"(?<![a-z0-9]){name}_[a-z]|_{name}_", words)
+    ]
+    return [
+        name
+        for name in dict.fromkeys((*types, *_class_pattern().findall(text)))
+        if name not in fields
+    ]
 
 
 @pytest.mark.parametrize(

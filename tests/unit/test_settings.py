@@ -13,7 +13,9 @@ def test_options_and_assignments_are_one_nested_mapping() -> None:
         "transforms.fuse_linears.enabled=false",
         "model_kwargs.num_hidden_layers=2",
     ]
-    found = settings_of(words, max_seq_len=64, revision=None, kv_cache_config__dtype=CacheDTypeName.FLOAT16)
+    found = settings_of(
+        words, max_seq_len=64, revision=None, kv_cache_config__dtype=CacheDTypeName.FLOAT16
+    )
     assert found == {
         "max_seq_len": 64,
         "kv_cache_config": {"dtype": "float8_e4m3fn"},
@@ -25,9 +27,14 @@ def test_options_and_assignments_are_one_nested_mapping() -> None:
 
 
 def test_settings_replace_single_fields_and_are_set_ones() -> None:
-    config = RuntimeConfig.model_validate({"max_batch_size": 3, "kv_cache_config": {"tokens_per_block": 8}})
+    config = RuntimeConfig.model_validate(
+        {"max_batch_size": 3, "kv_cache_config": {"tokens_per_block": 8}}
+    )
     changed = with_settings(config, {"max_seq_len": 512, "kv_cache_config": {"dtype": "float16"}})
     assert (changed.max_batch_size, changed.max_seq_len) == (3, 512)
-    assert (changed.kv_cache_config.tokens_per_block, changed.kv_cache_config.dtype) == (8, "float16")
+    assert (changed.kv_cache_config.tokens_per_block, changed.kv_cache_config.dtype) == (
+        8,
+        "float16",
+    )
     assert "max_seq_len" in changed.model_fields_set, "the default's value, but asked for"
     assert config.kv_cache_config.dtype == "auto"

@@ -1,4 +1,6 @@
-"""What generated tests stand on: a comparison that lets nothing through, honest weights, real inputs of blocks."""
+"""What generated tests stand on: a comparison that lets nothing through, honest weights, real
+inputs of blocks.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def test_complex_numbers_differ_in_their_imaginary_part_too() -> None:
     expected = torch.complex(torch.ones(2), torch.tensor([1.0, 2.0]))
     assert rmse_ratio(expected, expected) == 0
     with pytest.raises(AssertionError, match=r"at \[1, 1\] it gives 3, expected 2"):
-        assert_rmse_close(torch.complex(torch.ones(2), torch.tensor([1.0, 3.0])), expected, 1e-2, "x")
+        assert_rmse_close(
+            torch.complex(torch.ones(2), torch.tensor([1.0, 3.0])), expected, 1e-2, "x"
+        )
 
 
 def test_nothing_is_close_to_a_reference_of_zeros_or_nan() -> None:
@@ -83,7 +87,11 @@ def test_random_weights_leave_no_tensor_constant() -> None:
     assert all(tensor.std() > 0.01 for tensor in first.values())
     assert all(abs(tensor.mean() - 1) < 0.3 for name, tensor in first.items() if "norm" in name)
     randomize_(model, seed=3)
-    assert all(torch.equal(tensor, first[name]) for name, tensor in model.state_dict().items() if "norm" not in name)
+    assert all(
+        torch.equal(tensor, first[name])
+        for name, tensor in model.state_dict().items()
+        if "norm" not in name
+    )
     randomize_(model, seed=4)
     assert not any(torch.equal(tensor, first[name]) for name, tensor in model.state_dict().items())
 
@@ -146,7 +154,9 @@ def test_replay_finds_arguments_by_name() -> None:
         "model.layers.0.self_attn"
     ][0]
     ((actual, _),) = call.replay(Renamed())
-    assert torch.equal(actual, call.arguments["hidden_states"] + call.arguments["position_embeddings"][1].sum())
+    assert torch.equal(
+        actual, call.arguments["hidden_states"] + call.arguments["position_embeddings"][1].sum()
+    )
     with pytest.raises(AssertionError, match="Stranger wants 'frequencies'"):
         call.replay(Stranger())
 
@@ -159,7 +169,11 @@ class Complex(nn.Module):
 @pytest.mark.parametrize("layout", ["halves", "side by side"])
 def test_cos_and_sin_become_one_complex_tensor_where_a_block_wants_that(layout: str) -> None:
     angles = torch.rand(2, 6, 4)
-    twice = torch.cat((angles, angles), -1) if layout == "halves" else angles.repeat_interleave(2, dim=-1)
+    twice = (
+        torch.cat((angles, angles), -1)
+        if layout == "halves"
+        else angles.repeat_interleave(2, dim=-1)
+    )
     tables = (twice.cos(), twice.sin())
     call = Call({"states": torch.ones(1), "position_embeddings": tables}, outputs=list(tables))
     ((actual, expected),) = call.replay(Complex())
@@ -168,7 +182,9 @@ def test_cos_and_sin_become_one_complex_tensor_where_a_block_wants_that(layout: 
 
 
 class _Routed(nn.Module):
-    """Each token goes to one of two experts, by the sign of its first number; `edge` says where one of 0 goes."""
+    """Each token goes to one of two experts, by the sign of its first number; `edge` says where one
+    of 0 goes.
+    """
 
     def __init__(self, edge: int = 0) -> None:
         super().__init__()
@@ -222,7 +238,9 @@ def test_recording_a_block_that_never_runs_is_an_error() -> None:
             return self.used(input_ids)
 
     with pytest.raises(AssertionError, match=r"never called \['idle'\]"):
-        record_calls(Idle(), ["used", "idle"], [{"input_ids": torch.ones(2), "position_ids": torch.ones(2)}])
+        record_calls(
+            Idle(), ["used", "idle"], [{"input_ids": torch.ones(2), "position_ids": torch.ones(2)}]
+        )
 
 
 class Counting(nn.Module):
@@ -231,7 +249,9 @@ class Counting(nn.Module):
         self.table = nn.Embedding(4, 2)
         self.places = Places()
 
-    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, **unused: object) -> torch.Tensor:
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, **unused: object
+    ) -> torch.Tensor:
         return self.table(input_ids) + self.places(input_ids)
 
 
@@ -254,7 +274,9 @@ class Given(nn.Module):
 
 def test_a_block_gets_the_positions_that_hugging_face_counts() -> None:
     model = Counting()
-    (call,) = record_calls(model, ["places"], [random_prompt(4, 2, 6, seed=1, counted=True)])["places"]
+    (call,) = record_calls(model, ["places"], [random_prompt(4, 2, 6, seed=1, counted=True)])[
+        "places"
+    ]
     ((actual, expected),) = call.replay(Given(model.places))
     assert torch.equal(actual, expected)
 
@@ -265,11 +287,16 @@ def test_a_model_file_is_executed_again_after_another_took_its_place(
     mine, other = tmp_path / "mine.py", tmp_path / "other.py"
     mine.write_text(llama_files["models/modeling_llama.py"])
     other.write_text(mine.read_text().replace("self.lm_head", "self.head"))
-    names = [set(dict(generated_causal_lm(path, CONFIG).named_children())) for path in (mine, other, mine)]
+    names = [
+        set(dict(generated_causal_lm(path, CONFIG).named_children()))
+        for path in (mine, other, mine)
+    ]
     assert names == [{"model", "lm_head"}, {"model", "head"}, {"model", "lm_head"}]
 
 
-def test_bfloat16_leaves_the_rope_tables_in_float32(tmp_path: Path, llama_files: dict[str, str]) -> None:
+def test_bfloat16_leaves_the_rope_tables_in_float32(
+    tmp_path: Path, llama_files: dict[str, str]
+) -> None:
     path = tmp_path / "modeling_llama.py"
     path.write_text(llama_files["models/modeling_llama.py"])
     model = generated_causal_lm(path, CONFIG, dtype="bfloat16")
@@ -308,9 +335,19 @@ def test_the_plugin_writes_what_each_test_measured(warm: Warm, tmp_path: Path) -
     )
     rows = {row["name"]: row for row in json.loads(results.read_text())}
     mlp, norm, nan = (rows[f"test_block[{name}]"] for name in ("a.mlp", "a.norm", "a.nan"))
-    assert (mlp["status"], mlp["level"], mlp["block"], mlp["error"]) == ("failed", "block", "a.mlp", 0.5)
+    assert (mlp["status"], mlp["level"], mlp["block"], mlp["error"]) == (
+        "failed",
+        "block",
+        "a.mlp",
+        0.5,
+    )
     assert mlp["message"].startswith("AssertionError: a.mlp: rmse ratio 5.00e-01")
-    assert (norm["status"], norm["error"], norm["tolerance"], norm["message"]) == ("passed", 0.0, 1e-5, "")
+    assert (norm["status"], norm["error"], norm["tolerance"], norm["message"]) == (
+        "passed",
+        0.0,
+        1e-5,
+        "",
+    )
     assert (nan["status"], nan["error"]) == ("failed", None)
     assert (rows["test_layer"]["status"], rows["test_layer"]["message"]) == ("skipped", "no device")
     assert rows["test_model"]["status"] == "failed"
@@ -331,17 +368,28 @@ def test_what_a_block_leaves_out_has_another_shape() -> None:
 
 
 def test_results_of_kinds_that_differ_are_compared_in_whatever_order_they_come() -> None:
-    logits, weights, chosen = torch.zeros(6, 16), torch.zeros(6, 4), torch.zeros(6, 4, dtype=torch.long)
+    logits, weights, chosen = (
+        torch.zeros(6, 16),
+        torch.zeros(6, 4),
+        torch.zeros(6, 4, dtype=torch.long),
+    )
     found = counterparts([logits, weights, chosen], [chosen, weights, logits])
     assert [id(item) for item in found] == [id(item) for item in (logits, weights, chosen)]
     first, second = torch.zeros(3), torch.ones(3)
-    assert counterparts([first, second], [second, first])[0] is second  # only their order tells them apart
+    assert (
+        counterparts([first, second], [second, first])[0] is second
+    )  # only their order tells them apart
 
 
 def test_a_field_that_transformers_does_not_heed_is_named(tmp_path: Path) -> None:
     path = tmp_path / "modeling_later.py"
     code = "def later(config):\n    return config.vocab_size + config.of_a_later_version + config.of_no_checkpoint\n"
-    path.write_text(f'"""Generated by onboard from transformers 99.0.0,\nmodeling_llama.py."""\n{code}')
+    path.write_text(
+        f'"""Generated by onboard from transformers 99.0.0,\nmodeling_llama.py."""\n{code}'
+    )
     config = LlamaConfig(**CONFIG.to_dict(), of_a_later_version=1)
-    with pytest.raises(OnboardError, match=r"reads LlamaConfig\.of_a_later_version, of which transformers .* 99.0.0"):
+    with pytest.raises(
+        OnboardError,
+        match=r"reads LlamaConfig\.of_a_later_version, of which transformers .* 99.0.0",
+    ):
         generated_causal_lm(path, config)

@@ -1,4 +1,6 @@
-"""Find the attention layers of transformers' eager model: what they are called with, and whether ours is the same."""
+"""Find the attention layers of transformers' eager model: what they are called with, and whether
+ours is the same.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from onboard.graph.cache_init.cached_hf import AttentionLayer
 from onboard.graph.context import TransformContext
 from onboard.graph.export.hf_attention import AttentionCall, attention_recorded
 from onboard.graph.export.hf_export import canonical_attention
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import (
+    BaseTransform,
+    TransformConfig,
+    TransformInfo,
+    register_transform,
+)
 
 
 @register_transform("detect_hf_attn_layers")
@@ -20,14 +27,19 @@ class DetectHFAttnLayers(BaseTransform[TransformConfig]):
 
     @torch.no_grad()
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
-        """Leave the layers in `context.attention`; raise `OnboardError` for attention that cannot be replaced."""
+        """Leave the layers in `context.attention`; raise `OnboardError` for attention that cannot
+        be replaced.
+        """
         calls: list[AttentionCall] = []
 
         def attend(call: AttentionCall) -> torch.Tensor:
             calls.append(call)
             return canonical_attention(call)
 
-        inputs = {name: value.to(context.device) for name, value in context.factory.example_inputs().items()}
+        inputs = {
+            name: value.to(context.device)
+            for name, value in context.factory.example_inputs().items()
+        }
         inputs["input_ids"] %= context.factory.config.get_text_config().vocab_size
         with attention_recorded(gm, attend, context.runtime.max_seq_len):
             gm(**inputs, use_cache=False)

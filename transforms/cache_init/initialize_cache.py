@@ -7,7 +7,12 @@ from torch import nn
 from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.graph.cache_init.interface import fit_batch
 from onboard.graph.context import TransformContext
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import (
+    BaseTransform,
+    TransformConfig,
+    TransformInfo,
+    register_transform,
+)
 
 
 @register_transform("initialize_cache")
@@ -17,11 +22,15 @@ class InitializeCache(BaseTransform[TransformConfig]):
     acts = True
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
-        """Allocate the caches, for fewer sequences where many need too much; the graph stays as it is."""
+        """Allocate the caches, for fewer sequences where many need too much; the graph stays as it
+        is.
+        """
         cache: CachedSequenceInterface | None = context.cache
         if cache is None:
             return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
         fit_batch(context)
         info = cache.info
         cache.allocate(1 + min(info.pages_per_sequence, -(-info.max_num_tokens // info.page_size)))
-        return gm, TransformInfo(num_matches=len(cache.caches), is_clean=True, has_valid_shapes=True)
+        return gm, TransformInfo(
+            num_matches=len(cache.caches), is_clean=True, has_valid_shapes=True
+        )

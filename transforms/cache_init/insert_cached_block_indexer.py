@@ -14,7 +14,9 @@ from onboard.ops.sparse.indexer import tie_note
 
 
 class BlockIndexerDescriptor(CachedOpDescriptor):
-    """The choice of whole blocks of keys for sparse attention, with a small key of its own for each block."""
+    """The choice of whole blocks of keys for sparse attention, with a small key of its own for each
+    block.
+    """
 
     source = torch.ops.onboard.torch_block_indexer
 
@@ -23,8 +25,12 @@ class BlockIndexerDescriptor(CachedOpDescriptor):
         heads, dim = tensor_argument(node, 0).meta["val"].shape[2:]
         return tie_note(int(heads), int(dim), int(arguments(node)["top_k"]))
 
-    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
-        """Return one cache: a token's key, in its own dtype, since what is chosen hangs on small differences."""
+    def resources(
+        self, node: fx.Node, page_size: int, dtype: torch.dtype | None
+    ) -> dict[str, CacheResource]:
+        """Return one cache: a token's key, in its own dtype, since what is chosen hangs on small
+        differences.
+        """
         key = tensor_argument(node, 1).meta["val"]
         return {"index_cache": KVPagedResource(1, key.shape[-1], key.dtype, page_size)}
 

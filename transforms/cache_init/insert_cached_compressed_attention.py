@@ -1,4 +1,6 @@
-"""Swap every attention to a window and to entries of blocks for one over pages of tokens and pages of entries."""
+"""Swap every attention to a window and to entries of blocks for one over pages of tokens and pages
+of entries.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,20 @@ class CompressedAttentionDescriptor(CachedOpDescriptor):
     source = torch.ops.onboard.torch_compressed_attention
     has_second_table = True
 
-    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
-        """Return one cache for the window's tokens and one for the entries, of which a page has few."""
+    def resources(
+        self, node: fx.Node, page_size: int, dtype: torch.dtype | None
+    ) -> dict[str, CacheResource]:
+        """Return one cache for the window's tokens and one for the entries, of which a page has
+        few.
+        """
         kv, entries = (tensor_argument(node, index).meta["val"] for index in (1, 2))
         found = arguments(node)
         window, block = found["sliding_window"], found["block_size"]
         return {
             "kv_cache": KVPagedResource(1, int(kv.shape[3]), dtype or kv.dtype, page_size, window),
-            "entry_cache": KVPagedResource(1, int(entries.shape[2]), dtype or entries.dtype, page_size, None, block),
+            "entry_cache": KVPagedResource(
+                1, int(entries.shape[2]), dtype or entries.dtype, page_size, None, block
+            ),
         }
 
 

@@ -1,4 +1,6 @@
-"""Swap every gated pooling of blocks of tokens for one over a paged cache of the tokens that blocks are made of."""
+"""Swap every gated pooling of blocks of tokens for one over a paged cache of the tokens that blocks
+are made of.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,12 @@ class GatedPoolDescriptor(CachedOpDescriptor):
 
     source = torch.ops.onboard.torch_gated_pool
 
-    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
-        """Return caches for values and gates, each in its own dtype, of which an entry's own tokens are read again."""
+    def resources(
+        self, node: fx.Node, page_size: int, dtype: torch.dtype | None
+    ) -> dict[str, CacheResource]:
+        """Return caches for values and gates, each in its own dtype, of which an entry's own tokens
+        are read again.
+        """
         values, gates, bias = (tensor_argument(node, index).meta["val"] for index in range(3))
         seen = span(bias, arguments(node)["overlap"])
         return {

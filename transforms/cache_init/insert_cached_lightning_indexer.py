@@ -23,8 +23,12 @@ class LightningIndexerDescriptor(CachedOpDescriptor):
         heads, dim = tensor_argument(node, 0).meta["val"].shape[2:]
         return tie_note(int(heads), int(dim), int(arguments(node)["top_k"]))
 
-    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
-        """Return one cache: the key of a token, in its own dtype, since what is chosen hangs on small differences."""
+    def resources(
+        self, node: fx.Node, page_size: int, dtype: torch.dtype | None
+    ) -> dict[str, CacheResource]:
+        """Return one cache: the key of a token, in its own dtype, since what is chosen hangs on
+        small differences.
+        """
         key = tensor_argument(node, 1).meta["val"]
         return {"index_cache": KVPagedResource(1, key.shape[-1], key.dtype, page_size)}
 

@@ -16,7 +16,9 @@ MOST_RANK = 1024
 
 
 class MLADescriptor(CachedOpDescriptor):
-    """Latent attention: one normalised latent and one rotated key a token, the same for all heads."""
+    """Latent attention: one normalised latent and one rotated key a token, the same for all
+    heads.
+    """
 
     source = torch.ops.onboard.torch_mla
 
@@ -27,13 +29,23 @@ class MLADescriptor(CachedOpDescriptor):
     def kernel_obstacle(self, node: fx.Node) -> str:
         """Kernels keep the latents of a tile's rows in registers."""
         latent = tensor_argument(node, 2).meta["val"]
-        too_large = f"a rank of {latent.shape[-1]} is over {MOST_RANK}" if latent.shape[-1] > MOST_RANK else ""
+        too_large = (
+            f"a rank of {latent.shape[-1]} is over {MOST_RANK}"
+            if latent.shape[-1] > MOST_RANK
+            else ""
+        )
         return kernel_obstacle(latent.dtype) or too_large
 
-    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+    def resources(
+        self, node: fx.Node, page_size: int, dtype: torch.dtype | None
+    ) -> dict[str, CacheResource]:
         """Return one cache: the latent and the rotated key of a token side by side."""
         latent, rotated = (tensor_argument(node, index).meta["val"] for index in (2, 3))
-        return {"mla_cache": KVPagedResource(1, latent.shape[-1] + rotated.shape[-1], dtype or latent.dtype, page_size)}
+        return {
+            "mla_cache": KVPagedResource(
+                1, latent.shape[-1] + rotated.shape[-1], dtype or latent.dtype, page_size
+            )
+        }
 
 
 @register_transform("insert_cached_mla_attention")

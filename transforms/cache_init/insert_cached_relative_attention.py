@@ -17,12 +17,19 @@ class RelativeAttentionDescriptor(CachedOpDescriptor):
 
     source = torch.ops.onboard.torch_relative_attention
 
-    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+    def resources(
+        self, node: fx.Node, page_size: int, dtype: torch.dtype | None
+    ) -> dict[str, CacheResource]:
         """Return a cache for the keys and one for the values."""
         window = arguments(node)["sliding_window"]
-        shapes = {"k_cache": tensor_argument(node, 1).meta["val"], "v_cache": tensor_argument(node, 2).meta["val"]}
+        shapes = {
+            "k_cache": tensor_argument(node, 1).meta["val"],
+            "v_cache": tensor_argument(node, 2).meta["val"],
+        }
         return {
-            name: KVPagedResource(int(val.shape[2]), int(val.shape[3]), dtype or val.dtype, page_size, window)
+            name: KVPagedResource(
+                int(val.shape[2]), int(val.shape[3]), dtype or val.dtype, page_size, window
+            )
             for name, val in shapes.items()
         }
 

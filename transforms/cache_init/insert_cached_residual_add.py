@@ -23,10 +23,13 @@ class ResidualAddDescriptor(CachedOpDescriptor):
         """Torch's operator for the kernels' back end, too."""
         return dict.fromkeys(("torch", "triton"), super().cached_names["torch"])
 
-    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+    def resources(
+        self, node: fx.Node, page_size: int, dtype: torch.dtype | None
+    ) -> dict[str, CacheResource]:
         """Return one cache: the sum of each token, in its own dtype, where the token's keys lie.
 
-        What is known of a prompt's beginning, or kept while a sequence waits, then has its hidden states, too.
+        What is known of a prompt's beginning, or kept while a sequence waits, then has its hidden
+        states, too.
         """
         value = tensor_argument(node, 0).meta["val"]
         return {"hidden_cache": KVPagedResource(1, int(value.shape[-1]), value.dtype, page_size)}

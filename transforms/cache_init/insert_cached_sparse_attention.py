@@ -16,7 +16,9 @@ class SparseAttentionDescriptor(CachedOpDescriptor):
 
     source = torch.ops.onboard.torch_sparse_attention
 
-    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+    def resources(
+        self, node: fx.Node, page_size: int, dtype: torch.dtype | None
+    ) -> dict[str, CacheResource]:
         """Return caches for keys and values."""
         key, value = (tensor_argument(node, index).meta["val"] for index in (1, 2))
         heads = int(key.shape[2])
@@ -28,6 +30,8 @@ class SparseAttentionDescriptor(CachedOpDescriptor):
 
 @register_transform("insert_cached_sparse_attention")
 class InsertCachedSparseAttention(InsertCached):
-    """Keys and values of each token in pages of the cache, of which attention reads the chosen ones."""
+    """Keys and values of each token in pages of the cache, of which attention reads the chosen
+    ones.
+    """
 
     descriptor = SparseAttentionDescriptor()

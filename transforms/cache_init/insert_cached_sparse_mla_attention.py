@@ -17,7 +17,9 @@ class SparseMLADescriptor(CachedOpDescriptor):
 
     source = torch.ops.onboard.torch_sparse_mla
 
-    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+    def resources(
+        self, node: fx.Node, page_size: int, dtype: torch.dtype | None
+    ) -> dict[str, CacheResource]:
         """Return one cache: the latent and the rotated key of a token side by side."""
         latent, rotated = (tensor_argument(node, index).meta["val"] for index in (2, 3))
         width, window = latent.shape[-1] + rotated.shape[-1], arguments(node)["sliding_window"]

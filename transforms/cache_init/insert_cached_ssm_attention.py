@@ -28,11 +28,17 @@ class ReplayedSSMDescriptor(StateDescriptor):
         super().__init__("torch_ssm")
         self.tokens = tokens
 
-    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
-        """Return the states before the last step, what its tokens came with, and how many tokens were before it."""
+    def resources(
+        self, node: fx.Node, page_size: int, dtype: torch.dtype | None
+    ) -> dict[str, CacheResource]:
+        """Return the states before the last step, what its tokens came with, and how many tokens
+        were before it.
+        """
         x, projected, dt = (tensor_argument(node, index).meta["val"] for index in (0, 2, 5))
         kept = {
-            f"replay_{name}_cache": StateResource((self.tokens, *map(int, value.shape[2:])), value.dtype)
+            f"replay_{name}_cache": StateResource(
+                (self.tokens, *map(int, value.shape[2:])), value.dtype
+            )
             for name, value in (("x", x), ("b", projected), ("dt", dt))
         }
         start = {"replay_start_cache": StateResource((1,), torch.int64)}
@@ -43,8 +49,8 @@ class InsertCachedSSMAttentionConfig(InsertCachedConfig):
     """Fields of `insert_cached_ssm_attention`."""
 
     ssm_replay: bool = False
-    """Keep the state before each step with what the step's tokens came with, and begin the next step by replaying as
-    many of them as counted (as of a draft's tokens)."""
+    """Keep the state before each step with what the step's tokens came with, and begin the next
+    step by replaying as many of them as counted (as of a draft's tokens)."""
     replay_tokens: int = Field(default=8, ge=1)
     """Most tokens of a step that can be taken back; a longer one, as of a prompt, cannot be."""
 
@@ -65,5 +71,7 @@ class InsertCachedSSMAttention(InsertCached):
         """Replace the nodes; that a run makes no use of a replay is a fact."""
         gm, info = super().apply(gm, context)
         if info.num_matches and isinstance(self.descriptor, ReplayedSSMDescriptor):
-            context.facts.append(f"{self.key}: ssm_replay lets steps be taken back, and no run drafts tokens yet")
+            context.facts.append(
+                f"{self.key}: ssm_replay lets steps be taken back, and no run drafts tokens yet"
+            )
         return gm, info

@@ -1,4 +1,6 @@
-"""Let a sequence's logits be the same, bit for bit, whatever else is in the batch, if the run asks for it."""
+"""Let a sequence's logits be the same, bit for bit, whatever else is in the batch, if the run asks
+for it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from onboard.errors import OnboardError, UsageError
 from onboard.graph.backends import triton_runs_on
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import op_name
-from onboard.graph.transform import SKIPPED, GraphTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import (
+    SKIPPED,
+    GraphTransform,
+    TransformConfig,
+    TransformInfo,
+    register_transform,
+)
 from onboard.ops.library import NOT_OURS, declared, op_sources
 
 _MOVES = {
@@ -21,12 +29,15 @@ _MOVES = {
     "split_with_sizes", "squeeze", "stack", "sym_size", "t", "to", "transpose", "unbind", "unflatten", "unsqueeze",
     "view", "zeros",
 }  # fmt: skip
-"""PyTorch's operators that move numbers and compute none; of our own ops it is declared which are row-wise."""
+"""PyTorch's operators that move numbers and compute none; of our own ops it is declared which are
+row-wise.
+"""
 
 
 @register_transform("make_batch_invariant")
 class MakeBatchInvariant(GraphTransform[TransformConfig]):
-    """Replace each operator whose rounding depends on the batch by the form of it that does not (`invariant_*`).
+    """Replace each operator whose rounding depends on the batch by the form of it that does not
+    (`invariant_*`).
 
     A graph with an operator that has no such form is refused.
     """
@@ -41,7 +52,11 @@ class MakeBatchInvariant(GraphTransform[TransformConfig]):
                 hint="Leave it out, or run on a GPU with attn_backend triton",
             )
         calls = [node for node in gm.graph.nodes if node.op == "call_function"]
-        forms = {source.invariant_form_of: name for name, source in op_sources().items() if source.invariant_form_of}
+        forms = {
+            source.invariant_form_of: name
+            for name, source in op_sources().items()
+            if source.invariant_form_of
+        }
         matches = sum(_replace(node, forms) for node in calls)
         if others := sorted({str(node.target) for node in calls if not _is_invariant(node)}):
             raise OnboardError(
@@ -63,7 +78,9 @@ def _replace(node: fx.Node, forms: Mapping[str, str]) -> bool:
 def _is_invariant(node: fx.Node) -> bool:
     """Whether each of a node's rows is computed in the same way, whatever other rows there are."""
     if not isinstance(node.target, OpOverload):
-        return getattr(node.target, "__module__", "") == "_operator"  # items of results, and sums of sizes
+        return (
+            getattr(node.target, "__module__", "") == "_operator"
+        )  # items of results, and sums of sizes
     own = declared(node.target)
     if own is not NOT_OURS:
         return own.row_wise or bool(own.invariant_form_of)

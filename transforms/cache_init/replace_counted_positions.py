@@ -1,4 +1,6 @@
-"""Let tokens that a model counts from the start of its input be counted from the start of their own text."""
+"""Let tokens that a model counts from the start of its input be counted from the start of their own
+text.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,41 @@ import torch
 from torch import fx
 
 from onboard.graph.context import TransformContext
-from onboard.graph.fx import arguments, attr_tensor, call, is_op, nodes_of, placeholders, replace_with
+from onboard.graph.fx import (
+    arguments,
+    attr_tensor,
+    call,
+    is_op,
+    nodes_of,
+    placeholders,
+    replace_with,
+)
 from onboard.graph.pattern_matcher.patterns import CASTS, aten
 from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 _SHAPES = (aten.view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.expand)
-_SUMS = (aten.add, aten.sub, aten.rsub, aten.mul, aten.div, aten.floor_divide, aten.floor, aten.log, aten.log1p)
-_CHOICES = (aten.gt, aten.ge, aten.lt, aten.le, aten.where, aten.clamp, aten.clamp_min, aten.pow, aten.sqrt)
+_SUMS = (
+    aten.add,
+    aten.sub,
+    aten.rsub,
+    aten.mul,
+    aten.div,
+    aten.floor_divide,
+    aten.floor,
+    aten.log,
+    aten.log1p,
+)
+_CHOICES = (
+    aten.gt,
+    aten.ge,
+    aten.lt,
+    aten.le,
+    aten.where,
+    aten.clamp,
+    aten.clamp_min,
+    aten.pow,
+    aten.sqrt,
+)
 _BY_TOKEN = (*_SHAPES, *CASTS, *_SUMS, *_CHOICES)
 
 
@@ -22,17 +52,23 @@ _BY_TOKEN = (*_SHAPES, *CASTS, *_SUMS, *_CHOICES)
 class ReplaceCountedPositions(GraphTransform[TransformConfig]):
     """A range over the sequence counts a row of several texts, so positions take its place.
 
-    Only where each token's own number is all that it is used for: numbers that pick rows of the input, or that are
-    compared with one another, mean places in the row.
+    Only where each token's own number is all that it is used for: numbers that pick rows of the
+    input, or that are compared with one another, mean places in the row.
     """
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Replace each such range by the row of positions."""
         inputs = {str(node.target): node for node in placeholders(gm)}
         length = inputs["input_ids"].meta["val"].shape[1]
-        ranges = [node for node in nodes_of(gm, aten.arange) if _counts(node, length) and _by_token(gm, node)]
+        ranges = [
+            node
+            for node in nodes_of(gm, aten.arange)
+            if _counts(node, length) and _by_token(gm, node)
+        ]
         for node in ranges:
-            replace_with(node, _positions(gm, node, inputs["position_ids"], context.factory.first_position))
+            replace_with(
+                node, _positions(gm, node, inputs["position_ids"], context.factory.first_position)
+            )
         return len(ranges)
 
 
@@ -41,7 +77,12 @@ def _counts(node: fx.Node, length: Any) -> bool:
     found = arguments(node)
     end = found["end"].meta["val"] if isinstance(found["end"], fx.Node) else None
     plain = found.get("start", 0) == 0 and found.get("step", 1) == 1
-    return plain and isinstance(end, torch.SymInt) and isinstance(length, torch.SymInt) and _equal(end, length)
+    return (
+        plain
+        and isinstance(end, torch.SymInt)
+        and isinstance(length, torch.SymInt)
+        and _equal(end, length)
+    )
 
 
 def _equal(first: torch.SymInt, second: torch.SymInt) -> bool:
@@ -57,7 +98,9 @@ def _by_token(gm: fx.GraphModule, node: fx.Node) -> bool:
                 continue
             if not is_op(user, *_BY_TOKEN):
                 return False
-            if not any(each not in numbers and _is_activation(each) for each in user.all_input_nodes):
+            if not any(
+                each not in numbers and _is_activation(each) for each in user.all_input_nodes
+            ):
                 numbers.add(user)
                 pending.append(user)
     return True
@@ -65,7 +108,12 @@ def _by_token(gm: fx.GraphModule, node: fx.Node) -> bool:
 
 def _is_activation(node: fx.Node) -> bool:
     val = node.meta.get("val")
-    return node.op == "call_function" and isinstance(val, torch.Tensor) and val.is_floating_point() and val.dim() > 1
+    return (
+        node.op == "call_function"
+        and isinstance(val, torch.Tensor)
+        and val.is_floating_point()
+        and val.dim() > 1
+    )
 
 
 def _is_lookup(gm: fx.GraphModule, node: fx.Node) -> bool:

@@ -11,21 +11,30 @@ from onboard.errors import OnboardError, UsageError
 from onboard.gpu import gib
 from onboard.graph.cache_init.interface import cache_plan, cache_share, free_memory
 from onboard.graph.context import TransformContext
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import (
+    BaseTransform,
+    TransformConfig,
+    TransformInfo,
+    register_transform,
+)
 
 
 @register_transform("resize_kv_cache")
 class ResizeKVCache(BaseTransform[TransformConfig]):
-    """Never larger than what `max_batch_size` sequences of `max_seq_len` tokens, or `max_tokens`, can fill.
+    """Never larger than what `max_batch_size` sequences of `max_seq_len` tokens, or `max_tokens`,
+    can fill.
 
     On a GPU one forward pass of `max_num_tokens` tokens shows what activations need; the caches get
-    `free_gpu_memory_fraction` of the rest. What that holds bounds sequences whose length nobody asked for.
+    `free_gpu_memory_fraction` of the rest. What that holds bounds sequences whose length nobody
+    asked for.
     """
 
     acts = True
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
-        """Reallocate the caches; the graph stays as it is. Raises `OnboardError` where they have no room."""
+        """Reallocate the caches; the graph stays as it is. Raises `OnboardError` where they have no
+        room.
+        """
         cache: CachedSequenceInterface | None = context.cache
         if cache is None or not cache.resources:
             return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
@@ -33,11 +42,15 @@ class ResizeKVCache(BaseTransform[TransformConfig]):
         pages = _affordable_pages(gm, plan, context)
         _check_longest(plan, pages, context)
         cache.allocate(pages)
-        return gm, TransformInfo(num_matches=len(cache.caches), is_clean=True, has_valid_shapes=True)
+        return gm, TransformInfo(
+            num_matches=len(cache.caches), is_clean=True, has_valid_shapes=True
+        )
 
 
 def _affordable_pages(gm: nn.Module, plan: CachePlan, context: TransformContext) -> int:
-    """Return the pages that are of use, and for which there is memory beside the activations of the largest step."""
+    """Return the pages that are of use, and for which there is memory beside the activations of the
+    largest step.
+    """
     cuda = context.device.type == "cuda"
     activations = _activation_bytes(gm, context.cache, context.device) if cuda else 0
     free = free_memory(context.device)
@@ -52,7 +65,8 @@ def _affordable_pages(gm: nn.Module, plan: CachePlan, context: TransformContext)
 
 
 def _check_longest(plan: CachePlan, pages: int, context: TransformContext) -> None:
-    """Say that no sequence can be as long as it may; raise `UsageError` where memory lacks for a length asked for.
+    """Say that no sequence can be as long as it may; raise `UsageError` where memory lacks for a
+    length asked for.
 
     The engine bounds sequences by the pages; graph and inputs stay those of the model's length.
     """

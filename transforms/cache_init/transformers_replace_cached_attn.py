@@ -1,4 +1,6 @@
-"""Put a back end's attention over the paged cache in place of the attention of transformers' eager model."""
+"""Put a back end's attention over the paged cache in place of the attention of transformers' eager
+model.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from onboard.graph.cache_init.cached_hf import CachedTransformersModel
 from onboard.graph.cache_init.descriptor import AttentionDescriptor
 from onboard.graph.cache_init.interface import cache_dtype, make_interface
 from onboard.graph.context import TransformContext
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import (
+    BaseTransform,
+    TransformConfig,
+    TransformInfo,
+    register_transform,
+)
 
 
 class HFReplaceCachedAttnConfig(TransformConfig):
@@ -25,7 +32,8 @@ class HFReplaceCachedAttnConfig(TransformConfig):
 class HFReplaceCachedAttn(BaseTransform[HFReplaceCachedAttnConfig]):
     """From here on the model takes one flat row of tokens, the sequence metadata and the caches.
 
-    Layers may differ in every way: each call that `detect_hf_attn_layers` found has caches of its own.
+    Layers may differ in every way: each call that `detect_hf_attn_layers` found has caches of its
+        own.
     """
 
     config_class = HFReplaceCachedAttnConfig
@@ -33,11 +41,15 @@ class HFReplaceCachedAttn(BaseTransform[HFReplaceCachedAttnConfig]):
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Register the caches with `context.cache` and wrap the model."""
         if not context.attention:
-            raise OnboardError("no attention layers are known", hint="Leave detect_hf_attn_layers enabled")
+            raise OnboardError(
+                "no attention layers are known", hint="Leave detect_hf_attn_layers enabled"
+            )
         if context.cache is None:
             context.cache = make_interface(context)
         attention = AttentionDescriptor()
-        op = attention.cached_op(cached_backend(self.config.backend, attention.cached_names, context, self.key))
+        op = attention.cached_op(
+            cached_backend(self.config.backend, attention.cached_names, context, self.key)
+        )
         names = [_add_caches(index, context) for index in range(len(context.attention))]
         model = CachedTransformersModel(gm, context.attention, names, op)
         return model, TransformInfo(num_matches=len(names), is_clean=True, has_valid_shapes=True)

@@ -6,12 +6,19 @@ from torch import fx, nn
 
 from onboard.graph.compile.direct_calls import DirectCalls
 from onboard.graph.context import TransformContext
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import (
+    BaseTransform,
+    TransformConfig,
+    TransformInfo,
+    register_transform,
+)
 
 
 @register_transform("call_ops_directly")
 class CallOpsDirectly(BaseTransform[TransformConfig]):
-    """Let a graph that nothing compiled call the functions behind our operators; on a GPU CUDA graphs do better."""
+    """Let a graph that nothing compiled call the functions behind our operators; on a GPU CUDA
+    graphs do better.
+    """
 
     acts = True
 
@@ -20,4 +27,6 @@ class CallOpsDirectly(BaseTransform[TransformConfig]):
         if context.device.type != "cpu" or not isinstance(gm, fx.GraphModule):
             return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
         direct = DirectCalls(gm)
-        return direct, TransformInfo(num_matches=direct.num_calls, is_clean=True, has_valid_shapes=True)
+        return direct, TransformInfo(
+            num_matches=direct.num_calls, is_clean=True, has_valid_shapes=True
+        )

@@ -11,7 +11,9 @@ from onboard.graph.transform import GraphTransform, TransformConfig, register_tr
 
 @register_transform("cleanup_identity_dtype_cast")
 class CleanupIdentityDtypeCast(GraphTransform[TransformConfig]):
-    """Remove `aten.to.dtype`, `aten._to_copy` and `prims.convert_element_type` that change nothing observable."""
+    """Remove `aten.to.dtype`, `aten._to_copy` and `prims.convert_element_type` that change nothing
+    observable.
+    """
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Count one match for each cast removed."""

@@ -1,4 +1,6 @@
-"""The last step before the model runs: torch.compile, CUDA graphs of decode steps, both, or neither."""
+"""The last step before the model runs: torch.compile, CUDA graphs of decode steps, both, or
+neither.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ from onboard.graph.compile.piecewise import PiecewiseGraph, token_buckets
 from onboard.graph.compile.streams import in_one_stream
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import graph_modules
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import (
+    BaseTransform,
+    TransformConfig,
+    TransformInfo,
+    register_transform,
+)
 from onboard.ops.library import declared
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -31,15 +38,23 @@ class CompileModelConfig(TransformConfig):
     """How the model is compiled."""
 
     backend: Backend
-    """auto: the run's `compile_backend`, which is torch-cudagraph on a GPU and torch-simple elsewhere by default."""
+    """auto: the run's `compile_backend`, which is torch-cudagraph on a GPU and torch-simple
+    elsewhere by default.
+    """
     cuda_graph_batch_sizes: list[PositiveInt] | None = None
     """Decode batch sizes to capture; None: the run's `cuda_graph_config`."""
     num_batched_inputs: int | None = Field(default=None, ge=1)
-    """Inputs that change from step to step, which are all but the caches; another number is an error."""
+    """Inputs that change from step to step, which are all but the caches; another number is an
+    error.
+    """
     piecewise_enabled: bool | None = None
-    """CUDA graphs for prefill and mixed batches, cut at the attention ops; None: with torch-cudagraph, if possible."""
+    """CUDA graphs for prefill and mixed batches, cut at the attention ops; None: with
+    torch-cudagraph, if possible.
+    """
     piecewise_num_tokens: list[PositiveInt] | None = None
-    """Token counts to capture piecewise; None: powers of two from 64 up to the run's `max_num_tokens`."""
+    """Token counts to capture piecewise; None: powers of two from 64 up to the run's
+    `max_num_tokens`.
+    """
 
     @model_validator(mode="after")
     def validate_piecewise_backend(self) -> CompileModelConfig:
@@ -51,7 +66,9 @@ class CompileModelConfig(TransformConfig):
             )
         never = self.piecewise_enabled is False or self.backend in ("torch-simple", "torch-compile")
         if self.piecewise_num_tokens is not None and never:
-            raise UsageError("compile_model has piecewise_num_tokens without piecewise_enabled", hint="Enable it")
+            raise UsageError(
+                "compile_model has piecewise_num_tokens without piecewise_enabled", hint="Enable it"
+            )
         return self
 
 
@@ -91,36 +108,54 @@ class CompileModel(BaseTransform[CompileModelConfig]):
         """Record which of `fields` ask for something that does not come."""
         given = [name for name in fields if getattr(self.config, name)]
         if given:
-            context.facts.append(f"{self.key}: back end {backend} makes nothing of {' and '.join(given)}")
+            context.facts.append(
+                f"{self.key}: back end {backend} makes nothing of {' and '.join(given)}"
+            )
 
     def _check_inputs(self, gm: nn.Module, context: TransformContext) -> None:
-        """Compare the number of batched inputs with what the graph takes beside its caches, if it was given."""
+        """Compare the number of batched inputs with what the graph takes beside its caches, if it
+        was given.
+        """
         wanted = self.config.num_batched_inputs
         if wanted is None:
             return
         caches = () if context.cache is None else context.cache.caches
         found = [name for name in input_names(gm) if name not in caches]
         if wanted != len(found):
-            problem = f"compile_model has num_batched_inputs {wanted}, and the graph takes {len(found)}"
-            raise UsageError(f"{problem}: {', '.join(found)}", hint="Leave it out: the graph's inputs tell")
+            problem = (
+                f"compile_model has num_batched_inputs {wanted}, and the graph takes {len(found)}"
+            )
+            raise UsageError(
+                f"{problem}: {', '.join(found)}", hint="Leave it out: the graph's inputs tell"
+            )
 
     def _pieces(self, gm: nn.Module, whole: nn.Module) -> PiecewiseGraph | None:
-        """Return the graph that is to run in pieces, None when none were asked for, or there is no graph."""
+        """Return the graph that is to run in pieces, None when none were asked for, or there is no
+        graph.
+        """
         wanted = self.config.piecewise_enabled
         wanted = whole is gm if wanted is None else wanted
         return (
-            PiecewiseGraph(gm, whole, compiled=whole is not gm) if wanted and isinstance(gm, fx.GraphModule) else None
+            PiecewiseGraph(gm, whole, compiled=whole is not gm)
+            if wanted and isinstance(gm, fx.GraphModule)
+            else None
         )
 
     def _backend(self, gm: nn.Module, context: TransformContext) -> str:
-        backend = context.runtime.compile_backend if self.config.backend == "auto" else self.config.backend
+        backend = (
+            context.runtime.compile_backend
+            if self.config.backend == "auto"
+            else self.config.backend
+        )
         obstacle = _obstacle_to_capture(gm, context)
         if backend == "auto":
             if obstacle and context.device.type == "cuda":
                 context.facts.append(f"{self.key}: CUDA graphs are not used, {obstacle}")
             return "torch-simple" if obstacle else "torch-cudagraph"
         if backend in ("torch-cudagraph", "torch-opt") and obstacle:
-            raise UsageError(f"compile back end {backend} cannot be used: {obstacle}", hint="Use torch-simple")
+            raise UsageError(
+                f"compile back end {backend} cannot be used: {obstacle}", hint="Use torch-simple"
+            )
         return backend
 
     def _captured(self, gm: nn.Module, context: TransformContext) -> CapturedDecode:
@@ -129,7 +164,9 @@ class CompileModel(BaseTransform[CompileModelConfig]):
         wanted = own if own is not None else settings.batch_sizes
         sizes = capture_sizes(wanted, context.runtime.max_batch_size)
         if larger := sorted(set(wanted or ()) - set(sizes)):
-            context.facts.append(f"{self.key}: no CUDA graphs for {larger}, larger than max_batch_size")
+            context.facts.append(
+                f"{self.key}: no CUDA graphs for {larger}, larger than max_batch_size"
+            )
         captured = CapturedDecode(gm)
         captured.capture(context.cache, sizes)
         if settings.enable_padding:
@@ -140,20 +177,28 @@ class CompileModel(BaseTransform[CompileModelConfig]):
         """Capture prefill in pieces; return for how many numbers of tokens."""
         if pieces is None:
             return 0
-        sizes = token_buckets(self.config.piecewise_num_tokens, context.cache.info.limits.most_tokens)
+        sizes = token_buckets(
+            self.config.piecewise_num_tokens, context.cache.info.limits.most_tokens
+        )
         if larger := sorted(set(self.config.piecewise_num_tokens or ()) - set(sizes)):
-            context.facts.append(f"{self.key}: no pieces for {larger} tokens, more than a step can have")
+            context.facts.append(
+                f"{self.key}: no pieces for {larger} tokens, more than a step can have"
+            )
         try:
             pieces.capture(context.cache, sizes)
         except CannotSplitError as error:
             context.facts.append(f"{self.key}: prefill is not captured in pieces: {error}")
         if pieces.left_out:
-            context.facts.append(f"{self.key}: no pieces for {pieces.left_out} tokens, their memory is not free")
+            context.facts.append(
+                f"{self.key}: no pieces for {pieces.left_out} tokens, their memory is not free"
+            )
         return len(pieces.sizes)
 
 
 def _obstacle_to_capture(gm: nn.Module, context: TransformContext) -> str:
-    """Return why decode steps cannot become CUDA graphs, "" when they can; a failed capture spoils the process."""
+    """Return why decode steps cannot become CUDA graphs, "" when they can; a failed capture spoils
+    the process.
+    """
     if context.device.type != "cuda":
         return f"they need a GPU, not {context.device}"
     nodes = (node for _, graph in graph_modules(gm) for node in graph.graph.nodes)

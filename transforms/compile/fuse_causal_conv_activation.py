@@ -20,7 +20,9 @@ _ACTIVATIONS = {
 
 @register_transform("fuse_causal_conv_activation")
 class FuseCausalConvActivation(GraphTransform[TransformConfig]):
-    """Let a cached convolution whose output only an activation reads compute that, too: one pass over memory less."""
+    """Let a cached convolution whose output only an activation reads compute that, too: one pass
+    over memory less.
+    """
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Count one match for each activation that was moved."""
@@ -32,7 +34,11 @@ class FuseCausalConvActivation(GraphTransform[TransformConfig]):
 def _fuse(convolution: fx.Node) -> bool:
     activation = only_user(convolution)
     found = arguments(convolution)
-    if activation is None or found["activation"] is not None or activation.target not in _ACTIVATIONS:
+    if (
+        activation is None
+        or found["activation"] is not None
+        or activation.target not in _ACTIVATIONS
+    ):
         return False
     found["activation"] = _ACTIVATIONS[activation.target]
     convolution.args, convolution.kwargs = tuple(found.values()), {}

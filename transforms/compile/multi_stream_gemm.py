@@ -1,4 +1,6 @@
-"""The largest of several fp8 matrix products of one input beside the others, on an auxiliary stream."""
+"""The largest of several fp8 matrix products of one input beside the others, on an auxiliary
+stream.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,15 @@ from onboard.graph.transform import GraphTransform, TransformConfig, register_tr
 
 @register_transform("multi_stream_gemm")
 class MultiStreamGemm(GraphTransform[TransformConfig]):
-    """Where two or more fp8 linears read one tensor, the one with the most weights runs beside the rest."""
+    """Where two or more fp8 linears read one tensor, the one with the most weights runs beside the
+    rest.
+    """
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Count one match for each product that was moved."""
-        return sum(run_aside(gm, [max(group, key=lambda node: _size(gm, node))]) for group in _forks(gm))
+        return sum(
+            run_aside(gm, [max(group, key=lambda node: _size(gm, node))]) for group in _forks(gm)
+        )
 
 
 def _forks(gm: fx.GraphModule) -> list[list[fx.Node]]:
@@ -32,7 +38,13 @@ def _forks(gm: fx.GraphModule) -> list[list[fx.Node]]:
 
 
 def _size(gm: fx.GraphModule, linear: fx.Node) -> int:
-    """Return the number of weights: those of the argument `weight`, or the largest tensor that the call reads."""
+    """Return the number of weights: those of the argument `weight`, or the largest tensor that the
+    call reads.
+    """
     weight = attr_tensor(gm, arguments(linear).get("weight"))
-    tensors = [weight] if weight is not None else [attr_tensor(gm, source) for source in linear.all_input_nodes]
+    tensors = (
+        [weight]
+        if weight is not None
+        else [attr_tensor(gm, source) for source in linear.all_input_nodes]
+    )
     return max((tensor.numel() for tensor in tensors if tensor is not None), default=0)

@@ -1,4 +1,6 @@
-"""Latent attention: what leads to the keys and values beside what leads to the queries, on an auxiliary stream."""
+"""Latent attention: what leads to the keys and values beside what leads to the queries, on an
+auxiliary stream.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,15 @@ from collections.abc import Iterable, Iterator
 
 from torch import fx
 
-from onboard.experiments.streams import bring_forward, computes, cone, is_product, own_part, run_aside, sources
+from onboard.experiments.streams import (
+    bring_forward,
+    computes,
+    cone,
+    is_product,
+    own_part,
+    run_aside,
+    sources,
+)
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, op_name
 from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
@@ -21,11 +31,13 @@ _PRODUCTS_OF_A_LATENT = 2
 
 @register_transform("multi_stream_mla_attn")
 class MultiStreamMLAAttn(GraphTransform[TransformConfig]):
-    """Overlap the two paths into latent attention, by the first of three patterns that matches any layer.
+    """Overlap the two paths into latent attention, by the first of three patterns that matches any
+    layer.
 
-    Where queries and keys have projections of their own from the hidden states, the whole path of the keys runs beside
-    that of the queries. Where one product makes both latents (`fuse_gemms`), the product that expands the keys runs
-    beside the queries' chain; where the operator expands them itself, the latent's norm does.
+    Where queries and keys have projections of their own from the hidden states, the whole path of
+    the keys runs beside that of the queries. Where one product makes both latents (`fuse_gemms`),
+    the product that expands the keys runs beside the queries' chain; where the operator expands
+    them itself, the latent's norm does.
     """
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
@@ -47,9 +59,11 @@ def _overlap(gm: fx.GraphModule, branches: Iterable[set[fx.Node]]) -> int:
 
 
 def _whole_path(attention: fx.Node) -> set[fx.Node]:
-    """Return everything that only keys and values need, back to their own projection of the hidden states.
+    """Return everything that only keys and values need, back to their own projection of the hidden
+    states.
 
-    Empty unless that path has a latent and the queries start, with another product, from the same hidden states.
+    Empty unless that path has a latent and the queries start, with another product, from the same
+    hidden states.
     """
     queries, keys = _roots(attention)
     for product in _products_before(keys):
@@ -62,7 +76,9 @@ def _whole_path(attention: fx.Node) -> set[fx.Node]:
 
 
 def _projection(attention: fx.Node) -> set[fx.Node]:
-    """Return the keys' own calls after the product that also makes the queries' latent, if both have products there."""
+    """Return the keys' own calls after the product that also makes the queries' latent, if both
+    have products there.
+    """
     queries, keys = _roots(attention)
     for product in _products_before(keys):
         branch, beside = own_part(keys, queries, product), own_part(queries, keys, product)
@@ -72,10 +88,12 @@ def _projection(attention: fx.Node) -> set[fx.Node]:
 
 
 def _latent(attention: fx.Node) -> set[fx.Node]:
-    """Return what makes an operator's latent of its part of the product that also makes the queries' latent.
+    """Return what makes an operator's latent of its part of the product that also makes the
+    queries' latent.
 
-    Empty unless the queries have a product of their own after that one. The latent's part is taken as early as it is
-    known, whatever the order of the calls was; all that the branch would wait for else is the queries' path.
+    Empty unless the queries have a product of their own after that one. The latent's part is taken
+    as early as it is known, whatever the order of the calls was; all that the branch would wait for
+    else is the queries' path.
     """
     queries, keys = _roots(attention)
     latent = arguments(attention).get(_LATENT)
@@ -103,7 +121,9 @@ def _from_first_result(branch: set[fx.Node]) -> set[fx.Node]:
 def _roots(attention: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
     """Return what an attention operator takes as queries, and as keys and values."""
     found = arguments(attention)
-    queries, keys = ([found[name] for name in names if isinstance(found.get(name), fx.Node)] for names in _ROOTS)
+    queries, keys = (
+        [found[name] for name in names if isinstance(found.get(name), fx.Node)] for names in _ROOTS
+    )
     return queries, keys
 
 

@@ -11,13 +11,24 @@ from onboard.graph.fx import is_op, only_user, op_name
 from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 aten = torch.ops.aten
-_PASSED = (aten.view, aten.reshape, aten.to, aten._to_copy, aten.clone, aten.unsqueeze, aten.squeeze, aten.mul)
+_PASSED = (
+    aten.view,
+    aten.reshape,
+    aten.to,
+    aten._to_copy,
+    aten.clone,
+    aten.unsqueeze,
+    aten.squeeze,
+    aten.mul,
+)
 """Calls between the experts' output and the sum with the shared ones'."""
 
 
 @register_transform("multi_stream_moe")
 class MultiStreamMoE(GraphTransform[TransformConfig]):
-    """Run what is added to a mixture's output, as far as it is computed from the same input, beside the mixture."""
+    """Run what is added to a mixture's output, as far as it is computed from the same input, beside
+    the mixture.
+    """
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Count one match for each mixture with shared experts."""
@@ -31,9 +42,11 @@ def _is_mixture(node: fx.Node) -> bool:
 
 
 def _shared_experts(mixture: fx.Node) -> set[fx.Node]:
-    """Return the calls that only the shared experts of a mixture need, none when it has no shared experts.
+    """Return the calls that only the shared experts of a mixture need, none when it has no shared
+    experts.
 
-    They meet the mixture in whatever first reads its output and something else: a sum, or a call that has taken one in.
+    They meet the mixture in whatever first reads its output and something else: a sum, or a call
+        that has taken one in.
     """
     routed, total = mixture, only_user(mixture)
     while total is not None and is_op(total, *_PASSED):

@@ -8,7 +8,12 @@ from torch import fx, nn
 from onboard.errors import UsageError
 from onboard.graph.context import TransformContext
 from onboard.graph.export.layer_kinds import Repeated, UnlikeError, find_repeated, unbuilt
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import (
+    BaseTransform,
+    TransformConfig,
+    TransformInfo,
+    register_transform,
+)
 
 _FARTHEST = 1 << 20
 """Tokens of the longest text that a graph may be kept for."""
@@ -22,25 +27,38 @@ class ExportToGMConfig(TransformConfig):
     strict: bool = False
     """Use torch.export's strict mode (bytecode analysis) instead of plain tracing."""
     patch_list: list[str] | None = None
-    """Export patches to apply; None: all registered ones (there are none: generated models export as they are)."""
+    """Export patches to apply; None: all registered ones (there are none: generated models export
+    as they are).
+    """
     num_moe_experts_for_export: int | None = Field(default=None, ge=1)
-    """Export this many experts of each mixture and add the others to the graph afterwards; None: two."""
+    """Export this many experts of each mixture and add the others to the graph afterwards; None:
+    two.
+    """
     stamp_layers: bool = True
-    """Export a few layers of each kind and copy the others; False: export every layer, and every expert."""
+    """Export a few layers of each kind and copy the others; False: export every layer, and every
+    expert.
+    """
     complete: bool = True
-    """False: do not copy them. The graph is that of a shorter model, and `context.left_out` says what is missing."""
+    """False: do not copy them. The graph is that of a shorter model, and `context.left_out` says
+    what is missing.
+    """
 
 
 @register_transform("export_to_gm")
 class ExportToGM(BaseTransform[ExportToGMConfig]):
-    """Replace the module by its graph: (input_ids, position_ids) -> logits [batch, sequence, vocabulary]."""
+    """Replace the module by its graph: (input_ids, position_ids) -> logits [batch, sequence,
+    vocabulary].
+    """
 
     config_class = ExportToGMConfig
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Export; raises `UsageError` for a patch that does not exist."""
         if self.config.patch_list:
-            raise UsageError(f"there is no export patch {self.config.patch_list[0]!r}", hint="There are none: use null")
+            raise UsageError(
+                f"there is no export patch {self.config.patch_list[0]!r}",
+                hint="There are none: use null",
+            )
         if context.factory.replaces_attention:
             from onboard.graph.export.hf_export import with_canonical_attention
 
@@ -64,11 +82,15 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
             context.facts.append(f"every layer and expert was exported by itself: {error}")
             return self._export(gm, context, None)
 
-    def _export(self, gm: nn.Module, context: TransformContext, repeated: Repeated | None) -> nn.Module:
+    def _export(
+        self, gm: nn.Module, context: TransformContext, repeated: Repeated | None
+    ) -> nn.Module:
         from onboard.graph.export.export import export_to_graph
 
         if (repeated is None or self.config.complete) and (few := sorted(unbuilt(gm))):
-            raise UnlikeError(f"{few[0]} was built with a few of its entries and would have to be exported in full")
+            raise UnlikeError(
+                f"{few[0]} was built with a few of its entries and would have to be exported in full"
+            )
         return export_to_graph(
             gm,
             context.factory.example_inputs(),
@@ -82,13 +104,17 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
 
 
 def _check_sizes(graph: nn.Module, name: str, context: TransformContext) -> None:
-    """Refuse a graph that is not right for some length of a text, or some batch: nothing looks at that later.
+    """Refuse a graph that is not right for some length of a text, or some batch: nothing looks at
+    that later.
 
     A length that nobody asked for is lowered to what it is right for.
 
     The last token of the longest text is never an input.
     """
-    from onboard.graph.export.guards import broken_guard, fit_or_refuse  # imports a computer algebra system
+    from onboard.graph.export.guards import (
+        broken_guard,
+        fit_or_refuse,
+    )  # imports a computer algebra system
 
     assert isinstance(graph, fx.GraphModule)
     if broken_guard(graph, max(_FARTHEST, context.runtime.max_seq_len) - 1) is None:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from torch import nn
 
 from onboard.graph.context import TransformContext
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import (
+    BaseTransform,
+    TransformConfig,
+    TransformInfo,
+    register_transform,
+)
 
 
 class BuildModelConfig(TransformConfig):

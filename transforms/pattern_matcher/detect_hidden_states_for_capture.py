@@ -1,6 +1,8 @@
-"""Mark the sums that end chosen layers, whose hidden states are to be kept (for a draft model, as EAGLE-3 reads them).
+"""Mark the sums that end chosen layers, whose hidden states are to be kept (for a draft model, as
+EAGLE-3 reads them).
 
-Li et al. 2025, arXiv:2503.01840: the draft reads hidden states from the beginning, the middle and the end of the model.
+Li et al. 2025, arXiv:2503.01840: the draft reads hidden states from the beginning, the middle and
+the end of the model.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ from onboard.errors import OnboardError, UsageError
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import is_op
 from onboard.graph.pattern_matcher.layer_ends import layer_paths, results
-from onboard.graph.transform import SKIPPED, GraphTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import (
+    SKIPPED,
+    GraphTransform,
+    TransformConfig,
+    TransformInfo,
+    register_transform,
+)
 
 _LEAST_LAYERS = 7
 
@@ -23,13 +31,14 @@ class DetectHiddenStatesForCaptureConfig(TransformConfig):
 
     capture_hidden_states: bool = True
     eagle3_layers_to_capture: list[int] | None = None
-    """Indices of layers, each of which is kept as the layer after it gets it; None: for a model of n > 6 layers
-    1, n // 2 - 1 and n - 4."""
+    """Indices of layers, each of which is kept as the layer after it gets it; None: for a model of
+    n > 6 layers 1, n // 2 - 1 and n - 4."""
 
 
 @register_transform("detect_hidden_states_for_capture")
 class DetectHiddenStatesForCapture(GraphTransform[DetectHiddenStatesForCaptureConfig]):
-    """The last addition of each chosen layer becomes a `torch_residual_add`, which `insert_cached_residual_add` finds.
+    """The last addition of each chosen layer becomes a `torch_residual_add`, which
+    `insert_cached_residual_add` finds.
 
     No fusion takes such a sum into another operator.
     """
@@ -46,7 +55,9 @@ class DetectHiddenStatesForCapture(GraphTransform[DetectHiddenStatesForCaptureCo
             _last_sum(gm, layers[index]).target = torch.ops.onboard.torch_residual_add.default
         gm.recompile()
         kept = f"hidden states behind {', '.join(layers[index] for index in chosen)}"
-        return TransformInfo(num_matches=len(chosen), is_clean=True, has_valid_shapes=True, summary=kept)
+        return TransformInfo(
+            num_matches=len(chosen), is_clean=True, has_valid_shapes=True, summary=kept
+        )
 
     def _chosen(self, count: int) -> list[int]:
         """Return the layers to capture, in order, of a model that has `count`."""
@@ -60,13 +71,16 @@ class DetectHiddenStatesForCapture(GraphTransform[DetectHiddenStatesForCaptureCo
             wanted = [1, count // 2 - 1, count - 4]
         if wrong := [index for index in wanted if not 0 <= index < count]:
             raise UsageError(
-                f"{self.key}: eagle3_layers_to_capture has {wrong[0]}", hint=f"The model has layers 0 to {count - 1}"
+                f"{self.key}: eagle3_layers_to_capture has {wrong[0]}",
+                hint=f"The model has layers 0 to {count - 1}",
             )
         return sorted(set(wanted))
 
 
 def _last_sum(gm: fx.GraphModule, layer: str) -> fx.Node:
-    """Return the sum that a layer hands on; raise `OnboardError` where it ends with something else."""
+    """Return the sum that a layer hands on; raise `OnboardError` where it ends with something
+    else.
+    """
     found = results(gm, layer)
     sums = [node for node in found if _is_sum(node)]
     if len(sums) != 1:

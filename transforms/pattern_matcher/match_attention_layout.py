@@ -22,9 +22,11 @@ class MatchAttentionLayoutConfig(TransformConfig):
 
 @register_transform("match_attention_layout")
 class MatchAttentionLayout(GraphTransform[MatchAttentionLayoutConfig]):
-    """Transpose inputs and output of `torch_attention` calls that have another layout than `attn_layout`.
+    """Transpose inputs and output of `torch_attention` calls that have another layout than
+    `attn_layout`.
 
-    The transposes mostly meet their inverse in the graph; `eliminate_redundant_transposes` removes such pairs.
+    The transposes mostly meet their inverse in the graph; `eliminate_redundant_transposes` removes
+    such pairs.
     """
 
     keeps_shapes = False
@@ -32,7 +34,11 @@ class MatchAttentionLayout(GraphTransform[MatchAttentionLayoutConfig]):
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Rewrite each call with another layout."""
-        calls = [node for node in nodes_of(gm, ATTENTION) if arguments(node)["layout"] != self.config.attn_layout]
+        calls = [
+            node
+            for node in nodes_of(gm, ATTENTION)
+            if arguments(node)["layout"] != self.config.attn_layout
+        ]
         for node in calls:
             named = arguments(node)
             inputs = {name: _swap(gm, node, named[name]) for name in ("query", "key", "value")}

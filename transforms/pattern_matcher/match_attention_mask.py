@@ -12,7 +12,9 @@ from onboard.graph.transform import GraphTransform, TransformConfig, register_tr
 
 @register_transform("match_attention_mask")
 class MatchAttentionMask(GraphTransform[TransformConfig]):
-    """Attention over pages knows positions only: a table of which keys a query sees has to become a bound."""
+    """Attention over pages knows positions only: a table of which keys a query sees has to become a
+    bound.
+    """
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Rewrite each causal call whose mask says no more than positions do."""
@@ -27,7 +29,11 @@ class MatchAttentionMask(GraphTransform[TransformConfig]):
                 continue
             if found["chunk_size"] is not None and read["chunk_size"] is not None:
                 continue
-            windows = [window for window in (found["sliding_window"], read["sliding_window"]) if window is not None]
+            windows = [
+                window
+                for window in (found["sliding_window"], read["sliding_window"])
+                if window is not None
+            ]
             bounds = {
                 "sliding_window": min(windows, default=None),
                 "chunk_size": found["chunk_size"] or read["chunk_size"],

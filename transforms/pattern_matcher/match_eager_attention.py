@@ -55,7 +55,11 @@ class MatchEagerAttention(GraphTransform[TransformConfig]):
             found = find(_PATTERN, node)
             if found is None or not _is_attention(found):
                 continue
-            options = {**masks.read(found.get("mask")), "scale": _scale(found), "logit_cap": found.get("cap")}
+            options = {
+                **masks.read(found.get("mask")),
+                "scale": _scale(found),
+                "logit_cap": found.get("cap"),
+            }
             inputs = (found["query"], found["key"], found["value"])
             replace_with(node, insert_attention(gm, node, inputs, **options, layout="bnsd"))
             matches += 1

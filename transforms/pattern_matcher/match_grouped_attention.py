@@ -15,7 +15,9 @@ _REPEAT = torch.ops.onboard.torch_attention_repeat_kv
 
 @register_transform("match_grouped_attention")
 class MatchGroupedAttention(GraphTransform[TransformConfig]):
-    """Feed `torch_attention` with the key and value heads from before `torch_attention_repeat_kv`."""
+    """Feed `torch_attention` with the key and value heads from before
+    `torch_attention_repeat_kv`.
+    """
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Rewrite each attention call whose keys and values are repeated equally often."""
@@ -23,8 +25,12 @@ class MatchGroupedAttention(GraphTransform[TransformConfig]):
         for node in nodes_of(gm, ATTENTION):
             named = arguments(node)
             key, value = named["key"], named["value"]
-            repeated = is_op(key, _REPEAT) and is_op(value, _REPEAT) and key.args[1] == value.args[1]
+            repeated = (
+                is_op(key, _REPEAT) and is_op(value, _REPEAT) and key.args[1] == value.args[1]
+            )
             if repeated and named["layout"] == "bnsd":
-                replace_with(node, rewrite_attention(gm, node, key=key.args[0], value=value.args[0]))
+                replace_with(
+                    node, rewrite_attention(gm, node, key=key.args[0], value=value.args[0])
+                )
                 matches += 1
         return matches

@@ -12,7 +12,9 @@ from onboard.graph.transform import GraphTransform, TransformConfig, register_tr
 
 _X = Var("x", where=is_node)
 _SQUARE = Either(Op(aten.pow, _X, 2), Op(aten.mul, _X, _X), Op(aten.square, _X))
-_LENGTH = Op(aten.add, Op(aten.sum, _SQUARE, [-1], True), Var("eps", where=is_number), commutes=True)
+_LENGTH = Op(
+    aten.add, Op(aten.sum, _SQUARE, [-1], True), Var("eps", where=is_number), commutes=True
+)
 _PATTERN = Op(aten.mul, _X, Op(aten.rsqrt, _LENGTH), commutes=True)
 
 

@@ -11,11 +11,15 @@ from onboard.graph.transform import GraphTransform, TransformConfig, register_tr
 
 @register_transform("match_moe_routing_pattern")
 class MatchMoeRoutingPattern(GraphTransform[TransformConfig]):
-    """Replace what turns a router's logits into experts and weights by `torch_moe_router`, where it does the same."""
+    """Replace what turns a router's logits into experts and weights by `torch_moe_router`, where it
+    does the same.
+    """
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Count one match for each mixture's router; the others are a fact."""
         matches, others = match_routings(gm)
         if others:
-            context.facts.append(f"{self.key}: {len(others)} routers of mixtures of experts stay as they are")
+            context.facts.append(
+                f"{self.key}: {len(others)} routers of mixtures of experts stay as they are"
+            )
         return matches

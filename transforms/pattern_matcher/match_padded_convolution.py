@@ -1,4 +1,6 @@
-"""Recognise causal convolutions along the sequence that are written as padding and plain convolutions."""
+"""Recognise causal convolutions along the sequence that are written as padding and plain
+convolutions.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,12 @@ _CONV = torch.ops.onboard.torch_causal_conv1d.default
 
 @register_transform("match_padded_convolution")
 class MatchPaddedConvolution(GraphTransform[TransformConfig]):
-    """Replace zeros before the text, and the convolutions that use them up, by a `torch_causal_conv1d` each.
+    """Replace zeros before the text, and the convolutions that use them up, by a
+    `torch_causal_conv1d` each.
 
-    Of several in a row only the first sees zeros before the text; a later one sees what biases make of them, which is
-    the same at each place. So all but the last go without bias, and the last one's has what theirs come to.
+    Of several in a row only the first sees zeros before the text; a later one sees what biases make
+    of them, which is the same at each place. So all but the last go without bias, and the last
+    one's has what theirs come to.
     """
 
     keeps_shapes = False
@@ -37,9 +41,16 @@ class MatchPaddedConvolution(GraphTransform[TransformConfig]):
 
 
 def _uses_up(pad: fx.Node) -> list[fx.Node]:
-    """Return the convolutions in a row after zeros before the text that together look back as far; [] if others do."""
+    """Return the convolutions in a row after zeros before the text that together look back as far;
+    [] if others do.
+    """
     found = arguments(pad)
-    if len(found["pad"]) != 2 or found["pad"][1] != 0 or found["value"] or found.get("mode", "constant") != "constant":
+    if (
+        len(found["pad"]) != 2
+        or found["pad"][1] != 0
+        or found["value"]
+        or found.get("mode", "constant") != "constant"
+    ):
         return []
     left, row = found["pad"][0], []
     for node, reach in _row(pad):
@@ -49,7 +60,9 @@ def _uses_up(pad: fx.Node) -> list[fx.Node]:
 
 
 def _row(pad: fx.Node) -> Iterator[tuple[fx.Node, int]]:
-    """Yield the plain convolutions that each take the one before alone, and how many earlier tokens each sees."""
+    """Yield the plain convolutions that each take the one before alone, and how many earlier tokens
+    each sees.
+    """
     node: fx.Node | None = only_user(pad)
     while node is not None and is_op(node, aten.conv1d):
         found = arguments(node)
@@ -68,12 +81,28 @@ def _rewrite(gm: fx.GraphModule, source: Any, row: list[fx.Node]) -> None:
         (dilation,) = found["dilation"]
         padding = dilation * (int(found["weight"].meta["val"].shape[-1]) - 1)
         bias = constant if node is last else None
-        tokens = call(gm, last, _CONV, tokens, found["weight"], bias, 1, padding, dilation, found["groups"], like=node)
+        tokens = call(
+            gm,
+            last,
+            _CONV,
+            tokens,
+            found["weight"],
+            bias,
+            1,
+            padding,
+            dilation,
+            found["groups"],
+            like=node,
+        )
     replace_with(last, call(gm, last, aten.transpose.int, tokens, 1, 2, like=last))
 
 
-def _carried(gm: fx.GraphModule, before: fx.Node, constant: fx.Node | None, found: dict[str, Any]) -> fx.Node | None:
-    """Return what a convolution makes of `constant` [channels] at every place, and its own bias; None: nothing."""
+def _carried(
+    gm: fx.GraphModule, before: fx.Node, constant: fx.Node | None, found: dict[str, Any]
+) -> fx.Node | None:
+    """Return what a convolution makes of `constant` [channels] at every place, and its own bias;
+    None: nothing.
+    """
     weight, bias = found["weight"], found["bias"]
     if constant is None:
         return bias  # type: ignore[no-any-return]

@@ -7,14 +7,28 @@ from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import call, nodes_of, replace_with
-from onboard.graph.pattern_matcher.patterns import Bound, Either, Op, Var, aten, find, is_node, rank, same_dim
+from onboard.graph.pattern_matcher.patterns import (
+    Bound,
+    Either,
+    Op,
+    Var,
+    aten,
+    find,
+    is_node,
+    rank,
+    same_dim,
+)
 from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 _HEADS = Var("heads", where=is_node)
 _PATTERN = Either(
-    Op((aten.reshape, aten.view), Op(aten.expand, Op(aten.unsqueeze, _HEADS, Var("dim")), Var("sizes"))),
     Op(
-        (aten.reshape, aten.view), Op(aten.clone, Op(aten.expand, Op(aten.unsqueeze, _HEADS, Var("dim")), Var("sizes")))
+        (aten.reshape, aten.view),
+        Op(aten.expand, Op(aten.unsqueeze, _HEADS, Var("dim")), Var("sizes")),
+    ),
+    Op(
+        (aten.reshape, aten.view),
+        Op(aten.clone, Op(aten.expand, Op(aten.unsqueeze, _HEADS, Var("dim")), Var("sizes"))),
     ),
     Op(aten.repeat_interleave.self_int, _HEADS, Var("n"), Var("repeat_dim")),
 )
@@ -22,7 +36,9 @@ _PATTERN = Either(
 
 @register_transform("match_repeat_kv")
 class MatchRepeatKV(GraphTransform[TransformConfig]):
-    """Replace unsqueeze, expand, reshape (or repeat_interleave) of [b, kv, s, d] by `torch_attention_repeat_kv`."""
+    """Replace unsqueeze, expand, reshape (or repeat_interleave) of [b, kv, s, d] by
+    `torch_attention_repeat_kv`.
+    """
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Replace each such expression."""
@@ -43,7 +59,11 @@ def _repeats(node: fx.Node, found: Bound) -> int | None:
     if rank(heads) != 4 or rank(node) != 4:
         return None
     if "n" in found:
-        return int(found["n"]) if isinstance(found["n"], int) and same_dim(found["repeat_dim"], heads, 1) else None
+        return (
+            int(found["n"])
+            if isinstance(found["n"], int) and same_dim(found["repeat_dim"], heads, 1)
+            else None
+        )
     before, after = heads.meta["val"].shape, node.meta["val"].shape
     repeats = found["sizes"][2] if found["dim"] == 2 else None
     if not isinstance(repeats, int) or after[1] != before[1] * repeats or after[-1] != before[-1]:

@@ -24,7 +24,9 @@ class MatchRopeLayoutConfig(TransformConfig):
 
 @register_transform("match_rope_layout")
 class MatchRopeLayout(GraphTransform[MatchRopeLayoutConfig]):
-    """Transpose queries and keys around rope ops that have another layout than `expected_layout`."""
+    """Transpose queries and keys around rope ops that have another layout than
+    `expected_layout`.
+    """
 
     keeps_shapes = False
     config_class = MatchRopeLayoutConfig
@@ -32,7 +34,9 @@ class MatchRopeLayout(GraphTransform[MatchRopeLayoutConfig]):
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Rewrite each op with another layout."""
         wanted = _UNSQUEEZE_DIM[self.config.expected_layout]
-        ropes = [node for node in nodes_of(gm, EXPLICIT, INTERLEAVED, COMPLEX) if _dim(node) != wanted]
+        ropes = [
+            node for node in nodes_of(gm, EXPLICIT, INTERLEAVED, COMPLEX) if _dim(node) != wanted
+        ]
         for node in ropes:
             _transpose_around(gm, node, wanted)
         return len(ropes)
@@ -46,7 +50,9 @@ def _dim(node: fx.Node) -> int:
 
 def _transpose_around(gm: fx.GraphModule, node: fx.Node, unsqueeze_dim: int) -> None:
     query, key, *tables, _ = arguments(node).values()
-    swapped = [call(gm, node, aten.transpose.int, tensor, 1, 2, like=node) for tensor in (query, key)]
+    swapped = [
+        call(gm, node, aten.transpose.int, tensor, 1, 2, like=node) for tensor in (query, key)
+    ]
     node.args, node.kwargs = (*swapped, *tables, unsqueeze_dim), {}
     for part in list(node.users):  # the getitem nodes of its two outputs
         users = list(part.users)

@@ -24,7 +24,9 @@ _ACTIVATED = Either(
     Op(aten.gelu, _GATE, approximate="tanh", bind="gelu_pytorch_tanh"),
     Op(aten.gelu, _GATE, approximate="none", bind="gelu"),
 )
-_PRODUCT = Op(aten.mul, _ACTIVATED, _linear("up", Var("x", where=is_node)), commutes=True, bind="product")
+_PRODUCT = Op(
+    aten.mul, _ACTIVATED, _linear("up", Var("x", where=is_node)), commutes=True, bind="product"
+)
 _PATTERN = _linear("down", _PRODUCT)
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")
 
@@ -56,4 +58,6 @@ def _activation(found: Bound) -> str:
 
 
 def _is_closed(found: Bound) -> bool:
-    return all(only_user(found[name]) is not None for name in ("gate", "up", "product", _activation(found)))
+    return all(
+        only_user(found[name]) is not None for name in ("gate", "up", "product", _activation(found))
+    )

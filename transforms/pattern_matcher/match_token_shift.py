@@ -1,4 +1,6 @@
-"""Recognise the token before each, written as a zero in front of the text without its last token."""
+"""Recognise the token before each, written as a zero in front of the text without its last
+token.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from onboard.graph.pattern_matcher.patterns import aten
 from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 _ZEROS = (aten.new_zeros, aten.zeros, aten.zeros_like)
-_OF_ZERO = (aten.to, aten._to_copy, aten.view, aten.reshape, aten.expand, aten.unsqueeze, aten.mul, aten.linear)
+_OF_ZERO = (
+    aten.to,
+    aten._to_copy,
+    aten.view,
+    aten.reshape,
+    aten.expand,
+    aten.unsqueeze,
+    aten.mul,
+    aten.linear,
+)
 """What makes zeros of zeros, whatever the other arguments are, except a linear's bias."""
 
 
@@ -21,7 +32,8 @@ _OF_ZERO = (aten.to, aten._to_copy, aten.view, aten.reshape, aten.expand, aten.u
 class MatchTokenShift(GraphTransform[TransformConfig]):
     """Replace cat([zeros [batch, 1, channels], x[:, :-1]], dim=1) by `torch_token_shift`.
 
-    Where both parts went through one linear with a bias, the linear of the shifted input is what they are together.
+    Where both parts went through one linear with a bias, the linear of the shifted input is what
+    they are together.
     """
 
     keeps_shapes = False
@@ -30,14 +42,18 @@ class MatchTokenShift(GraphTransform[TransformConfig]):
         """Replace each such expression."""
         matches = 0
         for node in nodes_of(gm, aten.cat):
-            if (parts := _parts(node)) is not None and (new := _shift(gm, node, *parts)) is not None:
+            if (parts := _parts(node)) is not None and (
+                new := _shift(gm, node, *parts)
+            ) is not None:
                 replace_with(node, new)
                 matches += 1
         return matches
 
 
 def _parts(cat: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """Return the first row and x [batch, sequence, channels] where `cat` is that row and x without its last token."""
+    """Return the first row and x [batch, sequence, channels] where `cat` is that row and x without
+    its last token.
+    """
     found = arguments(cat)
     tensors = found["tensors"]
     if found["dim"] not in (1, -2) or len(tensors) != 2 or cat.meta["val"].dim() != 3:

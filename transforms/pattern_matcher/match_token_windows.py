@@ -1,4 +1,6 @@
-"""Recognise each token's window of the last tokens, written as zeros before the text and an unfolding of it."""
+"""Recognise each token's window of the last tokens, written as zeros before the text and an
+unfolding of it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ _LARGEST = 16
 
 @register_transform("match_token_windows")
 class MatchTokenWindows(GraphTransform[TransformConfig]):
-    """Replace pad(x [batch, channels, sequence], (size - 1, 0)).unfold(-1, size, 1) by tokens shifted again and again.
+    """Replace pad(x [batch, channels, sequence], (size - 1, 0)).unfold(-1, size, 1) by tokens
+    shifted again and again.
 
     A convolution whose weights hang on the token is made of such windows.
     """
@@ -39,7 +42,12 @@ def _source(unfold: fx.Node) -> fx.Node | None:
     """Return x where `unfold` is its windows, None where it is something else."""
     padded: Any
     padded, dim, size, step = unfold.args
-    if dim not in (-1, 2) or step != 1 or not isinstance(size, int) or size not in range(2, _LARGEST + 1):
+    if (
+        dim not in (-1, 2)
+        or step != 1
+        or not isinstance(size, int)
+        or size not in range(2, _LARGEST + 1)
+    ):
         return None
     if is_op(padded, aten.slice) and _same_sizes(padded, padded.args[0]):
         padded = padded.args[0]
@@ -53,7 +61,9 @@ def _source(unfold: fx.Node) -> fx.Node | None:
 
 
 def _same_sizes(one: Any, other: Any) -> bool:
-    """Whether two nodes have the same shape, so that a slice between them with a step of 1 keeps everything."""
+    """Whether two nodes have the same shape, so that a slice between them with a step of 1 keeps
+    everything.
+    """
     shapes = [[str(size) for size in node.meta["val"].shape] for node in (one, other)]
     return shapes[0] == shapes[1]
 

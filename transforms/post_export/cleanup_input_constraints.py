@@ -23,8 +23,8 @@ _CHECKS = (
 class CleanupInputConstraints(GraphTransform[TransformConfig]):
     """Remove what torch.export put in to check sizes, dtypes and devices at run time.
 
-    Those checks pin what the example inputs happened to be (a size of at least 2, a device); the graph itself holds for
-    more.
+    Those checks pin what the example inputs happened to be (a size of at least 2, a device); the
+    graph itself holds for more.
     """
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:

@@ -30,7 +30,9 @@ class CleanupNoopAdd(GraphTransform[TransformConfig]):
 
 
 def _other_operand(node: fx.Node) -> fx.Node | None:
-    """Return the operand that the sum equals, None when the node is more than an addition of a literal zero."""
+    """Return the operand that the sum equals, None when the node is more than an addition of a
+    literal zero.
+    """
     left, right = node.args[:2]
     for value, other in ((left, right), (right, left)):
         if isinstance(value, fx.Node) and _is_zero(other) and _same_type(value, node):

@@ -18,7 +18,9 @@ class CleanupNoopSlice(GraphTransform[TransformConfig]):
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Remove each such slice."""
-        noops = [node for node in nodes_of(gm, torch.ops.aten.slice.Tensor) if _keeps_everything(node)]
+        noops = [
+            node for node in nodes_of(gm, torch.ops.aten.slice.Tensor) if _keeps_everything(node)
+        ]
         for node in noops:
             replace_with(node, node.args[0])  # type: ignore[arg-type]
         return len(noops)

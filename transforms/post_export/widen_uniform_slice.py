@@ -17,10 +17,12 @@ aten = torch.ops.aten
 
 @register_transform("widen_uniform_slice")
 class WidenUniformSlice(GraphTransform[TransformConfig]):
-    """Replace `table[:, :length]` by `table[:, :1]`, expanded, where all of the table's entries are equal there.
+    """Replace `table[:, :length]` by `table[:, :1]`, expanded, where all of the table's entries are
+    equal there.
 
-    Such a table (types of tokens that nobody gave) is as long as the longest text; a row of several texts may be
-    longer. Only tables that no checkpoint holds: their numbers are known, and looked at for each graph.
+    Such a table (types of tokens that nobody gave) is as long as the longest text; a row of several
+    texts may be longer. Only tables that no checkpoint holds: their numbers are known, and looked
+    at for each graph.
     """
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
@@ -33,15 +35,26 @@ class WidenUniformSlice(GraphTransform[TransformConfig]):
 
 
 def _is_uniform(gm: fx.GraphModule, node: fx.Node, kept: Any) -> bool:
-    """Whether a slice takes the first `length` entries, a size of the input, of a table in which they are equal."""
+    """Whether a slice takes the first `length` entries, a size of the input, of a table in which
+    they are equal.
+    """
     found = arguments(node)
     table, dim, end = attr_tensor(gm, found["self"]), found["dim"], found["end"]
-    if table is None or isinstance(table, nn.Parameter) or table.is_meta or found["self"].target in kept:
+    if (
+        table is None
+        or isinstance(table, nn.Parameter)
+        or table.is_meta
+        or found["self"].target in kept
+    ):
         return False
     if not isinstance(end, fx.Node):
         return False
     size, length = node.meta["val"].shape[dim], end.meta["val"]
-    whole = isinstance(size, torch.SymInt) and isinstance(length, torch.SymInt) and size.node.expr == length.node.expr
+    whole = (
+        isinstance(size, torch.SymInt)
+        and isinstance(length, torch.SymInt)
+        and size.node.expr == length.node.expr
+    )
     return whole and torch.equal(table, table.narrow(dim, 0, 1).expand_as(table))
 
 

@@ -11,7 +11,9 @@ from onboard.graph.transform import GraphTransform, TransformConfig, register_tr
 
 @register_transform("fold_constants")
 class FoldConstants(GraphTransform[TransformConfig]):
-    """Replace calls that read nothing but weights (a decay's -exp, a cast) by parameters with their values."""
+    """Replace calls that read nothing but weights (a decay's -exp, a cast) by parameters with their
+    values.
+    """
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Count one match for each value."""

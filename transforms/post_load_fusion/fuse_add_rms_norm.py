@@ -13,7 +13,12 @@ from onboard.graph.backends import fused_op
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import Target, arguments, is_op, nodes_of, replace_with
 from onboard.graph.post_load_fusion.casts import is_cast, remove_identity_casts
-from onboard.graph.transform import GraphTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import (
+    GraphTransform,
+    TransformConfig,
+    TransformInfo,
+    register_transform,
+)
 from onboard.graph.values import insert_call
 from onboard.ops import has_triton
 
@@ -35,7 +40,8 @@ class _Sum(NamedTuple):
 
 @register_transform("fuse_add_rms_norm")
 class FuseAddRMSNorm(GraphTransform[TransformConfig]):
-    """Replace `total = x + residual; rmsnorm(total)` by an op that returns both, on the norm's own back end.
+    """Replace `total = x + residual; rmsnorm(total)` by an op that returns both, on the norm's own
+    back end.
 
     The sum may be cast before it is normalised, as in models that keep it in float32.
     """
@@ -49,11 +55,15 @@ class FuseAddRMSNorm(GraphTransform[TransformConfig]):
                 if (found := _residual_sum(norm)) is not None:
                     _fuse(gm, norm, found, fused_op(backend, f"fused_add_{name}"))
                     matches += 1
-        return TransformInfo(num_matches=matches, is_clean=not (matches or casts), has_valid_shapes=True)
+        return TransformInfo(
+            num_matches=matches, is_clean=not (matches or casts), has_valid_shapes=True
+        )
 
 
 def _residual_sum(norm: fx.Node) -> _Sum | None:
-    """Return the sum that a norm normalises, when nothing is broadcast in it and nothing reads it before the norm."""
+    """Return the sum that a norm normalises, when nothing is broadcast in it and nothing reads it
+    before the norm.
+    """
     source = arguments(norm)["input"]
     found = _Sum(source.all_input_nodes[0], source) if is_cast(source) else _Sum(source, None)
     if not is_op(found.total, torch.ops.aten.add.Tensor) or found.total.kwargs.get("alpha", 1) != 1:
@@ -64,17 +74,26 @@ def _residual_sum(norm: fx.Node) -> _Sum | None:
 
 
 def _fits(operand: object, total: fx.Node) -> bool:
-    """Whether an operand has the shape of the sum, and its dtype or one of those that kernels add in float32."""
-    value, expected = operand.meta.get("val") if isinstance(operand, fx.Node) else None, total.meta.get("val")
+    """Whether an operand has the shape of the sum, and its dtype or one of those that kernels add
+    in float32.
+    """
+    value, expected = (
+        operand.meta.get("val") if isinstance(operand, fx.Node) else None,
+        total.meta.get("val"),
+    )
     if value is None or expected is None or value.shape != expected.shape:
         return False
-    return value.dtype == expected.dtype or (value.dtype in _KERNEL_DTYPES and expected.dtype in _KERNEL_DTYPES)
+    return value.dtype == expected.dtype or (
+        value.dtype in _KERNEL_DTYPES and expected.dtype in _KERNEL_DTYPES
+    )
 
 
 def _fuse(gm: fx.GraphModule, norm: fx.Node, found: _Sum, op: Target) -> None:
     total, cast = found
     values, dtype = arguments(norm), () if cast is None else (cast.meta["val"].dtype,)
-    pair = insert_call(gm, norm, op, *total.args, values["weight"], values["eps"], *dtype, like=norm)
+    pair = insert_call(
+        gm, norm, op, *total.args, values["weight"], values["eps"], *dtype, like=norm
+    )
     normed = insert_call(gm, norm, operator.getitem, pair, 0, like=norm)
     both = insert_call(gm, norm, operator.getitem, pair, 1, like=total)
     replace_with(norm, normed)

@@ -13,7 +13,17 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import choose_backend, fused_op
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import Target, arguments, is_op, nodes_of, replace_with
-from onboard.graph.pattern_matcher.patterns import Op, Var, aten, dtype, find, is_node, is_number, rank, same_shape
+from onboard.graph.pattern_matcher.patterns import (
+    Op,
+    Var,
+    aten,
+    dtype,
+    find,
+    is_node,
+    is_number,
+    rank,
+    same_shape,
+)
 from onboard.graph.post_load_fusion.casts import is_cast
 from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 from onboard.graph.values import insert_call
@@ -24,8 +34,17 @@ def _is_of_heads(value: Any) -> TypeGuard[fx.Node]:
     return is_node(value) and "val" in value.meta and rank(value) == 1
 
 
-_SUM = Op(aten.add, Var("a", where=is_node), Var("bias", where=_is_of_heads), commutes=True, alpha=1, bind="sum")
-_DECAY = Op(aten.mul, Var("rate", where=_is_of_heads), Op(aten.softplus, _SUM, 1, 20), commutes=True)
+_SUM = Op(
+    aten.add,
+    Var("a", where=is_node),
+    Var("bias", where=_is_of_heads),
+    commutes=True,
+    alpha=1,
+    bind="sum",
+)
+_DECAY = Op(
+    aten.mul, Var("rate", where=_is_of_heads), Op(aten.softplus, _SUM, 1, 20), commutes=True
+)
 
 
 class _Gates(NamedTuple):
@@ -41,9 +60,11 @@ class _Gates(NamedTuple):
 
 @register_transform("fuse_gdn_gating")
 class FuseGdnGating(GraphTransform[TransformConfig]):
-    """Replace `-exp(A_log) * softplus(a + dt_bias)` and `sigmoid(b)` of each gated delta rule by one op.
+    """Replace `-exp(A_log) * softplus(a + dt_bias)` and `sigmoid(b)` of each gated delta rule by
+    one op.
 
-    The factor -exp(A_log) is a parameter by then (`fold_constants`). Gates of another form are a visible fact.
+    The factor -exp(A_log) is a parameter by then (`fold_constants`). Gates of another form are a
+    visible fact.
     """
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
@@ -52,7 +73,9 @@ class FuseGdnGating(GraphTransform[TransformConfig]):
         op = fused_op(choose_backend("auto", context, self.key), "fused_gdn_gating")
         left = [rule for rule in rules if not _fuse(gm, rule, op)]
         if left:
-            context.facts.append(f"{self.key}: gates of {len(left)} delta rules have another form, as of {left[0]}")
+            context.facts.append(
+                f"{self.key}: gates of {len(left)} delta rules have another form, as of {left[0]}"
+            )
         return len(rules) - len(left)
 
 
@@ -79,7 +102,12 @@ def _gates(rule: fx.Node) -> _Gates | None:
     values = arguments(rule)
     decay, correction = values["g"], _sigmoid(values["beta"])
     found = find(_DECAY, decay)
-    if found is None or correction is None or dtype(found["sum"]) != torch.float32 or dtype(decay) != torch.float32:
+    if (
+        found is None
+        or correction is None
+        or dtype(found["sum"]) != torch.float32
+        or dtype(decay) != torch.float32
+    ):
         return None
     a, b = found["a"], correction.args[0]
     a = a.all_input_nodes[0] if is_cast(a) else a
@@ -91,7 +119,9 @@ def _gates(rule: fx.Node) -> _Gates | None:
 
 
 def _sigmoid(correction: fx.Node) -> fx.Node | None:
-    """Return the sigmoid that a rate of correction is, or is a multiple of, which is then taken where it is read."""
+    """Return the sigmoid that a rate of correction is, or is a multiple of, which is then taken
+    where it is read.
+    """
     if is_op(correction, aten.mul) and is_number(correction.args[1]):
         min(correction.users).prepend(correction)
         (correction,) = correction.all_input_nodes

@@ -11,7 +11,12 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import choose_backend, fused_op
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import nodes_of
-from onboard.graph.transform import GraphTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import (
+    GraphTransform,
+    TransformConfig,
+    TransformInfo,
+    register_transform,
+)
 
 
 class FuseL2NormConfig(TransformConfig):
@@ -24,7 +29,8 @@ class FuseL2NormConfig(TransformConfig):
 class FuseL2Norm(GraphTransform[FuseL2NormConfig]):
     """Point every `torch_l2norm` at the back end's op; arguments are the same.
 
-    The queries and keys of a delta rule have theirs inside its own kernels (`use_qk_l2norm_in_kernel`).
+    The queries and keys of a delta rule have theirs inside its own kernels
+    (`use_qk_l2norm_in_kernel`).
     """
 
     config_class = FuseL2NormConfig

@@ -1,4 +1,6 @@
-"""Linear layers with the norm before them, and the gate and residual addition after them, in one op."""
+"""Linear layers with the norm before them, and the gate and residual addition after them, in one
+op.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import Backend, choose_backend
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, attr_tensor, is_op, nodes_of, only_user, replace_with
-from onboard.graph.transform import SKIPPED, GraphTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import (
+    SKIPPED,
+    GraphTransform,
+    TransformConfig,
+    TransformInfo,
+    register_transform,
+)
 from onboard.graph.values import insert_call
 from onboard.graph.weight_load.gemm_fusion import LINEARS
 from onboard.ops import has_triton
@@ -37,9 +45,9 @@ class FuseLinearsConfig(TransformConfig):
 class FuseLinears(GraphTransform[FuseLinearsConfig]):
     """Replace linear layers by `triton_fused_linear` and let it do what stands around them.
 
-    Its kernels read weights at the memory's speed where tokens are few, that is in decode; for many it is the library's
-    product. There are kernels for 16-bit types; other layers, and all on other back ends, stay as they are. A
-    run with `batch_invariant` needs them for float32, too.
+    Its kernels read weights at the memory's speed where tokens are few, that is in decode; for many
+    it is the library's product. There are kernels for 16-bit types; other layers, and all on other
+    back ends, stay as they are. A run with `batch_invariant` needs them for float32, too.
     """
 
     config_class = FuseLinearsConfig
@@ -60,7 +68,9 @@ class FuseLinears(GraphTransform[FuseLinearsConfig]):
 
 
 def _fits(gm: fx.GraphModule, linear: fx.Node, dtypes: Container[torch.dtype]) -> bool:
-    """Whether a linear has a kernel: a weight that is at hand, of one of the dtypes, which its input has, too."""
+    """Whether a linear has a kernel: a weight that is at hand, of one of the dtypes, which its
+    input has, too.
+    """
     values = arguments(linear)
     weight, value = attr_tensor(gm, values["weight"]), values["input"].meta.get("val")
     if weight is None or value is None or not weight.is_contiguous():
@@ -69,24 +79,47 @@ def _fits(gm: fx.GraphModule, linear: fx.Node, dtypes: Container[torch.dtype]) -
 
 
 def _split_block(gm: fx.GraphModule, block: fx.Node, dtypes: Container[torch.dtype]) -> None:
-    """Write a gated feed-forward block out as two linears and what is between them, if there are kernels for it."""
+    """Write a gated feed-forward block out as two linears and what is between them, if there are
+    kernels for it.
+    """
     values = arguments(block)
     weight = attr_tensor(gm, values["gate_up_weight"])
-    if weight is None or weight.dtype not in dtypes or values["activation"] not in KERNEL_ACTIVATIONS:
+    if (
+        weight is None
+        or weight.dtype not in dtypes
+        or values["activation"] not in KERNEL_ACTIVATIONS
+    ):
         return
     linear, gate = torch.ops.aten.linear.default, _ops.triton_silu_and_mul.default
-    x = insert_call(gm, block, linear, values["input"], values["gate_up_weight"], values["gate_up_bias"], like=block)
+    x = insert_call(
+        gm,
+        block,
+        linear,
+        values["input"],
+        values["gate_up_weight"],
+        values["gate_up_bias"],
+        like=block,
+    )
     x = insert_call(gm, block, gate, x, values["activation"], like=block)
-    replace_with(block, insert_call(gm, block, linear, x, values["down_weight"], values["down_bias"], like=block))
+    replace_with(
+        block,
+        insert_call(gm, block, linear, x, values["down_weight"], values["down_bias"], like=block),
+    )
 
 
 def _fuse(gm: fx.GraphModule, linear: fx.Node) -> fx.Node:
     values = arguments(linear)
-    return _replaced(gm, linear, linear, {name: values[name] for name in ("input", "weight", "bias")})
+    return _replaced(
+        gm, linear, linear, {name: values[name] for name in ("input", "weight", "bias")}
+    )
 
 
-def _replaced(gm: fx.GraphModule, linear: fx.Node, place: fx.Node, values: dict[str, Any]) -> fx.Node:
-    """Put a fused linear with these arguments in the place of a node; the linear that it was before is erased."""
+def _replaced(
+    gm: fx.GraphModule, linear: fx.Node, place: fx.Node, values: dict[str, Any]
+) -> fx.Node:
+    """Put a fused linear with these arguments in the place of a node; the linear that it was before
+    is erased.
+    """
     names = [argument.name for argument in _ops.triton_fused_linear.default._schema.arguments]
     defaults: dict[str, Any] = {"eps": 0.0, "activation": ""}
     args = [values.get(name, defaults.get(name)) for name in names]
@@ -98,17 +131,31 @@ def _replaced(gm: fx.GraphModule, linear: fx.Node, place: fx.Node, values: dict[
 
 
 def _take_in_gate(gm: fx.GraphModule, linear: fx.Node) -> fx.Node:
-    """Let a linear activate its first half and multiply it with the second, if all that reads it is that."""
+    """Let a linear activate its first half and multiply it with the second, if all that reads it is
+    that.
+    """
     user = only_user(linear)
-    if user is None or not is_op(user, *_GATES) or arguments(user)["activation"] not in KERNEL_ACTIVATIONS:
+    if (
+        user is None
+        or not is_op(user, *_GATES)
+        or arguments(user)["activation"] not in KERNEL_ACTIVATIONS
+    ):
         return linear
-    return _replaced(gm, linear, user, arguments(linear) | {"activation": arguments(user)["activation"]})
+    return _replaced(
+        gm, linear, user, arguments(linear) | {"activation": arguments(user)["activation"]}
+    )
 
 
 def _take_in_sum(gm: fx.GraphModule, linear: fx.Node) -> fx.Node:
-    """Let a linear add what is added to it, if that has its shape and dtype and nothing else reads the linear."""
+    """Let a linear add what is added to it, if that has its shape and dtype and nothing else reads
+    the linear.
+    """
     user = only_user(linear)
-    if user is None or not is_op(user, torch.ops.aten.add.Tensor) or user.kwargs.get("alpha", 1) != 1:
+    if (
+        user is None
+        or not is_op(user, torch.ops.aten.add.Tensor)
+        or user.kwargs.get("alpha", 1) != 1
+    ):
         return linear
     left, right = user.args[:2]
     other = right if left is linear else left
@@ -119,17 +166,28 @@ def _take_in_sum(gm: fx.GraphModule, linear: fx.Node) -> fx.Node:
 
 def _alike(left: fx.Node, right: fx.Node) -> bool:
     one, other = left.meta.get("val"), right.meta.get("val")
-    return one is not None and other is not None and one.shape == other.shape and one.dtype == other.dtype
+    return (
+        one is not None
+        and other is not None
+        and one.shape == other.shape
+        and one.dtype == other.dtype
+    )
 
 
 def _take_in_norm(gm: fx.GraphModule, linear: fx.Node) -> None:
-    """Let a linear normalise its input, if nothing else reads the norm, whose weight has the dtype of its input."""
+    """Let a linear normalise its input, if nothing else reads the norm, whose weight has the dtype
+    of its input.
+    """
     norm = arguments(linear)["input"]
     if not is_op(norm, *_NORMS) or only_user(norm) is None:
         return
     values = arguments(norm)
     weight = attr_tensor(gm, values["weight"])
-    if weight is None or not _alike(norm, values["input"]) or weight.dtype != values["input"].meta["val"].dtype:
+    if (
+        weight is None
+        or not _alike(norm, values["input"])
+        or weight.dtype != values["input"].meta["val"].dtype
+    ):
         return
     taken = {"input": values["input"], "norm_weight": values["weight"], "eps": values["eps"]}
     _replaced(gm, linear, linear, arguments(linear) | taken)

@@ -1,4 +1,6 @@
-"""A back end's kernels for mixtures of experts: the grouped products, and the router in front of them."""
+"""A back end's kernels for mixtures of experts: the grouped products, and the router in front of
+them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import Backend, choose_backend, fused_op, kernel_obstacle
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, nodes_of
-from onboard.graph.transform import GraphTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import (
+    GraphTransform,
+    TransformConfig,
+    TransformInfo,
+    register_transform,
+)
 from onboard.graph.weight_load.expert_stacks import fold_experts, stack_experts
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 
@@ -22,7 +29,9 @@ class FuseMoeConfig(TransformConfig):
 
 @register_transform("fuse_moe")
 class FuseMoe(GraphTransform[FuseMoeConfig]):
-    """Stack the experts that `stack_expert_weights` could not, and point mixtures and routers at the back end's ops."""
+    """Stack the experts that `stack_expert_weights` could not, and point mixtures and routers at
+    the back end's ops.
+    """
 
     config_class = FuseMoeConfig
 
@@ -38,7 +47,9 @@ class FuseMoe(GraphTransform[FuseMoeConfig]):
         gm.recompile()
         return TransformInfo(num_matches=len(mixtures), is_clean=not changed, has_valid_shapes=True)
 
-    def _use_kernels(self, gm: fx.GraphModule, mixtures: list[fx.Node], context: TransformContext) -> None:
+    def _use_kernels(
+        self, gm: fx.GraphModule, mixtures: list[fx.Node], context: TransformContext
+    ) -> None:
         obstacles = set()
         for node in mixtures:
             if obstacle := _obstacle(node, context):
@@ -47,7 +58,9 @@ class FuseMoe(GraphTransform[FuseMoeConfig]):
                 node.target = fused_op("triton", "moe_fused")
         for node in nodes_of(gm, torch.ops.onboard.torch_moe_router):
             node.target = fused_op("triton", "moe_router")
-        context.facts.extend(f"{self.key}: {obstacle}, torch is used" for obstacle in sorted(obstacles))
+        context.facts.extend(
+            f"{self.key}: {obstacle}, torch is used" for obstacle in sorted(obstacles)
+        )
 
 
 def _obstacle(node: fx.Node, context: TransformContext) -> str:

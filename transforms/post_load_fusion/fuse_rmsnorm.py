@@ -13,7 +13,12 @@ from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, is_op, nodes_of, only_user, replace_with
 from onboard.graph.post_load_fusion.casts import is_cast
 from onboard.graph.post_load_fusion.constants import fold_constant
-from onboard.graph.transform import GraphTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import (
+    GraphTransform,
+    TransformConfig,
+    TransformInfo,
+    register_transform,
+)
 from onboard.graph.values import insert_call
 
 aten = torch.ops.aten
@@ -61,21 +66,31 @@ class FuseRMSNorm(GraphTransform[FuseRMSNormConfig]):
             cast = only_user(norm)
             last = cast if is_cast(cast) else norm
             values = [*arguments(norm).values(), last.meta["val"].dtype]
-            new = insert_call(gm, last, fused_op("triton", "fused_rmsnorm_gated"), *values, like=norm)
+            new = insert_call(
+                gm, last, fused_op("triton", "fused_rmsnorm_gated"), *values, like=norm
+            )
             replace_with(last, new)
         return len(norms)
 
 
 def _widen(gm: fx.GraphModule, norm: fx.Node, backend: str) -> bool:
-    """Replace a norm between a cast to float32 and a cast back by one that reads and writes 16 bits."""
+    """Replace a norm between a cast to float32 and a cast back by one that reads and writes 16
+    bits.
+    """
     values, last = arguments(norm), only_user(norm)
     first = values["input"]
     if last is None or not is_cast(first) or not (is_cast(last) or is_op(last, aten.type_as)):
         return False
     (source,) = first.all_input_nodes
     dtypes = [node.meta["val"].dtype for node in (source, first, norm, last)]
-    if dtypes[0] not in (torch.float16, torch.bfloat16) or dtypes[1:] != [torch.float32, torch.float32, dtypes[0]]:
+    if dtypes[0] not in (torch.float16, torch.bfloat16) or dtypes[1:] != [
+        torch.float32,
+        torch.float32,
+        dtypes[0],
+    ]:
         return False
     op = fused_op(backend, "wide_rmsnorm")
-    replace_with(last, insert_call(gm, last, op, source, values["weight"], values["eps"], like=norm))
+    replace_with(
+        last, insert_call(gm, last, op, source, values["weight"], values["eps"], like=norm)
+    )
     return True

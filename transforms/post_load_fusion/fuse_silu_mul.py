@@ -26,13 +26,19 @@ class FuseSiluMulConfig(TransformConfig):
 
 @register_transform("fuse_silu_mul")
 class FuseSiluMul(GraphTransform[FuseSiluMulConfig]):
-    """Replace `silu(first half of x) * second half of x` by `silu_and_mul(x)`, however the halves are taken."""
+    """Replace `silu(first half of x) * second half of x` by `silu_and_mul(x)`, however the halves
+    are taken.
+    """
 
     config_class = FuseSiluMulConfig
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Count one match for each product."""
-        found = [(node, whole) for node in nodes_of(gm, aten.mul.Tensor) if (whole := _gated(node)) is not None]
+        found = [
+            (node, whole)
+            for node in nodes_of(gm, aten.mul.Tensor)
+            if (whole := _gated(node)) is not None
+        ]
         if found:
             op = fused_op(choose_backend(self.config.backend, context, self.key), "silu_and_mul")
             for node, whole in found:
@@ -51,7 +57,11 @@ class _Slice(NamedTuple):
 def _gated(product: fx.Node) -> fx.Node | None:
     """Return the tensor whose halves are multiplied, the first one through silu."""
     for activated, up in (product.args[:2], product.args[1::-1]):
-        if isinstance(activated, fx.Node) and is_op(activated, aten.silu) and only_user(activated) is product:
+        if (
+            isinstance(activated, fx.Node)
+            and is_op(activated, aten.silu)
+            and only_user(activated) is product
+        ):
             first, second = _slice(activated.args[0]), _slice(up)
             if first and second and first.whole is second.whole and _are_halves(first, second):
                 return first.whole
@@ -59,7 +69,11 @@ def _gated(product: fx.Node) -> fx.Node | None:
 
 
 def _are_halves(first: _Slice, second: _Slice) -> bool:
-    return first.start == 0 and first.stop == second.start and 2 * first.stop == second.stop == _width(first.whole)
+    return (
+        first.start == 0
+        and first.stop == second.start
+        and 2 * first.stop == second.stop == _width(first.whole)
+    )
 
 
 def _slice(node: object) -> _Slice | None:
@@ -68,7 +82,11 @@ def _slice(node: object) -> _Slice | None:
         return None
     if is_op(node, operator.getitem):
         pieces, index = node.args
-        return _piece(pieces, index) if isinstance(pieces, fx.Node) and isinstance(index, int) else None
+        return (
+            _piece(pieces, index)
+            if isinstance(pieces, fx.Node) and isinstance(index, int)
+            else None
+        )
     if not is_op(node, aten.narrow.default, aten.slice.Tensor):
         return None
     values = arguments(node)

@@ -9,7 +9,12 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import choose_backend, fused_op
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, nodes_of
-from onboard.graph.transform import GraphTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import (
+    GraphTransform,
+    TransformConfig,
+    TransformInfo,
+    register_transform,
+)
 from onboard.graph.weight_load.gemm_fusion import fuse_swiglu_gemms
 
 
@@ -37,4 +42,6 @@ class FuseSwiGLU(GraphTransform[TransformConfig]):
             else:
                 without.add(activation)
         for activation in sorted(without):
-            context.facts.append(f"{self.key}: activation {activation} has no kernel, torch is used")
+            context.facts.append(
+                f"{self.key}: activation {activation} has no kernel, torch is used"
+            )

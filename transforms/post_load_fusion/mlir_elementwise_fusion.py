@@ -11,7 +11,13 @@ from onboard.experiments.elementwise.regions import Region, find_regions, sort_g
 from onboard.graph.backends import triton_runs_on
 from onboard.graph.context import TransformContext
 from onboard.graph.post_load_fusion.casts import remove_identity_casts
-from onboard.graph.transform import SKIPPED, GraphTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import (
+    SKIPPED,
+    GraphTransform,
+    TransformConfig,
+    TransformInfo,
+    register_transform,
+)
 from onboard.ops import has_triton
 
 if has_triton():
@@ -32,12 +38,16 @@ class MLIRElementwiseFusionConfig(TransformConfig):
 
 @register_transform("mlir_elementwise_fusion")
 class MLIRElementwiseFusion(GraphTransform[MLIRElementwiseFusionConfig]):
-    """Find maximal regions of elementwise operators, write each as MLIR, simplify it, and put in its kernel."""
+    """Find maximal regions of elementwise operators, write each as MLIR, simplify it, and put in
+    its kernel.
+    """
 
     config_class = MLIRElementwiseFusionConfig
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
-        """Count one match for each kernel; without xdsl, triton or a GPU the graph stays as it is, which is a fact."""
+        """Count one match for each kernel; without xdsl, triton or a GPU the graph stays as it is,
+        which is a fact.
+        """
         if obstacle := _obstacle(context):
             context.facts.append(f"{self.key} was skipped: {obstacle}")
             return SKIPPED
@@ -51,13 +61,18 @@ class MLIRElementwiseFusion(GraphTransform[MLIRElementwiseFusionConfig]):
         return TransformInfo(
             num_matches=kernels,
             is_clean=not (regions or casts),
-            has_valid_shapes=not regions,  # kernels write contiguous tensors, whatever the strides of the operators'
+            # kernels write contiguous tensors, whatever the strides of the operators'
+            has_valid_shapes=not regions,
             summary=f"{operators} operators in {kernels} kernels",
         )
 
     def _regions(self, gm: fx.GraphModule) -> list[Region]:
         from onboard.experiments.elementwise.added_norms import split_added_norms
-        from onboard.experiments.elementwise.pointwise_programs import is_fusible, is_fusible_reduction, operator_name
+        from onboard.experiments.elementwise.pointwise_programs import (
+            is_fusible,
+            is_fusible_reduction,
+            operator_name,
+        )
 
         bypassed = set(self.config.bypass_ops)
 

@@ -11,7 +11,13 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import choose_backend, fused_op
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, attr_tensor, is_op, nodes_of, only_user
-from onboard.graph.transform import SKIPPED, GraphTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import (
+    SKIPPED,
+    GraphTransform,
+    TransformConfig,
+    TransformInfo,
+    register_transform,
+)
 
 _ops = torch.ops.onboard
 _HEADS_DIM = 2  # of layout bsnd, where tables [batch, sequence, size] are broadcast
@@ -36,7 +42,9 @@ _FORMS = {
 
 @register_transform("optimize_rope")
 class OptimizeRope(GraphTransform[TransformConfig]):
-    """Replace rotations in layout bsnd by the fused kernel; those that it does not fit are a visible fact."""
+    """Replace rotations in layout bsnd by the fused kernel; those that it does not fit are a
+    visible fact.
+    """
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
         """Count one match for each rotation."""
@@ -47,8 +55,14 @@ class OptimizeRope(GraphTransform[TransformConfig]):
         for node in fitting:
             _use_kernel(node)
         if left := [node for node in rotations if node not in fitting]:
-            context.facts.append(f"{self.key}: {len(left)} rotations have no fused kernel, for example {left[0]}")
-        joined = [node for node in nodes_of(gm, fused_op("triton", "rope_cached")) if _take_in_norms(gm, node)]
+            context.facts.append(
+                f"{self.key}: {len(left)} rotations have no fused kernel, for example {left[0]}"
+            )
+        joined = [
+            node
+            for node in nodes_of(gm, fused_op("triton", "rope_cached"))
+            if _take_in_norms(gm, node)
+        ]
         gm.recompile()
         return TransformInfo(num_matches=len(fitting), is_clean=not joined, has_valid_shapes=True)
 
@@ -56,7 +70,9 @@ class OptimizeRope(GraphTransform[TransformConfig]):
 def _fits(rotation: fx.Node) -> bool:
     """Whether a rotation has layout, shapes and dtypes of the kernel."""
     tensors = _tensors(rotation)
-    if arguments(rotation)["unsqueeze_dim"] != _HEADS_DIM or not all("val" in tensor.meta for tensor in tensors):
+    if arguments(rotation)["unsqueeze_dim"] != _HEADS_DIM or not all(
+        "val" in tensor.meta for tensor in tensors
+    ):
         return False
     values = [tensor.meta["val"] for tensor in tensors]
     heads, tables = values[:2], values[2:]
@@ -81,21 +97,36 @@ def _form(rotation: fx.Node) -> _Form:
 
 
 def _take_in_norms(gm: fx.GraphModule, rotation: fx.Node) -> bool:
-    """Let the half rotation's kernel normalise the heads, too, if norms of one kind feed it and nothing else."""
+    """Let the half rotation's kernel normalise the heads, too, if norms of one kind feed it and
+    nothing else.
+    """
     q, k, cos, sin = rotation.args
     if not (_is_norm_of_heads(q, gm) and _is_norm_of_heads(k, gm)):
         return False
     of_q, of_k = arguments(q), arguments(k)
     if of_q["eps"] != of_k["eps"]:
         return False
-    rotation.args = (of_q["input"], of_k["input"], of_q["weight"], of_k["weight"], of_q["eps"], cos, sin)
+    rotation.args = (
+        of_q["input"],
+        of_k["input"],
+        of_q["weight"],
+        of_k["weight"],
+        of_q["eps"],
+        cos,
+        sin,
+    )
     rotation.target = fused_op("triton", "norm_rope")
     return True
 
 
 def _is_norm_of_heads(node: Any, gm: fx.GraphModule) -> TypeGuard[fx.Node]:
-    """Whether it is an RMSNorm that keeps the dtype (the kernel rounds to it) and that only one node reads."""
+    """Whether it is an RMSNorm that keeps the dtype (the kernel rounds to it) and that only one
+    node reads.
+    """
     if not is_op(node, _ops.torch_rmsnorm, _ops.triton_rmsnorm) or only_user(node) is None:
         return False
-    value, weight = arguments(node)["input"].meta.get("val"), attr_tensor(gm, arguments(node)["weight"])
+    value, weight = (
+        arguments(node)["input"].meta.get("val"),
+        attr_tensor(gm, arguments(node)["weight"]),
+    )
     return value is not None and weight is not None and value.dtype == weight.dtype

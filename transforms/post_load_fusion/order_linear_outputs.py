@@ -11,7 +11,9 @@ from onboard.graph.transform import GraphTransform, TransformConfig, register_tr
 
 @register_transform("order_linear_outputs")
 class OrderLinearOutputs(GraphTransform[TransformConfig]):
-    """Shuffle a weight's rows once, so that what reads the layer's outputs finds them side by side."""
+    """Shuffle a weight's rows once, so that what reads the layer's outputs finds them side by
+    side.
+    """
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Count one match for each linear layer whose outputs were copied."""

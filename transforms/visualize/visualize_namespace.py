@@ -10,7 +10,12 @@ from pathlib import Path
 from torch import fx
 
 from onboard.graph.context import TransformContext
-from onboard.graph.transform import GraphTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import (
+    GraphTransform,
+    TransformConfig,
+    TransformInfo,
+    register_transform,
+)
 from onboard.graph.visualize.namespaces import Namespace, namespace_tree
 
 _FOLDER = "debug_visualize"
@@ -34,7 +39,9 @@ log = logging.getLogger("onboard.visualize")
 
 @register_transform("visualize_namespace")
 class VisualizeNamespace(GraphTransform[TransformConfig]):
-    """Write `namespace.json` and `namespace.html` to `debug_visualize_dir`, by default ./debug_visualize."""
+    """Write `namespace.json` and `namespace.html` to `debug_visualize_dir`, by default
+    ./debug_visualize.
+    """
 
     shows = True
 
@@ -43,10 +50,16 @@ class VisualizeNamespace(GraphTransform[TransformConfig]):
         tree = namespace_tree(gm)
         folder = Path(self.config.debug_visualize_dir or _FOLDER)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "namespace.json").write_text(json.dumps(tree.as_json(), indent=1) + "\n", encoding="utf-8")
-        (folder / "namespace.html").write_text(_PAGE.format(tree=_render(tree, is_open=True)), encoding="utf-8")
+        (folder / "namespace.json").write_text(
+            json.dumps(tree.as_json(), indent=1) + "\n", encoding="utf-8"
+        )
+        (folder / "namespace.html").write_text(
+            _PAGE.format(tree=_render(tree, is_open=True)), encoding="utf-8"
+        )
         log.info("graph by module: %s", folder / "namespace.html")
-        return TransformInfo(num_matches=tree.counts().total(), is_clean=True, has_valid_shapes=True)
+        return TransformInfo(
+            num_matches=tree.counts().total(), is_clean=True, has_valid_shapes=True
+        )
 
 
 def _render(node: Namespace, *, is_open: bool = False) -> str:
@@ -58,6 +71,9 @@ def _render(node: Namespace, *, is_open: bool = False) -> str:
 
 
 def _table(node: Namespace) -> str:
-    rows = ((op["name"], op["op"], ", ".join(op["inputs"]), f"{op['shape']} {op['dtype']}") for op in node.ops)
+    rows = (
+        (op["name"], op["op"], ", ".join(op["inputs"]), f"{op['shape']} {op['dtype']}")
+        for op in node.ops
+    )
     cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
     return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>" if node.ops else ""

@@ -11,7 +11,9 @@ from onboard.graph.weight_load.gemm_fusion import fuse_sibling_linears
 
 @register_transform("fuse_gemms_mixed_children")
 class FuseGemmsMixedChildren(GraphTransform[TransformConfig]):
-    """Join linears that share an input even when it has users that are not linear, such as a shape access."""
+    """Join linears that share an input even when it has users that are not linear, such as a shape
+    access.
+    """
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Count one match for each group of linears that became one."""

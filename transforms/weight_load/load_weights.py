@@ -10,7 +10,12 @@ from torch import nn
 from onboard.errors import OnboardError
 from onboard.graph.context import TransformContext
 from onboard.graph.post_load_fusion.constants import fold_again
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import (
+    BaseTransform,
+    TransformConfig,
+    TransformInfo,
+    register_transform,
+)
 from onboard.graph.weight_load.converted_weights import Source
 from onboard.graph.weight_load.parameters import (
     further_names,
@@ -35,15 +40,17 @@ class LoadWeightsConfig(TransformConfig):
     """Where the checkpoint is read."""
 
     checkpoint_device: str | None = None
-    """Device that each tensor is read to before it is copied into place; None: the model's device, "cpu" saves the
-    room of one tensor there."""
+    """Device that each tensor is read to before it is copied into place; None: the model's device,
+    "cpu" saves the room of one tensor there."""
 
 
 @register_transform("load_weights")
 class LoadWeights(BaseTransform[LoadWeightsConfig]):
-    """Materialise every parameter on the run's device in its dtype and move the buffers there, dtypes unchanged.
+    """Materialise every parameter on the run's device in its dtype and move the buffers there,
+    dtypes unchanged.
 
-    Memory peaks at the model's final size and one tensor: joined parameters are read slice by slice.
+    Memory peaks at the model's final size and one tensor: joined parameters are read slice by
+    slice.
     """
 
     acts = True
@@ -66,7 +73,11 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
 
     def _load(self, gm: nn.Module, groups: list[list[str]], context: TransformContext) -> None:
         plan, checkpoint = weight_plan(gm), _checkpoint(context)
-        wanted = {part: [part, *further_names(gm, part)] for names in groups for part in plan.parts(names[0])}
+        wanted = {
+            part: [part, *further_names(gm, part)]
+            for names in groups
+            for part in plan.parts(names[0])
+        }
         buffers = [name for name, _ in gm.named_buffers() if name in gm.state_dict()]
         found, facts = find_sources(wanted, buffers, unread_names(gm), checkpoint, context.factory)
         context.facts.extend(facts)
@@ -77,7 +88,9 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
             for part, view in plan.slices(names[0], parameter):
                 if part is None:
                     view.zero_()
-                elif self.config.checkpoint_device is None and (load := _direct(checkpoint, found[part], view)):
+                elif self.config.checkpoint_device is None and (
+                    load := _direct(checkpoint, found[part], view)
+                ):
                     later.append(load)
                 else:
                     _read(checkpoint, found[part], view, device)
@@ -91,18 +104,30 @@ def _checkpoint(context: TransformContext) -> Checkpoint | ConvertedCheckpoint:
     factory = context.factory
     if factory.mode == "graph":
         return Checkpoint(factory.checkpoint)
-    from onboard.graph.weight_load.converted import ConvertedCheckpoint  # imports transformers' models
+    from onboard.graph.weight_load.converted import (
+        ConvertedCheckpoint,
+    )  # imports transformers' models
 
-    return ConvertedCheckpoint(factory.checkpoint, factory.config, factory.dtype, context.on_transformers_model)
+    return ConvertedCheckpoint(
+        factory.checkpoint, factory.config, factory.dtype, context.on_transformers_model
+    )
 
 
 def _read(
-    checkpoint: Checkpoint | ConvertedCheckpoint, source: Source, target: torch.Tensor, device: torch.device | str
+    checkpoint: Checkpoint | ConvertedCheckpoint,
+    source: Source,
+    target: torch.Tensor,
+    device: torch.device | str,
 ) -> None:
-    tensor, name = source.of([checkpoint.read(name, device) for name in source.names]), source.names[0]
+    tensor, name = (
+        source.of([checkpoint.read(name, device) for name in source.names]),
+        source.names[0],
+    )
     if tensor.shape != target.shape:
         found, expected = list(tensor.shape), list(target.shape)
-        raise OnboardError(f"{name} is {found} in the checkpoint and {expected} in the model", hint=WRONG_MODEL)
+        raise OnboardError(
+            f"{name} is {found} in the checkpoint and {expected} in the model", hint=WRONG_MODEL
+        )
     target.copy_(tensor)
     _check_finite(name, tensor, target)
 
@@ -110,7 +135,9 @@ def _read(
 def _direct(
     checkpoint: Checkpoint | ConvertedCheckpoint, source: Source, target: torch.Tensor
 ) -> tuple[str, Load] | None:
-    """Return a tensor's name and how its bytes get to the device as they are; None: something is to be done to them."""
+    """Return a tensor's name and how its bytes get to the device as they are; None: something is to
+    be done to them.
+    """
     if not (isinstance(checkpoint, Checkpoint) and target.is_cuda and target.is_contiguous()):
         return None
     if not source.is_plain:
@@ -130,8 +157,14 @@ def _read_later(later: list[tuple[str, Load]]) -> None:
 def _check_finite(name: str, tensor: torch.Tensor, target: torch.Tensor) -> None:
     if problem := find_non_finite(target):
         is_ours = find_non_finite(tensor) is None
-        where = f"does not fit {str(target.dtype).removeprefix('torch.')}" if is_ours else "in the checkpoint"
-        raise OnboardError(f"{name} holds {problem}: {where}", hint="Use bfloat16" if is_ours else "Fetch it again")
+        where = (
+            f"does not fit {str(target.dtype).removeprefix('torch.')}"
+            if is_ours
+            else "in the checkpoint"
+        )
+        raise OnboardError(
+            f"{name} holds {problem}: {where}", hint="Use bfloat16" if is_ours else "Fetch it again"
+        )
 
 
 def _allocate(gm: nn.Module, name: str, context: TransformContext) -> torch.Tensor:

@@ -11,9 +11,11 @@ from onboard.graph.weight_load.expert_stacks import stack_experts
 
 @register_transform("stack_expert_weights")
 class StackExpertWeights(GraphTransform[TransformConfig]):
-    """Turn `torch_moe`, which has lists of weights, into `torch_moe_fused`, which has stacks of them.
+    """Turn `torch_moe`, which has lists of weights, into `torch_moe_fused`, which has stacks of
+    them.
 
-    Before `load_weights` only the plan changes: each expert's weight is then read straight into its place.
+    Before `load_weights` only the plan changes: each expert's weight is then read straight into its
+        place.
     """
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:

@@ -19,17 +19,26 @@ _OTHER = 7
 
 def check_causality(model: nn.Module) -> None:
     """Refuse a model in which a token changes the logits of those before it."""
-    if not (change := change_by_later(model, from_zero(prompt(0, seed=1, tokens=vocabulary(model))))) <= SAME:
+    if (
+        not (
+            change := change_by_later(model, from_zero(prompt(0, seed=1, tokens=vocabulary(model))))
+        )
+        <= SAME
+    ):
         name = type(model).__name__
-        raise NotCausalError(f"{name} is not causal: a token changes the logits of tokens before it ({_shown(change)})")
+        raise NotCausalError(
+            f"{name} is not causal: a token changes the logits of tokens before it ({_shown(change)})"
+        )
 
 
 @torch.no_grad()
 def change_by_later(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> float:
-    """Return how far tokens change the logits of those before them: the largest rmse ratio of any ending of a text.
+    """Return how far tokens change the logits of those before them: the largest rmse ratio of any
+    ending of a text.
 
-    Code may look ahead in some part of a text alone, so every ending is tried: each row of a batch is the first text of
-    `inputs` ([batch, length] each, `input_ids` among them) with other tokens from one place on. NaN stays NaN.
+    Code may look ahead in some part of a text alone, so every ending is tried: each row of a batch
+    is the first text of `inputs` ([batch, length] each, `input_ids` among them) with other tokens
+    from one place on. NaN stays NaN.
     """
     ids = inputs["input_ids"][:1]
     places = torch.arange(ids.shape[1])
@@ -37,7 +46,9 @@ def change_by_later(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> flo
     earlier[0] = True  # this row is the text as it is
     rows = {name: tensor[:1].expand(len(places), -1) for name, tensor in inputs.items()}
     books = codebooks_of(model)
-    step = books.pack(torch.full((books.count,), _OTHER))  # of several codebooks each has another code
+    step = books.pack(
+        torch.full((books.count,), _OTHER)
+    )  # of several codebooks each has another code
     rows["input_ids"] = torch.where(earlier, ids, (ids + step) % vocabulary(model))
     whole, *others = model(**rows, use_cache=False).logits
     changes = [rmse_ratio(other[:place], whole[:place]) for place, other in enumerate(others, 1)]
@@ -45,13 +56,17 @@ def change_by_later(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> flo
 
 
 def check_batch(model: nn.Module) -> None:
-    """Refuse a model in which a text's logits depend on the other texts of a batch, or on whether there are any."""
+    """Refuse a model in which a text's logits depend on the other texts of a batch, or on whether
+    there are any.
+    """
     inputs = from_zero(prompt(0, batch=3, seed=8, tokens=vocabulary(model)))
     first = {name: tensor[:1] for name, tensor in inputs.items()}
     with torch.no_grad():
         one, other = (model(**item, use_cache=False).logits[:1] for item in (inputs, first))
     if not (error := rmse_ratio(one, other)) <= SAME:
-        raise OnboardError(f"{type(model).__name__} gives a text other logits in a batch than alone ({_shown(error)})")
+        raise OnboardError(
+            f"{type(model).__name__} gives a text other logits in a batch than alone ({_shown(error)})"
+        )
 
 
 def _shown(error: float) -> str:

@@ -1,4 +1,6 @@
-"""Whether transformers' own cache changes what a model says: the reference has to agree with itself."""
+"""Whether transformers' own cache changes what a model says: the reference has to agree with
+itself.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ _STATES = ("past_key_values", "cache_params")
 def cache_notes(model: nn.Module) -> list[str]:
     """Return what a human should know of a transformers model's own cache; none when all is well.
 
-    Proofs compare without a cache; users call the model with one. Prefill has to be the same. In decode a generated
-    model is held against the whole text's logits, so that a fault of transformers' own decode is no more than a note.
+    Proofs compare without a cache; users call the model with one. Prefill has to be the same. In
+    decode a generated model is held against the whole text's logits, so that a fault of
+    transformers' own decode is no more than a note.
 
     Raises:
         OnboardError: with a cache, prefill gives other logits.
@@ -40,7 +43,9 @@ def cache_notes(model: nn.Module) -> list[str]:
         except Exception as error:
             return [f"transformers' cache does not work on the small model: {one_line(error)}"]
         if not rmse_ratio(actual, expected) <= SAME:
-            raise OnboardError(f"{type(model).__name__} gives other logits in prefill with its cache than without")
+            raise OnboardError(
+                f"{type(model).__name__} gives other logits in prefill with its cache than without"
+            )
     notes = _first_token_notes(model, inputs)
     for each in (inputs, *crossing_prompts(model)):
         if found := _decode_notes(model, each):
@@ -55,7 +60,11 @@ def _first_token_notes(model: nn.Module, inputs: dict[str, torch.Tensor]) -> lis
         error = rmse_ratio(model(**first).logits, model(**first, use_cache=False).logits)
     except Exception as fault:
         return [f"transformers' model does not take one token alone: {one_line(fault)}"]
-    return [] if error <= SAME else [f"transformers' cache changes a prompt of one token (rmse ratio {error:.1e})"]
+    return (
+        []
+        if error <= SAME
+        else [f"transformers' cache changes a prompt of one token (rmse ratio {error:.1e})"]
+    )
 
 
 def _decode_notes(model: nn.Module, inputs: dict[str, torch.Tensor]) -> list[str]:
@@ -66,14 +75,22 @@ def _decode_notes(model: nn.Module, inputs: dict[str, torch.Tensor]) -> list[str
         return [f"transformers' cached decode does not work on the small model: {one_line(fault)}"]
     if error <= SAME:
         return []
-    said = f"{DIFFERS} (rmse ratio {error:.1e} after {inputs['input_ids'].shape[1] - _DECODED} tokens)"
+    said = (
+        f"{DIFFERS} (rmse ratio {error:.1e} after {inputs['input_ids'].shape[1] - _DECODED} tokens)"
+    )
     return [f"{said}, which the generated model follows{_only_decode(model, inputs)}"]
 
 
 def _only_decode(model: nn.Module, inputs: dict[str, torch.Tensor]) -> str:
     """Return which lines of the model's code run in cached decode and not in prefill."""
-    prefill, both = (lines_run(model, run) for run in (lambda: model(**inputs), lambda: _decoded(model, inputs)))
-    lines = [f"{path.name}:{number} `{text}`" for (path, number), text in both.items() if (path, number) not in prefill]
+    prefill, both = (
+        lines_run(model, run) for run in (lambda: model(**inputs), lambda: _decoded(model, inputs))
+    )
+    lines = [
+        f"{path.name}:{number} `{text}`"
+        for (path, number), text in both.items()
+        if (path, number) not in prefill
+    ]
     return f"; decode alone runs {', '.join(lines[:_SHOWN])}" if lines else ""
 
 

@@ -14,28 +14,37 @@ _FEW = 3
 
 
 def repeated_tokens(tiny: nn.Module) -> Trait | None:
-    """Return the trait of a model whose logits of repeated tokens depend on how many tokens come later; None: another.
+    """Return the trait of a model whose logits of repeated tokens depend on how many tokens come
+    later; None: another.
 
-    A top-k over the keys' own scores, which are equal where the tokens are, does that: which of them it takes is up to
-    the sort, and so to the number of keys. Only what the model says of texts without repetition can be compared.
+    A top-k over the keys' own scores, which are equal where the tokens are, does that: which of
+    them it takes is up to the sort, and so to the number of keys. Only what the model says of texts
+    without repetition can be compared.
     """
     inputs = prompts(tiny)[0]
     ids = inputs["input_ids"]
     generator = torch.Generator().manual_seed(6)
-    distinct = torch.stack([torch.randperm(VOCABULARY, generator=generator)[: ids.shape[1]] for _ in ids])
-    repeated = torch.randint(_FEW, ids.shape, generator=generator) + 16  # none of the special tokens
+    distinct = torch.stack(
+        [torch.randperm(VOCABULARY, generator=generator)[: ids.shape[1]] for _ in ids]
+    )
+    repeated = (
+        torch.randint(_FEW, ids.shape, generator=generator) + 16
+    )  # none of the special tokens
     error = _dependence(tiny, {**inputs, "input_ids": repeated})
     if error <= SAME or not _dependence(tiny, {**inputs, "input_ids": distinct}) <= SAME:
         return None
+    change = f"rmse ratio {error:.1e}"
     said = (
-        f"probe: later tokens change the logits of repeated ones (rmse ratio {error:.1e}), not those of distinct ones"
+        f"probe: later tokens change the logits of repeated ones ({change}), not of distinct ones"
     )
     return Trait(value="arbitrary", evidence=said)
 
 
 @torch.no_grad()
 def _dependence(model: nn.Module, inputs: dict[str, torch.Tensor]) -> float:
-    """Return the largest rmse ratio of the logits of a text's beginning to those that the whole text has there."""
+    """Return the largest rmse ratio of the logits of a text's beginning to those that the whole
+    text has there.
+    """
     whole, length = model(**inputs, use_cache=False).logits, inputs["input_ids"].shape[1]
     errors = []
     for cut in (length // 2, length - 4, length - 1):

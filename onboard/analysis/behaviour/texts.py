@@ -12,7 +12,9 @@ _MOST_ROWS = 16
 
 
 def check_rows(model: nn.Module) -> None:
-    """Refuse a model to which several rows are one text, as to one that has a row for each of its codebooks."""
+    """Refuse a model to which several rows are one text, as to one that has a row for each of its
+    codebooks.
+    """
     if (rows := rows_of_a_text(model)) > 1:
         raise OnboardError(
             f"{type(model).__name__} reads {rows} rows of input_ids as one text, a token of each at every position",
@@ -22,7 +24,9 @@ def check_rows(model: nn.Module) -> None:
 
 @torch.no_grad()
 def rows_of_a_text(model: nn.Module) -> int:
-    """Return n where a transformers model runs with n and 2 n rows and with no number between; 1 where that is none."""
+    """Return n where a transformers model runs with n and 2 n rows and with no number between; 1
+    where that is none.
+    """
     ids = prompt(0, batch=2 * _MOST_ROWS)["input_ids"]
     rows = next((count for count in range(1, _MOST_ROWS + 1) if _runs(model, ids[:count])), 1)
     between = any(_runs(model, ids[:count]) for count in range(rows + 1, 2 * rows))

@@ -1,7 +1,8 @@
-"""The numbers that a model's code may compare a length or a position with, and prompts on both sides of each.
+"""The numbers that a model's code may compare a length or a position with, and prompts on both
+sides of each.
 
-Most code is translated as it stands, but blocks that are recognised are written anew: what one of them does from some
-length or position on is only seen by a prompt that goes so far.
+Most code is translated as it stands, but blocks that are recognised are written anew: what one of
+them does from some length or position on is only seen by a prompt that goes so far.
 """
 
 from __future__ import annotations
@@ -17,12 +18,21 @@ from transformers import PretrainedConfig
 
 from onboard.analysis.recognise.recorder import modeling_modules
 from onboard.analysis.source import module_source
-from onboard.analysis.tiny.tiny_model import begins_at_zero, build_small, from_zero, prompt, tiny_config, vocabulary
+from onboard.analysis.tiny.tiny_model import (
+    begins_at_zero,
+    build_small,
+    from_zero,
+    prompt,
+    tiny_config,
+    vocabulary,
+)
 from onboard.analysis.tiny.tiny_sizes import KNOWN_SIZES, MAX_POSITIONS
 from onboard.hf.architecture import text_config
 
 LONGEST = 512
-"""Tokens of the longest prompt that is tried; positions behind it are tried by prompts that begin there."""
+"""Tokens of the longest prompt that is tried; positions behind it are tried by prompts that begin
+there.
+"""
 _FARTHEST = 1 << 17
 _COVERED = 19
 """Any other prompt has a token of a higher index: it has 21."""
@@ -35,10 +45,16 @@ _BOUND = frozenset({"clamp", "clip", "min", "max", "clamp_min", "clamp_max", "mi
 
 
 def build_roomy(config: PretrainedConfig) -> nn.Module:
-    """Return the tiny model of a config, with positions behind each threshold that the checkpoint's own go beyond."""
+    """Return the tiny model of a config, with positions behind each threshold that the checkpoint's
+    own go beyond.
+    """
     small = tiny_config(config)
     model = build_small(small)
-    beyond = [each for each in thresholds(model) if positions(small) <= each < min(positions(config), _FARTHEST)]
+    beyond = [
+        each
+        for each in thresholds(model)
+        if positions(small) <= each < min(positions(config), _FARTHEST)
+    ]
     if not beyond or not hasattr(text_config(small), _POSITIONS[0]):
         return model
     setattr(text_config(small), _POSITIONS[0], beyond[-1] + 2 * _BEYOND)
@@ -48,11 +64,14 @@ def build_roomy(config: PretrainedConfig) -> nn.Module:
 def positions(config: Any) -> int:
     """Return how many positions a config allows; a great many when it does not say."""
     limits = [getattr(text_config(config), name, None) for name in _POSITIONS]
-    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=_FARTHEST)
+    return min(
+        (limit for limit in limits if isinstance(limit, int) and limit > 0), default=_FARTHEST
+    )
 
 
 def crossing_prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
-    """Return prompts of one row that pass each threshold behind those that other prompts pass, where positions allow.
+    """Return prompts of one row that pass each threshold behind those that other prompts pass,
+    where positions allow.
 
     One is long; positions behind it are reached by short ones, if the model heeds positions.
     """
@@ -65,11 +84,15 @@ def crossing_prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
     if begins_at_zero(model):
         return found
     starts = [each - _BEYOND for each in passed if each >= LONGEST]
-    return [*found, *(prompt(start, length=min(2 * _BEYOND, room - start), seed=6, **one) for start in starts)]
+    return [
+        *found,
+        *(prompt(start, length=min(2 * _BEYOND, room - start), seed=6, **one) for start in starts),
+    ]
 
 
 def exact_prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
-    """Return prompts with just as many tokens, or rows if few, as some number that code asks sizes to be equal to.
+    """Return prompts with just as many tokens, or rows if few, as some number that code asks sizes
+    to be equal to.
 
     To be a multiple of a number is such a question, too.
     """
@@ -80,11 +103,14 @@ def exact_prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
     rows = [each for each in lengths if each <= _MOST_ROWS]
     tokens = vocabulary(model)
     found = [prompt(0, length=each, batch=1, seed=8, tokens=tokens) for each in lengths]
-    return found + [from_zero(prompt(0, length=_BEYOND, batch=each, seed=9, tokens=tokens)) for each in rows]
+    return found + [
+        from_zero(prompt(0, length=_BEYOND, batch=each, seed=9, tokens=tokens)) for each in rows
+    ]
 
 
 def thresholds(model: nn.Module) -> list[int]:
-    """Return the numbers, sorted, that stand in comparisons, bounds and divisions of the code that a model runs.
+    """Return the numbers, sorted, that stand in comparisons, bounds and divisions of the code that
+    a model runs.
 
     Those of the model's config are among them, but for the sizes that every tiny model has.
     """
@@ -99,12 +125,18 @@ def _fields(model: nn.Module) -> set[int]:
 
 
 def _code(model: nn.Module) -> Iterator[ast.AST]:
-    """Yield the classes of a model's own modules, with those that they inherit from, and all functions beside them."""
+    """Yield the classes of a model's own modules, with those that they inherit from, and all
+    functions beside them.
+    """
     used = {cls.__name__ for module in model.modules() for cls in type(module).__mro__}
     for name in modeling_modules(model):
         source = module_source(name)
         yield from (node for key, node in source.classes.items() if key in used)
-        yield from (node for key, node in source.functions.items() if inspect.isfunction(source.namespace.get(key)))
+        yield from (
+            node
+            for key, node in source.functions.items()
+            if inspect.isfunction(source.namespace.get(key))
+        )
 
 
 def _numbers(tree: ast.AST) -> Iterator[int]:
@@ -114,7 +146,9 @@ def _numbers(tree: ast.AST) -> Iterator[int]:
                 yield from _literals(left, *others)
             case ast.BinOp(op=op, right=right) if isinstance(op, _DIVIDE):
                 yield from _literals(right)
-            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=args, keywords=keywords):
+            case ast.Call(
+                func=ast.Attribute(attr=name) | ast.Name(id=name), args=args, keywords=keywords
+            ):
                 if name in _BOUND:
                     yield from _literals(*args, *(item.value for item in keywords))
 
@@ -122,7 +156,9 @@ def _numbers(tree: ast.AST) -> Iterator[int]:
 def _exact_numbers(tree: ast.AST) -> Iterator[int]:
     for node in ast.walk(tree):
         match node:
-            case ast.Compare(left=left, ops=ops, comparators=others) if any(isinstance(op, _EQUAL) for op in ops):
+            case ast.Compare(left=left, ops=ops, comparators=others) if any(
+                isinstance(op, _EQUAL) for op in ops
+            ):
                 yield from _literals(left, *others)
             case ast.BinOp(op=ast.Mod(), right=right):
                 yield from _literals(right)
@@ -131,5 +167,7 @@ def _exact_numbers(tree: ast.AST) -> Iterator[int]:
 def _literals(*nodes: ast.AST) -> Iterator[int]:
     for node in (inside for each in nodes for inside in ast.walk(each)):
         match node:
-            case ast.Constant(value=int() | float() as value) if not isinstance(value, bool) and value == int(value):
+            case ast.Constant(value=int() | float() as value) if not isinstance(
+                value, bool
+            ) and value == int(value):
                 yield int(value)

@@ -1,7 +1,9 @@
-"""Recognise the choice of blocks of keys for sparse attention: a module that gives a mask of the chosen keys.
+"""Recognise the choice of blocks of keys for sparse attention: a module that gives a mask of the
+chosen keys.
 
-It has one linear layer for queries and keys, which are normalised each in its own way and rotated. The key of a block
-is the mean of its tokens' keys, normalised and rotated as the block's first token is.
+It has one linear layer for queries and keys, which are normalised each in its own way and rotated.
+The key of a block is the mean of its tokens' keys, normalised and rotated as the block's first
+token is.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _PARTS = ("proj", "query_norm", "key_norm", "block_size", "top_k")
 
 
 def probe_block_indexer(module: nn.Module, calls: list[ModuleCall]) -> Finding | None:
-    """Recognise an indexer of blocks, and the attributes that are the size of a block and how many are chosen."""
+    """Recognise an indexer of blocks, and the attributes that are the size of a block and how many
+    are chosen.
+    """
     if not calls or not all(_is_mask(call.output) for call in calls):
         return None
     linears = [name for name, child in module.named_children() if type(child) is nn.Linear]
@@ -37,13 +41,19 @@ def probe_block_indexer(module: nn.Module, calls: list[ModuleCall]) -> Finding |
         itertools.permutations(norms), itertools.permutations(_counts(module), 2)
     ):
         parts = dict(zip(_PARTS, (linears[0], *both_norms, *counts), strict=True)) | inputs
-        if all(_fits(variant, parts, call) for variant in _variants(module, parts) for call in calls):
-            return Finding("block_indexer", parts, ["probe: torch_block_indexer chooses the same keys"])
+        if all(
+            _fits(variant, parts, call) for variant in _variants(module, parts) for call in calls
+        ):
+            return Finding(
+                "block_indexer", parts, ["probe: torch_block_indexer chooses the same keys"]
+            )
     return None
 
 
 def _inputs(module: nn.Module, call: ModuleCall) -> dict[str, str] | None:
-    """Return the names of the arguments that are hidden states and RoPE's tables; None where there are others."""
+    """Return the names of the arguments that are hidden states and RoPE's tables; None where there
+    are others.
+    """
     given = bound_arguments(module, call)
     hidden = [key for key, item in given.items() if isinstance(item, Tensor) and item.dim() == 3]
     tables = [key for key, item in given.items() if isinstance(item, tuple) and len(item) == 2]
@@ -52,7 +62,12 @@ def _inputs(module: nn.Module, call: ModuleCall) -> dict[str, str] | None:
 
 def _is_mask(value: Any) -> bool:
     """Whether a value tells for each query which keys it sees, [batch, 1, queries, keys]."""
-    return isinstance(value, Tensor) and value.dtype == torch.bool and value.dim() == 4 and value.shape[1] == 1
+    return (
+        isinstance(value, Tensor)
+        and value.dtype == torch.bool
+        and value.dim() == 4
+        and value.shape[1] == 1
+    )
 
 
 def _counts(module: nn.Module) -> list[str]:
@@ -89,5 +104,7 @@ def _chosen(module: Any, parts: dict[str, str], hidden: Tensor, cos: Tensor, sin
     last = last.clamp(min=0)
     key = key_norm(key[:, last].mean(dim=2)).unsqueeze(2)
     query, _ = ops.torch_rope_with_explicit_cos_sin(query, query, cos, sin, 2)
-    key, _ = ops.torch_rope_with_explicit_cos_sin(key, key, cos[:, last[:, 0]], sin[:, last[:, 0]], 2)
+    key, _ = ops.torch_rope_with_explicit_cos_sin(
+        key, key, cos[:, last[:, 0]], sin[:, last[:, 0]], 2
+    )
     return ops.torch_block_indexer(query, key.squeeze(2), None, top_k, size, expand=True)  # type: ignore[no-any-return]

@@ -1,4 +1,5 @@
-"""Recognise the experts of a mixture by what they do: compare a module with `torch_moe` on the same choice of experts.
+"""Recognise the experts of a mixture by what they do: compare a module with `torch_moe` on the same
+choice of experts.
 
 How the weights lie is found by trying the layouts of `expert_layouts`.
 """
@@ -38,8 +39,11 @@ class _Inputs:
     values: dict[str, torch.Tensor]
 
 
-def probe_experts(module: nn.Module, call: ModuleCall, separate: Mapping[str, torch.Tensor]) -> Finding | None:
-    """Recognise experts: a module that is called with hidden states, chosen experts and routing weights.
+def probe_experts(
+    module: nn.Module, call: ModuleCall, separate: Mapping[str, torch.Tensor]
+) -> Finding | None:
+    """Recognise experts: a module that is called with hidden states, chosen experts and routing
+    weights.
 
     Args:
         module: the candidate.
@@ -60,7 +64,9 @@ def probe_experts(module: nn.Module, call: ModuleCall, separate: Mapping[str, to
 
 
 def _roles(module: nn.Module, call: ModuleCall) -> dict[str, str] | None:
-    """Return role -> parameter of the three inputs, in the order of the signature; None when there are others."""
+    """Return role -> parameter of the three inputs, in the order of the signature; None when there
+    are others.
+    """
     bound = inspect.signature(module.forward).bind(*call.args, **call.kwargs).arguments
     given = {name: value for name, value in bound.items() if value is not None}
     if len(given) != 3 or not all(isinstance(value, torch.Tensor) for value in given.values()):
@@ -73,29 +79,45 @@ def _roles(module: nn.Module, call: ModuleCall) -> dict[str, str] | None:
     shape = given[chosen[0]].shape
     roles = {}
     for name, value in given.items():
-        role = "indices" if name in chosen else "weights" if value.shape == shape and "x" in roles else "x"
+        role = (
+            "indices"
+            if name in chosen
+            else "weights"
+            if value.shape == shape and "x" in roles
+            else "x"
+        )
         roles[role] = name
-    fits = len(roles) == 3 and call.output.shape == given[roles["x"]].shape and given[roles["weights"]].shape == shape
+    fits = (
+        len(roles) == 3
+        and call.output.shape == given[roles["x"]].shape
+        and given[roles["weights"]].shape == shape
+    )
     return roles if fits else None
 
 
 def _inputs(roles: dict[str, str], call: ModuleCall, experts: int) -> _Inputs:
     """Return random inputs in the form of the recorded ones, which choose among `experts`."""
     generator = torch.Generator().manual_seed(13)
-    tensors = [item for item in (*call.args, *call.kwargs.values()) if isinstance(item, torch.Tensor)]
+    tensors = [
+        item for item in (*call.args, *call.kwargs.values()) if isinstance(item, torch.Tensor)
+    ]
     chosen = next(item for item in tensors if not item.is_floating_point())
     lead, lead_of_chosen = ((1,) * (item.dim() - 2) + (_TOKENS,) for item in (call.output, chosen))
     top = min(chosen.shape[-1], experts)
     values = {
         "x": torch.randn(*lead, call.output.shape[-1], generator=generator),
-        "indices": torch.rand(*lead_of_chosen, experts, generator=generator).argsort(dim=-1)[..., :top],
+        "indices": torch.rand(*lead_of_chosen, experts, generator=generator).argsort(dim=-1)[
+            ..., :top
+        ],
         "weights": torch.rand(*lead_of_chosen, top, generator=generator),
     }
     return _Inputs(roles, values)
 
 
 def _constants(module: nn.Module) -> Iterator[dict[str, Any]]:
-    """Yield the roles that float attributes can have; `up_offset` has no attribute in any model that we know."""
+    """Yield the roles that float attributes can have; `up_offset` has no attribute in any model
+    that we know.
+    """
     none = {"limit": None, "alpha": None, "up_offset": 0.0, "gate_cap": None, "up_cap": None}
     floats = [key for key, value in vars(module).items() if type(value) is float]
     yield none
@@ -109,8 +131,15 @@ def _constants(module: nn.Module) -> Iterator[dict[str, Any]]:
 
 def _inner_floats(module: nn.Module) -> list[str]:
     """Return the paths of float attributes of the modules inside a module that have no weights."""
-    inside = [(path, child) for path, child in module.named_modules() if path and not child.state_dict()]
-    return [f"{path}.{key}" for path, child in inside for key, value in vars(child).items() if type(value) is float]
+    inside = [
+        (path, child) for path, child in module.named_modules() if path and not child.state_dict()
+    ]
+    return [
+        f"{path}.{key}"
+        for path, child in inside
+        for key, value in vars(child).items()
+        if type(value) is float
+    ]
 
 
 def _get(module: nn.Module, path: str) -> Any:
@@ -123,7 +152,9 @@ def _set(module: nn.Module, path: str, value: float) -> None:
     setattr(module.get_submodule(owner), attribute, value)
 
 
-def _fit(module: nn.Module, inputs: _Inputs, layout: Layout, constants: dict[str, Any]) -> Finding | None:
+def _fit(
+    module: nn.Module, inputs: _Inputs, layout: Layout, constants: dict[str, Any]
+) -> Finding | None:
     probe = copy.deepcopy(module) if constants["gate_cap"] else copy.copy(module)
     for attribute in [key for key, value in vars(module).items() if type(value) is float]:
         setattr(probe, attribute, _UNUSED)  # what no role reads must not matter
@@ -138,10 +169,20 @@ def _fit(module: nn.Module, inputs: _Inputs, layout: Layout, constants: dict[str
         return None
     gated = bool(layout.weights[2])
     act, names = _activation(module)
-    holder = type(module.get_submodule(act.rpartition(".")[0])).__name__ if act and "." in act else None
+    holder = (
+        type(module.get_submodule(act.rpartition(".")[0])).__name__ if act and "." in act else None
+    )
     for name in names:
         caps = (values["gate_cap"], values["up_cap"])
-        fixed = (gated, name, *layout.biases, values["limit"], values["alpha"], constants["up_offset"], *caps)
+        fixed = (
+            gated,
+            name,
+            *layout.biases,
+            values["limit"],
+            values["alpha"],
+            constants["up_offset"],
+            *caps,
+        )
         actual = torch.ops.onboard.torch_moe(*inputs.values.values(), *layout.weights, *fixed)
         error = rmse_ratio(actual, expected)
         if error < SAME_MIXTURE:
@@ -175,22 +216,57 @@ def _with_identities(
         return found
     facts = found.parameters
     limit, alpha, *caps = (_get(module, facts[role]) if facts[role] else None for role in _COARSE)
-    fixed = (facts["gated"], facts["activation"], *layout.biases, limit, alpha, facts["up_offset"], *caps)
+    fixed = (
+        facts["gated"],
+        facts["activation"],
+        *layout.biases,
+        limit,
+        alpha,
+        facts["up_offset"],
+        *caps,
+    )
     kept = (weights * (indices >= experts)).sum(dim=-1, keepdim=True) * x
-    error = rmse_ratio(torch.ops.onboard.torch_moe(x, indices, weights, *layout.weights, *fixed) + kept, expected)
+    error = rmse_ratio(
+        torch.ops.onboard.torch_moe(x, indices, weights, *layout.weights, *fixed) + kept, expected
+    )
     counts = [key for key, value in vars(module).items() if type(value) is int and value == experts]
-    if error < SAME_MIXTURE and len(counts) == 1:  # the length of a list will not do: exports may have fewer experts
-        evidence = [*found.evidence, f"probe: further ids return their input, rmse ratio {error:.1e}"]
+    if (
+        error < SAME_MIXTURE and len(counts) == 1
+    ):  # the length of a list will not do: exports may have fewer experts
+        evidence = [
+            *found.evidence,
+            f"probe: further ids return their input, rmse ratio {error:.1e}",
+        ]
         return Finding("experts", {**facts, "identity": True, "experts": counts[0]}, evidence)
-    chosen = [item for item in (*call.args, *call.kwargs.values()) if isinstance(item, torch.Tensor)]
-    return None if any(not item.is_floating_point() and bool((item >= experts).any()) for item in chosen) else found
+    chosen = [
+        item for item in (*call.args, *call.kwargs.values()) if isinstance(item, torch.Tensor)
+    ]
+    return (
+        None
+        if any(not item.is_floating_point() and bool((item >= experts).any()) for item in chosen)
+        else found
+    )
 
 
 def _activation(module: nn.Module) -> tuple[str | None, list[str]]:
     """Return the attribute that holds the activation, and the names that it may have."""
     config = getattr(module, "config", None)
     values = config.to_dict().values() if config is not None else []
-    named = [value for value in values if isinstance(value, str) and value in ACT2FN and value in ACTIVATIONS]
-    leaves = [(name, child) for name, child in module.named_modules() if name and not any(child.children())]
-    holders = [name for name, child in leaves if not any(child.parameters()) and not isinstance(child, nn.Identity)]
-    return (holders[0] if len(holders) == 1 else None), list(dict.fromkeys([*named, "silu", "gelu", "relu"]))
+    named = [
+        value
+        for value in values
+        if isinstance(value, str) and value in ACT2FN and value in ACTIVATIONS
+    ]
+    leaves = [
+        (name, child)
+        for name, child in module.named_modules()
+        if name and not any(child.children())
+    ]
+    holders = [
+        name
+        for name, child in leaves
+        if not any(child.parameters()) and not isinstance(child, nn.Identity)
+    ]
+    return (holders[0] if len(holders) == 1 else None), list(
+        dict.fromkeys([*named, "silu", "gelu", "relu"])
+    )

@@ -1,4 +1,5 @@
-"""Which functions of a modeling file make the causal mask: those that return one whenever they are called.
+"""Which functions of a modeling file make the causal mask: those that return one whenever they are
+called.
 
 Old ones return it as truth values, beside a mask of the padding.
 """
@@ -23,20 +24,28 @@ _FAR_BELOW = -1e3
 
 
 def mask_makers(model: nn.Module) -> dict[str, list[str]]:
-    """Return functions that return exactly causal masks, the model's own and transformers' old ones, and what else.
+    """Return functions that return exactly causal masks, the model's own and transformers' old
+    ones, and what else.
 
-    A mask is [batch or 1, 1, sequence, sequence], zero at and before a query's position and far below zero after it
-    ("added"). It is not narrowed by a window, and whoever makes it does so in each of the prompts. A function may also
-    return a pair where each prompt has a mask of padding: that one ("ones") and a causal one [batch, sequence,
-    sequence] that is true at and before a query's position ("seen").
+    A mask is [batch or 1, 1, sequence, sequence], zero at and before a query's position and far
+    below zero after it ("added"). It is not narrowed by a window, and whoever makes it does so in
+    each of the prompts. A function may also return a pair where each prompt has a mask of padding:
+    that one ("ones") and a causal one [batch, sequence, sequence] that is true at and before a
+    query's position ("seen").
     """
     alone, beside = (_returned(model, padding=padding) for padding in (False, True))
     pairs = {name: kinds for name, kinds in beside.items() if sorted(kinds) == ["ones", "seen"]}
-    return dict(sorted(({name: kinds for name, kinds in alone.items() if kinds == ["added"]} | pairs).items()))
+    return dict(
+        sorted(
+            ({name: kinds for name, kinds in alone.items() if kinds == ["added"]} | pairs).items()
+        )
+    )
 
 
 def _returned(model: nn.Module, *, padding: bool) -> dict[str, list[str]]:
-    """Return what kinds of masks each function returns in all prompts, with or without a mask of padding."""
+    """Return what kinds of masks each function returns in all prompts, with or without a mask of
+    padding.
+    """
     returned: dict[str, list[list[str]]] = {}
     files = {inspect.getfile(type(model)), inspect.getfile(modeling_attn_mask_utils)}
     texts = prompts(model)  # which runs the model, too
@@ -44,7 +53,11 @@ def _returned(model: nn.Module, *, padding: bool) -> dict[str, list[str]]:
         for inputs in texts:
             mask = {"attention_mask": torch.ones_like(inputs["input_ids"])} if padding else {}
             model(**inputs, **mask, use_cache=False)
-    return {name: kinds[0] for name, kinds in returned.items() if all(kind == kinds[0] for kind in kinds)}
+    return {
+        name: kinds[0]
+        for name, kinds in returned.items()
+        if all(kind == kinds[0] for kind in kinds)
+    }
 
 
 def _kinds(value: Any) -> list[str]:
@@ -79,7 +92,11 @@ def _returns_watched(files: set[str], returned: dict[str, list[list[str]]]) -> I
     """Note of every function in some files what it returns."""
 
     def watch(frame: FrameType, event: str, value: Any) -> None:
-        if event == "return" and frame.f_code.co_filename in files and frame.f_code.co_name != "forward":
+        if (
+            event == "return"
+            and frame.f_code.co_filename in files
+            and frame.f_code.co_name != "forward"
+        ):
             returned.setdefault(frame.f_code.co_name, []).append(_kinds(value))
 
     before = sys.getprofile()

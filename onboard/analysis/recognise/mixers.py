@@ -1,8 +1,10 @@
-"""Recognise what recurrent mixers and latent attention are made of, by comparing outputs with canonical ops.
+"""Recognise what recurrent mixers and latent attention are made of, by comparing outputs with
+canonical ops.
 
-transformers writes the convolution and the scans of its mixers as helper functions with the arguments of the kernels
-that can replace them. A helper whose arguments fit a `Form` is called again, with other settings, too; it is that op
-when the form's expression, which is also what generated code will say, gives the same.
+transformers writes the convolution and the scans of its mixers as helper functions with the
+arguments of the kernels that can replace them. A helper whose arguments fit a `Form` is called
+again, with other settings, too; it is that op when the form's expression, which is also what
+generated code will say, gives the same.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class Form:
     ignored: frozenset[str] = frozenset()
     """Parameters that change no value."""
     turned: frozenset[str] = frozenset()
-    """Arguments that are [batch, channels, sequence] where the op has [batch, sequence, channels]; so is the result."""
+    """Arguments that are [batch, channels, sequence] where the op has [batch, sequence, channels];
+    so is the result.
+    """
     settings: tuple[dict[str, Any], ...] = ()
     """Other values of parameters, with which the helper is tried, too."""
     with_state: bool = False
@@ -42,7 +46,9 @@ class Form:
     @property
     def parameters(self) -> frozenset[str]:
         """The helper's parameters that the expression reads."""
-        names = {node.id for node in ast.walk(ast.parse(self.expression)) if isinstance(node, ast.Name)}
+        names = {
+            node.id for node in ast.walk(ast.parse(self.expression)) if isinstance(node, ast.Name)
+        }
         return frozenset(names - {"torch"})
 
 
@@ -99,9 +105,14 @@ def probe_scan(call: HelperCall) -> Finding | None:
     for op, form in FORMS.items():
         if not form.parameters <= call.arguments.keys() or not _is_plain(form, call.arguments):
             continue
-        errors = [scan_error(form, call.function, {**call.arguments, **other}) for other in ({}, *form.settings)]
+        errors = [
+            scan_error(form, call.function, {**call.arguments, **other})
+            for other in ({}, *form.settings)
+        ]
         if all(error < SAME for error in errors):
-            return Finding("scan", {"op": op}, [f"probe: {op} fits with rmse ratio {worst(errors):.1e}"])
+            return Finding(
+                "scan", {"op": op}, [f"probe: {op} fits with rmse ratio {worst(errors):.1e}"]
+            )
     return None
 
 
@@ -116,7 +127,9 @@ def scan_error(
     form: Form, helper: Callable[..., Any], arguments: dict[str, Any], ignored: Collection[str] = ()
 ) -> float:
     """Return how far a helper, which has no arguments `ignored`, is from what a form says."""
-    turned = {key: _turn(value) if key in form.turned else value for key, value in arguments.items()}
+    turned = {
+        key: _turn(value) if key in form.turned else value for key, value in arguments.items()
+    }
     try:
         output = helper(**{key: value for key, value in arguments.items() if key not in ignored})
         actual = eval(form.expression, {"torch": torch}, turned)
@@ -132,26 +145,37 @@ def _turn(value: Any) -> Any:
 
 
 def probe_gated_norm(module: nn.Module) -> Finding | None:
-    """Recognise an RMSNorm with a SiLU gate, `module(x, gate)`, and the attributes that are its epsilon and groups."""
+    """Recognise an RMSNorm with a SiLU gate, `module(x, gate)`, and the attributes that are its
+    epsilon and groups.
+    """
     names = [name for name, _ in module.named_parameters()]
     weight: Any = getattr(module, "weight", None)
     if names != ["weight"] or list(module.children()) or weight.dim() != 1:
         return None
     for eps in [key for key, value in vars(module).items() if type(value) is float]:
         for group_size in _group_sizes(module):
-            for before in ("False", "True", *(f"self.{key}" for key, v in vars(module).items() if type(v) is bool)):
+            for before in (
+                "False",
+                "True",
+                *(f"self.{key}" for key, v in vars(module).items() if type(v) is bool),
+            ):
                 errors = [
-                    _gated_error(item, eps, group_size, before) for item in _variants(module, eps, group_size, before)
+                    _gated_error(item, eps, group_size, before)
+                    for item in _variants(module, eps, group_size, before)
                 ]
                 if worst(errors) < SAME:
                     parameters = {"eps": eps, "group_size": group_size, "norm_before_gate": before}
-                    evidence = f"probe: torch_rmsnorm_gated fits with rmse ratio {worst(errors):.1e}"
+                    evidence = (
+                        f"probe: torch_rmsnorm_gated fits with rmse ratio {worst(errors):.1e}"
+                    )
                     return Finding("gated_rmsnorm", parameters, [evidence])
     return None
 
 
 def _group_sizes(module: nn.Module) -> Iterator[str]:
-    """Yield expressions for the channels that are normalised together; a module's own attributes go first."""
+    """Yield expressions for the channels that are normalised together; a module's own attributes go
+    first.
+    """
     for key, value in vars(module).items():
         if type(value) is int and not key.startswith("_"):
             yield f"self.{key}"
@@ -160,13 +184,19 @@ def _group_sizes(module: nn.Module) -> Iterator[str]:
 
 
 def _variants(module: nn.Module, eps: str, group_size: str, before: str) -> Iterator[nn.Module]:
-    """Yield copies with a coarse epsilon and each with one of the attributes in question changed."""
+    """Yield copies with a coarse epsilon and each with one of the attributes in question
+    changed.
+    """
     weight: Any = module.weight
     changes: list[dict[str, Any]] = [{}, {eps: 0.37}]
     nodes = [node for node in ast.walk(ast.parse(group_size)) if isinstance(node, ast.Attribute)]
     attributes = [node.attr for node in nodes if type(getattr(module, node.attr, None)) is int]
     changes += [{key: size} for key in attributes for size in (2, weight.shape[0] // 2)]
-    changes += [{before.removeprefix("self."): value} for value in (True, False) if before.startswith("self.")]
+    changes += [
+        {before.removeprefix("self."): value}
+        for value in (True, False)
+        if before.startswith("self.")
+    ]
     for change in changes:
         variant = copy.deepcopy(module)
         for key, value in change.items():
@@ -180,7 +210,9 @@ def _gated_error(module: nn.Module, eps: str, group_size: str, before: str) -> f
     try:
         expected = module(x, gate)
         size, first = (eval(item, {"self": module}) for item in (group_size, before))
-        actual = torch.ops.onboard.torch_rmsnorm_gated(x, weight, gate, getattr(module, eps), size, first)
+        actual = torch.ops.onboard.torch_rmsnorm_gated(
+            x, weight, gate, getattr(module, eps), size, first
+        )
     except (AttributeError, RuntimeError, TypeError, ValueError, ZeroDivisionError):
         return float("inf")
     same = isinstance(expected, torch.Tensor) and expected.shape == actual.shape
@@ -191,16 +223,23 @@ def probe_latent_attention(module: nn.Module) -> dict[str, str]:
     """Recognise a method of an attention module that expands latents into keys and values.
 
     Returns:
-        {"expand": method, "kv_b_proj": linear layer}, empty when there is none. The method makes of latents and kpe,
-        [batch, 1, sequence, rank or rope_dim], the keys [W_k latent, kpe] and the values W_v latent, bnsd.
+        {"expand": method, "kv_b_proj": linear layer}, empty when there is none. The method makes of
+        latents and kpe, [batch, 1, sequence, rank or rope_dim], the keys [W_k latent, kpe] and the
+        values W_v latent, bnsd.
     """
     methods = [
-        key for key, value in vars(type(module)).items() if callable(value) and key not in ("forward", "__init__")
+        key
+        for key, value in vars(type(module)).items()
+        if callable(value) and key not in ("forward", "__init__")
     ]
     linears = [
-        (name, child) for name, child in module.named_children() if type(child) is nn.Linear and child.bias is None
+        (name, child)
+        for name, child in module.named_children()
+        if type(child) is nn.Linear and child.bias is None
     ]
-    sizes = sorted({value for value in vars(module).values() if type(value) is int and 0 < value <= 1024})
+    sizes = sorted(
+        {value for value in vars(module).values() if type(value) is int and 0 < value <= 1024}
+    )
     for method in methods:
         for name, linear in linears:
             if any(_expands(getattr(module, method), linear, size) for size in sizes):

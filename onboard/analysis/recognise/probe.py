@@ -1,4 +1,6 @@
-"""Recognise blocks by what they do: compare a module's output with that of canonical candidates on the same input."""
+"""Recognise blocks by what they do: compare a module's output with that of canonical candidates on
+the same input.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,11 @@ class Finding:
 
 
 def probe_norm(module: nn.Module) -> Finding | None:
-    """Recognise RMSNorm, RMSNorm with 1 + weight, LayerNorm (with or without weight and bias) and l2 norm.
+    """Recognise RMSNorm, RMSNorm with 1 + weight, LayerNorm (with or without weight and bias) and
+    l2 norm.
 
-    The module must be a leaf with at most the parameters weight and bias; its epsilon is the float attribute that makes
-    the candidate fit even when it is large.
+    The module must be a leaf with at most the parameters weight and bias; its epsilon is the float
+    attribute that makes the candidate fit even when it is large.
     """
     inside = [*module.named_children(), *module.named_buffers()]
     if inside or not {name for name, _ in module.named_parameters()} <= {"weight", "bias"}:
@@ -59,7 +62,11 @@ def _fit_norm(probe: nn.Module, eps: str, x: torch.Tensor) -> Finding | None:
     for kind, parameters, candidate in _norm_candidates(probe, eps):
         error = rmse_ratio(candidate(x), expected)
         if error < SAME_FORMULA:
-            return Finding(kind, {"eps": eps, **parameters}, [f"probe: {kind} fits with rmse ratio {error:.1e}"])
+            return Finding(
+                kind,
+                {"eps": eps, **parameters},
+                [f"probe: {kind} fits with rmse ratio {error:.1e}"],
+            )
     return None
 
 
@@ -83,12 +90,20 @@ def _norm_candidates(module: nn.Module, eps_name: str) -> Iterator[Candidate]:
         "bias": "self.bias" if bias is not None else "None",
     }
     if weight is None or weight.dim() == 1:
-        yield "layernorm", {"per_head": False, **names}, lambda x: ops.torch_layernorm(x, weight, bias, eps)
+        yield (
+            "layernorm",
+            {"per_head": False, **names},
+            lambda x: ops.torch_layernorm(x, weight, bias, eps),
+        )
     if weight is not None and weight.dim() == 1:
         offset = {"per_head": False, **names, "unit_offset": True}
         yield "layernorm", offset, lambda x: ops.torch_layernorm(x, 1.0 + weight, bias, eps)
     elif weight is not None and bias is None:
-        yield "layernorm", {"per_head": True, **names}, lambda x: ops.torch_layernorm(x, None, None, eps) * weight
+        yield (
+            "layernorm",
+            {"per_head": True, **names},
+            lambda x: ops.torch_layernorm(x, None, None, eps) * weight,
+        )
 
 
 def _float_attributes(module: nn.Module) -> list[str]:
@@ -103,7 +118,8 @@ def _shape(module: nn.Module) -> tuple[int, ...]:
 def probe_mlp(module: nn.Module, config: Any) -> Finding | None:
     """Recognise a gated or plain MLP of linear layers and its activation.
 
-    Weights are found by shape and by trying: gated is down(act(gate(x)) * up(x)), plain is down(act(up(x))).
+    Weights are found by shape and by trying: gated is down(act(gate(x)) * up(x)), plain is
+        down(act(up(x))).
     """
     linears = {name: child for name, child in module.named_children() if _linear(child) is not None}
     if len(linears) not in (2, 3):
@@ -113,14 +129,18 @@ def probe_mlp(module: nn.Module, config: Any) -> Finding | None:
         act: Any = ACT2FN[activation]
         for names in _orders(list(linears)):
             for hidden in {_linear(linears[names[0]])[0]}:  # type: ignore[index]
-                x = torch.randn(2, 3, hidden, generator=torch.Generator().manual_seed(11), dtype=width.dtype)
+                x = torch.randn(
+                    2, 3, hidden, generator=torch.Generator().manual_seed(11), dtype=width.dtype
+                )
                 found = _fit_mlp(module, names, act, activation, x)
                 if found is not None:
                     return found
     return None
 
 
-def _fit_mlp(module: nn.Module, names: list[str], act: Any, activation: str, x: torch.Tensor) -> Finding | None:
+def _fit_mlp(
+    module: nn.Module, names: list[str], act: Any, activation: str, x: torch.Tensor
+) -> Finding | None:
     first, last = getattr(module, names[0]), getattr(module, names[-1])
     try:
         expected = module(x)
@@ -142,12 +162,16 @@ def _fit_mlp(module: nn.Module, names: list[str], act: Any, activation: str, x: 
     error = rmse_ratio(out, expected)
     if not error <= SAME_FORMULA:
         return None
-    evidence = f"probe: {kind} MLP ({', '.join(names)}) with {activation} fits with rmse ratio {error:.1e}"
+    evidence = (
+        f"probe: {kind} MLP ({', '.join(names)}) with {activation} fits with rmse ratio {error:.1e}"
+    )
     return Finding("mlp", {"mlp": kind, "activation": activation}, [evidence])
 
 
 def _linear(module: nn.Module) -> tuple[int, int] | None:
-    """Return the input and output size of a linear layer, or of one with its weight transposed (Conv1D)."""
+    """Return the input and output size of a linear layer, or of one with its weight transposed
+    (Conv1D).
+    """
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
     weight = getattr(module, "weight", None)
@@ -164,23 +188,33 @@ def _orders(names: list[str]) -> list[list[str]]:
 
 def _activations(config: Any) -> list[str]:
     """Return the activations that the config names."""
-    values = [value for value in config.to_dict().values() if isinstance(value, str) and value in ACT2FN]
+    values = [
+        value for value in config.to_dict().values() if isinstance(value, str) and value in ACT2FN
+    ]
     return list(dict.fromkeys([*values, "silu", "gelu", "relu"]))
 
 
 def probe_rotary(output: Any) -> bool:
-    """Whether a module's output is cos + i sin or (cos, sin): tensors whose squares add up to one constant."""
+    """Whether a module's output is cos + i sin or (cos, sin): tensors whose squares add up to one
+    constant.
+    """
     if isinstance(output, torch.Tensor) and output.is_complex():
-        return bool((output.abs() - output.abs().mean()).abs().max() < 1e-4 * output.abs().mean()) and bool(
-            output.real.std() > 0
-        )
-    if not (isinstance(output, tuple) and len(output) == 2 and all(isinstance(item, torch.Tensor) for item in output)):
+        return bool(
+            (output.abs() - output.abs().mean()).abs().max() < 1e-4 * output.abs().mean()
+        ) and bool(output.real.std() > 0)
+    if not (
+        isinstance(output, tuple)
+        and len(output) == 2
+        and all(isinstance(item, torch.Tensor) for item in output)
+    ):
         return False
     cos, sin = output
     if cos.shape != sin.shape or not cos.is_floating_point():
         return False
     radius = cos.square() + sin.square()
-    return bool((radius - radius.mean()).abs().max() < 1e-4 * radius.mean().clamp(min=1e-6)) and bool(cos.std() > 0)
+    return bool(
+        (radius - radius.mean()).abs().max() < 1e-4 * radius.mean().clamp(min=1e-6)
+    ) and bool(cos.std() > 0)
 
 
 def is_doubled(output: Any) -> bool:
@@ -190,8 +224,8 @@ def is_doubled(output: Any) -> bool:
 
 
 def probe_rope(call: FunctionCall) -> Finding | None:
-    """Recognise a helper that applies RoPE to q and k [batch, heads, seq, dim], given cos and sin; or, to these or to
-    [batch, seq, heads, dim], given complex numbers.
+    """Recognise a helper that applies RoPE to q and k [batch, heads, seq, dim], given cos and sin;
+    or, to these or to [batch, seq, heads, dim], given complex numbers.
     """
     if len(call.arguments) == 3 and len(call.outputs) == 2:
         return _complex_rope(call.arguments, call.outputs)
@@ -222,16 +256,26 @@ def _complex_rope(arguments: list[torch.Tensor], outputs: list[torch.Tensor]) ->
         rotated = getattr(torch.ops.onboard, op)(q, k, freqs, dim)
         error = worst(rmse_ratio(a, b) for a, b in zip(rotated, outputs, strict=True))
         if error < SAME_FORMULA:
-            return Finding("rope", {"op": op, "unsqueeze_dim": dim}, [f"probe: {op} fits with rmse ratio {error:.1e}"])
+            return Finding(
+                "rope",
+                {"op": op, "unsqueeze_dim": dim},
+                [f"probe: {op} fits with rmse ratio {error:.1e}"],
+            )
     return None
 
 
 def _probe_indexed_rope(call: FunctionCall) -> Finding | None:
-    """Recognise one that takes whole tables [..., positions, dim] and the positions [batch, seq] to look up."""
+    """Recognise one that takes whole tables [..., positions, dim] and the positions [batch, seq] to
+    look up.
+    """
     q, k, cos, sin, positions = call.arguments
     if positions.dtype != torch.int64 or positions.dim() != 2 or cos.shape != sin.shape:
         return None
-    if cos.dim() not in (2, 4) or cos.shape[:-2].numel() != 1 or int(positions.max()) >= cos.shape[-2]:
+    if (
+        cos.dim() not in (2, 4)
+        or cos.shape[:-2].numel() != 1
+        or int(positions.max()) >= cos.shape[-2]
+    ):
         return None
     tables = [table.view(table.shape[-2:])[positions] for table in (cos, sin)]
     found = probe_rope(FunctionCall(call.name, [q, k, *tables], call.outputs))
@@ -245,8 +289,14 @@ def _rope_candidates(
 ) -> Iterator[tuple[str, tuple[torch.Tensor, torch.Tensor]]]:
     """Yield canonical ops and what they make of q and k."""
     ops = torch.ops.onboard
-    yield "torch_rope_with_explicit_cos_sin", ops.torch_rope_with_explicit_cos_sin(q, k, cos, sin, 1)
-    yield "torch_rope_with_complex_freqs", ops.torch_rope_with_complex_freqs(q, k, complex_freqs(cos, sin), 1)
+    yield (
+        "torch_rope_with_explicit_cos_sin",
+        ops.torch_rope_with_explicit_cos_sin(q, k, cos, sin, 1),
+    )
+    yield (
+        "torch_rope_with_complex_freqs",
+        ops.torch_rope_with_complex_freqs(q, k, complex_freqs(cos, sin), 1),
+    )
     yield "torch_rope_with_qk_interleaving", ops.torch_rope_with_qk_interleaving(q, k, cos, sin, 1)
 
 

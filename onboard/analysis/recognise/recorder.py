@@ -1,4 +1,6 @@
-"""Watch a transformers model run: what its attention, its helper functions and its modules get and give."""
+"""Watch a transformers model run: what its attention, its helper functions and its modules get and
+give.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class AttentionCall:
     heads: int
     kv_heads: int
     beside: int = 0
-    """Keys behind those of the text's tokens: what they stand for, a module that makes them tells."""
+    """Keys behind those of the text's tokens: what they stand for, a module that makes them
+    tells.
+    """
 
 
 @dataclass
@@ -57,7 +61,9 @@ class FunctionCall:
 
 @dataclass
 class HelperCall:
-    """One call of a function of the modeling file: its parameters by name, without what goes into `**kwargs`."""
+    """One call of a function of the modeling file: its parameters by name, without what goes into
+    `**kwargs`.
+    """
 
     name: str
     function: Callable[..., Any]
@@ -100,22 +106,34 @@ def record(model: nn.Module, inputs: dict[str, torch.Tensor]) -> Recording:
 
 
 def modeling_modules(model: nn.Module) -> list[str]:
-    """Return the names of the modules that define a model's classes: a composite's text model has its own."""
+    """Return the names of the modules that define a model's classes: a composite's text model has
+    its own.
+    """
     own = (type(module).__module__ for module in model.modules())
-    return list(dict.fromkeys([type(model).__module__, *(name for name in own if ".modeling_" in name)]))
+    return list(
+        dict.fromkeys([type(model).__module__, *(name for name in own if ".modeling_" in name)])
+    )
 
 
 def first_tensor(value: Any) -> torch.Tensor | None:
     """Return the first tensor of a module's output."""
     if isinstance(value, torch.Tensor):
         return value
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    items = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, tuple | list)
+        else ()
+    )
     return next((found for item in items if (found := first_tensor(item)) is not None), None)
 
 
 @contextmanager
 def modules_recorded(model: nn.Module, calls: dict[str, list[ModuleCall]]) -> Iterator[None]:
-    """Note the calls of every submodule; one about no text, as of an expert that no token chose, tells nothing."""
+    """Note the calls of every submodule; one about no text, as of an expert that no token chose,
+    tells nothing.
+    """
     handles = []
     for path, module in model.named_modules():
 
@@ -152,12 +170,18 @@ def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None
         window, cap, sinks = (keywords.get(item) for item in ("sliding_window", "softcap", "s_aux"))
         if isinstance(by_query := keywords.get("sinks"), torch.Tensor):
             sinks = by_query.squeeze(-1).transpose(1, 2)
-        settings = {"scaling": scaling, "softcap": cap, "s_aux": None if sinks is None else "tensor"}
+        settings = {
+            "scaling": scaling,
+            "softcap": cap,
+            "s_aux": None if sinks is None else "tensor",
+        }
         if (beside := _keys_beside(attention_mask, query.shape[2], window)) > 0:
             sizes = query.shape[1], key.shape[1], beside
             recording.attention.append(AttentionCall(paths[module], window, True, settings, *sizes))
             of_op = (attention_mask, 0.0, False, scaling, sinks, None, cap)
-            out = torch.ops.onboard.torch_attention(*(item.transpose(1, 2) for item in (query, key, value)), *of_op)
+            out = torch.ops.onboard.torch_attention(
+                *(item.transpose(1, 2) for item in (query, key, value)), *of_op
+            )
             return out, None
         if query.shape[2] != key.shape[2]:
             raise OnboardError(
@@ -169,7 +193,9 @@ def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None
         bias = keywords.get("position_bias")
         if not causal and bias is None and _hides_later_keys(attention_mask):
             causal, bias = True, attention_mask
-        recording.attention.append(AttentionCall(paths[module], window, causal, settings, query.shape[1], key.shape[1]))
+        recording.attention.append(
+            AttentionCall(paths[module], window, causal, settings, query.shape[1], key.shape[1])
+        )
         indices = keywords.get("indices")
         chosen = bias if indices is None else chosen_keys(indices, key.shape[2])
         if chunk is not None:
@@ -211,13 +237,21 @@ def _is_causal(mask: torch.Tensor | None, length: int, window: int | None) -> bo
 
 
 def _keys_beside(mask: torch.Tensor | None, length: int, window: int | None) -> int:
-    """Return how many keys a mask has behind those of the text's tokens, which it shows causally."""
+    """Return how many keys a mask has behind those of the text's tokens, which it shows
+    causally.
+    """
     more = 0 if mask is None else mask.shape[-1] - length
-    return more if more > 0 and mask is not None and _is_causal(mask[..., :length], length, window) else 0
+    return (
+        more
+        if more > 0 and mask is not None and _is_causal(mask[..., :length], length, window)
+        else 0
+    )
 
 
 def _hides_later_keys(mask: torch.Tensor | None) -> bool:
-    """Whether a mask is a bias of its own that is causal: later keys have the least number, others what it likes."""
+    """Whether a mask is a bias of its own that is causal: later keys have the least number, others
+    what it likes.
+    """
     if mask is None or mask.dim() != 4 or not mask.is_floating_point():
         return False
     later = torch.ones(mask.shape[-2:], dtype=torch.bool).triu(1)
@@ -230,7 +264,9 @@ def _functions_recorded(module: Any, recording: Recording) -> Iterator[None]:
     with ExitStack() as stack:
         for name, function in list(vars(module).items()):
             if inspect.isfunction(function) and function.__module__ == module.__name__:
-                stack.enter_context(mock.patch.object(module, name, _recorded(name, function, recording)))
+                stack.enter_context(
+                    mock.patch.object(module, name, _recorded(name, function, recording))
+                )
         yield
 
 
@@ -244,15 +280,23 @@ def _recorded(name: str, function: Callable[..., Any], recording: Recording) -> 
             and len(tensors) == len(args)
             and all(isinstance(o, torch.Tensor) for o in outputs)
         ):
-            recording.functions.append(FunctionCall(name, tensors, list(outputs), function.__module__))
+            recording.functions.append(
+                FunctionCall(name, tensors, list(outputs), function.__module__)
+            )
         return outputs
 
     return wrapper
 
 
-def _bound(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _bound(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
     signature = inspect.signature(function)
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
-    rest = [key for key, item in signature.parameters.items() if item.kind is inspect.Parameter.VAR_KEYWORD]
+    rest = [
+        key
+        for key, item in signature.parameters.items()
+        if item.kind is inspect.Parameter.VAR_KEYWORD
+    ]
     return {key: value for key, value in bound.arguments.items() if key not in rest}

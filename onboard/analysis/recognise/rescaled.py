@@ -1,7 +1,8 @@
 """Weights that a transformers model divides in place, once, before its first step of inference.
 
-RWKV does so, that float16 does not overflow: later layers work on smaller hidden states. Generated files have the
-checkpoint's weights and divide what the layers give, which is the same: the divisors are powers of two.
+RWKV does so, that float16 does not overflow: later layers work on smaller hidden states. Generated
+files have the checkpoint's weights and divide what the layers give, which is the same: the divisors
+are powers of two.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Rescaled:
     cls: type
     attr: str
     divisor: str | None
-    """An expression of `self`, which knows its layer's index, and `config`; None: there is none in this config."""
+    """An expression of `self`, which knows its layer's index, and `config`; None: there is none in
+    this config.
+    """
     test: str
     """What holds of `config` then."""
 
@@ -43,9 +46,11 @@ class Settled:
 
 @torch.no_grad()
 def settled(model: nn.Module) -> Settled:
-    """Return what the first forward of a transformers model changes for good: as its source has it, checked on a copy.
+    """Return what the first forward of a transformers model changes for good: as its source has it,
+    checked on a copy.
 
-    Nothing, unless the source divides weights in place; then all that changes has to be accounted for.
+    Nothing, unless the source divides weights in place; then all that changes has to be accounted
+    for.
     """
     divisions = [item for module in model.modules() for item in _divisions(module)]
     if not divisions:
@@ -53,12 +58,16 @@ def settled(model: nn.Module) -> Settled:
     after = copy.deepcopy(model)
     after(**prompt(0, seed=4), use_cache=False)
     _check(model, after, divisions)
-    return Settled(tuple(item.on_owners(model) for item in divisions), tuple(_switches(model, after)))
+    return Settled(
+        tuple(item.on_owners(model) for item in divisions), tuple(_switches(model, after))
+    )
 
 
 @dataclass(frozen=True)
 class _Division:
-    """`for index, block in enumerate(blocks): block.path.weight.div_(divisor)`, where `test` holds."""
+    """`for index, block in enumerate(blocks): block.path.weight.div_(divisor)`, where `test`
+    holds.
+    """
 
     blocks: nn.ModuleList
     path: str
@@ -71,7 +80,10 @@ class _Division:
     def divisors(self, model: nn.Module) -> list[float]:
         """Return the divisor of each block in this config."""
         names = {"config": model.config, "int": int}
-        return [eval(self.divisor, {**names, "index": i}) if self.holds(model) else 1 for i in range(len(self.blocks))]
+        return [
+            eval(self.divisor, {**names, "index": i}) if self.holds(model) else 1
+            for i in range(len(self.blocks))
+        ]
 
     def weights(self) -> list[torch.Tensor]:
         return [block.get_parameter(f"{self.path}.weight") for block in self.blocks]
@@ -81,28 +93,42 @@ class _Division:
         parent, _, attr = self.path.rpartition(".")
         owners = [block.get_submodule(parent) for block in self.blocks]
         numbers = [key for key, value in vars(owners[0]).items() if type(value) is int]
-        own = [key for key in numbers if [vars(owner)[key] for owner in owners] == list(range(len(owners)))]
+        own = [
+            key
+            for key in numbers
+            if [vars(owner)[key] for owner in owners] == list(range(len(owners)))
+        ]
         if not own or len({type(owner) for owner in owners}) != 1:
             raise OnboardError(
                 f"{type(owners[0]).__name__} does not know which layer it is in, and {attr} is divided by it"
             )
-        divisor = ast.unparse(_Renamed({"index": f"self.{own[0]}"}).visit(ast.parse(self.divisor, mode="eval")))
+        divisor = ast.unparse(
+            _Renamed({"index": f"self.{own[0]}"}).visit(ast.parse(self.divisor, mode="eval"))
+        )
         is_divided = self.holds(model)
         return Rescaled(
-            type(owners[0]), attr, divisor if is_divided else None, self.test if is_divided else f"not ({self.test})"
+            type(owners[0]),
+            attr,
+            divisor if is_divided else None,
+            self.test if is_divided else f"not ({self.test})",
         )
 
 
 def _check(model: nn.Module, after: nn.Module, divisions: list[_Division]) -> None:
     """Refuse a model whose first forward changes weights in another way."""
     pairs = [
-        (weight, by) for item in divisions for weight, by in zip(item.weights(), item.divisors(model), strict=True)
+        (weight, by)
+        for item in divisions
+        for weight, by in zip(item.weights(), item.divisors(model), strict=True)
     ]
     divisors = {id(weight): by for weight, by in pairs}
     state = after.state_dict()
     for name, tensor in model.named_parameters():
         if name in state and not torch.equal(state[name] * divisors.get(id(tensor), 1), tensor):
-            raise OnboardError(f"a forward of {type(model).__name__} changes {name}", hint="Report this architecture")
+            raise OnboardError(
+                f"a forward of {type(model).__name__} changes {name}",
+                hint="Report this architecture",
+            )
 
 
 def _switches(model: nn.Module, after: nn.Module) -> Iterator[tuple[type, str, bool]]:
@@ -143,7 +169,8 @@ def _divided(loop: ast.For, block: str) -> Iterator[tuple[str, ast.expr]]:
     for node in ast.walk(loop):
         match node:
             case ast.Call(
-                func=ast.Attribute(value=ast.Attribute(value=path, attr="weight"), attr="div_"), args=[divisor]
+                func=ast.Attribute(value=ast.Attribute(value=path, attr="weight"), attr="div_"),
+                args=[divisor],
             ):
                 owner, _, rest = ast.unparse(path).partition(".")
                 if owner == block:
@@ -162,6 +189,9 @@ class _Renamed(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> Any:
         """Replace a node that is to have another name."""
-        if isinstance(node, ast.Name | ast.Attribute) and (new := self.names.get(ast.unparse(node))) is not None:
+        if (
+            isinstance(node, ast.Name | ast.Attribute)
+            and (new := self.names.get(ast.unparse(node))) is not None
+        ):
             return ast.parse(new, mode="eval").body
         return self.generic_visit(node)

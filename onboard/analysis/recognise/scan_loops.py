@@ -1,8 +1,8 @@
 """Recognise recurrences that modeling code writes as a loop inside a method.
 
-There is no function to call again. So loops are watched: the variables before a loop and after it are noted whenever
-it runs, and it is a canonical op when the op makes of some of the former, in some order, what is among the latter,
-in every call that was seen.
+There is no function to call again. So loops are watched: the variables before a loop and after it
+are noted whenever it runs, and it is a canonical op when the op makes of some of the former, in
+some order, what is among the latter, in every call that was seen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from onboard.verify.limits import SAME
 
 @dataclass(frozen=True)
 class LoopForm:
-    """What a canonical op takes: tensors along the sequence, of so many dimensions, then vectors of a number a head."""
+    """What a canonical op takes: tensors along the sequence, of so many dimensions, then vectors of
+    a number a head.
+    """
 
     tensors: int
     dims: int
@@ -42,7 +44,9 @@ class Match:
     arguments: tuple[str, ...]
     """Variables, or attributes `self.x`."""
     turned: bool
-    """Arguments along the sequence, and the result, are [batch, heads, sequence, ...], unlike the op's."""
+    """Arguments along the sequence, and the result, are [batch, heads, sequence, ...], unlike the
+    op's.
+    """
     result: str
     """The variable that holds the result."""
     joined: int | None
@@ -55,7 +59,9 @@ def loop_blocks(recordings: Sequence[Recording], file: str) -> list[Block]:
     found: dict[Loop, list[LoopCall]] = {}
     for call in [call for recording in recordings for call in recording.loops]:
         found.setdefault(call.loop, []).append(call)
-    matches = {loop: match for loop, calls in found.items() if (match := match_loop(calls)) is not None}
+    matches = {
+        loop: match for loop, calls in found.items() if (match := match_loop(calls)) is not None
+    }
     return [_block(loop, match, file) for loop, match in matches.items()]
 
 
@@ -66,7 +72,12 @@ def _block(loop: Loop, match: Match, file: str) -> Block:
         kind="loop",
         path="",
         source=f"{file}:{loop.line}",
-        parameters={**settings, "arguments": list(match.arguments), "method": loop.method, "index": loop.index},
+        parameters={
+            **settings,
+            "arguments": list(match.arguments),
+            "method": loop.method,
+            "index": loop.index,
+        },
         evidence=[f"probe: {match.op} fits with rmse ratio {match.error:.1e}"],
     )
 
@@ -88,20 +99,30 @@ def _arguments(form: LoopForm, variables: dict[str, Any]) -> Iterator[tuple[str,
     """Yield the variables that may be an op's arguments, in every order."""
     tensors = {key: value for key, value in variables.items() if isinstance(value, torch.Tensor)}
     floats = {key: value for key, value in tensors.items() if value.is_floating_point()}
-    long = [key for key, value in floats.items() if value.dim() == form.dims and not key.startswith("self.")]
+    long = [
+        key
+        for key, value in floats.items()
+        if value.dim() == form.dims and not key.startswith("self.")
+    ]
     for names in permutations(long, form.tensors):
         sizes = floats[names[0]].shape
-        heads = [key for key, value in floats.items() if form.dims > 3 and value.numel() in sizes[1:3]]
+        heads = [
+            key for key, value in floats.items() if form.dims > 3 and value.numel() in sizes[1:3]
+        ]
         if all(floats[name].shape[:3] == sizes[:3] for name in names):
             yield from ((*names, *vectors) for vectors in product(heads, repeat=form.vectors))
 
 
-def _results(op: str, form: LoopForm, names: tuple[str, ...], turned: bool, call: LoopCall) -> Iterator[Match]:
+def _results(
+    op: str, form: LoopForm, names: tuple[str, ...], turned: bool, call: LoopCall
+) -> Iterator[Match]:
     """Yield what of a call's results is the op's; the error is that of this call."""
     for key, value in call.after.items():
         if key in call.before and _is_same(value, call.before[key]):
             continue
-        joined = [None] if isinstance(value, torch.Tensor) else [2 if turned else 1] if value else []
+        joined = (
+            [None] if isinstance(value, torch.Tensor) else [2 if turned else 1] if value else []
+        )
         for dim in joined:
             match = Match(op, names, turned, key, dim, 0.0)
             if _error(match, form, call) < SAME:
@@ -126,7 +147,11 @@ def _error(match: Match, form: LoopForm, call: LoopCall) -> float:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and torch.equal(one, other)
+    return (
+        isinstance(one, torch.Tensor)
+        and isinstance(other, torch.Tensor)
+        and torch.equal(one, other)
+    )
 
 
 def _turn(value: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""Recognise modules without weights that are a canonical op of recurrent mixers, with one setting from the config."""
+"""Recognise modules without weights that are a canonical op of recurrent mixers, with one setting
+from the config.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,18 @@ _COARSE = 0.37
 
 
 def probe_scan_module(module: nn.Module, calls: Sequence[ModuleCall]) -> Finding | None:
-    """Recognise a module that is one of `MODULE_FORMS`, whatever other number its config has in the setting's place."""
+    """Recognise a module that is one of `MODULE_FORMS`, whatever other number its config has in the
+    setting's place.
+    """
     if module.state_dict() or not calls or not hasattr(module, "config"):
         return None
     bound = [bound_arguments(module, call) for call in calls]
     for op, form in MODULE_FORMS.items():
         wanted = form.parameters - {SETTING}
-        if not all(wanted <= item.keys() and all(item[key] is None for key in item.keys() - wanted) for item in bound):
+        if not all(
+            wanted <= item.keys() and all(item[key] is None for key in item.keys() - wanted)
+            for item in bound
+        ):
             continue
         for field, variants in _variants(module):
             errors = [

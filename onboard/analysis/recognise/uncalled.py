@@ -1,4 +1,6 @@
-"""Helper functions that this config's model never calls and another's may: tried with what one like them was given."""
+"""Helper functions that this config's model never calls and another's may: tried with what one like
+them was given.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +16,47 @@ from onboard.analysis.recognise.recorder import FunctionCall
 from onboard.analysis.source import module_source
 
 
-def with_uncalled(calls: Sequence[FunctionCall], wanted: Callable[[FunctionCall], Any]) -> Iterator[FunctionCall]:
-    """Yield the calls, then for each `wanted` one those of its module's other functions that take the same."""
+def with_uncalled(
+    calls: Sequence[FunctionCall], wanted: Callable[[FunctionCall], Any]
+) -> Iterator[FunctionCall]:
+    """Yield the calls, then for each `wanted` one those of its module's other functions that take
+    the same.
+    """
     yield from calls
     tried = {(call.module, call.name) for call in calls}
     for call in calls:
         others = _alike(call) if call.module in sys.modules and wanted(call) else {}
         for name, function in others.items():
-            if (call.module, name) not in tried and (outputs := _outputs(function, call)) is not None:
+            if (call.module, name) not in tried and (
+                outputs := _outputs(function, call)
+            ) is not None:
                 yield FunctionCall(name, call.arguments, outputs, call.module, called=False)
             tried.add((call.module, name))
 
 
 def _alike(call: FunctionCall) -> dict[str, Callable[..., Any]]:
-    """Return the functions of a call's module that want what it gives, and that the module's code mentions."""
+    """Return the functions of a call's module that want what it gives, and that the module's code
+    mentions.
+    """
     found = dict(inspect.getmembers(sys.modules[call.module], inspect.isfunction))
     tree = module_source(call.module).tree
     read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     required = _required(found[call.name]) if call.name in found else None
-    own = {name: function for name, function in found.items() if name in read and function.__module__ == call.module}
+    own = {
+        name: function
+        for name, function in found.items()
+        if name in read and function.__module__ == call.module
+    }
     return {name: function for name, function in own.items() if _required(function) == required}
 
 
 def _required(function: Callable[..., Any]) -> list[str]:
     """Return the parameters that every call gives."""
-    return [name for name, item in inspect.signature(function).parameters.items() if item.default is item.empty]
+    return [
+        name
+        for name, item in inspect.signature(function).parameters.items()
+        if item.default is item.empty
+    ]
 
 
 def _outputs(function: Callable[..., Any], call: FunctionCall) -> list[torch.Tensor] | None:

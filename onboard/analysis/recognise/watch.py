@@ -31,7 +31,9 @@ class Loop:
 
 @dataclass
 class LoopCall:
-    """The variables before and after one run of a loop, tensors and lists of tensors; the module's own as `self.x`."""
+    """The variables before and after one run of a loop, tensors and lists of tensors; the module's
+    own as `self.x`.
+    """
 
     loop: Loop
     before: dict[str, Any]
@@ -59,7 +61,11 @@ def loops_watched(model: nn.Module, calls: list[LoopCall]) -> Iterator[None]:
     watched = dict(_watched(model))
 
     def trace(frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
-        return _Watch(watched[frame.f_code], calls) if event == "call" and frame.f_code in watched else None
+        return (
+            _Watch(watched[frame.f_code], calls)
+            if event == "call" and frame.f_code in watched
+            else None
+        )
 
     before = sys.gettrace()
     sys.settrace(trace if watched else before)
@@ -71,21 +77,33 @@ def loops_watched(model: nn.Module, calls: list[LoopCall]) -> Iterator[None]:
 
 def _watched(model: nn.Module) -> Iterator[tuple[CodeType, list[tuple[Loop, int]]]]:
     """Yield the code of methods with loops, and each loop with its last line."""
-    for cls in {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.")}:
+    for cls in {
+        type(module)
+        for module in model.modules()
+        if not type(module).__module__.startswith("torch.")
+    }:
         for name, function in inspect.getmembers(cls, inspect.isfunction):
             if name.startswith("__") or function.__module__ != cls.__module__:
                 continue
             loops = loops_of(cls, name)
             ends = [node.end_lineno or node.lineno for node in loops]
-            keys = [Loop(cls.__name__, name, index, node.lineno) for index, node in enumerate(loops)]
+            keys = [
+                Loop(cls.__name__, name, index, node.lineno) for index, node in enumerate(loops)
+            ]
             if loops:
                 yield inspect.unwrap(function).__code__, list(zip(keys, ends, strict=True))
 
 
 def lines_run(model: nn.Module, run: Callable[[], object]) -> dict[tuple[Path, int], str]:
-    """Return the lines of the modules' own files, by file and number in the order of their first run, that ran."""
+    """Return the lines of the modules' own files, by file and number in the order of their first
+    run, that ran.
+    """
     own = {type(module).__module__ for module in model.modules()}
-    files = {str(getattr(sys.modules[name], "__file__", "")) for name in own if not name.startswith("torch.")}
+    files = {
+        str(getattr(sys.modules[name], "__file__", ""))
+        for name in own
+        if not name.startswith("torch.")
+    }
     lines: dict[tuple[Path, int], str] = {}
 
     def trace(frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
@@ -93,7 +111,9 @@ def lines_run(model: nn.Module, run: Callable[[], object]) -> dict[tuple[Path, i
         if file not in files:
             return None
         if event == "line":
-            lines.setdefault((Path(file), frame.f_lineno), linecache.getline(file, frame.f_lineno).strip())
+            lines.setdefault(
+                (Path(file), frame.f_lineno), linecache.getline(file, frame.f_lineno).strip()
+            )
         return trace
 
     before = sys.gettrace()
@@ -116,7 +136,9 @@ class _Watch:
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> _Watch:
         line = frame.f_lineno
-        if self.inside is not None and (event == "return" or not self.inside[0].line <= line <= self.inside[1]):
+        if self.inside is not None and (
+            event == "return" or not self.inside[0].line <= line <= self.inside[1]
+        ):
             self.calls.append(LoopCall(self.inside[0], self.before, _variables(frame)))
             self.inside = None
         if self.inside is None and event == "line":
@@ -127,7 +149,11 @@ class _Watch:
 
 def _variables(frame: FrameType) -> dict[str, Any]:
     module = frame.f_locals.get("self")
-    own = dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]) if module else {}
+    own = (
+        dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
+        if module
+        else {}
+    )
     values = {**frame.f_locals, **{f"self.{key}": value for key, value in own.items()}}
     return {key: _copy(value) for key, value in values.items() if _is_tensors(value)}
 

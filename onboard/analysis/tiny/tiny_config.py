@@ -18,7 +18,8 @@ _SECTIONS = [16, 24, 24]
 
 
 def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
-    """Return a small config with every kind of layer that `config` has; configs inside it are made small, too.
+    """Return a small config with every kind of layer that `config` has; configs inside it are made
+    small, too.
 
     Raises:
         OnboardError: the config's class refuses the small sizes.
@@ -29,7 +30,9 @@ def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
         small = list(small_composites(config, _shrink, VOCABULARY))
         return next((item for item in small if builds(model_class, item)), small[-1])
     except Exception as error:
-        raise OnboardError(f"cannot shrink the {config.model_type} config: {one_line(error)}") from error
+        raise OnboardError(
+            f"cannot shrink the {config.model_type} config: {one_line(error)}"
+        ) from error
 
 
 def one_line(error: BaseException) -> str:
@@ -41,7 +44,11 @@ def _shrink(config: PretrainedConfig) -> PretrainedConfig:
     full = config.to_dict()
     values = dict(full)
     shrink_sizes(values, full, config.attribute_map)
-    values |= {name: _shrink(part).to_dict() for name in config.sub_configs if (part := _part(config, name))}
+    values |= {
+        name: _shrink(part).to_dict()
+        for name in config.sub_configs
+        if (part := _part(config, name))
+    }
     values = shrink_rope(_with_sections(config, values), values.get("head_dim") or 16)
     layers = read_layers(config, full)
     if layers is None:
@@ -54,11 +61,19 @@ def _shrink(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def _with_sections(config: PretrainedConfig, values: dict[str, Any]) -> dict[str, Any]:
-    """Write out how RoPE shares channels out to several axes where the config leaves it to the model's own default."""
+    """Write out how RoPE shares channels out to several axes where the config leaves it to the
+    model's own default.
+    """
     rope = values.get("rope_parameters")
-    if "mrope_section" not in getattr(config, "ignore_keys_at_rope_validation", ()) or not isinstance(rope, dict):
+    if "mrope_section" not in getattr(
+        config, "ignore_keys_at_rope_validation", ()
+    ) or not isinstance(rope, dict):
         return values
-    return values | {"rope_parameters": {"mrope_section": _SECTIONS} | rope} if "rope_type" in rope else values
+    return (
+        values | {"rope_parameters": {"mrope_section": _SECTIONS} | rope}
+        if "rope_type" in rope
+        else values
+    )
 
 
 def _part(config: PretrainedConfig, name: str) -> PretrainedConfig | None:
@@ -67,16 +82,27 @@ def _part(config: PretrainedConfig, name: str) -> PretrainedConfig | None:
 
 
 def _cut(
-    config: PretrainedConfig, values: dict[str, Any], full: dict[str, Any], layers: Layers, kept: list[int]
+    config: PretrainedConfig,
+    values: dict[str, Any],
+    full: dict[str, Any],
+    layers: Layers,
+    kept: list[int],
 ) -> PretrainedConfig:
     values = dict(values)
     cut_layers(layers, values, kept)
     if layers.overrides:
         overrides = values["per_layer_config"]
-        values["per_layer_config"] = {i: shrink_overrides(own, values, full) for i, own in overrides.items()}
+        values["per_layer_config"] = {
+            i: shrink_overrides(own, values, full) for i, own in overrides.items()
+        }
     return type(config).from_dict(values)
 
 
 def _has_all_kinds(small: PretrainedConfig, layers: Layers) -> bool:
-    """Whether what the small config derives for its layers has every value that the full one has."""
-    return all(set(map(str, view)) <= set(map(str, getattr(small, name))) for name, view in layers.views.items())
+    """Whether what the small config derives for its layers has every value that the full one
+    has.
+    """
+    return all(
+        set(map(str, view)) <= set(map(str, getattr(small, name)))
+        for name, view in layers.views.items()
+    )

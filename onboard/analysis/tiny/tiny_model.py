@@ -1,4 +1,6 @@
-"""A tiny random model of a checkpoint's architecture: the object that every probe and proof looks at."""
+"""A tiny random model of a checkpoint's architecture: the object that every probe and proof looks
+at.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,24 @@ from onboard.analysis import repository
 from onboard.analysis.tiny.tiny_config import one_line, tiny_config
 from onboard.analysis.tiny.tiny_sizes import ORIGINAL_POSITIONS, VOCABULARY, WINDOW
 from onboard.errors import ConsentRequiredError, OnboardError
-from onboard.hf.architecture import causal_lm_class, decoder_config, language_model_types, text_config
+from onboard.hf.architecture import (
+    causal_lm_class,
+    decoder_config,
+    language_model_types,
+    text_config,
+)
 from onboard.hf.codebooks import codebooks_of
 from onboard.hf.hf_model import build_reference
 from onboard.verify.error import rmse_ratio
 from onboard.verify.limits import SAME
 
-__all__ = ["ORIGINAL_POSITIONS", "VOCABULARY", "WINDOW", "one_line", "tiny_config"]  # where others look for them
+__all__ = [
+    "ORIGINAL_POSITIONS",
+    "VOCABULARY",
+    "WINDOW",
+    "one_line",
+    "tiny_config",
+]  # where others look for them
 _NO_JSON_FLOATS = ("Infinity", "-Infinity", "NaN")
 _NORM = 0.7
 _LAST = 8
@@ -30,7 +43,8 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def load_config(config: Mapping[str, Any], *, trust_remote_code: bool = False) -> PretrainedConfig:
-    """Return the transformers config object of a parsed config.json whose architecture is a causal language model.
+    """Return the transformers config object of a parsed config.json whose architecture is a causal
+    language model.
 
     Raises:
         ConsentRequiredError: the model needs code from its repository.
@@ -42,26 +56,38 @@ def load_config(config: Mapping[str, Any], *, trust_remote_code: bool = False) -
         _refuse_remote_code(trust_remote_code)
     _check_names(model_type, config.get("architectures"))
     if model_type not in CONFIG_MAPPING_NAMES and not own_code:
-        raise OnboardError(f"transformers has no architecture {model_type!r}", hint="Upgrade transformers")
+        raise OnboardError(
+            f"transformers has no architecture {model_type!r}", hint="Upgrade transformers"
+        )
     values = {key: json_floats(value) for key, value in config.items() if key != "model_type"}
     try:
         made = AutoConfig.for_model(model_type, **values)
     except Exception as error:
-        raise OnboardError(f"transformers refuses this {model_type} config: {one_line(error)}") from error
+        raise OnboardError(
+            f"transformers refuses this {model_type} config: {one_line(error)}"
+        ) from error
     causal_lm_class(made)
     return decoder_config(made)
 
 
 def json_floats(value: Any) -> Any:
-    """Return a JSON value; floats that JSON has not stand there as transformers writes them: `{"__float__": "NaN"}`."""
+    """Return a JSON value; floats that JSON has not stand there as transformers writes them:
+    `{"__float__": "NaN"}`.
+    """
     if isinstance(value, dict):
         only = value.get("__float__") if len(value) == 1 else None
-        return float(only) if only in _NO_JSON_FLOATS else {key: json_floats(item) for key, item in value.items()}
+        return (
+            float(only)
+            if only in _NO_JSON_FLOATS
+            else {key: json_floats(item) for key, item in value.items()}
+        )
     return [json_floats(item) for item in value] if isinstance(value, list) else value
 
 
 def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
-    """Return the tiny transformers model: float32, evaluation mode, eager attention, every parameter random."""
+    """Return the tiny transformers model: float32, evaluation mode, eager attention, every
+    parameter random.
+    """
     return build_small(tiny_config(config), seed)
 
 
@@ -72,18 +98,22 @@ def build_small(small: PretrainedConfig, seed: int = 0) -> nn.Module:
     except OnboardError:
         raise
     except Exception as error:
-        raise OnboardError(f"transformers cannot build {small.model_type}: {one_line(error)}") from error
+        raise OnboardError(
+            f"transformers cannot build {small.model_type}: {one_line(error)}"
+        ) from error
     randomize(model, seed)
     return model.eval().requires_grad_(False)  # type: ignore[no-any-return]
 
 
 def randomize(model: nn.Module, seed: int, center: float = _NORM) -> None:
-    """Fill every floating-point tensor of the state dict, norm weights, biases and sinks too, with random values.
+    """Fill every floating-point tensor of the state dict, norm weights, biases and sinks too, with
+    random values.
 
-    Those of vectors lie around `center`, those of norms around 0.7. Recurrent mixers take their decay and their step
-    from vectors through exp and softplus: with 0.7 they forget within a few tokens, with a negative center they
-    remember for long. Norms of another size would let rounding errors grow from layer to layer. Tables that the model
-    works out for itself (decays by distance) stay: with other numbers it would not be the model that it is.
+    Those of vectors lie around `center`, those of norms around 0.7. Recurrent mixers take their
+    decay and their step from vectors through exp and softplus: with 0.7 they forget within a few
+    tokens, with a negative center they remember for long. Norms of another size would let rounding
+    errors grow from layer to layer. Tables that the model works out for itself (decays by distance)
+    stay: with other numbers it would not be the model that it is.
     """
     tables = {name for name, buffer in model.named_buffers() if is_table(buffer)}
     generator = torch.Generator().manual_seed(seed)
@@ -91,13 +121,16 @@ def randomize(model: nn.Module, seed: int, center: float = _NORM) -> None:
         for name, tensor in model.state_dict().items():
             if tensor.is_floating_point() and name not in tables:
                 around = _NORM if name.endswith(".weight") else center
-                scale, shift = (tensor.shape[-1] ** -0.5, 0.0) if tensor.dim() > 1 else (0.3, around)
+                scale, shift = (
+                    (tensor.shape[-1] ** -0.5, 0.0) if tensor.dim() > 1 else (0.3, around)
+                )
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale + shift)
     fill_integers(model, generator)
 
 
 def fill_integers(model: nn.Module, generator: torch.Generator) -> None:
-    """Fill the tables of integers that checkpoints fill with zeros and ones, which tables of any numbers may have.
+    """Fill the tables of integers that checkpoints fill with zeros and ones, which tables of any
+    numbers may have.
 
     So an expert of a token by a table is one of two, not the first for all.
     """
@@ -118,12 +151,18 @@ def layer_kind_names(config: PretrainedConfig) -> list[str]:
     layers = config.num_hidden_layers
     types = _per_layer(config, "layer_types") or ["full_attention"] * layers
     rope = _per_layer(config, "no_rope_layers") or [True] * layers
-    return [str(kind) if turned else f"{kind}_no_rope" for kind, turned in zip(types, rope, strict=True)]
+    return [
+        str(kind) if turned else f"{kind}_no_rope" for kind, turned in zip(types, rope, strict=True)
+    ]
 
 
 def _per_layer(config: PretrainedConfig, name: str) -> list[Any] | None:
     value = getattr(config, name, None)
-    return list(value) if isinstance(value, list | tuple) and len(value) == config.num_hidden_layers else None
+    return (
+        list(value)
+        if isinstance(value, list | tuple) and len(value) == config.num_hidden_layers
+        else None
+    )
 
 
 def vocabulary(model: nn.Module) -> int:
@@ -135,7 +174,9 @@ def vocabulary(model: nn.Module) -> int:
 def prompt(
     start: int, length: int = 21, batch: int = 2, seed: int = 0, tokens: int = VOCABULARY
 ) -> dict[str, torch.Tensor]:
-    """Return `input_ids` and `position_ids` [batch, length]; row i begins at position start + 3 i."""
+    """Return `input_ids` and `position_ids` [batch, length]; row i begins at position start + 3
+    i.
+    """
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(tokens, (batch, length), generator=generator)
     positions = start + 3 * torch.arange(batch).unsqueeze(1) + torch.arange(length)
@@ -145,30 +186,42 @@ def prompt(
 def prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
     """Return prompts for a transformers model, on both sides of `ORIGINAL_POSITIONS`.
 
-    A model that counts positions by itself, or is causal nowhere else, gets rows that begin at zero.
+    A model that counts positions by itself, or is causal nowhere else, gets rows that begin at
+    zero.
     """
     tokens = vocabulary(model)
     if not begins_at_zero(model):
-        return [prompt(2, seed=1, tokens=tokens), prompt(ORIGINAL_POSITIONS + 6, seed=2, tokens=tokens)]
+        return [
+            prompt(2, seed=1, tokens=tokens),
+            prompt(ORIGINAL_POSITIONS + 6, seed=2, tokens=tokens),
+        ]
     long = prompt(0, length=ORIGINAL_POSITIONS + 6, seed=2, tokens=tokens)
     return [from_zero(prompt(0, seed=1, tokens=tokens)), from_zero(long)]
 
 
 def counts_positions(model: nn.Module) -> bool:
-    """Whether a transformers model pays no heed to `position_ids`: it counts tokens, or knows no positions."""
+    """Whether a transformers model pays no heed to `position_ids`: it counts tokens, or knows no
+    positions.
+    """
     inputs = prompt(0, seed=3, tokens=vocabulary(model))
     stretched = {**inputs, "position_ids": inputs["position_ids"] * 2}
-    mask = torch.ones_like(inputs["input_ids"])  # without one, gaps count as the borders of packed sequences
+    mask = torch.ones_like(
+        inputs["input_ids"]
+    )  # without one, gaps count as the borders of packed sequences
     with torch.no_grad():
-        one, other = (model(**item, attention_mask=mask, use_cache=False).logits for item in (inputs, stretched))
+        one, other = (
+            model(**item, attention_mask=mask, use_cache=False).logits
+            for item in (inputs, stretched)
+        )
     return bool(torch.equal(one, other))
 
 
 def begins_at_zero(model: nn.Module) -> bool:
     """Whether a transformers model wants texts that begin at position zero.
 
-    It counts positions by itself; or it counts blocks of tokens from the text's first one on and shows them by
-    position, so that elsewhere, and only there, a token changes the logits of those before it.
+    It counts positions by itself; or it counts blocks of tokens from the text's first one on and
+    shows them by position, so that elsewhere, and only there, a token changes the logits of those
+    before it.
     """
     here, there = (prompt(start, batch=1, seed=3, tokens=vocabulary(model)) for start in (0, 9))
     return counts_positions(model) or (sees_ahead(model, there) and not sees_ahead(model, here))
@@ -184,7 +237,9 @@ def sees_ahead(model: nn.Module, inputs: dict[str, torch.Tensor]) -> bool:
 
 
 def first_token_is_plain(model: nn.Module) -> bool:
-    """Whether a transformers model gives a text of one token the logits that the first token of a longer one has."""
+    """Whether a transformers model gives a text of one token the logits that the first token of a
+    longer one has.
+    """
     same = []
     for inputs in prompts(model):
         first = {key: tensor[:, :1] for key, tensor in inputs.items()}
@@ -203,13 +258,19 @@ def from_zero(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _refuse_remote_code(trust_remote_code: bool) -> None:
     if not trust_remote_code:
         raise ConsentRequiredError(
-            "this model runs code from its repository", hint="Read that code, then pass --trust-remote-code"
+            "this model runs code from its repository",
+            hint="Read that code, then pass --trust-remote-code",
         )
-    raise OnboardError("the model's own code was not imported", hint="Onboard it with the command, which does so apart")
+    raise OnboardError(
+        "the model's own code was not imported",
+        hint="Onboard it with the command, which does so apart",
+    )
 
 
 def _check_names(model_type: object, architectures: object) -> None:
     names = architectures if isinstance(architectures, list) else []
     for name in (model_type, *names):
         if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name.replace("-", "_")):
-            raise OnboardError(f"config.json names an architecture {name!r}, which is not an identifier")
+            raise OnboardError(
+                f"config.json names an architecture {name!r}, which is not an identifier"
+            )

@@ -1,4 +1,6 @@
-"""Small sizes by the names of a config's fields; sizes that depend on one another stay consistent."""
+"""Small sizes by the names of a config's fields; sizes that depend on one another stay
+consistent.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ ORIGINAL_POSITIONS = 64
 """Where RoPE that scales with length switches; prompts lie on both sides of it."""
 
 REACHED = 0.75
-"""Where what limits activations limits some random ones: a limit that nothing reaches may be lost unnoticed."""
+"""Where what limits activations limits some random ones: a limit that nothing reaches may be lost
+unnoticed.
+"""
 _LIMITS = re.compile(r"(\w+_)?(swiglu_limit|soft_?cap(ping)?|clip(_\w+)?)")
 
 _SIZES = {
@@ -86,7 +90,9 @@ _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_n_heads", "swa_num_key_v
 _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
-def shrink_sizes(values: dict[str, Any], full: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
+def shrink_sizes(
+    values: dict[str, Any], full: Mapping[str, Any], aliases: Mapping[str, str]
+) -> None:
     """Shrink every size among a config's fields.
 
     Args:
@@ -120,25 +126,45 @@ def shrink_sizes(values: dict[str, Any], full: Mapping[str, Any], aliases: Mappi
 
 
 def _lower_limits(values: Mapping[str, Any]) -> dict[str, float]:
-    """Lower each limit to about `REACHED`, none to where another one is: they are not to be mistaken for each other."""
-    names = [name for name in sorted(values) if _LIMITS.fullmatch(name) and _is_number(values[name])]
-    return {name: min(values[name], REACHED + index / 64) for index, name in enumerate(names) if values[name] > 0}
+    """Lower each limit to about `REACHED`, none to where another one is: they are not to be
+    mistaken for each other.
+    """
+    names = [
+        name for name in sorted(values) if _LIMITS.fullmatch(name) and _is_number(values[name])
+    ]
+    return {
+        name: min(values[name], REACHED + index / 64)
+        for index, name in enumerate(names)
+        if values[name] > 0
+    }
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def shrink_overrides(overrides: Mapping[str, Any], small: Mapping[str, Any], full: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one layer's own fields with the ratio to the other layers' that they have in the full config."""
-    ratios = {name: value / full[name] for name, value in overrides.items() if _is_size(value) and full.get(name)}
+def shrink_overrides(
+    overrides: Mapping[str, Any], small: Mapping[str, Any], full: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return one layer's own fields with the ratio to the other layers' that they have in the full
+    config.
+    """
+    ratios = {
+        name: value / full[name]
+        for name, value in overrides.items()
+        if _is_size(value) and full.get(name)
+    }
     sizes = {name: int(small[name] * ratio) for name, ratio in ratios.items()}
-    pairs = {name: size - size % 2 for name, size in sizes.items() if name in _HEAD_DIMS}  # which a rotation takes
+    pairs = {
+        name: size - size % 2 for name, size in sizes.items() if name in _HEAD_DIMS
+    }  # which a rotation takes
     return {**overrides, **sizes, **pairs}
 
 
 def shrink_rope(value: Any, head_dim: int) -> Any:
-    """Shrink lengths, sections and per-channel factors inside RoPE parameters, however deep they lie."""
+    """Shrink lengths, sections and per-channel factors inside RoPE parameters, however deep they
+    lie.
+    """
     if not isinstance(value, dict):
         return value
     out = {key: shrink_rope(item, head_dim) for key, item in value.items()}
@@ -162,17 +188,27 @@ def _resized(values: Mapping[str, Any], name: str, size: int) -> dict[str, Any]:
     value = values.get(name)
     if isinstance(value, list | tuple) and all(_is_size(item) for item in value):
         return {name: [size] * len(value)}
-    return {} if not value or isinstance(value, list | tuple | str) else {name: size}  # 0: there is none
+    return (
+        {} if not value or isinstance(value, list | tuple | str) else {name: size}
+    )  # 0: there is none
 
 
 def _kv_heads(kv_heads: int, heads: int | None) -> int:
-    return {1: 1, heads: HEADS}.get(kv_heads, HEADS // 2)  # of one head alone: as many keys as queries
+    return {1: 1, heads: HEADS}.get(
+        kv_heads, HEADS // 2
+    )  # of one head alone: as many keys as queries
 
 
 def _head_dim(
-    size: int, values: Mapping[str, Any], full: Mapping[str, Any], heads: int | None, hidden: int | None
+    size: int,
+    values: Mapping[str, Any],
+    full: Mapping[str, Any],
+    heads: int | None,
+    hidden: int | None,
 ) -> int:
-    """A size that divides the width of the attention goes on doing so; another one stays another one."""
+    """A size that divides the width of the attention goes on doing so; another one stays another
+    one.
+    """
     width = full.get("attention_hidden_size", hidden)
     if heads is None or width is None or size * heads != width:
         return 2 * HIDDEN // HEADS
@@ -196,6 +232,8 @@ def _shrink_axes(values: dict[str, Any]) -> None:
 
 
 def _shrink_random_blocks(values: dict[str, Any]) -> None:
-    """Where attention has random blocks, texts of a few blocks attend to everything: no prompt is to be as short."""
+    """Where attention has random blocks, texts of a few blocks attend to everything: no prompt is
+    to be as short.
+    """
     if values.get("num_random_blocks") is not None:
         values["block_size"] = 2

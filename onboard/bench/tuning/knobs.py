@@ -33,12 +33,15 @@ class Choice:
 def choices(
     runtime: RuntimeConfig, history: Sequence[HistoryEntry], *, gpu: bool, root: Path | None = None
 ) -> list[Choice]:
-    """Return what is worth trying in place of a run that has this history, one setting changed each.
+    """Return what is worth trying in place of a run that has this history, one setting changed
+    each.
 
-    These are back ends of attention and of transforms that found something to do, and on a GPU CUDA graphs of
-    prefill in pieces. What torch.compile does is not among them: it takes minutes.
+    These are back ends of attention and of transforms that found something to do, and on a GPU CUDA
+    graphs of prefill in pieces. What torch.compile does is not among them: it takes minutes.
     """
-    busy = {entry.key for entry in history if entry.enabled and not entry.skipped and entry.num_matches}
+    busy = {
+        entry.key for entry in history if entry.enabled and not entry.skipped and entry.num_matches
+    }
     found = list(_attention(runtime))
     for transform in load_pipeline(runtime.transforms, runtime.mode, root):
         if transform.key in busy and transform.key != _COMPILE:
@@ -49,9 +52,13 @@ def choices(
 
 
 def plain(runtime: RuntimeConfig, root: Path | None = None) -> RuntimeConfig:
-    """Return the configuration without kernels of our own and without any compilation: what all must agree with."""
+    """Return the configuration without kernels of our own and without any compilation: what all
+    must agree with.
+    """
     torch_only = {
-        transform.key: {name: "torch" for name, values in _fields(transform.config) if "torch" in values}
+        transform.key: {
+            name: "torch" for name, values in _fields(transform.config) if "torch" in values
+        }
         for transform in load_pipeline(runtime.transforms, runtime.mode, root)
         if transform.key != _COMPILE
     }
@@ -60,12 +67,18 @@ def plain(runtime: RuntimeConfig, root: Path | None = None) -> RuntimeConfig:
         update={
             "attn_backend": "torch",
             "compile_backend": "torch-simple",
-            "transforms": deep_merge(deep_merge(runtime.transforms, changes), {_COMPILE: _PLAIN_COMPILE}),
+            "transforms": deep_merge(
+                deep_merge(runtime.transforms, changes), {_COMPILE: _PLAIN_COMPILE}
+            ),
         }
     )
 
 
-_PLAIN_COMPILE = {"backend": "torch-simple", "piecewise_enabled": False, "piecewise_num_tokens": None}
+_PLAIN_COMPILE = {
+    "backend": "torch-simple",
+    "piecewise_enabled": False,
+    "piecewise_num_tokens": None,
+}
 
 
 def _attention(runtime: RuntimeConfig) -> Iterator[Choice]:
@@ -97,4 +110,8 @@ def _pieces(config: TransformConfig, history: Iterable[HistoryEntry]) -> Iterato
 
 
 def _literals(annotation: Any) -> list[str]:
-    return [each for each in get_args(annotation) if isinstance(each, str)] if get_origin(annotation) is Literal else []
+    return (
+        [each for each in get_args(annotation) if isinstance(each, str)]
+        if get_origin(annotation) is Literal
+        else []
+    )

@@ -1,7 +1,8 @@
 """Finding the quickest back ends and CUDA-graph sizes for a model on this device, by trying them.
 
-From the configuration as it is, one setting after the other is changed, and kept when it is quicker by more than the
-measurements scatter and its logits agree with the plain graph's (torch operators alone, nothing compiled) as well as
+From the configuration as it is, one setting after the other is changed, and kept when it is quicker
+by more than the measurements scatter and its logits agree with the plain graph's (torch operators
+alone, nothing compiled) as well as
 before: rounding may differ, nothing else.
 """
 
@@ -85,22 +86,40 @@ class _Bench:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        return build_engine(self.subject.folder, runtime, root=self.subject.root, model=self.subject.name)
+        return build_engine(
+            self.subject.folder, runtime, root=self.subject.root, model=self.subject.name
+        )
 
     def logits(self, engine: Engine) -> list[torch.Tensor]:
-        """Return the logits of prompts of several lengths that join one after the other, decoded in a batch."""
+        """Return the logits of prompts of several lengths that join one after the other, decoded in
+        a batch.
+        """
         count = min(len(_PROMPTS), engine.cache.info.max_batch_size)
         lengths = [min(length, engine.capacity) for length in _PROMPTS[:count]]
-        prompts = [Shape(1, n, 2).prompts(vocabulary_of(self.subject), self.seed)[0] for n in lengths]
-        return run_plan(engine.gm, engine.cache, prompts, plans(prompts, engine.rope)["batched decode"], engine.rope)
+        prompts = [
+            Shape(1, n, 2).prompts(vocabulary_of(self.subject), self.seed)[0] for n in lengths
+        ]
+        return run_plan(
+            engine.gm,
+            engine.cache,
+            prompts,
+            plans(prompts, engine.rope)["batched decode"],
+            engine.rope,
+        )
 
     def error(self, engine: Engine) -> float:
-        """Return the error of an engine's logits against the plain graph's; infinite for one that is no number."""
-        errors = [rmse_ratio(*pair) for pair in zip(self.logits(engine), self.reference, strict=True)]
+        """Return the error of an engine's logits against the plain graph's; infinite for one that
+        is no number.
+        """
+        errors = [
+            rmse_ratio(*pair) for pair in zip(self.logits(engine), self.reference, strict=True)
+        ]
         return max(math.inf if math.isnan(error) else error for error in errors)
 
     def times(self, engine: Engine) -> tuple[dict[str, float], float]:
-        """Return milliseconds by what was timed, and how much the measurements scatter at most, as a share."""
+        """Return milliseconds by what was timed, and how much the measurements scatter at most, as
+        a share.
+        """
         found, scatter = {}, 0.0
         for shape in self.shapes:
             prompts = shape.prompts(vocabulary_of(self.subject), self.seed)
@@ -116,9 +135,15 @@ class _Bench:
 
 
 def tune(
-    subject: Subject, shapes: Sequence[Shape], *, seed: int, repeats: int, on_progress: Callable[[str], None]
+    subject: Subject,
+    shapes: Sequence[Shape],
+    *,
+    seed: int,
+    repeats: int,
+    on_progress: Callable[[str], None],
 ) -> Tuning:
-    """Try every choice, and keep what is better than the best so far; return what to change and all figures.
+    """Try every choice, and keep what is better than the best so far; return what to change and all
+    figures.
 
     Raises `UsageError` for a shape that the model or the memory has no room for.
     """
@@ -156,18 +181,32 @@ class _Limits:
 
 
 def _as_configured(bench: _Bench, runtime: RuntimeConfig) -> tuple[Tuning, list[Choice], _Limits]:
-    """Measure the configuration as it is; return with it what there is to try, and the bar for that."""
+    """Measure the configuration as it is; return with it what there is to try, and the bar for
+    that.
+    """
     bench.on_progress("measuring the configuration as it is")
     engine = bench.build(runtime)
     for shape in bench.shapes:
         if reason := why_not(engine, shape):
-            raise UsageError(f"batch {shape.batch}, context {shape.context} cannot be measured: {reason}")
+            raise UsageError(
+                f"batch {shape.batch}, context {shape.context} cannot be measured: {reason}"
+            )
     (times, scatter), error = bench.times(engine), bench.error(engine)
     dtype = next(each.dtype for each in engine.gm.parameters() if each.is_floating_point())
     tuning = Tuning(facts=[*bench.subject.facts, *engine.facts])
     tuning.trials.append(Trial("as configured", "", times, error, 1.0, kept=True))
-    found = choices(runtime, engine.history, gpu=engine.cache.info.device.type == "cuda", root=bench.subject.root)
-    limits = _Limits(_graph(engine), times, max(_MARGIN * error, _ROUNDING.get(dtype, 1e-2)), max(LEAST_GAIN, scatter))
+    found = choices(
+        runtime,
+        engine.history,
+        gpu=engine.cache.info.device.type == "cuda",
+        root=bench.subject.root,
+    )
+    limits = _Limits(
+        _graph(engine),
+        times,
+        max(_MARGIN * error, _ROUNDING.get(dtype, 1e-2)),
+        max(LEAST_GAIN, scatter),
+    )
     return tuning, found, limits
 
 
@@ -176,10 +215,21 @@ def _try(bench: _Bench, choice: Choice, runtime: RuntimeConfig, limits: _Limits)
     try:
         engine = bench.build(choice.applied(runtime))
         if (graph := _graph(engine)) == limits.graph:
-            return Trial(choice.knob, choice.value, {}, 0.0, 1.0, kept=False, reason="it is what runs already")
+            return Trial(
+                choice.knob,
+                choice.value,
+                {},
+                0.0,
+                1.0,
+                kept=False,
+                reason="it is what runs already",
+            )
         times, _ = bench.times(engine)
         error = bench.error(engine)
-    except (OnboardError, RuntimeError) as problem:  # a kernel that does not build is no reason to stop
+    except (
+        OnboardError,
+        RuntimeError,
+    ) as problem:  # a kernel that does not build is no reason to stop
         reason = " ".join(f"does not run: {problem}".split())[:160]
         return Trial(choice.knob, choice.value, {}, math.inf, math.inf, kept=False, reason=reason)
     score = geometric_mean_ratio(times, limits.best)
@@ -195,7 +245,9 @@ def _try(bench: _Bench, choice: Choice, runtime: RuntimeConfig, limits: _Limits)
 
 def _graph(engine: Engine) -> str:
     """Return what an engine runs: every call of its graph, and what holds the graph."""
-    holders = [f"{type(module).__name__} {getattr(module, 'sizes', '')}" for module in engine.gm.modules()]
+    holders = [
+        f"{type(module).__name__} {getattr(module, 'sizes', '')}" for module in engine.gm.modules()
+    ]
     calls = [f"{node.target}" for _, gm in graph_modules(engine.gm) for node in gm.graph.nodes]
     return "\n".join([*holders, *calls])
 
@@ -212,7 +264,9 @@ def _tune_buckets(bench: _Bench, runtime: RuntimeConfig, tuning: Tuning) -> None
     sizes = [size for size in _SIZES if size < most] + [most]
     graphs = runtime.cuda_graph_config.model_copy(update={"batch_sizes": sizes})
     bench.on_progress(f"measuring decode steps of {', '.join(map(str, sizes))} sequences")
-    engine = bench.build(runtime.model_copy(update={"max_batch_size": most, "cuda_graph_config": graphs}))
+    engine = bench.build(
+        runtime.model_copy(update={"max_batch_size": most, "cuda_graph_config": graphs})
+    )
     for size in sizes:
         shape = Shape(size, context, 24)
         if why_not(engine, shape):
@@ -229,7 +283,9 @@ _SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
 def choose_buckets(milliseconds: Mapping[int, float]) -> list[int]:
-    """Return the batch sizes to capture: the largest, and each one that is quicker than the next kept by enough."""
+    """Return the batch sizes to capture: the largest, and each one that is quicker than the next
+    kept by enough.
+    """
     kept: list[int] = []
     for size in sorted(milliseconds, reverse=True):
         if not kept or milliseconds[size] < (1 - BUCKET_WASTE) * milliseconds[kept[-1]]:

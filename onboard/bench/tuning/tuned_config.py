@@ -20,7 +20,8 @@ MARK = "# tuned: "
 
 
 def config_file(model: str, root: Path, config: Path | None) -> Path:
-    """Return the file that the model's configuration is kept in: the one given, else the registered one.
+    """Return the file that the model's configuration is kept in: the one given, else the registered
+    one.
 
     Raises `UsageError` when there is neither.
     """
@@ -29,19 +30,24 @@ def config_file(model: str, root: Path, config: Path | None) -> Path:
     entry = find_entry(model, root)
     if entry is None:
         raise UsageError(
-            f"{model} is not registered under {root}", hint="Onboard it there, or name a configuration with --config"
+            f"{model} is not registered under {root}",
+            hint="Onboard it there, or name a configuration with --config",
         )
     return config_path(root, entry.config_id)
 
 
 def write(path: Path, tuning: Tuning, device: str, date: str) -> None:
-    """Merge the changes into the file, other lines stay; the result is validated before anything is written."""
+    """Merge the changes into the file, other lines stay; the result is validated before anything is
+    written.
+    """
     text = path.read_text("utf-8") if path.is_file() else ""
     lines = [line for line in text.splitlines() if not line.startswith(MARK)]
     new = _merged_text("\n".join(lines) + "\n" * bool(lines), tuning.changes)
     new += "".join(f"{MARK}{line}\n" for line in evidence(tuning, device, date))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile("w", dir=path.parent, suffix=".yaml", delete=False, encoding="utf-8") as file:
+    with NamedTemporaryFile(
+        "w", dir=path.parent, suffix=".yaml", delete=False, encoding="utf-8"
+    ) as file:
         file.write(new)
     try:
         load_standalone(Path(file.name))
@@ -56,7 +62,9 @@ def evidence(tuning: Tuning, device: str, date: str) -> Iterable[str]:
     for trial in tuning.trials:
         yield f"{_name(trial)}: {_times(trial)}{_verdict(trial)}"
     if tuning.buckets:
-        yield "decode step by batch size: " + ", ".join(f"{n}: {ms:.3f}" for n, ms in sorted(tuning.buckets.items()))
+        yield "decode step by batch size: " + ", ".join(
+            f"{n}: {ms:.3f}" for n, ms in sorted(tuning.buckets.items())
+        )
 
 
 def _name(trial: Trial) -> str:

@@ -29,7 +29,10 @@ _DEFAULTS = {"cuda": ("1,8,32,64,128", "128,1024,8192", 129), "cpu": ("1,4", "64
 
 def bench(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A folder, an id, a name in the registry, or a config.json.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A folder, an id, a name in the registry, or a config.json."
+        ),
     ],
     root: options.Root = Path(),
     config: options.Config = None,
@@ -38,22 +41,39 @@ def bench(
     mode: options.Mode = ModeName.GRAPH,
     random_weights: options.RandomWeights = False,
     batch: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="Sequences at a time.", show_default="by device")
+        str | None,
+        typer.Option(metavar="N,N,...", help="Sequences at a time.", show_default="by device"),
     ] = None,
     context: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="Tokens of a prompt.", show_default="by device")
+        str | None,
+        typer.Option(metavar="N,N,...", help="Tokens of a prompt.", show_default="by device"),
     ] = None,
     output_len: Annotated[
-        int | None, typer.Option(metavar="N", min=2, help="Tokens to generate for a prompt.", show_default="by device")
+        int | None,
+        typer.Option(
+            metavar="N", min=2, help="Tokens to generate for a prompt.", show_default="by device"
+        ),
     ] = None,
-    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Times that each shape is measured.")] = 3,
+    repeats: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Times that each shape is measured.")
+    ] = 3,
     compare: Annotated[
-        str, typer.Option(metavar="PEER,...", help="Measure beside it: hf, hf-compiled.", show_default="none")
+        str,
+        typer.Option(
+            metavar="PEER,...", help="Measure beside it: hf, hf-compiled.", show_default="none"
+        ),
     ] = "",
-    profile: Annotated[bool, typer.Option("--profile", help="Draw the kernels of one decode step.")] = False,
-    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Of the prompts.", show_default="random")] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Draw the kernels of one decode step.")
+    ] = False,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Of the prompts.", show_default="random")
+    ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where the pictures go.", show_default="under the root")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Where the pictures go.", show_default="under the root"
+        ),
     ] = None,
     revision: options.Revision = None,
     set_: options.Set = None,
@@ -71,7 +91,9 @@ def bench(
     overrides = {"device": device.value, "dtype": dtype.value, "mode": mode.value}
     with registered_names(model, root):
         check_config(model, root, config, overrides, own, may_be_file=True)
-        settings = _settings(device.value, batch, context, output_len, repeats, compare, seed, profile)
+        settings = _settings(
+            device.value, batch, context, output_len, repeats, compare, seed, profile
+        )
         subject = _subject(model, root.expanduser(), config, overrides, random_weights, own)
         report = _measure(subject, settings)
     return _show(report, output or _folder(root.expanduser(), model), as_json=as_json)
@@ -100,15 +122,24 @@ def _settings(
     batches, contexts, tokens = _DEFAULTS[resolve_device(device).type]
     sizes = {"batch": numbers("batch", batches), "context": numbers("context", contexts), **chosen}
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
-    return Settings(grid(sizes["batch"], sizes["context"], output_len or tokens), seed, repeats, peers, profile)
+    return Settings(
+        grid(sizes["batch"], sizes["context"], output_len or tokens), seed, repeats, peers, profile
+    )
 
 
 def _subject(
-    model: str, root: Path, config: Path | None, overrides: dict[str, Any], random_weights: bool, own: dict[str, Any]
+    model: str,
+    root: Path,
+    config: Path | None,
+    overrides: dict[str, Any],
+    random_weights: bool,
+    own: dict[str, Any],
 ) -> AbstractContextManager[Subject]:
     from onboard.bench.subject import open_subject
 
-    return open_subject(model, root, config=config, overrides=overrides, random_weights=random_weights, settings=own)
+    return open_subject(
+        model, root, config=config, overrides=overrides, random_weights=random_weights, settings=own
+    )
 
 
 def _measure(opened: AbstractContextManager[Subject], settings: Settings) -> Report:
@@ -138,7 +169,9 @@ def numbers(name: str, text: str) -> list[int]:
     try:
         numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:
-        raise UsageError(f"--{name} {text!r} is not a list of numbers", hint="Write it as 1,8,32") from None
+        raise UsageError(
+            f"--{name} {text!r} is not a list of numbers", hint="Write it as 1,8,32"
+        ) from None
     if numbers[0] < 1:
         raise UsageError(f"--{name} has {numbers[0]}", hint="Numbers start at 1")
     return numbers

@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 
 def check(
     families: Annotated[
-        list[str] | None, typer.Argument(metavar="FAMILY", help="Families of registry/zoo.yaml; all for none.")
+        list[str] | None,
+        typer.Argument(metavar="FAMILY", help="Families of registry/zoo.yaml; all for none."),
     ] = None,
-    root: Annotated[Path, typer.Option(help="A checkout of onboard.", show_default="here")] = Path(),
-    write: Annotated[bool, typer.Option("--write", help="Write what differs instead of showing it.")] = False,
+    root: Annotated[
+        Path, typer.Option(help="A checkout of onboard.", show_default="here")
+    ] = Path(),
+    write: Annotated[
+        bool, typer.Option("--write", help="Write what differs instead of showing it.")
+    ] = False,
     as_json: AsJson = False,
 ) -> Result | int:
     """Generate the committed families again; show what has drifted.
@@ -44,7 +49,9 @@ def check(
                 print(_difference(drift, root), end="")
     count = 0 if write else sum(map(len, drifted.values()))
     if as_json:
-        return Result({"drifted": drifted}, OnboardError(f"{count} files drifted") if count else None)
+        return Result(
+            {"drifted": drifted}, OnboardError(f"{count} files drifted") if count else None
+        )
     return 1 if count else 0
 
 

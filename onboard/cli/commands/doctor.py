@@ -15,11 +15,22 @@ from onboard.cli.options import AsJson
 from onboard.cli.result import Result
 from onboard.gpu import version
 
-_PACKAGES = ("onboard", "torch", "transformers", "huggingface_hub", "safetensors", "tokenizers", "triton", "ruff")
+_PACKAGES = (
+    "onboard",
+    "torch",
+    "transformers",
+    "huggingface_hub",
+    "safetensors",
+    "tokenizers",
+    "triton",
+    "ruff",
+)
 
 
 def doctor(
-    root: Annotated[Path, typer.Option(help="Folder whose extensions are listed.", show_default="here")] = Path(),
+    root: Annotated[
+        Path, typer.Option(help="Folder whose extensions are listed.", show_default="here")
+    ] = Path(),
     as_json: AsJson = False,
 ) -> Result | None:
     """Show versions, GPUs, caches, extensions and what is missing."""
@@ -42,7 +53,11 @@ def _facts() -> Iterator[tuple[str, str]]:
     yield "python", platform.python_version()
     for package in _PACKAGES:
         yield package, _version(package)
-    yield "git", shutil.which("git") or "missing: branches are not prepared, pull_request writes its text only"
+    yield (
+        "git",
+        shutil.which("git")
+        or "missing: branches are not prepared, pull_request writes its text only",
+    )
     yield from _hardware()
     yield from _transforms()
     yield from _hub()
@@ -64,7 +79,10 @@ def _hardware() -> Iterator[tuple[str, str]]:
     yield "memory", f"{gigabytes(memory.total)} GB, {gigabytes(memory.free)} GB free"
     gpus = list_gpus()
     for index, gpu in enumerate(gpus):
-        yield f"gpu {index}", f"{gpu.name}, {gigabytes(gpu.total)} GB, {gigabytes(gpu.free)} GB free"
+        yield (
+            f"gpu {index}",
+            f"{gpu.name}, {gigabytes(gpu.total)} GB, {gigabytes(gpu.free)} GB free",
+        )
     if not gpus:
         yield "gpu", "none: models run on the CPU, with reference operators"
     elif not torch.cuda.is_available():

@@ -25,14 +25,20 @@ class Target(StrEnum):
 def export(
     model: options.Model,
     to: Annotated[
-        Target, typer.Option("--to", help="plain: PyTorch and safetensors; vllm-plugin: vLLM's registry, one device.")
+        Target,
+        typer.Option(
+            "--to", help="plain: PyTorch and safetensors; vllm-plugin: vLLM's registry, one device."
+        ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write.", show_default="exported/<package> below the root")
+        Path | None,
+        typer.Option(help="Folder to write.", show_default="exported/<package> below the root"),
     ] = None,
     root: options.Root = Path(),
     revision: options.Revision = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files of a folder that is there.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files of a folder that is there.")
+    ] = False,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
     debug: options.Debug = False,
@@ -47,7 +53,9 @@ def export(
         check_config(model, root, None, {"revision": revision})
         from onboard.standalone.export import export_model
 
-        done = export_model(model, to.value, root=root.expanduser(), out=out, revision=revision, force=force)
+        done = export_model(
+            model, to.value, root=root.expanduser(), out=out, revision=revision, force=force
+        )
     if as_json:
         return Result({"model": model, "to": to.value, **asdict(done), "folder": str(done.folder)})
     print(f"{done.folder}: package {done.package}, {len(done.files)} files")

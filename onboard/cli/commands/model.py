@@ -34,23 +34,44 @@ Exit codes: 0 done; 1 failed; 2 cannot be done as asked; 3 needs your word; 130 
 
 
 def onboard(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, or its id on the Hugging Face Hub.")],
-    root: Annotated[Path, typer.Option(help="Folder that everything is written to.", show_default="here")] = Path(),
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A model's folder, or its id on the Hugging Face Hub."
+        ),
+    ],
+    root: Annotated[
+        Path, typer.Option(help="Folder that everything is written to.", show_default="here")
+    ] = Path(),
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the id.")] = None,
     device: OnDevice = Device.AUTO,
     dtype: InDType = DTypeName.AUTO,
-    until: Annotated[str | None, typer.Option(metavar="PHASE", help="Stop after this phase.")] = None,
-    from_: Annotated[str | None, typer.Option("--from", metavar="PHASE", help="Rerun from this phase on.")] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="PHASE", help="Stop after this phase.")
+    ] = None,
+    from_: Annotated[
+        str | None, typer.Option("--from", metavar="PHASE", help="Rerun from this phase on.")
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Rerun every phase.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON document.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the outcome as one JSON document.")
+    ] = False,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that the model brings.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Go on even if the model does not fit in memory.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Go on even if the model does not fit in memory.")
+    ] = False,
     offline: Offline = False,
-    strict: Annotated[bool, typer.Option("--strict", help="A fallback in the full run is an error.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the libraries' warnings.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="A fallback in the full run is an error.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks and the libraries' warnings.")
+    ] = False,
 ) -> Result | int:
     """Run the phases for one model; `ABOUT` is what the help says of it."""
     if offline:
@@ -110,14 +131,20 @@ class ModelRun:
         return self.outcome.exception
 
     def with_way_out(self, error: BaseException | None) -> BaseException | None:
-        """Return the error with the road that is left in its hint: transformers' own model, when it knows the type."""
-        failed = self.outcome.phases[-1].name if self.outcome is not None and self.outcome.phases else ""
+        """Return the error with the road that is left in its hint: transformers' own model, when it
+        knows the type.
+        """
+        failed = (
+            self.outcome.phases[-1].name if self.outcome is not None and self.outcome.phases else ""
+        )
         if type(error) is not OnboardError or failed not in TRANSLATING or self.context is None:
             return error
         if not _is_known(self.context.source.config().get("model_type")):
             return error
         command = shlex.join(["onboard", "run", self.model, "--mode", ModeName.HF])
-        hint = f"{error.hint.rstrip('.')}. Or run transformers' own model: {command}".removeprefix(". ")
+        hint = f"{error.hint.rstrip('.')}. Or run transformers' own model: {command}".removeprefix(
+            ". "
+        )
         return OnboardError(error.message, hint=hint)
 
     def fields(self) -> dict[str, Any]:
@@ -128,16 +155,22 @@ class ModelRun:
         if self.options.dry_run:
             document["files"] = self._pending()
         if self.context is not None and (replaced := self.context.files.replaced):
-            document["replaced"] = [{"path": str(each.path), "backup": str(each.backup)} for each in replaced]
+            document["replaced"] = [
+                {"path": str(each.path), "backup": str(each.backup)} for each in replaced
+            ]
         return document
 
     def print_text(self, error: BaseException | None) -> None:
-        """Print where the files are, or the diffs of a dry run; for a failed run the command that resumes it.
+        """Print where the files are, or the diffs of a dry run; for a failed run the command that
+        resumes it.
 
         What became of a user's file that was replaced comes first.
         """
         for replaced in self.context.files.replaced if self.context is not None else ():
-            print(f"{replaced.diff}\n{replaced.path} was replaced, the old file is {replaced.backup}", file=sys.stderr)
+            print(
+                f"{replaced.diff}\n{replaced.path} was replaced, the old file is {replaced.backup}",
+                file=sys.stderr,
+            )
         if self.options.dry_run:
             _print_pending(self._pending())
         elif error is not None:
@@ -147,19 +180,27 @@ class ModelRun:
             _print_artifacts(self.outcome.document()["artifacts"])
 
     def _pending(self) -> list[dict[str, Any]]:
-        """Return the files that would be written: the user's first, then those that only record the run."""
+        """Return the files that would be written: the user's first, then those that only record the
+        run.
+        """
         if self.context is None:
             return []
         files, root, internal = self.context.files, self.context.root, self.context.work_dir
         paths = sorted(files.pending, key=lambda path: path.is_relative_to(internal))
         return [
-            {"path": str(path), "diff": files.diff(path, root), "internal": path.is_relative_to(internal)}
+            {
+                "path": str(path),
+                "diff": files.diff(path, root),
+                "internal": path.is_relative_to(internal),
+            }
             for path in paths
         ]
 
 
 def _print_pending(files: list[dict[str, Any]]) -> None:
-    """Print how much of each file would change, and of files that do not only record the run what."""
+    """Print how much of each file would change, and of files that do not only record the run
+    what.
+    """
     for file in files:
         print(f"{_changes(file['diff']):>14}  {file['path']}")
     for file in files:
@@ -184,8 +225,12 @@ def _is_known(model_type: object) -> bool:
 def _print_artifacts(artifacts: dict[str, str]) -> None:
     """Print what the model wrote, where each file is, and last what to look at."""
     if "run" in artifacts:
-        for record in json.loads(Path(artifacts["run"]).read_text(encoding="utf-8"))["runs"]["full"]["prompts"]:
-            if record["prompt"] is not None:  # token ids of a checkpoint without a tokenizer say nothing
+        for record in json.loads(Path(artifacts["run"]).read_text(encoding="utf-8"))["runs"][
+            "full"
+        ]["prompts"]:
+            if (
+                record["prompt"] is not None
+            ):  # token ids of a checkpoint without a tokenizer say nothing
                 print(shown(f"> {record['prompt']}\n{record['output'].strip()}\n"))
     width = max(map(len, artifacts), default=0)
     print("\n".join(f"{name:<{width}}  {path}" for name, path in artifacts.items()))
@@ -194,8 +239,15 @@ def _print_artifacts(artifacts: dict[str, str]) -> None:
 
 
 def resume_command(arguments: list[str]) -> str:
-    """Return the command that goes on where this one stopped: the same, without what makes it start over."""
+    """Return the command that goes on where this one stopped: the same, without what makes it start
+    over.
+    """
     kept = list(arguments)
     if "--from" in kept:
         del kept[kept.index("--from") : kept.index("--from") + 2]
-    return shlex.join(["onboard", *(word for word in kept if word != "--fresh" and not word.startswith("--from="))])
+    return shlex.join(
+        [
+            "onboard",
+            *(word for word in kept if word != "--fresh" and not word.startswith("--from=")),
+        ]
+    )

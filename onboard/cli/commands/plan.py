@@ -26,11 +26,16 @@ if TYPE_CHECKING:
 
 def plan(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A folder, an id, a name in the registry, or a config.json.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A folder, an id, a name in the registry, or a config.json."
+        ),
     ],
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="GPU", help="As H100, 4xH200 or 80GiB.", show_default="this machine's"),
+        typer.Option(
+            metavar="GPU", help="As H100, 4xH200 or 80GiB.", show_default="this machine's"
+        ),
     ] = None,
     dtype: options.InDType = DTypeName.AUTO,
     cache_dtype: Annotated[
@@ -38,13 +43,21 @@ def plan(
         typer.Option(help="What keys and values are kept in.", show_default="as configured"),
     ] = None,
     context: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Tokens of a sequence.", show_default="the configuration's")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Tokens of a sequence.", show_default="the configuration's"
+        ),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Sequences at a time.", show_default="the configuration's")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Sequences at a time.", show_default="the configuration's"
+        ),
     ] = None,
     root: options.Root = Path(),
-    mode: Annotated[ModeName, typer.Option(help="graph: the onboarded model; hf: transformers' own.")] = ModeName.GRAPH,
+    mode: Annotated[
+        ModeName, typer.Option(help="graph: the onboarded model; hf: transformers' own.")
+    ] = ModeName.GRAPH,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
 ) -> Result | None:
@@ -71,11 +84,19 @@ def plan(
 
 def _overrides(dtype: str, mode: str, context: int | None, batch: int | None) -> dict[str, Any]:
     limits = {"max_seq_len": context, "max_batch_size": batch}
-    return {"dtype": dtype, "mode": mode, **{key: value for key, value in limits.items() if value is not None}}
+    return {
+        "dtype": dtype,
+        "mode": mode,
+        **{key: value for key, value in limits.items() if value is not None},
+    }
 
 
 def _plan(
-    model: str, root: Path, gpus: Gpus | None, overrides: dict[str, Any], cache_dtype: CacheDTypeName | None
+    model: str,
+    root: Path,
+    gpus: Gpus | None,
+    overrides: dict[str, Any],
+    cache_dtype: CacheDTypeName | None,
 ) -> tuple[MemoryPlan, list[str]]:
     from onboard.gpu import device_memory
     from onboard.hub import as_folder, open_source
@@ -96,7 +117,9 @@ def _plan(
     made, lowered = fitted(counted.over(asked.count, asked.memory))
     facts += lowered
     if asked.count > 1:
-        facts.append(f"weights and caches are split evenly over {asked.count} GPUs here; onboard itself runs on one")
+        facts.append(
+            f"weights and caches are split evenly over {asked.count} GPUs here; onboard itself runs on one"
+        )
     return made, facts
 
 
@@ -124,9 +147,13 @@ def _problem(model: str, plan: MemoryPlan, batch: int | None) -> ConsentRequired
 
 def _way_to_fit(plan: MemoryPlan) -> str:
     """Return the smallest kind of GPU of which the fewest are enough, in words."""
-    needed = {name: count for name, size in known_gpus().items() if (count := plan.devices_needed(size))}
+    needed = {
+        name: count for name, size in known_gpus().items() if (count := plan.devices_needed(size))
+    }
     if not needed:
-        return "No known number of GPUs is enough for these sequences: ask for fewer or shorter ones"
+        return (
+            "No known number of GPUs is enough for these sequences: ask for fewer or shorter ones"
+        )
     fewest = min(needed.values())
     name = next(name for name, count in needed.items() if count == fewest)
     return f"These sequences need {fewest} x {name}" if fewest > 1 else f"One {name} is enough"
@@ -138,7 +165,10 @@ def _document(model: str, plan: MemoryPlan, facts: list[str]) -> dict[str, Any]:
         {"form": group.form, "caches": group.caches, "units": group.units, "bytes": group.num_bytes}
         for group in plan.cache.groups(plan.pages)
     ]
-    fits = [{"context": c, "batch": plan.largest_batch(c), "bytes_each": plan.sequence_bytes(c)} for c in plan.ladder()]
+    fits = [
+        {"context": c, "batch": plan.largest_batch(c), "bytes_each": plan.sequence_bytes(c)}
+        for c in plan.ladder()
+    ]
     return {
         "model": model,
         **sizes,
@@ -154,12 +184,19 @@ def _document(model: str, plan: MemoryPlan, facts: list[str]) -> dict[str, Any]:
     }
 
 
-def _print(model: str, plan: MemoryPlan, facts: list[str], problem: ConsentRequiredError | None) -> None:
+def _print(
+    model: str, plan: MemoryPlan, facts: list[str], problem: ConsentRequiredError | None
+) -> None:
     from rich.console import Console
     from rich.text import Text
 
     limits, console = plan.limits, Console(highlight=False)
-    console.print(Text(f"{model}: {limits.max_batch_size:,} sequences of {limits.max_seq_len:,} tokens", style="bold"))
+    console.print(
+        Text(
+            f"{model}: {limits.max_batch_size:,} sequences of {limits.max_seq_len:,} tokens",
+            style="bold",
+        )
+    )
     console.print(_memory_table(plan))
     if not plan.fits() and problem is None:
         most = plan.largest_batch(limits.max_seq_len)
@@ -176,7 +213,11 @@ def _kinds(plan: MemoryPlan) -> str:
     counts = {name: plan.devices_needed(size) for name, size in known_gpus().items()}
     words = ", ".join(f"{count} x {name}" for name, count in counts.items() if count)
     batch, context = plan.wanted or (plan.limits.max_batch_size, plan.limits.max_seq_len)
-    asked = f"{batch:,} sequences of {context:,} tokens" if batch > 1 else f"a sequence of {context:,} tokens"
+    asked = (
+        f"{batch:,} sequences of {context:,} tokens"
+        if batch > 1
+        else f"a sequence of {context:,} tokens"
+    )
     return f"GPUs for {asked}: {words or 'more than 64 of any kind'}"
 
 
@@ -199,7 +240,10 @@ def _rows(plan: MemoryPlan) -> list[tuple[str, str, int]]:
     rows = [
         ("weights", f"{plan.parameters:,} parameters", plan.weights),
         ("tables", "buffers", plan.tables),
-        *(("states" if each.resource.by_sequence else "cache", _group(each), each.num_bytes) for each in groups),
+        *(
+            ("states" if each.resource.by_sequence else "cache", _group(each), each.num_bytes)
+            for each in groups
+        ),
         ("activations", f"a step of {plan.step_tokens:,} tokens", plan.activations + plan.inputs),
         ("CUDA graphs", "decode steps", plan.graphs),
         ("reserve", "driver and libraries, an estimate", plan.reserve),

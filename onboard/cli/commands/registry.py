@@ -24,10 +24,16 @@ app = typer.Typer(
     help="List, check and run the models of the registry.",
 )
 
-Root = Annotated[Path, typer.Option(help="Folder that the registry belongs to.", show_default="here")]
+Root = Annotated[
+    Path, typer.Option(help="Folder that the registry belongs to.", show_default="here")
+]
 Filter = Annotated[
     str,
-    typer.Option("--filter", metavar="EXPR", help="Only entries of which all terms hold: 'family=A,B status!=passed'."),
+    typer.Option(
+        "--filter",
+        metavar="EXPR",
+        help="Only entries of which all terms hold: 'family=A,B status!=passed'.",
+    ),
 ]
 
 
@@ -35,24 +41,34 @@ Filter = Annotated[
 def list_entries(root: Root = Path(), expression: Filter = "", as_json: AsJson = False) -> None:
     """List the entries, and what came of their last runs.
 
-    A filter has terms with FIELD=WORD, FIELD!=WORD, FIELD~PATTERN or FIELD!~PATTERN, words between commas are
-    alternatives; fields are name, config_id, family, architecture, status, tested and note.
+    A filter has terms with FIELD=WORD, FIELD!=WORD, FIELD~PATTERN or FIELD!~PATTERN, words between
+    commas are alternatives; fields are name, config_id, family, architecture, status, tested and
+    note.
     """
     entries = _chosen(root, [], expression)
     if as_json:
-        print(json.dumps([entry.model_dump(mode="json", exclude_none=True) for entry in entries], indent=2))
+        print(
+            json.dumps(
+                [entry.model_dump(mode="json", exclude_none=True) for entry in entries], indent=2
+            )
+        )
         return
     for entry in entries:
         ended = f"{entry.status} {entry.tested or ''}".strip()
-        print(f"{entry.name}  {entry.family or '-'}  {ended}{f'  ({entry.note})' if entry.note else ''}")
+        print(
+            f"{entry.name}  {entry.family or '-'}  {ended}{f'  ({entry.note})' if entry.note else ''}"
+        )
 
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="An entry's name, or its model's id or folder.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="An entry's name, or its model's id or folder.")
+    ],
     root: Root = Path(),
     resolved: Annotated[
-        bool, typer.Option("--resolved", help="What it runs with, and the file that each value is from.")
+        bool,
+        typer.Option("--resolved", help="What it runs with, and the file that each value is from."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -90,7 +106,9 @@ def validate(root: Root = Path(), as_json: AsJson = False) -> int:
         try:
             compose(entry, root)
             load_standalone(_standalone(entry, root))
-            problems[entry.name] = [f"{file} changes nothing" for file in without_effect(layers(entry, root))]
+            problems[entry.name] = [
+                f"{file} changes nothing" for file in without_effect(layers(entry, root))
+            ]
         except OnboardError as error:
             problems[entry.name] = [f"error: {error}"]
     found = {name: said for name, said in problems.items() if said}
@@ -99,7 +117,10 @@ def validate(root: Root = Path(), as_json: AsJson = False) -> int:
     else:
         print(
             "\n".join(
-                [*(f"{name}: {line}" for name, said in found.items() for line in said), f"{len(problems)} entries"]
+                [
+                    *(f"{name}: {line}" for name, said in found.items() for line in said),
+                    f"{len(problems)} entries",
+                ]
             )
         )
     return 1 if any(line.startswith("error") for said in found.values() for line in said) else 0
@@ -108,17 +129,24 @@ def validate(root: Root = Path(), as_json: AsJson = False) -> int:
 @app.command("run")
 def run(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Entries by name.", show_default="all")
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="Entries by name.", show_default="all"),
     ] = None,
     root: Root = Path(),
     expression: Filter = "",
     device: Annotated[Device, typer.Option(help="Where the models run.")] = Device.AUTO,
     jobs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Entries at a time.", show_default="1, or one a GPU")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Entries at a time.", show_default="1, or one a GPU"),
     ] = None,
-    reduced: Annotated[bool, typer.Option("--reduced", help="Only as many layers as show every kind of them.")] = False,
+    reduced: Annotated[
+        bool, typer.Option("--reduced", help="Only as many layers as show every kind of them.")
+    ] = False,
     changed: Annotated[
-        bool, typer.Option("--changed", help="Only entries with a row of another model file, config or program.")
+        bool,
+        typer.Option(
+            "--changed", help="Only entries with a row of another model file, config or program."
+        ),
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what passed as it is.")] = False,
     limit_seconds: Annotated[float, typer.Option(help="Time limit of an entry.")] = 3600.0,
@@ -127,10 +155,10 @@ def run(
 ) -> int:
     """Run entries and compare them with transformers.
 
-    Each is a process of its own; exit code 1 when one fails. On GPUs each takes a free one, and waits for it; on
-    the CPU --jobs run at a time. Rows go to registry/results.jsonl, from which the support matrix is made. Killed,
-    and started again, it goes on; an entry that passed under the same model file, config and program is not run
-    again. The filter is that of `registry list`.
+    Each is a process of its own; exit code 1 when one fails. On GPUs each takes a free one, and
+    waits for it; on the CPU --jobs run at a time. Rows go to registry/results.jsonl, from which the
+    support matrix is made. Killed, and started again, it goes on; an entry that passed under the
+    same model file, config and program is not run again. The filter is that of `registry list`.
     """
     from onboard.workflow.registry_runs.places import CpuPlaces, GpuPlaces
     from onboard.workflow.registry_runs.runner import Runner, RunSettings
@@ -138,7 +166,13 @@ def run(
     root = root.expanduser().resolve()
     entries, gpus = _chosen(root, names or [], expression), _gpus(device)
     settings = RunSettings(
-        "cuda" if gpus else "cpu", jobs or gpus or 1, reduced, changed, fresh, limit_seconds, offline
+        "cuda" if gpus else "cpu",
+        jobs or gpus or 1,
+        reduced,
+        changed,
+        fresh,
+        limit_seconds,
+        offline,
     )
     progress = _Progress(len(entries))
     runner = Runner(root, GpuPlaces() if gpus else CpuPlaces(), settings, progress)
@@ -150,9 +184,18 @@ def run(
         progress.finished(row, ran)
         rows.append(row)
     if as_json:
-        print(json.dumps([row.model_dump(mode="json", exclude_defaults=True) for row in rows], indent=2))
+        print(
+            json.dumps(
+                [row.model_dump(mode="json", exclude_defaults=True) for row in rows], indent=2
+            )
+        )
     else:
-        print("\n".join(f"{sum(row.status == status for row in rows)} {status}" for status in ("passed", "failed")))
+        print(
+            "\n".join(
+                f"{sum(row.status == status for row in rows)} {status}"
+                for status in ("passed", "failed")
+            )
+        )
     return 1 if any(row.status == "failed" for row in rows) else 0
 
 
@@ -174,7 +217,9 @@ class _Progress:
         figures = [f"{row.tokens_per_second:.0f} tokens/s"] if row.tokens_per_second else []
         figures += [f"{row.seconds:.0f} s"] if row.seconds is not None and ran else []
         said = ", ".join([row.status if ran else f"{row.status} by another run", *figures])
-        _say(f"[{self.done}/{self.total}] {row.name}: {said}{f': {row.error}' if row.error else ''}")
+        _say(
+            f"[{self.done}/{self.total}] {row.name}: {said}{f': {row.error}' if row.error else ''}"
+        )
 
 
 def _say(text: str) -> None:
@@ -185,7 +230,10 @@ def _entries(root: Path) -> list[RegistryEntry]:
     from onboard.registry import load_entries, models_path
 
     if not models_path(root).exists():
-        raise OnboardError(f"there is no registry under {root}", hint="Onboard a model there: onboard MODEL --root DIR")
+        raise OnboardError(
+            f"there is no registry under {root}",
+            hint="Onboard a model there: onboard MODEL --root DIR",
+        )
     return load_entries(root)
 
 
@@ -202,7 +250,10 @@ def _entry(name: str, root: Path) -> RegistryEntry:
 
     root = root.expanduser()
     if (entry := find_entry(name, root)) is None:
-        raise UsageError(f"{name} is not in the registry", hint=suggest(name, [e.name for e in all_entries(root)]))
+        raise UsageError(
+            f"{name} is not in the registry",
+            hint=suggest(name, [e.name for e in all_entries(root)]),
+        )
     return entry
 
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 def run(
     model: options.Model,
     prompts: Annotated[
-        list[str] | None, typer.Argument(metavar="PROMPT", help="Texts to go on from.", show_default="read stdin")
+        list[str] | None,
+        typer.Argument(metavar="PROMPT", help="Texts to go on from.", show_default="read stdin"),
     ] = None,
     root: options.Root = Path(),
     config: options.Config = None,
@@ -37,19 +38,32 @@ def run(
     dtype: options.InDType = DTypeName.AUTO,
     mode: options.Mode = ModeName.GRAPH,
     token_ids: Annotated[
-        list[str] | None, typer.Option(metavar="ID,ID,...", help="A prompt as token ids; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="ID,ID,...", help="A prompt as token ids; may be repeated."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate for a prompt.")] = 64,
     temperature: Annotated[float, typer.Option(help="0: always the most likely token.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample from this share of the probability.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0: from all.")] = 0,
-    min_p: Annotated[float, typer.Option(help="Drop tokens less likely than this, relative to the best.")] = 0.0,
+    top_k: Annotated[
+        int, typer.Option(help="Sample from the k most likely tokens; 0: from all.")
+    ] = 0,
+    min_p: Annotated[
+        float, typer.Option(help="Drop tokens less likely than this, relative to the best.")
+    ] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ends the output; may be repeated.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.")] = False,
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Ends the output; may be repeated.")
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.")
+    ] = False,
     n: Annotated[int, typer.Option("-n", help="Outputs for each prompt.")] = 1,
-    stop_token_ids: Annotated[str | None, typer.Option(metavar="ID,ID,...", help="Tokens that end the output.")] = None,
-    logprobs: Annotated[int | None, typer.Option(help="Report this many log-probabilities a token (--json).")] = None,
+    stop_token_ids: Annotated[
+        str | None, typer.Option(metavar="ID,ID,...", help="Tokens that end the output.")
+    ] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(help="Report this many log-probabilities a token (--json).")
+    ] = None,
     max_seq_len: options.MaxSeqLen = None,
     max_batch_size: options.MaxBatchSize = None,
     kv_cache_dtype: options.KVCacheDType = None,
@@ -58,10 +72,17 @@ def run(
     revision: options.Revision = None,
     set_: options.Set = None,
     batch_invariant: Annotated[
-        bool, typer.Option("--batch-invariant", help="Round the same whatever else is in the batch; slower.")
+        bool,
+        typer.Option(
+            "--batch-invariant", help="Round the same whatever else is in the batch; slower."
+        ),
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="A fallback, or a model that is not as it was tested and run, is an error.")
+        bool,
+        typer.Option(
+            "--strict",
+            help="A fallback, or a model that is not as it was tested and run, is an error.",
+        ),
     ] = False,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
@@ -74,13 +95,30 @@ def run(
     if offline:
         go_offline()
     wanted = _prompts(prompts or [], token_ids or [])
-    chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed}
-    chosen |= {"max_tokens": max_tokens, "stop": stop, "ignore_eos": ignore_eos, "n": n, "logprobs": logprobs}
+    chosen: dict[str, Any] = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "seed": seed,
+    }
+    chosen |= {
+        "max_tokens": max_tokens,
+        "stop": stop,
+        "ignore_eos": ignore_eos,
+        "n": n,
+        "logprobs": logprobs,
+    }
     params = _sampling_params(**chosen, stop_token_ids=_parse_ids("stop-token-ids", stop_token_ids))
     limits = {"max_seq_len": max_seq_len, "max_batch_size": max_batch_size, "revision": revision}
     backends = {"attn_backend": attn_backend, "compile_backend": compile_backend}
     settings = settings_of(set_, **limits, **backends, kv_cache_config__dtype=kv_cache_dtype)
-    overrides = {"device": device.value, "dtype": dtype.value, "mode": mode.value, "batch_invariant": batch_invariant}
+    overrides = {
+        "device": device.value,
+        "dtype": dtype.value,
+        "mode": mode.value,
+        "batch_invariant": batch_invariant,
+    }
     with registered_names(model, root):
         check_config(model, root, config, overrides, settings)
         llm = _load(model, root=root, config=config, strict=strict, settings=settings, **overrides)
@@ -101,7 +139,9 @@ def _prompts(texts: list[str], token_ids: list[str]) -> list[Prompt]:
     if not prompts and not sys.stdin.isatty() and (text := sys.stdin.read().strip("\n")):
         prompts = [text]
     if not prompts:
-        raise UsageError("there is no prompt", hint='Give one: onboard run MODEL "Once upon a time"')
+        raise UsageError(
+            "there is no prompt", hint='Give one: onboard run MODEL "Once upon a time"'
+        )
     return prompts
 
 
@@ -109,7 +149,9 @@ def _parse_ids(option: str, text: str | None) -> list[int]:
     try:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError:
-        raise UsageError(f"--{option} {text!r} is not a list of numbers", hint="Write it as 1,2,3") from None
+        raise UsageError(
+            f"--{option} {text!r} is not a list of numbers", hint="Write it as 1,2,3"
+        ) from None
 
 
 def _sampling_params(**values: Any) -> SamplingParams:
@@ -122,7 +164,9 @@ def _sampling_params(**values: Any) -> SamplingParams:
     except ValidationError as error:
         first = error.errors()[0]
         option = str(first["loc"][0]).replace("_", "-")
-        raise UsageError(f"--{option} {first['input']}: {first['msg'].removeprefix('Value error, ')}") from None
+        raise UsageError(
+            f"--{option} {first['input']}: {first['msg'].removeprefix('Value error, ')}"
+        ) from None
 
 
 def _load(model: str, **settings: Any) -> LLM:
@@ -132,7 +176,9 @@ def _load(model: str, **settings: Any) -> LLM:
 
         llm = LLM(model, **settings)
     seconds = time.perf_counter() - start
-    print(f"loaded {model} on {llm.engine.cache.info.device.type} in {seconds:.1f} s", file=sys.stderr)
+    print(
+        f"loaded {model} on {llm.engine.cache.info.device.type} in {seconds:.1f} s", file=sys.stderr
+    )
     return llm
 
 
@@ -154,7 +200,9 @@ def _progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         task = progress.add_task(label, total=total)
         yield lambda completed: progress.update(task, completed=completed)
 
@@ -170,10 +218,14 @@ def _document(model: str, llm: LLM, outputs: list[RequestOutput]) -> dict[str, A
 
 
 def _print_outputs(outputs: list[RequestOutput]) -> None:
-    """Print the texts alone; with several prompts each under its prompt. Without a tokenizer: the token ids."""
+    """Print the texts alone; with several prompts each under its prompt. Without a tokenizer: the
+    token ids.
+    """
     for output in outputs:
         if len(outputs) > 1:
-            print(f"> {shown(output.prompt) if output.prompt is not None else _ids(output.prompt_token_ids)}")
+            print(
+                f"> {shown(output.prompt) if output.prompt is not None else _ids(output.prompt_token_ids)}"
+            )
         for completion in output.outputs:
             print(shown(completion.text) or _ids(completion.token_ids))
         if len(outputs) > 1:

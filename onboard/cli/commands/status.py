@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def status(
-    root: Annotated[Path, typer.Option(help="Folder that models were onboarded under.", show_default="here")] = Path(),
+    root: Annotated[
+        Path, typer.Option(help="Folder that models were onboarded under.", show_default="here")
+    ] = Path(),
     as_json: options.AsJson = False,
 ) -> Result | None:
     """Show the models under a root and their phases."""
@@ -40,7 +42,10 @@ def load_states(root: Path) -> dict[str, RunState]:
 
     folders = sorted(path.parent for path in (root / WORK).glob(f"*/{STATE_FILE}"))
     states = {folder: RunState.load(folder, folder.name) for folder in folders}
-    return {folder.name: state if is_held(folder) else state.at_rest() for folder, state in states.items()}
+    return {
+        folder.name: state if is_held(folder) else state.at_rest()
+        for folder, state in states.items()
+    }
 
 
 def _print_table(states: dict[str, RunState]) -> None:
@@ -51,10 +56,16 @@ def _print_table(states: dict[str, RunState]) -> None:
 
     table = Table("model", "phases", "stands at", "seconds")
     for state in states.values():
-        done = [name for name in PHASES if name in state.phases and state.phases[name].status == "done"]
+        done = [
+            name for name in PHASES if name in state.phases and state.phases[name].status == "done"
+        ]
         open_ = [name for name in PHASES if name not in done]
         record = state.phases.get(open_[0]) if open_ else None
-        stand = "complete" if not open_ else f"{open_[0]}: {record.error or record.status if record else 'to do'}"
+        stand = (
+            "complete"
+            if not open_
+            else f"{open_[0]}: {record.error or record.status if record else 'to do'}"
+        )
         seconds = sum(record.seconds for record in state.phases.values())
         table.add_row(state.model, f"{len(done)}/{len(PHASES)}", stand, f"{seconds:.1f}")
     Console().print(table, markup=False)

@@ -1,4 +1,6 @@
-"""`onboard sweep`: onboard many architectures, each as a tiny random checkpoint, and show what works."""
+"""`onboard sweep`: onboard many architectures, each as a tiny random checkpoint, and show what
+works.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,19 @@ def sweep(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL", help="Model types, registry names, ids, folders, or files with one of these a line."
+            metavar="MODEL",
+            help="Model types, registry names, ids, folders, or files with one of these a line.",
         ),
     ] = None,
     all_transformers: Annotated[
-        bool, typer.Option("--all-transformers", help="Every causal language model type of transformers.")
+        bool,
+        typer.Option(
+            "--all-transformers", help="Every causal language model type of transformers."
+        ),
     ] = False,
-    types: Annotated[str | None, typer.Option(metavar="A,B,...", help="Of those, only these types.")] = None,
+    types: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Of those, only these types.")
+    ] = None,
     variants: Annotated[
         bool | None,
         typer.Option(
@@ -46,40 +54,66 @@ def sweep(
             show_default="with --all-transformers",
         ),
     ] = None,
-    root: Annotated[Path, typer.Option(help="Folder that everything is written to.", show_default="here")] = Path(),
+    root: Annotated[
+        Path, typer.Option(help="Folder that everything is written to.", show_default="here")
+    ] = Path(),
     device: Annotated[Device, typer.Option(help="Where the models run.")] = Device.CPU,
     jobs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Models at a time.", show_default="one a core or GPU")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Models at a time.", show_default="one a core or GPU"
+        ),
     ] = None,
     executor: Annotated[
-        ExecutorName, typer.Option(help="local: on this machine; ray: spread over the cores or GPUs of a Ray cluster.")
+        ExecutorName,
+        typer.Option(
+            help="local: on this machine; ray: spread over the cores or GPUs of a Ray cluster."
+        ),
     ] = ExecutorName.LOCAL,
     address: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", help="The Ray cluster.", show_default="RAY_ADDRESS, or one started on this machine"
+            metavar="HOST:PORT",
+            help="The Ray cluster.",
+            show_default="RAY_ADDRESS, or one started on this machine",
         ),
     ] = None,
     mode: Annotated[
-        ModeName, typer.Option(help="graph: onboard; hf, transformers: run transformers' own model, without a file.")
+        ModeName,
+        typer.Option(
+            help="graph: onboard; hf, transformers: run transformers' own model, without a file."
+        ),
     ] = ModeName.GRAPH,
-    until: Annotated[str, typer.Option(metavar="PHASE", help="Stop each model after this phase.")] = "pull_request",
+    until: Annotated[
+        str, typer.Option(metavar="PHASE", help="Stop each model after this phase.")
+    ] = "pull_request",
     limit_seconds: Annotated[float, typer.Option(help="Time limit of a model.")] = 600.0,
-    limit_memory: Annotated[float, typer.Option(metavar="GIB", help="Memory limit of each process of a model.")] = 8.0,
+    limit_memory: Annotated[
+        float, typer.Option(metavar="GIB", help="Memory limit of each process of a model.")
+    ] = 8.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what did not change.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the coverage as one JSON document.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the coverage as one JSON document.")
+    ] = False,
 ) -> Result | None:
     """Onboard many architectures as tiny checkpoints; show what works.
 
-    Checkpoints are random, and each has a process of its own. What the command leaves is judged in a fresh process:
-    against transformers, on new prompts. Run it again to go on: what ended under the same code and versions is not run
-    again. Over all types of transformers it writes registry/coverage.json, docs/coverage.md and docs/coverage.svg.
+    Checkpoints are random, and each has a process of its own. What the command leaves is judged in
+    a fresh process: against transformers, on new prompts. Run it again to go on: what ended under
+    the same code and versions is not run again. Over all types of transformers it writes
+    registry/coverage.json, docs/coverage.md and docs/coverage.svg.
     """
     from onboard.workflow.sweep.sweep import Sweep, SweepOptions
 
     chosen = _chosen(device)
     options = SweepOptions(until, mode.value, chosen, limit_seconds, limit_memory, fresh)
-    targets = _targets(models or [], all_transformers, types, all_transformers if variants is None else variants, root)
+    targets = _targets(
+        models or [],
+        all_transformers,
+        types,
+        all_transformers if variants is None else variants,
+        root,
+    )
     todo = Sweep(targets, root.expanduser().resolve(), options)
     entries, interrupted = _run(todo, _executor(executor, chosen, jobs, address))
     coverage = _coverage(todo, entries)
@@ -102,16 +136,30 @@ def _chosen(device: Device) -> str:
     return "cuda" if device is Device.CUDA or (device is Device.AUTO and list_gpus()) else "cpu"
 
 
-def _targets(models: list[str], all_transformers: bool, types: str | None, variants: bool, root: Path) -> list[Target]:
+def _targets(
+    models: list[str], all_transformers: bool, types: str | None, variants: bool, root: Path
+) -> list[Target]:
     from onboard.workflow.sweep.inputs.targets import Target, causal_types, check_types, resolve
 
     if types is not None and not all_transformers:
-        raise UsageError("--types chooses among --all-transformers", hint="Name types without an option otherwise")
+        raise UsageError(
+            "--types chooses among --all-transformers",
+            hint="Name types without an option otherwise",
+        )
     names = check_types(types.split(",")) if types else causal_types() if all_transformers else []
-    found = {target.name: target for target in [*(Target(name=name) for name in names), *resolve(models, root)]}
+    found = {
+        target.name: target
+        for target in [*(Target(name=name) for name in names), *resolve(models, root)]
+    }
     if not found:
-        raise UsageError("there is nothing to sweep over", hint="Name models, or use --all-transformers")
-    second = [target.model_copy(update={"variant": "varied"}) for target in found.values()] if variants else []
+        raise UsageError(
+            "there is nothing to sweep over", hint="Name models, or use --all-transformers"
+        )
+    second = (
+        [target.model_copy(update={"variant": "varied"}) for target in found.values()]
+        if variants
+        else []
+    )
     return [*found.values(), *second]
 
 
@@ -155,13 +203,17 @@ def _coverage(todo: Sweep, entries: list[Entry]) -> Coverage:
         until=options.until,
         limits={"seconds": options.seconds, "gibibytes": options.gibibytes},
         asked=len(todo.targets),
-        variants=[name for name in VARIANTS if any(target.variant == name for target in todo.targets)],
+        variants=[
+            name for name in VARIANTS if any(target.variant == name for target in todo.targets)
+        ],
         entries=ordered(entries),
     )
 
 
 def _write(coverage: Coverage, root: Path | None, *, shown: bool) -> None:
-    """Write the files when there is a `root` for them; print the summary when it is to be `shown`."""
+    """Write the files when there is a `root` for them; print the summary when it is to be
+    `shown`.
+    """
     from onboard.workflow.sweep.document import write_coverage
 
     written = write_coverage(coverage, root) if root is not None else []

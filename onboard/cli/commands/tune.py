@@ -25,17 +25,25 @@ def tune(
     model: options.Model,
     root: options.Root = Path(),
     config: Annotated[
-        Path | None, typer.Option(help="Configuration to tune, or to make.", show_default="the registered one")
+        Path | None,
+        typer.Option(help="Configuration to tune, or to make.", show_default="the registered one"),
     ] = None,
     device: options.OnDevice = Device.AUTO,
     dtype: options.InDType = DTypeName.AUTO,
     random_weights: options.RandomWeights = False,
     batch: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="Sequences at a time.", show_default="one, and the most")
+        str | None,
+        typer.Option(
+            metavar="N,N,...", help="Sequences at a time.", show_default="one, and the most"
+        ),
     ] = None,
     context: Annotated[str, typer.Option(metavar="N,N,...", help="Tokens of a prompt.")] = "128",
-    repeats: Annotated[int, typer.Option(metavar="N", min=2, help="Times that each choice is measured.")] = 3,
-    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Of the prompts.", show_default="random")] = None,
+    repeats: Annotated[
+        int, typer.Option(metavar="N", min=2, help="Times that each choice is measured.")
+    ] = 3,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Of the prompts.", show_default="random")
+    ] = None,
     offline: options.Offline = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, and write nothing.")] = False,
     as_json: options.AsJson = False,
@@ -43,7 +51,8 @@ def tune(
     """Find the quickest back ends and CUDA-graph sizes.
 
     The best are written to the model's configuration.
-    A choice is kept when it is quicker by more than measurements scatter and its logits differ by rounding alone.
+    A choice is kept when it is quicker by more than measurements scatter and its logits differ by
+    rounding alone.
     """
     if offline:
         go_offline()
@@ -52,7 +61,9 @@ def tune(
     overrides = {"device": device.value, "dtype": dtype.value}
     folder = root.expanduser()
     path = None if dry_run else _target(model, folder, config)
-    tuning, hardware = _tune(model, folder, config, overrides, random_weights, (batch, context, repeats, seed))
+    tuning, hardware = _tune(
+        model, folder, config, overrides, random_weights, (batch, context, repeats, seed)
+    )
     if path is not None:
         from onboard.bench.tuning.tuned_config import write
 
@@ -85,7 +96,9 @@ def _tune(
 
     batch, context, repeats, seed = sizes
     given = config if config is not None and config.is_file() else None
-    with open_subject(model, root, config=given, overrides=overrides, random_weights=random_weights) as subject:
+    with open_subject(
+        model, root, config=given, overrides=overrides, random_weights=random_weights
+    ) as subject:
         device = resolve_device(subject.runtime.device)
         batches = numbers("batch", batch or f"1,{subject.runtime.max_batch_size or 8}")
         shapes = grid(batches, numbers("context", context), _OUTPUT[device.type])
@@ -110,11 +123,15 @@ def _show(tuning: Tuning, path: Path | None) -> None:
     for name in ("setting", "value", *tuning.trials[0].milliseconds, "error", "ratio", ""):
         table.add_column(name, justify="left" if name in ("setting", "value", "") else "right")
     for trial in tuning.trials:
-        table.add_row(trial.knob, str(trial.value), *_figures(trial, len(tuning.trials[0].milliseconds)))
+        table.add_row(
+            trial.knob, str(trial.value), *_figures(trial, len(tuning.trials[0].milliseconds))
+        )
     console.print(table)
     if tuning.buckets:
         kept = tuning.changes["cuda_graph_config"]["batch_sizes"]
-        steps = (f"{size}: {ms:.3f}{'*' * (size in kept)}" for size, ms in sorted(tuning.buckets.items()))
+        steps = (
+            f"{size}: {ms:.3f}{'*' * (size in kept)}" for size, ms in sorted(tuning.buckets.items())
+        )
         console.print(f"decode step in ms by batch size, * captured: {', '.join(steps)}")
     for fact in tuning.facts:
         console.print(Text(f"note: {fact}", style="dim"))
@@ -125,7 +142,12 @@ def _figures(trial: Trial, count: int) -> list[str]:
     if not trial.milliseconds:
         return [*[""] * count, "", "", trial.reason]
     times = [f"{ms:.3f}" for ms in trial.milliseconds.values()]
-    return [*times, f"{trial.error:.1e}", f"{trial.score:.3f}", "kept" if trial.kept else trial.reason]
+    return [
+        *times,
+        f"{trial.error:.1e}",
+        f"{trial.score:.3f}",
+        "kept" if trial.kept else trial.reason,
+    ]
 
 
 def _say(text: str) -> None:

@@ -37,7 +37,8 @@ def verify(
 ) -> Result | int:
     """Compare with transformers after every transform.
 
-    Prefill, chunked prefill, cached and batched decode, eager and compiled; exit code 1 when they differ.
+    Prefill, chunked prefill, cached and batched decode, eager and compiled; exit code 1 when they
+    differ.
     """
     if offline:
         go_offline()
@@ -51,7 +52,13 @@ def verify(
     with registered_names(model, root):
         check_config(model, root, config, overrides, settings)
         report = _verify(
-            model, None if as_json else print_row, root=root, config=config, seed=seed, settings=settings, **overrides
+            model,
+            None if as_json else print_row,
+            root=root,
+            config=config,
+            seed=seed,
+            settings=settings,
+            **overrides,
         )
     if as_json:
         return Result(report.as_dict(), _failure(report))
@@ -61,23 +68,36 @@ def verify(
 
 def _failure(report: VerifyReport) -> OnboardError | None:
     failure = report.first_failure
-    return OnboardError(f"the logits leave their tolerance after {failure.transform}") if failure else None
+    return (
+        OnboardError(f"the logits leave their tolerance after {failure.transform}")
+        if failure
+        else None
+    )
 
 
-def _verify(model: str, on_check: Callable[[VerifyReport], None] | None, **settings: Any) -> VerifyReport:
+def _verify(
+    model: str, on_check: Callable[[VerifyReport], None] | None, **settings: Any
+) -> VerifyReport:
     from onboard.verify.stages import verify_model
 
     return verify_model(model, on_check=on_check, **settings)
 
 
-_WAYS = {"prefill": "prefill", "chunked prefill": "chunked", "decode": "decode", "batched decode": "batched"}
+_WAYS = {
+    "prefill": "prefill",
+    "chunked prefill": "chunked",
+    "decode": "decode",
+    "batched decode": "batched",
+}
 """The ways of running and what their columns are called."""
 _NAME = 40
 """Columns of a transform's name; with four numbers and a verdict 80."""
 
 
 def print_row(report: VerifyReport) -> None:
-    """Print what came of the transform that was checked last; one that matched nothing only when it is wrong."""
+    """Print what came of the transform that was checked last; one that matched nothing only when it
+    is wrong.
+    """
     if len(report.checks) == 1:
         print(f"rmse / rmse of the logits, at most {report.tolerance:.1e}")
         print(_row("after", list(_WAYS.values()), ""))
@@ -95,16 +115,24 @@ def _row(name: str, cells: list[str], verdict: str) -> str:
 
 
 def print_end(report: VerifyReport) -> None:
-    """Print what is said once: transforms that are left out above, how it was measured, facts, the verdict."""
+    """Print what is said once: transforms that are left out above, how it was measured, facts, the
+    verdict.
+    """
     if idle := sum(not check.matched and check.passes(report.tolerance) for check in report.checks):
         print(f"{idle} more transforms matched nothing in this model: ok")
     lengths = ", ".join(map(str, report.prompt_lengths))
     print(f"{report.device}, {report.dtype}, prompts of {lengths} tokens, seed {report.seed}")
     if report.reference_error:
-        print(f"transformers itself in {report.dtype} against float32: {report.reference_error:.1e}")
+        print(
+            f"transformers itself in {report.dtype} against float32: {report.reference_error:.1e}"
+        )
     if report.graph_replays:
         print(f"CUDA graphs replayed: {report.graph_replays}")
     for fact in report.facts:
         print(f"note: {fact}")
     failure = report.first_failure
-    print(f"FAILED: the logits leave their tolerance after {failure.transform}" if failure else "passed")
+    print(
+        f"FAILED: the logits leave their tolerance after {failure.transform}"
+        if failure
+        else "passed"
+    )

@@ -8,7 +8,9 @@ from copy import deepcopy
 
 
 def flat(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Return statements whose conditions hold no conditions of the same kind; `body` stays as it is."""
+    """Return statements whose conditions hold no conditions of the same kind; `body` stays as it
+    is.
+    """
     return [_Flat().visit(deepcopy(statement)) for statement in body]
 
 
@@ -16,7 +18,11 @@ class _Flat(ast.NodeTransformer):
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         self.generic_visit(node)
         parts = [
-            value.values if isinstance(value, ast.BoolOp) and type(value.op) is type(node.op) else [value]
+            value.values
+            if isinstance(value, ast.BoolOp) and type(value.op) is type(node.op)
+            else [value]
             for value in node.values
         ]
-        return ast.copy_location(ast.BoolOp(node.op, [item for part in parts for item in part]), node)
+        return ast.copy_location(
+            ast.BoolOp(node.op, [item for part in parts for item in part]), node
+        )

@@ -1,4 +1,6 @@
-"""Parameters without values for training to begin with: checkpoints have theirs, so that only the shape counts."""
+"""Parameters without values for training to begin with: checkpoints have theirs, so that only the
+shape counts.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,26 @@ from copy import deepcopy
 
 _PLAIN = ("empty", "zeros", "ones")
 _MADE = (*_PLAIN, "rand", "randn")
-_ELEMENTWISE = ("log", "exp", "expm1", "sqrt", "abs", "neg", "clamp", "uniform_", "normal_", "fill_")
+_ELEMENTWISE = (
+    "log",
+    "exp",
+    "expm1",
+    "sqrt",
+    "abs",
+    "neg",
+    "clamp",
+    "uniform_",
+    "normal_",
+    "fill_",
+)
 """Operators that keep the shape, and give floating-point numbers of these."""
 _FLOATING = ("log", "exp", "expm1", "sqrt")
 
 
 def without_initial_values(init: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Return the statements of an `__init__` whose parameters are made empty where their values are computed."""
+    """Return the statements of an `__init__` whose parameters are made empty where their values are
+    computed.
+    """
     body = [deepcopy(statement) for statement in init]
     locals_ = _assigned_once(body)
     for node in (node for statement in body for node in ast.walk(statement)):
@@ -28,7 +43,9 @@ def without_initial_values(init: Sequence[ast.stmt]) -> list[ast.stmt]:
 def _assigned_once(body: Sequence[ast.stmt]) -> dict[str, ast.expr]:
     """Return the values of the variables that are assigned once, at the top level."""
     nodes = [node for statement in body for node in ast.walk(statement)]
-    stored = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    stored = [
+        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    ]
     return {
         statement.targets[0].id: statement.value
         for statement in body
@@ -39,13 +56,17 @@ def _assigned_once(body: Sequence[ast.stmt]) -> dict[str, ast.expr]:
 
 
 def _is_plain(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and ast.unparse(node.func) in [f"torch.{name}" for name in _PLAIN]
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in [
+        f"torch.{name}" for name in _PLAIN
+    ]
 
 
 def _made(node: ast.expr, known: Mapping[str, ast.expr], floating: bool = False) -> ast.expr | None:
-    """Return `torch.empty(...)` of the shape and dtype of an expression; None where it does not say them plainly.
+    """Return `torch.empty(...)` of the shape and dtype of an expression; None where it does not say
+    them plainly.
 
-    `floating`: what is done with it gives floating-point numbers, of the default dtype where it has integers.
+    `floating`: what is done with it gives floating-point numbers, of the default dtype where it has
+        integers.
     """
     match node:
         case ast.Name(id=variable) if variable in known:
@@ -57,20 +78,30 @@ def _made(node: ast.expr, known: Mapping[str, ast.expr], floating: bool = False)
         case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr=made)) if made in _MADE:
             return _empty(node.args, node.keywords)
         case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr=attr), args=[first, *_]):
-            return _made(first, known, floating or attr in _FLOATING) if attr in _ELEMENTWISE else None
+            return (
+                _made(first, known, floating or attr in _FLOATING) if attr in _ELEMENTWISE else None
+            )
         case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if attr in _ELEMENTWISE:
             return _made(owner, known, floating or attr in _FLOATING)
     return None
 
 
 def _counted(node: ast.Call) -> ast.expr | None:
-    """Return `torch.empty(n)` for `torch.arange(n)` and `torch.arange(1, n + 1)`, in the dtype that it says."""
+    """Return `torch.empty(n)` for `torch.arange(n)` and `torch.arange(1, n + 1)`, in the dtype that
+    it says.
+    """
     match node.args:
         case [size] | [ast.Constant(value=0), size]:
             return _empty([size], node.keywords)
-        case [ast.Constant(value=1), ast.BinOp(left=size, op=ast.Add(), right=ast.Constant(value=1))]:
+        case [
+            ast.Constant(value=1),
+            ast.BinOp(left=size, op=ast.Add(), right=ast.Constant(value=1)),
+        ]:
             return _empty([size], node.keywords)
-        case [ast.Constant(value=1), ast.BinOp(left=ast.Constant(value=1), op=ast.Add(), right=size)]:
+        case [
+            ast.Constant(value=1),
+            ast.BinOp(left=ast.Constant(value=1), op=ast.Add(), right=size),
+        ]:
             return _empty([size], node.keywords)
     return None
 

@@ -1,4 +1,6 @@
-"""What `__init__` says of PyTorch's modules, where code asks these: a bias that is not there, a dilation of one."""
+"""What `__init__` says of PyTorch's modules, where code asks these: a bias that is not there, a
+dilation of one.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,17 @@ _BEFORE_DILATION = 5
 
 
 def with_known_modules(body: Sequence[ast.stmt], init: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Return the statements of a method with values in place of attributes of modules that `__init__` makes."""
+    """Return the statements of a method with values in place of attributes of modules that
+    `__init__` makes.
+    """
     known = _known(init)
     return [_Known(known).visit(deepcopy(statement)) for statement in body]
 
 
 def _known(init: Sequence[ast.stmt]) -> dict[str, ast.expr]:
-    """Return the values of expressions like `self.conv.bias`, of modules that are made in one place alone."""
+    """Return the values of expressions like `self.conv.bias`, of modules that are made in one place
+    alone.
+    """
     made: dict[str, list[ast.expr]] = {}
     for node in (node for statement in init for node in ast.walk(statement)):
         if isinstance(node, ast.Assign):
@@ -36,7 +42,9 @@ def _known(init: Sequence[ast.stmt]) -> dict[str, ast.expr]:
 def _attributes(made: ast.expr) -> dict[str, ast.expr]:
     """Return what a call of `nn.Linear` or `nn.Conv1d` says of the module's attributes."""
     match made:
-        case ast.Call(func=ast.Attribute(value=ast.Name() | ast.Attribute() as owner, attr=kind)) if kind in _BIASED:
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name() | ast.Attribute() as owner, attr=kind)
+        ) if kind in _BIASED:
             pass
         case _:
             return {}
@@ -62,7 +70,10 @@ class _Known(ast.NodeTransformer):
         return self._value(node)
 
     def _value(self, node: ast.Attribute | ast.Subscript) -> ast.expr:
-        if isinstance(node.ctx, ast.Load) and (value := self.known.get(ast.unparse(node))) is not None:
+        if (
+            isinstance(node.ctx, ast.Load)
+            and (value := self.known.get(ast.unparse(node))) is not None
+        ):
             return deepcopy(value)
         self.generic_visit(node)
         return node

@@ -10,7 +10,9 @@ _NUMBERS = ("int", "float", "len", "round", "str", "list", "tuple")
 
 
 def without_none_tests(init: Sequence[ast.stmt], given: set[str]) -> list[ast.stmt]:
-    """Return the statements of an `__init__` without the sides of conditions for a None in place of `given`."""
+    """Return the statements of an `__init__` without the sides of conditions for a None in place of
+    `given`.
+    """
     out: list[ast.stmt] = []
     for statement in init:
         tested = _Answered(given).visit(deepcopy(statement)) if given else deepcopy(statement)
@@ -64,7 +66,9 @@ class _Answered(ast.NodeTransformer):
 
     def _answer(self, test: ast.expr) -> bool | None:
         match test:
-            case ast.Compare(left=ast.Name(id=key), ops=[op], comparators=[ast.Constant(value=None)]):
+            case ast.Compare(
+                left=ast.Name(id=key), ops=[op], comparators=[ast.Constant(value=None)]
+            ):
                 if key in self.given and isinstance(op, ast.Is | ast.IsNot):
                     return isinstance(op, ast.IsNot)
         return None

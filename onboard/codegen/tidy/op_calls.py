@@ -1,4 +1,6 @@
-"""Calls of ops by keyword: what an op requires is positional, the rest has a name, and defaults are left out."""
+"""Calls of ops by keyword: what an op requires is positional, the rest has a name, and defaults are
+left out.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from onboard.ops.library import NAMESPACE
 
 
 def by_keyword(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Return statements whose calls of `torch.ops.onboard` are written by their schemas; `body` stays as it is."""
+    """Return statements whose calls of `torch.ops.onboard` are written by their schemas; `body`
+    stays as it is.
+    """
     return [_ByKeyword().visit(deepcopy(statement)) for statement in body]
 
 
@@ -28,16 +32,28 @@ class _ByKeyword(ast.NodeTransformer):
         required = [item.name for item in parameters if not item.has_default_value()]
         if not given.keys() >= set(required):
             return node
-        defaults = {item.name: item.default_value for item in parameters if item.has_default_value()}
-        named = [(key, given[key]) for key in defaults if key in given and not _is_value(given[key], defaults[key])]
+        defaults = {
+            item.name: item.default_value for item in parameters if item.has_default_value()
+        }
+        named = [
+            (key, given[key])
+            for key in defaults
+            if key in given and not _is_value(given[key], defaults[key])
+        ]
         keywords = [ast.keyword(key, value) for key, value in named]
-        return ast.copy_location(ast.Call(node.func, [given[key] for key in required], keywords), node)
+        return ast.copy_location(
+            ast.Call(node.func, [given[key] for key in required], keywords), node
+        )
 
 
 def _parameters(function: ast.expr) -> list[Any]:
-    """Return the parameters of the op's schema; none for anything else than an op that is registered."""
+    """Return the parameters of the op's schema; none for anything else than an op that is
+    registered.
+    """
     match function:
-        case ast.Attribute(value=ast.Attribute() as owner, attr=op) if ast.unparse(owner) == f"torch.ops.{NAMESPACE}":
+        case ast.Attribute(value=ast.Attribute() as owner, attr=op) if (
+            ast.unparse(owner) == f"torch.ops.{NAMESPACE}"
+        ):
             packet = getattr(getattr(torch.ops, NAMESPACE), op, None)
             return list(packet.default._schema.arguments) if packet is not None else []
     return []
@@ -47,13 +63,22 @@ def _given(node: ast.Call, parameters: Sequence[Any]) -> dict[str, ast.expr] | N
     """Return a call's arguments by name; None where the call alone does not say which they are."""
     names = [item.name for item in parameters]
     starred = any(isinstance(item, ast.Starred) for item in node.args)
-    if starred or len(node.args) > len(names) or not {item.arg for item in node.keywords} <= set(names):
+    if (
+        starred
+        or len(node.args) > len(names)
+        or not {item.arg for item in node.keywords} <= set(names)
+    ):
         return None
-    return {**dict(zip(names, node.args, strict=False)), **{str(item.arg): item.value for item in node.keywords}}
+    return {
+        **dict(zip(names, node.args, strict=False)),
+        **{str(item.arg): item.value for item in node.keywords},
+    }
 
 
 def _is_value(node: ast.expr, value: Any) -> bool:
-    """Whether a node is the literal of a value of the same type: neither 1 nor 1.0 stands for True."""
+    """Whether a node is the literal of a value of the same type: neither 1 nor 1.0 stands for
+    True.
+    """
     try:
         return repr(ast.literal_eval(node)) == repr(value)
     except ValueError:

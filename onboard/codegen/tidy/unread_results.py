@@ -1,6 +1,7 @@
 """Results of a `forward` that no caller reads, a router's logits above all: they are not returned.
 
-That is done where every instance of the class is kept as `self.x` of another class and called there alone.
+That is done where every instance of the class is kept as `self.x` of another class and called there
+alone.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ def _drop(state: ClassState, states: Sequence[ClassState], functions: Sequence[R
     targets = [_targets(call) for _, call in calls or []]
     if not targets or any(len(each) != routine.holes for each in targets):
         return False
-    read = [index for index in range(routine.holes) if any(not _is_unread(each[index]) for each in targets)]
+    read = [
+        index
+        for index in range(routine.holes)
+        if any(not _is_unread(each[index]) for each in targets)
+    ]
     if not read or len(read) == routine.holes:
         return False
     before = _unused(routine, routine.body)
@@ -56,9 +61,14 @@ def _joined(items: list[ast.expr], context: ast.expr_context | None = None) -> a
 
 
 def _returns(routine: Routine) -> list[ast.Return]:
-    """Return the return statements; none where one gives something else than a tuple of the results."""
+    """Return the return statements; none where one gives something else than a tuple of the
+    results.
+    """
     found = [node for node in _walk(routine.body) if isinstance(node, ast.Return)]
-    whole = all(isinstance(node.value, ast.Tuple) and len(node.value.elts) == routine.holes for node in found)
+    whole = all(
+        isinstance(node.value, ast.Tuple) and len(node.value.elts) == routine.holes
+        for node in found
+    )
     return found if whole else []
 
 
@@ -80,9 +90,15 @@ def _targets(call: ast.Assign) -> list[ast.expr]:
 def _calls(
     name: str, states: Sequence[ClassState], functions: Sequence[Routine]
 ) -> list[tuple[Routine, ast.Assign]] | None:
-    """Return the assignments `a, b = self.x(...)` of all calls of a class's instances; None where others may be."""
+    """Return the assignments `a, b = self.x(...)` of all calls of a class's instances; None where
+    others may be.
+    """
     routines = [*functions, *(routine for state in states for routine in state.methods.values())]
-    if any(isinstance(node, ast.Name) and node.id == name for routine in routines for node in _walk(routine.body)):
+    if any(
+        isinstance(node, ast.Name) and node.id == name
+        for routine in routines
+        for node in _walk(routine.body)
+    ):
         return None
     places = _places(name, states)
     found: list[tuple[Routine, ast.Assign]] = []
@@ -97,13 +113,19 @@ def _calls(
 
 
 def _places(name: str, states: Sequence[ClassState]) -> list[tuple[ClassState, str]] | None:
-    """Return the classes and attributes that hold instances of a class and nothing else; None where others may."""
+    """Return the classes and attributes that hold instances of a class and nothing else; None where
+    others may.
+    """
     found = []
     for state in states:
         assert state.init is not None
         nodes = list(_walk(state.init.body))
         assigned = [node for node in nodes if isinstance(node, ast.Assign)]
-        made = {attr for node in assigned if _makes(node.value, name) and (attr := _own_attribute(node.targets[0]))}
+        made = {
+            attr
+            for node in assigned
+            if _makes(node.value, name) and (attr := _own_attribute(node.targets[0]))
+        }
         whole = [node for node in assigned if _own_attribute(node.targets[0]) in made]
         mentions = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
         if len(mentions) != len(whole) or not all(_makes(node.value, name) for node in whole):
@@ -118,14 +140,20 @@ def _makes(node: ast.expr, name: str) -> bool:
 
 def _own_attribute(node: ast.expr) -> str:
     """Return x of `self.x`, "" for anything else."""
-    own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    own = (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    )
     return node.attr if own and isinstance(node, ast.Attribute) else ""
 
 
 def _unpacked(routine: Routine, attr: str, own: bool) -> list[tuple[Routine, ast.Assign]] | None:
-    """Return the assignments `a, b = self.<attr>(...)` of a routine; None where it uses the attribute in another way.
+    """Return the assignments `a, b = self.<attr>(...)` of a routine; None where it uses the
+    attribute in another way.
 
-    `own`: it is a method of the class that has the attribute; another class's `self.<attr>` is another one.
+    `own`: it is a method of the class that has the attribute; another class's `self.<attr>` is
+        another one.
     """
     found = []
     for node, call, above in (item for statement in routine.body for item in _inside(statement)):
@@ -134,7 +162,9 @@ def _unpacked(routine: Routine, attr: str, own: bool) -> list[tuple[Routine, ast
         if _own_attribute(node) and not own:
             continue
         match above:
-            case ast.Assign(targets=[ast.Tuple()]) if _own_attribute(node) and _is_call_of(call, node):
+            case ast.Assign(targets=[ast.Tuple()]) if _own_attribute(node) and _is_call_of(
+                call, node
+            ):
                 found.append((routine, above))
             case _ if not (isinstance(call, ast.Attribute) and call.attr == "weight"):
                 return None

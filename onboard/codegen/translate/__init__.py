@@ -1,4 +1,5 @@
-"""Partial evaluation of Hugging Face modeling code: from its syntax tree to the lean tree of a generated model file.
+"""Partial evaluation of Hugging Face modeling code: from its syntax tree to the lean tree of a
+generated model file.
 
 | folder | holds |
 |---|---|

@@ -25,7 +25,9 @@ def split_added_norms(gm: fx.GraphModule, joins: Callable[[fx.Node], bool]) -> i
 
     The operators of such a pair come together again, with that node.
     """
-    found = [node for node in nodes_of(gm, *_PAIRS) if any(joins(beside) for beside in _beside(node))]
+    found = [
+        node for node in nodes_of(gm, *_PAIRS) if any(joins(beside) for beside in _beside(node))
+    ]
     for node in found:
         _split(gm, node)
     return len(found)
@@ -37,11 +39,17 @@ def _beside(node: fx.Node) -> list[fx.Node]:
 
 def _split(gm: fx.GraphModule, node: fx.Node) -> None:
     values = arguments(node)
-    total = insert_call(gm, node, torch.ops.aten.add.Tensor, values["x"], values["residual"], like=node)
+    total = insert_call(
+        gm, node, torch.ops.aten.add.Tensor, values["x"], values["residual"], like=node
+    )
     normalised = total
     if values["dtype"] is not None:
-        normalised = insert_call(gm, node, torch.ops.aten.to.dtype, total, values["dtype"], like=node)
-    normed = insert_call(gm, node, _PAIRS[node.target], normalised, values["weight"], values["eps"], like=node)
+        normalised = insert_call(
+            gm, node, torch.ops.aten.to.dtype, total, values["dtype"], like=node
+        )
+    normed = insert_call(
+        gm, node, _PAIRS[node.target], normalised, values["weight"], values["eps"], like=node
+    )
     for part in list(node.users):
         assert is_op(part, operator.getitem)
         replace_with(part, normed if part.args[1] == 0 else total)

@@ -6,7 +6,12 @@ import torch
 from xdsl.dialects.builtin import f32
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Operation, SSAValue
-from xdsl.pattern_rewriter import GreedyRewritePatternApplier, PatternRewriter, PatternRewriteWalker, RewritePattern
+from xdsl.pattern_rewriter import (
+    GreedyRewritePatternApplier,
+    PatternRewriter,
+    PatternRewriteWalker,
+    RewritePattern,
+)
 from xdsl.rewriter import Rewriter
 from xdsl.transforms.common_subexpression_elimination import cse
 from xdsl.transforms.dead_code_elimination import region_dce
@@ -25,7 +30,21 @@ from onboard.experiments.elementwise.dialect import (
 from onboard.experiments.elementwise.evaluate import evaluate_numbers
 from onboard.experiments.elementwise.program import steps
 
-_EXACT = {"abs", "neg", "add", "sub", "mul", "div", "sqrt", "maximum", "minimum", "relu", "cast", *COMPARISONS, *LOGIC}
+_EXACT = {
+    "abs",
+    "neg",
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "sqrt",
+    "maximum",
+    "minimum",
+    "relu",
+    "cast",
+    *COMPARISONS,
+    *LOGIC,
+}
 """Operations that every device computes to the same bit."""
 
 _WIDER = {
@@ -38,7 +57,9 @@ _WIDER = {
 
 
 def canonicalize(program: FuncOp) -> None:
-    """Fold constants, drop casts and operations that change nothing, compute nothing twice, drop what nobody reads."""
+    """Fold constants, drop casts and operations that change nothing, compute nothing twice, drop
+    what nobody reads.
+    """
     patterns = GreedyRewritePatternApplier([_FoldConstants(), _SimplifyCasts(), _DropIdentities()])
     PatternRewriteWalker(patterns).rewrite_region(program.body)
     cse(program)
@@ -46,7 +67,9 @@ def canonicalize(program: FuncOp) -> None:
 
 
 def widen(program: FuncOp) -> None:
-    """Keep everything between the operations in f32, so that nothing but the results is rounded to 16 bits."""
+    """Keep everything between the operations in f32, so that nothing but the results is rounded to
+    16 bits.
+    """
     last = program.body.block.last_op
     assert isinstance(last, ReturnOp)
     kinds = [result.type for result in last.operands]
@@ -67,12 +90,18 @@ class _FoldConstants(RewritePattern):
     def match_and_rewrite(self, op: Operation, rewriter: PatternRewriter) -> None:
         """Replace one operation."""
         numbers = [value for operand in op.operands if (value := number(operand)) is not None]
-        if op.operands and len(numbers) == len(op.operands) and op.name.removeprefix("ew.") in _EXACT:
+        if (
+            op.operands
+            and len(numbers) == len(op.operands)
+            and op.name.removeprefix("ew.") in _EXACT
+        ):
             rewriter.replace_op(op, constant(evaluate_numbers(op, numbers), op.results[0].type))
 
 
 class _SimplifyCasts(RewritePattern):
-    """A cast to the same type is nothing, and one through a type that loses nothing goes straight."""
+    """A cast to the same type is nothing, and one through a type that loses nothing goes
+    straight.
+    """
 
     def match_and_rewrite(self, op: Operation, rewriter: PatternRewriter) -> None:
         """Replace one cast."""
@@ -106,6 +135,10 @@ def _same_value(op: Operation) -> SSAValue | None:
         return operands[0]
     if name == "mul" and number(operands[0]) == 1:
         return operands[1]
-    if name == "neg" and isinstance(inner := operands[0].owner, Operation) and inner.name == op.name:
+    if (
+        name == "neg"
+        and isinstance(inner := operands[0].owner, Operation)
+        and inner.name == op.name
+    ):
         return inner.operands[0] if inner.results[0].type == op.results[0].type else None
     return operands[1] if name == "where" and operands[1] is operands[2] else None

@@ -1,8 +1,9 @@
 """The dialect `ew`: PyTorch's elementwise operators on scalars, and sums over the last dimension.
 
-Types are bf16, f16, f32, i32, i64 and i1 (bool). An operation with a float result converts its operands to f32,
-computes in f32 and rounds once to its result's type, which is what PyTorch's kernels do with 16-bit tensors. Integer
-results are computed in the result's type; comparisons in f32, or in the operands' type where both are integers.
+Types are bf16, f16, f32, i32, i64 and i1 (bool). An operation with a float result converts its
+operands to f32, computes in f32 and rounds once to its result's type, which is what PyTorch's
+kernels do with 16-bit tensors. Integer results are computed in the result's type; comparisons in
+f32, or in the operands' type where both are integers.
 """
 
 from __future__ import annotations
@@ -47,10 +48,25 @@ TYPES: dict[torch.dtype, Attribute] = {
 DTYPES = {kind: dtype for dtype, kind in TYPES.items()}
 
 ROWS = ("row_sum", "row_mean")
-"""The sum and the mean of the operand over the last dimension of the tensors that a program is applied to, in f32."""
+"""The sum and the mean of the operand over the last dimension of the tensors that a program is
+applied to, in f32.
+"""
 
 UNARY = (
-    *("abs", "neg", "exp", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh", "sigmoid", "erf"),
+    *(
+        "abs",
+        "neg",
+        "exp",
+        "log",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "sin",
+        "cos",
+        "tanh",
+        "sigmoid",
+        "erf",
+    ),
     *("relu", "silu", "gelu", "gelu_tanh", "softplus", "logical_not"),
 )
 ARITHMETIC = ("add", "sub", "mul", "div", "maximum", "minimum")
@@ -83,7 +99,9 @@ class BinaryOp(IRDLOperation):
 
 @irdl_op_definition
 class CastOp(UnaryOp):
-    """The operand in the result's type: rounded to the nearest, or whether it differs from 0 for i1."""
+    """The operand in the result's type: rounded to the nearest, or whether it differs from 0 for
+    i1.
+    """
 
     name = "ew.cast"
 

@@ -32,23 +32,31 @@ _NUMBER_COMES_SECOND = ("div", *COMPARISONS)
 
 
 def evaluate(program: FuncOp, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Apply a program; each result has the shape that the operators give it, and may be one of the inputs."""
+    """Apply a program; each result has the shape that the operators give it, and may be one of the
+    inputs.
+    """
     values: dict[SSAValue, Any] = dict(zip(program.body.block.args, inputs, strict=True))
     for step in steps(program):
         values[step.results[0]] = _compute(step, [values[operand] for operand in step.operands])
-    return [_tensor(values[result], DTYPES[result.type], inputs[0]) for result in results_of(program)]
+    return [
+        _tensor(values[result], DTYPES[result.type], inputs[0]) for result in results_of(program)
+    ]
 
 
 def evaluate_numbers(step: Operation, numbers: Sequence[float]) -> float:
     """Return the result of one operation on numbers, rounded to its type."""
     operands = zip(numbers, step.operands, strict=True)
-    computed = _compute(step, [torch.tensor(value, dtype=DTYPES[operand.type]) for value, operand in operands])
+    computed = _compute(
+        step, [torch.tensor(value, dtype=DTYPES[operand.type]) for value, operand in operands]
+    )
     value: float = computed.item()
     return value
 
 
 def _compute(step: Operation, operands: list[Any]) -> Any:
-    """Return one operation's tensor; a constant stays a number, as in the call that it comes from."""
+    """Return one operation's tensor; a constant stays a number, as in the call that it comes
+    from.
+    """
     result, name = step.results[0], step.name.removeprefix("ew.")
     dtype = DTYPES[result.type]
     if name == "constant":
@@ -59,7 +67,9 @@ def _compute(step: Operation, operands: list[Any]) -> Any:
         return operands[0].to(dtype)
     if name not in COMPARISONS and is_float(result.type):
         operands = [_widened(operand, dtype) for operand in operands]
-    if name in ("maximum", "minimum", "where") or (name in _NUMBER_COMES_SECOND and _is_number(operands[0])):
+    if name in ("maximum", "minimum", "where") or (
+        name in _NUMBER_COMES_SECOND and _is_number(operands[0])
+    ):
         operands = _tensors(operands, dtype)
     function = _FUNCTIONS.get(name) or getattr(torch, name)
     computed: Tensor = function(*operands)

@@ -19,16 +19,22 @@ from onboard.graph.values import insert_call
 
 
 def fuse_region(gm: fx.GraphModule, region: Region, *, exact: bool) -> bool:
-    """Put a call of the region's kernel in its place, anywhere before what reads it: the graph must be sorted then.
+    """Put a call of the region's kernel in its place, anywhere before what reads it: the graph must
+    be sorted then.
 
-    `exact` keeps the rounding of every operator to its dtype. Returns whether there is anything left to compute.
+    `exact` keeps the rounding of every operator to its dtype. Returns whether there is anything
+    left to compute.
     """
     outputs = region.outputs
     program, inputs = region_program(region)
     canonicalize(program)
     if not exact:
         widen(program)
-    computed = [index for index, output in enumerate(outputs) if not _pass_through(program, index, inputs, output)]
+    computed = [
+        index
+        for index, output in enumerate(outputs)
+        if not _pass_through(program, index, inputs, output)
+    ]
     if computed:
         return_only(program, computed)
         _call(gm, program, inputs, [outputs[index] for index in computed])
@@ -38,7 +44,9 @@ def fuse_region(gm: fx.GraphModule, region: Region, *, exact: bool) -> bool:
 
 
 def _pass_through(program: FuncOp, index: int, inputs: list[fx.Node], output: fx.Node) -> bool:
-    """Let users of an output that is an input, once simplified, read the input; return whether it is one."""
+    """Let users of an output that is an input, once simplified, read the input; return whether it
+    is one.
+    """
     result = results_of(program)[index]
     if not isinstance(result, BlockArgument) or not same_shape(inputs[result.index], output):
         return False
@@ -46,8 +54,12 @@ def _pass_through(program: FuncOp, index: int, inputs: list[fx.Node], output: fx
     return True
 
 
-def _call(gm: fx.GraphModule, program: FuncOp, inputs: list[fx.Node], outputs: list[fx.Node]) -> None:
+def _call(
+    gm: fx.GraphModule, program: FuncOp, inputs: list[fx.Node], outputs: list[fx.Node]
+) -> None:
     op = torch.ops.onboard.triton_pointwise.default
     results = insert_call(gm, outputs[0], op, inputs, str(program), like=outputs[-1])
     for position, output in enumerate(outputs):
-        output.replace_all_uses_with(insert_call(gm, output, operator.getitem, results, position, like=output))
+        output.replace_all_uses_with(
+            insert_call(gm, output, operator.getitem, results, position, like=output)
+        )

@@ -11,10 +11,15 @@ from onboard.ops.library import register_op
 
 
 def common_shape(inputs: Sequence[Tensor]) -> list[int]:
-    """Return the shape that tensors broadcast to; a symbolic size is taken to be the others' where they are not 1."""
+    """Return the shape that tensors broadcast to; a symbolic size is taken to be the others' where
+    they are not 1.
+    """
     rank = max(x.dim() for x in inputs)
     sizes = [[x.shape[dim] for x in inputs if x.dim() >= -dim] for dim in range(-rank, 0)]
-    return [next((size for size in each if not (isinstance(size, int) and size == 1)), 1) for each in sizes]
+    return [
+        next((size for size in each if not (isinstance(size, int) and size == 1)), 1)
+        for each in sizes
+    ]
 
 
 def empty_results(inputs: list[Tensor], program: str) -> list[Tensor]:
@@ -22,7 +27,9 @@ def empty_results(inputs: list[Tensor], program: str) -> list[Tensor]:
     from onboard.experiments.elementwise.program import output_dtypes, parse_program
 
     shape = common_shape(inputs)
-    return [inputs[0].new_empty(shape, dtype=dtype) for dtype in output_dtypes(parse_program(program))]
+    return [
+        inputs[0].new_empty(shape, dtype=dtype) for dtype in output_dtypes(parse_program(program))
+    ]
 
 
 @register_op(empty_results, inserted=True)

@@ -1,4 +1,6 @@
-"""Elementwise operators of a graph as a program in the dialect `ew`: which ones there are, and how each is said."""
+"""Elementwise operators of a graph as a program in the dialect `ew`: which ones there are, and how
+each is said.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ Arguments = Mapping[str, Any]
 
 
 def region_program(region: Region) -> tuple[FuncOp, list[fx.Node]]:
-    """Return the program that computes a region's outputs, in their order, and the nodes that it is applied to."""
+    """Return the program that computes a region's outputs, in their order, and the nodes that it is
+    applied to.
+    """
     builder = Builder()
     for node in region.nodes:
         rule = _RULES.get(_target(node)) or _ROW_RULES[_target(node)]
@@ -39,32 +43,49 @@ def region_program(region: Region) -> tuple[FuncOp, list[fx.Node]]:
 
 
 def is_fusible(node: fx.Node) -> bool:
-    """Whether a node is an elementwise operator on tensors of one device that a program can say exactly."""
+    """Whether a node is an elementwise operator on tensors of one device that a program can say
+    exactly.
+    """
     if node.op != "call_function" or (rule := _RULES.get(_target(node))) is None:
         return False
     values = arguments(node)
     operands = [each for each in node.all_input_nodes if _number_in(each) is None]
     tensors = [_value(each) for each in [node, *operands]]
-    if not operands or not all(isinstance(value, Tensor) and value.dtype in TYPES for value in tensors):
+    if not operands or not all(
+        isinstance(value, Tensor) and value.dtype in TYPES for value in tensors
+    ):
         return False
     return len({value.device for value in tensors}) == 1 and rule.accepts(node, values)
 
 
 def is_fusible_reduction(node: fx.Node) -> bool:
-    """Whether a node reduces rows that a program can hold: of a known length, kept as a dimension, in one dtype."""
+    """Whether a node reduces rows that a program can hold: of a known length, kept as a dimension,
+    in one dtype.
+    """
     if node.op != "call_function" or (rule := _ROW_RULES.get(_target(node))) is None:
         return False
     tensors = [_value(each) for each in [node, *node.all_input_nodes]]
-    if not all(isinstance(value, Tensor) and value.dtype in TYPES for value in tensors) or not tensors[1].dim():
+    if (
+        not all(isinstance(value, Tensor) and value.dtype in TYPES for value in tensors)
+        or not tensors[1].dim()
+    ):
         return False
     size = tensors[1].shape[-1]
     is_row = isinstance(size, int) and 1 < size <= LONGEST_ROW and tensors[1].is_floating_point()
-    return is_row and len({value.device for value in tensors}) == 1 and rule.accepts(node, arguments(node))
+    return (
+        is_row
+        and len({value.device for value in tensors}) == 1
+        and rule.accepts(node, arguments(node))
+    )
 
 
 def operator_name(node: fx.Node) -> str:
     """Return the name of the operator that a node calls, without namespace and overload."""
-    return str(node.target.overloadpacket).rpartition(".")[2] if isinstance(node.target, OpOverload) else ""
+    return (
+        str(node.target.overloadpacket).rpartition(".")[2]
+        if isinstance(node.target, OpOverload)
+        else ""
+    )
 
 
 @dataclass
@@ -90,8 +111,8 @@ class Builder:
     def operand(self, argument: Any, dtype: torch.dtype) -> SSAValue:
         """Return an operand of an operator that computes in `dtype`.
 
-        A number is not rounded to a 16-bit dtype, as in PyTorch. A tensor of another kind, or of a wider float (one of
-        no dimensions does not promote), is.
+        A number is not rounded to a 16-bit dtype, as in PyTorch. A tensor of another kind, or of a
+        wider float (one of no dimensions does not promote), is.
         """
         if not isinstance(argument, fx.Node):
             return self.number(argument, f32 if dtype.is_floating_point else TYPES[dtype])
@@ -154,11 +175,15 @@ def _common_dtype(*operands: Any) -> torch.dtype:
 
 
 def _named(name: str, *names: str) -> _Rule:
-    """An operator that is the operation `name` of its arguments `names`, in the dtype of its result."""
+    """An operator that is the operation `name` of its arguments `names`, in the dtype of its
+    result.
+    """
 
     def lower(builder: Builder, node: fx.Node, values: Arguments) -> SSAValue:
         dtype = _dtype(node)
-        return builder.op(name, TYPES[dtype], *(builder.operand(values[each], dtype) for each in names))
+        return builder.op(
+            name, TYPES[dtype], *(builder.operand(values[each], dtype) for each in names)
+        )
 
     def accepts(node: fx.Node, values: Arguments) -> bool:
         plain = _are_plain(*(values[each] for each in names)) and values.get("alpha", 1) == 1
@@ -172,7 +197,11 @@ def _compared(name: str) -> _Rule:
 
     def lower(builder: Builder, node: fx.Node, values: Arguments) -> SSAValue:
         dtype = _common_dtype(values["self"], values["other"])
-        return builder.op(name, TYPES[torch.bool], *(_exact(builder, values[key], dtype) for key in ("self", "other")))
+        return builder.op(
+            name,
+            TYPES[torch.bool],
+            *(_exact(builder, values[key], dtype) for key in ("self", "other")),
+        )
 
     def accepts(node: fx.Node, values: Arguments) -> bool:
         operands = values["self"], values["other"]
@@ -180,7 +209,9 @@ def _compared(name: str) -> _Rule:
             return False
         numbers = [each for each in operands if not isinstance(each, fx.Node)]
         # Devices differ in whether x == 0.1 rounds the number.
-        rounds = any(torch.tensor(each, dtype=_common_dtype(*operands)).item() != each for each in numbers)
+        rounds = any(
+            torch.tensor(each, dtype=_common_dtype(*operands)).item() != each for each in numbers
+        )
         return name not in ("eq", "ne") or not rounds
 
     return _Rule(lower, accepts)
@@ -188,17 +219,25 @@ def _compared(name: str) -> _Rule:
 
 def _exact(builder: Builder, argument: Any, dtype: torch.dtype) -> SSAValue:
     """Return an operand in `dtype`, numbers too."""
-    return builder.operand(argument, dtype) if isinstance(argument, fx.Node) else builder.number(argument, TYPES[dtype])
+    return (
+        builder.operand(argument, dtype)
+        if isinstance(argument, fx.Node)
+        else builder.number(argument, TYPES[dtype])
+    )
 
 
 def _logical(name: str, *names: str) -> _Rule:
     """An operator on conditions."""
 
     def lower(builder: Builder, node: fx.Node, values: Arguments) -> SSAValue:
-        return builder.op(name, TYPES[torch.bool], *(builder.operand(values[each], torch.bool) for each in names))
+        return builder.op(
+            name, TYPES[torch.bool], *(builder.operand(values[each], torch.bool) for each in names)
+        )
 
     def accepts(node: fx.Node, values: Arguments) -> bool:
-        return _dtype(node) == torch.bool and all(isinstance(_value(values[each]), Tensor) for each in names)
+        return _dtype(node) == torch.bool and all(
+            isinstance(_value(values[each]), Tensor) for each in names
+        )
 
     return _Rule(lower, accepts)
 
@@ -269,12 +308,18 @@ def _choice(condition: str, chosen: str, other: str) -> _Rule:
     def lower(builder: Builder, node: fx.Node, values: Arguments) -> SSAValue:
         dtype = _dtype(node)
         operands = (_exact(builder, values[each], dtype) for each in (chosen, other))
-        return builder.op("where", TYPES[dtype], builder.operand(values[condition], torch.bool), *operands)
+        return builder.op(
+            "where", TYPES[dtype], builder.operand(values[condition], torch.bool), *operands
+        )
 
     def accepts(node: fx.Node, values: Arguments) -> bool:
         holds = _value(values[condition])
         is_condition = isinstance(holds, Tensor) and holds.dtype == torch.bool
-        return is_condition and _dtype(node) != torch.bool and _are_plain(values[chosen], values[other])
+        return (
+            is_condition
+            and _dtype(node) != torch.bool
+            and _are_plain(values[chosen], values[other])
+        )
 
     return _Rule(lower, accepts)
 
@@ -304,20 +349,37 @@ _RULES: dict[Any, _Rule] = {
     **{getattr(aten, name).default: _named(name, "self") for name in _UNARY},
     **{getattr(aten, name).Tensor: _named(name, "self", "other") for name in _BINARY},
     **{getattr(aten, name).Scalar: _named(name, "self", "other") for name in _BINARY},
-    **{aten.rsub.Scalar: _named("sub", "other", "self"), aten.rsub.Tensor: _named("sub", "other", "self")},
-    **{getattr(aten, name).default: _named(name, "self", "other") for name in ("maximum", "minimum")},
+    **{
+        aten.rsub.Scalar: _named("sub", "other", "self"),
+        aten.rsub.Tensor: _named("sub", "other", "self"),
+    },
+    **{
+        getattr(aten, name).default: _named(name, "self", "other")
+        for name in ("maximum", "minimum")
+    },
     **{getattr(aten, name).Tensor: _compared(name) for name in COMPARISONS},
     **{getattr(aten, name).Scalar: _compared(name) for name in COMPARISONS},
-    **dict.fromkeys((aten.logical_not.default, aten.bitwise_not.default), _logical("logical_not", "self")),
-    **dict.fromkeys((aten.logical_and.default, aten.bitwise_and.Tensor), _logical("logical_and", "self", "other")),
-    **dict.fromkeys((aten.logical_or.default, aten.bitwise_or.Tensor), _logical("logical_or", "self", "other")),
-    **dict.fromkeys((aten.to.dtype, aten.to.device, aten._to_copy.default, aten.type_as.default), _cast()),
+    **dict.fromkeys(
+        (aten.logical_not.default, aten.bitwise_not.default), _logical("logical_not", "self")
+    ),
+    **dict.fromkeys(
+        (aten.logical_and.default, aten.bitwise_and.Tensor),
+        _logical("logical_and", "self", "other"),
+    ),
+    **dict.fromkeys(
+        (aten.logical_or.default, aten.bitwise_or.Tensor), _logical("logical_or", "self", "other")
+    ),
+    **dict.fromkeys(
+        (aten.to.dtype, aten.to.device, aten._to_copy.default, aten.type_as.default), _cast()
+    ),
     prims.convert_element_type.default: _cast(),
     aten.pow.Tensor_Scalar: _power(),
     aten.square.default: _square(),
     **dict.fromkeys((aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default), _clamp()),
     **dict.fromkeys(_WHERE, _choice("condition", "self", "other")),
-    **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill.Tensor), _choice("mask", "value", "self")),
+    **dict.fromkeys(
+        (aten.masked_fill.Scalar, aten.masked_fill.Tensor), _choice("mask", "value", "self")
+    ),
     aten.gelu.default: _gelu(),
     aten.softplus.default: _softplus(),
 }

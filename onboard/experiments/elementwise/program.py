@@ -66,7 +66,9 @@ def parse_program(text: str) -> FuncOp:
         program = Parser(context, text).parse_op()
         program.verify()
     except Exception as error:  # of many kinds, and each means the same
-        raise OnboardError(f"not a pointwise program: {text[:80]!r} ({type(error).__name__})") from error
+        raise OnboardError(
+            f"not a pointwise program: {text[:80]!r} ({type(error).__name__})"
+        ) from error
     if not isinstance(program, FuncOp) or not _is_pointwise(program):
         raise OnboardError(f"not a pointwise program: {text[:80]!r}")
     return program
@@ -79,4 +81,6 @@ def _is_pointwise(program: FuncOp) -> bool:
         return False
     allowed = {*OPERATIONS.values(), ConstantOp}
     values = [*blocks[0].args, *(result for step in steps(program) for result in step.results)]
-    return all(type(each) in allowed for each in steps(program)) and all(each.type in DTYPES for each in values)
+    return all(type(each) in allowed for each in steps(program)) and all(
+        each.type in DTYPES for each in values
+    )

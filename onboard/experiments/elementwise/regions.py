@@ -37,11 +37,12 @@ def find_regions(
     reduces_rows: Callable[[fx.Node], bool],
     most_nodes: int,
 ) -> list[Region]:
-    """Return maximal regions of pointwise nodes and of those that reduce the rows of their first argument.
+    """Return maximal regions of pointwise nodes and of those that reduce the rows of their first
+    argument.
 
-    Producer and consumer join when what leaves both has one shape (a smaller producer, which is broadcast, joins when
-    nobody else reads it) and no path leads out of the pair and back in: each region can be computed at once. Nodes
-    that reduce rows join those that work on such rows.
+    Producer and consumer join when what leaves both has one shape (a smaller producer, which is
+    broadcast, joins when nobody else reads it) and no path leads out of the pair and back in: each
+    region can be computed at once. Nodes that reduce rows join those that work on such rows.
     """
     search = _Search(most_nodes)
     for node in graph.nodes:
@@ -58,7 +59,9 @@ def sort_graph(graph: fx.Graph) -> None:
         path = {node: None} if node not in placed else {}  # each is read by the one before it
         while path:
             current = next(reversed(path))
-            missing = next((source for source in current.all_input_nodes if source not in placed), None)
+            missing = next(
+                (source for source in current.all_input_nodes if source not in placed), None
+            )
             if missing is None:
                 placed[path.popitem()[0]] = None
             else:
@@ -72,7 +75,9 @@ def sort_graph(graph: fx.Graph) -> None:
 
 
 _MOST_SIBLINGS = 4
-"""Readers of one value that may join because of it; a table that all layers read brings nothing together."""
+"""Readers of one value that may join because of it; a table that all layers read brings nothing
+together.
+"""
 
 
 @dataclass
@@ -83,22 +88,33 @@ class _Search:
     """Nodes that reduce rows; they come last."""
 
     def add(self, node: fx.Node) -> None:
-        """Make a region of a node, and join it with those of its sources, and of what reads the same few values."""
+        """Make a region of a node, and join it with those of its sources, and of what reads the
+        same few values.
+        """
         self.region_of[node] = Region({node: None}, node)
         sources = node.all_input_nodes
-        siblings = [user for source in sources if len(source.users) <= _MOST_SIBLINGS for user in source.users]
+        siblings = [
+            user
+            for source in sources
+            if len(source.users) <= _MOST_SIBLINGS
+            for user in source.users
+        ]
         while any([self._join(other, node) for other in (*sources, *siblings)]):
             pass
 
     def add_rows(self, nodes: list[fx.Node]) -> None:
-        """Join each node that reduces rows with those that read it, and all of them with what they read."""
+        """Join each node that reduces rows with those that read it, and all of them with what they
+        read.
+        """
         self.rows = dict.fromkeys(nodes)
         for node in nodes:
             self.region_of[node] = Region({node: None}, node)
         for node in nodes:
             for user in node.users:
                 self._join(node, user)
-        while nodes and any([self._join(source, node) for node in self.region_of for source in node.all_input_nodes]):
+        while nodes and any(
+            [self._join(source, node) for node in self.region_of for source in node.all_input_nodes]
+        ):
             pass
 
     def regions(self) -> list[Region]:
@@ -112,16 +128,24 @@ class _Search:
         if len(first.nodes) + len(second.nodes) > self.most_nodes:
             return False
         union = Region(dict.fromkeys(sorted([*first.nodes, *second.nodes])), second.widest)
-        if not (_leaves_in_one_shape(union) and self._has_whole_rows(union)) or self._comes_back(union):
+        if not (_leaves_in_one_shape(union) and self._has_whole_rows(union)) or self._comes_back(
+            union
+        ):
             return False
         self.region_of.update(dict.fromkeys(union.nodes, union))
         return True
 
     def _has_whole_rows(self, union: Region) -> bool:
-        return all(same_shape(node.all_input_nodes[0], union.widest) for node in union.nodes if node in self.rows)
+        return all(
+            same_shape(node.all_input_nodes[0], union.widest)
+            for node in union.nodes
+            if node in self.rows
+        )
 
     def _comes_back(self, union: Region) -> bool:
-        """Whether a path leads out of a region and into it again, other regions being computed at once."""
+        """Whether a path leads out of a region and into it again, other regions being computed at
+        once.
+        """
         last = max(union.nodes)
         pending = [user for node in union.nodes for user in node.users if user not in union.nodes]
         seen = set(pending)

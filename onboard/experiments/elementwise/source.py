@@ -1,8 +1,9 @@
 """Programs printed as Triton kernels, operation by operation, from templates alone.
 
-A kernel works on tiles [ROWS, COLUMNS] of the inputs' common shape, whose dimensions the launcher has joined where they
-lie one behind the other in all tensors: the last one is `columns`, all before it are counted by `row`. Values of float
-types are float32 that has been rounded to the type. Where rows are reduced a tile holds whole rows.
+A kernel works on tiles [ROWS, COLUMNS] of the inputs' common shape, whose dimensions the launcher
+has joined where they lie one behind the other in all tensors: the last one is `columns`, all before
+it are counted by `row`. Values of float types are float32 that has been rounded to the type. Where
+rows are reduced a tile holds whole rows.
 """
 
 from __future__ import annotations
@@ -55,28 +56,49 @@ _CALLS = (
 
 _TEMPLATES = {
     **{name: f"m.{name}({{0}})" for name in _CALLS},
-    **{"abs": "tl.abs({0})", "neg": "-{0}", "reciprocal": "tl.div_rn(1.0, {0})", "relu": "m.maximum({0}, 0)"},
+    **{
+        "abs": "tl.abs({0})",
+        "neg": "-{0}",
+        "reciprocal": "tl.div_rn(1.0, {0})",
+        "relu": "m.maximum({0}, 0)",
+    },
     **{"add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "m.div({0}, {1})"},
-    **{"maximum": "m.maximum({0}, {1})", "minimum": "m.minimum({0}, {1})", "where": "tl.where({0}, {1}, {2})"},
+    **{
+        "maximum": "m.maximum({0}, {1})",
+        "minimum": "m.minimum({0}, {1})",
+        "where": "tl.where({0}, {1}, {2})",
+    },
     **{"eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}"},
     **{"row_sum": "m.row_sum({0}, inside)", "row_mean": "m.row_sum({0}, inside) / columns"},
     **{"gt": "{0} > {1}", "ge": "{0} >= {1}"},
-    **{"logical_not": "{0} == 0", "logical_and": "({0} != 0) & ({1} != 0)", "logical_or": "({0} != 0) | ({1} != 0)"},
+    **{
+        "logical_not": "{0} == 0",
+        "logical_and": "({0} != 0) & ({1} != 0)",
+        "logical_or": "({0} != 0) | ({1} != 0)",
+    },
 }
 
 
 def kernel_source(program: FuncOp, outer: int) -> str:
-    """Return a module whose function `kernel` applies the program to tensors with `outer` dimensions before the last.
+    """Return a module whose function `kernel` applies the program to tensors with `outer`
+    dimensions before the last.
 
-    Its arguments: pointers of outputs and inputs, `rows`, `columns`, the sizes of the outer dimensions after the first,
-    for each input its strides in the outer dimensions and along a row, then ROWS and COLUMNS.
+    Its arguments: pointers of outputs and inputs, `rows`, `columns`, the sizes of the outer
+    dimensions after the first, for each input its strides in the outer dimensions and along a row,
+    then ROWS and COLUMNS.
     """
     inputs = range(len(program.body.block.args))
     outputs = output_dtypes(program)
-    body = [*_tile(outer), *(line for each in inputs for line in _load(program, each, outer)), *_computations(program)]
+    body = [
+        *_tile(outer),
+        *(line for each in inputs for line in _load(program, each, outer)),
+        *_computations(program),
+    ]
     names = _value_names(program)
     for position, (result, dtype) in enumerate(zip(results_of(program), outputs, strict=True)):
-        body.append(f"tl.store(out{position} + out_first + column, {names[result]}.to({_NAMES[dtype]}), mask=inside)")
+        body.append(
+            f"tl.store(out{position} + out_first + column, {names[result]}.to({_NAMES[dtype]}), mask=inside)"
+        )
     arguments = [
         *(f"out{each}" for each in range(len(outputs))),
         *(f"in{each}" for each in inputs),
@@ -89,7 +111,9 @@ def kernel_source(program: FuncOp, outer: int) -> str:
     listing = "\n".join(f"    {line}" for line in str(program).splitlines())
     decorator = f"@triton.jit(do_not_specialize={['rows', *sizes]!r})"
     head = [decorator, f"def kernel({', '.join(arguments)}):"]
-    return _HEADER.format(listing=listing) + "\n".join([*head, *(f"    {line}" for line in body), ""])
+    return _HEADER.format(listing=listing) + "\n".join(
+        [*head, *(f"    {line}" for line in body), ""]
+    )
 
 
 def _tile(outer: int) -> list[str]:
@@ -105,7 +129,10 @@ def _tile(outer: int) -> list[str]:
     ]
     rest = "row"
     for dim in range(outer - 1, 0, -1):
-        lines += [f"index{dim} = ({rest} % size{dim}).to(tl.int64)", f"rest{dim} = {rest} // size{dim}"]
+        lines += [
+            f"index{dim} = ({rest} % size{dim}).to(tl.int64)",
+            f"rest{dim} = {rest} // size{dim}",
+        ]
         rest = f"rest{dim}"
     return [*lines, f"index0 = {rest}.to(tl.int64)"] if outer else lines
 
@@ -119,11 +146,15 @@ def _load(program: FuncOp, position: int, outer: int) -> list[str]:
     starts = [f"index{dim} * {name}_stride{dim}" for dim in range(outer)]
     where = " + ".join([*starts, f"first * {name}_column"])
     widened = ".to(tl.float32)" if is_float(argument.type) else ""
-    return [f"x{position} = tl.load({name} + ({where}) + column * {name}_column, mask=inside){widened}"]
+    return [
+        f"x{position} = tl.load({name} + ({where}) + column * {name}_column, mask=inside){widened}"
+    ]
 
 
 def _value_names(program: FuncOp) -> dict[SSAValue, str]:
-    names: dict[SSAValue, str] = {each: f"x{position}" for position, each in enumerate(program.body.block.args)}
+    names: dict[SSAValue, str] = {
+        each: f"x{position}" for position, each in enumerate(program.body.block.args)
+    }
     return names | {step.results[0]: f"v{position}" for position, step in enumerate(steps(program))}
 
 
@@ -143,7 +174,10 @@ def _expression(step: Operation, names: dict[SSAValue, str]) -> str:
     if name == "div" and number(step.operands[1]) is not None:
         return _rounded(f"m.div_by_number({', '.join(operands)})", dtype)
     if not (is_float(step.results[0].type) or name in COMPARISONS or dtype == torch.bool):
-        operands = [_integer(operand, text, dtype) for operand, text in zip(step.operands, operands, strict=True)]
+        operands = [
+            _integer(operand, text, dtype)
+            for operand, text in zip(step.operands, operands, strict=True)
+        ]
     return _rounded(_TEMPLATES[name].format(*operands), dtype)
 
 

@@ -1,4 +1,6 @@
-"""Generated kernels: each program is printed as a Triton kernel for each number of dimensions that it meets."""
+"""Generated kernels: each program is printed as a Triton kernel for each number of dimensions that
+it meets.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,11 @@ class Layout(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def joined_layout(shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...], whole_rows: bool) -> Layout:
-    """Join neighbouring dimensions of `shape` that lie one behind the other in each tensor, and in a contiguous one.
+def joined_layout(
+    shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...], whole_rows: bool
+) -> Layout:
+    """Join neighbouring dimensions of `shape` that lie one behind the other in each tensor, and in
+    a contiguous one.
 
     With `whole_rows` the last one stays alone.
     """
@@ -50,7 +55,10 @@ def joined_layout(shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...], 
         if (
             joined
             and not (whole_rows and len(joined) == 1)
-            and all(step == inner * joined[-1][0] for step, inner in zip(steps, joined[-1][1], strict=True))
+            and all(
+                step == inner * joined[-1][0]
+                for step, inner in zip(steps, joined[-1][1], strict=True)
+            )
         ):
             joined[-1] = (joined[-1][0] * size, joined[-1][1])
         else:
@@ -63,7 +71,9 @@ def joined_layout(shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...], 
 
 @register_op(empty_results)
 def triton_pointwise(inputs: list[Tensor], program: str) -> list[Tensor]:
-    """`torch_pointwise` as one kernel; every operation rounds as PyTorch's kernel of its own does."""
+    """`torch_pointwise` as one kernel; every operation rounds as PyTorch's kernel of its own
+    does.
+    """
     for x in inputs:
         require_device(x)
     outputs = empty_results(inputs, program)
@@ -83,7 +93,9 @@ def _tile(layout: Layout, whole_rows: bool) -> tuple[int, int]:
     return min(max(1, block // columns), power_of_two(layout.rows)), columns
 
 
-def _launch(kernel: Any, outputs: list[Tensor], inputs: list[Tensor], layout: Layout, whole_rows: bool) -> None:
+def _launch(
+    kernel: Any, outputs: list[Tensor], inputs: list[Tensor], layout: Layout, whole_rows: bool
+) -> None:
     rows, columns = _tile(layout, whole_rows)
     grid = (triton.cdiv(layout.rows, rows) * triton.cdiv(layout.columns, columns),)
     outer = [stride for strides in layout.strides for stride in strides[:-1]]
@@ -98,7 +110,9 @@ def _launch(kernel: Any, outputs: list[Tensor], inputs: list[Tensor], layout: La
         *along,
         ROWS=rows,
         COLUMNS=columns,
-        num_warps=min(4, max(1, rows * columns // 64)) if rows * columns <= _LARGE_BLOCK else min(16, columns // 512),
+        num_warps=min(4, max(1, rows * columns // 64))
+        if rows * columns <= _LARGE_BLOCK
+        else min(16, columns // 512),
         enable_fp_fusion=False,  # a product and a sum are rounded each, as in two kernels
     )
 
@@ -123,7 +137,8 @@ def _kernel(program: str, outer: int) -> Any:
     path = Path(f"<{name}>") if folder is None else folder / name
     if folder is not None:
         _keep(path, source)
-    # What runs is the text that was just made, whatever the file holds; Triton asks `linecache` for it.
+    # What runs is the text that was just made, whatever the file holds; Triton asks `linecache` for
+    # it.
     linecache.cache[str(path)] = (len(source), None, source.splitlines(keepends=True), str(path))
     names: dict[str, Any] = {"__name__": f"onboard_kernels.{path.stem}", "__file__": str(path)}
     exec(compile(source, str(path), "exec"), names)
@@ -131,7 +146,9 @@ def _kernel(program: str, outer: int) -> Any:
 
 
 def _keep(path: Path, source: str) -> None:
-    """Write a kernel's file, for people and debuggers to read, unless it is there as it should be."""
+    """Write a kernel's file, for people and debuggers to read, unless it is there as it should
+    be.
+    """
     try:
         if path.exists() and path.read_bytes() == source.encode():
             return

@@ -1,7 +1,9 @@
-"""Is a transformers model's own attention what the canonical op computes? Both get the same random numbers.
+"""Is a transformers model's own attention what the canonical op computes? Both get the same random
+numbers.
 
-The interface hands over tensors and keywords, and each model's eager function may do with them what it likes. So every
-kind of call that a pass has recorded is computed twice: by the function of the model's file, and by `torch_attention`.
+The interface hands over tensors and keywords, and each model's eager function may do with them what
+it likes. So every kind of call that a pass has recorded is computed twice: by the function of the
+model's file, and by `torch_attention`.
 """
 
 from __future__ import annotations
@@ -31,14 +33,21 @@ def check_calls(model: nn.Module, calls: Sequence[AttentionCall]) -> None:
     kinds = {_kind(call): call for call in reversed(calls)}
     for call in kinds.values():
         if problem := _problem(call):
-            raise OnboardError(f"the attention of {paths[call.module]} cannot be replaced: {problem}")
+            raise OnboardError(
+                f"the attention of {paths[call.module]} cannot be replaced: {problem}"
+            )
 
 
 def _kind(call: AttentionCall) -> Any:
-    """Return what calls have in common that are computed alike: all but the numbers in their tensors."""
-    sizes = tuple(tensor.shape[index] for tensor in (call.query, call.key, call.value) for index in (1, 3))
+    """Return what calls have in common that are computed alike: all but the numbers in their
+    tensors.
+    """
+    sizes = tuple(
+        tensor.shape[index] for tensor in (call.query, call.key, call.value) for index in (1, 3)
+    )
     settings = {
-        key: type(value) if isinstance(value, torch.Tensor | tuple) else value for key, value in call.keywords.items()
+        key: type(value) if isinstance(value, torch.Tensor | tuple) else value
+        for key, value in call.keywords.items()
     }
     return type(call.module), call.mask is None, call.form, sizes, repr(sorted(settings.items()))
 
@@ -55,23 +64,41 @@ def _problem(call: AttentionCall) -> str:
         return f"its file has no {_EAGER_FUNCTION} to compare with"
     try:
         error = compare(eager, call)
-    except Exception as failure:  # a model's own code may raise anything outside of its forward pass
-        return f"its {_EAGER_FUNCTION} cannot be run by itself ({type(failure).__name__}: {failure})"
-    return "" if error <= SAME else f"its {_EAGER_FUNCTION} computes something else (error {error:.1e})"
+    except (
+        Exception
+    ) as failure:  # a model's own code may raise anything outside of its forward pass
+        return (
+            f"its {_EAGER_FUNCTION} cannot be run by itself ({type(failure).__name__}: {failure})"
+        )
+    return (
+        ""
+        if error <= SAME
+        else f"its {_EAGER_FUNCTION} computes something else (error {error:.1e})"
+    )
 
 
 def compare(eager: Callable[..., Any], call: AttentionCall) -> float:
-    """Return rmse(canonical - eager) / rmse(eager) on random float32 numbers of the call's shapes, on the CPU."""
+    """Return rmse(canonical - eager) / rmse(eager) on random float32 numbers of the call's shapes,
+    on the CPU.
+    """
     material = partial(_material, torch.Generator().manual_seed(_SEED))
     twin = copy.copy(call.module)
-    twin.__dict__["_parameters"] = {name: _parameter(material(p)) for name, p in call.module._parameters.items()}
+    twin.__dict__["_parameters"] = {
+        name: _parameter(material(p)) for name, p in call.module._parameters.items()
+    }
     twin.__dict__["_buffers"] = {name: material(b) for name, b in call.module._buffers.items()}
     query, key, value = (material(tensor) for tensor in (call.query, call.key, call.value))
-    keywords = tree_map(material, call.keywords) | {word: getattr(twin, name) for word, name in call.own.items()}
+    keywords = tree_map(material, call.keywords) | {
+        word: getattr(twin, name) for word, name in call.own.items()
+    }
     with torch.no_grad():
-        expected, _ = eager(twin, query, key, value, _mask(call, query, key), **{**keywords, "dropout": 0.0})
+        expected, _ = eager(
+            twin, query, key, value, _mask(call, query, key), **{**keywords, "dropout": 0.0}
+        )
         settings = (call.scale, keywords.get("s_aux"), call.window, call.logit_cap)
-        actual = torch.ops.onboard.torch_attention(query, key, value, None, 0.0, True, *settings, "bnsd")
+        actual = torch.ops.onboard.torch_attention(
+            query, key, value, None, 0.0, True, *settings, "bnsd"
+        )
     actual, expected = actual.transpose(1, 2).double(), expected.double()
     if actual.shape != expected.shape:
         raise ValueError(f"it returns {list(expected.shape)}, not {list(actual.shape)}")
@@ -79,9 +106,13 @@ def compare(eager: Callable[..., Any], call: AttentionCall) -> float:
 
 
 def _mask(call: AttentionCall, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Return the mask of the call's form as eager attention gets it: [batch, 1, queries, keys], added to the scores."""
+    """Return the mask of the call's form as eager attention gets it: [batch, 1, queries, keys],
+    added to the scores.
+    """
     assert call.form is not None
-    allowed = allowed_keys(call.form, torch.arange(query.shape[2])[:, None], torch.arange(key.shape[2]))
+    allowed = allowed_keys(
+        call.form, torch.arange(query.shape[2])[:, None], torch.arange(key.shape[2])
+    )
     mask = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
     return mask.expand(query.shape[0], 1, *mask.shape)
 
@@ -91,7 +122,9 @@ def _parameter(value: Any) -> Any:
 
 
 def _material(generator: torch.Generator, tensor: Any) -> Any:
-    """Return random numbers in the place of a tensor, which may have none yet; anything else as it is."""
+    """Return random numbers in the place of a tensor, which may have none yet; anything else as it
+    is.
+    """
     if not isinstance(tensor, torch.Tensor):
         return tensor
     shape = [size if isinstance(size, int) else size.node.hint for size in tensor.shape]

@@ -1,4 +1,6 @@
-"""transformers' eager model over our paged caches: the same calls, with the cached op where its attention was."""
+"""transformers' eager model over our paged caches: the same calls, with the cached op where its
+attention was.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +35,31 @@ class AttentionLayer:
     def of(cls, call: AttentionCall, path: str) -> AttentionLayer:
         """Read a layer off one of its calls."""
         heads, head_dim = call.key.shape[1], call.key.shape[3]
-        return cls(call.module, path, heads, head_dim, call.value.shape[3], call.key.dtype, call.window)
+        return cls(
+            call.module, path, heads, head_dim, call.value.shape[3], call.key.dtype, call.window
+        )
 
     def resources(self, page_size: int, dtype: torch.dtype | None) -> dict[str, KVPagedResource]:
         """Return the caches of keys and values; `dtype` None: that of the keys."""
         kind = dtype or self.dtype
         sizes = {"k_cache": self.head_dim, "v_cache": self.value_dim}
-        return {n: KVPagedResource(self.kv_heads, dim, kind, page_size, self.window) for n, dim in sizes.items()}
+        return {
+            n: KVPagedResource(self.kv_heads, dim, kind, page_size, self.window)
+            for n, dim in sizes.items()
+        }
 
 
 class CachedTransformersModel(nn.Module):
-    """One flat row of tokens, its metadata and the caches -> logits, through transformers' unmodified forward."""
+    """One flat row of tokens, its metadata and the caches -> logits, through transformers'
+    unmodified forward.
+    """
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[AttentionLayer], inputs: Sequence[Sequence[str]], op: Any
+        self,
+        model: nn.Module,
+        layers: Sequence[AttentionLayer],
+        inputs: Sequence[Sequence[str]],
+        op: Any,
     ) -> None:
         super().__init__()
         self.model = model
@@ -62,7 +75,12 @@ class CachedTransformersModel(nn.Module):
     def input_names(self) -> list[str]:
         """Names of the inputs, as a cached graph's placeholders would be."""
         rows = ["logits_gather_indices"] if self.takes_rows else []
-        return ["input_ids", "position_ids", *rows, *dict.fromkeys(name for names in self.inputs for name in names)]
+        return [
+            "input_ids",
+            "position_ids",
+            *rows,
+            *dict.fromkeys(name for names in self.inputs for name in names),
+        ]
 
     def forward(
         self,
@@ -76,17 +94,25 @@ class CachedTransformersModel(nn.Module):
 
         def attend(call: AttentionCall) -> torch.Tensor:
             layer, names = next(layers)
-            assert layer.module is call.module, "the attention layers run in another order than they were found in"
+            assert layer.module is call.module, (
+                "the attention layers run in another order than they were found in"
+            )
             return self._attend(call, layer, [inputs[name] for name in names])
 
         rows = {_LOGITS_ROWS: logits_gather_indices} if self.takes_rows else {}
         with handled(attend):
-            output = self.model(input_ids=input_ids, position_ids=position_ids, use_cache=False, **rows)
+            output = self.model(
+                input_ids=input_ids, position_ids=position_ids, use_cache=False, **rows
+            )
         assert next(layers, None) is None, "an attention layer did not run"
         logits: torch.Tensor = output.logits
         return logits
 
-    def _attend(self, call: AttentionCall, layer: AttentionLayer, inputs: list[torch.Tensor]) -> torch.Tensor:
+    def _attend(
+        self, call: AttentionCall, layer: AttentionLayer, inputs: list[torch.Tensor]
+    ) -> torch.Tensor:
         tensors = (tensor.transpose(1, 2) for tensor in (call.query, call.key, call.value))
-        out: torch.Tensor = self.op(*tensors, *inputs, call.sinks, call.scale, layer.window, call.logit_cap)
+        out: torch.Tensor = self.op(
+            *tensors, *inputs, call.sinks, call.scale, layer.window, call.logit_cap
+        )
         return out

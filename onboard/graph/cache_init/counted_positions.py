@@ -1,8 +1,9 @@
 """Does a transformers model count positions itself, where it should use those that it is given?
 
-In a flat row of several sequences a count from the row's start is wrong, and where it only matters far into a text (a
-temperature that grows every 8192 tokens) no short prompt shows it. So each range over the sequence that the model's
-code makes, other than for masks, is shifted far away in turn: the logits must not move.
+In a flat row of several sequences a count from the row's start is wrong, and where it only matters
+far into a text (a temperature that grows every 8192 tokens) no short prompt shows it. So each range
+over the sequence that the model's code makes, other than for masks, is shifted far away in turn:
+the logits must not move.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ class _ShiftedRange(TorchFunctionMode):
         self.seen = 0
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         if func is not torch.arange or out.shape != (_LENGTH,) or is_making_mask():
@@ -59,5 +64,7 @@ def _moves(shifted: Callable[[], torch.Tensor], expected: torch.Tensor) -> bool:
     try:
         actual = shifted()
     except (IndexError, RuntimeError):
-        return False  # a range that picks rows of a tensor: one that picked positions would show in short texts, too
+        # a range that picks rows of a tensor: one that picked positions would show in short texts,
+        # too
+        return False
     return not bool((actual - expected).square().mean() <= SAME**2 * expected.square().mean())

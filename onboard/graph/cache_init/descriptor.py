@@ -1,7 +1,7 @@
 """What swaps a canonical mechanism for a cached one: one descriptor a mechanism.
 
-A descriptor names the source operator and the caches that a node needs; which operators take the source's place is
-declared where these are registered.
+A descriptor names the source operator and the caches that a node needs; which operators take the
+source's place is declared where these are registered.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ _METADATA = {*METADATA_NAMES, *STATE_METADATA_NAMES}
 class CachedOpDescriptor(ABC):
     """One mechanism that keeps state from step to step.
 
-    Which arguments a cached operator has (tensors, metadata, caches, constants, in this order) is read off its schema.
+    Which arguments a cached operator has (tensors, metadata, caches, constants, in this order) is
+    read off its schema.
     """
 
     source: Any
     """The canonical operator (a packet of `torch.ops.onboard`)."""
     has_second_table: ClassVar[bool] = False
-    """The last cache may see farther back than the first: where its pages lie follows, a block table and slots."""
+    """The last cache may see farther back than the first: where its pages lie follows, a block
+    table and slots.
+    """
 
     @property
     def cached_names(self) -> Mapping[str, str]:
@@ -67,7 +70,10 @@ class CachedOpDescriptor(ABC):
         """Return a back end's cached operator."""
         name = self._cached_name(backend)
         if name is None:
-            raise UsageError(f"there is no attention back end {backend!r}", hint=suggest(backend, self.cached_names))
+            raise UsageError(
+                f"there is no attention back end {backend!r}",
+                hint=suggest(backend, self.cached_names),
+            )
         overload: OpOverload = getattr(torch.ops.onboard, name).default
         return overload
 
@@ -75,7 +81,8 @@ class CachedOpDescriptor(ABC):
         return self.cached_names.get(backend) or self.extension_name(backend)
 
     def extension_name(self, backend: str) -> str | None:
-        """Return the name of the operator that an extension has registered for a back end, None when there is none.
+        """Return the name of the operator that an extension has registered for a back end, None
+        when there is none.
 
         It is that of torch's operator with the back end's name in place of "torch".
         """
@@ -84,29 +91,45 @@ class CachedOpDescriptor(ABC):
         return None if source is None or source.ships else name
 
     def obstacle(self, backend: str, node: fx.Node) -> str:
-        """Return why a back end cannot serve a node, "" when it can; an extension's has to know by itself."""
+        """Return why a back end cannot serve a node, "" when it can; an extension's has to know by
+        itself.
+        """
         if self._cached_name(backend) is None:
             return "this mechanism has no such operator"
-        return self.kernel_obstacle(node) if backend != "torch" and backend in self.cached_names else ""
+        return (
+            self.kernel_obstacle(node)
+            if backend != "torch" and backend in self.cached_names
+            else ""
+        )
 
     def kernel_obstacle(self, node: fx.Node) -> str:
-        """Return why kernels cannot serve a node, by its shapes and dtypes and the GPU; "" when they can."""
+        """Return why kernels cannot serve a node, by its shapes and dtypes and the GPU; "" when
+        they can.
+        """
         return ""
 
     def check(self, node: fx.Node) -> None:  # noqa: B027  (most mechanisms can do everything)
         """Raise `OnboardError` when the node asks for something that its cached form cannot do."""
 
     def note(self, node: fx.Node) -> str:
-        """Return what a user of the run has to know of a node, "" for nothing: it becomes a fact."""
+        """Return what a user of the run has to know of a node, "" for nothing: it becomes a
+        fact.
+        """
         return ""
 
     def prepare(self, gm: fx.GraphModule, node: fx.Node) -> fx.Node:
-        """Bring a source node into the form that the cached operator takes; return the node that now stands for it."""
+        """Bring a source node into the form that the cached operator takes; return the node that
+        now stands for it.
+        """
         return node
 
     @abstractmethod
-    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
-        """Return the caches that the node needs, by the name of the argument; `dtype` None: that of the tensors."""
+    def resources(
+        self, node: fx.Node, page_size: int, dtype: torch.dtype | None
+    ) -> dict[str, CacheResource]:
+        """Return the caches that the node needs, by the name of the argument; `dtype` None: that of
+        the tensors.
+        """
 
     def constants(self, node: fx.Node) -> tuple[Any, ...]:
         """Return the arguments that follow the caches, as the source has them."""
@@ -120,13 +143,18 @@ class AttentionDescriptor(CachedOpDescriptor):
     source = torch.ops.onboard.torch_attention
 
     def check(self, node: fx.Node) -> None:
-        """Refuse masks, attention to later tokens, dropout and sinks of queries: the kernels know positions only."""
+        """Refuse masks, attention to later tokens, dropout and sinks of queries: the kernels know
+        positions only.
+        """
         refuse_unless(node, attn_mask=None, is_causal=True, dropout_p=0.0)
         sinks = arguments(node)["sinks"]
         if isinstance(sinks, fx.Node) and sinks.meta["val"].dim() != 1:
             refuse_unless(node, sinks=None)
         heads = 1 if arguments(node)["layout"] == "bnsd" else 2
-        if any(_in_one_row(tensor_argument(node, index), heads) is None for index in range(self.num_tensors)):
+        if any(
+            _in_one_row(tensor_argument(node, index), heads) is None
+            for index in range(self.num_tensors)
+        ):
             raise OnboardError(
                 f"{node.name} ({module_path(node)}) has a number of heads that varies and cannot be cached",
                 hint="Only its prefill is supported",
@@ -138,7 +166,9 @@ class AttentionDescriptor(CachedOpDescriptor):
         if found["layout"] == "bsnd":
             return node
         with gm.graph.inserting_before(node):
-            tensors = [_transpose(gm, tensor) for tensor in list(found.values())[: self.num_tensors]]
+            tensors = [
+                _transpose(gm, tensor) for tensor in list(found.values())[: self.num_tensors]
+            ]
             options = {**dict(list(found.items())[self.num_tensors :]), "layout": "bsnd"}
             bsnd = gm.graph.call_function(self.source.default, tuple(tensors), options)
             bsnd.meta.update(node.meta)
@@ -147,10 +177,16 @@ class AttentionDescriptor(CachedOpDescriptor):
         replace_with(node, output)
         return bsnd
 
-    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
-        """Return a cache for the keys and one for the values, of the shapes that the tensors have."""
+    def resources(
+        self, node: fx.Node, page_size: int, dtype: torch.dtype | None
+    ) -> dict[str, CacheResource]:
+        """Return a cache for the keys and one for the values, of the shapes that the tensors
+        have.
+        """
         found = arguments(node)
-        bounds = [found[name] for name in ("sliding_window", "chunk_size") if found[name] is not None]
+        bounds = [
+            found[name] for name in ("sliding_window", "chunk_size") if found[name] is not None
+        ]
         window = min(bounds, default=None)
 
         def resource(tensor: fx.Node) -> KVPagedResource:
@@ -159,20 +195,29 @@ class AttentionDescriptor(CachedOpDescriptor):
             assert heads is not None
             return KVPagedResource(heads, dim, dtype or val.dtype, page_size, window)
 
-        return {"k_cache": resource(tensor_argument(node, 1)), "v_cache": resource(tensor_argument(node, 2))}
+        return {
+            "k_cache": resource(tensor_argument(node, 1)),
+            "v_cache": resource(tensor_argument(node, 2)),
+        }
 
 
 class StateDescriptor(CachedOpDescriptor):
-    """A recurrence: what it keeps of each sequence is declared where its cached operator is registered."""
+    """A recurrence: what it keeps of each sequence is declared where its cached operator is
+    registered.
+    """
 
     def __init__(self, op: str) -> None:
         self.source = getattr(torch.ops.onboard, op)
 
     def kernel_obstacle(self, node: fx.Node) -> str:
-        """Return why kernels cannot serve the dtype of the first tensor, or this GPU; "" when they can."""
+        """Return why kernels cannot serve the dtype of the first tensor, or this GPU; "" when they
+        can.
+        """
         return kernel_obstacle(tensor_argument(node, 0).meta["val"].dtype)
 
-    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+    def resources(
+        self, node: fx.Node, page_size: int, dtype: torch.dtype | None
+    ) -> dict[str, CacheResource]:
         """Return one cache, of the shape and dtype that the op declares whatever `dtype` is."""
         state = op_sources()[self.cached_names["torch"]].state
         assert state is not None, f"{self.cached_names['torch']} does not declare its state"
@@ -186,7 +231,9 @@ def _value(argument: Any) -> Any:
 
 
 def refuse_unless(node: fx.Node, **needed: Any) -> None:
-    """Raise `OnboardError` when an argument of a source node has another value than its cached form needs."""
+    """Raise `OnboardError` when an argument of a source node has another value than its cached form
+    needs.
+    """
     found = arguments(node)
     for name, value in needed.items():
         if found[name] != value:
@@ -197,16 +244,20 @@ def refuse_unless(node: fx.Node, **needed: Any) -> None:
 
 
 def _in_one_row(tensor: fx.Node, dim: int) -> int | None:
-    """Return a dimension's size in the cached graph, whose batch is one row of tokens; None: it is not known.
+    """Return a dimension's size in the cached graph, whose batch is one row of tokens; None: it is
+    not known.
 
-    Heads that are folded into the batch, as for `torch.bmm`, are batch times heads: in one row, the heads.
+    Heads that are folded into the batch, as for `torch.bmm`, are batch times heads: in one row, the
+        heads.
     """
     size = tensor.meta["val"].shape[dim]
     if isinstance(size, int):
         return size
     inputs = tensor.graph.find_nodes(op="placeholder", sort=True)
     batch = next(node for node in inputs if node.target == "input_ids").meta["val"].shape[0]
-    expression = size.node.expr if isinstance(batch, int) else size.node.expr.subs(batch.node.expr, 1)
+    expression = (
+        size.node.expr if isinstance(batch, int) else size.node.expr.subs(batch.node.expr, 1)
+    )
     return int(expression) if expression.is_number else None
 
 

@@ -1,8 +1,9 @@
-"""The graph for steps with more than tokens: embeddings and rotary tables that come from outside take their places.
+"""The graph for steps with more than tokens: embeddings and rotary tables that come from outside
+take their places.
 
-A composite's towers turn images into rows of embeddings, and with them some models count positions along several axes.
-Such a step runs a copy of the text graph, with the same weights and caches, in which these rows are inputs; steps of
-text alone go on with the text graph.
+A composite's towers turn images into rows of embeddings, and with them some models count positions
+along several axes. Such a step runs a copy of the text graph, with the same weights and caches, in
+which these rows are inputs; steps of text alone go on with the text graph.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from onboard.ops.library import cached_forms, declared
 
 EMBEDS, COS, SIN, BLOCKS = "given_embeds", "given_cos", "given_sin", "attention_blocks"
 GIVEN, TURNED = "is_given", "has_tables"
-"""Inputs of such a graph: rows [1, tokens, size], blocks [tokens] int32, and of which tokens the embeddings, or cos and
-sin, count, [1, tokens] bool."""
+"""Inputs of such a graph: rows [1, tokens, size], blocks [tokens] int32, and of which tokens the
+embeddings, or cos and sin, count, [1, tokens] bool."""
 
 
 def name_of_added(layer: str) -> str:
@@ -41,7 +42,8 @@ def with_given_inputs(
         added: paths of the layers behind which rows from outside are added.
 
     Raises:
-        OnboardError: the graph's embedding, its one rotary table or where a layer ends cannot be told.
+        OnboardError: the graph's embedding, its one rotary table or where a layer ends cannot be
+            told.
     """
     twin = copy_graphs(gm)
     assert isinstance(twin, fx.GraphModule)
@@ -59,10 +61,14 @@ def with_given_inputs(
 
 
 def _embedded(gm: fx.GraphModule, path: str) -> fx.Node:
-    """Return the node that is the output of the embedding module: the last one that was traced in it."""
+    """Return the node that is the output of the embedding module: the last one that was traced in
+    it.
+    """
     nodes: list[fx.Node] = [node for node in gm.graph.nodes if _traced_in(node) == path]
     if not nodes:
-        raise OnboardError(f"the graph has no trace of {path}", hint="This model runs with text alone")
+        raise OnboardError(
+            f"the graph has no trace of {path}", hint="This model runs with text alone"
+        )
     return nodes[-1]
 
 
@@ -74,7 +80,9 @@ def _traced_in(node: fx.Node) -> str | None:
 def _tables(gm: fx.GraphModule) -> tuple[fx.Node, fx.Node]:
     """Return the cos and the sin that all rotations read, whichever of our own ops they are."""
     tables = ((node, declared(node.target).rotary) for node in gm.graph.nodes)
-    found = {tuple(arguments(node)[name] for name in names) for node, names in tables if len(names) == 2}
+    found = {
+        tuple(arguments(node)[name] for name in names) for node, names in tables if len(names) == 2
+    }
     if len(found) != 1:
         raise OnboardError(
             f"positions along several axes need one rotary table, and the graph has {len(found)}",
@@ -130,18 +138,26 @@ def _add_to(gm: fx.GraphModule, end: fx.Node, layer: str) -> None:
 def _rows(gm: fx.GraphModule, node: fx.Node, name: str) -> fx.Node:
     """Return the input that has rows like a node's."""
     value = node.meta["val"]
-    return add_placeholder(gm, name, torch.empty((1, 7, *value.shape[2:]), dtype=value.dtype, device=value.device))
+    return add_placeholder(
+        gm, name, torch.empty((1, 7, *value.shape[2:]), dtype=value.dtype, device=value.device)
+    )
 
 
 def _attend_in_blocks(gm: fx.GraphModule) -> None:
     """Replace cached attention by the one that knows blocks, of the same arguments and one more."""
     own = torch.ops.onboard
-    for node in nodes_of(gm, *(getattr(own, name) for name in cached_forms("torch_attention").values())):
+    for node in nodes_of(
+        gm, *(getattr(own, name) for name in cached_forms("torch_attention").values())
+    ):
         query = node.args[0]
         assert isinstance(query, fx.Node)
-        blocks = add_placeholder(gm, BLOCKS, torch.empty(7, dtype=torch.int32, device=query.meta["val"].device))
+        blocks = add_placeholder(
+            gm, BLOCKS, torch.empty(7, dtype=torch.int32, device=query.meta["val"].device)
+        )
         with gm.graph.inserting_before(node):
-            new = gm.graph.call_function(own.torch_cached_block_attention.default, (blocks, *node.args), node.kwargs)
+            new = gm.graph.call_function(
+                own.torch_cached_block_attention.default, (blocks, *node.args), node.kwargs
+            )
         new.meta.update(node.meta)
         node.replace_all_uses_with(new)
         gm.graph.erase_node(node)

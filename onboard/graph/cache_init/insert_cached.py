@@ -47,19 +47,33 @@ class InsertCached(BaseTransform[InsertCachedConfig]):
 
     @classmethod
     def resolve_backend_for_node(cls, requested_backend: str, source_attn_node: fx.Node) -> str:
-        """Return the back end that serves a node: the requested one, or "torch" where that one cannot."""
-        return "torch" if cls.descriptor.obstacle(requested_backend, source_attn_node) else requested_backend
+        """Return the back end that serves a node: the requested one, or "torch" where that one
+        cannot.
+        """
+        return (
+            "torch"
+            if cls.descriptor.obstacle(requested_backend, source_attn_node)
+            else requested_backend
+        )
 
     def from_outside(self) -> str:
         """Name the back end, too, when it is an extension's."""
         backend = self.config.backend
         op = self.descriptor.extension_name(backend) if backend is not None else None
-        own = f"{self.key}: its back end {backend} is no part of onboard: the op is {op}" if op is not None else ""
+        own = (
+            f"{self.key}: its back end {backend} is no part of onboard: the op is {op}"
+            if op is not None
+            else ""
+        )
         return "; ".join(filter(None, (super().from_outside(), own)))
 
     def _backend(self, node: fx.Node, context: TransformContext) -> str:
-        """Return the node's back end; that another takes the place of the one asked for is a fact."""
-        wanted = cached_backend(self.config.backend, self.descriptor.cached_names, context, self.key)
+        """Return the node's back end; that another takes the place of the one asked for is a
+        fact.
+        """
+        wanted = cached_backend(
+            self.config.backend, self.descriptor.cached_names, context, self.key
+        )
         if self.config.backend is not None:
             self.descriptor.cached_op(wanted)  # a wish for what there is not is an error
         backend = self.resolve_backend_for_node(wanted, node)
@@ -70,21 +84,33 @@ class InsertCached(BaseTransform[InsertCachedConfig]):
 
 
 def _swap(
-    gm: fx.GraphModule, node: fx.Node, descriptor: CachedOpDescriptor, target: Any, context: TransformContext
+    gm: fx.GraphModule,
+    node: fx.Node,
+    descriptor: CachedOpDescriptor,
+    target: Any,
+    context: TransformContext,
 ) -> None:
     cache = context.cache
     assert isinstance(cache, CachedSequenceInterface)
     resources = descriptor.resources(node, cache.info.page_size, cache_dtype(context))
-    names = {name: f"{name}_{sum(each.startswith(name) for each in cache.resources)}" for name in resources}
+    names = {
+        name: f"{name}_{sum(each.startswith(name) for each in cache.resources)}"
+        for name in resources
+    }
     for name, resource in resources.items():
         cache.add_cache(names[name], resource)
     inputs = cache.metadata_names(descriptor.metadata, next(iter(resources.values())))
     if descriptor.has_second_table:
         inputs += cache.metadata_names(table_names(0), list(resources.values())[-1])
     metadata = [add_placeholder(gm, name, cache.info.args[name]) for name in inputs]
-    caches = [add_placeholder(gm, names[name], each.allocate(2, context.device)) for name, each in resources.items()]
+    caches = [
+        add_placeholder(gm, names[name], each.allocate(2, context.device))
+        for name, each in resources.items()
+    ]
     tensors = list(arguments(node).values())[: descriptor.num_tensors]
     with gm.graph.inserting_before(node):
-        cached = gm.graph.call_function(target, (*tensors, *metadata, *caches, *descriptor.constants(node)))
+        cached = gm.graph.call_function(
+            target, (*tensors, *metadata, *caches, *descriptor.constants(node))
+        )
     cached.meta.update(node.meta)
     replace_with(node, cached)

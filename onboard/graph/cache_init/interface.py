@@ -59,7 +59,8 @@ def cache_dtype(context: TransformContext) -> torch.dtype | None:
 def cache_plan(context: TransformContext) -> CachePlan:
     """Return how many pages and slots the registered caches get in this run.
 
-    Pages that take no memory, as those beside recurrent states alone, are as many as sequences can fill.
+    Pages that take no memory, as those beside recurrent states alone, are as many as sequences can
+    fill.
     """
     tokens = context.runtime.kv_cache_config.max_tokens
     if "max_tokens" in context.chosen and not context.cache.bytes_per_page:
@@ -70,7 +71,11 @@ def cache_plan(context: TransformContext) -> CachePlan:
 
 def cache_share(context: TransformContext) -> float:
     """Return the share of the free memory that the caches may take."""
-    return HOST_SHARE if "max_tokens" in context.chosen else context.runtime.kv_cache_config.free_gpu_memory_fraction
+    return (
+        HOST_SHARE
+        if "max_tokens" in context.chosen
+        else context.runtime.kv_cache_config.free_gpu_memory_fraction
+    )
 
 
 def free_memory(device: torch.device) -> int:
@@ -82,7 +87,9 @@ def free_memory(device: torch.device) -> int:
 
 
 def fit_batch(context: TransformContext) -> None:
-    """Lower a batch size that nobody asked for to what the memory has room for, before any cache is allocated."""
+    """Lower a batch size that nobody asked for to what the memory has room for, before any cache is
+    allocated.
+    """
     if "max_batch_size" not in context.chosen:
         return
     share, why = starting_share(cache_share(context))

@@ -1,15 +1,18 @@
 """Does a cached graph treat each token by itself, other than in its cached ops?
 
-A step's row holds tokens of several sequences, in pieces: what mixes its tokens without a cache gives wrong logits.
-So the graph is run on a row, and on each third of that row, and a piece must get what it gets within the row. Whatever
-looks at neighbours, at the first or last tokens, at the largest or at all of them, or at a token's place in the row
-differs for one of the pieces, whichever operators it is written in.
+A step's row holds tokens of several sequences, in pieces: what mixes its tokens without a cache
+gives wrong logits. So the graph is run on a row, and on each third of that row, and a piece must
+get what it gets within the row. Whatever looks at neighbours, at the first or last tokens, at the
+largest or at all of them, or at a token's place in the row differs for one of the pieces, whichever
+operators it is written in.
 
-The canonical and the cached ops, linears and embeddings are not run: the graph is cut there (an extension's op is run,
-unless it writes to a cache). What goes into one must be alike in both runs, and what comes out is random, the same in
-both. Parameters are random, too, and all about one: no mixing hides behind a weight of a checkpoint that happens to be
-small, and none need to be loaded. Tables take other values than their own: one that begins with many equal rows would
-hide that a row's tokens are counted by its place. For the same reason whatever counts is tried with large numbers, too.
+The canonical and the cached ops, linears and embeddings are not run: the graph is cut there (an
+extension's op is run, unless it writes to a cache). What goes into one must be alike in both runs,
+and what comes out is random, the same in both. Parameters are random, too, and all about one: no
+mixing hides behind a weight of a checkpoint that happens to be small, and none need to be loaded.
+Tables take other values than their own: one that begins with many equal rows would hide that a
+row's tokens are counted by its place. For the same reason whatever counts is tried with large
+numbers, too.
 """
 
 from __future__ import annotations
@@ -32,14 +35,20 @@ from onboard.verify.limits import TOKEN_ALONE, TOKEN_ALONE_ROUNDED
 _ROW, _PIECE = 9, 3
 _NO_VALUE = object()
 _BLOCK = (1 << 17) - 1
-"""Random numbers that are drawn for one tensor; a longer one repeats them. It is prime: rows of a table differ."""
+"""Random numbers that are drawn for one tensor; a longer one repeats them. It is prime: rows of a
+table differ.
+"""
 _FAR = [_PIECE**power for power in range(1, 12)]
-"""What counted numbers are multiplied with: any number up to the last lies between a piece's and a row's for one."""
+"""What counted numbers are multiplied with: any number up to the last lies between a piece's and a
+row's for one.
+"""
 
 
 @dataclass(frozen=True)
 class TokenMixing:
-    """A node through which a token's values depend on the other tokens of its row, or on its place there."""
+    """A node through which a token's values depend on the other tokens of its row, or on its place
+    there.
+    """
 
     node: fx.Node
 
@@ -53,7 +62,9 @@ class TokenMixing:
 
 @torch.no_grad()
 def token_mixing(gm: fx.GraphModule, device: torch.device) -> TokenMixing | None:
-    """Return the first node that mixes the tokens of a row outside of the canonical ops, None when there is none."""
+    """Return the first node that mixes the tokens of a row outside of the canonical ops, None when
+    there is none.
+    """
     symbols = _symbols(gm, "input_ids")
     if len(symbols) != 2:
         return None  # a graph of one fixed size has no rows
@@ -73,7 +84,8 @@ def _symbols(gm: fx.GraphModule, name: str) -> list[Any]:
 def _counting(gm: fx.GraphModule, symbols: list[Any]) -> TokenMixing | None:
     """Return the first node that differs when what counts a row's tokens gives large numbers.
 
-    Numbers that pick something cannot be that large: such a graph fails, on the CPU without harm, and tells nothing.
+    Numbers that pick something cannot be that large: such a graph fails, on the CPU without harm,
+        and tells nothing.
     """
     if not any(_counts(node) for node in gm.graph.nodes):
         return None
@@ -94,7 +106,9 @@ class _Probe:
     gm: fx.GraphModule
     device: torch.device
     symbols: list[Any]
-    """Batch and length, as sizes in the graph name them; last, where logits are gathered, the number of them."""
+    """Batch and length, as sizes in the graph name them; last, where logits are gathered, the
+    number of them.
+    """
     start: int
     """Where the piece begins."""
     far: int = 1
@@ -171,8 +185,15 @@ class _Probe:
         if not isinstance(leaf, torch.Tensor):
             return None
         known = dict(zip(self.symbols, (1, length, length), strict=False))
-        sizes = [size.node.expr.xreplace(known) if isinstance(size, torch.SymInt) else size for size in leaf.shape]
-        return torch.Size(map(int, sizes)) if all(getattr(size, "is_number", True) for size in sizes) else None
+        sizes = [
+            size.node.expr.xreplace(known) if isinstance(size, torch.SymInt) else size
+            for size in leaf.shape
+        ]
+        return (
+            torch.Size(map(int, sizes))
+            if all(getattr(size, "is_number", True) for size in sizes)
+            else None
+        )
 
     def _noise(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         if dtype.is_floating_point or dtype.is_complex:
@@ -181,7 +202,9 @@ class _Probe:
 
     def _compute(self, node: fx.Node) -> None:
         row = self._called(node, lambda each: self._value(each)[0])
-        of_parameters = node.all_input_nodes and all(a is b for a, b in map(self._value, node.all_input_nodes))
+        of_parameters = node.all_input_nodes and all(
+            a is b for a, b in map(self._value, node.all_input_nodes)
+        )
         piece = row if of_parameters else self._called(node, lambda each: self._value(each)[1])
         if self.far > 1 and _counts(node):
             row, piece = row * self.far, piece * self.far
@@ -190,7 +213,9 @@ class _Probe:
             self.differing[node] = None
 
     def _called(self, node: fx.Node, load: Callable[[fx.Node], Any]) -> Any:
-        keywords = {key: self.device if key == "device" else value for key, value in node.kwargs.items()}
+        keywords = {
+            key: self.device if key == "device" else value for key, value in node.kwargs.items()
+        }
         return node.target(*map_arg(node.args, load), **map_arg(keywords, load))  # type: ignore[operator]
 
     def _value(self, node: fx.Node) -> tuple[Any, Any]:
@@ -203,13 +228,22 @@ class _Probe:
     def _attribute(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        if isinstance(value, nn.Parameter) or value.is_meta or (value.is_floating_point() and value.numel() > 1):
-            block = torch.rand(min(value.numel(), _BLOCK), generator=self.random, device=self.device) + 0.5
+        if (
+            isinstance(value, nn.Parameter)
+            or value.is_meta
+            or (value.is_floating_point() and value.numel() > 1)
+        ):
+            block = (
+                torch.rand(min(value.numel(), _BLOCK), generator=self.random, device=self.device)
+                + 0.5
+            )
             times = -(-value.numel() // _BLOCK)
             return block.to(value.dtype).repeat(times)[: value.numel()].view(value.shape)
         value = value.to(self.device)
         order = torch.randperm(value.numel(), generator=self.random, device=self.device)
-        return value.flatten()[order].view(value.shape)  # whatever whole numbers pick, they are in range
+        return value.flatten()[order].view(
+            value.shape
+        )  # whatever whole numbers pick, they are in range
 
     def _must_agree(self, node: fx.Node) -> None:
         """Find the first node that made what goes into `node` differ, if it does."""
@@ -221,11 +255,17 @@ class _Probe:
 def _counts(node: fx.Node) -> bool:
     """Whether a node makes whole numbers by counting."""
     value = node.meta.get("val")
-    return is_op(node, aten.arange, aten.cumsum) and isinstance(value, torch.Tensor) and not value.is_floating_point()
+    return (
+        is_op(node, aten.arange, aten.cumsum)
+        and isinstance(value, torch.Tensor)
+        and not value.is_floating_point()
+    )
 
 
 def _is_cut(node: fx.Node) -> bool:
-    """Whether an operator is known to treat each token by itself, or has a cache for what it does not."""
+    """Whether an operator is known to treat each token by itself, or has a cache for what it does
+    not.
+    """
     if isinstance(node.target, OpOverload) and node.target.namespace == "onboard":
         if not declared(node.target).ships:
             return writes(node)  # nobody knows what an extension's does
@@ -233,11 +273,17 @@ def _is_cut(node: fx.Node) -> bool:
     if not is_op(node, aten.linear, aten.embedding):
         return False
     weights = node.args[:1] if is_op(node, aten.embedding) else node.args[1:]
-    return all(isinstance(weight, fx.Node) and weight.op == "get_attr" for weight in weights if weight is not None)
+    return all(
+        isinstance(weight, fx.Node) and weight.op == "get_attr"
+        for weight in weights
+        if weight is not None
+    )
 
 
 def _piece(row: torch.Tensor, shape: torch.Size, start: int) -> torch.Tensor | None:
-    """Return the piece's part of a value [..., tokens * n, ...] of the row; None: it has no such part."""
+    """Return the piece's part of a value [..., tokens * n, ...] of the row; None: it has no such
+    part.
+    """
     if row.dim() != len(shape):
         return None
     for dim, (size, wanted) in enumerate(zip(row.shape, shape, strict=True)):
@@ -253,7 +299,9 @@ def _piece(row: torch.Tensor, shape: torch.Size, start: int) -> torch.Tensor | N
 def _agree(row: Any, piece: Any, start: int) -> bool:
     """Whether all tensors of the piece are parts of the row's; sizes are what they are."""
     pairs = zip(pytree.tree_leaves(row), pytree.tree_leaves(piece), strict=True)
-    return all(_close(_piece(a, b.shape, start), b) for a, b in pairs if isinstance(a, torch.Tensor))
+    return all(
+        _close(_piece(a, b.shape, start), b) for a, b in pairs if isinstance(a, torch.Tensor)
+    )
 
 
 def _close(expected: torch.Tensor | None, actual: torch.Tensor) -> bool:
@@ -261,7 +309,9 @@ def _close(expected: torch.Tensor | None, actual: torch.Tensor) -> bool:
         return False
     if not (actual.is_floating_point() or actual.is_complex()) or actual.numel() == 0:
         return torch.equal(expected, actual)
-    tolerance = TOKEN_ALONE if actual.dtype in (torch.float32, torch.float64) else TOKEN_ALONE_ROUNDED
+    tolerance = (
+        TOKEN_ALONE if actual.dtype in (torch.float32, torch.float64) else TOKEN_ALONE_ROUNDED
+    )
     wide = torch.complex128 if actual.is_complex() else torch.float64
     expected, actual = expected.to(wide), actual.to(wide)
     scale = float(actual.abs().nan_to_num().median())

@@ -1,4 +1,6 @@
-"""Decode steps as CUDA graphs: captured once for some batch sizes, replayed with new numbers in the same inputs."""
+"""Decode steps as CUDA graphs: captured once for some batch sizes, replayed with new numbers in the
+same inputs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from onboard.cache.cached_sequence import CachedSequenceInterface, input_names
 from onboard.cache.next_token import ChoosesTokens
 from onboard.errors import OnboardError
 
-_WARM_UP_RUNS = 2  # the first compiles and tunes kernels, the second is what a step does from then on
+_WARM_UP_RUNS = (
+    2  # the first compiles and tunes kernels, the second is what a step does from then on
+)
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,11 @@ class _Captured:
 class CapturedDecode(ChoosesTokens):
     """A cached graph that replays captured decode steps and runs everything else as it is.
 
-    Called with the same named inputs as the graph module and returns the same. What is replayed is the step that
-    `SequenceInfo` describes, when it is a decode batch of a captured size (which its `decode_sizes` pads batches to);
-    other inputs than its own run as they are. One CUDA graph holds a step from the copy of its numbers to the device,
-    through input ids some of which only the device knows, to the tokens that it chooses (`next_token.py`).
+    Called with the same named inputs as the graph module and returns the same. What is replayed is
+    the step that `SequenceInfo` describes, when it is a decode batch of a captured size (which its
+    `decode_sizes` pads batches to); other inputs than its own run as they are. One CUDA graph holds
+    a step from the copy of its numbers to the device, through input ids some of which only the
+    device knows, to the tokens that it chooses (`next_token.py`).
     """
 
     def __init__(self, gm: nn.Module) -> None:
@@ -44,7 +49,9 @@ class CapturedDecode(ChoosesTokens):
         self.replays = 0
         """Calls that replayed a CUDA graph."""
         self.eager_calls = 0
-        """Calls that ran without one: prefill, mixed batches, and decode batches of no captured size."""
+        """Calls that ran without one: prefill, mixed batches, and decode batches of no captured
+        size.
+        """
         self._captured: dict[int, _Captured] = {}
 
     @property
@@ -64,14 +71,21 @@ class CapturedDecode(ChoosesTokens):
         longest = min(cache.info.max_seq_len, (cache.num_pages - 1) * cache.info.page_size)
         names = input_names(self.gm)
         for size in sorted(sizes, reverse=True):
-            # The longest context: what a kernel decides on the host from lengths must hold for every later step.
+            # The longest context: what a kernel decides on the host from lengths must hold for
+            # every later step.
             cache.info.set_decode_example(size, longest)
             args = {**cache.args, **cache.info.choice}
-            graph, (tokens, output) = _capture(partial(self._step, cache, args, names, size), size, pool)
+            graph, (tokens, output) = _capture(
+                partial(self._step, cache, args, names, size), size, pool
+            )
             self._captured[size] = _Captured(graph, cache.info.inputs, cache.caches, tokens, output)
 
     def _step(
-        self, cache: CachedSequenceInterface, args: Mapping[str, torch.Tensor], names: Sequence[str], size: int
+        self,
+        cache: CachedSequenceInterface,
+        args: Mapping[str, torch.Tensor],
+        names: Sequence[str],
+        size: int,
     ) -> tuple[torch.Tensor, Any]:
         cache.info.buffer.fetch(size)
         return cache.latest.run(self.gm, args, names)

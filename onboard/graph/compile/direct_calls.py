@@ -1,4 +1,6 @@
-"""A graph that calls the functions behind our operators instead of going through torch's dispatcher."""
+"""A graph that calls the functions behind our operators instead of going through torch's
+dispatcher.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ _BUILT_IN: dict[Any, Callable[..., Any]] = {
 class DirectCalls(nn.Module):
     """Runs a graph with direct calls; the graph as it was stays visible as `gm`.
 
-    What a custom operator adds to its function (autograd, checks of schema and device) is not needed to infer, and
-    costs tens of microseconds a call.
+    What a custom operator adds to its function (autograd, checks of schema and device) is not
+    needed to infer, and costs tens of microseconds a call.
     """
 
     def __init__(self, gm: fx.GraphModule) -> None:
@@ -49,7 +51,9 @@ class DirectCalls(nn.Module):
 
 
 def _keep_at_hand(gm: fx.GraphModule) -> None:
-    """Let weights and tables be plain attributes: each step would look them up through their modules, one by one."""
+    """Let weights and tables be plain attributes: each step would look them up through their
+    modules, one by one.
+    """
     for index, node in enumerate(gm.graph.find_nodes(op="get_attr")):
         name = f"_weight_{index}"
         gm.__dict__[name] = attribute(gm, node.target)

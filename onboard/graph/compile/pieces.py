@@ -1,8 +1,9 @@
 """A cached graph cut into segments that a CUDA graph can hold and segments that cannot be in one.
 
-What depends on a step's tokens alone, row by row, can be captured for a number of tokens and replayed for fewer. What
-reads more of the step (attention and recurrences over caches, the choice of the rows whose logits are wanted) cannot,
-and neither can what follows from it, until there is a row for each token again. Which values have such rows is
+What depends on a step's tokens alone, row by row, can be captured for a number of tokens and
+replayed for fewer. What reads more of the step (attention and recurrences over caches, the choice
+of the rows whose logits are wanted) cannot, and neither can what follows from it, until there is a
+row for each token again. Which values have such rows is
 measured: two runs with different numbers of tokens show how the shapes follow.
 """
 
@@ -48,7 +49,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive calls of the graph: a function of the values `inputs`, by name, that returns those in `outputs`."""
+    """Consecutive calls of the graph: a function of the values `inputs`, by name, that returns
+    those in `outputs`.
+    """
 
     captured: bool
     run: Callable[..., tuple[Any, ...]]
@@ -58,7 +61,9 @@ class Segment:
 
 @dataclass(frozen=True)
 class Pieces:
-    """A graph as segments; `rows` says of which values each row concerns a token, `result` names what is returned."""
+    """A graph as segments; `rows` says of which values each row concerns a token, `result` names
+    what is returned.
+    """
 
     segments: tuple[Segment, ...]
     rows: Mapping[str, Rows]
@@ -67,7 +72,9 @@ class Pieces:
     result: str
 
 
-def split(gm: fx.GraphModule, call: Callable[[Callable[..., Any], int], Any], tokens: tuple[int, int]) -> Pieces:
+def split(
+    gm: fx.GraphModule, call: Callable[[Callable[..., Any], int], Any], tokens: tuple[int, int]
+) -> Pieces:
     """Cut a cached graph.
 
     Args:
@@ -76,13 +83,17 @@ def split(gm: fx.GraphModule, call: Callable[[Callable[..., Any], int], Any], to
         tokens: two numbers of tokens to try.
 
     Raises:
-        CannotSplitError: a size that depends on the tokens would be needed outside a captured segment, or nothing is
-            left to capture.
+        CannotSplitError: a size that depends on the tokens would be needed outside a captured
+            segment, or nothing is left to capture.
     """
-    if obstacle := next((text for node in gm.graph.nodes if (text := declared(node.target).no_pieces)), ""):
+    if obstacle := next(
+        (text for node in gm.graph.nodes if (text := declared(node.target).no_pieces)), ""
+    ):
         raise CannotSplitError(obstacle)
     seen = [_values(gm, call, count) for count in tokens]
-    rows = {name: found for name in seen[0] if (found := _rows(seen[0][name], seen[1][name], tokens))}
+    rows = {
+        name: found for name in seen[0] if (found := _rows(seen[0][name], seen[1][name], tokens))
+    }
     eager = _eager(gm, rows)
     segments = _segments(gm, eager)
     result = gm.graph.output_node().args[0]
@@ -98,11 +109,15 @@ def split(gm: fx.GraphModule, call: Callable[[Callable[..., Any], int], Any], to
 
 def _refuse_outside(segments: Sequence[Segment], name: str) -> None:
     if any(name in segment.inputs and not segment.captured for segment in segments):
-        raise CannotSplitError(f"{name}, which depends on the number of tokens, is needed outside the captured parts")
+        raise CannotSplitError(
+            f"{name}, which depends on the number of tokens, is needed outside the captured parts"
+        )
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a graph and keeps what every node's value was: a tensor's shape and dtype, anything else as it is."""
+    """Runs a graph and keeps what every node's value was: a tensor's shape and dtype, anything else
+    as it is.
+    """
 
     def __init__(self, gm: fx.GraphModule) -> None:
         super().__init__(gm)
@@ -114,7 +129,9 @@ class _Recorder(fx.Interpreter):
         return value
 
 
-def _values(gm: fx.GraphModule, call: Callable[[Callable[..., Any], int], Any], tokens: int) -> dict[str, Any]:
+def _values(
+    gm: fx.GraphModule, call: Callable[[Callable[..., Any], int], Any], tokens: int
+) -> dict[str, Any]:
     recorder = _Recorder(gm)
     names = [str(node.target) for node in placeholders(gm)]
     call(lambda **inputs: recorder.run(*(inputs[name] for name in names)), tokens)
@@ -136,11 +153,17 @@ def _rows(first: Any, second: Any, tokens: tuple[int, int]) -> Rows | None:
     if len(moved) != 1:
         return None
     factor, rest = divmod(first.shape[moved[0]], tokens[0])
-    return Rows(moved[0], factor) if rest == 0 and second.shape[moved[0]] == factor * tokens[1] else None
+    return (
+        Rows(moved[0], factor)
+        if rest == 0 and second.shape[moved[0]] == factor * tokens[1]
+        else None
+    )
 
 
 def _eager(gm: fx.GraphModule, rows: Mapping[str, Rows]) -> set[fx.Node]:
-    """Return the calls that read more of a step than its tokens, or follow from such without a row for each token."""
+    """Return the calls that read more of a step than its tokens, or follow from such without a row
+    for each token.
+    """
     eager: set[fx.Node] = set()
     for node in gm.graph.nodes:
         if not node.op.startswith("call_"):
@@ -154,14 +177,21 @@ def _eager(gm: fx.GraphModule, rows: Mapping[str, Rows]) -> set[fx.Node]:
 
 def _segments(gm: fx.GraphModule, eager: set[fx.Node]) -> list[Segment]:
     calls = [node for node in gm.graph.nodes if node.op.startswith("call_")]
-    groups = [(not is_eager, list(nodes)) for is_eager, nodes in groupby(calls, lambda node: node in eager)]
+    groups = [
+        (not is_eager, list(nodes))
+        for is_eager, nodes in groupby(calls, lambda node: node in eager)
+    ]
     return [_segment(gm, captured, nodes) for captured, nodes in groups]
 
 
 def _segment(gm: fx.GraphModule, captured: bool, nodes: list[fx.Node]) -> Segment:
     members, graph = set(nodes), fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    inputs = list(dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source not in members))
+    inputs = list(
+        dict.fromkeys(
+            source for node in nodes for source in node.all_input_nodes if source not in members
+        )
+    )
     given = [node for node in inputs if node.op != "get_attr"]
     for node in given:
         copies[node] = graph.placeholder(node.name)

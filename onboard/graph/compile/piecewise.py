@@ -1,8 +1,10 @@
-"""Prefill and mixed steps in pieces: CUDA graphs for some numbers of tokens, and eager calls between them.
+"""Prefill and mixed steps in pieces: CUDA graphs for some numbers of tokens, and eager calls
+between them.
 
-A step is rounded up to the next number of tokens that was captured. What the pieces compute for the added rows is never
-looked at: calls between the pieces (attention, recurrences, the choice of logits) get the step's own rows alone, and
-the metadata as it is, so that caches are written and read as without any graphs.
+A step is rounded up to the next number of tokens that was captured. What the pieces compute for the
+added rows is never looked at: calls between the pieces (attention, recurrences, the choice of
+logits) get the step's own rows alone, and the metadata as it is, so that caches are written and
+read as without any graphs.
 """
 
 from __future__ import annotations
@@ -30,17 +32,23 @@ _MEMORY_SHARE = 2.5
 
 
 def token_buckets(wanted: Sequence[int] | None, max_num_tokens: int) -> list[int]:
-    """Return the numbers of tokens to capture, ascending: those wanted, or powers of two from 64 to the most."""
+    """Return the numbers of tokens to capture, ascending: those wanted, or powers of two from 64 to
+    the most.
+    """
     if wanted is not None:
         return sorted({size for size in wanted if size <= max_num_tokens})
-    sizes = {1 << exponent for exponent in range(SMALLEST.bit_length() - 1, max_num_tokens.bit_length())}
+    sizes = {
+        1 << exponent for exponent in range(SMALLEST.bit_length() - 1, max_num_tokens.bit_length())
+    }
     return sorted({size for size in sizes if size <= max_num_tokens} | {max_num_tokens})
 
 
 class Recorder(Protocol):
     """What captures pieces."""
 
-    def record(self, run: Callable[[], tuple[Any, ...]]) -> tuple[Callable[[], None], tuple[Any, ...]]:
+    def record(
+        self, run: Callable[[], tuple[Any, ...]]
+    ) -> tuple[Callable[[], None], tuple[Any, ...]]:
         """Return what replays `run`, and its results, which every replay writes again."""
 
     def borrowed(self, tensor: Tensor) -> Tensor:
@@ -48,14 +56,20 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Captures CUDA graphs in one memory pool, in which a piece takes the memory that earlier ones no longer need."""
+    """Captures CUDA graphs in one memory pool, in which a piece takes the memory that earlier ones
+    no longer need.
+    """
 
     def __init__(self, *, warm_up: bool = False) -> None:
-        """`warm_up`: each piece is run before it is captured, since what it calls is compiled by its first call."""
+        """`warm_up`: each piece is run before it is captured, since what it calls is compiled by
+        its first call.
+        """
         self.pool = torch.cuda.graph_pool_handle()
         self.warm_up = warm_up
 
-    def record(self, run: Callable[[], tuple[Any, ...]]) -> tuple[Callable[[], None], tuple[Any, ...]]:
+    def record(
+        self, run: Callable[[], tuple[Any, ...]]
+    ) -> tuple[Callable[[], None], tuple[Any, ...]]:
         """Capture one piece."""
         if self.warm_up:
             run()
@@ -67,8 +81,12 @@ class CudaRecorder:
 
     def borrowed(self, tensor: Tensor) -> Tensor:
         """Return a view of the tensor's memory that does not keep it."""
-        span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        flat = torch.as_tensor(_Memory(tensor.data_ptr(), span * tensor.itemsize), device=tensor.device)
+        span = 1 + sum(
+            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
+        flat = torch.as_tensor(
+            _Memory(tensor.data_ptr(), span * tensor.itemsize), device=tensor.device
+        )
         return flat.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
 
@@ -110,7 +128,8 @@ class _Bucket:
 
 
 class PiecewiseGraph(nn.Module):
-    """A cached graph that replays pieces for steps of up to some numbers of tokens and runs all others as it is.
+    """A cached graph that replays pieces for steps of up to some numbers of tokens and runs all
+    others as it is.
 
     Called with the same named inputs as the graph module and returns the same.
     """
@@ -123,7 +142,9 @@ class PiecewiseGraph(nn.Module):
         compiled: bool = False,
         recorder: Recorder | None = None,
     ) -> None:
-        """Take the graph, what runs steps without pieces (None: the graph), and whether pieces go to torch.compile."""
+        """Take the graph, what runs steps without pieces (None: the graph), and whether pieces go
+        to torch.compile.
+        """
         super().__init__()
         self.gm = gm
         self.whole = gm if whole is None else whole
@@ -177,7 +198,8 @@ class PiecewiseGraph(nn.Module):
         return self._replay(bucket, inputs, tokens)
 
     def _bucket_for(self, tokens: int) -> _Bucket | None:
-        """Return the bucket that serves a step faster than no pieces would, None when there is none.
+        """Return the bucket that serves a step faster than no pieces would, None when there is
+        none.
 
         How long a step takes without pieces is interpolated between the buckets.
         """
@@ -187,11 +209,17 @@ class PiecewiseGraph(nn.Module):
         bucket = self._buckets[index]
         below = self._buckets[index - 1] if index else bucket
         share = (tokens - below.tokens) / (bucket.tokens - below.tokens) if index else 1.0
-        whole = (1 - share) * below.whole_seconds + share * bucket.whole_seconds if share < 1 else bucket.whole_seconds
+        whole = (
+            (1 - share) * below.whole_seconds + share * bucket.whole_seconds
+            if share < 1
+            else bucket.whole_seconds
+        )
         return bucket if bucket.seconds <= whole else None
 
     def _time(self, cache: CachedSequenceInterface, bucket: _Bucket) -> None:
-        """Measure a full step with and without pieces; without a GPU there is nothing to measure."""
+        """Measure a full step with and without pieces; without a GPU there is nothing to
+        measure.
+        """
         device = cache.info.device
         if device.type != "cuda":
             return
@@ -229,13 +257,17 @@ class PiecewiseGraph(nn.Module):
             try:
                 results = segment.run(*given)
             except RuntimeError as error:
-                raise CannotSplitError(f"a part of it waits for the device: {str(error).splitlines()[0]}") from error
+                raise CannotSplitError(
+                    f"a part of it waits for the device: {str(error).splitlines()[0]}"
+                ) from error
             finally:
                 torch.cuda.set_sync_debug_mode(before)
             values.update(zip(segment.outputs, results, strict=True))
 
     def _fits(self, cache: CachedSequenceInterface, tokens: int) -> bool:
-        """Whether there is memory for the pieces of a step, in a pool of their own, beside a step that runs whole."""
+        """Whether there is memory for the pieces of a step, in a pool of their own, beside a step
+        that runs whole.
+        """
         device = cache.info.device
         if device.type != "cuda":
             return True
@@ -253,7 +285,10 @@ class PiecewiseGraph(nn.Module):
 
     def _captured(self, tokens: int, device: torch.device, recorder: Recorder) -> _Bucket:
         assert self._pieces is not None
-        inputs = {name: torch.zeros((1, tokens), dtype=torch.int64, device=device) for name in TOKEN_INPUTS}
+        inputs = {
+            name: torch.zeros((1, tokens), dtype=torch.int64, device=device)
+            for name in TOKEN_INPUTS
+        }
         capture = _Capture(self._pieces, _Bucket(tokens, inputs), device, recorder)
         try:
             return capture.run()
@@ -299,17 +334,29 @@ def _seconds(step: Callable[[], Any], device: torch.device) -> float:
 
 
 def _compiled(segment: Segment) -> Segment:
-    return replace(segment, run=torch.compile(segment.run, dynamic=True)) if segment.captured else segment
+    return (
+        replace(segment, run=torch.compile(segment.run, dynamic=True))
+        if segment.captured
+        else segment
+    )
 
 
 class _Capture:
-    """The capture of one bucket; what a later piece does not read any more is let go, for its memory to be used."""
+    """The capture of one bucket; what a later piece does not read any more is let go, for its
+    memory to be used.
+    """
 
-    def __init__(self, pieces: Pieces, bucket: _Bucket, device: torch.device, recorder: Recorder) -> None:
+    def __init__(
+        self, pieces: Pieces, bucket: _Bucket, device: torch.device, recorder: Recorder
+    ) -> None:
         self.pieces, self.bucket, self.device, self.recorder = pieces, bucket, device, recorder
         self.values: dict[str, Any] = dict(bucket.inputs)
-        self.between = {name for each in pieces.segments if not each.captured for name in each.inputs} | {pieces.result}
-        self.last_use = {name: index for index, each in enumerate(pieces.segments) for name in each.inputs}
+        self.between = {
+            name for each in pieces.segments if not each.captured for name in each.inputs
+        } | {pieces.result}
+        self.last_use = {
+            name: index for index, each in enumerate(pieces.segments) for name in each.inputs
+        }
         self.inside = {name for each in pieces.segments if each.captured for name in each.inputs}
 
     def run(self) -> _Bucket:
@@ -322,13 +369,18 @@ class _Capture:
             elif index == 0:
                 self.values.update(self._allocated(self._targets(segment)))
             if not segment.captured:
-                targets = {name: self.recorder.borrowed(self.values[name]) for name in self._targets(segment)}
+                targets = {
+                    name: self.recorder.borrowed(self.values[name])
+                    for name in self._targets(segment)
+                }
                 self.bucket.steps.append(_Eager(segment, targets))
             self._let_go(index)
         return self.bucket
 
     def _record(self, segment: Segment, targets: Sequence[str]) -> None:
-        """Capture a piece and, in its memory, room for those results of the next call that later pieces read."""
+        """Capture a piece and, in its memory, room for those results of the next call that later
+        pieces read.
+        """
         arguments = [self.values[name] for name in segment.inputs]
 
         def run() -> tuple[Any, ...]:
@@ -339,7 +391,9 @@ class _Capture:
         self.values.update(zip((*segment.outputs, *targets), results, strict=True))
         for name in self.between.intersection(segment.outputs):
             value = self.values[name]
-            self.bucket.values[name] = self.recorder.borrowed(value) if isinstance(value, Tensor) else value
+            self.bucket.values[name] = (
+                self.recorder.borrowed(value) if isinstance(value, Tensor) else value
+            )
 
     def _targets(self, segment: Segment | None) -> list[str]:
         """Return the results of a call between pieces that a later piece reads."""

@@ -1,13 +1,14 @@
 """Parts of a graph that run on an auxiliary CUDA stream, beside the rest.
 
-A branch lies between `begin_aux` and `end_aux`; the main stream goes on and meets it in `wait_aux`. All three are plain
-functions in the graph, whose order is the order of its nodes. Fork and join are events, which is all that the capture
-of a CUDA graph needs to see the branch, too.
+A branch lies between `begin_aux` and `end_aux`; the main stream goes on and meets it in `wait_aux`.
+All three are plain functions in the graph, whose order is the order of its nodes. Fork and join are
+events, which is all that the capture of a CUDA graph needs to see the branch, too.
 
-Memory: each stream has its own in PyTorch's caching allocator, and what a stream frees is used again in the order of
-that stream's work. So a branch's inputs, which are the main stream's, are kept (as arguments of `wait_aux`) until the
-branch has been waited for; and its results may be read by the main stream until the next fork, at which the auxiliary
-stream waits for all of the main stream's work before it allocates anything.
+Memory: each stream has its own in PyTorch's caching allocator, and what a stream frees is used
+again in the order of that stream's work. So a branch's inputs, which are the main stream's, are
+kept (as arguments of `wait_aux`) until the branch has been waited for; and its results may be read
+by the main stream until the next fork, at which the auxiliary stream waits for all of the main
+stream's work before it allocates anything.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def _aux_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def begin_aux(beside: Tensor) -> Fork | None:
-    """Let what follows run on the auxiliary stream of the tensor's device; None where there are no streams."""
+    """Let what follows run on the auxiliary stream of the tensor's device; None where there are no
+    streams.
+    """
     if not beside.is_cuda or isinstance(beside, FakeTensor):
         return None
     fork = Fork(torch.cuda.current_stream(beside.device), _aux_stream(beside.device))
@@ -46,7 +49,9 @@ def begin_aux(beside: Tensor) -> Fork | None:
     return fork
 
 
-def end_aux(fork: Fork | None, *results: Tensor) -> tuple[torch.cuda.Event | None, tuple[Tensor, ...]]:
+def end_aux(
+    fork: Fork | None, *results: Tensor
+) -> tuple[torch.cuda.Event | None, tuple[Tensor, ...]]:
     """Close a branch: what follows runs on the main stream again, beside it."""
     if fork is None:
         return None, results
@@ -55,8 +60,12 @@ def end_aux(fork: Fork | None, *results: Tensor) -> tuple[torch.cuda.Event | Non
     return event, results
 
 
-def wait_aux(ended: tuple[torch.cuda.Event | None, tuple[Tensor, ...]], *kept: Tensor) -> tuple[Tensor, ...]:
-    """Wait for a branch and return its results; `kept` are its inputs, whose memory is not free before."""
+def wait_aux(
+    ended: tuple[torch.cuda.Event | None, tuple[Tensor, ...]], *kept: Tensor
+) -> tuple[Tensor, ...]:
+    """Wait for a branch and return its results; `kept` are its inputs, whose memory is not free
+    before.
+    """
     event, results = ended
     if event is not None:
         torch.cuda.current_stream(results[0].device).wait_event(event)

@@ -1,1 +1,3 @@
-"""Helpers of stage `export`: from a module to a graph that holds for all of its layers and sizes."""
+"""Helpers of stage `export`: from a module to a graph that holds for all of its layers and
+sizes.
+"""

@@ -29,21 +29,27 @@ def export_to_graph(
     repeated: Repeated | None = None,
     complete: bool = True,
 ) -> fx.GraphModule:
-    """Export `model` for `device` and return a graph module that holds the model's own parameters and buffers.
+    """Export `model` for `device` and return a graph module that holds the model's own parameters
+    and buffers.
 
-    Its placeholders are the keys of `inputs`; it returns the first tensor of the model's output alone (the logits).
-    Attribute names, persistence of buffers and ties are the model's: `meta["tied_parameters"]` maps each further name
-    of a parameter to the name that the graph reads, and `meta["unread_parameters"]` names those of the model that it
-    does not read at all. Nothing is computed and no weight memory is taken.
+    Its placeholders are the keys of `inputs`; it returns the first tensor of the model's output
+    alone (the logits). Attribute names, persistence of buffers and ties are the model's:
+    `meta["tied_parameters"]` maps each further name of a parameter to the name that the graph
+    reads, and `meta["unread_parameters"]` names those of the model that it does not read at all.
+    Nothing is computed and no weight memory is taken.
 
-    What is `repeated` is traced a few times and copied; unless `complete`, it is not copied, after all checks that it
-    could be. `StampError` says that this model has to be exported in full.
+    What is `repeated` is traced a few times and copied; unless `complete`, it is not copied, after
+    all checks that it could be. `StampError` says that this model has to be exported in full.
     """
-    mode = FakeTensorMode(shape_env=ShapeEnv(tracked_fakes=[]), allow_non_fake_inputs=True, export=True)
+    mode = FakeTensorMode(
+        shape_env=ShapeEnv(tracked_fakes=[]), allow_non_fake_inputs=True, export=True
+    )
     kept = repeated.kept() if repeated else {}
     with shortened(model, kept), _fake_state(model, mode, device), torch.no_grad():
         args = tuple(fake_like(mode, value, device) for value in inputs.values())
-        program = torch.export.export(model, args, dynamic_shapes=dict(dynamic_shapes), strict=strict)
+        program = torch.export.export(
+            model, args, dynamic_shapes=dict(dynamic_shapes), strict=strict
+        )
         _remove_detach(program.graph_module)
         replace_in_place(program.graph_module)
         functionalize = _mutates(program.graph)
@@ -61,7 +67,9 @@ def export_to_graph(
 
 @contextmanager
 def _fake_state(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> Iterator[None]:
-    """Show the model's tensors as fake ones on `device`, so that the graph is traced for that device."""
+    """Show the model's tensors as fake ones on `device`, so that the graph is traced for that
+    device.
+    """
     fakes: dict[int, torch.Tensor] = {}
     tables: list[MutableMapping[str, Any]] = [
         table for module in model.modules() for table in (module._parameters, module._buffers)
@@ -84,13 +92,16 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor, device: torch.device) -> t
 
 
 def _remove_detach(gm: fx.GraphModule) -> None:
-    """Remove `detach_`, with which every constant made in `forward` begins: nothing here needs gradients."""
+    """Remove `detach_`, with which every constant made in `forward` begins: nothing here needs
+    gradients.
+    """
     for node in nodes_of(gm, torch.ops.aten.detach_, torch.ops.aten.detach):
         replace_with(node, node.args[0])  # type: ignore[arg-type]
 
 
 def _undo_view_decompositions(gm: fx.GraphModule) -> None:
-    """Bring a functional graph back to the form of others: making it so turns reshape into clone and view.
+    """Bring a functional graph back to the form of others: making it so turns reshape into clone
+    and view.
 
     Nothing is mutated any more, so a clone is its input, as long as reshapes copy where they must.
     """
@@ -106,7 +117,9 @@ def _mutates(graph: fx.Graph) -> bool:
 
 
 def _rehomed(exported: fx.GraphModule, model: nn.Module, *, clone: bool) -> fx.GraphModule:
-    """Build a plain graph module from an exported one, with the model's tensors in place of the fake ones."""
+    """Build a plain graph module from an exported one, with the model's tensors in place of the
+    fake ones.
+    """
     graph = exported.graph
     _return_first_tensor(graph)
     _remove_dropout(exported)
@@ -169,7 +182,11 @@ def _add_ties(gm: fx.GraphModule, tied: Mapping[str, str]) -> None:
         if path and not _has(gm, path):
             gm.add_submodule(path, nn.Module())
         tensor = attribute(gm, first)
-        register = nn.Module.register_parameter if isinstance(tensor, nn.Parameter) else nn.Module.register_buffer
+        register = (
+            nn.Module.register_parameter
+            if isinstance(tensor, nn.Parameter)
+            else nn.Module.register_buffer
+        )
         register(gm.get_submodule(path), leaf, tensor)
 
 
@@ -178,7 +195,9 @@ def _has(gm: nn.Module, path: str) -> bool:
 
 
 def _mark_non_persistent(gm: fx.GraphModule, model: nn.Module) -> None:
-    """Keep out of the state what is not in the model's: its non-persistent buffers, and constants made in `forward`."""
+    """Keep out of the state what is not in the model's: its non-persistent buffers, and constants
+    made in `forward`.
+    """
     persistent = set(model.state_dict())
     for path, module in gm.named_modules():
         names = {name for name in module._buffers if f"{path}.{name}".lstrip(".") not in persistent}

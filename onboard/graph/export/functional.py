@@ -1,7 +1,8 @@
-"""Operators that write to their input, replaced by those that give a new tensor, where nobody can tell.
+"""Operators that write to their input, replaced by those that give a new tensor, where nobody can
+tell.
 
-Making a graph functional by tracing it once more takes longer than the export; most models only write to a tensor that
-they have just made.
+Making a graph functional by tracing it once more takes longer than the export; most models only
+write to a tensor that they have just made.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from onboard.graph.values import infer_value
 
 
 def replace_in_place(gm: fx.GraphModule) -> None:
-    """Replace each operator that writes to a tensor of which no other node has a view; leave all others."""
+    """Replace each operator that writes to a tensor of which no other node has a view; leave all
+    others.
+    """
     for node in list(gm.graph.nodes):
         if node.op == "call_function" and writes(node):
             _replace(gm, node)
@@ -41,12 +44,19 @@ def _replace(gm: fx.GraphModule, node: fx.Node) -> None:
 
 
 def _functional(target: Any) -> OpOverload | None:
-    """Return the operator that computes what an in-place one writes to its first argument, and gives back."""
+    """Return the operator that computes what an in-place one writes to its first argument, and
+    gives back.
+    """
     schema = target._schema
-    written = [argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments]
+    written = [
+        argument.alias_info is not None and argument.alias_info.is_write
+        for argument in schema.arguments
+    ]
     if written != [True, *[False] * (len(written) - 1)] or len(schema.returns) != 1:
         return None
-    packet = getattr(getattr(torch.ops, target.namespace), target.overloadpacket.__name__.removesuffix("_"), None)
+    packet = getattr(
+        getattr(torch.ops, target.namespace), target.overloadpacket.__name__.removesuffix("_"), None
+    )
     name = target._overloadname
     if packet is None or packet is target.overloadpacket or name not in packet.overloads():
         return None
@@ -55,10 +65,16 @@ def _functional(target: Any) -> OpOverload | None:
 
 
 def _is_shared(gm: fx.GraphModule, written: fx.Node, node: fx.Node) -> bool:
-    """Whether the tensor that `node` writes to may be an input or a result, or one before it a view of it."""
+    """Whether the tensor that `node` writes to may be an input or a result, or one before it a view
+    of it.
+    """
     value = written.meta.get("val")
     users = {*written.users, *node.users}
-    if not _is_new(written) or not isinstance(value, torch.Tensor) or any(user.op == "output" for user in users):
+    if (
+        not _is_new(written)
+        or not isinstance(value, torch.Tensor)
+        or any(user.op == "output" for user in users)
+    ):
         return True
     views = any(user < node and not _is_new(user) for user in written.users)
     return views or any(each is not written and _shares(each, value) for each in _before(gm, node))
@@ -79,14 +95,21 @@ def _is_new(node: fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     name = node.target.name()  # type: ignore[no-untyped-call]
-    is_made_of_others = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
-    return not is_made_of_others and all(result.alias_info is None for result in node.target._schema.returns)
+    is_made_of_others = torch._C._dispatch_has_kernel_for_dispatch_key(
+        name, "CompositeImplicitAutograd"
+    )
+    return not is_made_of_others and all(
+        result.alias_info is None for result in node.target._schema.returns
+    )
 
 
 def _shares(node: fx.Node, value: torch.Tensor) -> bool:
     leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
     storage = value.untyped_storage()._cdata
-    return any(isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata == storage for leaf in leaves)
+    return any(
+        isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata == storage
+        for leaf in leaves
+    )
 
 
 def _are_alike(one: Any, other: torch.Tensor) -> bool:

@@ -1,4 +1,6 @@
-"""Which sizes an exported graph is right for: the decisions about sizes that its model's code took while traced."""
+"""Which sizes an exported graph is right for: the decisions about sizes that its model's code took
+while traced.
+"""
 
 from __future__ import annotations
 
@@ -41,19 +43,25 @@ class BrokenGuard:
 
 
 def refuse_broken_guard(gm: fx.GraphModule, name: str, longest: int, option: str) -> None:
-    """Raise `OnboardError` when there is a broken guard; `option` is the name of what limits lengths to `longest`."""
+    """Raise `OnboardError` when there is a broken guard; `option` is the name of what limits
+    lengths to `longest`.
+    """
     broken = broken_guard(gm, longest)
     if broken is None:
         return
     fits = broken_guard(gm, broken.length - 1) is None
     lower = f"Lower {option} below {broken.length}" if fits else "No graph can follow that"
     raise OnboardError(
-        f"the code of {name} takes another path {broken}", hint=f"{lower}, or try --mode transformers, which has none"
+        f"the code of {name} takes another path {broken}",
+        hint=f"{lower}, or try --mode transformers, which has none",
     )
 
 
-def fit_or_refuse(gm: fx.GraphModule, name: str, context: TransformContext, option: str, unread: int = 0) -> None:
-    """Lower a limit that nobody asked for to the lengths that a graph is right for; refuse any other broken guard.
+def fit_or_refuse(
+    gm: fx.GraphModule, name: str, context: TransformContext, option: str, unread: int = 0
+) -> None:
+    """Lower a limit that nobody asked for to the lengths that a graph is right for; refuse any
+    other broken guard.
 
     `option` is the limit's name; the last `unread` tokens of as many are no input.
     """
@@ -61,7 +69,9 @@ def fit_or_refuse(gm: fx.GraphModule, name: str, context: TransformContext, opti
     broken = broken_guard(gm, limit - unread)
     may_be_less = option in context.chosen and broken is not None and broken.length > _WORTH_SERVING
     if broken is not None and may_be_less and broken_guard(gm, broken.length - 1) is None:
-        context.lower(option, broken.length - 1 + unread, f"the code of {name} takes another path {broken}")
+        context.lower(
+            option, broken.length - 1 + unread, f"the code of {name} takes another path {broken}"
+        )
     else:
         refuse_broken_guard(gm, name, limit - unread, option)
 
@@ -71,23 +81,33 @@ def broken_guard(gm: fx.GraphModule, longest: int) -> BrokenGuard | None:
     return next(broken_guards(gm, longest), None)
 
 
-def broken_guards(gm: fx.GraphModule, longest: int, shortest: int | None = None) -> Iterator[BrokenGuard]:
-    """Yield each decision that would be another one for some batch, or some length from `shortest` to `longest`.
+def broken_guards(
+    gm: fx.GraphModule, longest: int, shortest: int | None = None
+) -> Iterator[BrokenGuard]:
+    """Yield each decision that would be another one for some batch, or some length from `shortest`
+    to `longest`.
 
-    `torch.export` notes a branch on a size (`if length > 4096`) as a bound of the graph's inputs. Nothing checks those
-    bounds later, so a model whose code branches that way must not run on such sizes. Sizes of 1 are none that an
-    export knows of, and it notes that differences of sizes are neither 0 nor 1: what code does with texts shorter than
-    those that were traced has to be tried, and they are left out unless `shortest` says otherwise.
+    `torch.export` notes a branch on a size (`if length > 4096`) as a bound of the graph's inputs.
+    Nothing checks those bounds later, so a model whose code branches that way must not run on such
+    sizes. Sizes of 1 are none that an export knows of, and it notes that differences of sizes are
+    neither 0 nor 1: what code does with texts shorter than those that were traced has to be tried,
+    and they are left out unless `shortest` says otherwise.
     """
     env = fake_mode(gm).shape_env
-    found = next((node.meta["val"].shape for node in placeholders(gm) if node.target == "input_ids"), ())
+    found = next(
+        (node.meta["val"].shape for node in placeholders(gm) if node.target == "input_ids"), ()
+    )
     if env is None or not found or not all(isinstance(size, SymInt) for size in found):
         return
     batch, length = (size.node for size in found)
     for guard in env.guards:
-        condition = guard.expr.xreplace(env.replacements)  # sizes that turned out to be equal are one
+        condition = guard.expr.xreplace(
+            env.replacements
+        )  # sizes that turned out to be equal are one
         tried = _sizes(condition, (batch.hint, length.hint), shortest or length.hint, longest)
-        if broken := next((sizes for sizes in tried if not _holds(condition, _known(batch, length, sizes))), None):
+        if broken := next(
+            (sizes for sizes in tried if not _holds(condition, _known(batch, length, sizes))), None
+        ):
             names = {batch.expr: Symbol("batch"), length.expr: Symbol("length")}
             yield BrokenGuard(str(condition.xreplace(names)), *broken, _code(guard))
 
@@ -96,7 +116,9 @@ def _known(batch: Any, length: Any, sizes: tuple[int, int]) -> dict[Expr, int]:
     return {batch.expr: sizes[0], length.expr: sizes[1]}
 
 
-def _sizes(condition: Basic, traced: tuple[int, int], shortest: int, longest: int) -> Iterator[tuple[int, int]]:
+def _sizes(
+    condition: Basic, traced: tuple[int, int], shortest: int, longest: int
+) -> Iterator[tuple[int, int]]:
     """Yield batches and lengths to try: one of them, then both other than what was traced."""
     numbers = sorted({abs(int(item)) for item in condition.atoms(Integer)} - {0})
     batches, lengths = _near(numbers, 2, MOST_ROWS), _near(numbers, shortest, longest)
@@ -106,7 +128,9 @@ def _sizes(condition: Basic, traced: tuple[int, int], shortest: int, longest: in
 
 
 def _near(numbers: list[int], least: int, most: int) -> list[int]:
-    """Return the ends of a range and what lies about the numbers there, their quotients and the powers of two."""
+    """Return the ends of a range and what lies about the numbers there, their quotients and the
+    powers of two.
+    """
     quotients = [high // low for low in numbers for high in numbers if low < high]
     powers = [2**power for power in range(most.bit_length() + 1)]
     about = {number + step for number in (*numbers, *quotients, *powers) for step in (-1, 0, 1)}

@@ -1,8 +1,10 @@
-"""transformers' attention interface: every call of it goes to a handler, and its masks say which keys they allow.
+"""transformers' attention interface: every call of it goes to a handler, and its masks say which
+keys they allow.
 
-transformers models look their attention function up by the name in their config, in a table that anyone may add to
-(https://huggingface.co/docs/transformers/attention_interface); masks are made by a function of the same name, which is
-given a rule (batch, head, query, key) -> bool. The rule is evaluated, never the mask: a window of any length shows.
+transformers models look their attention function up by the name in their config, in a table that
+anyone may add to (https://huggingface.co/docs/transformers/attention_interface); masks are made by
+a function of the same name, which is given a rule (batch, head, query, key) -> bool. The rule is
+evaluated, never the mask: a window of any length shows.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ MaskRule = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], to
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of the interface: query, key and value [batch, heads, sequence, dim] and what came with them."""
+    """One call of the interface: query, key and value [batch, heads, sequence, dim] and what came
+    with them.
+    """
 
     module: nn.Module
     query: torch.Tensor
@@ -40,10 +44,14 @@ class AttentionCall:
     value: torch.Tensor
     mask: torch.Tensor | None
     form: MaskForm | None
-    """What the mask allows; None when it is not one of transformers' own masks as it was made, or of no known form."""
+    """What the mask allows; None when it is not one of transformers' own masks as it was made, or
+    of no known form.
+    """
     keywords: dict[str, Any]
     own: dict[str, str] = field(default_factory=dict)
-    """Keywords that are tensors of the module itself -> their names there; known in recorded passes."""
+    """Keywords that are tensors of the module itself -> their names there; known in recorded
+    passes.
+    """
 
     @property
     def scale(self) -> float | None:
@@ -88,17 +96,24 @@ _ACTIVE: ContextVar[_Interception] = ContextVar("onboard_attention")
 
 @contextmanager
 def attention_recorded(model: nn.Module, handler: Handler, length: int) -> Iterator[None]:
-    """Let the calls of `model` go to `handler` inside the block, masks evaluated for sequences of up to `length`.
+    """Let the calls of `model` go to `handler` inside the block, masks evaluated for sequences of
+    up to `length`.
 
-    The model is to do what it does with eager attention, so its config says nothing else: models ask for that name.
-    Inside the block no other eager model can run.
+    The model is to do what it does with eager attention, so its config says nothing else: models
+    ask for that name. Inside the block no other eager model can run.
     """
     with ExitStack() as stack:
         stack.enter_context(_implementation(model, _EAGER))
-        for interface, function in ((AttentionInterface, _attend), (AttentionMaskInterface, _make_mask)):
+        for interface, function in (
+            (AttentionInterface, _attend),
+            (AttentionMaskInterface, _make_mask),
+        ):
             stack.enter_context(mock.patch.dict(interface._global_mapping, {_EAGER: function}))
-        # Rows of a recorded pass are one sequence each; transformers would look at the positions to see whether.
-        stack.enter_context(mock.patch.object(masking_utils, "find_packed_sequence_indices", return_value=None))
+        # Rows of a recorded pass are one sequence each; transformers would look at the positions to
+        # see whether.
+        stack.enter_context(
+            mock.patch.object(masking_utils, "find_packed_sequence_indices", return_value=None)
+        )
         stack.enter_context(handled(handler, length))
         yield
 
@@ -119,9 +134,13 @@ def is_making_mask() -> bool:
 
 
 def configs(model: nn.Module) -> list[Any]:
-    """Return the config objects that the modules of a transformers model read their settings from, each once."""
+    """Return the config objects that the modules of a transformers model read their settings from,
+    each once.
+    """
     found = (getattr(module, "config", None) for module in model.modules())
-    return list({id(config): config for config in found if hasattr(config, "_attn_implementation")}.values())
+    return list(
+        {id(config): config for config in found if hasattr(config, "_attn_implementation")}.values()
+    )
 
 
 @contextmanager
@@ -147,12 +166,19 @@ def _attend(
     active = _ACTIVE.get()
     form = active.form(attention_mask)
     own = _own_tensors(module, keywords) if active.length is not None else {}
-    return active.handler(AttentionCall(module, query, key, value, attention_mask, form, keywords, own)), None
+    return active.handler(
+        AttentionCall(module, query, key, value, attention_mask, form, keywords, own)
+    ), None
 
 
 def _own_tensors(module: nn.Module, keywords: dict[str, Any]) -> dict[str, str]:
     tensors = [*module._parameters.items(), *module._buffers.items()]
-    return {key: name for key, value in keywords.items() for name, tensor in tensors if tensor is value is not None}
+    return {
+        key: name
+        for key, value in keywords.items()
+        for name, tensor in tensors
+        if tensor is value is not None
+    }
 
 
 def _make_mask(
@@ -161,7 +187,9 @@ def _make_mask(
     """Return the mask that eager attention gets, and note what it allows."""
     active = _ACTIVE.get()
     active.making_mask = True
-    mask: torch.Tensor | None = eager_mask(mask_function=mask_function, attention_mask=attention_mask, **settings)
+    mask: torch.Tensor | None = eager_mask(
+        mask_function=mask_function, attention_mask=attention_mask, **settings
+    )
     active.making_mask = False
     if mask is not None and active.length is not None:
         form = rule_form(mask_function, active.length) if _no_padding(attention_mask) else None
@@ -170,17 +198,26 @@ def _make_mask(
 
 
 def _no_padding(attention_mask: torch.Tensor | None) -> bool:
-    """Tell whether a mask of the tokens leaves none out; one without numbers, as in an export, may leave out some."""
-    return attention_mask is None or (not torch.compiler.is_compiling() and bool(attention_mask.all()))
+    """Tell whether a mask of the tokens leaves none out; one without numbers, as in an export, may
+    leave out some.
+    """
+    return attention_mask is None or (
+        not torch.compiler.is_compiling() and bool(attention_mask.all())
+    )
 
 
 def rule_form(rule: MaskRule, length: int) -> MaskForm | None:
-    """Return what a mask's rule amounts to in sequences of up to `length`, None when it is none of the known forms."""
-    # A thread of its own has none of the modes in which torch.export runs a model: here numbers are wanted.
+    """Return what a mask's rule amounts to in sequences of up to `length`, None when it is none of
+    the known forms.
+    """
+    # A thread of its own has none of the modes in which torch.export runs a model: here numbers are
+    # wanted.
     with ThreadPoolExecutor(1) as pool:
         try:
             return pool.submit(_form, rule, length).result()
-        except Exception:  # a rule that depends on more than indices may raise anything: it has no known form
+        except (
+            Exception
+        ):  # a rule that depends on more than indices may raise anything: it has no known form
             return None
 
 
@@ -192,10 +229,17 @@ def _form(rule: MaskRule, length: int) -> MaskForm | None:
 
     window = int(row(length - 1).sum())
     candidates = (MaskForm(False), MaskForm(True, window if window < length else None))
-    queries = {0, 1, 2, length // 2, length - 1, window - 1, window, window + 1} & set(range(length))
+    queries = {0, 1, 2, length // 2, length - 1, window - 1, window, window + 1} & set(
+        range(length)
+    )
     rows = {query: row(query) for query in queries}
     return next(
-        (form for form in candidates if all(torch.equal(rows[q], allowed_keys(form, q, keys)) for q in queries)), None
+        (
+            form
+            for form in candidates
+            if all(torch.equal(rows[q], allowed_keys(form, q, keys)) for q in queries)
+        ),
+        None,
     )
 
 

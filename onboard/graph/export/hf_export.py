@@ -14,8 +14,12 @@ from onboard.graph.export.guards import fit_or_refuse
 from onboard.graph.export.hf_attention import AttentionCall, attention_recorded
 
 
-def with_canonical_attention(model: nn.Module, export: Callable[[], nn.Module], context: TransformContext) -> nn.Module:
-    """Run `export` while the attention of `model` is `torch_attention`; raise `OnboardError` where that is wrong."""
+def with_canonical_attention(
+    model: nn.Module, export: Callable[[], nn.Module], context: TransformContext
+) -> nn.Module:
+    """Run `export` while the attention of `model` is `torch_attention`; raise `OnboardError` where
+    that is wrong.
+    """
     calls: list[AttentionCall] = []
 
     def attend(call: AttentionCall) -> torch.Tensor:
@@ -38,7 +42,9 @@ def with_canonical_attention(model: nn.Module, export: Callable[[], nn.Module], 
     if calls:
         check_calls(model, calls)
     else:
-        context.facts.append("no attention goes through transformers' interface: it is left to the pattern matcher")
+        context.facts.append(
+            "no attention goes through transformers' interface: it is left to the pattern matcher"
+        )
     return graph
 
 
@@ -46,6 +52,16 @@ def canonical_attention(call: AttentionCall) -> torch.Tensor:
     """Compute a call with `torch_attention`, whatever its mask was: `check_calls` judges that."""
     query, key, value = (tensor.transpose(1, 2) for tensor in (call.query, call.key, call.value))
     out: torch.Tensor = torch.ops.onboard.torch_attention(
-        query, key, value, None, 0.0, True, call.scale, call.sinks, call.window, call.logit_cap, "bsnd"
+        query,
+        key,
+        value,
+        None,
+        0.0,
+        True,
+        call.scale,
+        call.sinks,
+        call.window,
+        call.logit_cap,
+        "bsnd",
     )
     return out

@@ -1,4 +1,6 @@
-"""The kinds of a model's layers: which of them differ in their weights alone, so that one export serves them all."""
+"""The kinds of a model's layers: which of them differ in their weights alone, so that one export
+serves them all.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from torch import nn
 Signature = tuple[Any, ...]
 
 PATTERNS = 3
-"""Layers of a kind to export: the first has no layer before it, the second and the third must agree."""
+"""Layers of a kind to export: the first has no layer before it, the second and the third must
+agree.
+"""
 
 _UNBUILT = "_onboard_unbuilt"
 """Attribute of a list: how many more entries it should have, all like those that it has."""
@@ -28,7 +32,9 @@ _BOOKKEEPING = frozenset({"_parameters", "_buffers", "_modules", "_non_persisten
 
 
 class UnlikeError(Exception):
-    """A part of a model does not say what the parts are like that were left out; the message says why."""
+    """A part of a model does not say what the parts are like that were left out; the message says
+    why.
+    """
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,11 @@ class Stack:
     @property
     def exported(self) -> tuple[int, ...]:
         """The layers to export: the first ones of each kind."""
-        return tuple(index for index, kind in enumerate(self.kinds) if self.kinds[:index].count(kind) < PATTERNS)
+        return tuple(
+            index
+            for index, kind in enumerate(self.kinds)
+            if self.kinds[:index].count(kind) < PATTERNS
+        )
 
     def layer(self, index: int) -> str:
         """Return the dotted name of a layer."""
@@ -55,7 +65,9 @@ class Stack:
 
 @dataclass(frozen=True)
 class ExpertList:
-    """A list of experts of one kind whose weights are only ever read as lists: its dotted name and length."""
+    """A list of experts of one kind whose weights are only ever read as lists: its dotted name and
+    length.
+    """
 
     name: str
     experts: int
@@ -78,7 +90,8 @@ class Repeated:
 def find_repeated(model: nn.Module, exported_experts: int) -> Repeated | None:
     """Return what an export may leave out; None when that is nothing.
 
-    Raises `UnlikeError` for a list that was built with a few of its entries and is no list of experts.
+    Raises `UnlikeError` for a list that was built with a few of its entries and is no list of
+    experts.
     """
     experts = tuple(item for item in find_expert_lists(model) if item.experts > exported_experts)
     if others := sorted(unbuilt(model) - {item.name for item in experts}):
@@ -88,20 +101,30 @@ def find_repeated(model: nn.Module, exported_experts: int) -> Repeated | None:
 
 
 def find_stack(model: nn.Module) -> Stack | None:
-    """Return the outermost list of layers that an export may shorten, None when there is no such list."""
+    """Return the outermost list of layers that an export may shorten, None when there is no such
+    list.
+    """
     sources = _Sources(model)
     for name, child in _lists(model):
         runs = not holds_weights_only(child[0])
-        if runs and sources.iterates(name.rpartition(".")[2]) and not _shares_parameters(model, child):
+        if (
+            runs
+            and sources.iterates(name.rpartition(".")[2])
+            and not _shares_parameters(model, child)
+        ):
             signatures: dict[Signature, int] = {}
-            kinds = tuple(signatures.setdefault(signature(layer), len(signatures)) for layer in child)
+            kinds = tuple(
+                signatures.setdefault(signature(layer), len(signatures)) for layer in child
+            )
             stack = Stack(name, kinds)
             return stack if len(stack.exported) < len(kinds) else None
     return None
 
 
 def find_expert_lists(model: nn.Module) -> list[ExpertList]:
-    """Return the lists of equal modules without a forward of their own, as a mixture's experts are."""
+    """Return the lists of equal modules without a forward of their own, as a mixture's experts
+    are.
+    """
     sources = _Sources(model)
     found = []
     for name, child in _lists(model):
@@ -148,20 +171,28 @@ def shortened(model: nn.Module, kept: Mapping[str, tuple[int, ...]]) -> Iterator
 def signature(module: nn.Module) -> Signature:
     """Return what decides how a module computes, but for the values of its parameters and buffers.
 
-    Two modules with equal signatures trace to the same graph: class, plain attributes, shapes and dtypes, children.
+    Two modules with equal signatures trace to the same graph: class, plain attributes, shapes and
+        dtypes, children.
     """
     attributes = {key: value for key, value in vars(module).items() if key not in _BOOKKEEPING}
     tensors = {**module._parameters, **module._buffers}
     return (
         type(module),
         tuple((key, _frozen(value)) for key, value in sorted(attributes.items())),
-        tuple((key, None if t is None else (tuple(t.shape), t.dtype)) for key, t in tensors.items()),
-        tuple((key, child if child is None else signature(child)) for key, child in module._modules.items()),
+        tuple(
+            (key, None if t is None else (tuple(t.shape), t.dtype)) for key, t in tensors.items()
+        ),
+        tuple(
+            (key, child if child is None else signature(child))
+            for key, child in module._modules.items()
+        ),
     )
 
 
 def _frozen(value: Any) -> Any:
-    """Return something hashable that is equal for equal values: an object without an obvious one stands for itself."""
+    """Return something hashable that is equal for equal values: an object without an obvious one
+    stands for itself.
+    """
     if isinstance(value, dict):
         return tuple(sorted((repr(key), _frozen(item)) for key, item in value.items()))
     if isinstance(value, list | tuple):
@@ -192,12 +223,18 @@ class _Sources:
     """The code of a model's classes outside of `__init__`, asked how it reads a list of modules."""
 
     def __init__(self, model: nn.Module) -> None:
-        classes = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.")}
+        classes = {
+            type(module)
+            for module in model.modules()
+            if not type(module).__module__.startswith("torch.")
+        }
         self._trees = {cls: _methods(cls) for cls in classes}
         self._uses = _attribute_uses(method for tree in self._trees.values() for method in tree)
 
     def iterates(self, attribute: str) -> bool:
-        """Whether all that the code does with `.<attribute>` is `for item in self.<attribute>`, and it does that."""
+        """Whether all that the code does with `.<attribute>` is `for item in self.<attribute>`, and
+        it does that.
+        """
         return self._uses.get(attribute) == {"loop"}
 
     def reads_as_list(self, members: nn.ModuleList, name: str) -> bool:
@@ -208,16 +245,22 @@ class _Sources:
 
 
 def _methods(cls: type) -> list[ast.AST]:
-    """Return the parsed methods that a class defines, without `__init__`; nothing can be said without its source."""
+    """Return the parsed methods that a class defines, without `__init__`; nothing can be said
+    without its source.
+    """
     try:
-        found = _classes(inspect.getsource(sys.modules[cls.__module__])).get(cls.__qualname__) or _read(cls)
+        found = _classes(inspect.getsource(sys.modules[cls.__module__])).get(
+            cls.__qualname__
+        ) or _read(cls)
     except OSError:
         return [ast.parse("unknown[0]")]
     return [item for item in found.body if getattr(item, "name", "") != "__init__"]
 
 
 def _read(cls: type) -> ast.ClassDef:
-    """Return a class that is none of its module's own: defined in a function, or in another class."""
+    """Return a class that is none of its module's own: defined in a function, or in another
+    class.
+    """
     (found,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(found, ast.ClassDef)
     return found
@@ -225,7 +268,9 @@ def _read(cls: type) -> ast.ClassDef:
 
 @lru_cache(maxsize=16)
 def _classes(text: str) -> dict[str, ast.ClassDef]:
-    """Return the classes of a module's source by name; `inspect` would parse all of it once for each."""
+    """Return the classes of a module's source by name; `inspect` would parse all of it once for
+    each.
+    """
     return {item.name: item for item in ast.parse(text).body if isinstance(item, ast.ClassDef)}
 
 
@@ -245,10 +290,16 @@ def _self_uses(methods: list[ast.AST]) -> set[str]:
     nodes = [node for method in methods for node in ast.walk(method)]
     roles = _roles(nodes)
     owners = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-    names = [node for node in nodes if isinstance(node, ast.Name) and node.id == "self" and id(node) not in owners]
+    names = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Name) and node.id == "self" and id(node) not in owners
+    ]
     return {roles.get(id(node), "other") for node in names}
 
 
 def _roles(nodes: list[ast.AST]) -> dict[int, str]:
-    loops = {id(node.iter): "loop" for node in nodes if isinstance(node, ast.For | ast.comprehension)}
+    loops = {
+        id(node.iter): "loop" for node in nodes if isinstance(node, ast.For | ast.comprehension)
+    }
     return loops | {id(node.func): "call" for node in nodes if isinstance(node, ast.Call)}

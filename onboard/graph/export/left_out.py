@@ -1,7 +1,9 @@
-"""What a whole model takes whose graph has only a few layers of each kind and a few experts of each mixture.
+"""What a whole model takes whose graph has only a few layers of each kind and a few experts of each
+mixture.
 
-A layer that was left out takes what the last one of its kind in the graph does, since the export found it to be a copy
-of that. The activations of a step are the graph's own: each layer hands one value on, to the next layer alone.
+A layer that was left out takes what the last one of its kind in the graph does, since the export
+found it to be a copy of that. The activations of a step are the graph's own: each layer hands one
+value on, to the next layer alone.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ class Occurrences:
     stack: Stack | None
 
     def of_layer(self, index: int | None) -> int:
-        """Return how many layers an exported one stands for; None is what is outside of all layers."""
+        """Return how many layers an exported one stands for; None is what is outside of all
+        layers.
+        """
         if self.stack is None or index is None:
             return 1
         assert index in self.stack.exported, f"layer {index} was not exported"
@@ -42,7 +46,9 @@ class Occurrences:
         layers: dict[str, set[int | None]] = {name: set() for name in cache.resources}
         for node in gm.graph.find_nodes(op="placeholder"):
             if node.target in layers:
-                layers[node.target] = {layer_of(user, self.stack) if self.stack else None for user in node.users}
+                layers[node.target] = {
+                    layer_of(user, self.stack) if self.stack else None for user in node.users
+                }
         if shared := [name for name, users in layers.items() if len(users) != 1]:
             raise UnlikeError(f"{shared[0]} is not the cache of one layer")
         return {name: self.of_layer(*users) for name, users in layers.items()}
@@ -52,7 +58,9 @@ class Occurrences:
         for indices in self._copied():
             *_, one, other = (_tensors(gm, self.stack.layer(index)) for index in indices)  # type: ignore[union-attr]
             if one != other:
-                raise UnlikeError(f"layers {indices[-2]} and {indices[-1]} are of one kind and keep different tensors")
+                raise UnlikeError(
+                    f"layers {indices[-2]} and {indices[-1]} are of one kind and keep different tensors"
+                )
 
     def _copied(self) -> Iterator[list[int]]:
         """Yield the exported layers of each kind of which others are left out."""
@@ -66,11 +74,15 @@ class Occurrences:
 def _tensors(gm: fx.GraphModule, layer: str) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Return the shapes and dtypes of a layer's tensors by their names in it."""
     module = gm.get_submodule(layer)
-    return {name: (each.shape, each.dtype) for name, each in [*module.named_parameters(), *module.named_buffers()]}
+    return {
+        name: (each.shape, each.dtype)
+        for name, each in [*module.named_parameters(), *module.named_buffers()]
+    }
 
 
 def restore_experts(gm: fx.GraphModule, left_out: Repeated) -> None:
-    """Give the stacked weights of experts, which are on the meta device, the size that those of all of them have.
+    """Give the stacked weights of experts, which are on the meta device, the size that those of all
+    of them have.
 
     Raises `UnlikeError` for experts whose weights are not stacked.
     """

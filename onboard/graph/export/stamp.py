@@ -1,8 +1,10 @@
-"""Puts the layers and experts that were not exported into a graph, after the pattern of those that were.
+"""Puts the layers and experts that were not exported into a graph, after the pattern of those that
+were.
 
-A layer's part of the graph is told by its nodes' module paths. Three layers of each kind were exported; the second and
-the third must be the same but for their names, and each read its predecessor's one result where the other does. Every
-further layer of the kind is then a copy of the third that reads its own weights and its own predecessor.
+A layer's part of the graph is told by its nodes' module paths. Three layers of each kind were
+exported; the second and the third must be the same but for their names, and each read its
+predecessor's one result where the other does. Every further layer of the kind is then a copy of the
+third that reads its own weights and its own predecessor.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ class StampError(Exception):
 
 @dataclass
 class Region:
-    """One exported layer: its nodes, the value that it takes from the layer before it, and the one it hands on."""
+    """One exported layer: its nodes, the value that it takes from the layer before it, and the one
+    it hands on.
+    """
 
     index: int
     nodes: list[fx.Node] = field(default_factory=list)
@@ -56,23 +60,33 @@ def check_repeated(gm: fx.GraphModule, repeated: Repeated) -> None:
 def stamp_layers(gm: fx.GraphModule, stack: Stack) -> None:
     """Add every layer of `stack` to a graph that has only those in `stack.exported`.
 
-    The new layers' weights are read by their names, which the module need not have yet. Raises `StampError`, before it
-    changes anything, when the layers are no chain of equal links.
+    The new layers' weights are read by their names, which the module need not have yet. Raises
+    `StampError`, before it changes anything, when the layers are no chain of equal links.
     """
     regions, patterns = _patterns(gm, stack)
     bounds = [*(region.index for region in regions[1:]), len(stack.kinds)]
     for region, following, bound in zip(regions, [*regions[1:], None], bounds, strict=True):
-        _fill(gm.graph, stack, region, following, [patterns[stack.kinds[i]] for i in range(region.index + 1, bound)])
+        _fill(
+            gm.graph,
+            stack,
+            region,
+            following,
+            [patterns[stack.kinds[i]] for i in range(region.index + 1, bound)],
+        )
 
 
 def _patterns(gm: fx.GraphModule, stack: Stack) -> tuple[list[Region], dict[int, Region]]:
-    """Return the exported layers, and the last one of each kind, after which further ones are stamped."""
+    """Return the exported layers, and the last one of each kind, after which further ones are
+    stamped.
+    """
     regions = _linked(_regions(gm.graph, stack))
     patterns = {stack.kinds[region.index]: region for region in regions}
     for kind, pattern in patterns.items():
         same = [region for region in regions if stack.kinds[region.index] == kind]
         if len(same) == PATTERNS and _form(gm, stack, same[-2]) != _form(gm, stack, pattern):
-            raise StampError(f"layers {same[-2].index} and {pattern.index} are of one kind and run differently")
+            raise StampError(
+                f"layers {same[-2].index} and {pattern.index} are of one kind and run differently"
+            )
     return regions, patterns
 
 
@@ -90,7 +104,9 @@ def _regions(graph: fx.Graph, stack: Stack) -> list[Region]:
 
 
 def _is_tensor_op(node: fx.Node) -> bool:
-    """Whether a node works on tensors, or ends the graph; sizes are the same wherever they are computed."""
+    """Whether a node works on tensors, or ends the graph; sizes are the same wherever they are
+    computed.
+    """
     value = node.meta.get("val")
     if isinstance(value, _SIZES) and free_unbacked_symbols(value):
         raise StampError(f"{node.name} is a size that depends on data")
@@ -115,12 +131,16 @@ def _linked(regions: list[Region]) -> list[Region]:
         if following is not None:
             following.link = region.result
             if not readers[region.result] <= set(following.nodes):
-                raise StampError(f"more than the next layer reads the result of layer {region.index}")
+                raise StampError(
+                    f"more than the next layer reads the result of layer {region.index}"
+                )
     return regions
 
 
 def _form(gm: fx.GraphModule, stack: Stack, region: Region) -> list[Any]:
-    """Return what a layer computes, in terms that are equal for layers which differ in their weights' names alone."""
+    """Return what a layer computes, in terms that are equal for layers which differ in their
+    weights' names alone.
+    """
     places = {node: position for position, node in enumerate(region.nodes)}
     prefix = stack.layer(region.index) + "."
 
@@ -135,7 +155,11 @@ def _form(gm: fx.GraphModule, stack: Stack, region: Region) -> list[Any]:
             return ("size", str(size))
         if value.op == "get_attr":
             target = str(value.target)
-            return ("weight", target[len(prefix) :]) if target.startswith(prefix) else _constant(gm, target)
+            return (
+                ("weight", target[len(prefix) :])
+                if target.startswith(prefix)
+                else _constant(gm, target)
+            )
         return ("outside", value.name)
 
     forms = [(node.target, fx.map_arg((node.args, node.kwargs), term)) for node in region.nodes]
@@ -151,8 +175,16 @@ def _constant(gm: fx.GraphModule, target: str) -> Any:
     return ("outside", target)
 
 
-def _fill(graph: fx.Graph, stack: Stack, region: Region, following: Region | None, patterns: Sequence[Region]) -> None:
-    """Stamp the layers between an exported one and the next exported one, which then reads the last of them."""
+def _fill(
+    graph: fx.Graph,
+    stack: Stack,
+    region: Region,
+    following: Region | None,
+    patterns: Sequence[Region],
+) -> None:
+    """Stamp the layers between an exported one and the next exported one, which then reads the last
+    of them.
+    """
     assert region.result is not None
     old = result = region.result
     members = set(region.nodes)
@@ -168,14 +200,20 @@ def _fill(graph: fx.Graph, stack: Stack, region: Region, following: Region | Non
 
 
 def _stamp(graph: fx.Graph, stack: Stack, pattern: Region, index: int, link: fx.Node) -> fx.Node:
-    """Copy a layer for layer `index`, which follows on the value `link`; return the copy's result."""
+    """Copy a layer for layer `index`, which follows on the value `link`; return the copy's
+    result.
+    """
     assert pattern.link is not None
     assert pattern.result is not None
     copies: dict[fx.Node, fx.Node] = {pattern.link: link}
     old, new = stack.layer(pattern.index), stack.layer(index)
     for node in pattern.nodes:
         for source in node.all_input_nodes:
-            if source.op == "get_attr" and source not in copies and str(source.target).startswith(old + "."):
+            if (
+                source.op == "get_attr"
+                and source not in copies
+                and str(source.target).startswith(old + ".")
+            ):
                 copies[source] = graph.create_node("get_attr", new + str(source.target)[len(old) :])
                 copies[source].meta.update(source.meta)
         copies[node] = graph.node_copy(node, lambda source: copies.get(source, source))
@@ -187,23 +225,35 @@ def _moved(modules: dict[str, tuple[str, Any]], old: str, new: str) -> dict[str,
     """Return a node's module stack with the path of one layer for another's."""
     inside = {key: f"{path}.".startswith(old + ".") for key, (path, _) in modules.items()}
     return {
-        key.replace(old, new) if inside[key] else key: (new + path[len(old) :] if inside[key] else path, cls)
+        key.replace(old, new) if inside[key] else key: (
+            new + path[len(old) :] if inside[key] else path,
+            cls,
+        )
         for key, (path, cls) in modules.items()
     }
 
 
 def stamp_experts(gm: fx.GraphModule, experts: Sequence[ExpertList], exported: int) -> None:
-    """Lengthen the lists of expert weights in a graph from the first `exported` experts of each list to all of them.
+    """Lengthen the lists of expert weights in a graph from the first `exported` experts of each
+    list to all of them.
 
-    Raises `StampError` when an expert's weight is read in any other way than at its place in such a list.
+    Raises `StampError` when an expert's weight is read in any other way than at its place in such a
+    list.
     """
     lengths = {item.name: item.experts for item in experts}
     for node in list(gm.graph.nodes):
-        if node.op != "call_function" or not any(_owner(source, lengths) for source in node.all_input_nodes):
+        if node.op != "call_function" or not any(
+            _owner(source, lengths) for source in node.all_input_nodes
+        ):
             continue
         with gm.graph.inserting_before(node):
-            node.args = tuple(_lengthened(gm.graph, value, lengths, exported) for value in node.args)
-            node.kwargs = {key: _lengthened(gm.graph, value, lengths, exported) for key, value in node.kwargs.items()}
+            node.args = tuple(
+                _lengthened(gm.graph, value, lengths, exported) for value in node.args
+            )
+            node.kwargs = {
+                key: _lengthened(gm.graph, value, lengths, exported)
+                for key, value in node.kwargs.items()
+            }
         if any(_owner(source, lengths) for source in _single(node)):
             raise StampError(f"{node.name} reads one expert's weight")
 
@@ -232,9 +282,14 @@ def _lengthened(graph: fx.Graph, value: Any, lengths: Mapping[str, int], exporte
     if owner is None:
         return value
     tail = str(value[0].target).removeprefix(f"{owner}.0.")
-    if [getattr(node, "target", None) for node in value] != [f"{owner}.{index}.{tail}" for index in range(exported)]:
+    if [getattr(node, "target", None) for node in value] != [
+        f"{owner}.{index}.{tail}" for index in range(exported)
+    ]:
         raise StampError(f"a list with weights of {owner} is not in the order of the experts")
-    more = [graph.create_node("get_attr", f"{owner}.{index}.{tail}") for index in range(exported, lengths[owner])]
+    more = [
+        graph.create_node("get_attr", f"{owner}.{index}.{tail}")
+        for index in range(exported, lengths[owner])
+    ]
     for node in more:
         node.meta.update(value[0].meta)
     return [*value, *more]

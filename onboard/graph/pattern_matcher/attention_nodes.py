@@ -15,7 +15,9 @@ ATTENTION = torch.ops.onboard.torch_attention.default
 
 
 class MaskReader:
-    """Turns the mask arguments of an attention call into the simplest equivalent; remembers masks that layers share."""
+    """Turns the mask arguments of an attention call into the simplest equivalent; remembers masks
+    that layers share.
+    """
 
     def __init__(self, gm: fx.GraphModule) -> None:
         self.gm = gm
@@ -27,7 +29,12 @@ class MaskReader:
         A mask that is not recognised stays what it is.
         """
         if mask is None or is_causal:
-            return {"attn_mask": mask, "is_causal": is_causal, "sliding_window": None, "chunk_size": None}
+            return {
+                "attn_mask": mask,
+                "is_causal": is_causal,
+                "sliding_window": None,
+                "chunk_size": None,
+            }
         if mask not in self.known:
             form = mask_form(self.gm, mask)
             self.known[mask] = {
@@ -39,14 +46,20 @@ class MaskReader:
         return self.known[mask]
 
 
-def insert_attention(gm: fx.GraphModule, node: fx.Node, inputs: tuple[fx.Node, ...], **options: Any) -> fx.Node:
-    """Insert `torch_attention` before `node`: query, key and value in `inputs`, the other arguments by name."""
+def insert_attention(
+    gm: fx.GraphModule, node: fx.Node, inputs: tuple[fx.Node, ...], **options: Any
+) -> fx.Node:
+    """Insert `torch_attention` before `node`: query, key and value in `inputs`, the other arguments
+    by name.
+    """
     rest = ATTENTION._schema.arguments[len(inputs) :]
     values = [options.get(argument.name, argument.default_value) for argument in rest]
     return call(gm, node, ATTENTION, *inputs, *values, like=node)
 
 
 def rewrite_attention(gm: fx.GraphModule, node: fx.Node, **changes: Any) -> fx.Node:
-    """Insert a copy of the attention call `node` before it with some arguments changed, and return the copy."""
+    """Insert a copy of the attention call `node` before it with some arguments changed, and return
+    the copy.
+    """
     values = {**arguments(node), **changes}
     return call(gm, node, ATTENTION, *values.values(), like=node)

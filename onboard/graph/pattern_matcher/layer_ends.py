@@ -14,7 +14,9 @@ _ENTRY = re.compile(r"(.+)\.(\d+)")
 
 
 def layer_paths(gm: fx.GraphModule) -> list[str]:
-    """Return the paths of a model's layers, in order: of all lists of modules the one in which most is computed."""
+    """Return the paths of a model's layers, in order: of all lists of modules the one in which most
+    is computed.
+    """
     calls: dict[str, set[fx.Node]] = defaultdict(set)
     indices: dict[str, set[int]] = defaultdict(set)
     for node in gm.graph.nodes:
@@ -27,7 +29,9 @@ def layer_paths(gm: fx.GraphModule) -> list[str]:
 
 
 def paths(node: fx.Node) -> list[str]:
-    """Return the modules that a node was traced in, outermost first; a part of a result is where all of it is."""
+    """Return the modules that a node was traced in, outermost first; a part of a result is where
+    all of it is.
+    """
     while is_op(node, operator.getitem) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     stack = node.meta.get("nn_module_stack") or {}
@@ -42,4 +46,8 @@ def members(gm: fx.GraphModule, layer: str) -> set[fx.Node]:
 def results(gm: fx.GraphModule, layer: str) -> list[fx.Node]:
     """Return the nodes of a layer that are read outside of it, in graph order."""
     own = members(gm, layer)
-    return [node for node in gm.graph.nodes if node in own and any(user not in own for user in node.users)]
+    return [
+        node
+        for node in gm.graph.nodes
+        if node in own and any(user not in own for user in node.users)
+    ]

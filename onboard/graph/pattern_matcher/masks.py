@@ -1,7 +1,9 @@
-"""Which keys an attention mask lets each query see: found out by computing the mask, not by reading its graph.
+"""Which keys an attention mask lets each query see: found out by computing the mask, not by reading
+its graph.
 
-transformers builds masks in many ways, and changes them between versions. What counts is the outcome: the nodes that
-the mask is computed from are run on small inputs, and the result is compared with a causal triangle and with bands.
+transformers builds masks in many ways, and changes them between versions. What counts is the
+outcome: the nodes that the mask is computed from are run on small inputs, and the result is
+compared with a causal triangle and with bands.
 """
 
 from __future__ import annotations
@@ -33,22 +35,30 @@ class MaskForm:
     chunk_size: int | None = None
 
     def at(self, length: int) -> MaskForm:
-        """Return the form that shows in a sequence of `length`: a longer window is none, nor is a longer chunk."""
+        """Return the form that shows in a sequence of `length`: a longer window is none, nor is a
+        longer chunk.
+        """
         bounds = (self.sliding_window, self.chunk_size)
-        window, chunk = (bound if bound is not None and bound < length else None for bound in bounds)
+        window, chunk = (
+            bound if bound is not None and bound < length else None for bound in bounds
+        )
         return MaskForm(self.is_causal, window, chunk)
 
 
 def mask_form(gm: fx.GraphModule, mask: fx.Node) -> MaskForm | None:
-    """Return what a mask [batch, heads or 1, sequence, sequence] amounts to, None when it is none of the known forms.
+    """Return what a mask [batch, heads or 1, sequence, sequence] amounts to, None when it is none
+    of the known forms.
 
-    A window or chunk longer than the probes is found through its literal: every integer in the mask's graph is replaced
-    by a small one in turn, and the window must follow it. A mask cut out of a table is looked at in its full size.
+    A window or chunk longer than the probes is found through its literal: every integer in the
+    mask's graph is replaced by a small one in turn, and the window must follow it. A mask cut out
+    of a table is looked at in its full size.
     """
     longest = _table_length(gm, mask)
     if longest > _LONGEST_TABLE:
         return None
-    short, form = (_form(evaluate(gm, mask, length, {}), length) for length in (_LENGTHS[0], longest))
+    short, form = (
+        _form(evaluate(gm, mask, length, {}), length) for length in (_LENGTHS[0], longest)
+    )
     if form is None or short != form.at(_LENGTHS[0]):
         return None
     return _bounded(gm, mask, form)
@@ -57,7 +67,9 @@ def mask_form(gm: fx.GraphModule, mask: fx.Node) -> MaskForm | None:
 def _bounded(gm: fx.GraphModule, mask: fx.Node, form: MaskForm) -> MaskForm | None:
     """Return a mask's form with the bounds that show only once its literals are small."""
     short = form.at(_LENGTHS[0])
-    windows, chunks = ({bound} if bound else set() for bound in (form.sliding_window, form.chunk_size))
+    windows, chunks = (
+        {bound} if bound else set() for bound in (form.sliding_window, form.chunk_size)
+    )
     for literal in _literals(mask):
         small = _form(evaluate(gm, mask, _LENGTHS[0], {literal: _SMALL_WINDOW}), _LENGTHS[0])
         if small == short:
@@ -68,13 +80,23 @@ def _bounded(gm: fx.GraphModule, mask: fx.Node, form: MaskForm) -> MaskForm | No
             chunks.add(literal + small.chunk_size - _SMALL_WINDOW)
         if small.sliding_window is not None:
             windows.add(literal + small.sliding_window - _SMALL_WINDOW)
-    return MaskForm(form.is_causal, min(windows, default=None), min(chunks, default=None)) if len(chunks) < 2 else None
+    return (
+        MaskForm(form.is_causal, min(windows, default=None), min(chunks, default=None))
+        if len(chunks) < 2
+        else None
+    )
 
 
 def _table_length(gm: fx.GraphModule, mask: fx.Node) -> int:
-    """Return the size of the largest square table that a mask is cut out of, or that of the longer probe."""
+    """Return the size of the largest square table that a mask is cut out of, or that of the longer
+    probe.
+    """
     leaves = [attr_tensor(gm, node) for node in ancestors([mask]) if node.op == "get_attr"]
-    tables = [leaf for leaf in leaves if leaf is not None and leaf.dim() >= 2 and leaf.shape[-1] == leaf.shape[-2]]
+    tables = [
+        leaf
+        for leaf in leaves
+        if leaf is not None and leaf.dim() >= 2 and leaf.shape[-1] == leaf.shape[-2]
+    ]
     return max([_LENGTHS[-1], *(table.shape[-1] for table in tables)])
 
 
@@ -87,7 +109,9 @@ def _form(mask: torch.Tensor | None, length: int) -> MaskForm | None:
         return MaskForm(False)
     window, chunk = int(allowed[0, 0, -1].sum()), max(1, int(allowed[0, 0, :, 0].sum()))
     candidates = (MaskForm(True, window), MaskForm(True, None, chunk), MaskForm(False, None, chunk))
-    found = (form for form in candidates if torch.equal(allowed, seen(form, length).expand_as(allowed)))
+    found = (
+        form for form in candidates if torch.equal(allowed, seen(form, length).expand_as(allowed))
+    )
     return next((form.at(length) for form in found), None)
 
 
@@ -109,7 +133,12 @@ def _allowed(mask: torch.Tensor | None, length: int) -> torch.Tensor | None:
     """Return a mask as bool, None when it is no mask: a bias, or of another shape."""
     if mask is not None and mask.dim() == 2:
         mask = mask[None, None]
-    if mask is None or mask.dim() != 4 or mask.shape[0] not in (1, PROBED) or mask.shape[-1] != length:
+    if (
+        mask is None
+        or mask.dim() != 4
+        or mask.shape[0] not in (1, PROBED)
+        or mask.shape[-1] != length
+    ):
         return None
     if mask.dtype == torch.bool:
         return mask.cpu()
@@ -121,7 +150,11 @@ def _literals(mask: fx.Node) -> set[int]:
     """Return the integers in the mask's graph that may be a window longer than the probes."""
     found: set[int] = set()
     for node in ancestors([mask]):
-        found |= {value for value in node.args if isinstance(value, int) and max(_LENGTHS) <= value < _LARGEST_LITERAL}
+        found |= {
+            value
+            for value in node.args
+            if isinstance(value, int) and max(_LENGTHS) <= value < _LARGEST_LITERAL
+        }
     return found
 
 
@@ -132,16 +165,20 @@ def evaluate(
     swaps: dict[int, int],
     given: Mapping[fx.Node, torch.Tensor] = MappingProxyType({}),
 ) -> torch.Tensor | None:
-    """Compute a mask, or what else positions decide, for sequences of `length`; `swaps` replaces integer literals.
+    """Compute a mask, or what else positions decide, for sequences of `length`; `swaps` replaces
+    integer literals.
 
-    None when that takes more than positions and constants: token ids, or parameters that have no values yet.
+    None when that takes more than positions and constants: token ids, or parameters that have no
+        values yet.
     """
     needed = ancestors([mask], given)
     values: dict[fx.Node, Any] = dict(given)
     for node in gm.graph.nodes:
         if node not in needed or node in given:
             continue
-        value = _leaf(gm, node, length) if node.op != "call_function" else _call(node, values, swaps)
+        value = (
+            _leaf(gm, node, length) if node.op != "call_function" else _call(node, values, swaps)
+        )
         if value is None:
             return None
         values[node] = value
@@ -154,8 +191,13 @@ def _leaf(gm: fx.GraphModule, node: fx.Node, length: int) -> torch.Tensor | None
         device = node.meta["val"].device
         if node.target == "position_ids":
             return torch.arange(length, device=device).expand(PROBED, length).contiguous()
-        # Token ids may give their shape; a mask that depends on their values (padding) then shows as no known form.
-        return torch.arange(PROBED * length, device=device).view(PROBED, length) if node.target == "input_ids" else None
+        # Token ids may give their shape; a mask that depends on their values (padding) then shows
+        # as no known form.
+        return (
+            torch.arange(PROBED * length, device=device).view(PROBED, length)
+            if node.target == "input_ids"
+            else None
+        )
     tensor = attr_tensor(gm, node)
     return None if tensor is None or tensor.is_meta else tensor
 

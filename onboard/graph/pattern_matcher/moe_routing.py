@@ -1,7 +1,8 @@
 """Recognises the router of a mixture of experts by what it does.
 
-What lies between the router's logits and the mixture is run on random logits, and compared with `torch_moe_router`
-under every setting that the nodes in between allow. Only an equal one takes their place.
+What lies between the router's logits and the mixture is run on random logits, and compared with
+`torch_moe_router` under every setting that the nodes in between allow. Only an equal one takes
+their place.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class Routing:
 
 
 def match_routings(gm: GraphModule) -> tuple[int, list[Node]]:
-    """Put `torch_moe_router` in front of every mixture whose router it equals; return how many, and the others."""
+    """Put `torch_moe_router` in front of every mixture whose router it equals; return how many, and
+    the others.
+    """
     known: list[tuple[bool, Options]] = []
     others = []
     mixtures = nodes_of(gm, *_MIXTURES)
@@ -67,7 +70,9 @@ def match_routings(gm: GraphModule) -> tuple[int, list[Node]]:
 
 
 def _routing(gm: GraphModule, mixture: Node) -> Routing | None:
-    """Return what is between one linear layer and a mixture, None when the router has another form."""
+    """Return what is between one linear layer and a mixture, None when the router has another
+    form.
+    """
     values = arguments(mixture)
     ends: tuple[Node, Node] = values["selected_experts"], values["routing_weights"]
     linears = set(nodes_of(gm, *LINEARS))
@@ -75,7 +80,9 @@ def _routing(gm: GraphModule, mixture: Node) -> Routing | None:
     dtypes = {arguments(node)["other"] for node in nodes_of(gm, aten.type_as)} - linears
     nodes = ancestors(ends, linears | dtypes)
     logits = [node for node in nodes if node in linears]
-    if len(logits) != 1 or any(node.op == "placeholder" and not _gives_sizes(node, nodes) for node in nodes):
+    if len(logits) != 1 or any(
+        node.op == "placeholder" and not _gives_sizes(node, nodes) for node in nodes
+    ):
         return None
     return Routing(logits[0], *ends, sorted(nodes - {logits[0]}), dtypes & nodes)
 
@@ -84,10 +91,17 @@ def _gives_sizes(placeholder: Node, nodes: set[Node]) -> bool:
     return all(is_op(user, aten.sym_size) for user in placeholder.users if user in nodes)
 
 
-def _settings(gm: GraphModule, routing: Routing, known: list[tuple[bool, Options]]) -> tuple[bool, Options] | None:
-    """Return (whether a constant is the bias, options) under which `torch_moe_router` does what the nodes do."""
+def _settings(
+    gm: GraphModule, routing: Routing, known: list[tuple[bool, Options]]
+) -> tuple[bool, Options] | None:
+    """Return (whether a constant is the bias, options) under which `torch_moe_router` does what the
+    nodes do.
+    """
     shape = routing.logits.meta["val"].shape
-    logits = torch.randn(*[1] * (len(shape) - 2), _TOKENS, int(shape[-1])) * torch.linspace(0.3, 6, _TOKENS)[:, None]
+    logits = (
+        torch.randn(*[1] * (len(shape) - 2), _TOKENS, int(shape[-1]))
+        * torch.linspace(0.3, 6, _TOKENS)[:, None]
+    )
     constants = {node: _random_like(gm, node) for node in routing.constants}
     try:
         experts, weights = _run(routing, logits, constants)
@@ -97,8 +111,12 @@ def _settings(gm: GraphModule, routing: Routing, known: list[tuple[bool, Options
     bias = next((value for value in constants.values() if value.shape == shape[-1:]), None)
     tolerance = ROUTER.get(weights.dtype, 0.0)
     for has_bias, options in [*known, *_candidates(routing, bias is not None)]:
-        weights, experts = torch.ops.onboard.torch_moe_router(logits, **options, bias=bias if has_bias else None)
-        if torch.allclose(_dense(logits, experts, weights), expected, rtol=tolerance, atol=tolerance):
+        weights, experts = torch.ops.onboard.torch_moe_router(
+            logits, **options, bias=bias if has_bias else None
+        )
+        if torch.allclose(
+            _dense(logits, experts, weights), expected, rtol=tolerance, atol=tolerance
+        ):
             return has_bias, options
     return None
 
@@ -127,7 +145,9 @@ def _run(routing: Routing, logits: Tensor, constants: dict[Node, Tensor]) -> tup
 
 
 def _dense(logits: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-    """Return the weight of every expert [tokens, experts], whatever the order in which they were chosen."""
+    """Return the weight of every expert [tokens, experts], whatever the order in which they were
+    chosen.
+    """
     rows = logits.reshape(-1, logits.shape[-1])
     experts, weights = (each.reshape(len(rows), -1) for each in (experts, weights))
     return torch.zeros_like(rows).scatter_add(-1, experts, weights.to(rows.dtype))
@@ -138,9 +158,16 @@ def _candidates(routing: Routing, has_bias: bool) -> Iterator[tuple[bool, Option
     top_k = int(routing.experts.meta["val"].shape[-1])
     scales = sorted({1.0, *_numbers(routing, aten.mul, aten.div)}, key=lambda scale: scale != 1.0)
     epsilons = sorted({0.0, *_numbers(routing, aten.add)})
-    settings = product((True, False), ("softmax", "sigmoid"), scales, epsilons[-1:], _groupings(routing))
+    settings = product(
+        (True, False), ("softmax", "sigmoid"), scales, epsilons[-1:], _groupings(routing)
+    )
     for normalize, scoring, scale, epsilon, grouping in settings:
-        options: Options = {"top_k": top_k, "normalize": normalize, "scoring": scoring, "scale": scale}
+        options: Options = {
+            "top_k": top_k,
+            "normalize": normalize,
+            "scoring": scoring,
+            "scale": scale,
+        }
         options |= {"epsilon": epsilon, **grouping}
         yield from ((bias, options) for bias in ((False, True) if has_bias else (False,)))
 
@@ -148,22 +175,38 @@ def _candidates(routing: Routing, has_bias: bool) -> Iterator[tuple[bool, Option
 def _numbers(routing: Routing, *targets: Any) -> set[float]:
     """Return the numbers that tensors are combined with."""
     calls = [node for node in routing.nodes if is_op(node, *targets)]
-    return {float(value) for node in calls for value in node.args if isinstance(value, int | float) and value}
+    return {
+        float(value)
+        for node in calls
+        for value in node.args
+        if isinstance(value, int | float) and value
+    }
 
 
 def _groupings(routing: Routing) -> list[Options]:
-    """Return the options of groups: none, and those that a view in groups and the choices among these tell."""
+    """Return the options of groups: none, and those that a view in groups and the choices among
+    these tell.
+    """
     found: list[Options] = [{}]
     experts = int(routing.logits.meta["val"].shape[-1])
-    views = {_width(node, -2): None for node in routing.nodes if is_op(node, aten.view, aten.reshape, aten.unflatten)}
-    choices = [(_width(node.args[0], -1), node.args[1]) for node in routing.nodes if is_op(node, aten.topk)]
+    views = {
+        _width(node, -2): None
+        for node in routing.nodes
+        if is_op(node, aten.view, aten.reshape, aten.unflatten)
+    }
+    choices = [
+        (_width(node.args[0], -1), node.args[1]) for node in routing.nodes if is_op(node, aten.topk)
+    ]
     for groups in views:
         if groups is None or groups < 2 or experts % groups:
             continue
         kept = [k for width, k in choices if width == groups]
         within = [k for width, k in choices if width == experts // groups]
         found += [
-            {"groups": groups, "top_groups": top, "group_top": best} for top in kept for best in {1, *within} if best
+            {"groups": groups, "top_groups": top, "group_top": best}
+            for top in kept
+            for best in {1, *within}
+            if best
         ]
     return found
 
@@ -176,17 +219,33 @@ def _width(node: Any, dim: int) -> int | None:
     return int(value.shape[dim])
 
 
-def _replace(gm: GraphModule, mixture: Node, routing: Routing, has_bias: bool, options: Options) -> None:
+def _replace(
+    gm: GraphModule, mixture: Node, routing: Routing, has_bias: bool, options: Options
+) -> None:
     """Let a mixture read a router op; what it read before is dead when nothing else does."""
     width = routing.logits.meta["val"].shape[-1:]
-    biases = [node for node in routing.constants if node.meta["val"].shape == width] if has_bias else [None]
+    biases = (
+        [node for node in routing.constants if node.meta["val"].shape == width]
+        if has_bias
+        else [None]
+    )
     names = ("scale", "epsilon", "groups", "top_groups", "group_top")
     defaults = {"groups": 1, "top_groups": 1, "group_top": 1}
     rest = [(defaults | options)[name] for name in names]
-    args = (routing.logits, options["top_k"], options["normalize"], options["scoring"], biases[0], *rest)
-    router = insert_call(gm, mixture, torch.ops.onboard.torch_moe_router.default, *args, like=routing.experts)
+    args = (
+        routing.logits,
+        options["top_k"],
+        options["normalize"],
+        options["scoring"],
+        biases[0],
+        *rest,
+    )
+    router = insert_call(
+        gm, mixture, torch.ops.onboard.torch_moe_router.default, *args, like=routing.experts
+    )
     weights, experts = (
-        insert_call(gm, mixture, operator.getitem, router, index, like=routing.experts) for index in (0, 1)
+        insert_call(gm, mixture, operator.getitem, router, index, like=routing.experts)
+        for index in (0, 1)
     )
     mixture.update_arg(1, experts)
     mixture.update_arg(2, weights)

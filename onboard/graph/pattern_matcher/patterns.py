@@ -1,11 +1,12 @@
 """A small matcher for expressions in FX graphs.
 
-A pattern is an object with `match(value, bound)`, which yields every way to match, as a dict of what its variables
-stand for. A plain value (a number, None, a list of patterns) matches an equal value:
+A pattern is an object with `match(value, bound)`, which yields every way to match, as a dict of
+what its variables stand for. A plain value (a number, None, a list of patterns) matches an equal
+value:
 
     x, eps = Var("x"), Var("eps", where=is_number)
-    pattern = Op(aten.rsqrt, Op(aten.add, Op(aten.mean, Op(aten.pow, x, 2), [-1], True), eps, commutes=True))
-    if found := find(pattern, node): ... found["x"], found["eps"]
+    pattern = Op(aten.rsqrt, Op(aten.add, Op(aten.mean, Op(aten.pow, x, 2), [-1], True), eps,
+    commutes=True)) if found := find(pattern, node): ... found["x"], found["eps"]
 """
 
 from __future__ import annotations
@@ -52,12 +53,18 @@ class Var(Pattern):
 class Op(Pattern):
     """Matches a call of `target` (an operator, a packet for all its overloads, or several of them).
 
-    Positional patterns stand for the leading arguments in schema order, defaults filled in; keyword patterns for
-    arguments by name. `commutes` also tries the first two arguments swapped; `bind` names the node itself.
+    Positional patterns stand for the leading arguments in schema order, defaults filled in; keyword
+    patterns for arguments by name. `commutes` also tries the first two arguments swapped; `bind`
+    names the node itself.
     """
 
     def __init__(
-        self, target: Target | Sequence[Target], *args: Any, commutes: bool = False, bind: str = "", **kwargs: Any
+        self,
+        target: Target | Sequence[Target],
+        *args: Any,
+        commutes: bool = False,
+        bind: str = "",
+        **kwargs: Any,
     ) -> None:
         self.targets = tuple(target) if isinstance(target, Sequence) else (target,)
         self.args = args
@@ -78,7 +85,9 @@ class Op(Pattern):
         orders = [actual, [actual[1], actual[0], *actual[2:]]] if self.commutes else [actual]
         by_name = [named[name] for name in self.kwargs]
         for order in orders:
-            yield from _match_all([*self.args, *self.kwargs.values()], [*order[: len(self.args)], *by_name], bound)
+            yield from _match_all(
+                [*self.args, *self.kwargs.values()], [*order[: len(self.args)], *by_name], bound
+            )
 
 
 class Either(Pattern):
@@ -94,7 +103,9 @@ class Either(Pattern):
 
 
 class Through(Pattern):
-    """Matches `inner` below any number (also none) of calls that only pass on their first argument."""
+    """Matches `inner` below any number (also none) of calls that only pass on their first
+    argument.
+    """
 
     def __init__(self, targets: Sequence[Target], inner: Any) -> None:
         self.targets = tuple(targets)
@@ -170,13 +181,21 @@ def dtype(node: fx.Node) -> torch.dtype:
 
 
 def same_shape(left: fx.Node, right: fx.Node) -> bool:
-    """Tell whether two nodes' values have the same shape for all sizes of the dynamic dimensions."""
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports a computer algebra system
+    """Tell whether two nodes' values have the same shape for all sizes of the dynamic
+    dimensions.
+    """
+    from torch.fx.experimental.symbolic_shapes import (
+        statically_known_true,
+    )  # imports a computer algebra system
 
     one, other = left.meta["val"].shape, right.meta["val"].shape
-    return len(one) == len(other) and all(statically_known_true(a == b) for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(
+        statically_known_true(a == b) for a, b in zip(one, other, strict=True)
+    )
 
 
 def same_dim(value: Any, node: fx.Node, dim: int) -> bool:
-    """Tell whether the argument `value` means dimension `dim` (>= 0) of `node`, counted from either end."""
+    """Tell whether the argument `value` means dimension `dim` (>= 0) of `node`, counted from either
+    end.
+    """
     return isinstance(value, int) and value % rank(node) == dim

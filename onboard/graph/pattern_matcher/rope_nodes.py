@@ -33,7 +33,10 @@ _UNSQUEEZE_DIM = Var("unsqueeze_dim")
 _COS = Op(aten.unsqueeze, Var("cos", where=is_node), _UNSQUEEZE_DIM)
 _SIN = Op(aten.unsqueeze, Var("sin", where=is_node), _UNSQUEEZE_DIM)
 _HALVES = Either(
-    [Op(aten.neg, Op(aten.slice, _X, Var("dim"), Var("half"))), Op(aten.slice, _X, Var("dim"), 0, Var("half"))],
+    [
+        Op(aten.neg, Op(aten.slice, _X, Var("dim"), Var("half"))),
+        Op(aten.slice, _X, Var("dim"), 0, Var("half")),
+    ],
     [
         Op(aten.neg, Op(operator.getitem, Op(aten.chunk, _X, 2, Var("dim"), bind="chunks"), 1)),
         Op(operator.getitem, Var("chunks"), 0),
@@ -50,14 +53,28 @@ _COMPLEX_ROTATION = Op(
     (aten.flatten, aten.reshape, aten.view),
     Op(
         aten.view_as_real,
-        Op(aten.mul, _PAIRS, Op(aten.unsqueeze, Var("freqs", where=is_node), _UNSQUEEZE_DIM), commutes=True),
+        Op(
+            aten.mul,
+            _PAIRS,
+            Op(aten.unsqueeze, Var("freqs", where=is_node), _UNSQUEEZE_DIM),
+            commutes=True,
+        ),
     ),
 )
-_PASSED_ON = Op(aten.cat, [Var("rotated"), Op(aten.slice, Var("whole"), Var("dim"), Var("size"))], Var("cat_dim"))
+_PASSED_ON = Op(
+    aten.cat,
+    [Var("rotated"), Op(aten.slice, Var("whole"), Var("dim"), Var("size"))],
+    Var("cat_dim"),
+)
 _LEADING = Op(aten.slice, Var("whole", where=is_node), Var("dim"), 0, Var("size"))
 _DEINTERLEAVED = Op(
     (aten.reshape, aten.view),
-    Op(aten.transpose, Op((aten.view, aten.reshape), Var("x", where=is_node), Var("sizes")), Var("dim0"), Var("dim1")),
+    Op(
+        aten.transpose,
+        Op((aten.view, aten.reshape), Var("x", where=is_node), Var("sizes")),
+        Var("dim0"),
+        Var("dim1"),
+    ),
 )
 
 
@@ -73,18 +90,24 @@ class Rotation:
 
 
 def find_rotation(node: fx.Node) -> Rotation | None:
-    """Return the rotation whose last operation is `node` (of the channels that it rotates), None when it is none."""
+    """Return the rotation whose last operation is `node` (of the channels that it rotates), None
+    when it is none.
+    """
     if found := find(_HALF_ROTATION, node):
         return _half_rotation(node, found)
     if found := find(_COMPLEX_ROTATION, node):
         x = found["x"]
         if rank(x) == 4 and rank(found["freqs"]) == 3 and same_shape(node, x):
-            return _without_casts(Rotation(COMPLEX, x, node, (found["freqs"],), found["unsqueeze_dim"] % 4))
+            return _without_casts(
+                Rotation(COMPLEX, x, node, (found["freqs"],), found["unsqueeze_dim"] % 4)
+            )
     return None
 
 
 def _without_casts(rotation: Rotation) -> Rotation:
-    """Absorb a cast to float32 before and the cast back after a complex rotation: the op does both."""
+    """Absorb a cast to float32 before and the cast back after a complex rotation: the op does
+    both.
+    """
     source, back = rotation.x, only_user(rotation.output)
     if is_op(source, *CASTS) and is_op(back, *CASTS):
         source = source.args[0]  # type: ignore[assignment]
@@ -100,7 +123,9 @@ def _half_rotation(node: fx.Node, found: Bound) -> Rotation | None:
     size = x.meta["val"].shape[-1]
     if found.get("half", size // 2) * 2 != size or any(rank(table) != 3 for table in tables):
         return None
-    rotation = Rotation(EXPLICIT, x, node, tables, found["unsqueeze_dim"] % 4)  # it may be counted from the end
+    rotation = Rotation(
+        EXPLICIT, x, node, tables, found["unsqueeze_dim"] % 4
+    )  # it may be counted from the end
     return _with_interleaving(_with_rest(rotation))
 
 
@@ -119,6 +144,11 @@ def _with_rest(rotation: Rotation) -> Rotation:
 def _with_interleaving(rotation: Rotation) -> Rotation:
     """Absorb the de-interleaving of channels in front of a half rotation."""
     found = find(_DEINTERLEAVED, rotation.x)
-    if found and rank(found["x"]) == 4 and found["sizes"][-1] == 2 and {found["dim0"] % 5, found["dim1"] % 5} == {3, 4}:
+    if (
+        found
+        and rank(found["x"]) == 4
+        and found["sizes"][-1] == 2
+        and {found["dim0"] % 5, found["dim1"] % 5} == {3, 4}
+    ):
         rotation.op, rotation.x = INTERLEAVED, found["x"]
     return rotation

@@ -24,7 +24,9 @@ def is_cast(node: Any) -> TypeGuard[fx.Node]:
 
 
 def remove_identity_casts(gm: fx.GraphModule) -> int:
-    """Remove casts to the dtype that a tensor already has, as far as dtypes are known; return how many."""
+    """Remove casts to the dtype that a tensor already has, as far as dtypes are known; return how
+    many.
+    """
     casts = [node for node in nodes_of(gm, *_CASTS) if _is_identity(node)]
     for node in casts:
         replace_with(node, node.all_input_nodes[0])

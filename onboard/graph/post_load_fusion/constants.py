@@ -22,9 +22,13 @@ from onboard.graph.weight_load.parameters import (
 
 
 def fold_constant(gm: fx.GraphModule, node: fx.Node) -> bool:
-    """Replace a call that reads nothing but loaded parameters by a parameter with its value; return whether it did."""
+    """Replace a call that reads nothing but loaded parameters by a parameter with its value; return
+    whether it did.
+    """
     sources = sorted(ancestors([node]))
-    if node.op != "call_function" or any(source.op not in ("get_attr", "call_function") for source in sources):
+    if node.op != "call_function" or any(
+        source.op not in ("get_attr", "call_function") for source in sources
+    ):
         return False
     value = evaluate(gm, sources)[node]
     if not isinstance(value, torch.Tensor) or value.is_meta:
@@ -39,10 +43,16 @@ def fold_constant(gm: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _note_fold(gm: fx.GraphModule, name: str, nodes: list[fx.Node]) -> bool:
-    """Put into the plan how a parameter is computed; False when that cannot be said, or not from the checkpoint."""
-    read = {str(node.target): attribute(gm, str(node.target)) for node in nodes if node.op == "get_attr"}
+    """Put into the plan how a parameter is computed; False when that cannot be said, or not from
+    the checkpoint.
+    """
+    read = {
+        str(node.target): attribute(gm, str(node.target)) for node in nodes if node.op == "get_attr"
+    }
     known = weight_plan(gm).folds.keys()
-    if known & read.keys() or not all(isinstance(each, nn.Parameter) and is_as_loaded(each) for each in read.values()):
+    if known & read.keys() or not all(
+        isinstance(each, nn.Parameter) and is_as_loaded(each) for each in read.values()
+    ):
         return False
     try:
         calls = [encoded_node(gm, node) for node in nodes]
@@ -54,7 +64,9 @@ def _note_fold(gm: fx.GraphModule, name: str, nodes: list[fx.Node]) -> bool:
 
 
 def fold_again(gm: nn.Module) -> None:
-    """Compute the folded parameters of a graph that was saved with them, from their sources, which are let go."""
+    """Compute the folded parameters of a graph that was saved with them, from their sources, which
+    are let go.
+    """
     plan = weight_plan(gm)
     if not plan.folds:
         return
@@ -72,7 +84,9 @@ def fold_again(gm: nn.Module) -> None:
 
 
 def fold_constants(gm: fx.GraphModule) -> int:
-    """Compute once what is computed from parameters alone and has no more numbers than these; return how many were."""
+    """Compute once what is computed from parameters alone and has no more numbers than these;
+    return how many were.
+    """
     constant: dict[fx.Node, bool] = {}
     for node in gm.graph.nodes:
         constant[node] = node.op == "get_attr" or _is_constant(node, constant)
@@ -84,11 +98,18 @@ def _is_constant(node: fx.Node, constant: dict[fx.Node, bool]) -> bool:
     """Whether a call without side effects reads constants, and at least one."""
     sources = node.all_input_nodes
     pure = isinstance(node.target, OpOverload) and not node.target._schema.is_mutable
-    return node.op == "call_function" and pure and bool(sources) and all(constant[source] for source in sources)
+    return (
+        node.op == "call_function"
+        and pure
+        and bool(sources)
+        and all(constant[source] for source in sources)
+    )
 
 
 def _is_worth_folding(gm: fx.GraphModule, node: fx.Node, constant: dict[fx.Node, bool]) -> bool:
-    """Whether a constant call is the last of its kind, is no view of a parameter, and grows nothing."""
+    """Whether a constant call is the last of its kind, is no view of a parameter, and grows
+    nothing.
+    """
     value = node.meta.get("val")
     if node.op != "call_function" or not constant[node] or not isinstance(value, torch.Tensor):
         return False
@@ -96,7 +117,9 @@ def _is_worth_folding(gm: fx.GraphModule, node: fx.Node, constant: dict[fx.Node,
         return False
     sources = sorted(ancestors([node]))
     read = [attribute(gm, str(source.target)) for source in sources if source.op == "get_attr"]
-    if any(tensor.is_meta for tensor in read) or value.numel() > max(tensor.numel() for tensor in read):
+    if any(tensor.is_meta for tensor in read) or value.numel() > max(
+        tensor.numel() for tensor in read
+    ):
         return False
     storages = {tensor.untyped_storage().data_ptr() for tensor in read}
     return evaluate(gm, sources)[node].untyped_storage().data_ptr() not in storages
@@ -104,7 +127,9 @@ def _is_worth_folding(gm: fx.GraphModule, node: fx.Node, constant: dict[fx.Node,
 
 @torch.no_grad()
 def evaluate(gm: fx.GraphModule, nodes: list[fx.Node]) -> dict[fx.Node, Any]:
-    """Run nodes that read nothing but each other and what `gm` holds, and are in graph order; return their values."""
+    """Run nodes that read nothing but each other and what `gm` holds, and are in graph order;
+    return their values.
+    """
     values: dict[fx.Node, Any] = {}
     for node in nodes:
         args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)

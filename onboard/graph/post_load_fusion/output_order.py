@@ -1,7 +1,9 @@
-"""Linear layers whose outputs are shuffled before they are used: the weight's rows are shuffled once instead.
+"""Linear layers whose outputs are shuffled before they are used: the weight's rows are shuffled
+once instead.
 
-Models that lay out several projections head by head in one matrix take them apart again in every step, by splits,
-reshapes and concatenations that copy. What such a chain does is found by running it on numbered channels.
+Models that lay out several projections head by head in one matrix take them apart again in every
+step, by splits, reshapes and concatenations that copy. What such a chain does is found by running
+it on numbered channels.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ _TOKENS = 3
 
 @dataclass(frozen=True)
 class _Shuffle:
-    """What becomes of a linear's outputs: the nodes that move them, and those of these that something else reads."""
+    """What becomes of a linear's outputs: the nodes that move them, and those of these that
+    something else reads.
+    """
 
     linear: fx.Node
     moves: list[fx.Node]
@@ -46,15 +50,25 @@ class _Shuffle:
 
 
 def order_outputs(gm: fx.GraphModule) -> int:
-    """Bring the rows of linear weights into the order in which their outputs are used; return how many were."""
+    """Bring the rows of linear weights into the order in which their outputs are used; return how
+    many were.
+    """
     private = private_parameters(gm)
     return sum(_order(gm, linear, private) for linear in nodes_of(gm, *LINEARS))
 
 
 def _order(gm: fx.GraphModule, linear: fx.Node, private: set[str]) -> bool:
     shuffle = _shuffle(linear)
-    names = [str(arguments(linear)[name].target) for name in ("weight", "bias") if arguments(linear)[name] is not None]
-    if shuffle is None or not set(names) <= private or any(gm.get_parameter(name).is_meta for name in names):
+    names = [
+        str(arguments(linear)[name].target)
+        for name in ("weight", "bias")
+        if arguments(linear)[name] is not None
+    ]
+    if (
+        shuffle is None
+        or not set(names) <= private
+        or any(gm.get_parameter(name).is_meta for name in names)
+    ):
         return False
     channels = _channels(shuffle)
     if channels is None or all(_is_range(each) for each in channels.values()):
@@ -79,7 +93,9 @@ def _order(gm: fx.GraphModule, linear: fx.Node, private: set[str]) -> bool:
 
 
 def _shuffle(linear: fx.Node) -> _Shuffle | None:
-    """Follow a linear's outputs through everything that only moves them; None when all of it is used as it is."""
+    """Follow a linear's outputs through everything that only moves them; None when all of it is
+    used as it is.
+    """
     moved, moves = {linear}, []
     pending = sorted(linear.users)
     while pending:
@@ -89,18 +105,28 @@ def _shuffle(linear: fx.Node) -> _Shuffle | None:
             moves.append(node)
             pending.extend(sorted(node.users))
     ends = [node for node in moved if any(user not in moved for user in node.users)]
-    if linear in ends or not ends or any(not isinstance(node.meta.get("val"), Tensor) for node in ends):
+    if (
+        linear in ends
+        or not ends
+        or any(not isinstance(node.meta.get("val"), Tensor) for node in ends)
+    ):
         return None
     return _Shuffle(linear, sorted(moves), sorted(ends))
 
 
 def _tensors(node: fx.Node) -> set[fx.Node]:
     """Return the inputs of a node that are no sizes."""
-    return {source for source in node.all_input_nodes if not isinstance(source.meta.get("val"), int | torch.SymInt)}
+    return {
+        source
+        for source in node.all_input_nodes
+        if not isinstance(source.meta.get("val"), int | torch.SymInt)
+    }
 
 
 def _channels(shuffle: _Shuffle) -> dict[fx.Node, Tensor] | None:
-    """Return which of the linear's channels each end has for a token, in its order; None when tokens mix."""
+    """Return which of the linear's channels each end has for a token, in its order; None when
+    tokens mix.
+    """
     size = int(shuffle.linear.meta["val"].shape[-1])
     lead = shuffle.linear.meta["val"].ndim - 2
     numbered = torch.arange(_TOKENS * size).view(*[1] * lead, _TOKENS, size)
@@ -125,7 +151,9 @@ def _run(shuffle: _Shuffle, numbered: Tensor) -> Mapping[fx.Node, Any]:
         if node not in values:
             args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), value)
             is_input = node.op == "placeholder"
-            values[node] = torch.empty(1, _TOKENS, device="meta") if is_input else node.target(*args, **kwargs)  # type: ignore[operator]
+            values[node] = (
+                torch.empty(1, _TOKENS, device="meta") if is_input else node.target(*args, **kwargs)
+            )  # type: ignore[operator]
         return values[node]
 
     for node in shuffle.moves:

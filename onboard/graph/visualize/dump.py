@@ -17,9 +17,13 @@ def op_counts(gm: fx.GraphModule) -> dict[str, int]:
 
 
 def dump(module: nn.Module, folder: Path, name: str) -> None:
-    """Write each graph in `module` as Python code, headed by its operator counts, to `folder/name[.path].py`."""
+    """Write each graph in `module` as Python code, headed by its operator counts, to
+    `folder/name[.path].py`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for path, gm in graph_modules(module):
         counts = "".join(f"# {count:5d}  {op}\n" for op, count in op_counts(gm).items())
         code = gm.print_readable(print_output=False)
-        folder.joinpath(f"{name}.{path}.py" if path else f"{name}.py").write_text(f"{counts}\n{code}\n", "utf-8")
+        folder.joinpath(f"{name}.{path}.py" if path else f"{name}.py").write_text(
+            f"{counts}\n{code}\n", "utf-8"
+        )

@@ -61,9 +61,18 @@ def _descend(root: Namespace, path: str) -> Namespace:
 
 
 def _describe(node: fx.Node) -> dict[str, Any]:
-    inputs = [str(source.target if source.op == "get_attr" else source.name) for source in node.all_input_nodes]
+    inputs = [
+        str(source.target if source.op == "get_attr" else source.name)
+        for source in node.all_input_nodes
+    ]
     value = node.meta.get("val")
     shape, dtype = "", ""
     if isinstance(value, torch.Tensor):
         shape, dtype = str(list(value.shape)), str(value.dtype).removeprefix("torch.")
-    return {"name": node.name, "op": str(node.target), "inputs": inputs, "shape": shape, "dtype": dtype}
+    return {
+        "name": node.name,
+        "op": str(node.target),
+        "inputs": inputs,
+        "shape": shape,
+        "dtype": dtype,
+    }

@@ -1,6 +1,8 @@
-"""Parameters that a checkpoint holds in another shape: several tensors that are one, or one tensor that is several.
+"""Parameters that a checkpoint holds in another shape: several tensors that are one, or one tensor
+that is several.
 
-transformers declares both for the models that it loads (`WeightConverter`); only those rules are followed here.
+transformers declares both for the models that it loads (`WeightConverter`); only those rules are
+followed here.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ import torch
 
 @dataclass(frozen=True)
 class Source:
-    """Where a parameter's values are: `names` concatenated along `dim`, and of that the part `index` of `parts`.
+    """Where a parameter's values are: `names` concatenated along `dim`, and of that the part
+    `index` of `parts`.
 
-    Where values `alternate` along `dim`, the first of each pair make the first half and the second ones the other.
+    Where values `alternate` along `dim`, the first of each pair make the first half and the second
+    ones the other.
     """
 
     names: tuple[str, ...]
@@ -42,12 +46,16 @@ class Source:
 
 
 def converted(
-    wanted: Collection[str], available: Collection[str], identifiers: Sequence[str], rename: Callable[[str], str] = str
+    wanted: Collection[str],
+    available: Collection[str],
+    identifiers: Sequence[str],
+    rename: Callable[[str], str] = str,
 ) -> dict[str, Source]:
-    """Return the sources of those wanted names that transformers makes of other tensors of the checkpoint.
+    """Return the sources of those wanted names that transformers makes of other tensors of the
+    checkpoint.
 
-    `identifiers` are class names and a model type, the first that transformers knows counts; `rename` is what
-    transformers renames checkpoint tensors to.
+    `identifiers` are class names and a model type, the first that transformers knows counts;
+    `rename` is what transformers renames checkpoint tensors to.
     """
     if not wanted:
         return {}
@@ -59,7 +67,12 @@ def converted(
     renamed = {rename(name): name for name in available}
     found: dict[str, Source] = {}
     for name in wanted:
-        sources = (source for rule in rules for source in _sources(name, rule) if set(source.names) <= renamed.keys())
+        sources = (
+            source
+            for rule in rules
+            for source in _sources(name, rule)
+            if set(source.names) <= renamed.keys()
+        )
         if (source := next(sources, None)) is not None:
             names = tuple(renamed[each] for each in source.names)
             found[name] = replace(source, names=names)
@@ -76,7 +89,8 @@ def _sources(name: str, rule: Any) -> Iterator[Source]:
         return
     (operation,) = rule.operations
     sources, targets = (
-        [each.replace("\\.", ".") for each in side] for side in (rule.source_patterns, rule.target_patterns)
+        [each.replace("\\.", ".") for each in side]
+        for side in (rule.source_patterns, rule.target_patterns)
     )
     plain = (
         isinstance(operation, (Chunk, Concatenate, interleave))
@@ -88,7 +102,11 @@ def _sources(name: str, rule: Any) -> Iterator[Source]:
         if not name.endswith(target):
             continue
         names = tuple(name.removesuffix(target) + source for source in sources)
-        if isinstance(operation, interleave) and not operation.inverse and len(sources) == len(targets) == 1:
+        if (
+            isinstance(operation, interleave)
+            and not operation.inverse
+            and len(sources) == len(targets) == 1
+        ):
             yield Source(names, operation.dim, alternate=True)
         elif isinstance(operation, Concatenate) and len(targets) == 1:
             yield Source(names, operation.dim)

@@ -12,7 +12,13 @@ from torch.fx import GraphModule, Node
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.fx import arguments, is_op, nodes_of, replace_with
 from onboard.graph.values import insert_call, read_parameter
-from onboard.graph.weight_load.parameters import ParameterNames, further_names, join_parameters, joined_name, tied_names
+from onboard.graph.weight_load.parameters import (
+    ParameterNames,
+    further_names,
+    join_parameters,
+    joined_name,
+    tied_names,
+)
 
 aten = torch.ops.aten
 LINEARS = (aten.linear.default, torch.ops.onboard.torch_linear_simple.default)
@@ -23,14 +29,23 @@ _PROJECTIONS = (
     torch.ops.onboard.torch_moe,
     torch.ops.onboard.torch_moe_fused,
 )
-_VIEWS = (aten.view, aten.transpose, aten.permute, aten.unsqueeze, aten.squeeze, aten.slice, aten.narrow)
+_VIEWS = (
+    aten.view,
+    aten.transpose,
+    aten.permute,
+    aten.unsqueeze,
+    aten.squeeze,
+    aten.slice,
+    aten.narrow,
+)
 
 
 def fuse_sibling_linears(gm: GraphModule, *, allow_other_users: bool) -> int:
     """Join linears that share an input, the op and the dtype; return how many groups were joined.
 
-    Weights that are tied or used elsewhere stay as they are: joining would double them. With `allow_other_users` the
-    input may have users that are not linear; without, one such user keeps all its linears apart.
+    Weights that are tied or used elsewhere stay as they are: joining would double them. With
+    `allow_other_users` the input may have users that are not linear; without, one such user keeps
+    all its linears apart.
     """
     private = private_parameters(gm)
     groups = [
@@ -46,9 +61,15 @@ def fuse_sibling_linears(gm: GraphModule, *, allow_other_users: bool) -> int:
 
 
 def private_parameters(gm: GraphModule) -> set[str]:
-    """Return the names of the parameters that are used once in the graph and have no second name."""
-    uses = Counter(str(node.target) for node in gm.graph.nodes if node.op == "get_attr" for _ in node.users)
-    groups = [names for names in tied_names(gm) if len(names) == 1 and not further_names(gm, names[0])]
+    """Return the names of the parameters that are used once in the graph and have no second
+    name.
+    """
+    uses = Counter(
+        str(node.target) for node in gm.graph.nodes if node.op == "get_attr" for _ in node.users
+    )
+    groups = [
+        names for names in tied_names(gm) if len(names) == 1 and not further_names(gm, names[0])
+    ]
     return {names[0] for names in groups if uses[names[0]] == 1}
 
 
@@ -65,14 +86,22 @@ def _siblings(gm: GraphModule, node: Node, private: set[str]) -> Iterator[list[N
 
 
 def _names(nodes: Iterable[Node | None]) -> set[str]:
-    """Return the names that tensors are read from; for a computed one, a name that no parameter has."""
-    return {str(node.target) if node.op == "get_attr" else f"%{node.name}" for node in nodes if node is not None}
+    """Return the names that tensors are read from; for a computed one, a name that no parameter
+    has.
+    """
+    return {
+        str(node.target) if node.op == "get_attr" else f"%{node.name}"
+        for node in nodes
+        if node is not None
+    }
 
 
 def _fuse(gm: GraphModule, linears: Sequence[Node]) -> None:
     """Replace linears that share an input by one; its output is cut back into views."""
     first = linears[0]
-    weights, biases = ([arguments(linear)[name] for linear in linears] for name in ("weight", "bias"))
+    weights, biases = (
+        [arguments(linear)[name] for linear in linears] for name in ("weight", "bias")
+    )
     sizes = [gm.get_parameter(str(weight.target)).shape[0] for weight in weights]
     tensors = _join(gm, first, weights, biases)
     joined = insert_call(gm, first, first.target, arguments(first)["input"], *tensors, like=first)  # type: ignore[arg-type]
@@ -89,14 +118,20 @@ def _fuse(gm: GraphModule, linears: Sequence[Node]) -> None:
 def fuse_swiglu_gemms(gm: GraphModule) -> int:
     """Join the gate and up weights of every `torch_swiglu_mlp`; return how many were."""
     private = private_parameters(gm)
-    blocks = [node for node in nodes_of(gm, torch.ops.onboard.torch_swiglu_mlp) if _gate_and_up(node) <= private]
+    blocks = [
+        node
+        for node in nodes_of(gm, torch.ops.onboard.torch_swiglu_mlp)
+        if _gate_and_up(node) <= private
+    ]
     for block in blocks:
         _fuse_swiglu(gm, block)
     return len(blocks)
 
 
 def _gate_and_up(block: Node) -> set[str]:
-    return _names(arguments(block)[name] for name in ("gate_weight", "up_weight", "gate_bias", "up_bias"))
+    return _names(
+        arguments(block)[name] for name in ("gate_weight", "up_weight", "gate_bias", "up_bias")
+    )
 
 
 def _fuse_swiglu(gm: GraphModule, block: Node) -> None:
@@ -113,13 +148,17 @@ def _fuse_swiglu(gm: GraphModule, block: Node) -> None:
 def _join(
     gm: GraphModule, before: Node, weights: Sequence[Node], biases: Sequence[Node | None]
 ) -> tuple[Node, Node | None]:
-    """Join weights, and biases when there are any (a missing one is zeros); return nodes that read the results."""
+    """Join weights, and biases when there are any (a missing one is zeros); return nodes that read
+    the results.
+    """
     names = [str(weight.target) for weight in weights]
     sizes = [gm.get_parameter(name).shape[0] for name in names]
     weight = join_parameters(gm, joined_name(names, ParameterNames(gm)), names)
     bias = ""
     if any(biases):
-        parts = [str(node.target) if node else size for node, size in zip(biases, sizes, strict=True)]
+        parts = [
+            str(node.target) if node else size for node, size in zip(biases, sizes, strict=True)
+        ]
         bias = join_parameters(gm, weight.removesuffix("weight") + "bias", parts)
     return read_parameter(gm, before, weight), read_parameter(gm, before, bias) if bias else None
 
@@ -132,7 +171,9 @@ def _erase_unread(nodes: Iterable[Node | None]) -> None:
 
 
 def _let_views_copy(node: Node) -> None:
-    """Turn `view` into `reshape` on everything that will alias a strided piece, which not every view can."""
+    """Turn `view` into `reshape` on everything that will alias a strided piece, which not every
+    view can.
+    """
     pending = [user for user in node.users if is_op(user, *_VIEWS)]
     while pending:
         user = pending.pop()

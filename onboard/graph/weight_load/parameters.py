@@ -1,7 +1,9 @@
-"""The parameters of a graph module, by dotted name, and the plan that says where joined ones come from.
+"""The parameters of a graph module, by dotted name, and the plan that says where joined ones come
+from.
 
-While a graph is on the meta device, joining parameters only changes the plan: `load_weights` then reads each part
-straight into its slice of the joined parameter, so that no moment needs memory for both.
+While a graph is on the meta device, joining parameters only changes the plan: `load_weights` then
+reads each part straight into its slice of the joined parameter, so that no moment needs memory for
+both.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from torch.fx import GraphModule
 
 @dataclass(frozen=True)
 class Part:
-    """`size` entries of a joined parameter along its dimension: the checkpoint's `source`, or zeros for None."""
+    """`size` entries of a joined parameter along its dimension: the checkpoint's `source`, or zeros
+    for None.
+    """
 
     source: str | None
     size: int
@@ -30,7 +34,9 @@ class Joined:
     parts: tuple[Part, ...]
     dim: int
     stacked: bool = False
-    """The parameter has a dimension more than its parts, in front: they fill it one after the other."""
+    """The parameter has a dimension more than its parts, in front: they fill it one after the
+    other.
+    """
 
 
 @dataclass(frozen=True)
@@ -45,21 +51,31 @@ class Folded:
 
 @dataclass
 class WeightPlan:
-    """What `load_weights` cannot read off the parameters' names; kept in `gm.meta["weight_plan"]`."""
+    """What `load_weights` cannot read off the parameters' names; kept in
+    `gm.meta["weight_plan"]`.
+    """
 
     joins: dict[str, Joined] = field(default_factory=dict)
     folds: dict[str, Folded] = field(default_factory=dict)
 
     def parts(self, name: str) -> list[str]:
         """Return the checkpoint names that fill parameter `name`."""
-        return [part.source for part in self.joins[name].parts if part.source] if name in self.joins else [name]
+        return (
+            [part.source for part in self.joins[name].parts if part.source]
+            if name in self.joins
+            else [name]
+        )
 
     def joined(self, name: str, parts: Sequence[Part], dim: int = 0) -> None:
-        """Record that parameter `name` is `parts` along `dim`; a part that is itself joined there is flattened."""
+        """Record that parameter `name` is `parts` along `dim`; a part that is itself joined there
+        is flattened.
+        """
         flat: list[Part] = []
         for part in parts:
             inner = self.joins.pop(part.source, None) if part.source is not None else None
-            assert inner is None or inner.dim == dim, f"{part.source} is joined along another dimension"
+            assert inner is None or inner.dim == dim, (
+                f"{part.source} is joined along another dimension"
+            )
             flat.extend(inner.parts if inner else [part])
         self.joins[name] = Joined(tuple(flat), dim)
 
@@ -89,14 +105,20 @@ def tied_names(module: nn.Module) -> list[list[str]]:
 
 
 def further_names(gm: nn.Module, name: str) -> list[str]:
-    """Return the other names that the exported model had for a parameter, also those that clean-up removed."""
+    """Return the other names that the exported model had for a parameter, also those that clean-up
+    removed.
+    """
     tied: Mapping[str, str] = getattr(gm, "meta", {}).get("tied_parameters", {})
     first = tied.get(name, name)
-    return [other for other in [first, *(key for key in tied if tied[key] == first)] if other != name]
+    return [
+        other for other in [first, *(key for key in tied if tied[key] == first)] if other != name
+    ]
 
 
 def unread_names(gm: nn.Module) -> set[str]:
-    """Return the names of the exported model's weights that no part of the graph reads: checkpoints may have them."""
+    """Return the names of the exported model's weights that no part of the graph reads: checkpoints
+    may have them.
+    """
     names: set[str] = getattr(gm, "meta", {}).get("unread_parameters", set())
     return names
 
@@ -122,9 +144,11 @@ _SAMPLES = 512
 
 
 def mark_loaded(parameter: nn.Parameter) -> None:
-    """Note that a parameter has the values that the plan says, and nothing else until it is written to.
+    """Note that a parameter has the values that the plan says, and nothing else until it is written
+    to.
 
-    Of a tensor that was made in inference mode nobody knows when it is written to: it is never as loaded.
+    Of a tensor that was made in inference mode nobody knows when it is written to: it is never as
+        loaded.
     """
     if not parameter.is_inference():
         parameter.loaded_as = _fingerprint(parameter)  # type: ignore[attr-defined]
@@ -137,7 +161,8 @@ def is_as_loaded(parameter: nn.Parameter) -> bool:
 
 
 def _fingerprint(parameter: nn.Parameter) -> tuple[Any, ...]:
-    """Return what changes with a tensor's contents: its place, its writes, some of its numbers, on a GPU their sum.
+    """Return what changes with a tensor's contents: its place, its writes, some of its numbers, on
+    a GPU their sum.
 
     Writes through `parameter.data` are not counted, so counting alone would not do.
     """
@@ -150,10 +175,11 @@ def _fingerprint(parameter: nn.Parameter) -> tuple[Any, ...]:
 
 
 def join_parameters(gm: GraphModule, name: str, parts: Sequence[str | int], dim: int = 0) -> str:
-    """Replace the parameters in `parts` by one named `name`, their concatenation along `dim`; return `name`.
+    """Replace the parameters in `parts` by one named `name`, their concatenation along `dim`;
+    return `name`.
 
-    A number stands for that many zeros. On the meta device only the plan changes; loaded weights are copied once
-    and freed, so that the peak is one group of parameters above the total.
+    A number stands for that many zeros. On the meta device only the plan changes; loaded weights
+    are copied once and freed, so that the peak is one group of parameters above the total.
     """
     old = [gm.get_parameter(part) if isinstance(part, str) else None for part in parts]
     first = next(parameter for parameter in old if parameter is not None)
@@ -162,7 +188,11 @@ def join_parameters(gm: GraphModule, name: str, parts: Sequence[str | int], dim:
     shape[dim] = sum(sizes)
     joined = torch.empty(shape, dtype=first.dtype, device=first.device)
     plan = weight_plan(gm)
-    plan.joined(name, [Part(p if isinstance(p, str) else None, s) for p, s in zip(parts, sizes, strict=True)], dim)
+    plan.joined(
+        name,
+        [Part(p if isinstance(p, str) else None, s) for p, s in zip(parts, sizes, strict=True)],
+        dim,
+    )
     for each, view in zip(old, torch.split(joined, sizes, dim), strict=True):
         view.zero_() if each is None else view.copy_(each.detach())
     for part in parts:
@@ -176,7 +206,8 @@ def join_parameters(gm: GraphModule, name: str, parts: Sequence[str | int], dim:
 
 
 def stack_parameters(gm: GraphModule, name: str, groups: Sequence[Sequence[str]]) -> str:
-    """Replace parameters by one named `name`, whose entry i is those in `groups[i]`, one after the other; return it.
+    """Replace parameters by one named `name`, whose entry i is those in `groups[i]`, one after the
+    other; return it.
 
     All groups are alike in shape. Otherwise as `join_parameters`.
     """
@@ -194,7 +225,9 @@ def stack_parameters(gm: GraphModule, name: str, groups: Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class ParameterNames(Container[object]):
-    """The names of a module's parameters, to ask for one without going over all of a large model's."""
+    """The names of a module's parameters, to ask for one without going over all of a large
+    model's.
+    """
 
     module: nn.Module
 
@@ -207,7 +240,8 @@ class ParameterNames(Container[object]):
 
 
 def joined_name(names: Sequence[str], taken: Container[object] = ()) -> str:
-    """Return a name for the join of `names` that is not taken: their common path, then what differs.
+    """Return a name for the join of `names` that is not taken: their common path, then what
+    differs.
 
     >>> joined_name(["layers.0.q_proj.weight", "layers.0.k_proj.weight"])
     'layers.0.q_proj_k_proj.weight'
@@ -223,7 +257,9 @@ def joined_name(names: Sequence[str], taken: Container[object] = ()) -> str:
 
 
 def move_buffers(module: nn.Module, device: torch.device) -> None:
-    """Move every buffer to `device`, dtypes unchanged: tables such as RoPE's keep their precision."""
+    """Move every buffer to `device`, dtypes unchanged: tables such as RoPE's keep their
+    precision.
+    """
     for owner in module.modules():
         for name, buffer in owner._buffers.items():
             if buffer is not None:

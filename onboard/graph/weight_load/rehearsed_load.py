@@ -1,7 +1,8 @@
-"""What loading a checkpoint into transformers' model would find wrong, known from names, shapes and dtypes alone.
+"""What loading a checkpoint into transformers' model would find wrong, known from names, shapes and
+dtypes alone.
 
-transformers itself does it, by its own rules of renaming, stacking and splitting: on the meta device, where tensors
-have no values, so that it takes no memory and reads no weight.
+transformers itself does it, by its own rules of renaming, stacking and splitting: on the meta
+device, where tensors have no values, so that it takes no memory and reads no weight.
 """
 
 from __future__ import annotations
@@ -34,12 +35,20 @@ class Rehearsal:
 
 
 def rehearse_load(model: Any, tensors: Mapping[str, TensorMeta]) -> Rehearsal:
-    """Load a checkpoint's tensors into `model`, transformers' own on the meta device, which is of no use afterwards."""
-    expected = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
+    """Load a checkpoint's tensors into `model`, transformers' own on the meta device, which is of
+    no use afterwards.
+    """
+    expected = {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if isinstance(tensor, torch.Tensor)
+    }
     rename = module_renaming(model)
     load = _load(model, tensors)
     plain = not load.spare and all(meta.dtype.is_floating_point for meta in tensors.values())
-    names = {} if plain else {rename(name): name for name in tensors}  # one by one, which takes its time
+    names = (
+        {} if plain else {rename(name): name for name in tensors}
+    )  # one by one, which takes its time
     spare = {name: tensors[names[name]] if name in names else _UNKNOWN for name in load.spare}
     shapes = load.shapes | {
         name: (spare[source].shape, tuple(expected[name].shape))
@@ -52,12 +61,24 @@ def rehearse_load(model: Any, tensors: Mapping[str, TensorMeta]) -> Rehearsal:
         unknown = [name for name in unknown if not name.startswith(f"{path}.")]
         facts.append(f"{path} is left out: it needs the packages {' and '.join(packages)}")
     if ignored := [name for name in unknown if name in load.ignored]:
-        facts.append(f"transformers' model leaves out {ignored[0]} and {len(ignored) - 1} more tensors on purpose")
+        facts.append(
+            f"transformers' model leaves out {ignored[0]} and {len(ignored) - 1} more tensors on purpose"
+        )
     misfits = [
         *(f"it has no {name}" for name in sorted(load.missing - load.broken.keys())),
-        *(f"{name} is {list(found)}, not {list(wanted)}" for name, (found, wanted) in sorted(shapes.items())),
-        *(f"{name} cannot be made of its parts ({why})" for name, why in sorted(load.broken.items())),
-        *(f"the model has no use for {names.get(name, name)}" for name in unknown if name not in load.ignored),
+        *(
+            f"{name} is {list(found)}, not {list(wanted)}"
+            for name, (found, wanted) in sorted(shapes.items())
+        ),
+        *(
+            f"{name} cannot be made of its parts ({why})"
+            for name, why in sorted(load.broken.items())
+        ),
+        *(
+            f"the model has no use for {names.get(name, name)}"
+            for name in unknown
+            if name not in load.ignored
+        ),
         *_integers(expected, tensors, names, load, f"{model.base_model_prefix}."),
     ]
     return Rehearsal(misfits, facts)
@@ -85,8 +106,13 @@ def _load(model: Any, tensors: Mapping[str, TensorMeta]) -> _Load:
     from transformers.core_model_loading import convert_and_load_state_dict_in_model
     from transformers.modeling_utils import LoadStateDictConfig
 
-    values = {name: torch.empty(meta.shape, dtype=meta.dtype, device="meta") for name, meta in tensors.items()}
-    how = LoadStateDictConfig(device_map={"": "meta"}, weight_mapping=get_model_conversion_mapping(model))
+    values = {
+        name: torch.empty(meta.shape, dtype=meta.dtype, device="meta")
+        for name, meta in tensors.items()
+    }
+    how = LoadStateDictConfig(
+        device_map={"": "meta"}, weight_mapping=get_model_conversion_mapping(model)
+    )
     with _quiet():
         info, _ = convert_and_load_state_dict_in_model(model, values, how)
         spare = set(info.unexpected_keys)
@@ -96,7 +122,9 @@ def _load(model: Any, tensors: Mapping[str, TensorMeta]) -> _Load:
         model._adjust_missing_and_unexpected_keys(info)
     shapes = {name: (tuple(found), tuple(wanted)) for name, found, wanted in info.mismatched_keys}
     broken = {name: _last(text) for name, text in info.conversion_errors.items()}
-    return _Load(set(info.missing_keys), shapes, broken, spare, spare - info.unexpected_keys, prefixed)
+    return _Load(
+        set(info.missing_keys), shapes, broken, spare, spare - info.unexpected_keys, prefixed
+    )
 
 
 @contextmanager
@@ -122,7 +150,9 @@ def _integers(
     load: _Load,
     prefix: str,
 ) -> Iterator[str]:
-    """Yield what is wrong with integers in the place of weights, which transformers would cast without a word."""
+    """Yield what is wrong with integers in the place of weights, which transformers would cast
+    without a word.
+    """
     for name, stored in renamed.items():
         if tensors[stored].dtype.is_floating_point:
             continue

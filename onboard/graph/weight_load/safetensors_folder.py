@@ -1,7 +1,8 @@
-"""Safetensors checkpoints: what a folder holds, read tensor by tensor, and refused in one line when it is damaged.
+"""Safetensors checkpoints: what a folder holds, read tensor by tensor, and refused in one line when
+it is damaged.
 
-Format: https://huggingface.co/docs/safetensors (eight bytes with the header's length, little endian; a JSON header;
-the data). Only the headers are read until a tensor is asked for.
+Format: https://huggingface.co/docs/safetensors (eight bytes with the header's length, little
+endian; a JSON header; the data). Only the headers are read until a tensor is asked for.
 """
 
 from __future__ import annotations
@@ -65,15 +66,21 @@ class Checkpoint:
         self._open_files: dict[tuple[Path, str], Any] = {}
 
     def names(self) -> dict[str, TensorMeta]:
-        """Return every tensor's shape, dtype and size, from the headers alone; damage is an `OnboardError`."""
+        """Return every tensor's shape, dtype and size, from the headers alone; damage is an
+        `OnboardError`.
+        """
         return {name: meta for name, (_, meta) in self._tensors.items()}
 
     def validate(self) -> None:
-        """Check every header, file size and shard; raise `OnboardError` for the first thing that is wrong."""
+        """Check every header, file size and shard; raise `OnboardError` for the first thing that is
+        wrong.
+        """
         self.names()
 
     def read(self, name: str, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Return one tensor as it is stored; on the CPU it is mapped, not copied: do not write to it."""
+        """Return one tensor as it is stored; on the CPU it is mapped, not copied: do not write to
+        it.
+        """
         file, _ = self._tensors[name]
         key = (file, str(device))
         try:
@@ -97,22 +104,36 @@ class Checkpoint:
         raise OnboardError(f"{self.folder} has no {SINGLE_FILE}", hint=_what_instead(self.folder))
 
     def _sharded(self, weight_map: Mapping[str, str]) -> dict[str, tuple[Path, TensorMeta]]:
-        headers = {shard: read_header(self._shard(shard)) for shard in sorted(set(weight_map.values()))}
+        headers = {
+            shard: read_header(self._shard(shard)) for shard in sorted(set(weight_map.values()))
+        }
         for shard, header in headers.items():
             if stray := sorted(name for name in header if weight_map.get(name) != shard):
-                raise OnboardError(f"{shard} holds {stray[0]}, which the index does not place there", hint=_FETCH_AGAIN)
+                raise OnboardError(
+                    f"{shard} holds {stray[0]}, which the index does not place there",
+                    hint=_FETCH_AGAIN,
+                )
         for name, shard in weight_map.items():
             if name not in headers[shard]:
-                raise OnboardError(f"the index places {name} in {shard}, which does not hold it", hint=_FETCH_AGAIN)
-        return {name: (self.folder / shard, headers[shard][name]) for name, shard in weight_map.items()}
+                raise OnboardError(
+                    f"the index places {name} in {shard}, which does not hold it", hint=_FETCH_AGAIN
+                )
+        return {
+            name: (self.folder / shard, headers[shard][name]) for name, shard in weight_map.items()
+        }
 
     def _shard(self, shard: str) -> Path:
         path = PurePosixPath(shard)
         # Lexical on purpose: in a Hub cache the files are links to blobs outside the folder.
         if path.is_absolute() or ".." in path.parts or "\\" in shard:
-            raise OnboardError(f"{INDEX_FILE} names {shard!r}, a path outside the checkpoint", hint="Do not trust it")
+            raise OnboardError(
+                f"{INDEX_FILE} names {shard!r}, a path outside the checkpoint",
+                hint="Do not trust it",
+            )
         if not (self.folder / path).is_file():
-            raise OnboardError(f"the shard {shard} is missing from {self.folder}", hint=_FETCH_AGAIN)
+            raise OnboardError(
+                f"the shard {shard} is missing from {self.folder}", hint=_FETCH_AGAIN
+            )
         return self.folder / path
 
 
@@ -122,16 +143,22 @@ def read_index(path: Path) -> dict[str, str]:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         return {name: str(PurePosixPath(shard)) for name, shard in weight_map.items()}
     except _MALFORMED as error:
-        raise OnboardError(f"{path.name} is not an index of safetensors shards", hint=_FETCH_AGAIN) from error
+        raise OnboardError(
+            f"{path.name} is not an index of safetensors shards", hint=_FETCH_AGAIN
+        ) from error
 
 
 def read_header(path: Path) -> dict[str, TensorMeta]:
-    """Return what a safetensors file holds; raise `OnboardError` when its header and its size disagree."""
+    """Return what a safetensors file holds; raise `OnboardError` when its header and its size
+    disagree.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
-            raise OnboardError(f"{path.name} is cut off inside its header ({size} bytes)", hint=_FETCH_AGAIN)
+            raise OnboardError(
+                f"{path.name} is cut off inside its header ({size} bytes)", hint=_FETCH_AGAIN
+            )
         header = file.read(length)
     try:
         entries = json.loads(header)
@@ -139,15 +166,21 @@ def read_header(path: Path) -> dict[str, TensorMeta]:
         tensors = {name: _entry(entry, 8 + length) for name, entry in entries.items()}
         end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
     except _MALFORMED as error:
-        raise OnboardError(f"{path.name} has a damaged header ({error})", hint=_FETCH_AGAIN) from error
+        raise OnboardError(
+            f"{path.name} has a damaged header ({error})", hint=_FETCH_AGAIN
+        ) from error
     if 8 + length + end != size:
         problem = "is cut off" if 8 + length + end > size else "is longer than its header says"
-        raise OnboardError(f"{path.name} {problem}: {size} bytes, not {8 + length + end}", hint=_FETCH_AGAIN)
+        raise OnboardError(
+            f"{path.name} {problem}: {size} bytes, not {8 + length + end}", hint=_FETCH_AGAIN
+        )
     return tensors
 
 
 def stored_dtype(name: str) -> torch.dtype:
-    """Return the dtype that safetensors calls `name`; raise `ValueError` for one that is not read."""
+    """Return the dtype that safetensors calls `name`; raise `ValueError` for one that is not
+    read.
+    """
     if name not in _DTYPES:
         raise ValueError(f"dtype {name} is not supported")
     return _DTYPES[name]
@@ -157,7 +190,9 @@ def _entry(entry: Mapping[str, Any], data: int) -> TensorMeta:
     shape, dtype = tuple(map(int, entry["shape"])), stored_dtype(entry["dtype"])
     begin, end = entry["data_offsets"]
     if min((*shape, begin), default=0) < 0 or end - begin != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"shape {list(shape)} does not fit {end - begin} bytes of {entry['dtype']}")
+        raise ValueError(
+            f"shape {list(shape)} does not fit {end - begin} bytes of {entry['dtype']}"
+        )
     return TensorMeta(shape, dtype, end - begin, data + begin)
 
 
@@ -168,10 +203,14 @@ def _what_instead(folder: Path) -> str:
 
 
 def find_non_finite(tensor: torch.Tensor) -> str | None:
-    """Return "NaN" or "infinity" when a tensor holds one, without a temporary of the tensor's size."""
+    """Return "NaN" or "infinity" when a tensor holds one, without a temporary of the tensor's
+    size.
+    """
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return None
-    low, high = (float(bound) for bound in torch.aminmax(tensor if tensor.itemsize > 1 else tensor.float()))
+    low, high = (
+        float(bound) for bound in torch.aminmax(tensor if tensor.itemsize > 1 else tensor.float())
+    )
     if math.isnan(low):
         return "NaN"
     return "infinity" if math.isinf(low) or math.isinf(high) else None

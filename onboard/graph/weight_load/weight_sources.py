@@ -1,4 +1,6 @@
-"""Where in a checkpoint a model's parameters and buffers are, and what of the checkpoint has no use."""
+"""Where in a checkpoint a model's parameters and buffers are, and what of the checkpoint has no
+use.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,21 @@ def find_sources(
     checkpoint: Checkpoint | ConvertedCheckpoint,
     factory: ModelFactory,
 ) -> tuple[dict[str, Source], list[str]]:
-    """Return where each part is, under any of the names that `wanted` has for it, and facts about what is left out.
+    """Return where each part is, under any of the names that `wanted` has for it, and facts about
+    what is left out.
 
-    The weights `unread` belong to the model, which does not run them (a decoder's cross attention). A persistent
-    buffer that the checkpoint lacks keeps its initial value, which is a fact. Raises `OnboardError` when the two sides
-    differ.
+    The weights `unread` belong to the model, which does not run them (a decoder's cross attention).
+    A persistent buffer that the checkpoint lacks keeps its initial value, which is a fact. Raises
+    `OnboardError` when the two sides differ.
     """
     available, rename = checkpoint.names(), _declared_renaming(factory)
     names = [*chain(*wanted.values()), *buffers, *unread]
     matches = match_names(names, available, rename)
-    found = {part: Source((matches[name],)) for part, names in wanted.items() if (name := _first(names, matches))}
+    found = {
+        part: Source((matches[name],))
+        for part, names in wanted.items()
+        if (name := _first(names, matches))
+    }
     others = [part for part in wanted if part not in found]
     found |= converted(others, available, _identifiers(factory), rename)
     if missing := [part for part in wanted if part not in found]:
@@ -55,9 +62,14 @@ def find_sources(
     unused, aside = set_aside(unused, rename, factory.eager_modules)
     explained, wrong = explain_unused(unused, used, rename)
     if wrong:
-        raise OnboardError(f"the model has no use for {wrong[0]} of the checkpoint ({len(wrong)})", hint=WRONG_MODEL)
+        raise OnboardError(
+            f"the model has no use for {wrong[0]} of the checkpoint ({len(wrong)})",
+            hint=WRONG_MODEL,
+        )
     facts.extend([*aside, *explained])
-    facts.extend(f"the checkpoint has no {name}, a buffer" for name in buffers if name not in matches)
+    facts.extend(
+        f"the checkpoint has no {name}, a buffer" for name in buffers if name not in matches
+    )
     return found | {name: Source((matches[name],)) for name in buffers if name in matches}, facts
 
 

@@ -1,7 +1,9 @@
-"""Bytes of files to their final place on a device: read by several threads, through pinned buffers, copied beside that.
+"""Bytes of files to their final place on a device: read by several threads, through pinned buffers,
+copied beside that.
 
-One thread cannot read as fast as a GPU takes data, and a copy from memory that is not pinned waits for itself. So each
-thread has two pinned buffers and a stream: while one buffer is copied to the device, the file is read into the other.
+One thread cannot read as fast as a GPU takes data, and a copy from memory that is not pinned waits
+for itself. So each thread has two pinned buffers and a stream: while one buffer is copied to the
+device, the file is read into the other.
 """
 
 from __future__ import annotations
@@ -33,21 +35,31 @@ class Load:
     target: Tensor
 
 
-def stream(loads: Sequence[Load], *, threads: int = THREADS, chunk_bytes: int = CHUNK_BYTES) -> None:
-    """Fill every target; all of them lie on one device. Raises `OnboardError` when a file ends too early."""
+def stream(
+    loads: Sequence[Load], *, threads: int = THREADS, chunk_bytes: int = CHUNK_BYTES
+) -> None:
+    """Fill every target; all of them lie on one device. Raises `OnboardError` when a file ends too
+    early.
+    """
     if not loads:
         return
     device = loads[0].target.device
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # what is allocated may still be written to by work of the main stream
+        torch.cuda.synchronize(
+            device
+        )  # what is allocated may still be written to by work of the main stream
     pieces, lock = _pieces(loads, chunk_bytes), threading.Lock()
     with ExitStack() as stack:
-        files = {file: os.open(file, os.O_RDONLY) for file in dict.fromkeys(load.file for load in loads)}
+        files = {
+            file: os.open(file, os.O_RDONLY) for file in dict.fromkeys(load.file for load in loads)
+        }
         for descriptor in files.values():
             stack.callback(os.close, descriptor)
         count = max(1, min(threads, os.cpu_count() or 1))
         pool = stack.enter_context(ThreadPoolExecutor(count))
-        for worker in [pool.submit(_work, pieces, lock, files, device, chunk_bytes) for _ in range(count)]:
+        for worker in [
+            pool.submit(_work, pieces, lock, files, device, chunk_bytes) for _ in range(count)
+        ]:
             worker.result()
 
 
@@ -60,7 +72,11 @@ def _pieces(loads: Iterable[Load], chunk_bytes: int) -> Iterator[Load]:
 
 @torch.inference_mode()
 def _work(
-    pieces: Iterator[Load], lock: threading.Lock, files: dict[Path, int], device: torch.device, chunk_bytes: int
+    pieces: Iterator[Load],
+    lock: threading.Lock,
+    files: dict[Path, int],
+    device: torch.device,
+    chunk_bytes: int,
 ) -> None:
     """Take pieces until none are left."""
     buffers = [_Buffer(chunk_bytes, device) for _ in range(2)]
@@ -103,5 +119,7 @@ def _read(descriptor: int, view: memoryview, piece: Load) -> None:
     while done < len(view):
         count = os.preadv(descriptor, [view[done:]], piece.offset + done)
         if count == 0:
-            raise OnboardError(f"{piece.file.name} ended while it was read", hint="Fetch the checkpoint again")
+            raise OnboardError(
+                f"{piece.file.name} ended while it was read", hint="Fetch the checkpoint again"
+            )
         done += count

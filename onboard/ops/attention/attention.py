@@ -1,4 +1,6 @@
-"""Attention without a cache (Vaswani et al. 2017, arXiv:1706.03762), with what checkpoints add to it."""
+"""Attention without a cache (Vaswani et al. 2017, arXiv:1706.03762), with what checkpoints add to
+it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from torch.nn import functional as F
 from onboard.ops.library import register_op
 
 SCORES_AT_ONCE = 1 << 26
-"""Most attention scores that exist at a time (float32: 256 MiB); longer queries are worked off in blocks of rows."""
+"""Most attention scores that exist at a time (float32: 256 MiB); longer queries are worked off in
+blocks of rows.
+"""
 
 
 def _fake_attention(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
@@ -21,11 +25,16 @@ def _fake_attention(query: Tensor, key: Tensor, value: Tensor, *_: object, **__:
 def _position_mask(
     query: Tensor, key: Tensor, is_causal: bool, sliding_window: int | None, chunk_size: int | None
 ) -> Tensor | None:
-    """Return which keys each query may see, [sq, sk] bool, or None for all; the last query meets the last key."""
+    """Return which keys each query may see, [sq, sk] bool, or None for all; the last query meets
+    the last key.
+    """
     sq, sk = query.shape[2], key.shape[2]
     if sq == 1 and sliding_window is None and chunk_size is None:
         return None  # the last query sees every key
-    positions, keys = torch.arange(sk - sq, sk, device=query.device).unsqueeze(1), torch.arange(sk, device=query.device)
+    positions, keys = (
+        torch.arange(sk - sq, sk, device=query.device).unsqueeze(1),
+        torch.arange(sk, device=query.device),
+    )
     parts = []
     if is_causal or sliding_window is not None:
         parts.append(positions >= keys)
@@ -37,7 +46,9 @@ def _position_mask(
 
 
 def _join_masks(attn_mask: Tensor | None, allowed: Tensor | None) -> Tensor | None:
-    """Combine a caller's mask (bool: True = allowed, or added to the scores) with the mask from positions."""
+    """Combine a caller's mask (bool: True = allowed, or added to the scores) with the mask from
+    positions.
+    """
     if attn_mask is None or allowed is None:
         return allowed if attn_mask is None else attn_mask
     if attn_mask.dtype == torch.bool:
@@ -46,12 +57,15 @@ def _join_masks(attn_mask: Tensor | None, allowed: Tensor | None) -> Tensor | No
 
 
 def _block_weights(scores: Tensor, mask: Tensor | None, sink: Tensor | None) -> Tensor:
-    """Softmax of masked scores [b, n, s, sk]; a sink [b or 1, n, s or 1, 1] adds to the denominator only.
+    """Softmax of masked scores [b, n, s, sk]; a sink [b or 1, n, s or 1, 1] adds to the denominator
+    only.
 
     A row without keys is all zeros.
     """
     if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        scores = (
+            scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        )
     peak = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
     weights = (scores - peak).exp_()
     if sink is None:
@@ -68,7 +82,9 @@ def _sink(sinks: Tensor | None, rows: slice, dtype: torch.dtype) -> Tensor | Non
 
 
 def _alibi(slopes: Tensor, positions: Tensor, keys: int) -> Tensor:
-    """Return slope * (key position - query position), [1, heads, queries, keys] float32 or wider."""
+    """Return slope * (key position - query position), [1, heads, queries, keys] float32 or
+    wider.
+    """
     distance = torch.arange(keys, device=slopes.device) - positions.unsqueeze(1)
     return slopes.to(torch.promote_types(slopes.dtype, torch.float32)).view(1, -1, 1, 1) * distance
 
@@ -84,7 +100,9 @@ def _explicit_attention(
     logit_cap: float | None,
     alibi_slopes: Tensor | None,
 ) -> Tensor:
-    """Attention with its scores written out in float32 or wider, block of rows by block of rows; all tensors bnsd."""
+    """Attention with its scores written out in float32 or wider, block of rows by block of rows;
+    all tensors bnsd.
+    """
     batch, heads, sq, dim = query.shape
     kv_heads, sk = key.shape[1:3]
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -93,23 +111,36 @@ def _explicit_attention(
     out = query.new_empty((batch, heads, sq, value.shape[-1]))
     for start in range(0, sq, block):
         rows = query[:, :, start : start + block].to(wide)
-        # The query heads of one key head become rows of one product, so keys and values are never repeated.
+        # The query heads of one key head become rows of one product, so keys and values are never
+        # repeated.
         scores = (rows.reshape(batch, kv_heads, -1, dim) @ keys).view(batch, heads, -1, sk) * scale
-        if logit_cap is not None:  # before the mask: tanh would make a forbidden -inf an allowed -cap
+        if (
+            logit_cap is not None
+        ):  # before the mask: tanh would make a forbidden -inf an allowed -cap
             scores = logit_cap * torch.tanh(scores / logit_cap)
         if alibi_slopes is not None:
             positions = torch.arange(sk - sq, sk, device=query.device)[start : start + block]
             scores = scores + _alibi(alibi_slopes, positions, sk)
-        rows_mask = mask if mask is None or mask.shape[-2] == 1 else mask[..., start : start + block, :]
+        rows_mask = (
+            mask if mask is None or mask.shape[-2] == 1 else mask[..., start : start + block, :]
+        )
         sink = _sink(sinks, slice(start, start + block), scores.dtype)
-        weights = F.dropout(_block_weights(scores, rows_mask, sink).to(query.dtype), dropout_p, dropout_p > 0)
+        weights = F.dropout(
+            _block_weights(scores, rows_mask, sink).to(query.dtype), dropout_p, dropout_p > 0
+        )
         mixed = weights.reshape(batch, kv_heads, -1, sk) @ value
         out[:, :, start : start + block] = mixed.view(batch, heads, -1, value.shape[-1])
     return out
 
 
 def _plain_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float,
 ) -> Tensor:
     """Attention through PyTorch's fused kernels; all tensors bnsd."""
     if mask is not None and mask.dtype != torch.bool:
@@ -147,7 +178,9 @@ def _attention_bnsd(
     mask = _join_masks(attn_mask, _position_mask(query, key, is_causal, sliding_window, chunk_size))
     if plain:
         return _plain_attention(query, key, value, mask, dropout_p, False, scale)
-    return _explicit_attention(query, key, value, mask, dropout_p, scale, sinks, logit_cap, alibi_slopes)
+    return _explicit_attention(
+        query, key, value, mask, dropout_p, scale, sinks, logit_cap, alibi_slopes
+    )
 
 
 @register_op(_fake_attention, attends=True)
@@ -171,20 +204,22 @@ def torch_attention(
     Query i of sq sits at position sk - sq + i. A query that may see no key gives zeros.
 
     Args:
-        query: [batch, sq, heads, head_dim] in layout bsnd, [batch, heads, sq, head_dim] in bnsd; so for key and value.
+        query: [batch, sq, heads, head_dim] in layout bsnd, [batch, heads, sq, head_dim] in bnsd; so
+            for key and value.
         key: [batch, sk, kv_heads, head_dim]; kv_heads divides heads.
         value: [batch, sk, kv_heads, value_dim].
-        attn_mask: broadcasts to [batch, heads, sq, sk]; bool (True = allowed) or added to the scores.
+        attn_mask: broadcasts to [batch, heads, sq, sk]; bool (True = allowed) or added to the
+            scores.
         dropout_p: probability of dropping an attention weight.
         is_causal: a query sees keys up to its own position; joins with attn_mask.
         scale: factor of the scores; None: head_dim ** -0.5.
-        sinks: [heads], one more logit per head, in the denominator only (gpt-oss); or one of each query, [batch, sq,
-            heads].
+        sinks: [heads], one more logit per head, in the denominator only (gpt-oss); or one of each
+            query, [batch, sq, heads].
         sliding_window: W; a key is seen iff 0 <= query position - key position < W.
         logit_cap: c; scores become c * tanh(score / c) before any mask (Gemma 2, arXiv:2408.00118).
         layout: "bsnd" or "bnsd".
-        alibi_slopes: [heads]; slope * (key position - query position) is added to the scores, after the cap (ALiBi,
-            Press et al. 2022, arXiv:2108.12409).
+        alibi_slopes: [heads]; slope * (key position - query position) is added to the scores, after
+            the cap (ALiBi, Press et al. 2022, arXiv:2108.12409).
         chunk_size: C; a key is seen iff query position // C == key position // C (Llama 4).
 
     Returns:
@@ -195,10 +230,22 @@ def torch_attention(
     """
     if layout not in ("bsnd", "bnsd"):
         raise ValueError(f"torch_attention: layout is {layout!r}; use 'bsnd' or 'bnsd'")
-    options = (attn_mask, dropout_p, is_causal, scale, sinks, sliding_window, logit_cap, alibi_slopes, chunk_size)
+    options = (
+        attn_mask,
+        dropout_p,
+        is_causal,
+        scale,
+        sinks,
+        sliding_window,
+        logit_cap,
+        alibi_slopes,
+        chunk_size,
+    )
     if layout == "bnsd":
         return _attention_bnsd(query, key, value, *options).contiguous()
-    out = _attention_bnsd(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), *options)
+    out = _attention_bnsd(
+        query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), *options
+    )
     return out.transpose(1, 2).contiguous()
 
 
@@ -213,7 +260,8 @@ def torch_attention_sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`, with its meaning of every argument, as one graph node.
+    """`torch.nn.functional.scaled_dot_product_attention`, with its meaning of every argument, as
+    one graph node.
 
     In particular is_causal aligns the first query with the first key, unlike `torch_attention`.
 
@@ -245,4 +293,6 @@ def torch_attention_repeat_kv(hidden_states: Tensor, n_rep: int) -> Tensor:
     """
     batch, kv_heads, length, dim = hidden_states.shape
     repeated = hidden_states.unsqueeze(2).expand(batch, kv_heads, n_rep, length, dim)
-    return repeated.clone(memory_format=torch.contiguous_format).view(batch, kv_heads * n_rep, length, dim)
+    return repeated.clone(memory_format=torch.contiguous_format).view(
+        batch, kv_heads * n_rep, length, dim
+    )

@@ -2,10 +2,11 @@
 # (The kernels are written in Triton's language: their arguments have Triton's types.)
 """Kernels of attention over a paged cache.
 
-One online-softmax kernel (FlashAttention-2, Dao 2023, arXiv:2307.08691) serves all steps. Its rows are the pairs of a
-query and a query head that share a key head, so a page is read once for the whole group and decode fills a matrix tile.
-In decode the keys of a sequence are dealt out to several programs (Flash-Decoding, Dao et al. 2023), whose parts
-`combine_kernel` joins. Scores are kept times log2(e), because the hardware has 2^x.
+One online-softmax kernel (FlashAttention-2, Dao 2023, arXiv:2307.08691) serves all steps. Its rows
+are the pairs of a query and a query head that share a key head, so a page is read once for the
+whole group and decode fills a matrix tile. In decode the keys of a sequence are dealt out to
+several programs (Flash-Decoding, Dao et al. 2023), whose parts `combine_kernel` joins. Scores are
+kept times log2(e), because the hardware has 2^x.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def as_stored(x, ELEMENT: tl.constexpr):
-    """Return x rounded to a cache's element type; float8_e4m3fn has no infinity: what is too large is its largest."""
+    """Return x rounded to a cache's element type; float8_e4m3fn has no infinity: what is too large
+    is its largest.
+    """
     if ELEMENT == tl.float8e4nv:  # noqa: SIM300  (the type is no constant to ruff)
         x = tl.minimum(tl.maximum(x.to(tl.float32), -448.0), 448.0)
     return x.to(ELEMENT)
@@ -40,14 +43,23 @@ def write_cache_kernel(
     page, offset = slot // PAGE, slot % PAGE
     i = tl.arange(0, BLOCK_KEY)
     head, channel = i // DIM, i % DIM
-    key = tl.load(key_ptr + token * key_stride_token + head * key_stride_head + channel, mask=head < KV_HEADS)
+    key = tl.load(
+        key_ptr + token * key_stride_token + head * key_stride_head + channel, mask=head < KV_HEADS
+    )
     place = page * k_stride_page + head * k_stride_head + offset * k_stride_slot + channel
-    tl.store(k_cache_ptr + place, as_stored(key, k_cache_ptr.dtype.element_ty), mask=head < KV_HEADS)
+    tl.store(
+        k_cache_ptr + place, as_stored(key, k_cache_ptr.dtype.element_ty), mask=head < KV_HEADS
+    )
     i = tl.arange(0, BLOCK_VALUE)
     head, channel = i // VALUE_DIM, i % VALUE_DIM
-    value = tl.load(value_ptr + token * value_stride_token + head * value_stride_head + channel, mask=head < KV_HEADS)
+    value = tl.load(
+        value_ptr + token * value_stride_token + head * value_stride_head + channel,
+        mask=head < KV_HEADS,
+    )
     place = page * v_stride_page + head * v_stride_head + offset * v_stride_slot + channel
-    tl.store(v_cache_ptr + place, as_stored(value, v_cache_ptr.dtype.element_ty), mask=head < KV_HEADS)
+    tl.store(
+        v_cache_ptr + place, as_stored(value, v_cache_ptr.dtype.element_ty), mask=head < KV_HEADS
+    )
 
 
 @triton.jit
@@ -86,7 +98,9 @@ def _logits(products, scale, LOGIT_CAP: tl.constexpr):
 
 
 @triton.jit
-def _store_new_token(cache_ptr, new, slot, stride_page, stride_slot, channel, SIZE: tl.constexpr, PAGE: tl.constexpr):
+def _store_new_token(
+    cache_ptr, new, slot, stride_page, stride_slot, channel, SIZE: tl.constexpr, PAGE: tl.constexpr
+):
     """Store one head of one token in its slot."""
     place = cache_ptr + (slot // PAGE) * stride_page + (slot % PAGE) * stride_slot
     tl.store(place + channel, new, mask=channel < SIZE)
@@ -100,10 +114,12 @@ def _attend_tiles(
     CHUNK: tl.constexpr, LOGIT_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
 ):  # fmt: skip
-    """Take the keys low..high of a sequence into the running peak and sum of weights, and the weighted sum of values.
+    """Take the keys low..high of a sequence into the running peak and sum of weights, and the
+    weighted sum of values.
 
-    Without MASKED, low..high are whole tiles that every row sees. `slope` is ALiBi's of each row, times log2(e). Keys
-    of the first tile that no row sees are not read: their pages are others' by now, and may hold what is no number.
+    Without MASKED, low..high are whole tiles that every row sees. `slope` is ALiBi's of each row,
+    times log2(e). Keys of the first tile that no row sees are not read: their pages are others' by
+    now, and may hold what is no number.
     """
     channel, value_channel = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_VALUE)
     oldest = low
@@ -115,10 +131,14 @@ def _attend_tiles(
         page = tl.load(table_ptr + n // PAGE, mask=stored, other=0).to(tl.int64)
         place = page * k_stride_page + (n % PAGE) * k_stride_slot
         inside = stored[:, None] & (channel < DIM)[None, :]
-        keys = tl.load(k_ptr + place[:, None] + channel[None, :], mask=inside, other=0.0).to(query.dtype)
+        keys = tl.load(k_ptr + place[:, None] + channel[None, :], mask=inside, other=0.0).to(
+            query.dtype
+        )
         place = page * v_stride_page + (n % PAGE) * v_stride_slot
         inside = stored[:, None] & (value_channel < VALUE_DIM)[None, :]
-        values = tl.load(v_ptr + place[:, None] + value_channel[None, :], mask=inside, other=0.0).to(query.dtype)
+        values = tl.load(
+            v_ptr + place[:, None] + value_channel[None, :], mask=inside, other=0.0
+        ).to(query.dtype)
         scores = _logits(tl.dot(query, tl.trans(keys), input_precision="ieee"), scale, LOGIT_CAP)
         if HAS_SLOPES:  # after the cap
             scores += slope[:, None] * (n[None, :] - position[:, None]).to(tl.float32)
@@ -134,7 +154,9 @@ def _attend_tiles(
         weights = tl.exp2(scores - reference[:, None])
         decay = tl.exp2(peak - reference)
         total = total * decay + tl.sum(weights, 1)
-        mixed = tl.dot(weights.to(query.dtype), values, mixed * decay[:, None], input_precision="ieee")
+        mixed = tl.dot(
+            weights.to(query.dtype), values, mixed * decay[:, None], input_precision="ieee"
+        )
         peak = new_peak
     return peak, total, mixed
 
@@ -146,9 +168,11 @@ def _take_new_token(
     DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE: tl.constexpr, LOGIT_CAP: tl.constexpr,
     BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
 ):  # fmt: skip
-    """If the last of the keys up to `high` is the sequence's new one, store it, and take it in as the first.
+    """If the last of the keys up to `high` is the sequence's new one, store it, and take it in as
+    the first.
 
-    Return the running peak, sum of weights and weighted sum of values, and the end of the keys that are left.
+    Return the running peak, sum of weights and weighted sum of values, and the end of the keys that
+    are left.
     """
     channel, value_channel = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_VALUE)
     key = tl.load(key_ptr + channel, mask=channel < DIM, other=0.0)
@@ -162,7 +186,9 @@ def _take_new_token(
         mixed += value.to(tl.float32)[None, :]
         slot = tl.load(slot_ptr)
         _store_new_token(k_cache_ptr, key, slot, k_stride_page, k_stride_slot, channel, DIM, PAGE)
-        _store_new_token(v_cache_ptr, value, slot, v_stride_page, v_stride_slot, value_channel, VALUE_DIM, PAGE)
+        _store_new_token(
+            v_cache_ptr, value, slot, v_stride_page, v_stride_slot, value_channel, VALUE_DIM, PAGE
+        )
         high -= 1
     return peak, total, mixed, high
 
@@ -172,8 +198,13 @@ def _keys_of_block(
     first_position, last_position, length, split, splits,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Return the first and the end of the keys that queries at these positions see, of one of `splits` shares."""
-    first, end = _first_key(first_position, WINDOW, CHUNK, BLOCK_N), tl.minimum(length, last_position + 1)
+    """Return the first and the end of the keys that queries at these positions see, of one of
+    `splits` shares.
+    """
+    first, end = (
+        _first_key(first_position, WINDOW, CHUNK, BLOCK_N),
+        tl.minimum(length, last_position + 1),
+    )
     share = _keys_per_split(first, end, splits, BLOCK_N)
     low = first + split * share
     return low, tl.minimum(low + share, end)
@@ -184,7 +215,9 @@ def _store_rows(
     peak, total, mixed, out_ptr, lse_ptr, sinks_ptr, target, head, real, split, splits,
     VALUE_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Store what the running sums come to, and with SPLIT how much it weighs; sinks are counted once, in the end."""
+    """Store what the running sums come to, and with SPLIT how much it weighs; sinks are counted
+    once, in the end.
+    """
     if SPLIT:
         target = target * splits + split
         tl.store(lse_ptr + target, peak + tl.log2(total), mask=real)
@@ -196,7 +229,11 @@ def _store_rows(
     mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
     channel = tl.arange(0, BLOCK_VALUE)
     inside = real[:, None] & (channel < VALUE_DIM)[None, :]
-    tl.store(out_ptr + target[:, None] * VALUE_DIM + channel[None, :], mixed.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(
+        out_ptr + target[:, None] * VALUE_DIM + channel[None, :],
+        mixed.to(out_ptr.dtype.element_ty),
+        mask=inside,
+    )
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -214,10 +251,11 @@ def attention_kernel(
 ):  # fmt: skip
     """Attend BLOCK_M rows of one sequence and one key head over one of `splits` shares of its keys.
 
-    With WRITE each sequence has one new token: the program whose share holds it stores it, and takes it from the
-    arguments, not from the cache, so that no program waits for another. With SPLIT out is [tokens, heads, splits,
-    value_dim] float32 of parts, each normalised by itself, and lse the base-2 logarithm of what each was divided by.
-    With MASK_ALL all tiles take the same instructions, those that need no mask, too.
+    With WRITE each sequence has one new token: the program whose share holds it stores it, and
+    takes it from the arguments, not from the cache, so that no program waits for another. With
+    SPLIT out is [tokens, heads, splits, value_dim] float32 of parts, each normalised by itself, and
+    lse the base-2 logarithm of what each was divided by. With MASK_ALL all tiles take the same
+    instructions, those that need no mask, too.
     """
     sequence, kv_head = tl.program_id(2), tl.program_id(1)
     block, split = tl.program_id(0) // splits, tl.program_id(0) % splits
@@ -229,15 +267,21 @@ def attention_kernel(
     position = length - queries + row // GROUP
     first_position = length - queries + block * BLOCK_M // GROUP
     last_position = length - queries + (block * BLOCK_M + BLOCK_M - 1) // GROUP
-    low, high = _keys_of_block(first_position, last_position, length, split, splits, WINDOW, CHUNK, BLOCK_N)
+    low, high = _keys_of_block(
+        first_position, last_position, length, split, splits, WINDOW, CHUNK, BLOCK_N
+    )
     wait_for_inputs(OVERLAP)
     if (block < 0) | (low >= high):
         return
 
     channel = tl.arange(0, BLOCK_DIM)
     head, token, real = kv_head * GROUP + row % GROUP, start + row // GROUP, row < queries * GROUP
-    query_ptr += token[:, None] * query_stride_token + head[:, None] * query_stride_head + channel[None, :]
-    query = tl.load(query_ptr, mask=real[:, None] & (channel < DIM)[None, :], other=0.0).to(DOT_TYPE)
+    query_ptr += (
+        token[:, None] * query_stride_token + head[:, None] * query_stride_head + channel[None, :]
+    )
+    query = tl.load(query_ptr, mask=real[:, None] & (channel < DIM)[None, :], other=0.0).to(
+        DOT_TYPE
+    )
     slope = position.to(tl.float32)  # of no use without slopes
     if HAS_SLOPES:
         slope = tl.load(slopes_ptr + head, mask=real, other=0.0).to(tl.float32) * LOG2E
@@ -292,7 +336,10 @@ def combine_kernel(
     length = tl.load(kv_lens_ptr + sequence)
     first = _first_key(length - 1, WINDOW, CHUNK, BLOCK_N)
     share = _keys_per_split(first, length, SPLITS, BLOCK_N)
-    split, channel = tl.arange(0, SPLITS), tl.program_id(2) * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)
+    split, channel = (
+        tl.arange(0, SPLITS),
+        tl.program_id(2) * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE),
+    )
     used = split * share < length - first
     row = (token * HEADS + head) * SPLITS + split
     lse = tl.load(lse_ptr + row, mask=used, other=float("-inf"))

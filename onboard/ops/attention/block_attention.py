@@ -1,4 +1,6 @@
-"""Attention over a paged cache in which the tokens of an image see each other, as in Gemma 3 (arXiv:2503.19786)."""
+"""Attention over a paged cache in which the tokens of an image see each other, as in Gemma 3
+(arXiv:2503.19786).
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,17 @@ from onboard.ops.attention.cached_attention import first_seen, read_sequence, wr
 from onboard.ops.library import register_op
 
 
-def _fake(blocks: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
+def _fake(
+    blocks: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object
+) -> Tensor:
     return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
-@register_op(_fake, mutates=("k_cache", "v_cache"), no_capture="torch_cached_block_attention reads lengths on the host")
+@register_op(
+    _fake,
+    mutates=("k_cache", "v_cache"),
+    no_capture="torch_cached_block_attention reads lengths on the host",
+)
 def torch_cached_block_attention(
     blocks: Tensor,
     query: Tensor,
@@ -34,11 +42,12 @@ def torch_cached_block_attention(
     alibi_slopes: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """`torch_cached_attention`, but new tokens of one block attend to each other in both directions.
+    """`torch_cached_attention`, but new tokens of one block attend to each other in both
+    directions.
 
-    `blocks` [tokens] int32 is each new token's block, -1 outside of blocks; a block has to come in one step. A sliding
-    window bounds how far back a token sees, within a block, too; a chunk bounds both directions. The other arguments
-    and the result are those of `torch_cached_attention`.
+    `blocks` [tokens] int32 is each new token's block, -1 outside of blocks; a block has to come in
+    one step. A sliding window bounds how far back a token sees, within a block, too; a chunk bounds
+    both directions. The other arguments and the result are those of `torch_cached_attention`.
     """
     write_tokens(k_cache, key[0], slot_mapping)
     write_tokens(v_cache, value[0], slot_mapping)
@@ -48,7 +57,9 @@ def torch_cached_block_attention(
         rows, length = slice(starts[sequence], starts[sequence + 1]), lengths[sequence]
         first = first_seen(length - (rows.stop - rows.start), sliding_window, chunk_size)
         where = block_table[sequence], length, first
-        keys, values = (read_sequence(cache, *where).to(query.dtype) for cache in (k_cache, v_cache))
+        keys, values = (
+            read_sequence(cache, *where).to(query.dtype) for cache in (k_cache, v_cache)
+        )
         mask = allowed(blocks[rows], length, sliding_window)
         new = query[:, rows].transpose(1, 2)
         options = (scale, sinks, None, logit_cap, "bnsd", alibi_slopes, chunk_size)

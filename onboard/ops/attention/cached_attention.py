@@ -8,17 +8,23 @@ from torch import Tensor
 from onboard.ops.attention.attention import torch_attention
 from onboard.ops.library import register_op
 
-_Options = tuple[float | None, Tensor | None, int | None, float | None, str, Tensor | None, int | None]
+_Options = tuple[
+    float | None, Tensor | None, int | None, float | None, str, Tensor | None, int | None
+]
 """What `torch_attention` takes after `is_causal`."""
 
 
-def fake_cached_attention(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
+def fake_cached_attention(
+    query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object
+) -> Tensor:
     """Return an empty output of `torch_cached_attention`: [1, tokens, heads, value_dim]."""
     return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
 def write_tokens(cache: Tensor, tokens: Tensor, slot_mapping: Tensor) -> None:
-    """Store tokens [tokens, kv_heads, dim] in their slots of a cache [pages, kv_heads, page_size, dim]."""
+    """Store tokens [tokens, kv_heads, dim] in their slots of a cache [pages, kv_heads, page_size,
+    dim].
+    """
     size = cache.shape[2]
     if len(slot_mapping) == 1 and not cache.is_cuda:  # a copy takes less time than an indexed one
         page, place = divmod(int(slot_mapping), size)
@@ -31,8 +37,9 @@ def write_tokens(cache: Tensor, tokens: Tensor, slot_mapping: Tensor) -> None:
 def as_stored(tokens: Tensor, dtype: torch.dtype) -> Tensor:
     """Return tokens rounded to a cache's dtype.
 
-    float8_e4m3fn keeps values as they are, without a scale: keys and values are of the order of one, where its steps
-    are as fine as anywhere. It has no infinity; what is larger than its largest number, 448, becomes that.
+    float8_e4m3fn keeps values as they are, without a scale: keys and values are of the order of
+    one, where its steps are as fine as anywhere. It has no infinity; what is larger than its
+    largest number, 448, becomes that.
     """
     if dtype == torch.float8_e4m3fn:
         most = torch.finfo(dtype).max
@@ -41,10 +48,11 @@ def as_stored(tokens: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def read_sequence(cache: Tensor, pages: Tensor, length: int, first: int = 0) -> Tensor:
-    """Return the first `length` tokens of a sequence, [1, kv_heads, length, dim], with zeros for those before `first`.
+    """Return the first `length` tokens of a sequence, [1, kv_heads, length, dim], with zeros for
+    those before `first`.
 
-    A page that has left a sequence's window is another's by now. What lies there may be no number, and no number
-    times a weight of 0 is still none.
+    A page that has left a sequence's window is another's by now. What lies there may be no number,
+    and no number times a weight of 0 is still none.
     """
     rows = cache.index_select(0, pages[: -(-length // cache.shape[2])])
     tokens = rows.transpose(0, 1).flatten(1, 2)[None, :, :length]
@@ -60,9 +68,11 @@ def first_seen(position: int, sliding_window: int | None, chunk_size: int | None
 
 
 def only_seen(stored: Tensor, seen: Tensor) -> Tensor:
-    """Return what was read for sequences [sequences, keys, ...], with zeros for the keys that are not `seen`.
+    """Return what was read for sequences [sequences, keys, ...], with zeros for the keys that are
+    not `seen`.
 
-    They are an earlier owner's, or nobody's, as in `read_sequence`; `seen` is [sequences, keys] bool.
+    They are an earlier owner's, or nobody's, as in `read_sequence`; `seen` is [sequences, keys]
+    bool.
     """
     return stored.masked_fill(~seen.view(*seen.shape, *[1] * (stored.dim() - 2)), 0.0)
 
@@ -91,9 +101,11 @@ def torch_cached_attention(
     alibi_slopes: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """Causal attention of a flat row of tokens: store their keys and values, then attend over the pages.
+    """Causal attention of a flat row of tokens: store their keys and values, then attend over the
+    pages.
 
-    Prefill, chunked prefill, decode and mixes of them are all one to it: a sequence's new tokens are its last ones.
+    Prefill, chunked prefill, decode and mixes of them are all one to it: a sequence's new tokens
+        are its last ones.
 
     Args:
         query: [1, tokens, heads, head_dim].
@@ -104,7 +116,8 @@ def torch_cached_attention(
         block_table: [sequences, pages] int32, the pages of each sequence.
         slot_mapping: [tokens] int64, page * page_size + offset of each token.
         batch_info_host: [5] int32 on the CPU; the first entry is the number of sequences.
-        k_cache: [pages, kv_heads, page_size, head_dim], written to; its dtype may differ from the activations'.
+        k_cache: [pages, kv_heads, page_size, head_dim], written to; its dtype may differ from the
+            activations'.
         v_cache: [pages, kv_heads, page_size, value_dim], likewise.
         sinks, scale, sliding_window, logit_cap, alibi_slopes, chunk_size: as in `torch_attention`.
 
@@ -124,7 +137,9 @@ def torch_cached_attention(
         new = query[:, starts[sequence] : starts[sequence + 1]].transpose(1, 2)
         first = first_seen(lengths[sequence] - new.shape[2], sliding_window, chunk_size)
         where = tables[sequence], lengths[sequence], first
-        keys, values = (read_sequence(cache, *where).to(query.dtype) for cache in (k_cache, v_cache))
+        keys, values = (
+            read_sequence(cache, *where).to(query.dtype) for cache in (k_cache, v_cache)
+        )
         parts.append(torch_attention(new, keys, values, None, 0.0, True, *options).transpose(1, 2))
     if (rest := query.shape[1] - starts[sequences]) > 0:
         parts.append(query.new_zeros((1, rest, query.shape[2], value.shape[-1])))
@@ -132,48 +147,79 @@ def torch_cached_attention(
 
 
 def _share_a_call(
-    starts: list[int], lengths: list[int], query: Tensor, alibi_slopes: Tensor | None, chunk_size: int | None
+    starts: list[int],
+    lengths: list[int],
+    query: Tensor,
+    alibi_slopes: Tensor | None,
+    chunk_size: int | None,
 ) -> bool:
-    """Whether all sequences decode one token, and are about as long: reading all as the longest is no great waste."""
+    """Whether all sequences decode one token, and are about as long: reading all as the longest is
+    no great waste.
+    """
     sequences = len(lengths)
     if sequences < 2 or query.shape[1] != sequences or starts != list(range(sequences + 1)):
         return False
-    return alibi_slopes is None and chunk_size is None and sequences * max(lengths) <= 2 * sum(lengths)
+    return (
+        alibi_slopes is None and chunk_size is None and sequences * max(lengths) <= 2 * sum(lengths)
+    )
 
 
 def _decode_together(
-    query: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: list[int], tables: Tensor, options: _Options
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: list[int],
+    tables: Tensor,
+    options: _Options,
 ) -> Tensor:
     """Attend with one query of each sequence; keys beyond a sequence's length count nothing."""
     scale, sinks, window, logit_cap, layout, *_ = options
     longest = max(lengths)
     rows = _head_rows(tables[:, : -(-longest // k_cache.shape[2])], k_cache.shape[1])
-    keys, values = (_read_rows(cache, rows)[:, :, :longest].to(query.dtype) for cache in (k_cache, v_cache))
+    keys, values = (
+        _read_rows(cache, rows)[:, :, :longest].to(query.dtype) for cache in (k_cache, v_cache)
+    )
     mask = _seen(lengths, window, query.device)
     if mask is not None:
         for stored in (keys, values):  # what an earlier owner of the page left may be no number
             stored.transpose(1, 2)[~mask] = 0
     allowed = None if mask is None else mask[:, None, None]
     new = query[0][:, :, None]
-    mixed = torch_attention(new, keys, values, allowed, 0.0, False, scale, sinks, None, logit_cap, layout)
+    mixed = torch_attention(
+        new, keys, values, allowed, 0.0, False, scale, sinks, None, logit_cap, layout
+    )
     return mixed[:, :, 0][None]
 
 
 def _seen(lengths: list[int], window: int | None, device: torch.device) -> Tensor | None:
-    """Return which keys each sequence's last token sees, [sequences, longest] bool; None: each sees all."""
+    """Return which keys each sequence's last token sees, [sequences, longest] bool; None: each sees
+    all.
+    """
     longest = max(lengths)
     if min(lengths) == longest and (window is None or window >= longest):
         return None
-    places, ends = torch.arange(longest, device=device), torch.tensor(lengths, device=device)[:, None]
+    places, ends = (
+        torch.arange(longest, device=device),
+        torch.tensor(lengths, device=device)[:, None],
+    )
     seen = places < ends
     return seen if window is None else seen & (places >= ends - window)
 
 
 def _head_rows(pages: Tensor, heads: int) -> Tensor:
-    """Return the rows of a cache seen as [pages * heads, ...]: [sequences, heads, pages], so that one copy does."""
-    return pages[:, None] * heads + torch.arange(heads, dtype=pages.dtype, device=pages.device)[:, None]
+    """Return the rows of a cache seen as [pages * heads, ...]: [sequences, heads, pages], so that
+    one copy does.
+    """
+    return (
+        pages[:, None] * heads
+        + torch.arange(heads, dtype=pages.dtype, device=pages.device)[:, None]
+    )
 
 
 def _read_rows(cache: Tensor, rows: Tensor) -> Tensor:
     """Return the tokens of rows [sequences, heads, pages], [sequences, heads, tokens, dim]."""
-    return cache.flatten(0, 1).index_select(0, rows.flatten()).view(*rows.shape[:2], -1, cache.shape[-1])
+    return (
+        cache.flatten(0, 1)
+        .index_select(0, rows.flatten())
+        .view(*rows.shape[:2], -1, cache.shape[-1])
+    )

@@ -1,9 +1,10 @@
-"""Attention of whole prompts to themselves: their keys lie side by side, so the library's kernels can read them.
+"""Attention of whole prompts to themselves: their keys lie side by side, so the library's kernels
+can read them.
 
-On a GPU of compute capability 9.0 they are ahead of what reads pages by a factor of two (one prompt of 2048 tokens, 32
-heads on 8 of 128 channels: cuDNN 101 us, FlashAttention 181, pages 308). cuDNN builds a plan for each new shape, which
-takes some 40 ms, so it gets those lengths alone of which there are few; the others go to FlashAttention, all prompts of
-a step at once.
+On a GPU of compute capability 9.0 they are ahead of what reads pages by a factor of two (one prompt
+of 2048 tokens, 32 heads on 8 of 128 channels: cuDNN 101 us, FlashAttention 181, pages 308). cuDNN
+builds a plan for each new shape, which takes some 40 ms, so it gets those lengths alone of which
+there are few; the others go to FlashAttention, all prompts of a step at once.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ _FLASH_HEAD_DIM = 256
 _CUDNN_HEAD_DIM = 128
 
 
-def takes_whole_prompts(query: Tensor, key: Tensor, value: Tensor, cache: Tensor, batch_info_host: Tensor) -> bool:
-    """Whether a step is one of whole prompts, of dtypes and sizes for which the library gives what pages would give."""
+def takes_whole_prompts(
+    query: Tensor, key: Tensor, value: Tensor, cache: Tensor, batch_info_host: Tensor
+) -> bool:
+    """Whether a step is one of whole prompts, of dtypes and sizes for which the library gives what
+    pages would give.
+    """
     dim = query.shape[-1]
     return (
         query.is_cuda
@@ -37,9 +42,15 @@ def takes_whole_prompts(query: Tensor, key: Tensor, value: Tensor, cache: Tensor
 
 
 def attend_whole_prompts(
-    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, batch_info_host: Tensor, scale: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    batch_info_host: Tensor,
+    scale: float | None,
 ) -> Tensor:
-    """Return causal attention of prompts that lie one after the other, like `query`; zeros behind the last one.
+    """Return causal attention of prompts that lie one after the other, like `query`; zeros behind
+    the last one.
 
     `query`, `key` and `value` are [tokens, heads, head_dim], the rest as for a cached attention.
     """
@@ -52,12 +63,18 @@ def attend_whole_prompts(
         mixed = torch.ops.aten._flash_attention_forward(
             q, k, v, starts, starts, longest, longest, 0.0, True, False, scale=scale
         )[0]
-    return F.pad(mixed, (0, 0, 0, 0, 0, len(query) - real)) if real < len(query) else mixed.contiguous()
+    return (
+        F.pad(mixed, (0, 0, 0, 0, 0, len(query) - real))
+        if real < len(query)
+        else mixed.contiguous()
+    )
 
 
 def _planned(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
     """Return the attention of one prompt by cuDNN, which has a plan for its length."""
     q, k, v = (each[None].transpose(1, 2) for each in (query, key, value))
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scale, enable_gqa=True
+        )
     return mixed[0].transpose(0, 1)

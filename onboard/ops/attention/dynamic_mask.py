@@ -1,8 +1,9 @@
 """Attention to the keys that ask for it most, as it is and over a paged cache.
 
-Each key has a bias of its own, from its value; a query sees the `keep` keys of the largest bias among those before it,
-as in dynamic mask attention (Shi et al. 2025, arXiv:2508.02124). Of equal biases the first count; those of
-the same token are equal up to the rounding of the product they come from, which the number of its rows may change.
+Each key has a bias of its own, from its value; a query sees the `keep` keys of the largest bias
+among those before it, as in dynamic mask attention (Shi et al. 2025, arXiv:2508.02124). Of equal
+biases the first count; those of the same token are equal up to the rounding of the product they
+come from, which the number of its rows may change.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ import torch
 from torch import Tensor
 
 from onboard.ops.attention.attention import torch_attention
-from onboard.ops.attention.cached_attention import first_seen, only_seen, read_sequence, write_tokens
+from onboard.ops.attention.cached_attention import (
+    first_seen,
+    only_seen,
+    read_sequence,
+    write_tokens,
+)
 from onboard.ops.library import register_op
 from onboard.ops.sparse.indexer import best_first
 
@@ -20,8 +26,11 @@ def _fake(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -
     return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
-def kept_bias(key_bias: Tensor, last: Tensor, keep: int, sliding_window: int | None = None) -> Tensor:
-    """Return what is added to the scores, [batch, kv_heads, queries, keys]: the bias of kept keys, -inf for the others.
+def kept_bias(
+    key_bias: Tensor, last: Tensor, keep: int, sliding_window: int | None = None
+) -> Tensor:
+    """Return what is added to the scores, [batch, kv_heads, queries, keys]: the bias of kept keys,
+    -inf for the others.
 
     Args:
         key_bias: [batch, keys, kv_heads].
@@ -47,7 +56,8 @@ def torch_dynamic_mask_attention(
     scale: float | None = None,
     sliding_window: int | None = None,
 ) -> Tensor:
-    """Causal attention of each query to the `keep` keys of the largest bias, which is added to their scores.
+    """Causal attention of each query to the `keep` keys of the largest bias, which is added to
+    their scores.
 
     Args:
         query, key, value: as in `torch_attention`, layout bsnd; the last query meets the last key.
@@ -64,12 +74,18 @@ def torch_dynamic_mask_attention(
     return _attention(query, key, value, kept_bias(key_bias, last, keep, sliding_window), scale)
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float | None) -> Tensor:
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float | None
+) -> Tensor:
     by_head = bias.repeat_interleave(query.shape[2] // bias.shape[1], dim=1)
     return torch_attention(query, key, value, by_head, 0.0, False, scale)
 
 
-@register_op(_fake, mutates=("k_cache", "v_cache", "bias_cache"), cached_form_of="torch_dynamic_mask_attention")
+@register_op(
+    _fake,
+    mutates=("k_cache", "v_cache", "bias_cache"),
+    cached_form_of="torch_dynamic_mask_attention",
+)
 def torch_cached_dynamic_mask_attention(
     query: Tensor,
     key: Tensor,
@@ -87,10 +103,12 @@ def torch_cached_dynamic_mask_attention(
     scale: float | None = None,
     sliding_window: int | None = None,
 ) -> Tensor:
-    """`torch_dynamic_mask_attention` of a flat row of tokens: store keys, values and biases, then attend over pages.
+    """`torch_dynamic_mask_attention` of a flat row of tokens: store keys, values and biases, then
+    attend over pages.
 
-    Arguments are those of `torch_dynamic_mask_attention` with a batch of one row, then metadata and caches as in
-    `torch_cached_attention`; `bias_cache` is [pages, kv_heads, page_size, 1]. A decode step reads nothing back.
+    Arguments are those of `torch_dynamic_mask_attention` with a batch of one row, then metadata and
+    caches as in `torch_cached_attention`; `bias_cache` is [pages, kv_heads, page_size, 1]. A decode
+    step reads nothing back.
     """
     caches = (k_cache, v_cache, bias_cache)
     for cache, tokens in zip(caches, (key[0], value[0], key_bias[0].unsqueeze(-1)), strict=True):
@@ -109,7 +127,9 @@ def torch_cached_dynamic_mask_attention(
     for index in range(sequences):
         rows = slice(starts[index], starts[index + 1])
         first = first_seen(lengths[index] - (rows.stop - rows.start), sliding_window)
-        stored = (read_sequence(cache, block_table[index], lengths[index], first) for cache in caches)
+        stored = (
+            read_sequence(cache, block_table[index], lengths[index], first) for cache in caches
+        )
         keys, values, biases = (each.transpose(1, 2).to(query.dtype) for each in stored)
         out[:, rows] = torch_dynamic_mask_attention(
             query[:, rows], keys, values, biases[..., 0], keep, scale, sliding_window

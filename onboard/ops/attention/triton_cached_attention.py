@@ -1,7 +1,7 @@
 """Attention over a paged key-value cache: how the kernels are launched.
 
-Nothing here waits for the device, and in decode every grid follows from shapes alone: a step can be captured as a CUDA
-graph and replayed with other lengths.
+Nothing here waits for the device, and in decode every grid follows from shapes alone: a step can be
+captured as a CUDA graph and replayed with other lengths.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ import torch
 import triton
 from torch import Tensor
 
-from onboard.ops.attention.attention_kernels import attention_kernel, combine_kernel, write_cache_kernel
+from onboard.ops.attention.attention_kernels import (
+    attention_kernel,
+    combine_kernel,
+    write_cache_kernel,
+)
 from onboard.ops.attention.cached_attention import fake_cached_attention
 from onboard.ops.attention.dense_prefill import attend_whole_prompts, takes_whole_prompts
 from onboard.ops.library import register_op, schema_of
@@ -29,9 +33,13 @@ from onboard.ops.triton.launch import (
 
 MOST_SPLITS = 64
 PROGRAMS_PER_PROCESSOR = 4
-"""Decode programs for each multiprocessor: enough loads in flight, and sequences of unlike lengths even out."""
+"""Decode programs for each multiprocessor: enough loads in flight, and sequences of unlike lengths
+even out.
+"""
 INVARIANT_ROWS = 64
-"""Rows of every tile where results may not depend on the batch: the fewest that use the same instruction as more do."""
+"""Rows of every tile where results may not depend on the batch: the fewest that use the same
+instruction as more do.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,8 +53,12 @@ class _Tiles:
 
 
 def _choose_tiles(rows: int, channels: int, dtype: torch.dtype, decode: bool) -> _Tiles:
-    """Tiles that fit in the registers and the 227 KiB of shared memory of compute capability 9.0, for `rows` rows."""
-    if dtype == torch.float32:  # products of float32 proper run outside the matrix units, on operands in registers
+    """Tiles that fit in the registers and the 227 KiB of shared memory of compute capability 9.0,
+    for `rows` rows.
+    """
+    if (
+        dtype == torch.float32
+    ):  # products of float32 proper run outside the matrix units, on operands in registers
         most_rows, keys, stages = 32, 16, 2
     elif channels <= 128:
         most_rows, keys, stages = (128, 32, 4) if decode else (128, 64, 3)
@@ -59,7 +71,9 @@ def _choose_tiles(rows: int, channels: int, dtype: torch.dtype, decode: bool) ->
     return _Tiles(rows, keys, 8 if crowded else 4, stages)
 
 
-def _write(key: Tensor, value: Tensor, slot_mapping: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+def _write(
+    key: Tensor, value: Tensor, slot_mapping: Tensor, k_cache: Tensor, v_cache: Tensor
+) -> None:
     kv_heads, dim, value_dim = key.shape[1], key.shape[2], value.shape[2]
     write_cache_kernel[(len(slot_mapping),)](
         key, value, k_cache, v_cache, slot_mapping, *key.stride()[:2], *value.stride()[:2],
@@ -96,12 +110,20 @@ class _Plan:
 
 
 def _plan(
-    query: Tensor, v_cache: Tensor, block_table: Tensor, sequences: int, longest_query: int, invariant: bool
+    query: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    sequences: int,
+    longest_query: int,
+    invariant: bool,
 ) -> _Plan:
     _, kv_heads, page_size, value_dim = v_cache.shape
     _, heads, dim = query.shape
     decode, rows = longest_query == 1 and not invariant, longest_query * heads // kv_heads
-    tile_rows, channels = INVARIANT_ROWS if invariant else rows, max(tile_width(dim), tile_width(value_dim))
+    tile_rows, channels = (
+        INVARIANT_ROWS if invariant else rows,
+        max(tile_width(dim), tile_width(value_dim)),
+    )
     tiles = _choose_tiles(tile_rows, channels, query.dtype, decode)
     blocks, most_keys = triton.cdiv(rows, tiles.rows), block_table.shape[1] * page_size
     programs = blocks * kv_heads * sequences
@@ -132,7 +154,8 @@ def triton_cached_attention(
     """`torch_cached_attention` as kernels: one or two launches in decode, two otherwise.
 
     Where all sequences of a step begin with it, nothing has to be read from pages: `dense_prefill`.
-    `batch_info_host` says which kernels run: a captured decode step may be replayed for the same number of sequences.
+    `batch_info_host` says which kernels run: a captured decode step may be replayed for the same
+    number of sequences.
     """
     return _attend(
         False, query, key, value, cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host, k_cache, v_cache,
@@ -147,9 +170,11 @@ def triton_cached_attention(
     invariant_form_of="triton_cached_attention",
 )
 def invariant_cached_attention(*arguments: Any) -> Tensor:
-    """`triton_cached_attention` whose rows are the same, bit for bit, in every step: alone, with others, in chunks.
+    """`triton_cached_attention` whose rows are the same, bit for bit, in every step: alone, with
+    others, in chunks.
 
-    A row meets the keys of its sequence in order, in tiles that begin where its pages say, in one program.
+    A row meets the keys of its sequence in order, in tiles that begin where its pages say, in one
+    program.
     """
     return _attend(True, *arguments)
 
@@ -165,11 +190,14 @@ def _attend(
     (tokens, heads, dim), (kv_heads, value_dim) = q.shape, v.shape[1:]
     sequences, _, longest_query, *_ = batch_info_host.tolist()
     plan = _plan(q, v_cache, block_table, sequences, longest_query, invariant)
-    # Rows that no sequence owns must be zeros; a decode batch has none, it is padded with whole sequences.
+    # Rows that no sequence owns must be zeros; a decode batch has none, it is padded with whole
+    # sequences.
     new = q.new_empty if plan.decode and tokens == sequences else q.new_zeros
     if not plan.decode:
         _write(k, v, slot_mapping, k_cache, v_cache)
-        plain = all(each is None for each in (sinks, sliding_window, logit_cap, alibi_slopes, chunk_size))
+        plain = all(
+            each is None for each in (sinks, sliding_window, logit_cap, alibi_slopes, chunk_size)
+        )
         if plain and not invariant and takes_whole_prompts(q, k, v, k_cache, batch_info_host):
             return attend_whole_prompts(q, k, v, cu_seqlens, batch_info_host, scale)[None]
     out = parts = lse = new((tokens, heads, value_dim))

@@ -33,8 +33,10 @@ def torch_cached_causal_conv1d(
     Args:
         input: [1, tokens, channels].
         weight, bias, dilation, groups, activation: as in `torch_causal_conv1d`.
-        cu_seqlens, kv_lens, state_slots, batch_info_host: as in `onboard.ops.recurrences.state.advance`.
-        conv_cache: [slots, dilation * (kernel - 1), channels], each sequence's last inputs; written to.
+        cu_seqlens, kv_lens, state_slots, batch_info_host: as in
+            `onboard.ops.recurrences.state.advance`.
+        conv_cache: [slots, dilation * (kernel - 1), channels], each sequence's last inputs; written
+            to.
 
     Returns:
         [1, tokens, out_channels]; zeros for tokens beyond the last sequence.
@@ -43,8 +45,12 @@ def torch_cached_causal_conv1d(
 
     def step(state: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
         seen = torch.cat([state.to(new.dtype), new], dim=1)
-        outputs = torch_causal_conv1d(seen, weight, bias, 1, padding, dilation, groups, "zeros", activation)
+        outputs = torch_causal_conv1d(
+            seen, weight, bias, 1, padding, dilation, groups, "zeros", activation
+        )
         return outputs[:, padding:], seen[:, seen.shape[1] - padding :]
 
     out = fake_conv(input, weight).zero_()
-    return advance(step, [input], out, cu_seqlens, kv_lens, state_slots, batch_info_host, conv_cache)
+    return advance(
+        step, [input], out, cu_seqlens, kv_lens, state_slots, batch_info_host, conv_cache
+    )

@@ -15,7 +15,9 @@ def fake_conv(input: Tensor, weight: Tensor, *_: object, **__: object) -> Tensor
 
 
 def padding_of(weight: Tensor, dilation: int) -> int:
-    """Return how many earlier inputs an output sees, by a weight [out_channels, channels // groups, kernel]."""
+    """Return how many earlier inputs an output sees, by a weight [out_channels, channels // groups,
+    kernel].
+    """
     return dilation * (weight.shape[-1] - 1)
 
 
@@ -36,14 +38,16 @@ def torch_causal_conv1d(
     padding_mode: str = "zeros",
     activation: str | None = None,
 ) -> Tensor:
-    """`torch.nn.Conv1d` along the sequence, cut to its length, and an activation: output i sees inputs up to i.
+    """`torch.nn.Conv1d` along the sequence, cut to its length, and an activation: output i sees
+    inputs up to i.
 
     Args:
         input: [batch, sequence, channels].
         weight: [out_channels, channels // groups, kernel].
         bias: [out_channels] or None.
         stride, dilation: as in `nn.Conv1d`; the stride has to be 1.
-        padding: dilation * (kernel - 1), on both sides; what the right side adds is cut off. None: that.
+        padding: dilation * (kernel - 1), on both sides; what the right side adds is cut off. None:
+            that.
         groups: as in `nn.Conv1d`. None: as many as the weight has.
         padding_mode: "zeros".
         activation: a key of `onboard.ops.linear.activation.ACTIVATIONS`, or None.
@@ -63,7 +67,9 @@ def torch_causal_conv1d(
         )
     length = input.shape[1]
     groups = groups_of(input, weight) if groups is None else groups
-    channels_first = F.conv1d(input.transpose(1, 2).to(weight.dtype), weight, bias, 1, reach, dilation, groups)
+    channels_first = F.conv1d(
+        input.transpose(1, 2).to(weight.dtype), weight, bias, 1, reach, dilation, groups
+    )
     out = channels_first[..., :length].transpose(1, 2)
     if activation is not None:
         out = activation_function(activation)(out)

@@ -1,6 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
 # (The kernel is written in Triton's language: its arguments have Triton's types.)
-"""The short depthwise convolution with a cache of each sequence's last inputs: one kernel for all steps."""
+"""The short depthwise convolution with a cache of each sequence's last inputs: one kernel for all
+steps.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def _keep_inputs(
     position = tokens - PAST + row
     kept = real & (row < PAST)
     new = tl.load(x_ptr + position * x_stride, mask=kept & (position >= 0), other=0.0)
-    old = tl.load(cache_ptr + (tokens + row) * CHANNELS, mask=kept & (position < 0) & continues, other=0.0)
+    old = tl.load(
+        cache_ptr + (tokens + row) * CHANNELS, mask=kept & (position < 0) & continues, other=0.0
+    )
     tl.debug_barrier()  # every thread has read the old state
     tl.store(cache_ptr + row * CHANNELS, tl.where(position < 0, old, new.to(old.dtype)), mask=kept)
 
@@ -44,7 +48,8 @@ def _conv_kernel(
     ACTIVATION: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_PAST: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Convolve BLOCK_T tokens and BLOCK_C channels of one sequence; its first program alone reads and writes the state.
+    """Convolve BLOCK_T tokens and BLOCK_C channels of one sequence; its first program alone reads
+    and writes the state.
 
     BLOCK_T is at least the number of past inputs, unless all queries are one token.
     """
@@ -61,19 +66,33 @@ def _conv_kernel(
     total = tl.zeros([BLOCK_T, BLOCK_C], tl.float32)
     for tap in tl.static_range(KERNEL):
         position = (token - (KERNEL - 1 - tap) * DILATION)[:, None]
-        new = tl.load(x_ptr + position * x_stride, mask=real & (position >= 0) & (position < tokens), other=0.0)
-        old = tl.load(cache_ptr + (PAST + position) * CHANNELS, mask=real & (position < 0) & continues, other=0.0)
-        weight = tl.load(weight_ptr + channel * KERNEL + tap, mask=channel < CHANNELS, other=0.0).to(tl.float32)
+        new = tl.load(
+            x_ptr + position * x_stride,
+            mask=real & (position >= 0) & (position < tokens),
+            other=0.0,
+        )
+        old = tl.load(
+            cache_ptr + (PAST + position) * CHANNELS,
+            mask=real & (position < 0) & continues,
+            other=0.0,
+        )
+        weight = tl.load(
+            weight_ptr + channel * KERNEL + tap, mask=channel < CHANNELS, other=0.0
+        ).to(tl.float32)
         total += (new.to(tl.float32) + old.to(tl.float32)) * weight[None, :]
     if HAS_BIAS:
-        total += tl.load(bias_ptr + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)[None, :]
+        total += tl.load(bias_ptr + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)[
+            None, :
+        ]
     if ACTIVATION is not None:
         total = activate(total, ACTIVATION)
     out_ptr += (start + token)[:, None] * CHANNELS + channel[None, :]
     tl.store(out_ptr, total.to(out_ptr.dtype.element_ty), mask=real & (token < tokens)[:, None])
     if PAST > 0:  # noqa: SIM102  (known when the kernel is compiled, the other not)
         if tl.program_id(0) == 0:
-            _keep_inputs(x_ptr, cache_ptr, tokens, continues, real, x_stride, CHANNELS, PAST, BLOCK_PAST)
+            _keep_inputs(
+                x_ptr, cache_ptr, tokens, continues, real, x_stride, CHANNELS, PAST, BLOCK_PAST
+            )
 
 
 @register_op(fake_conv, mutates=("conv_cache",))
@@ -90,7 +109,8 @@ def triton_cached_causal_conv1d(
     groups: int = 1,
     activation: str | None = None,
 ) -> Tensor:
-    """`torch_cached_causal_conv1d` of a depthwise convolution (groups: the channels) as one kernel, in float32.
+    """`torch_cached_causal_conv1d` of a depthwise convolution (groups: the channels) as one kernel,
+    in float32.
 
     Raises:
         UsageError: the kernel does not know the activation, or the convolution mixes channels.
@@ -98,7 +118,10 @@ def triton_cached_causal_conv1d(
     require_device(input)
     channels, _, kernel = weight.shape
     if groups != channels or input.shape[-1] != channels:
-        raise UsageError(f"triton_cached_causal_conv1d got {groups} groups of {channels} channels", hint="Use torch")
+        raise UsageError(
+            f"triton_cached_causal_conv1d got {groups} groups of {channels} channels",
+            hint="Use torch",
+        )
     if activation is not None and activation not in KERNEL_ACTIVATIONS:
         hint = suggest(activation, KERNEL_ACTIVATIONS)
         raise UsageError(f"triton_cached_causal_conv1d has no activation {activation!r}", hint=hint)

@@ -16,7 +16,12 @@ def delta_state(k: Tensor, v: Tensor, **_: object) -> State:
     return (v.shape[2], k.shape[3], v.shape[3]), wide_dtype(v)
 
 
-@register_op(fake_delta_rule, mutates=("delta_cache",), cached_form_of="torch_gated_delta_rule", state=delta_state)
+@register_op(
+    fake_delta_rule,
+    mutates=("delta_cache",),
+    cached_form_of="torch_gated_delta_rule",
+    state=delta_state,
+)
 def torch_cached_gated_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -34,22 +39,38 @@ def torch_cached_gated_delta_rule(
     """`torch_gated_delta_rule` of a flat row of tokens.
 
     Args:
-        q, k, v, g, beta, scale, use_qk_l2norm_in_kernel: as in `torch_gated_delta_rule`, with a batch of one row.
-        cu_seqlens, kv_lens, state_slots, batch_info_host: as in `onboard.ops.recurrences.state.advance`.
-        delta_cache: [slots, value_heads, key_dim, value_dim], in the recurrence's own dtype; written to.
+        q, k, v, g, beta, scale, use_qk_l2norm_in_kernel: as in `torch_gated_delta_rule`, with a
+            batch of one row.
+        cu_seqlens, kv_lens, state_slots, batch_info_host: as in
+            `onboard.ops.recurrences.state.advance`.
+        delta_cache: [slots, value_heads, key_dim, value_dim], in the recurrence's own dtype;
+            written to.
 
     Returns:
         Like v, in q's dtype; zeros for tokens beyond the last sequence.
     """
 
-    def step(state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    def step(
+        state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor
+    ) -> tuple[Tensor, Tensor]:
         return delta_rule(q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, state)
 
     out = fake_delta_rule(q, k, v).zero_()
-    return advance(step, [q, k, v, g, beta], out, cu_seqlens, kv_lens, state_slots, batch_info_host, delta_cache)
+    return advance(
+        step,
+        [q, k, v, g, beta],
+        out,
+        cu_seqlens,
+        kv_lens,
+        state_slots,
+        batch_info_host,
+        delta_cache,
+    )
 
 
-@register_op(fake_delta_rule, mutates=("delta_cache",), cached_form_of="torch_delta_rule", state=delta_state)
+@register_op(
+    fake_delta_rule, mutates=("delta_cache",), cached_form_of="torch_delta_rule", state=delta_state
+)
 def torch_cached_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -63,7 +84,11 @@ def torch_cached_delta_rule(
     scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False,
 ) -> Tensor:
-    """`torch_delta_rule` of a flat row of tokens; arguments and result as in `torch_cached_gated_delta_rule`."""
+    """`torch_delta_rule` of a flat row of tokens; arguments and result as in
+    `torch_cached_gated_delta_rule`.
+    """
     metadata = (cu_seqlens, kv_lens, state_slots, batch_info_host)
     g = torch.zeros_like(beta)
-    return torch_cached_gated_delta_rule(q, k, v, g, beta, *metadata, delta_cache, scale, use_qk_l2norm_in_kernel)
+    return torch_cached_gated_delta_rule(
+        q, k, v, g, beta, *metadata, delta_cache, scale, use_qk_l2norm_in_kernel
+    )

@@ -33,11 +33,13 @@ def torch_gated_delta_rule(
 ) -> Tensor:
     """Linear attention with decay and correction (Yang et al. 2024, arXiv:2412.06464).
 
-    state <- exp(g) state; state <- state + beta k (v - k^T state)^T; out = scale q^T state. Within a chunk the
-    corrections of all tokens solve one triangular system (the WY form, section 3.3 there).
+    state <- exp(g) state; state <- state + beta k (v - k^T state)^T; out = scale q^T state. Within
+    a chunk the corrections of all tokens solve one triangular system (the WY form, section 3.3
+    there).
 
     Args:
-        q, k: [batch, sequence, key_heads, key_dim]; key_heads divides value_heads, heads are repeated in a row.
+        q, k: [batch, sequence, key_heads, key_dim]; key_heads divides value_heads, heads are
+            repeated in a row.
         v: [batch, sequence, value_heads, value_dim].
         g: [batch, sequence, value_heads], logarithm of the decay, not positive.
         beta: [batch, sequence, value_heads], rate of the correction.
@@ -47,7 +49,9 @@ def torch_gated_delta_rule(
     Returns:
         Like v, in q's dtype.
     """
-    state = torch.zeros((q.shape[0], v.shape[2], q.shape[3], v.shape[3]), dtype=wide_dtype(q), device=q.device)
+    state = torch.zeros(
+        (q.shape[0], v.shape[2], q.shape[3], v.shape[3]), dtype=wide_dtype(q), device=q.device
+    )
     return delta_rule(q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, state)[0]
 
 
@@ -60,7 +64,8 @@ def torch_delta_rule(
     scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False,
 ) -> Tensor:
-    """Linear attention with correction (Yang et al. 2024, arXiv:2406.06484): the gated delta rule that forgets nothing.
+    """Linear attention with correction (Yang et al. 2024, arXiv:2406.06484): the gated delta rule
+    that forgets nothing.
 
     state <- state + beta k (v - k^T state)^T; out = scale q^T state.
 
@@ -70,7 +75,9 @@ def torch_delta_rule(
     Returns:
         Like v, in q's dtype.
     """
-    return torch_gated_delta_rule(q, k, v, torch.zeros_like(beta), beta, scale, use_qk_l2norm_in_kernel)
+    return torch_gated_delta_rule(
+        q, k, v, torch.zeros_like(beta), beta, scale, use_qk_l2norm_in_kernel
+    )
 
 
 def in_chunks(
@@ -88,27 +95,37 @@ def in_chunks(
     """Run a delta rule over `size` tokens at a time; return its outputs and the state behind them.
 
     Args:
-        chunk: query, key, value, g, beta [batch, value_heads, tokens, ...] and the state -> outputs, state.
+        chunk: query, key, value, g, beta [batch, value_heads, tokens, ...] and the state ->
+            outputs, state.
         size: tokens of a chunk.
-        q, k, v, g, beta, scale, use_qk_l2norm_in_kernel: as in `torch_gated_delta_rule`; g may be one of each channel.
+        q, k, v, g, beta, scale, use_qk_l2norm_in_kernel: as in `torch_gated_delta_rule`; g may be
+            one of each channel.
         state: [batch, value_heads, key_dim, value_dim], in float32 (float64 for float64).
     """
-    query, key, value, decay, rate = (item.to(wide_dtype(q)).transpose(1, 2) for item in (q, k, v, g, beta))
-    query, key = (item.repeat_interleave(value.shape[1] // item.shape[1], dim=1) for item in (query, key))
+    query, key, value, decay, rate = (
+        item.to(wide_dtype(q)).transpose(1, 2) for item in (q, k, v, g, beta)
+    )
+    query, key = (
+        item.repeat_interleave(value.shape[1] // item.shape[1], dim=1) for item in (query, key)
+    )
     if use_qk_l2norm_in_kernel:
         query, key = torch_l2norm(query, _L2_EPS), torch_l2norm(key, _L2_EPS)
     query = query * (key.shape[-1] ** -0.5 if scale is None else scale)
     out = torch.empty_like(value)
     for start in range(0, value.shape[2], size):
         part = slice(start, start + size)
-        out[:, :, part], state = chunk(*(item[:, :, part] for item in (query, key, value, decay, rate)), state)
+        out[:, :, part], state = chunk(
+            *(item[:, :, part] for item in (query, key, value, decay, rate)), state
+        )
     return out.transpose(1, 2).to(q.dtype).contiguous(), state
 
 
 def _delta_chunk(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return a chunk's outputs [batch, heads, tokens, value_dim] and the state [.., key_dim, value_dim] behind it."""
+    """Return a chunk's outputs [batch, heads, tokens, value_dim] and the state [.., key_dim,
+    value_dim] behind it.
+    """
     total = decay.cumsum(-1)
     between, reached = pairwise_decay(total), total.exp().unsqueeze(-1)
     slowed = key * rate.unsqueeze(-1)
@@ -119,7 +136,9 @@ def _delta_chunk(
         corrections = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
     out = (query * reached) @ state + (query @ key.transpose(-1, -2) * between) @ corrections
     left = (total[..., -1:] - total).exp().unsqueeze(-1)
-    return out, state * total[..., -1].exp()[..., None, None] + (key * left).transpose(-1, -2) @ corrections
+    return out, state * total[..., -1].exp()[..., None, None] + (key * left).transpose(
+        -1, -2
+    ) @ corrections
 
 
 delta_rule = partial(in_chunks, _delta_chunk, _CHUNK)

@@ -2,9 +2,10 @@
 # (The kernels are written in Triton's language: their arguments have Triton's types.)
 """Kernels of the delta rule, gated or not (Yang et al. 2024, arXiv:2412.06464; arXiv:2406.06484).
 
-A program keeps the state of one head, or a slice of its value channels, in registers: no two slices meet. Decode goes
-from token to token. Otherwise tokens come in chunks: `delta_solve_kernel` inverts each chunk's triangular system (the
-WY form, section 3.3 of the former), for all chunks at once, and `delta_chunk_kernel` carries the state along.
+A program keeps the state of one head, or a slice of its value channels, in registers: no two slices
+meet. Decode goes from token to token. Otherwise tokens come in chunks: `delta_solve_kernel` inverts
+each chunk's triangular system (the WY form, section 3.3 of the former), for all chunks at once, and
+`delta_chunk_kernel` carries the state along.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def delta_step_kernel(
     HEADS: tl.constexpr, GROUP: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, GATED: tl.constexpr,
     NORMALISE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Take the new tokens of one sequence, one by one, into BLOCK_V value channels of one head's state."""
+    """Take the new tokens of one sequence, one by one, into BLOCK_V value channels of one head's
+    state.
+    """
     head = tl.program_id(1)
     start, tokens, continues, slot = span(tl.program_id(2), cu_seqlens_ptr, kv_lens_ptr, slots_ptr)
     key, value = tl.arange(0, BLOCK_K), tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -70,7 +73,9 @@ def delta_step_kernel(
         correction = beta * (v - tl.sum(state * k[:, None], 0))
         state += k[:, None] * correction[None, :]
         out = tl.sum(state * (q * scale)[:, None], 0)
-        tl.store(out_ptr + token * (HEADS * VALUE), out.to(out_ptr.dtype.element_ty), mask=value < VALUE)
+        tl.store(
+            out_ptr + token * (HEADS * VALUE), out.to(out_ptr.dtype.element_ty), mask=value < VALUE
+        )
     tl.store(cache_ptr, state, mask=inside)
 
 
@@ -81,7 +86,9 @@ def delta_solve_kernel(
     HEADS: tl.constexpr, GROUP: tl.constexpr, KEY: tl.constexpr, GATED: tl.constexpr, NORMALISE: tl.constexpr,
     PRECISION: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Invert one chunk's system, the identity plus beta_l k_l k_s decayed from s < l to l, by forward substitution."""
+    """Invert one chunk's system, the identity plus beta_l k_l k_s decayed from s < l to l, by
+    forward substitution.
+    """
     head, first = tl.program_id(1), tl.program_id(0) * CHUNK
     start, tokens, _, _ = span(tl.program_id(2), cu_seqlens_ptr, kv_lens_ptr, slots_ptr)
     if first >= tokens:
@@ -116,7 +123,9 @@ def delta_chunk_kernel(
     NORMALISE: tl.constexpr, PRECISION: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Take the new tokens of one sequence, chunk by chunk, into BLOCK_V value channels of one head's state."""
+    """Take the new tokens of one sequence, chunk by chunk, into BLOCK_V value channels of one
+    head's state.
+    """
     head = tl.program_id(1)
     start, tokens, continues, slot = span(tl.program_id(2), cu_seqlens_ptr, kv_lens_ptr, slots_ptr)
     row, key = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
@@ -126,7 +135,10 @@ def delta_chunk_kernel(
     state = tl.load(cache_ptr, mask=kept & continues, other=0.0)
     for first in range(0, tokens, CHUNK):
         token, inside = start + first + row, first + row < tokens
-        keys, values = inside[:, None] & (key < KEY)[None, :], inside[:, None] & (value < VALUE)[None, :]
+        keys, values = (
+            inside[:, None] & (key < KEY)[None, :],
+            inside[:, None] & (value < VALUE)[None, :],
+        )
         q = _load_tile(q_ptr + head // GROUP * q_stride_head, token * q_stride_token, key, keys)
         k = _load_tile(k_ptr + head // GROUP * k_stride_head, token * k_stride_token, key, keys)
         v = _load_tile(v_ptr + head * v_stride_head, token * v_stride_token, value, values)
@@ -140,10 +152,14 @@ def delta_chunk_kernel(
             g = _load_chunk(g_ptr + head, token, g_stride_token, inside)
             total, last = tl.cumsum(g, 0), tl.sum(g, 0)
         reached = tl.exp(total)
-        wanted = v * beta[:, None] - tl.dot(k * (beta * reached)[:, None], state, input_precision=PRECISION)
+        wanted = v * beta[:, None] - tl.dot(
+            k * (beta * reached)[:, None], state, input_precision=PRECISION
+        )
         corrections = tl.dot(inverse, wanted, input_precision=PRECISION)
         out = tl.dot(q * reached[:, None], state, input_precision=PRECISION)
-        weights = tl.dot(q, tl.trans(k), input_precision=PRECISION) * pairwise_decay(total, False, CHUNK)
+        weights = tl.dot(q, tl.trans(k), input_precision=PRECISION) * pairwise_decay(
+            total, False, CHUNK
+        )
         out = tl.dot(weights, corrections, out, input_precision=PRECISION)
         place = out_ptr + (token * HEADS + head)[:, None] * VALUE + value[None, :]
         tl.store(place, out.to(out_ptr.dtype.element_ty), mask=values)

@@ -1,4 +1,6 @@
-"""The gated delta rule with flash-linear-attention's prefill: the back end "fla", where that package is installed."""
+"""The gated delta rule with flash-linear-attention's prefill: the back end "fla", where that
+package is installed.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,11 @@ def fla_cached_gated_delta_rule(
     scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False,
 ) -> Tensor:
-    """`torch_cached_gated_delta_rule` whose prompts another library's kernels read; they wait for the device.
+    """`torch_cached_gated_delta_rule` whose prompts another library's kernels read; they wait for
+    the device.
 
-    A decode step is our own kernel: it changes states where they lie, and theirs would have them copied out and back.
+    A decode step is our own kernel: it changes states where they lie, and theirs would have them
+        copied out and back.
     """
     sequences, tokens, longest_query, *_ = batch_info_host.tolist()
     if longest_query == 1:
@@ -44,7 +48,9 @@ def fla_cached_gated_delta_rule(
 
     starts, slots = cu_seqlens[: sequences + 1], state_slots[:sequences]
     continues = (kv_lens[:sequences] > starts.diff()).view(-1, 1, 1, 1)
-    states = torch.where(continues, delta_cache[slots], 0.0)  # whatever the slot of a new sequence holds
+    states = torch.where(
+        continues, delta_cache[slots], 0.0
+    )  # whatever the slot of a new sequence holds
     out = fake_delta_rule(q, k, v).zero_()
     out[:, :tokens], states = chunk_gated_delta_rule(
         *(each[:, :tokens] for each in (q, k, v, g, beta)),

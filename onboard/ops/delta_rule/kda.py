@@ -1,4 +1,6 @@
-"""Kimi Delta Attention: the gated delta rule with a decay of each channel (Kimi Team 2025, arXiv:2510.26692)."""
+"""Kimi Delta Attention: the gated delta rule with a decay of each channel (Kimi Team 2025,
+arXiv:2510.26692).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from onboard.ops.recurrences.state import advance
 from onboard.ops.ssm.ssm import wide_dtype
 
 _CHUNK = 16
-"""Tokens at a time; their decay between each other, channel by channel, is [chunk, chunk, key_dim] numbers a head."""
+"""Tokens at a time; their decay between each other, channel by channel, is [chunk, chunk, key_dim]
+numbers a head.
+"""
 
 
 @register_op(fake_delta_rule, carries_state=True)
@@ -27,8 +31,9 @@ def torch_kda(
 ) -> Tensor:
     """Linear attention with a decay of each channel and correction (section 3 there).
 
-    state <- diag(exp(g)) state; state <- state + beta k (v - k^T state)^T; out = scale q^T state. Within a chunk the
-    corrections of all tokens solve one triangular system, as in `torch_gated_delta_rule`.
+    state <- diag(exp(g)) state; state <- state + beta k (v - k^T state)^T; out = scale q^T state.
+    Within a chunk the corrections of all tokens solve one triangular system, as in
+    `torch_gated_delta_rule`.
 
     Args:
         q, k: [batch, sequence, heads, key_dim].
@@ -41,7 +46,9 @@ def torch_kda(
     Returns:
         Like v, in q's dtype.
     """
-    state = torch.zeros((q.shape[0], *q.shape[2:], v.shape[3]), dtype=wide_dtype(q), device=q.device)
+    state = torch.zeros(
+        (q.shape[0], *q.shape[2:], v.shape[3]), dtype=wide_dtype(q), device=q.device
+    )
     return in_chunks(_kda_chunk, _CHUNK, q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, state)[0]
 
 
@@ -63,29 +70,45 @@ def torch_cached_kda(
     """`torch_kda` of a flat row of tokens.
 
     Args:
-        q, k, v, g, beta, scale, use_qk_l2norm_in_kernel: as in `torch_kda`, with a batch of one row.
-        cu_seqlens, kv_lens, state_slots, batch_info_host: as in `onboard.ops.recurrences.state.advance`.
+        q, k, v, g, beta, scale, use_qk_l2norm_in_kernel: as in `torch_kda`, with a batch of one
+            row.
+        cu_seqlens, kv_lens, state_slots, batch_info_host: as in
+            `onboard.ops.recurrences.state.advance`.
         kda_cache: [slots, heads, key_dim, value_dim], in the recurrence's own dtype; written to.
 
     Returns:
         Like v, in q's dtype; zeros for tokens beyond the last sequence.
     """
 
-    def step(state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-        return in_chunks(_kda_chunk, _CHUNK, q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, state)
+    def step(
+        state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return in_chunks(
+            _kda_chunk, _CHUNK, q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, state
+        )
 
     out = fake_delta_rule(q, k, v).zero_()
-    return advance(step, [q, k, v, g, beta], out, cu_seqlens, kv_lens, state_slots, batch_info_host, kda_cache)
+    return advance(
+        step, [q, k, v, g, beta], out, cu_seqlens, kv_lens, state_slots, batch_info_host, kda_cache
+    )
 
 
 def _kda_chunk(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return a chunk's outputs [batch, heads, tokens, value_dim] and the state [.., key_dim, value_dim] behind it."""
+    """Return a chunk's outputs [batch, heads, tokens, value_dim] and the state [.., key_dim,
+    value_dim] behind it.
+    """
     total = decay.cumsum(-2)
     rate = rate.unsqueeze(-1)
-    later = torch.ones(total.shape[-2], total.shape[-2], dtype=torch.bool, device=total.device).triu(1)
-    between = (total.unsqueeze(-2) - total.unsqueeze(-3)).masked_fill(later.unsqueeze(-1), -torch.inf).exp()
+    later = torch.ones(
+        total.shape[-2], total.shape[-2], dtype=torch.bool, device=total.device
+    ).triu(1)
+    between = (
+        (total.unsqueeze(-2) - total.unsqueeze(-3))
+        .masked_fill(later.unsqueeze(-1), -torch.inf)
+        .exp()
+    )
     reached = total.exp()
     system = rate * torch.einsum("...ic,...jc,...ijc->...ij", key, key, between).tril(-1)
     wanted = rate * (value - (key * reached) @ state)
@@ -95,4 +118,6 @@ def _kda_chunk(
     weights = torch.einsum("...ic,...jc,...ijc->...ij", query, key, between)
     out = (query * reached) @ state + weights @ corrections
     left = (total[..., -1:, :] - total).exp()
-    return out, state * reached[..., -1, :].unsqueeze(-1) + (key * left).transpose(-1, -2) @ corrections
+    return out, state * reached[..., -1, :].unsqueeze(-1) + (key * left).transpose(
+        -1, -2
+    ) @ corrections

@@ -1,4 +1,5 @@
-"""The delta rule, gated or not, with a cache of each sequence's state: how its kernels are launched.
+"""The delta rule, gated or not, with a cache of each sequence's state: how its kernels are
+launched.
 
 Nothing here waits for the device, and in decode every grid follows from shapes alone.
 """
@@ -12,10 +13,21 @@ import triton
 from torch import Tensor
 
 from onboard.ops.delta_rule.delta_rule import fake_delta_rule
-from onboard.ops.delta_rule.delta_rule_kernels import delta_chunk_kernel, delta_solve_kernel, delta_step_kernel
+from onboard.ops.delta_rule.delta_rule_kernels import (
+    delta_chunk_kernel,
+    delta_solve_kernel,
+    delta_step_kernel,
+)
 from onboard.ops.library import register_op
 from onboard.ops.recurrences.triton_state import chunk_options, output_rows
-from onboard.ops.triton.launch import last_contiguous, overlaps, power_of_two, processors, require_device, tile_width
+from onboard.ops.triton.launch import (
+    last_contiguous,
+    overlaps,
+    power_of_two,
+    processors,
+    require_device,
+    tile_width,
+)
 
 CHUNK = 64
 MOST_STEPS = 4
@@ -41,7 +53,9 @@ def triton_cached_gated_delta_rule(
 ) -> Tensor:
     """`torch_cached_gated_delta_rule` as kernels: one launch in decode, two otherwise."""
     spans = (cu_seqlens, kv_lens, state_slots)
-    return cached_delta_rule(q, k, v, g, beta, spans, batch_info_host, delta_cache, scale, use_qk_l2norm_in_kernel)
+    return cached_delta_rule(
+        q, k, v, g, beta, spans, batch_info_host, delta_cache, scale, use_qk_l2norm_in_kernel
+    )
 
 
 @register_op(fake_delta_rule, mutates=("delta_cache",))
@@ -60,7 +74,9 @@ def triton_cached_delta_rule(
 ) -> Tensor:
     """`torch_cached_delta_rule` as kernels: those of the gated one, without the gate."""
     spans = (cu_seqlens, kv_lens, state_slots)
-    return cached_delta_rule(q, k, v, None, beta, spans, batch_info_host, delta_cache, scale, use_qk_l2norm_in_kernel)
+    return cached_delta_rule(
+        q, k, v, None, beta, spans, batch_info_host, delta_cache, scale, use_qk_l2norm_in_kernel
+    )
 
 
 def cached_delta_rule(
@@ -75,7 +91,9 @@ def cached_delta_rule(
     scale: float | None,
     normalise: bool,
 ) -> Tensor:
-    """Return the outputs of the gated delta rule, or without `g` of the plain one; the cache is written to."""
+    """Return the outputs of the gated delta rule, or without `g` of the plain one; the cache is
+    written to.
+    """
     require_device(q)
     q, k, v, beta = (last_contiguous(each)[0] for each in (q, k, v, beta))
     g = None if g is None else last_contiguous(g)[0]
@@ -84,8 +102,20 @@ def cached_delta_rule(
     out = output_rows(tuple(v.shape), q.dtype, batch_info_host, q.device)
     factor = key**-0.5 if scale is None else scale
     gate_stride = 0 if g is None else g.stride(0)
-    strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], gate_stride, beta.stride(0), cache.stride(0))
-    sizes: dict[str, Any] = {"HEADS": heads, "GROUP": heads // key_heads, "KEY": key, "VALUE": value}
+    strides = (
+        *q.stride()[:2],
+        *k.stride()[:2],
+        *v.stride()[:2],
+        gate_stride,
+        beta.stride(0),
+        cache.stride(0),
+    )
+    sizes: dict[str, Any] = {
+        "HEADS": heads,
+        "GROUP": heads // key_heads,
+        "KEY": key,
+        "VALUE": value,
+    }
     sizes |= {"GATED": g is not None, "NORMALISE": normalise}
     if longest_query <= MOST_STEPS:
         width = _step_width(tile_width(key), value, heads * sequences, q.device)
@@ -109,7 +139,9 @@ def cached_delta_rule(
 
 
 def _step_width(keys: int, value: int, states: int, device: torch.device) -> int:
-    """Value channels of a program: fewer when there are few states, so that all multiprocessors have work."""
+    """Value channels of a program: fewer when there are few states, so that all multiprocessors
+    have work.
+    """
     width = min(power_of_two(value), max(8, STATE_ELEMENTS // keys))
     while width > 8 and states * triton.cdiv(value, width) < 2 * processors(device):
         width //= 2

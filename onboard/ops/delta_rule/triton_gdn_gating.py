@@ -43,7 +43,9 @@ def _fake_gdn_gating(a: Tensor, b: Tensor, rate: Tensor, dt_bias: Tensor) -> tup
 
 
 @register_op(_fake_gdn_gating)
-def triton_fused_gdn_gating(a: Tensor, b: Tensor, rate: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+def triton_fused_gdn_gating(
+    a: Tensor, b: Tensor, rate: Tensor, dt_bias: Tensor
+) -> tuple[Tensor, Tensor]:
     """`torch_fused_gdn_gating` as one kernel."""
     require_device(a)
     g, beta = _fake_gdn_gating(a, b, rate, dt_bias)

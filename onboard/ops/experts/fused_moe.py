@@ -29,10 +29,11 @@ def torch_moe_fused(
 
     Args:
         x: [..., hidden].
-        selected_experts: [..., k], the same tokens in the same order; ids outside [0, experts) add nothing.
+        selected_experts: [..., k], the same tokens in the same order; ids outside [0, experts) add
+            nothing.
         routing_weights: [..., k].
-        w3_w1_stacked_weight: [experts, 2 * intermediate, hidden], up before gate; [experts, intermediate, hidden]
-            unless gated.
+        w3_w1_stacked_weight: [experts, 2 * intermediate, hidden], up before gate; [experts,
+            intermediate, hidden] unless gated.
         w2_stacked_weight: [experts, hidden, intermediate].
         is_gated_mlp, act_fn, limit, alpha, up_offset, gate_cap, up_cap: as for `torch_moe`.
         w3_w1_stacked_bias: [experts, 2 * intermediate] (half as many unless gated) or None.
@@ -45,10 +46,14 @@ def torch_moe_fused(
     b1, b3 = _gate_and_up(w3_w1_stacked_bias, is_gated_mlp)
     b2 = None if w2_stacked_bias is None else list(w2_stacked_bias.unbind())
     lists = (w1 or [], list(w2_stacked_weight.unbind()), w3 or [], is_gated_mlp, act_fn, b1, b2, b3)
-    return torch_moe(x, selected_experts, routing_weights, *lists, limit, alpha, up_offset, gate_cap, up_cap)
+    return torch_moe(
+        x, selected_experts, routing_weights, *lists, limit, alpha, up_offset, gate_cap, up_cap
+    )
 
 
-def _gate_and_up(stacked: Tensor | None, gated: bool) -> tuple[list[Tensor] | None, list[Tensor] | None]:
+def _gate_and_up(
+    stacked: Tensor | None, gated: bool
+) -> tuple[list[Tensor] | None, list[Tensor] | None]:
     if stacked is None:
         return None, None
     if not gated:

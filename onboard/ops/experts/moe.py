@@ -1,4 +1,6 @@
-"""Mixture of experts: the feed-forward networks that a router chose for each token, weighted and added up."""
+"""Mixture of experts: the feed-forward networks that a router chose for each token, weighted and
+added up.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ _SCHEMA = (
 )
 
 
-@register_op(fake_moe, schema=_SCHEMA, no_pieces="torch_moe computes every expert for every token where it is captured")
+@register_op(
+    fake_moe,
+    schema=_SCHEMA,
+    no_pieces="torch_moe computes every expert for every token where it is captured",
+)
 def torch_moe(
     x: Tensor,
     selected_experts: Tensor,
@@ -45,25 +51,29 @@ def torch_moe(
     gate_cap: float | None = None,
     up_cap: float | None = None,
 ) -> Tensor:
-    """Sparse mixture of experts (Shazeer et al. 2017, arXiv:1701.06538), the choice of experts made already.
+    """Sparse mixture of experts (Shazeer et al. 2017, arXiv:1701.06538), the choice of experts made
+    already.
 
-    Each token's output is the sum over its chosen experts of routing weight times w2(act(w1(x)) * w3(x)), without the
-    factor w3(x) when the experts are not gated. An id outside [0, experts) adds nothing: that is how a rank skips the
-    experts of others.
+    Each token's output is the sum over its chosen experts of routing weight times w2(act(w1(x)) *
+    w3(x)), without the factor w3(x) when the experts are not gated. An id outside [0, experts) adds
+    nothing: that is how a rank skips the experts of others.
 
     Args:
         x: [..., hidden].
         selected_experts: [..., k] int64, the same tokens in the same order.
         routing_weights: [..., k].
-        w1_weight, w3_weight: gate and up projection of each expert, [intermediate, hidden]; no w3 unless gated.
+        w1_weight, w3_weight: gate and up projection of each expert, [intermediate, hidden]; no w3
+            unless gated.
         w2_weight: down projection of each expert, [hidden, intermediate].
         is_gated_mlp: whether there is a w3.
         act_fn: a key of `onboard.ops.linear.activation.ACTIVATIONS`.
-        w1_bias, w3_bias, w2_bias: [intermediate], [intermediate] and [hidden] of each expert, or None.
+        w1_bias, w3_bias, w2_bias: [intermediate], [intermediate] and [hidden] of each expert, or
+            None.
         limit: bound of the gate from above and of the up projection from both sides, or None.
         alpha: the gate's activation is gate * sigmoid(alpha * gate) instead of act_fn, unless None.
         up_offset: what is added to the (bounded) up projection.
-        gate_cap: c; of an activation gate * sigmoid(gate), the factor gate becomes c * tanh(gate / c), or None.
+        gate_cap: c; of an activation gate * sigmoid(gate), the factor gate becomes c * tanh(gate /
+            c), or None.
         up_cap: the same of the up projection.
 
     Returns:
@@ -72,7 +82,11 @@ def torch_moe(
     Raises:
         UsageError: unknown activation.
     """
-    act = activation_function(act_fn) if alpha is None and gate_cap is None else _swish(alpha or 1.0, gate_cap)
+    act = (
+        activation_function(act_fn)
+        if alpha is None and gate_cap is None
+        else _swish(alpha or 1.0, gate_cap)
+    )
     tokens = x.reshape(-1, x.shape[-1])
     selected_experts = selected_experts.reshape(-1, selected_experts.shape[-1])
     routing_weights = routing_weights.reshape(-1, routing_weights.shape[-1])
@@ -80,9 +94,17 @@ def torch_moe(
 
     def expert(index: int, chosen: Tensor) -> Tensor:
         gate = F.linear(chosen, w1_weight[index], w1_bias[index] if w1_bias else None)
-        up = F.linear(chosen, w3_weight[index], w3_bias[index] if w3_bias else None) if is_gated_mlp else None
+        up = (
+            F.linear(chosen, w3_weight[index], w3_bias[index] if w3_bias else None)
+            if is_gated_mlp
+            else None
+        )
         up = None if up is None else _capped(up, up_cap)
-        return F.linear(_gated(gate, up, act, limit, up_offset), w2_weight[index], w2_bias[index] if w2_bias else None)
+        return F.linear(
+            _gated(gate, up, act, limit, up_offset),
+            w2_weight[index],
+            w2_bias[index] if w2_bias else None,
+        )
 
     for index in _experts_to_run(selected_experts, len(w1_weight)):
         _add(out, tokens, selected_experts == index, routing_weights, partial(expert, index))
@@ -90,7 +112,9 @@ def torch_moe(
 
 
 def _experts_to_run(selected: Tensor, experts: int) -> Iterable[int]:
-    """Return the experts that were chosen; all of them where that cannot be known, in a captured graph."""
+    """Return the experts that were chosen; all of them where that cannot be known, in a captured
+    graph.
+    """
     if selected.is_cuda and torch.cuda.is_current_stream_capturing():
         return range(experts)
     chosen: list[int] = selected.unique().tolist()  # type: ignore[no-untyped-call]
@@ -98,13 +122,20 @@ def _experts_to_run(selected: Tensor, experts: int) -> Iterable[int]:
 
 
 def _add(
-    out: Tensor, tokens: Tensor, chosen: Tensor, routing_weights: Tensor, expert: Callable[[Tensor], Tensor]
+    out: Tensor,
+    tokens: Tensor,
+    chosen: Tensor,
+    routing_weights: Tensor,
+    expert: Callable[[Tensor], Tensor],
 ) -> None:
     """Add an expert's weighted output to the tokens that chose it; `chosen` is [tokens, k]."""
     if tokens.is_cuda and torch.cuda.is_current_stream_capturing():
-        # A captured graph cannot depend on values: the expert sees every token, and is added where it was chosen.
+        # A captured graph cannot depend on values: the expert sees every token, and is added where
+        # it was chosen.
         weight = torch.where(chosen, routing_weights, 0).sum(dim=-1, keepdim=True)
-        out += torch.where(chosen.any(dim=-1, keepdim=True), expert(tokens) * weight, 0).to(out.dtype)
+        out += torch.where(chosen.any(dim=-1, keepdim=True), expert(tokens) * weight, 0).to(
+            out.dtype
+        )
         return
     rows, slots = torch.where(chosen)
     if rows.numel():
@@ -120,7 +151,9 @@ def _capped(x: Tensor, cap: float | None) -> Tensor:
     return x if cap is None else cap * torch.tanh(x / cap)
 
 
-def _gated(gate: Tensor, up: Tensor | None, act: Activation, limit: float | None, up_offset: float) -> Tensor:
+def _gated(
+    gate: Tensor, up: Tensor | None, act: Activation, limit: float | None, up_offset: float
+) -> Tensor:
     if limit is not None:
         gate = gate.clamp(max=limit)
         up = None if up is None else up.clamp(-limit, limit)

@@ -1,11 +1,13 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
 # (The kernels are written in Triton's language: their arguments have Triton's types.)
-"""Kernels of a mixture of experts: pairs of a token and a chosen expert are sorted by expert, and multiplied in groups.
+"""Kernels of a mixture of experts: pairs of a token and a chosen expert are sorted by expert, and
+multiplied in groups.
 
-A counting sort (Knuth, The Art of Computer Programming, vol. 3, section 5.2) brings the pairs of each expert together
-and cuts them into blocks of BLOCK_M rows. A program of a product takes one block and a slice of its expert's weights,
-so that with few tokens every weight of a chosen expert is read once. Nothing depends on values on the host: grids have
-room for the most blocks that there can be, and programs without one end at once.
+A counting sort (Knuth, The Art of Computer Programming, vol. 3, section 5.2) brings the pairs of
+each expert together and cuts them into blocks of BLOCK_M rows. A program of a product takes one
+block and a slice of its expert's weights, so that with few tokens every weight of a chosen expert
+is read once. Nothing depends on values on the host: grids have room for the most blocks that there
+can be, and programs without one end at once.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from onboard.ops.triton.overlap import wait_for_inputs
 
 @triton.jit
 def _load_ids(ids_ptr, pair, pairs, EXPERTS: tl.constexpr):
-    """Return the experts of pairs; those that are not here, and what is no pair, have number EXPERTS."""
+    """Return the experts of pairs; those that are not here, and what is no pair, have number
+    EXPERTS.
+    """
     expert = tl.load(ids_ptr + pair, mask=pair < pairs, other=EXPERTS).to(tl.int32)
     return tl.where((expert >= 0) & (expert < EXPERTS), expert, EXPERTS)
 
@@ -31,13 +35,22 @@ def _count(ids_ptr, start, stop, EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, R
     counts = tl.zeros([BLOCK_E], tl.int32)
     for first in range(start, stop, ROWS):
         expert = _load_ids(ids_ptr, first + tl.arange(0, ROWS), stop, EXPERTS)
-        counts += tl.sum(((expert[:, None] == column[None, :]) & (column < EXPERTS)[None, :]).to(tl.int32), 0)
+        counts += tl.sum(
+            ((expert[:, None] == column[None, :]) & (column < EXPERTS)[None, :]).to(tl.int32), 0
+        )
     return counts
 
 
 @triton.jit
 def _write_blocks(
-    blocks_ptr, totals, program, programs, blocks, BLOCK_E: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr
+    blocks_ptr,
+    totals,
+    program,
+    programs,
+    blocks,
+    BLOCK_E: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
 ):
     """Write this program's share of the table of blocks.
 
@@ -52,7 +65,10 @@ def _write_blocks(
         mine = (block[:, None] >= first_blocks[None, :]) & (block[:, None] < last_blocks[None, :])
         expert = tl.sum(tl.where(mine, column[None, :], 0), 1)
         end = tl.sum(tl.where(mine, ends[None, :], 0), 1)
-        begin = tl.sum(tl.where(mine, (ends - totals - first_blocks * BLOCK_M)[None, :], 0), 1) + block * BLOCK_M
+        begin = (
+            tl.sum(tl.where(mine, (ends - totals - first_blocks * BLOCK_M)[None, :], 0), 1)
+            + block * BLOCK_M
+        )
         tl.store(blocks_ptr + block * 3, expert, mask=block < blocks)
         tl.store(blocks_ptr + block * 3 + 1, begin, mask=block < blocks)
         tl.store(blocks_ptr + block * 3 + 2, end, mask=block < blocks)
@@ -76,11 +92,21 @@ def sort_kernel(
         place += tl.sum(((theirs < expert[:, None]) | earlier).to(tl.int32), 1)
     tl.store(order_ptr + place, pair, mask=(pair < pairs) & (expert < EXPERTS))
     totals = _count(ids_ptr, 0, pairs, EXPERTS, BLOCK_E, ROWS)
-    _write_blocks(blocks_ptr, totals, tl.program_id(0), tl.num_programs(0), blocks, BLOCK_E, ROWS, BLOCK_M)
+    _write_blocks(
+        blocks_ptr, totals, tl.program_id(0), tl.num_programs(0), blocks, BLOCK_E, ROWS, BLOCK_M
+    )
 
 
 @triton.jit(do_not_specialize=["pairs", "chunk"])
-def count_kernel(counts_ptr, ids_ptr, pairs, chunk, EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, ROWS: tl.constexpr):
+def count_kernel(
+    counts_ptr,
+    ids_ptr,
+    pairs,
+    chunk,
+    EXPERTS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """Count the pairs of each expert in one chunk."""
     start = tl.program_id(0) * chunk
     counts = _count(ids_ptr, start, tl.minimum(start + chunk, pairs), EXPERTS, BLOCK_E, ROWS)
@@ -93,12 +119,21 @@ def place_kernel(
     EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
     MOST_CHUNKS: tl.constexpr, PLACED: tl.constexpr, COMPARED: tl.constexpr,
 ):  # fmt: skip
-    """Place one chunk's pairs behind those of earlier chunks, and write a share of the table of blocks."""
-    program, column, row = tl.program_id(0), tl.arange(0, BLOCK_E), tl.arange(0, MOST_CHUNKS)[:, None]
+    """Place one chunk's pairs behind those of earlier chunks, and write a share of the table of
+    blocks.
+    """
+    program, column, row = (
+        tl.program_id(0),
+        tl.arange(0, BLOCK_E),
+        tl.arange(0, MOST_CHUNKS)[:, None],
+    )
     counts = tl.load(counts_ptr + row * BLOCK_E + column[None, :], mask=row < chunks, other=0)
     totals = tl.sum(counts, 0)
     starts_ptr += program * BLOCK_E
-    tl.store(starts_ptr + column, tl.cumsum(totals, 0) - totals + tl.sum(tl.where(row < program, counts, 0), 0))
+    tl.store(
+        starts_ptr + column,
+        tl.cumsum(totals, 0) - totals + tl.sum(tl.where(row < program, counts, 0), 0),
+    )
     tl.debug_barrier()  # all starts are written
     start = program * chunk
     stop = tl.minimum(start + chunk, pairs)
@@ -109,13 +144,17 @@ def place_kernel(
         for low in range(start, first + PLACED, COMPARED):
             other = low + tl.arange(0, COMPARED)
             theirs = _load_ids(ids_ptr, other, stop, EXPERTS)[None, :]
-            place += tl.sum(((theirs == expert[:, None]) & (other[None, :] < pair[:, None])).to(tl.int32), 1)
+            place += tl.sum(
+                ((theirs == expert[:, None]) & (other[None, :] < pair[:, None])).to(tl.int32), 1
+            )
         tl.store(order_ptr + place, pair, mask=expert < EXPERTS)
     _write_blocks(blocks_ptr, totals, program, chunks, blocks, BLOCK_E, ROWS, BLOCK_M)
 
 
 @triton.jit
-def _block(blocks_ptr, order_ptr, PAIRS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
+def _block(
+    blocks_ptr, order_ptr, PAIRS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr
+):
     """Return a block's expert, the places of its rows, their pairs, and which rows there are.
 
     With PAIRS nothing was sorted: each block is one pair, whose expert `blocks_ptr` has.
@@ -129,7 +168,12 @@ def _block(blocks_ptr, order_ptr, PAIRS: tl.constexpr, EXPERTS: tl.constexpr, BL
         blocks_ptr += tl.program_id(1) * 3
         place = tl.load(blocks_ptr + 1) + row
         real = place < tl.load(blocks_ptr + 2)
-        return tl.load(blocks_ptr).to(tl.int64), place, tl.load(order_ptr + place, mask=real, other=0), real
+        return (
+            tl.load(blocks_ptr).to(tl.int64),
+            place,
+            tl.load(order_ptr + place, mask=real, other=0),
+            real,
+        )
 
 
 @triton.jit
@@ -177,9 +221,11 @@ def up_kernel(
     HAS_ALPHA: tl.constexpr, DOT_TYPE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """First products of one block's tokens and BLOCK_N channels, activated: rows of out are in the sorted order.
+    """First products of one block's tokens and BLOCK_N channels, activated: rows of out are in the
+    sorted order.
 
-    Rows of up and gate are read alternately, so that one product has both for a channel side by side.
+    Rows of up and gate are read alternately, so that one product has both for a channel side by
+    side.
     """
     wait_for_inputs(OVERLAP)
     expert, place, pair, real = _block(blocks_ptr, order_ptr, PAIRS, EXPERTS, BLOCK_M)
@@ -193,18 +239,46 @@ def up_kernel(
         inside = row < N
         row += (both % 2) * N
         w_ptr += expert * (2 * N * K)
-        total = _product(x_ptr, token, real, x_stride, w_ptr, row, inside, K, BLOCK_M, 2 * BLOCK_N, BLOCK_K, DOT_TYPE)
+        total = _product(
+            x_ptr,
+            token,
+            real,
+            x_stride,
+            w_ptr,
+            row,
+            inside,
+            K,
+            BLOCK_M,
+            2 * BLOCK_N,
+            BLOCK_K,
+            DOT_TYPE,
+        )
         if HAS_BIAS:
-            total += tl.load(bias_ptr + expert * (2 * N) + row, mask=inside, other=0.0).to(tl.float32)[None, :]
+            total += tl.load(bias_ptr + expert * (2 * N) + row, mask=inside, other=0.0).to(
+                tl.float32
+            )[None, :]
         up, gated = tl.split(tl.reshape(total, [BLOCK_M, BLOCK_N, 2]))
         out = gate(gated, up, limit, alpha, up_offset, ACTIVATION, HAS_LIMIT, HAS_ALPHA)
     else:
         w_ptr += expert * (N * K)
         total = _product(
-            x_ptr, token, real, x_stride, w_ptr, channel, channel < N, K, BLOCK_M, BLOCK_N, BLOCK_K, DOT_TYPE
+            x_ptr,
+            token,
+            real,
+            x_stride,
+            w_ptr,
+            channel,
+            channel < N,
+            K,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+            DOT_TYPE,
         )
         if HAS_BIAS:
-            total += tl.load(bias_ptr + expert * N + channel, mask=channel < N, other=0.0).to(tl.float32)[None, :]
+            total += tl.load(bias_ptr + expert * N + channel, mask=channel < N, other=0.0).to(
+                tl.float32
+            )[None, :]
         if HAS_LIMIT:
             total = tl.minimum(total, limit)
         out = activate(total, ACTIVATION)
@@ -220,22 +294,43 @@ def down_kernel(
     DOT_TYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Second product of one block and BLOCK_N channels, times the routing weights: rows of out are those of pairs."""
+    """Second product of one block and BLOCK_N channels, times the routing weights: rows of out are
+    those of pairs.
+    """
     expert, place, pair, real = _block(blocks_ptr, order_ptr, PAIRS, EXPERTS, BLOCK_M)
-    wait_for_inputs(OVERLAP)  # blocks and order are older than the kernel in front, which has waited for them
+    wait_for_inputs(
+        OVERLAP
+    )  # blocks and order are older than the kernel in front, which has waited for them
     if tl.max(real.to(tl.int32), 0) == 0:
         return
     pair = pair.to(tl.int64)
     channel = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     w_ptr += expert * (N * K)
     total = _product(
-        hidden_ptr, place.to(tl.int64), real, K, w_ptr, channel, channel < N, K, BLOCK_M, BLOCK_N, BLOCK_K, DOT_TYPE
+        hidden_ptr,
+        place.to(tl.int64),
+        real,
+        K,
+        w_ptr,
+        channel,
+        channel < N,
+        K,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        DOT_TYPE,
     )
     if HAS_BIAS:
-        total += tl.load(bias_ptr + expert * N + channel, mask=channel < N, other=0.0).to(tl.float32)[None, :]
+        total += tl.load(bias_ptr + expert * N + channel, mask=channel < N, other=0.0).to(
+            tl.float32
+        )[None, :]
     total *= tl.load(routing_ptr + pair, mask=real, other=0.0).to(tl.float32)[:, None]
     mask = real[:, None] & (channel < N)[None, :]
-    tl.store(out_ptr + pair[:, None] * N + channel[None, :], total.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(
+        out_ptr + pair[:, None] * N + channel[None, :],
+        total.to(out_ptr.dtype.element_ty),
+        mask=mask,
+    )
 
 
 @triton.jit
@@ -251,6 +346,8 @@ def combine_experts_kernel(
     for slot in tl.static_range(TOP):
         expert = tl.load(ids_ptr + token * TOP + slot)
         known = (expert >= 0) & (expert < EXPERTS)
-        part = tl.load(parts_ptr + (token * TOP + slot) * N + channel, mask=(channel < N) & known, other=0.0)
+        part = tl.load(
+            parts_ptr + (token * TOP + slot) * N + channel, mask=(channel < N) & known, other=0.0
+        )
         total += part.to(tl.float32)
     tl.store(out_ptr + token * N + channel, total.to(out_ptr.dtype.element_ty), mask=channel < N)

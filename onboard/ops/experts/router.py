@@ -31,7 +31,8 @@ def torch_moe_router(
     top_groups: int = 1,
     group_top: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Score the experts, choose the best ones, and weigh these by their scores (DeepSeek-V3, arXiv:2412.19437, 2.1.2).
+    """Score the experts, choose the best ones, and weigh these by their scores (DeepSeek-V3,
+    arXiv:2412.19437, 2.1.2).
 
     Args:
         logits: [..., experts].
@@ -40,8 +41,9 @@ def torch_moe_router(
         scoring: "softmax" or "sigmoid", in float32.
         bias: [experts], added to the scores for the choice alone, or None.
         scale: of the weights.
-        groups: consecutive experts form this many groups of one size. A token goes to experts of the `top_groups`
-            groups whose `group_top` best experts have the largest sum of (biased) scores.
+        groups: consecutive experts form this many groups of one size. A token goes to experts of
+            the `top_groups` groups whose `group_top` best experts have the largest sum of (biased)
+            scores.
 
     Returns:
         Weights [..., top_k] float32 and experts [..., top_k] int64, the best first.
@@ -71,5 +73,7 @@ def _in_best_groups(choice: Tensor, groups: int, top_groups: int, group_top: int
     """Return the scores with -inf for the experts of all but the best groups."""
     by_group = choice.view(*choice.shape[:-1], groups, -1)
     best = by_group.topk(group_top, dim=-1).values.sum(dim=-1).topk(top_groups, dim=-1).indices
-    kept = torch.zeros(by_group.shape[:-1], dtype=torch.bool, device=choice.device).scatter(-1, best, True)
+    kept = torch.zeros(by_group.shape[:-1], dtype=torch.bool, device=choice.device).scatter(
+        -1, best, True
+    )
     return by_group.masked_fill(~kept.unsqueeze(-1), -torch.inf).view(choice.shape)

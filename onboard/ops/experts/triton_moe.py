@@ -1,7 +1,8 @@
 """Mixture of experts over stacked weights: how its kernels are launched.
 
-A single token's experts are all different, so that its pairs need no sorting; otherwise they are sorted by expert on
-the device. Nothing waits for the device, and every grid follows from shapes alone.
+A single token's experts are all different, so that its pairs need no sorting; otherwise they are
+sorted by expert on the device. Nothing waits for the device, and every grid follows from shapes
+alone.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from onboard.ops.experts.moe_kernels import (
 )
 from onboard.ops.library import register_op, schema_of
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
-from onboard.ops.triton.launch import dot_type, last_contiguous, overlaps, power_of_two, require_device
+from onboard.ops.triton.launch import (
+    dot_type,
+    last_contiguous,
+    overlaps,
+    power_of_two,
+    require_device,
+)
 
 SORT_ELEMENTS = 8192
 """Numbers of a tile of the sort."""
@@ -38,7 +45,9 @@ COMBINE_BLOCK = 1024
 
 @dataclass(frozen=True)
 class Tiles:
-    """The tiles of a product: rows, channels of weights read at once, depth; and how programs run."""
+    """The tiles of a product: rows, channels of weights read at once, depth; and how programs
+    run.
+    """
 
     m: int
     n: int
@@ -54,7 +63,9 @@ class Routed:
     order: Tensor | None
     """[pairs] int32: which pair has a place; None: they are not sorted."""
     blocks: Tensor
-    """[blocks, 3] int32: expert, first place, end of the expert's places; not sorted: the expert of each pair."""
+    """[blocks, 3] int32: expert, first place, end of the expert's places; not sorted: the expert of
+    each pair.
+    """
 
     @property
     def num_blocks(self) -> int:
@@ -99,7 +110,9 @@ def tiles_for(pairs: int, experts: int, dtype: torch.dtype) -> Tiles:
 
 
 def invariant_tiles(dtype: torch.dtype) -> Tiles:
-    """Return tiles that do not depend on the number of pairs, with the instruction of large ones."""
+    """Return tiles that do not depend on the number of pairs, with the instruction of large
+    ones.
+    """
     return Tiles(16, 64, 32, 4, 2) if dtype == torch.float32 else Tiles(64, 128, 64, 4, 4)
 
 
@@ -120,9 +133,11 @@ def triton_moe_fused(
     gate_cap: float | None = None,
     up_cap: float | None = None,
 ) -> Tensor:
-    """`torch_moe_fused` as kernels: a sort, two grouped products and the sum; products add up in float32.
+    """`torch_moe_fused` as kernels: a sort, two grouped products and the sum; products add up in
+    float32.
 
-    There is no kernel for caps: whoever puts this op in another's place leaves those that have one alone.
+    There is no kernel for caps: whoever puts this op in another's place leaves those that have one
+        alone.
     """
     return _fused(
         False, x, selected_experts, routing_weights, w3_w1_stacked_weight, w2_stacked_weight, is_gated_mlp, act_fn,
@@ -150,9 +165,13 @@ def _fused(
     routing = routing.reshape(len(tokens), -1).contiguous()
     if not tokens.numel():
         return fake_moe(x)
-    tiles = invariant_tiles(x.dtype) if invariant else tiles_for(selected.numel(), len(down), x.dtype)
+    tiles = (
+        invariant_tiles(x.dtype) if invariant else tiles_for(selected.numel(), len(down), x.dtype)
+    )
     activation = Activation(gated, act_fn, limit, alpha, up_offset)
-    return mixture(tokens, selected, routing, (up, up_bias, down, down_bias), activation, tiles).view(x.shape)
+    return mixture(
+        tokens, selected, routing, (up, up_bias, down, down_bias), activation, tiles
+    ).view(x.shape)
 
 
 Weights = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
@@ -167,7 +186,9 @@ def mixture(
     activation: Activation,
     tiles: Tiles,
 ) -> Tensor:
-    """Return the mixture's output [tokens, hidden], each chosen expert's weights read once a block of its tokens."""
+    """Return the mixture's output [tokens, hidden], each chosen expert's weights read once a block
+    of its tokens.
+    """
     (tokens, top), (experts, hidden, inner) = selected.shape, weights[2].shape
     routed = Routed(None, selected) if tokens == 1 else route(selected, experts, tiles.m)
     middle, parts = x.new_empty(tokens * top, inner), x.new_empty(tokens * top, hidden)
@@ -182,7 +203,13 @@ def mixture(
 
 
 def _up(
-    out: Tensor, x: Tensor, weights: Weights, activation: Activation, routed: Routed, top: int, tiles: Tiles
+    out: Tensor,
+    x: Tensor,
+    weights: Weights,
+    activation: Activation,
+    routed: Routed,
+    top: int,
+    tiles: Tiles,
 ) -> None:
     """Write the activated first product of every pair, [pairs, inner]."""
     weight, bias, down, _ = weights
@@ -196,7 +223,9 @@ def _up(
     )  # fmt: skip
 
 
-def _down(out: Tensor, middle: Tensor, weights: Weights, routing: Tensor, routed: Routed, tiles: Tiles) -> None:
+def _down(
+    out: Tensor, middle: Tensor, weights: Weights, routing: Tensor, routed: Routed, tiles: Tiles
+) -> None:
     """Write the second product of every pair, times its routing weight, [pairs, hidden]."""
     _, _, weight, bias = weights
     experts, hidden, inner = weight.shape
@@ -216,8 +245,17 @@ def route(selected: Tensor, experts: int, rows: int) -> Routed:
     table = torch.empty((blocks, 3), dtype=torch.int32, device=selected.device)
     counted = max(1, min(SORT_ELEMENTS // block_e, power_of_two(pairs)))
     placed = min(PLACED, power_of_two(pairs))
-    sizes: dict[str, Any] = {"EXPERTS": experts, "BLOCK_E": block_e, "ROWS": counted, "num_warps": 4}
-    tiles = {"BLOCK_M": rows, "PLACED": placed, "COMPARED": min(SORT_ELEMENTS // placed, power_of_two(pairs))}
+    sizes: dict[str, Any] = {
+        "EXPERTS": experts,
+        "BLOCK_E": block_e,
+        "ROWS": counted,
+        "num_warps": 4,
+    }
+    tiles = {
+        "BLOCK_M": rows,
+        "PLACED": placed,
+        "COMPARED": min(SORT_ELEMENTS // placed, power_of_two(pairs)),
+    }
     if pairs <= FEW_PAIRS:
         sort_kernel[(triton.cdiv(pairs, placed),)](
             order, table, selected, pairs, blocks, **sizes, **tiles, **overlaps(selected.device)

@@ -1,6 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
 # (The kernel is written in Triton's language: its arguments have Triton's types.)
-"""The router of a mixture of experts as one kernel: scores, groups, choice and weights of a token in registers."""
+"""The router of a mixture of experts as one kernel: scores, groups, choice and weights of a token
+in registers.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def router_kernel(
     index = group[:, None] * SIZE + place[None, :]
     real = (group < GROUPS)[:, None] & (place < SIZE)[None, :]
     index = tl.where(real, index, EXPERTS)
-    logits = tl.load(logits_ptr + token * stride + index, mask=real, other=float("-inf")).to(tl.float32)
+    logits = tl.load(logits_ptr + token * stride + index, mask=real, other=float("-inf")).to(
+        tl.float32
+    )
     if SIGMOID:
         scores = tl.sigmoid(logits)
     else:

@@ -1,4 +1,6 @@
-"""The sum that ends a layer, by itself and kept for each token: what a draft model reads of the model it drafts for."""
+"""The sum that ends a layer, by itself and kept for each token: what a draft model reads of the
+model it drafts for.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from onboard.ops.library import register_op
 
 @register_op(inserted=True)
 def torch_residual_add(hidden_states: Tensor, residual: Tensor) -> Tensor:
-    """Add what a layer's last block gives to what went around it, [batch, sequence, hidden] each."""
+    """Add what a layer's last block gives to what went around it, [batch, sequence, hidden]
+    each.
+    """
     return hidden_states + residual
 
 
@@ -39,6 +43,8 @@ def torch_cached_residual_add(
 
 
 def kept_hidden_states(hidden_cache: Tensor, slots: Tensor) -> Tensor:
-    """Return what `torch_cached_residual_add` has kept of tokens, [tokens, hidden], given their slots [tokens]."""
+    """Return what `torch_cached_residual_add` has kept of tokens, [tokens, hidden], given their
+    slots [tokens].
+    """
     size = hidden_cache.shape[2]
     return hidden_cache[slots // size, 0, slots % size]

@@ -1,4 +1,6 @@
-"""Multi-head latent attention over a paged cache of latents (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
+"""Multi-head latent attention over a paged cache of latents (DeepSeek-V2, arXiv:2405.04434, section
+2.1).
+"""
 
 from __future__ import annotations
 
@@ -28,20 +30,24 @@ def torch_cached_mla(
 ) -> Tensor:
     """`torch_mla` of a flat row of tokens: store their latents, then attend over the pages.
 
-    A decode step never expands keys and values: the weight is absorbed into queries and outputs, so that each head
-    attends to the latents themselves. It reads nothing back from the device. Prefill expands them, sequence
-    by sequence.
+    A decode step never expands keys and values: the weight is absorbed into queries and outputs, so
+    that each head attends to the latents themselves. It reads nothing back from the device. Prefill
+    expands them, sequence by sequence.
 
     Args:
-        q_nope, q_pe, compressed_kv, kpe, kv_b_proj_weight: as in `torch_mla`, with a batch of one row.
-        cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host: as in `torch_cached_attention`.
+        q_nope, q_pe, compressed_kv, kpe, kv_b_proj_weight: as in `torch_mla`, with a batch of one
+            row.
+        cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host: as in
+            `torch_cached_attention`.
         mla_cache: [pages, 1, page_size, rank + rope_dim], written to.
         scale: factor of the scores; None: (nope_dim + rope_dim) ** -0.5.
 
     Returns:
         [1, tokens, heads, value_dim]; zeros for tokens beyond the last sequence.
     """
-    write_tokens(mla_cache, torch.cat([compressed_kv[0].unsqueeze(1), kpe[0]], dim=-1), slot_mapping)
+    write_tokens(
+        mla_cache, torch.cat([compressed_kv[0].unsqueeze(1), kpe[0]], dim=-1), slot_mapping
+    )
     sequences, _, longest_query, longest_kv, *_ = batch_info_host.tolist()
     if longest_query == 1:
         pages = block_table[:, : -(-longest_kv // mla_cache.shape[2])]
@@ -52,14 +58,26 @@ def torch_cached_mla(
     starts, lengths, rank = cu_seqlens.tolist(), kv_lens.tolist(), compressed_kv.shape[-1]
     for index in range(sequences):
         rows = slice(starts[index], starts[index + 1])
-        stored = read_sequence(mla_cache, block_table[index], lengths[index]).transpose(1, 2).to(q_nope.dtype)
+        stored = (
+            read_sequence(mla_cache, block_table[index], lengths[index])
+            .transpose(1, 2)
+            .to(q_nope.dtype)
+        )
         latent, key = stored[:, :, 0, :rank], stored[..., rank:]
-        out[:, rows] = torch_mla(q_nope[:, rows], q_pe[:, rows], latent, key, kv_b_proj_weight, True, scale)
+        out[:, rows] = torch_mla(
+            q_nope[:, rows], q_pe[:, rows], latent, key, kv_b_proj_weight, True, scale
+        )
     return out
 
 
 def _absorbed(
-    q_nope: Tensor, q_pe: Tensor, weight: Tensor, cache: Tensor, pages: Tensor, kv_lens: Tensor, scale: float
+    q_nope: Tensor,
+    q_pe: Tensor,
+    weight: Tensor,
+    cache: Tensor,
+    pages: Tensor,
+    kv_lens: Tensor,
+    scale: float,
 ) -> Tensor:
     """Return one token's attention for each sequence, [sequences, heads, value_dim]."""
     heads, nope = q_nope.shape[1:]
@@ -70,6 +88,8 @@ def _absorbed(
     seen = torch.arange(stored.shape[1], device=cache.device) < kv_lens.unsqueeze(1)
     stored = only_seen(stored, seen)
     queries = torch.cat([torch.einsum("bhn,hnr->bhr", q_nope, to_keys), q_pe], dim=-1)
-    scores = (queries @ stored.transpose(1, 2)).to(torch.promote_types(q_nope.dtype, torch.float32)) * scale
+    scores = (queries @ stored.transpose(1, 2)).to(
+        torch.promote_types(q_nope.dtype, torch.float32)
+    ) * scale
     chances = F.softmax(scores.masked_fill(~seen.unsqueeze(1), -torch.inf), dim=-1).to(q_nope.dtype)
     return torch.einsum("bhr,hvr->bhv", chances @ stored[..., :rank], to_values)

@@ -11,7 +11,13 @@ from onboard.ops.library import register_op
 
 
 def fake_mla(
-    q_nope: Tensor, q_pe: Tensor, compressed_kv: Tensor, kpe: Tensor, weight: Tensor, *_: object, **__: object
+    q_nope: Tensor,
+    q_pe: Tensor,
+    compressed_kv: Tensor,
+    kpe: Tensor,
+    weight: Tensor,
+    *_: object,
+    **__: object,
 ) -> Tensor:
     """Return an empty output of `torch_mla`: [batch, sequence, heads, value_dim]."""
     batch, length, heads, nope = q_nope.shape
@@ -30,8 +36,9 @@ def torch_mla(
 ) -> Tensor:
     """Attention whose keys and values are expanded from one latent vector a token.
 
-    Keys are [W_k latent, kpe] and values W_v latent, where kv_b_proj_weight holds, head after head, the rows of W_k and
-    then those of W_v. Keeping the latent whole lets a cached form store it alone and absorb the weight.
+    Keys are [W_k latent, kpe] and values W_v latent, where kv_b_proj_weight holds, head after head,
+    the rows of W_k and then those of W_v. Keeping the latent whole lets a cached form store it
+    alone and absorb the weight.
 
     Args:
         q_nope: [batch, sequence, heads, nope_dim], the part of the queries without positions.
@@ -46,7 +53,11 @@ def torch_mla(
         [batch, sequence, heads, value_dim] in the queries' dtype.
     """
     heads, nope = q_nope.shape[2:]
-    expanded = F.linear(compressed_kv, kv_b_proj_weight).reshape(*compressed_kv.shape[:2], heads, -1)
+    expanded = F.linear(compressed_kv, kv_b_proj_weight).reshape(
+        *compressed_kv.shape[:2], heads, -1
+    )
     k_nope, value = expanded[..., :nope], expanded[..., nope:]
     key = torch.cat([k_nope, kpe.expand(-1, -1, heads, -1)], dim=-1)
-    return torch_attention(torch.cat([q_nope, q_pe], dim=-1), key, value, None, 0.0, is_causal, scale)
+    return torch_attention(
+        torch.cat([q_nope, q_pe], dim=-1), key, value, None, 0.0, is_causal, scale
+    )

@@ -2,9 +2,10 @@
 # (The kernels are written in Triton's language: their arguments have Triton's types.)
 """The kernel of attention over a paged cache of latents.
 
-With the weights of keys absorbed into the queries, all heads attend to one key a token, the latent and a rotated part,
-and their values are the latents again (DeepSeek-V2, arXiv:2405.04434, section 2.1.2): a tile of the cache is read once
-and used twice. The rows are the pairs of a query and a head; softmax and splits are those of `attention_kernels`.
+With the weights of keys absorbed into the queries, all heads attend to one key a token, the latent
+and a rotated part, and their values are the latents again (DeepSeek-V2, arXiv:2405.04434, section
+2.1.2): a tile of the cache is read once and used twice. The rows are the pairs of a query and a
+head; softmax and splits are those of `attention_kernels`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from onboard.ops.attention.attention_kernels import LOG2E, _keys_per_split, _sto
 
 @triton.jit
 def _load_rows(row_ptr, real, SIZE: tl.constexpr, BLOCK: tl.constexpr, DOT_TYPE: tl.constexpr):
-    """Return the `SIZE` channels of each real row, as operands of a matrix product; those of the others are 0."""
+    """Return the `SIZE` channels of each real row, as operands of a matrix product; those of the
+    others are 0.
+    """
     channel = tl.arange(0, BLOCK)
     inside = real[:, None] & (channel < SIZE)[None, :]
     return tl.load(row_ptr[:, None] + channel[None, :], mask=inside, other=0.0).to(DOT_TYPE)
@@ -39,16 +42,26 @@ def _store_new_latent(
 
 @triton.jit
 def _page_start(table_ptr, first, high, stride_page, PAGE: tl.constexpr):
-    """Return where in the cache the page begins that holds the keys `first` of a sequence, those below `high`."""
+    """Return where in the cache the page begins that holds the keys `first` of a sequence, those
+    below `high`.
+    """
     return tl.load(table_ptr + first // PAGE, mask=first < high, other=0).to(tl.int64) * stride_page
 
 
 @triton.jit
-def _key_places(table_ptr, tile, high, stride_page, stride_slot, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Return where in the cache each key of a tile of a sequence begins, as far as they are below `high`."""
+def _key_places(
+    table_ptr, tile, high, stride_page, stride_slot, PAGE: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Return where in the cache each key of a tile of a sequence begins, as far as they are below
+    `high`.
+    """
     i = tl.arange(0, BLOCK_N)
-    if PAGE % BLOCK_N == 0 or (BLOCK_N % PAGE == 0 and BLOCK_N <= 4 * PAGE):  # a few look-ups for all threads
-        place = _page_start(table_ptr, tile, high, stride_page, PAGE) + (tile % PAGE + i) * stride_slot
+    if PAGE % BLOCK_N == 0 or (
+        BLOCK_N % PAGE == 0 and BLOCK_N <= 4 * PAGE
+    ):  # a few look-ups for all threads
+        place = (
+            _page_start(table_ptr, tile, high, stride_page, PAGE) + (tile % PAGE + i) * stride_slot
+        )
         for part in tl.static_range(PAGE, BLOCK_N, PAGE):
             start = _page_start(table_ptr, tile + part, high, stride_page, PAGE)
             place = tl.where(i < part, place, start + (i - part) * stride_slot)
@@ -64,21 +77,26 @@ def _attend_latents(
     RANK: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_ROPE: tl.constexpr,
 ):  # fmt: skip
-    """Return the peak and the sum of the weights of each row over the keys low..high, and its weighted sum of latents.
+    """Return the peak and the sum of the weights of each row over the keys low..high, and its
+    weighted sum of latents.
 
     Every row sees the first of them; all rows see those below `seen_by_all`.
 
-    Three things are here for Triton's compiler, which would else choose a much slower order and layout. The sums start
-    as constants: matrix products whose registers others write to, too, wait for one another. The outer `if` holds
-    always: what is in it is done behind the loads of the next tile, which have that time to arrive. And the inner one
-    parts the products, so that the scores of a tile are shared out among all warps, not computed twice.
+    Three things are here for Triton's compiler, which would else choose a much slower order and
+    layout. The sums start as constants: matrix products whose registers others write to, too, wait
+    for one another. The outer `if` holds
+    always: what is in it is done behind the loads of the next tile, which have that time to arrive.
+    And the inner one parts the products, so that the scores of a tile are shared out among all
+    warps, not computed twice.
     """
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     mixed = tl.zeros([BLOCK_M, BLOCK_RANK], tl.float32)
     for tile in range(low, high, BLOCK_N):
         stored = tile + tl.arange(0, BLOCK_N) < high
-        place = cache_ptr + _key_places(table_ptr, tile, high, stride_page, stride_slot, PAGE, BLOCK_N)
+        place = cache_ptr + _key_places(
+            table_ptr, tile, high, stride_page, stride_slot, PAGE, BLOCK_N
+        )
         latents = _load_rows(place, stored, RANK, BLOCK_RANK, query.dtype)
         keys = _load_rows(place + RANK, stored, ROPE, BLOCK_ROPE, query.dtype)
         scores = tl.dot(rotated, tl.trans(keys), input_precision="ieee")
@@ -91,7 +109,9 @@ def _attend_latents(
             weights = tl.exp2(scores - new_peak[:, None])
             decay = tl.exp2(peak - new_peak)
             total = total * decay + tl.sum(weights, 1)
-            mixed = tl.dot(weights.to(query.dtype), latents, mixed * decay[:, None], input_precision="ieee")
+            mixed = tl.dot(
+                weights.to(query.dtype), latents, mixed * decay[:, None], input_precision="ieee"
+            )
             peak = new_peak
     return peak, total, mixed
 
@@ -106,11 +126,12 @@ def mla_kernel(
     SPLIT: tl.constexpr, WRITE: tl.constexpr, DOT_TYPE: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_ROPE: tl.constexpr,
 ):  # fmt: skip
-    """Attend BLOCK_M rows of one sequence over one share of its keys; programs of the same share are neighbours.
+    """Attend BLOCK_M rows of one sequence over one share of its keys; programs of the same share
+    are neighbours.
 
-    With WRITE each sequence has one new token: the programs whose share holds it all store it, so that none waits for
-    another. SPLIT as in `attention_kernel`: out is [tokens, heads, splits, rank] float32. With EARLY the kernel after
-    it may be started now, and waits for this one.
+    With WRITE each sequence has one new token: the programs whose share holds it all store it, so
+    that none waits for another. SPLIT as in `attention_kernel`: out is [tokens, heads, splits,
+    rank] float32. With EARLY the kernel after it may be started now, and waits for this one.
     """
     if EARLY:
         gdc_launch_dependents()

@@ -1,8 +1,8 @@
 """Multi-head latent attention over a paged cache of latents: how its kernels are launched.
 
-All steps attend to the latents themselves; the weight that would expand them is absorbed into queries and outputs by
-two batched matrix products of the library. Nothing waits for the device, and in decode every grid follows from shapes
-alone.
+All steps attend to the latents themselves; the weight that would expand them is absorbed into
+queries and outputs by two batched matrix products of the library. Nothing waits for the device, and
+in decode every grid follows from shapes alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ MOST_SPLITS = 128
 COMBINED_CHANNELS = 128
 """What one warp joins: programs so small that many run at a time."""
 ROWS, KEYS = 64, 64
-"""Of the widest tile: what the accumulators leave of the registers, and what two buffers leave of shared memory."""
+"""Of the widest tile: what the accumulators leave of the registers, and what two buffers leave of
+shared memory.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,17 +52,23 @@ class _Plan:
 
 
 def _buffers(memory: int, channels: int) -> int:
-    """Return how many tiles of keys the shared memory holds beside queries and weights, all in 16-bit types."""
+    """Return how many tiles of keys the shared memory holds beside queries and weights, all in
+    16-bit types.
+    """
     return (memory // 2 - ROWS * (channels + KEYS)) // (KEYS * channels)
 
 
 def _plan(queries: Tensor, rope: int, most_keys: int, sequences: int, longest_query: int) -> _Plan:
     """Tiles that fit in the registers and the shared memory of a multiprocessor.
 
-    With 64 rows there is one program a multiprocessor (of compute capability 9.0), which loads a tile of keys while it
-    computes with the one before, where both fit; a tile of 16 rows leaves room for two programs.
+    With 64 rows there is one program a multiprocessor (of compute capability 9.0), which loads a
+    tile of keys while it computes with the one before, where both fit; a tile of 16 rows leaves
+    room for two programs.
     """
-    rows, channels = longest_query * queries.shape[1], tile_width(queries.shape[2]) + tile_width(rope)
+    rows, channels = (
+        longest_query * queries.shape[1],
+        tile_width(queries.shape[2]) + tile_width(rope),
+    )
     buffers = _buffers(shared_memory(queries.device), channels)
     if queries.dtype == torch.float32:  # products of float32 proper run outside the matrix units
         tile, keys, stages = 16, 16, 2
@@ -89,9 +97,11 @@ def triton_cached_mla(
     mla_cache: Tensor,
     scale: float | None = None,
 ) -> Tensor:
-    """`torch_cached_mla` as kernels: one or two launches between two batched matrix products in decode.
+    """`torch_cached_mla` as kernels: one or two launches between two batched matrix products in
+    decode.
 
-    `batch_info_host` says which kernels run: a captured decode step may be replayed for the same number of sequences.
+    `batch_info_host` says which kernels run: a captured decode step may be replayed for the same
+        number of sequences.
     """
     require_device(q_nope)
     heads, nope = q_nope.shape[2:]
@@ -120,11 +130,14 @@ def _attend(
     cache: Tensor,
     scale: float,
 ) -> Tensor:
-    """Store the new latents and keys, then mix the latents that each query and head sees: [tokens, heads, rank]."""
+    """Store the new latents and keys, then mix the latents that each query and head sees: [tokens,
+    heads, rank].
+    """
     (tokens, heads, rank), rope, page_size = queries.shape, key.shape[-1], cache.shape[2]
     sequences, _, longest_query, *_ = batch_info_host.tolist()
     plan = _plan(queries, rope, block_table.shape[1] * page_size, sequences, longest_query)
-    # Rows that no sequence owns must be zeros; a decode batch has none, it is padded with whole sequences.
+    # Rows that no sequence owns must be zeros; a decode batch has none, it is padded with whole
+    # sequences.
     new = queries.new_empty if plan.decode and tokens == sequences else queries.new_zeros
     out = parts = lse = new((tokens, heads, rank))
     if not plan.decode:

@@ -21,7 +21,9 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 
 def _gelu_new(x: Tensor) -> Tensor:
     # The same formula as `gelu_tanh`, but rounded after each step, as models trained with it were.
-    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+    return (
+        0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+    )
 
 
 def _gelu_fast(x: Tensor) -> Tensor:

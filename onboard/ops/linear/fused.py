@@ -1,4 +1,6 @@
-"""References of the fused ops that post-load transforms put in; the Triton ones have the same signatures."""
+"""References of the fused ops that post-load transforms put in; the Triton ones have the same
+signatures.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ def torch_fused_add_rmsnorm(
         dtype: what the sum is cast to before it is normalised; None: it is not.
 
     Returns:
-        The normalised sum (dtype as `torch_rmsnorm`) and the sum as it is before the cast, in the promoted dtype of x
-        and residual, to which it is rounded first.
+        The normalised sum (dtype as `torch_rmsnorm`) and the sum as it is before the cast, in the
+        promoted dtype of x and residual, to which it is rounded first.
     """
     total = x + residual
     return torch_rmsnorm(total if dtype is None else total.to(dtype), weight, eps), total
@@ -99,7 +101,9 @@ def fake_fused_linear(
     activation: str = "",
 ) -> Tensor:
     """Return an empty output of `torch_fused_linear`."""
-    return input.new_empty((*input.shape[:-1], weight.shape[0] // 2 if activation else weight.shape[0]))
+    return input.new_empty(
+        (*input.shape[:-1], weight.shape[0] // 2 if activation else weight.shape[0])
+    )
 
 
 @register_op(fake_fused_linear, inserted=True)
@@ -112,7 +116,8 @@ def torch_fused_linear(
     eps: float = 0.0,
     activation: str = "",
 ) -> Tensor:
-    """A linear layer with what stands around it in a decoder: RMSNorm before, gate and residual addition after it.
+    """A linear layer with what stands around it in a decoder: RMSNorm before, gate and residual
+    addition after it.
 
     Args:
         input: [..., in].

@@ -11,7 +11,8 @@ from onboard.ops.linear.activation import activation_function
 
 @register_op()
 def torch_linear_simple(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Affine projection as one graph node, without the views that exporting `nn.Linear` can leave around it.
+    """Affine projection as one graph node, without the views that exporting `nn.Linear` can leave
+    around it.
 
     Args:
         input: [..., in].

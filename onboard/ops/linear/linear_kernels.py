@@ -2,12 +2,13 @@
 # (The kernels are written in Triton's language: their arguments have Triton's types.)
 """Linear layers over few tokens: kernels that read their weights at the memory's speed.
 
-With few tokens a product is bound by its weights, each read once. What a decoder does after it goes into the same
-kernel: bias, gated activation and residual addition. So does, for one token, an RMSNorm before it: its factor is
-applied to the products, so that the first of them need not wait for the whole row.
+With few tokens a product is bound by its weights, each read once. What a decoder does after it goes
+into the same
+kernel: bias, gated activation and residual addition. So does, for one token, an RMSNorm before it:
+its factor is applied to the products, so that the first of them need not wait for the whole row.
 
-Kernels of one stream overlap (programmatic dependent launch): a program asks for weights before it waits for the kernel
-that makes its input.
+Kernels of one stream overlap (programmatic dependent launch): a program asks for weights before it
+waits for the kernel that makes its input.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from onboard.ops.triton.overlap import wait_for_inputs
 
 @triton.jit
 def _prefetch(pointers, size):
-    """Bring `size` bytes (a multiple of 16) from each pointer into the L2 cache, without waiting for them."""
+    """Bring `size` bytes (a multiple of 16) from each pointer into the L2 cache, without waiting
+    for them.
+    """
     tl.inline_asm_elementwise(
         "{.reg .pred p; setp.gt.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;}", "=r,l,r",
         [pointers, size], dtype=tl.int32, is_pure=False, pack=1,
@@ -30,7 +33,9 @@ def _prefetch(pointers, size):
 
 @triton.jit
 def _weight_rows(tile, outputs, GATED: tl.constexpr, BN: tl.constexpr):
-    """Return the BN rows of the weight that a program reads; with GATED gates, then as many of what they multiply."""
+    """Return the BN rows of the weight that a program reads; with GATED gates, then as many of what
+    they multiply.
+    """
     i = tl.arange(0, BN)
     if GATED:
         HALF: tl.constexpr = BN // 2
@@ -77,7 +82,9 @@ def vector_kernel(
     ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One token: a program computes BN products, of the first BK columns of whose weights it waits for nothing."""
+    """One token: a program computes BN products, of the first BK columns of whose weights it waits
+    for nothing.
+    """
     tile = tl.program_id(0)
     weight_row = _weight_rows(tile, outputs, ACTIVATION is not None, BN)
     k = tl.arange(0, BK)
@@ -90,7 +97,9 @@ def vector_kernel(
     sums, squares = _take_columns(sums, squares, w, x_ptr, norm_ptr, k, columns, HAS_NORM)
     for start in range(BK, columns, BK):
         w = tl.load(tile_ptr + start, mask=(start + k < columns)[None, :], other=0.0)
-        sums, squares = _take_columns(sums, squares, w, x_ptr, norm_ptr, start + k, columns, HAS_NORM)
+        sums, squares = _take_columns(
+            sums, squares, w, x_ptr, norm_ptr, start + k, columns, HAS_NORM
+        )
     products = tl.sum(sums, 1)
     if HAS_NORM:
         products *= tl.rsqrt(tl.sum(squares, 0) / columns + eps)
@@ -102,7 +111,8 @@ def vector_kernel(
 
 @triton.jit
 def _joined(sums, parts_ptr, arrived_ptr, tile, split, splits, BM: tl.constexpr, BN: tl.constexpr):
-    """Leave the sums of this split; return whether it is the last of its tile, and then the sum of all.
+    """Leave the sums of this split; return whether it is the last of its tile, and then the sum of
+    all.
 
     Whoever comes last adds them in order, so that the result is the same in every run.
     """
@@ -133,8 +143,12 @@ def _products(
             w = tl.load(rows_ptr[:, None] + column[None, :])
             x = tl.load(x_ptr + column[None, :], mask=inside[:, None], other=0.0)
         else:
-            w = tl.load(rows_ptr[:, None] + column[None, :], mask=(column < high)[None, :], other=0.0)
-            x = tl.load(x_ptr + column[None, :], mask=inside[:, None] & (column < high)[None, :], other=0.0)
+            w = tl.load(
+                rows_ptr[:, None] + column[None, :], mask=(column < high)[None, :], other=0.0
+            )
+            x = tl.load(
+                x_ptr + column[None, :], mask=inside[:, None] & (column < high)[None, :], other=0.0
+            )
         sums = tl.dot(w.to(DOT_TYPE), tl.trans(x.to(DOT_TYPE)), sums, input_precision="ieee")
     return sums
 
@@ -148,9 +162,9 @@ def matrix_kernel(
 ):  # fmt: skip
     """One of `blocks` blocks of BM tokens: a program computes BN products of each.
 
-    The columns are summed up in shares: SPLITS programs take one each, or one program takes SHARES, one after the
-    other; as many shares of either kind give the same sums. The weight is the wide side of the matrix products, so that
-    tokens need not be padded to a full tile.
+    The columns are summed up in shares: SPLITS programs take one each, or one program takes SHARES,
+    one after the other; as many shares of either kind give the same sums. The weight is the wide
+    side of the matrix products, so that tokens need not be padded to a full tile.
     """
     tile, split = tl.program_id(0) // blocks, tl.program_id(1)
     weight_row = _weight_rows(tile, outputs, ACTIVATION is not None, BN)
@@ -169,7 +183,9 @@ def matrix_kernel(
     if SHARES > 1:
         for part in range(1, SHARES):
             high = tl.minimum(part * share + share, columns)
-            sums += _products(rows_ptr, x_ptr, row < rows, part * share, high, BM, BN, BK, STAGES, EVEN, DOT_TYPE)
+            sums += _products(
+                rows_ptr, x_ptr, row < rows, part * share, high, BM, BN, BK, STAGES, EVEN, DOT_TYPE
+            )
     if SPLITS > 1:
         last, sums = _joined(sums, parts_ptr, arrived_ptr, tile, split, SPLITS, BM, BN)
         if not last:

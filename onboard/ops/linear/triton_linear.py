@@ -38,13 +38,16 @@ class Tiles:
     shares: int = 1
     """Parts in which one program sums them up."""
     ahead: int = 0
-    """Columns of the weight that are fetched into the L2 cache before the kernel before has ended."""
+    """Columns of the weight that are fetched into the L2 cache before the kernel before has
+    ended.
+    """
 
 
 def choose_tiles(rows: int, outputs: int, columns: int, device: torch.device) -> Tiles:
     """Tiles for `outputs` rows of a weight.
 
-    Measured on compute capability 9.0 over the layers of dense models of 0.6 and 8 billion parameters.
+    Measured on compute capability 9.0 over the layers of dense models of 0.6 and 8 billion
+    parameters.
     """
     if rows == 1:
         if columns <= 1024:
@@ -58,20 +61,28 @@ def choose_tiles(rows: int, outputs: int, columns: int, device: torch.device) ->
     width = 32 if short and tokens <= 16 else 64
     programs = triton.cdiv(outputs, width)
     splits = _splits(programs, columns, many)
-    return Tiles(tokens if short else max(16, tokens), width, 128, 4, 5, splits, ahead=1024 if short else 0)
+    return Tiles(
+        tokens if short else max(16, tokens), width, 128, 4, 5, splits, ahead=1024 if short else 0
+    )
 
 
 def _splits(programs: int, columns: int, many: int) -> int:
-    """In how many parts, a power of two, `programs` of at most `many` sum up columns so that enough are at work."""
+    """In how many parts, a power of two, `programs` of at most `many` sum up columns so that enough
+    are at work.
+    """
     splits = 1 if programs > many // 3 and columns < 8192 else min(columns // 512, many // programs)
     return 1 << max(1, splits).bit_length() - 1
 
 
-def choose_invariant_tiles(rows: int, outputs: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tiles:
-    """Tiles with which a token's products are the same, bit for bit, however many `rows` of tokens there are.
+def choose_invariant_tiles(
+    rows: int, outputs: int, columns: int, dtype: torch.dtype, device: torch.device
+) -> Tiles:
+    """Tiles with which a token's products are the same, bit for bit, however many `rows` of tokens
+    there are.
 
-    The weight alone decides in what order its columns are summed up, and the matrix instruction is always the one for
-    64 rows of it: it takes any number of tokens, each of which has sums of its own.
+    The weight alone decides in what order its columns are summed up, and the matrix instruction is
+    always the one for 64 rows of it: it takes any number of tokens, each of which has sums of its
+    own.
     """
     if dtype == torch.float32:
         return Tiles(16, 64, 32, num_warps=4, num_stages=2)
@@ -88,7 +99,9 @@ def choose_invariant_tiles(rows: int, outputs: int, columns: int, dtype: torch.d
 
 @cache
 def _counters(address: int, device: torch.device) -> Tensor:
-    """Zeros, which each kernel leaves as it found them, for all products with the weight at an address."""
+    """Zeros, which each kernel leaves as it found them, for all products with the weight at an
+    address.
+    """
     return torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
 
 
@@ -116,13 +129,25 @@ def _launch(
     }
     if tiles.rows == 1:
         vector_kernel[(programs,)](
-            out, x, weight, bias, residual, norm, outputs, columns, eps, HAS_NORM=norm is not None, **flags
+            out,
+            x,
+            weight,
+            bias,
+            residual,
+            norm,
+            outputs,
+            columns,
+            eps,
+            HAS_NORM=norm is not None,
+            **flags,
         )
         return out
     parts = arrived = None
     blocks = triton.cdiv(rows, tiles.rows)
     if tiles.splits > 1:
-        parts = x.new_empty(programs * blocks * tiles.splits * width * tiles.rows, dtype=torch.float32)
+        parts = x.new_empty(
+            programs * blocks * tiles.splits * width * tiles.rows, dtype=torch.float32
+        )
         arrived = _counters(weight.data_ptr(), x.device)
         assert programs * blocks <= _COUNTERS
     matrix_kernel[(programs * blocks, tiles.splits)](
@@ -157,8 +182,9 @@ def triton_fused_linear(
 ) -> Tensor:
     """`torch_fused_linear` as one kernel for few tokens, and around the library's product for more.
 
-    All tensors have one dtype, float16 or bfloat16; the activation is one of `KERNEL_ACTIVATIONS`. float16 is
-    normalised by a kernel of its own: a number that has not been divided yet may be too large for it.
+    All tensors have one dtype, float16 or bfloat16; the activation is one of `KERNEL_ACTIVATIONS`.
+    float16 is normalised by a kernel of its own: a number that has not been divided yet may be too
+    large for it.
     """
     require_device(input)
     x, residual = _as_rows(input), None if residual is None else _as_rows(residual)
@@ -178,7 +204,9 @@ def invariant_fused_linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None,
     norm_weight: Tensor | None = None, eps: float = 0.0, activation: str = "",
 ) -> Tensor:  # fmt: skip
-    """`triton_fused_linear` whose rows are the same, bit for bit, whatever other rows there are; float32, too."""
+    """`triton_fused_linear` whose rows are the same, bit for bit, whatever other rows there are;
+    float32, too.
+    """
     require_device(input)
     if not input.numel():
         return fake_fused_linear(input, weight, activation=activation)

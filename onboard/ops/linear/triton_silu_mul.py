@@ -35,13 +35,19 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _act_and_mul_kernel(out_ptr, x_ptr, stride, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+def _act_and_mul_kernel(
+    out_ptr, x_ptr, stride, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < size
     gate = tl.load(x_ptr + row * stride + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * stride + size + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * size + column, (activate(gate, ACTIVATION) * up).to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(
+        out_ptr + row * size + column,
+        (activate(gate, ACTIVATION) * up).to(out_ptr.dtype.element_ty),
+        mask=inside,
+    )
 
 
 def _fake_silu_and_mul(x: Tensor, activation: str = "silu") -> Tensor:

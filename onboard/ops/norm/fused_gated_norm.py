@@ -10,7 +10,10 @@ from onboard.ops.ssm.ssm import torch_rmsnorm_gated
 
 
 @register_op(
-    lambda x, weight, gate, eps, group_size, norm_before_gate, dtype: x.new_empty(x.shape, dtype=dtype), inserted=True
+    lambda x, weight, gate, eps, group_size, norm_before_gate, dtype: x.new_empty(
+        x.shape, dtype=dtype
+    ),
+    inserted=True,
 )
 def torch_fused_rmsnorm_gated(
     x: Tensor,

@@ -18,8 +18,9 @@ def fake_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
 def torch_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square normalisation (Zhang and Sennrich 2019, arXiv:1910.07467).
 
-    Statistics in float32; the normalised value is cast to the input's dtype before it meets the weight, so a float32
-    weight on a bfloat16 input gives float32 (type promotion, as in Hugging Face).
+    Statistics in float32; the normalised value is cast to the input's dtype before it meets the
+    weight, so a float32 weight on a bfloat16 input gives float32 (type promotion, as in Hugging
+    Face).
 
     Args:
         input: [..., size].
@@ -40,8 +41,8 @@ def torch_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
 def torch_l2norm(input: Tensor, eps: float) -> Tensor:
     """Scale vectors to length one: x / sqrt(sum(x^2) + eps), in float32.
 
-    The *sum* of squares, as for the queries and keys of a delta rule; with the mean of squares it would be
-    `torch_rmsnorm` with a weight of ones.
+    The *sum* of squares, as for the queries and keys of a delta rule; with the mean of squares it
+    would be `torch_rmsnorm` with a weight of ones.
 
     Args:
         input: [..., size].
@@ -55,8 +56,11 @@ def torch_l2norm(input: Tensor, eps: float) -> Tensor:
 
 
 @register_op()
-def torch_layernorm(input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Layer normalisation (Ba et al. 2016, arXiv:1607.06450): all in float32, rounded once at the end.
+def torch_layernorm(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """Layer normalisation (Ba et al. 2016, arXiv:1607.06450): all in float32, rounded once at the
+    end.
 
     Args:
         input: [..., size].

@@ -19,7 +19,9 @@ def _l2norm_kernel(
     out_ptr, x_ptr, rows, inner, stride_outer, stride_inner, eps,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Scale ROWS rows of x; row r lies at (r // inner) * stride_outer + (r % inner) * stride_inner."""
+    """Scale ROWS rows of x; row r lies at (r // inner) * stride_outer + (r % inner) *
+    stride_inner.
+    """
     wait_for_inputs(OVERLAP)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     column = tl.arange(0, BLOCK)

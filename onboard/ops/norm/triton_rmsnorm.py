@@ -23,7 +23,9 @@ def _rmsnorm_kernel(
     SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WIDE: tl.constexpr,
     DTYPE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Normalise ROWS rows of x in DTYPE; row r lies at (r // inner) * stride_outer + (r % inner) * stride_inner."""
+    """Normalise ROWS rows of x in DTYPE; row r lies at (r // inner) * stride_outer + (r % inner) *
+    stride_inner.
+    """
     wait_for_inputs(OVERLAP)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -32,8 +34,12 @@ def _rmsnorm_kernel(
     x = tl.load(x_ptr + start[:, None] + column[None, :], mask=inside, other=0.0)
     packed = row[:, None] * SIZE + column[None, :]
     if HAS_RESIDUAL:
-        total = x.to(tl.float32) + tl.load(residual_ptr + packed, mask=inside, other=0.0).to(tl.float32)
-        x = total.to(total_ptr.dtype.element_ty)  # the sum is rounded before it is normalised, as in separate steps
+        total = x.to(tl.float32) + tl.load(residual_ptr + packed, mask=inside, other=0.0).to(
+            tl.float32
+        )
+        x = total.to(
+            total_ptr.dtype.element_ty
+        )  # the sum is rounded before it is normalised, as in separate steps
         tl.store(total_ptr + packed, x, mask=inside)
     values = x.to(DTYPE).to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, 1) / SIZE + eps)
@@ -95,7 +101,9 @@ def _fake_fused_add_rmsnorm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
     total = total_like(x, residual)
-    return total.new_empty(x.shape, dtype=torch.promote_types(dtype or total.dtype, weight.dtype)), total
+    return total.new_empty(
+        x.shape, dtype=torch.promote_types(dtype or total.dtype, weight.dtype)
+    ), total
 
 
 @register_op(_fake_rmsnorm, row_wise=True)
@@ -112,5 +120,7 @@ def triton_fused_add_rmsnorm(
 ) -> tuple[Tensor, Tensor]:
     """`torch_fused_add_rmsnorm` as one kernel."""
     out, total = _fake_fused_add_rmsnorm(x, residual, weight, eps, dtype)
-    launch(out, total, x, residual.contiguous(), weight, eps, dtype=dtype or total.dtype, wide=False)
+    launch(
+        out, total, x, residual.contiguous(), weight, eps, dtype=dtype or total.dtype, wide=False
+    )
     return out, total

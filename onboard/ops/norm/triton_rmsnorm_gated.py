@@ -32,7 +32,9 @@ def _rmsnorm_gated_kernel(
     row, channel = (group // EACH)[:, None], (group % EACH * GROUP)[:, None] + column
     value = tl.load(x_ptr + row * x_stride + channel, mask=inside, other=0.0).to(tl.float32)
     if HAS_GATE:
-        gate = tl.load(gate_ptr + row * gate_stride + channel, mask=inside, other=0.0).to(tl.float32)
+        gate = tl.load(gate_ptr + row * gate_stride + channel, mask=inside, other=0.0).to(
+            tl.float32
+        )
         gate = gate * tl.sigmoid(gate)
         if not NORM_FIRST:
             value *= gate
@@ -45,7 +47,9 @@ def _rmsnorm_gated_kernel(
 
 
 @register_op(
-    lambda x, weight, gate, eps, group_size, norm_before_gate, dtype: x.new_empty(x.shape, dtype=dtype),
+    lambda x, weight, gate, eps, group_size, norm_before_gate, dtype: x.new_empty(
+        x.shape, dtype=dtype
+    ),
 )
 def triton_fused_rmsnorm_gated(
     x: Tensor,

@@ -1,4 +1,6 @@
-"""RMSNorm in float32 throughout, alone and after a residual addition: the kernel of `rmsnorm`, less one rounding."""
+"""RMSNorm in float32 throughout, alone and after a residual addition: the kernel of `rmsnorm`, less
+one rounding.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""References of RMSNorm in float32 throughout, which transforms put in: nothing is rounded before the weight."""
+"""References of RMSNorm in float32 throughout, which transforms put in: nothing is rounded before
+the weight.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,8 @@ def torch_wide_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
 def torch_fused_add_wide_rmsnorm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Residual addition and `torch_wide_rmsnorm`; arguments and results as in `torch_fused_add_rmsnorm`."""
+    """Residual addition and `torch_wide_rmsnorm`; arguments and results as in
+    `torch_fused_add_rmsnorm`.
+    """
     total = x + residual
     return torch_wide_rmsnorm(total if dtype is None else total.to(dtype), weight, eps), total

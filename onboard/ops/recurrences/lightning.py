@@ -18,10 +18,11 @@ def _fake_lightning_attention(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Te
 
 @register_op(_fake_lightning_attention, carries_state=True)
 def torch_lightning_attention(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
-    """Linear attention with a decay of each head (Qin et al. 2024, "Lightning Attention-2", arXiv:2401.04658).
+    """Linear attention with a decay of each head (Qin et al. 2024, "Lightning Attention-2",
+    arXiv:2401.04658).
 
-    state <- exp(-slope) state + k^T v; out = q state. Within a chunk the recurrence is a masked matrix product, from
-    chunk to chunk it is carried by the state.
+    state <- exp(-slope) state + k^T v; out = q state. Within a chunk the recurrence is a masked
+    matrix product, from chunk to chunk it is carried by the state.
 
     Args:
         q, k: [batch, sequence, heads, key_dim].
@@ -31,7 +32,9 @@ def torch_lightning_attention(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -
     Returns:
         Like v, in q's dtype.
     """
-    state = torch.zeros((q.shape[0], q.shape[2], v.shape[3], q.shape[3]), dtype=wide_dtype(q), device=q.device)
+    state = torch.zeros(
+        (q.shape[0], q.shape[2], v.shape[3], q.shape[3]), dtype=wide_dtype(q), device=q.device
+    )
     return _lightning_attention(q, k, v, slopes, state)[0]
 
 
@@ -40,7 +43,10 @@ def _state(k: Tensor, v: Tensor, **_: object) -> State:
 
 
 @register_op(
-    _fake_lightning_attention, mutates=("lightning_cache",), cached_form_of="torch_lightning_attention", state=_state
+    _fake_lightning_attention,
+    mutates=("lightning_cache",),
+    cached_form_of="torch_lightning_attention",
+    state=_state,
 )
 def torch_cached_lightning_attention(
     q: Tensor,
@@ -57,8 +63,10 @@ def torch_cached_lightning_attention(
 
     Args:
         q, k, v, slopes: as in `torch_lightning_attention`, with a batch of one row.
-        cu_seqlens, kv_lens, state_slots, batch_info_host: as in `onboard.ops.recurrences.state.advance`.
-        lightning_cache: [slots, heads, value_dim, key_dim], in the recurrence's own dtype; written to.
+        cu_seqlens, kv_lens, state_slots, batch_info_host: as in
+            `onboard.ops.recurrences.state.advance`.
+        lightning_cache: [slots, heads, value_dim, key_dim], in the recurrence's own dtype; written
+            to.
 
     Returns:
         Like v, in q's dtype; zeros for tokens beyond the last sequence.
@@ -68,15 +76,23 @@ def torch_cached_lightning_attention(
         return _lightning_attention(q, k, v, slopes, state)
 
     out = _fake_lightning_attention(q, k, v).zero_()
-    return advance(step, [q, k, v], out, cu_seqlens, kv_lens, state_slots, batch_info_host, lightning_cache)
+    return advance(
+        step, [q, k, v], out, cu_seqlens, kv_lens, state_slots, batch_info_host, lightning_cache
+    )
 
 
-def _lightning_attention(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the outputs that follow a state [batch, heads, value_dim, key_dim], and the state behind them."""
+def _lightning_attention(
+    q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs that follow a state [batch, heads, value_dim, key_dim], and the state
+    behind them.
+    """
     query, key, value = (item.to(state.dtype) for item in (q, k, v))
     decay = -slopes.to(state.dtype).expand(query.shape[:3])
     out = torch.empty_like(value, memory_format=torch.contiguous_format)
     for start in range(0, value.shape[1], _CHUNK):
         part = slice(start, start + _CHUNK)
-        out[:, part], state = decaying_chunk(value[:, part], decay[:, part], key[:, part], query[:, part], state)
+        out[:, part], state = decaying_chunk(
+            value[:, part], decay[:, part], key[:, part], query[:, part], state
+        )
     return out.to(q.dtype), state

@@ -1,4 +1,6 @@
-"""The diagonal linear recurrence: each channel forgets at a rate of its own, which may depend on the token."""
+"""The diagonal linear recurrence: each channel forgets at a rate of its own, which may depend on
+the token.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ def _fake_linear_recurrence(x: Tensor, *_: object) -> Tensor:
 def torch_linear_recurrence(x: Tensor, decay: Tensor) -> Tensor:
     """The recurrence inside RG-LRU (De et al. 2024, "Griffin", arXiv:2402.19427, equation 4).
 
-    state <- decay * state + x, and each state is an output; what gates the inputs is outside. A decay of zero starts
-    anew.
+    state <- decay * state + x, and each state is an output; what gates the inputs is outside. A
+    decay of zero starts anew.
 
     Args:
         x: [batch, sequence, channels].
@@ -28,7 +30,9 @@ def torch_linear_recurrence(x: Tensor, decay: Tensor) -> Tensor:
     Returns:
         Like x.
     """
-    return _linear_recurrence(x, decay, x.new_zeros((x.shape[0], x.shape[2]), dtype=wide_dtype(x)))[0]
+    return _linear_recurrence(x, decay, x.new_zeros((x.shape[0], x.shape[2]), dtype=wide_dtype(x)))[
+        0
+    ]
 
 
 def _state(x: Tensor, **_: object) -> State:
@@ -36,7 +40,10 @@ def _state(x: Tensor, **_: object) -> State:
 
 
 @register_op(
-    _fake_linear_recurrence, mutates=("recurrence_cache",), cached_form_of="torch_linear_recurrence", state=_state
+    _fake_linear_recurrence,
+    mutates=("recurrence_cache",),
+    cached_form_of="torch_linear_recurrence",
+    state=_state,
 )
 def torch_cached_linear_recurrence(
     x: Tensor,
@@ -51,7 +58,8 @@ def torch_cached_linear_recurrence(
 
     Args:
         x, decay: as in `torch_linear_recurrence`, with a batch of one row.
-        cu_seqlens, kv_lens, state_slots, batch_info_host: as in `onboard.ops.recurrences.state.advance`.
+        cu_seqlens, kv_lens, state_slots, batch_info_host: as in
+            `onboard.ops.recurrences.state.advance`.
         recurrence_cache: [slots, channels], in the recurrence's own dtype; written to.
 
     Returns:
@@ -62,13 +70,17 @@ def torch_cached_linear_recurrence(
         return _linear_recurrence(x, decay, state)
 
     out = _fake_linear_recurrence(x).zero_()
-    return advance(step, [x, decay], out, cu_seqlens, kv_lens, state_slots, batch_info_host, recurrence_cache)
+    return advance(
+        step, [x, decay], out, cu_seqlens, kv_lens, state_slots, batch_info_host, recurrence_cache
+    )
 
 
 def _linear_recurrence(x: Tensor, decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the outputs that follow a state [batch, channels], and the last of them, in the state's dtype.
+    """Return the outputs that follow a state [batch, channels], and the last of them, in the
+    state's dtype.
 
-    Doubling (Hillis and Steele 1986): what reaches a token from ever more tokens before it, in log2(sequence) steps.
+    Doubling (Hillis and Steele 1986): what reaches a token from ever more tokens before it, in
+    log2(sequence) steps.
     """
     out, left = x.to(state.dtype, copy=True), decay.to(state.dtype)
     span = 1

@@ -1,4 +1,6 @@
-"""Recurrences over a flat row of tokens of several sequences, each with a state of its own in a cache of slots."""
+"""Recurrences over a flat row of tokens of several sequences, each with a state of its own in a
+cache of slots.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ import torch
 from torch import Tensor
 
 Step = Callable[..., tuple[Tensor, Tensor]]
-"""(state [batch, ...], inputs [batch, tokens, ...]...) -> outputs [batch, tokens, ...], state behind them."""
+"""(state [batch, ...], inputs [batch, tokens, ...]...) -> outputs [batch, tokens, ...], state
+behind them.
+"""
 
 
 def advance(
@@ -23,8 +27,9 @@ def advance(
 ) -> Tensor:
     """Run a recurrence over the row; return `out`.
 
-    A sequence whose tokens are all in this row begins with a state of zeros, so that slots need no clearing. A decode
-    step is one batch of all sequences and reads nothing back from the device; others go from sequence to sequence.
+    A sequence whose tokens are all in this row begins with a state of zeros, so that slots need no
+    clearing. A decode step is one batch of all sequences and reads nothing back from the device;
+    others go from sequence to sequence.
 
     Args:
         step: one recurrence of sequences of one length.
@@ -39,7 +44,9 @@ def advance(
     sequences, _, longest_query, *_ = batch_info_host.tolist()
     if longest_query == 1:
         new = (kv_lens == 1).view(-1, *[1] * (cache.dim() - 1))
-        state = torch.where(new, torch.zeros((), dtype=cache.dtype, device=cache.device), cache[state_slots])
+        state = torch.where(
+            new, torch.zeros((), dtype=cache.dtype, device=cache.device), cache[state_slots]
+        )
         outputs, state = step(state, *(each.transpose(0, 1) for each in inputs))
         cache.index_copy_(0, state_slots, state.to(cache.dtype))
         return out.copy_(outputs.transpose(0, 1))

@@ -15,7 +15,8 @@ def _fake_token_shift(x: Tensor, *_: object) -> Tensor:
 
 @register_op(_fake_token_shift, carries_state=True)
 def torch_token_shift(x: Tensor) -> Tensor:
-    """Return of each token the one before it, zeros of the first (Peng et al. 2023, "RWKV", arXiv:2305.13048).
+    """Return of each token the one before it, zeros of the first (Peng et al. 2023, "RWKV",
+    arXiv:2305.13048).
 
     Args:
         x: [batch, sequence, channels].
@@ -30,7 +31,9 @@ def _state(x: Tensor, **_: object) -> State:
     return (x.shape[2],), x.dtype
 
 
-@register_op(_fake_token_shift, mutates=("shift_cache",), cached_form_of="torch_token_shift", state=_state)
+@register_op(
+    _fake_token_shift, mutates=("shift_cache",), cached_form_of="torch_token_shift", state=_state
+)
 def torch_cached_token_shift(
     x: Tensor,
     cu_seqlens: Tensor,
@@ -43,16 +46,21 @@ def torch_cached_token_shift(
 
     Args:
         x: [1, tokens, channels].
-        cu_seqlens, kv_lens, state_slots, batch_info_host: as in `onboard.ops.recurrences.state.advance`.
+        cu_seqlens, kv_lens, state_slots, batch_info_host: as in
+            `onboard.ops.recurrences.state.advance`.
         shift_cache: [slots, channels], each sequence's last token; written to.
 
     Returns:
         Like x; zeros for tokens beyond the last sequence.
     """
     out = _fake_token_shift(x).zero_()
-    return advance(_token_shift, [x], out, cu_seqlens, kv_lens, state_slots, batch_info_host, shift_cache)
+    return advance(
+        _token_shift, [x], out, cu_seqlens, kv_lens, state_slots, batch_info_host, shift_cache
+    )
 
 
 def _token_shift(state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what comes before each token when `state` [batch, channels] comes before the first, and the last one."""
+    """Return what comes before each token when `state` [batch, channels] comes before the first,
+    and the last one.
+    """
     return torch.cat([state.to(x.dtype).unsqueeze(1), x[:, :-1]], dim=1), x[:, -1]

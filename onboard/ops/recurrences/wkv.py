@@ -16,10 +16,11 @@ def _fake_wkv(key: Tensor, *_: object) -> Tensor:
 
 @register_op(_fake_wkv, carries_state=True)
 def torch_wkv(key: Tensor, value: Tensor, time_decay: Tensor, time_first: Tensor) -> Tensor:
-    """Average of values, of each channel, with weights that fade (Peng et al. 2023, arXiv:2305.13048, equation 16).
+    """Average of values, of each channel, with weights that fade (Peng et al. 2023,
+    arXiv:2305.13048, equation 16).
 
-    Of values up to the token's own: weight exp(key - (distance - 1) exp(time_decay)) before it, exp(key + time_first)
-    at it.
+    Of values up to the token's own: weight exp(key - (distance - 1) exp(time_decay)) before it,
+    exp(key + time_first) at it.
 
     Args:
         key, value: [batch, sequence, channels].
@@ -53,9 +54,10 @@ def torch_cached_wkv(
 
     Args:
         key, value, time_decay, time_first: as in `torch_wkv`, with a batch of one row.
-        cu_seqlens, kv_lens, state_slots, batch_info_host: as in `onboard.ops.recurrences.state.advance`.
-        wkv_cache: [slots, 3, channels], in the recurrence's own dtype: sum of weighted values, sum of weights, and the
-            logarithm of the scale of both; written to.
+        cu_seqlens, kv_lens, state_slots, batch_info_host: as in
+            `onboard.ops.recurrences.state.advance`.
+        wkv_cache: [slots, 3, channels], in the recurrence's own dtype: sum of weighted values, sum
+            of weights, and the logarithm of the scale of both; written to.
 
     Returns:
         Like key; zeros for tokens beyond the last sequence.
@@ -65,13 +67,18 @@ def torch_cached_wkv(
         return _wkv(key, value, time_decay, time_first, state)
 
     out = _fake_wkv(key).zero_()
-    return advance(step, [key, value], out, cu_seqlens, kv_lens, state_slots, batch_info_host, wkv_cache)
+    return advance(
+        step, [key, value], out, cu_seqlens, kv_lens, state_slots, batch_info_host, wkv_cache
+    )
 
 
-def _wkv(key: Tensor, value: Tensor, time_decay: Tensor, time_first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def _wkv(
+    key: Tensor, value: Tensor, time_decay: Tensor, time_first: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return the outputs that follow a state [batch, 3, channels], and the state behind them.
 
-    The largest exponent is kept apart, so that no power overflows (appendix D there). A state of zeros has seen no
+    The largest exponent is kept apart, so that no power overflows (appendix D there). A state of
+    zeros has seen no
     token: of one that has, the sum of weights is at least one.
     """
     wide = state.dtype
@@ -86,7 +93,9 @@ def _wkv(key: Tensor, value: Tensor, time_decay: Tensor, time_first: Tensor, sta
     return out.to(key.dtype), torch.stack([total, weight, scale], dim=1)
 
 
-def _with(total: Tensor, weight: Tensor, scale: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _with(
+    total: Tensor, weight: Tensor, scale: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return both sums, and their scale, with a value of the weight exp(key) more."""
     most = torch.maximum(scale, key)
     old, new = (scale - most).exp(), (key - most).exp()

@@ -1,4 +1,6 @@
-"""References of the rotations in layout bsnd that `optimize_rope` puts in; the Triton ones have the same signatures."""
+"""References of the rotations in layout bsnd that `optimize_rope` puts in; the Triton ones have the
+same signatures.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,20 @@ def torch_norm_rope(
         cos, sin: [batch, sequence, size], size <= head_dim.
 
     Returns:
-        q and k normalised and rotated, shapes unchanged, in the promoted dtype of heads and weights.
+        q and k normalised and rotated, shapes unchanged, in the promoted dtype of heads and
+        weights.
     """
-    return torch_rope_cached(torch_rmsnorm(q, q_weight, eps), torch_rmsnorm(k, k_weight, eps), cos, sin)
+    return torch_rope_cached(
+        torch_rmsnorm(q, q_weight, eps), torch_rmsnorm(k, k_weight, eps), cos, sin
+    )
 
 
 @register_op(inserted=True, rotary=("cos", "sin"))
-def torch_rope_deinterleaved(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """`torch_rope_with_qk_interleaving` in layout bsnd: half rotation of channels that lie in pairs.
+def torch_rope_deinterleaved(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`torch_rope_with_qk_interleaving` in layout bsnd: half rotation of channels that lie in
+    pairs.
 
     Args:
         q, k: [batch, sequence, heads, head_dim]; the numbers of heads may differ.
@@ -61,7 +69,8 @@ def torch_rope_deinterleaved(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> 
 
 @register_op(inserted=True, rotary=("freqs_cis",))
 def torch_rope_pairs(q: Tensor, k: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
-    """`torch_rope_with_complex_freqs` in layout bsnd: rotation of pairs of neighbouring channels, in float32.
+    """`torch_rope_with_complex_freqs` in layout bsnd: rotation of pairs of neighbouring channels,
+    in float32.
 
     Args:
         q, k: [batch, sequence, heads, head_dim]; the numbers of heads may differ.

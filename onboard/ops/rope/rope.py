@@ -1,6 +1,7 @@
 """Rotary position embeddings (Su et al. 2021, arXiv:2104.09864) in the forms that checkpoints use.
 
-All forms rotate the first channels of a head, as many as the table covers, and pass the rest (partial rotary).
+All forms rotate the first channels of a head, as many as the table covers, and pass the rest
+(partial rotary).
 """
 
 from __future__ import annotations
@@ -43,13 +44,17 @@ def complex_freqs(cos: Tensor, sin: Tensor) -> Tensor:
 
     The two of a frequency lie side by side or half a table apart; the tables themselves tell which.
     """
-    side_by_side = torch.equal(cos[..., ::2], cos[..., 1::2]) and torch.equal(sin[..., ::2], sin[..., 1::2])
+    side_by_side = torch.equal(cos[..., ::2], cos[..., 1::2]) and torch.equal(
+        sin[..., ::2], sin[..., 1::2]
+    )
     once = slice(None, None, 2) if side_by_side else slice(cos.shape[-1] // 2)
     return torch.complex(cos[..., once].float(), sin[..., once].float())
 
 
 def _fake_rotated(x: Tensor, size: int) -> Tensor:
-    """Whole heads keep the order of their strides; a part of each and its rest are put together anew."""
+    """Whole heads keep the order of their strides; a part of each and its rest are put together
+    anew.
+    """
     return torch.empty_like(x) if size == x.shape[-1] else x.new_empty(x.shape)
 
 
@@ -70,8 +75,8 @@ def torch_rope_with_explicit_cos_sin(
     """Half rotation: channel i turns with channel i + size/2.
 
     Args:
-        q, k: [batch, heads, sequence, head_dim] for unsqueeze_dim 1, [batch, sequence, heads, head_dim] for 2;
-            the numbers of heads may differ.
+        q, k: [batch, heads, sequence, head_dim] for unsqueeze_dim 1, [batch, sequence, heads,
+            head_dim] for 2; the numbers of heads may differ.
         cos, sin: [batch, sequence, size], size <= head_dim, both halves equal; cast to q's dtype.
         unsqueeze_dim: where cos and sin get the dimension that runs over heads.
 
@@ -89,7 +94,8 @@ def torch_rope_with_complex_freqs(
     """Interleaved rotation: channel 2i turns with channel 2i + 1, in float32.
 
     Args:
-        xq, xk: [batch, sequence, heads, head_dim] for unsqueeze_dim 2, [batch, heads, sequence, head_dim] for 1.
+        xq, xk: [batch, sequence, heads, head_dim] for unsqueeze_dim 2, [batch, heads, sequence,
+            head_dim] for 1.
         freqs_cis: [batch, sequence, size / 2] complex64, cos + i sin.
         unsqueeze_dim: where freqs_cis gets the dimension that runs over heads.
 
@@ -106,7 +112,8 @@ def torch_rope_with_qk_interleaving(
 ) -> tuple[Tensor, Tensor]:
     """De-interleave the channels, then half rotation; the result stays de-interleaved (DeepSeek).
 
-    The score of a rotated query and key is that of the interleaved rotation: both are permuted alike.
+    The score of a rotated query and key is that of the interleaved rotation: both are permuted
+        alike.
 
     Args:
         q, k, cos, sin, unsqueeze_dim: as in `torch_rope_with_explicit_cos_sin`.

@@ -1,4 +1,6 @@
-"""Positions that a sequence's images have moved: an image takes fewer of them than it has tokens, or more."""
+"""Positions that a sequence's images have moved: an image takes fewer of them than it has tokens,
+or more.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,15 @@ def torch_shifted_positions(
     Args:
         position_ids: [1, tokens] int64.
         cu_seqlens: [sequences + 1] int32, where each sequence's new tokens start.
-        state_slots: [sequences] int64, where in the cache each sequence's number lies; padding has slot 0.
+        state_slots: [sequences] int64, where in the cache each sequence's number lies; padding has
+            slot 0.
         mrope_delta_cache: [slots, 1] int64.
 
     Returns:
         [1, tokens] int64; tokens beyond the last sequence are moved with it.
     """
     tokens = torch.arange(position_ids.shape[1], device=position_ids.device, dtype=cu_seqlens.dtype)
-    sequence = torch.searchsorted(cu_seqlens[1:], tokens, right=True).clamp(max=len(state_slots) - 1)
+    sequence = torch.searchsorted(cu_seqlens[1:], tokens, right=True).clamp(
+        max=len(state_slots) - 1
+    )
     return position_ids + mrope_delta_cache[state_slots[sequence], 0]

@@ -1,6 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
 # (The kernels are written in Triton's language: their arguments have Triton's types.)
-"""Rotation of queries and keys, of halves or of pairs of channels, and norms of each head before it: one launch."""
+"""Rotation of queries and keys, of halves or of pairs of channels, and norms of each head before
+it: one launch.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,23 @@ ELEMENTS = 1024
 
 @triton.jit
 def _scaled(x, scale, weight_ptr, channel, inside, dtype: tl.constexpr):
-    """Return normalised channels, rounded before and after they meet the weight, as by an RMSNorm of its own."""
+    """Return normalised channels, rounded before and after they meet the weight, as by an RMSNorm
+    of its own.
+    """
     weight = tl.load(weight_ptr + channel, mask=inside, other=0.0).to(tl.float32)
-    return ((x * scale[:, None]).to(dtype).to(tl.float32) * weight[None, :]).to(dtype).to(tl.float32)
+    return (
+        ((x * scale[:, None]).to(dtype).to(tl.float32) * weight[None, :]).to(dtype).to(tl.float32)
+    )
 
 
 @triton.jit
 def _table(table_ptr, channel, inside, STEP: tl.constexpr, dtype: tl.constexpr):
     """Return a part of a table for each head, in the dtype of what it turns."""
-    return tl.load(table_ptr + channel * STEP, mask=inside, other=0.0).to(dtype).to(tl.float32)[None, :]
+    return (
+        tl.load(table_ptr + channel * STEP, mask=inside, other=0.0)
+        .to(dtype)
+        .to(tl.float32)[None, :]
+    )
 
 
 @triton.jit
@@ -36,10 +46,12 @@ def _rotate_heads(
     DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, HEADS: tl.constexpr,
     NORM: tl.constexpr, PAIRS: tl.constexpr, COMPLEX: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Rotate HEADS heads of one token: the first SIZE of their DIM channels turn, the rest is kept as it is.
+    """Rotate HEADS heads of one token: the first SIZE of their DIM channels turn, the rest is kept
+    as it is.
 
-    Channels that turn together lie half a head apart, or with PAIRS side by side. They are written half a head apart,
-    or with COMPLEX side by side, too; the table has each frequency once then and is not rounded.
+    Channels that turn together lie half a head apart, or with PAIRS side by side. They are written
+    half a head apart, or with COMPLEX side by side, too; the table has each frequency once then and
+    is not rounded.
     """
     HALF: tl.constexpr = SIZE // 2
     dtype = x_ptr.dtype.element_ty
@@ -51,7 +63,9 @@ def _rotate_heads(
     whole = tl.arange(0, 2 * BLOCK_HALF)
     inside_whole = (head < heads)[:, None] & (whole < SIZE)[None, :]
     if PAIRS:
-        pairs = tl.load(x_ptr + head[:, None] * stride_head + whole[None, :], mask=inside_whole, other=0.0)
+        pairs = tl.load(
+            x_ptr + head[:, None] * stride_head + whole[None, :], mask=inside_whole, other=0.0
+        )
         first, second = tl.split(tl.reshape(pairs, (HEADS, BLOCK_HALF, 2)))
         first, second = first.to(tl.float32), second.to(tl.float32)
     else:
@@ -61,7 +75,9 @@ def _rotate_heads(
     rest = SIZE + tl.arange(0, BLOCK_REST)
     kept = (head < heads)[:, None] & (rest < DIM)[None, :]
     if SIZE < DIM:
-        passed = tl.load(x_ptr + head[:, None] * stride_head + rest[None, :], mask=kept, other=0.0).to(tl.float32)
+        passed = tl.load(
+            x_ptr + head[:, None] * stride_head + rest[None, :], mask=kept, other=0.0
+        ).to(tl.float32)
     if NORM:
         squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
         if SIZE < DIM:
@@ -74,11 +90,14 @@ def _rotate_heads(
     if COMPLEX:
         cos = _table(cos_ptr, channel, turns, STEP, tl.float32)
         sin = _table(sin_ptr, channel, turns, STEP, tl.float32)
-        turned = tl.join((first * cos - second * sin).to(dtype), (second * cos + first * sin).to(dtype))
+        turned = tl.join(
+            (first * cos - second * sin).to(dtype), (second * cos + first * sin).to(dtype)
+        )
         place = out_ptr + head[:, None] * DIM + whole[None, :]
         tl.store(place, tl.reshape(turned, (HEADS, 2 * BLOCK_HALF)), mask=inside_whole)
     else:
-        # The table is cast to the dtype of what it turns, as in the reference, and each half of it is its own.
+        # The table is cast to the dtype of what it turns, as in the reference, and each half of it
+        # is its own.
         cos_first = _table(cos_ptr, channel, turns, STEP, dtype)
         sin_first = _table(sin_ptr, channel, turns, STEP, dtype)
         cos_second = _table(cos_ptr, HALF + channel, turns, STEP, dtype)
@@ -145,7 +164,9 @@ def _turn(
     pairs: bool = False,
     is_complex: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the kernel over tables [batch, sequence, size], or of half the size, in which a batch may be broadcast."""
+    """Launch the kernel over tables [batch, sequence, size], or of half the size, in which a batch
+    may be broadcast.
+    """
     require_device(q)
     q, k = last_contiguous(q), last_contiguous(k)
     q_out, k_out = _fake_rope_cached(q, k, cos, sin)
@@ -181,7 +202,9 @@ def triton_norm_rope(
 
 
 @register_op(_fake_rope_cached, rotary=("cos", "sin"), row_wise=True)
-def triton_rope_deinterleaved(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def triton_rope_deinterleaved(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
     """`torch_rope_deinterleaved` as one kernel, in float32."""
     return _turn(q, k, last_contiguous(cos), last_contiguous(sin), cos.shape[-1], pairs=True)
 
@@ -190,4 +213,6 @@ def triton_rope_deinterleaved(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) ->
 def triton_rope_pairs(q: Tensor, k: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
     """`torch_rope_pairs` as one kernel, for freqs_cis of complex64."""
     parts = torch.view_as_real(last_contiguous(freqs_cis.resolve_conj()))
-    return _turn(q, k, parts[..., 0], parts[..., 1], 2 * freqs_cis.shape[-1], pairs=True, is_complex=True)
+    return _turn(
+        q, k, parts[..., 0], parts[..., 1], 2 * freqs_cis.shape[-1], pairs=True, is_complex=True
+    )

@@ -1,8 +1,9 @@
 """The choice of each row's next token from its logits, without a look at the values on the host.
 
-A token is drawn by inverting the cumulative distribution, in the order of token ids, at one uniform number a row. These
-numbers are counter-based (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): they follow from a
-request's key and the place of the token, whatever else is in the batch.
+A token is drawn by inverting the cumulative distribution, in the order of token ids, at one uniform
+number a row. These numbers are counter-based (Salmon et al. 2011, "Parallel random numbers: as easy
+as 1, 2, 3"): they follow from a request's key and the place of the token, whatever else is in the
+batch.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ NOT_A_TOKEN = -1
 """What is chosen from logits that are NaN or infinite."""
 
 
-def uniforms(keys: npt.NDArray[np.uint64], counters: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
-    """Return numbers in [0, 1), number `counters` of the stream of each key: SplitMix64 (Steele et al. 2014)."""
+def uniforms(
+    keys: npt.NDArray[np.uint64], counters: npt.NDArray[np.integer[Any]]
+) -> npt.NDArray[np.float64]:
+    """Return numbers in [0, 1), number `counters` of the stream of each key: SplitMix64 (Steele et
+    al. 2014).
+    """
     z = keys + counters.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -41,10 +46,10 @@ def choose_tokens(
 ) -> Tensor:
     """Return the next token of each row of `logits` [rows, vocabulary]: int64 [rows].
 
-    The rest has an entry a row. `temperature` 0 takes the likeliest token, the one with the lowest id among equals.
-    Min-p, then top-k (0: all), then top-p each keep some of what the one before left; ties keep the lower id. `drawn`
-    and `filtered` False promise that no row has a temperature, or a filter. `NOT_A_TOKEN` for logits that are not
-    finite.
+    The rest has an entry a row. `temperature` 0 takes the likeliest token, the one with the lowest
+    id among equals. Min-p, then top-k (0: all), then top-p each keep some of what the one before
+    left; ties keep the lower id. `drawn` and `filtered` False promise that no row has a
+    temperature, or a filter. `NOT_A_TOKEN` for logits that are not finite.
     """
     largest, tokens = logits.max(dim=-1)  # a NaN counts as largest
     if drawn:
@@ -70,7 +75,11 @@ def _kept(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor
 
 
 def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Return for each row the index at which its cumulated weights pass `uniform` times their sum."""
+    """Return for each row the index at which its cumulated weights pass `uniform` times their
+    sum.
+    """
     cumulated = weights.double().cumsum(-1)
-    target = uniform[:, None] * cumulated[:, -1:]  # less than the sum: 1 - 2^-53 times a number is never rounded to it
+    target = (
+        uniform[:, None] * cumulated[:, -1:]
+    )  # less than the sum: 1 - 2^-53 times a number is never rounded to it
     return torch.searchsorted(cumulated, target, right=True)[:, 0]

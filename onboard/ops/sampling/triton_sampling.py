@@ -1,4 +1,6 @@
-"""The choice of tokens: how its kernels are launched. Nothing here depends on values, so it can be captured."""
+"""The choice of tokens: how its kernels are launched. Nothing here depends on values, so it can be
+captured.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ def choose_and_keep(
 ) -> Tensor:
     """Do what `choose_tokens` does, and store each row's token by the slot that `slots` has for it.
 
-    `latest` [slots] keeps it, 0 instead of what is no token; `landed` [slots, 2], which may be pinned memory of the
-    host, has it as it is where an even or an odd number of `lengths` says.
+    `latest` [slots] keeps it, 0 instead of what is no token; `landed` [slots, 2], which may be
+    pinned memory of the host, has it as it is where an even or an odd number of `lengths` says.
     """
     logits = last_contiguous(logits)
     rows, vocabulary = logits.shape
@@ -49,7 +51,14 @@ def choose_and_keep(
     index = torch.empty((rows, chunks), dtype=torch.int32, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     largest_kernel[(rows, chunks)](
-        largest, index, logits, logits.stride(0), VOCABULARY=vocabulary, CHUNKS=chunks, BLOCK=CHUNK, num_warps=8
+        largest,
+        index,
+        logits,
+        logits.stride(0),
+        VOCABULARY=vocabulary,
+        CHUNKS=chunks,
+        BLOCK=CHUNK,
+        num_warps=8,
     )
     choose_kernel[(rows,)](
         tokens, largest, index, logits, temperature, top_k, top_p, min_p, uniform,

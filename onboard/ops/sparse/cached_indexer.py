@@ -1,4 +1,6 @@
-"""The lightning indexer over a paged cache of its keys (DeepSeek-V3.2, arXiv:2512.02556, section 2.1)."""
+"""The lightning indexer over a paged cache of its keys (DeepSeek-V3.2, arXiv:2512.02556, section
+2.1).
+"""
 
 from __future__ import annotations
 
@@ -31,20 +33,22 @@ def torch_cached_lightning_indexer(
     top_k: int,
     scale: float = 1.0,
 ) -> Tensor:
-    """`torch_lightning_indexer` of a flat row of tokens: store their keys, then score all keys of their sequences.
+    """`torch_lightning_indexer` of a flat row of tokens: store their keys, then score all keys of
+    their sequences.
 
     A decode step scores all sequences at once and reads nothing back from the device.
 
     Args:
         query, key, weights: as in `torch_lightning_indexer`, with a batch of one row.
-        cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host: as in `torch_cached_attention`.
+        cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host: as in
+            `torch_cached_attention`.
         index_cache: [pages, 1, page_size, dim], written to.
         top_k: keys to choose.
         scale: factor of the products.
 
     Returns:
-        [1, tokens, top_k] int64, positions within each token's sequence, the best first and of equals the first;
-        -1 where there are fewer keys.
+        [1, tokens, top_k] int64, positions within each token's sequence, the best first and of
+        equals the first; -1 where there are fewer keys.
     """
     write_tokens(index_cache, key[0].unsqueeze(1), slot_mapping)
     sequences, _, longest_query, longest_kv, *_ = batch_info_host.tolist()
@@ -65,7 +69,9 @@ def torch_cached_lightning_indexer(
 
 
 def _best(scores: Tensor, last: Tensor, top_k: int) -> Tensor:
-    """Return the ids of the highest scores among keys up to `last`, [batch, queries, top_k], -1 behind them."""
+    """Return the ids of the highest scores among keys up to `last`, [batch, queries, top_k], -1
+    behind them.
+    """
     later = torch.arange(scores.shape[-1], device=scores.device) > last
     seen = scores.masked_fill(later, -torch.inf)
     best = best_first(seen, min(top_k, scores.shape[-1]))

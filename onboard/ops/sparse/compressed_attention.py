@@ -1,8 +1,10 @@
-"""Attention to a window of tokens and to entries that stand for blocks of tokens, as it is and over paged caches.
+"""Attention to a window of tokens and to entries that stand for blocks of tokens, as it is and over
+paged caches.
 
-Tokens are counted in blocks from a text's first one on; the entry of a block stands with its last token, and a query
-sees the entries of blocks that have ended with it or before it: all, or those that were chosen for it
-(DeepSeek-V4's compressed sparse and heavily compressed attention). One softmax goes over both kinds of keys.
+Tokens are counted in blocks from a text's first one on; the entry of a block stands with its last
+token, and a query sees the entries of blocks that have ended with it or before it: all, or those
+that were chosen for it (DeepSeek-V4's compressed sparse and heavily compressed attention). One
+softmax goes over both kinds of keys.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ import torch
 from torch import Tensor
 
 from onboard.ops.attention.attention import torch_attention
-from onboard.ops.attention.cached_attention import as_stored, first_seen, only_seen, read_sequence, write_tokens
+from onboard.ops.attention.cached_attention import (
+    as_stored,
+    first_seen,
+    only_seen,
+    read_sequence,
+    write_tokens,
+)
 from onboard.ops.library import register_op
 from onboard.ops.sparse.sparse import chosen_keys
 
@@ -33,14 +41,16 @@ def torch_compressed_attention(
     scale: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention to the tokens of a window and to entries of blocks; keys are values, of one head.
+    """Causal attention to the tokens of a window and to entries of blocks; keys are values, of one
+    head.
 
     Args:
         query: [batch, sequence, heads, dim].
         kv: [batch, sequence, 1, dim].
-        entries: [batch, sequence, dim]; that of a block's last token is the block's, the others count for nothing.
-        chosen: [batch, sequence, count] integers, the numbers of the blocks that each query sees among those that have
-            ended; -1 stands for none. None: all of these.
+        entries: [batch, sequence, dim]; that of a block's last token is the block's, the others
+            count for nothing.
+        chosen: [batch, sequence, count] integers, the numbers of the blocks that each query sees
+            among those that have ended; -1 stands for none. None: all of these.
         block_size: tokens of a block.
         sliding_window: tokens that a query sees, itself the last.
         scale: factor of the scores; None: dim ** -0.5.
@@ -55,22 +65,39 @@ def torch_compressed_attention(
     return _attend(query, kv, entries[:, block_size - 1 :: block_size], near, shown, scale, sinks)
 
 
-def _masks(last: Tensor, first: int, length: int, block_size: int, window: int) -> tuple[Tensor, Tensor]:
-    """Return which tokens from `first` to `length` queries at `last` [queries, 1] see, and which blocks have ended."""
+def _masks(
+    last: Tensor, first: int, length: int, block_size: int, window: int
+) -> tuple[Tensor, Tensor]:
+    """Return which tokens from `first` to `length` queries at `last` [queries, 1] see, and which
+    blocks have ended.
+    """
     distance = last - torch.arange(first, length, device=last.device)
     blocks = torch.arange(length // block_size, device=last.device)
     return (distance >= 0) & (distance < window), blocks < (last + 1) // block_size
 
 
 def _among(ended: Tensor, chosen: Tensor | None, batch: int) -> Tensor:
-    """Return which blocks queries see, [batch, queries, blocks], of those [queries, blocks] that have ended."""
-    return ended.expand(batch, -1, -1) if chosen is None else ended & chosen_keys(chosen, ended.shape[-1])[:, 0]
+    """Return which blocks queries see, [batch, queries, blocks], of those [queries, blocks] that
+    have ended.
+    """
+    return (
+        ended.expand(batch, -1, -1)
+        if chosen is None
+        else ended & chosen_keys(chosen, ended.shape[-1])[:, 0]
+    )
 
 
 def _attend(
-    query: Tensor, kv: Tensor, entries: Tensor, near: Tensor, shown: Tensor, scale: float | None, sinks: Tensor | None
+    query: Tensor,
+    kv: Tensor,
+    entries: Tensor,
+    near: Tensor,
+    shown: Tensor,
+    scale: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """Attend to tokens [batch, tokens, 1, dim] that are `near` and entries [batch, blocks, dim] that are `shown`.
+    """Attend to tokens [batch, tokens, 1, dim] that are `near` and entries [batch, blocks, dim]
+    that are `shown`.
 
     Both masks are [batch, queries, keys], that of the tokens also without a batch.
     """
@@ -81,25 +108,35 @@ def _attend(
 
 @dataclass(frozen=True)
 class _Entries:
-    """The entries of sequences in the pages [pages, 1, entries of a page, dim] in which their blocks end."""
+    """The entries of sequences in the pages [pages, 1, entries of a page, dim] in which their
+    blocks end.
+    """
 
     cache: Tensor
     page_size: int
     block_size: int
 
     def write(self, entries: Tensor, slots: Tensor, ends: Tensor) -> None:
-        """Store the entries [tokens, dim] of tokens in `slots` that are the `ends` of blocks; page 0 takes the rest."""
+        """Store the entries [tokens, dim] of tokens in `slots` that are the `ends` of blocks; page
+        0 takes the rest.
+        """
         pages = torch.where(ends, slots // self.page_size, 0)
-        self.cache[pages, 0, slots % self.page_size // self.block_size] = as_stored(entries, self.cache.dtype)
+        self.cache[pages, 0, slots % self.page_size // self.block_size] = as_stored(
+            entries, self.cache.dtype
+        )
 
     def read(self, table: Tensor, numbers: Tensor) -> Tensor:
-        """Return the entries of blocks by their numbers [sequences, blocks], [sequences, blocks, dim]; -1 is any."""
+        """Return the entries of blocks by their numbers [sequences, blocks], [sequences, blocks,
+        dim]; -1 is any.
+        """
         last = numbers.clamp(min=0).long() * self.block_size + self.block_size - 1
         pages = table.long().gather(1, last // self.page_size)
         return self.cache[pages, 0, last % self.page_size // self.block_size]
 
 
-@register_op(_fake, mutates=("kv_cache", "entry_cache"), cached_form_of="torch_compressed_attention")
+@register_op(
+    _fake, mutates=("kv_cache", "entry_cache"), cached_form_of="torch_compressed_attention"
+)
 def torch_cached_compressed_attention(
     query: Tensor,
     kv: Tensor,
@@ -119,17 +156,23 @@ def torch_cached_compressed_attention(
     scale: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """`torch_compressed_attention` of a flat row of tokens: store them and their entries, then attend over the pages.
+    """`torch_compressed_attention` of a flat row of tokens: store them and their entries, then
+    attend over the pages.
 
-    A decode step attends for all sequences at once, reads the chosen entries alone, and nothing back from the device.
+    A decode step attends for all sequences at once, reads the chosen entries alone, and nothing
+    back from the device.
 
     Args:
-        query, kv, entries, chosen, block_size, sliding_window, scale, sinks: as in `torch_compressed_attention`, with a
-            batch of one row; blocks are counted within each token's sequence.
-        cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host: as in `torch_cached_attention`.
-        entry_table, entry_slots: as `block_table` and `slot_mapping`, where the pages of entries lie.
+        query, kv, entries, chosen, block_size, sliding_window, scale, sinks: as in
+            `torch_compressed_attention`, with a batch of one row; blocks are counted within each
+            token's sequence.
+        cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host: as in
+            `torch_cached_attention`.
+        entry_table, entry_slots: as `block_table` and `slot_mapping`, where the pages of entries
+            lie.
         kv_cache: [pages, 1, page_size, dim], written to.
-        entry_cache: [pages, 1, entries of a page, dim], written to: the entries of the blocks that end in the page.
+        entry_cache: [pages, 1, entries of a page, dim], written to: the entries of the blocks that
+            end in the page.
 
     Returns:
         Like query; zeros for tokens beyond the last sequence.
@@ -141,15 +184,21 @@ def torch_cached_compressed_attention(
         store.write(entries[0], entry_slots, kv_lens % block_size == 0)
         near, tokens = _window(kv_cache, block_table, kv_lens, min(sliding_window, longest_kv))
         shown, others = _blocks(store, entry_table, kv_lens, chosen, longest_kv)
-        return _attend(query.transpose(0, 1), tokens, others, near, shown, scale, sinks).transpose(0, 1)
+        return _attend(query.transpose(0, 1), tokens, others, near, shown, scale, sinks).transpose(
+            0, 1
+        )
     out = torch.zeros_like(query)
     starts, lengths = cu_seqlens.tolist(), kv_lens.tolist()
     for index in range(sequences):
         rows, length = slice(starts[index], starts[index + 1]), lengths[index]
-        last = torch.arange(length - (rows.stop - rows.start), length, device=query.device).unsqueeze(-1)
+        last = torch.arange(
+            length - (rows.stop - rows.start), length, device=query.device
+        ).unsqueeze(-1)
         store.write(entries[0, rows], entry_slots[rows], (last[:, 0] + 1) % block_size == 0)
         first = first_seen(length - len(last), sliding_window)
-        tokens = read_sequence(kv_cache, block_table[index], length, first)[:, :, first:].transpose(1, 2)
+        tokens = read_sequence(kv_cache, block_table[index], length, first)[:, :, first:].transpose(
+            1, 2
+        )
         numbers = torch.arange(length // block_size, device=query.device)
         others = store.read(entry_table[index : index + 1], numbers.unsqueeze(0))
         near, ended = _masks(last, first, length, block_size, sliding_window)
@@ -159,7 +208,9 @@ def torch_cached_compressed_attention(
 
 
 def _window(cache: Tensor, table: Tensor, kv_lens: Tensor, window: int) -> tuple[Tensor, Tensor]:
-    """Return which of the last `window` tokens each sequence has, [sequences, 1, window], and these [..., 1, dim]."""
+    """Return which of the last `window` tokens each sequence has, [sequences, 1, window], and these
+    [..., 1, dim].
+    """
     places = kv_lens.long().unsqueeze(1) - window + torch.arange(window, device=kv_lens.device)
     at = places.clamp(min=0)
     pages = table.long().gather(1, at // cache.shape[2])
@@ -170,8 +221,12 @@ def _window(cache: Tensor, table: Tensor, kv_lens: Tensor, window: int) -> tuple
 def _blocks(
     store: _Entries, table: Tensor, kv_lens: Tensor, chosen: Tensor | None, longest: int
 ) -> tuple[Tensor, Tensor]:
-    """Return what each sequence's last token sees of the entries that it reads, [sequences, 1, blocks], and these."""
-    every = torch.arange(longest // store.block_size, device=kv_lens.device).expand(len(kv_lens), -1)
+    """Return what each sequence's last token sees of the entries that it reads, [sequences, 1,
+    blocks], and these.
+    """
+    every = torch.arange(longest // store.block_size, device=kv_lens.device).expand(
+        len(kv_lens), -1
+    )
     numbers = every if chosen is None else chosen[0].clamp(max=longest // store.block_size - 1)
     seen = (numbers >= 0) & (numbers < (kv_lens // store.block_size).unsqueeze(1))
     return seen.unsqueeze(1), only_seen(store.read(table, numbers), seen)

@@ -1,7 +1,9 @@
-"""The choice of keys for sparse attention: the lightning indexer (DeepSeek-V3.2, arXiv:2512.02556, section 2.1).
+"""The choice of keys for sparse attention: the lightning indexer (DeepSeek-V3.2, arXiv:2512.02556,
+section 2.1).
 
-A key that no head likes has a score of exactly zero, and with few heads there are many such keys. `torch.topk` takes
-any of equals, others in a prompt than in a decode step; here the first of equals count, in every op, batch and chunk.
+A key that no head likes has a score of exactly zero, and with few heads there are many such keys.
+`torch.topk` takes any of equals, others in a prompt than in a decode step; here the first of equals
+count, in every op, batch and chunk.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from onboard.ops.library import register_op
 
 
 def index_scores(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
-    """Return sum over heads of weight * relu(query . key * scale), [batch, queries, keys] float32 or wider.
+    """Return sum over heads of weight * relu(query . key * scale), [batch, queries, keys] float32
+    or wider.
 
     Args:
         query: [batch, queries, heads, dim].
@@ -34,23 +37,30 @@ def index_scores(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> T
 
 
 def best_first(scores: Tensor, count: int) -> Tensor:
-    """Return the ids of the `count` highest scores along the last dimension, best first; of equals the lower id first.
+    """Return the ids of the `count` highest scores along the last dimension, best first; of equals
+    the lower id first.
 
     `scores` [..., keys]; the result is [..., count] int64.
     """
-    ranked = torch.sort(scores + 0.0, dim=-1, descending=True, stable=True)  # -0.0 + 0.0 is 0.0: zeros are equals
+    ranked = torch.sort(
+        scores + 0.0, dim=-1, descending=True, stable=True
+    )  # -0.0 + 0.0 is 0.0: zeros are equals
     return ranked.indices[..., :count].contiguous()
 
 
 def share_of_ties(heads: int, dim: int, top_k: int) -> float:
-    """Return for how many random queries, as a share, equal scores decide which keys are the `top_k` best.
+    """Return for how many random queries, as a share, equal scores decide which keys are the
+    `top_k` best.
 
-    Queries, keys and weights are normal numbers, and prompts up to four times as long as `top_k`, which counts as 32 at
+    Queries, keys and weights are normal numbers, and prompts up to four times as long as `top_k`,
+    which counts as 32 at
     most: how many keys get a score of zero hangs on the number of heads alone.
     """
     draw = torch.Generator().manual_seed(0)
     kept = min(top_k, 32)
-    query, key = (torch.randn(2, 4 * kept, *shape, generator=draw) for shape in ((heads, dim), (dim,)))
+    query, key = (
+        torch.randn(2, 4 * kept, *shape, generator=draw) for shape in ((heads, dim), (dim,))
+    )
     scores = index_scores(query, key, torch.randn(2, 4 * kept, heads, generator=draw), 1.0)
     later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
     ranked = scores.masked_fill(later, -torch.inf).sort(dim=-1, descending=True).values[:, kept:]
@@ -67,14 +77,18 @@ def tie_note(heads: int, dim: int, top_k: int) -> str:
     )
 
 
-def _fake(query: Tensor, key: Tensor, weights: Tensor, top_k: int, *_: object, **__: object) -> Tensor:
+def _fake(
+    query: Tensor, key: Tensor, weights: Tensor, top_k: int, *_: object, **__: object
+) -> Tensor:
     batch, length = query.shape[:2]
     chosen = torch.sym_min(top_k, length)  # type: ignore[no-untyped-call]
     return query.new_empty((batch, length, chosen), dtype=torch.int64)
 
 
 @register_op(_fake, carries_state=True)
-def torch_lightning_indexer(query: Tensor, key: Tensor, weights: Tensor, top_k: int, scale: float = 1.0) -> Tensor:
+def torch_lightning_indexer(
+    query: Tensor, key: Tensor, weights: Tensor, top_k: int, scale: float = 1.0
+) -> Tensor:
     """Return the `top_k` keys of the highest scores for each query, among those that are not later.
 
     A score is sum over heads of weight * relu(query . key * scale), in float32 or wider.
@@ -87,8 +101,9 @@ def torch_lightning_indexer(query: Tensor, key: Tensor, weights: Tensor, top_k: 
         scale: factor of the products.
 
     Returns:
-        [batch, sequence, min(top_k, sequence)] int64, the best first, of equals the first. A query that has fewer keys
-        gets later ones as well, behind its own, which attention has to leave out.
+        [batch, sequence, min(top_k, sequence)] int64, the best first, of equals the first. A query
+        that has fewer keys gets later ones as well, behind its own, which attention has to leave
+        out.
     """
     scores = index_scores(query, key, weights, scale)
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)

@@ -11,7 +11,8 @@ from onboard.ops.library import register_op
 
 
 def chosen_keys(indices: Tensor, keys: int) -> Tensor:
-    """Return which of `keys` keys a query may see, [batch, 1, sequence, keys] bool, from the ids of those chosen.
+    """Return which of `keys` keys a query may see, [batch, 1, sequence, keys] bool, from the ids of
+    those chosen.
 
     The id -1 stands for none.
     """
@@ -38,16 +39,18 @@ def torch_sparse_mla(
     sinks: Tensor | None = None,
     sliding_window: int | None = None,
 ) -> Tensor:
-    """Causal multi-head latent attention (see `torch_mla`) to some of the keys: chosen ones, or those near the query.
+    """Causal multi-head latent attention (see `torch_mla`) to some of the keys: chosen ones, or
+    those near the query.
 
     Args:
         q_nope: [batch, sequence, heads, nope_dim], the part of the queries without positions.
         q_pe: [batch, sequence, heads, rope_dim], the rotated part.
-        compressed_kv: [batch, keys, rank], normalised, not yet expanded; the last query meets the last key.
+        compressed_kv: [batch, keys, rank], normalised, not yet expanded; the last query meets the
+            last key.
         kpe: [batch, keys, 1, rope_dim], rotated, the same for all heads.
         kv_b_proj_weight: [heads * (nope_dim + value_dim), rank].
-        indices: [batch, sequence, top_k] integers, the chosen keys of each query; those behind it count for nothing,
-            nor does -1. None: all are chosen.
+        indices: [batch, sequence, top_k] integers, the chosen keys of each query; those behind it
+            count for nothing, nor does -1. None: all are chosen.
         scale: factor of the scores; None: (nope_dim + rope_dim) ** -0.5.
         sinks: [heads], a logit of each head that takes weight and gives nothing.
         sliding_window: a query sees that many keys, itself the last.
@@ -56,7 +59,9 @@ def torch_sparse_mla(
         [batch, sequence, heads, value_dim] in the queries' dtype.
     """
     heads, nope = q_nope.shape[2:]
-    expanded = F.linear(compressed_kv, kv_b_proj_weight).reshape(*compressed_kv.shape[:2], heads, -1)
+    expanded = F.linear(compressed_kv, kv_b_proj_weight).reshape(
+        *compressed_kv.shape[:2], heads, -1
+    )
     k_nope, value = expanded[..., :nope], expanded[..., nope:]
     key = torch.cat([k_nope, kpe.expand(-1, -1, heads, -1)], dim=-1)
     query = torch.cat([q_nope, q_pe], dim=-1)

@@ -22,7 +22,8 @@ def torch_sparse_attention(
 
     Args:
         query, key, value: as in `torch_attention`, layout bsnd; the last query meets the last key.
-        indices: [batch, sq, chosen] int64, the keys of each query; those behind it count for nothing, nor does -1.
+        indices: [batch, sq, chosen] int64, the keys of each query; those behind it count for
+            nothing, nor does -1.
         scale: as in `torch_attention`.
 
     Returns:
@@ -46,11 +47,12 @@ def torch_cached_sparse_attention(
     v_cache: Tensor,
     scale: float | None = None,
 ) -> Tensor:
-    """`torch_sparse_attention` of a flat row of tokens: store their keys and values, then attend over the pages.
+    """`torch_sparse_attention` of a flat row of tokens: store their keys and values, then attend
+    over the pages.
 
-    Arguments are those of `torch_sparse_attention` with a batch of one row and positions within each token's sequence,
-    then metadata and caches as in `torch_cached_attention`. A decode step reads the chosen keys alone, however long a
-    sequence is, and nothing back from the device.
+    Arguments are those of `torch_sparse_attention` with a batch of one row and positions within
+    each token's sequence, then metadata and caches as in `torch_cached_attention`. A decode step
+    reads the chosen keys alone, however long a sequence is, and nothing back from the device.
     """
     write_tokens(k_cache, key[0], slot_mapping)
     write_tokens(v_cache, value[0], slot_mapping)
@@ -59,20 +61,26 @@ def torch_cached_sparse_attention(
         seen = (indices[0] >= 0) & (indices[0] < kv_lens.unsqueeze(1))
         read = (_at(cache, block_table, indices[0]).to(query.dtype) for cache in (k_cache, v_cache))
         keys, values = (only_seen(stored, seen) for stored in read)
-        out = torch_attention(query[0].unsqueeze(1), keys, values, seen[:, None, None], 0.0, False, scale)
+        out = torch_attention(
+            query[0].unsqueeze(1), keys, values, seen[:, None, None], 0.0, False, scale
+        )
         return out.transpose(0, 1)
     out = query.new_zeros((*query.shape[:-1], value.shape[-1]))
     starts, lengths = cu_seqlens.tolist(), kv_lens.tolist()
     for index in range(sequences):
         rows = slice(starts[index], starts[index + 1])
-        stored = (read_sequence(cache, block_table[index], lengths[index]) for cache in (k_cache, v_cache))
+        stored = (
+            read_sequence(cache, block_table[index], lengths[index]) for cache in (k_cache, v_cache)
+        )
         keys, values = (each.transpose(1, 2).to(query.dtype) for each in stored)
         out[:, rows] = torch_sparse_attention(query[:, rows], keys, values, indices[:, rows], scale)
     return out
 
 
 def _at(cache: Tensor, block_table: Tensor, positions: Tensor) -> Tensor:
-    """Return what a cache holds at positions [sequences, keys], [sequences, keys, kv_heads, dim]; -1 reads 0."""
+    """Return what a cache holds at positions [sequences, keys], [sequences, keys, kv_heads, dim];
+    -1 reads 0.
+    """
     at = positions.clamp(min=0)
     size = cache.shape[2]
     pages = block_table.long().gather(1, at // size)

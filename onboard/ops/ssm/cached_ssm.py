@@ -35,18 +35,23 @@ def torch_cached_ssm(
     """`torch_ssm` of a flat row of tokens.
 
     Args:
-        hidden_states, A, B, C, D, dt, dt_bias, time_step_limit, chunk_size: as in `torch_ssm`, a batch of one row.
-        cu_seqlens, kv_lens, state_slots, batch_info_host: as in `onboard.ops.recurrences.state.advance`.
+        hidden_states, A, B, C, D, dt, dt_bias, time_step_limit, chunk_size: as in `torch_ssm`, a
+            batch of one row.
+        cu_seqlens, kv_lens, state_slots, batch_info_host: as in
+            `onboard.ops.recurrences.state.advance`.
         ssm_cache: [slots, heads, head_dim, state], in the recurrence's own dtype; written to.
 
     Returns:
-        Like hidden_states, in float32 (float64 for float64); zeros for tokens beyond the last sequence.
+        Like hidden_states, in float32 (float64 for float64); zeros for tokens beyond the last
+        sequence.
     """
 
     def step(state: Tensor, x: Tensor, B: Tensor, C: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:
         return scan_heads(x, A, B, C, D, dt, dt_bias, time_step_limit, chunk_size, state)
 
-    out = torch.zeros_like(hidden_states, dtype=ssm_cache.dtype, memory_format=torch.contiguous_format)
+    out = torch.zeros_like(
+        hidden_states, dtype=ssm_cache.dtype, memory_format=torch.contiguous_format
+    )
     inputs = [hidden_states, B, C, dt]
     return advance(step, inputs, out, cu_seqlens, kv_lens, state_slots, batch_info_host, ssm_cache)
 
@@ -56,7 +61,9 @@ def _scan_state(hidden_states: Tensor, A: Tensor, **_: object) -> State:
 
 
 @register_op(
-    lambda hidden_states, *_, **__: torch.empty_like(hidden_states, memory_format=torch.contiguous_format),
+    lambda hidden_states, *_, **__: torch.empty_like(
+        hidden_states, memory_format=torch.contiguous_format
+    ),
     mutates=("scan_cache",),
     cached_form_of="torch_selective_scan",
     state=_scan_state,
@@ -79,15 +86,19 @@ def torch_cached_selective_scan(
     """`torch_selective_scan` of a flat row of tokens.
 
     Args:
-        hidden_states, dt, A, B, C, D, z, dt_bias: as in `torch_selective_scan`, with a batch of one row.
-        cu_seqlens, kv_lens, state_slots, batch_info_host: as in `onboard.ops.recurrences.state.advance`.
+        hidden_states, dt, A, B, C, D, z, dt_bias: as in `torch_selective_scan`, with a batch of one
+            row.
+        cu_seqlens, kv_lens, state_slots, batch_info_host: as in
+            `onboard.ops.recurrences.state.advance`.
         scan_cache: [slots, channels, state], in the recurrence's own dtype; written to.
 
     Returns:
         Like hidden_states; zeros for tokens beyond the last sequence.
     """
 
-    def step(state: Tensor, x: Tensor, dt: Tensor, B: Tensor, C: Tensor, *gate: Tensor) -> tuple[Tensor, Tensor]:
+    def step(
+        state: Tensor, x: Tensor, dt: Tensor, B: Tensor, C: Tensor, *gate: Tensor
+    ) -> tuple[Tensor, Tensor]:
         return scan_channels(x, dt, A, B, C, D, gate[0] if gate else None, dt_bias, state)
 
     out = torch.zeros_like(hidden_states, memory_format=torch.contiguous_format)

@@ -1,7 +1,9 @@
-"""Mamba 2's scan with a state that can be taken back: the tokens of the last step are replayed as far as they count.
+"""Mamba 2's scan with a state that can be taken back: the tokens of the last step are replayed as
+far as they count.
 
-A speculative step reads draft tokens of which only the first ones may turn out to be right. The cache keeps the state
-before the step, and the step's inputs; the next step begins with the state that the right ones lead to.
+A speculative step reads draft tokens of which only the first ones may turn out to be right. The
+cache keeps the state before the step, and the step's inputs; the next step begins with the state
+that the right ones lead to.
 """
 
 from __future__ import annotations
@@ -40,21 +42,26 @@ def torch_replayed_ssm(
     time_step_limit: list[float],
     chunk_size: int,
 ) -> Tensor:
-    """`torch_cached_ssm` of which a sequence's next step may begin at any token of its last one, or behind it.
+    """`torch_cached_ssm` of which a sequence's next step may begin at any token of its last one, or
+    behind it.
 
-    That holds for steps of at most `replay` tokens; behind a longer one, as of a prompt, the next step goes on.
+    That holds for steps of at most `replay` tokens; behind a longer one, as of a prompt, the next
+    step goes on.
 
     Args:
-        hidden_states, A, B, C, D, dt, dt_bias, time_step_limit, chunk_size: as in `torch_ssm`, a batch of one row.
-        cu_seqlens, kv_lens, state_slots, batch_info_host: as in `onboard.ops.recurrences.state.advance`.
-        ssm_cache: [slots, heads, head_dim, state], the state before the last step, in the recurrence's own dtype.
+        hidden_states, A, B, C, D, dt, dt_bias, time_step_limit, chunk_size: as in `torch_ssm`, a
+            batch of one row.
+        cu_seqlens, kv_lens, state_slots, batch_info_host: as in
+            `onboard.ops.recurrences.state.advance`.
+        ssm_cache: [slots, heads, head_dim, state], before the last step, in its own dtype.
         replay_x_cache: [slots, replay, heads, head_dim], the last step's hidden states.
         replay_b_cache: [slots, replay, groups, state], its B.
         replay_dt_cache: [slots, replay, heads], its dt.
         replay_start_cache: [slots, 1] int64, tokens before it. All caches are written to.
 
     Returns:
-        Like hidden_states, in float32 (float64 for float64); zeros for tokens beyond the last sequence.
+        Like hidden_states, in float32 (float64 for float64); zeros for tokens beyond the last
+        sequence.
     """
     caches = (ssm_cache, replay_x_cache, replay_b_cache, replay_dt_cache, replay_start_cache)
     row = (hidden_states, A, B, C, D, dt, dt_bias)
@@ -70,7 +77,8 @@ def replayed(
     time_step_limit: list[float],
     chunk_size: int,
 ) -> Tensor:
-    """Return `torch_replayed_ssm`'s output, computed with `scan`, a cached scan; nothing is read back from the device.
+    """Return `torch_replayed_ssm`'s output, computed with `scan`, a cached scan; nothing is read
+    back from the device.
 
     Args:
         scan: takes what `torch_cached_ssm` takes.
@@ -97,11 +105,17 @@ def replayed(
 
 
 def fast_forward(
-    caches: tuple[Tensor, ...], slots: Tensor, start: Tensor, row: tuple[Tensor, ...], time_step_limit: list[float]
+    caches: tuple[Tensor, ...],
+    slots: Tensor,
+    start: Tensor,
+    row: tuple[Tensor, ...],
+    time_step_limit: list[float],
 ) -> Tensor:
-    """Return the states that sequences have after `start` tokens, [sequences, heads, head_dim, state].
+    """Return the states that sequences have after `start` tokens, [sequences, heads, head_dim,
+    state].
 
-    Tokens of the last step from there on take no time, and so change nothing: the others are one product.
+    Tokens of the last step from there on take no time, and so change nothing: the others are one
+        product.
     """
     states, xs, bs, dts, begins = (cache[slots] for cache in caches)
     _, A, _, _, _, _, dt_bias = row
@@ -109,9 +123,17 @@ def fast_forward(
     wide = wide_dtype(xs)
     steps = F.softplus(dts + dt_bias.to(dts.dtype)).clamp(*time_step_limit).to(wide)
     counts = torch.arange(xs.shape[1], device=slots.device) < count[:, None]
-    steps = torch.where(counts.unsqueeze(-1), steps, torch.zeros((), dtype=wide, device=steps.device))
+    steps = torch.where(
+        counts.unsqueeze(-1), steps, torch.zeros((), dtype=wide, device=steps.device)
+    )
     heads = xs.shape[2]
     inputs = torch.where(counts[..., None, None], xs.to(wide) * steps.unsqueeze(-1), 0.0)
-    keys = torch.where(counts[..., None, None], bs.to(wide), 0.0).repeat_interleave(heads // bs.shape[2], dim=2)
+    keys = torch.where(counts[..., None, None], bs.to(wide), 0.0).repeat_interleave(
+        heads // bs.shape[2], dim=2
+    )
     moved = decaying_chunk(inputs, A.to(wide) * steps, keys, torch.zeros_like(keys), states)[1]
-    return torch.where((start == 0).view(-1, 1, 1, 1), torch.zeros((), dtype=moved.dtype, device=moved.device), moved)
+    return torch.where(
+        (start == 0).view(-1, 1, 1, 1),
+        torch.zeros((), dtype=moved.dtype, device=moved.device),
+        moved,
+    )

@@ -2,10 +2,10 @@
 # (The kernels are written in Triton's language: their arguments have Triton's types.)
 """Kernels of Mamba 2 for long queries, all chunks at once (arXiv:2405.21060, section 6).
 
-What each chunk adds to the state is found for all chunks in parallel; a pass over the chunks turns that into the state
-in front of each; then all outputs are found in parallel. A sequence's chunks have numbers from
-`cu_seqlens[sequence] // CHUNK + sequence` on, which no other sequence's reach. Operands of products have the inputs'
-type, sums and states are float32.
+What each chunk adds to the state is found for all chunks in parallel; a pass over the chunks turns
+that into the state in front of each; then all outputs are found in parallel. A sequence's chunks
+have numbers from `cu_seqlens[sequence] // CHUNK + sequence` on, which no other sequence's reach.
+Operands of products have the inputs' type, sums and states are float32.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from onboard.ops.recurrences.triton_state import pairwise_decay, softplus, span
 
 @triton.jit
 def _chunk(cu_seqlens_ptr, kv_lens_ptr, slots_ptr, chunks, CHUNK: tl.constexpr):
-    """Return the sequence's first row, the chunk's first token in it, the number of tokens, and the chunk's number."""
+    """Return the sequence's first row, the chunk's first token in it, the number of tokens, and the
+    chunk's number.
+    """
     sequence, index = tl.program_id(2) // chunks, tl.program_id(2) % chunks
     start, tokens, _, _ = span(sequence, cu_seqlens_ptr, kv_lens_ptr, slots_ptr)
     return start, index * CHUNK, tokens, start // CHUNK + sequence + index
@@ -26,7 +28,9 @@ def _chunk(cu_seqlens_ptr, kv_lens_ptr, slots_ptr, chunks, CHUNK: tl.constexpr):
 
 @triton.jit
 def _decays(dt_ptr, A_ptr, bias_ptr, token, inside, head, stride, least, most):
-    """Return the chunk's time steps, zero outside, and the logarithms of its decays, cumulative and in all."""
+    """Return the chunk's time steps, zero outside, and the logarithms of its decays, cumulative and
+    in all.
+    """
     dt = tl.load(dt_ptr + token * stride + head, mask=inside, other=0.0).to(tl.float32)
     dt = softplus(dt + tl.load(bias_ptr + head).to(tl.float32))
     dt = tl.where(inside, tl.minimum(tl.maximum(dt, least), most), 0.0)
@@ -41,7 +45,9 @@ def ssd_state_kernel(
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr, PRECISION: tl.constexpr,
     DOT_TYPE: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Find what one chunk adds to BLOCK_P channels of one head's state, and how much of the older state it leaves."""
+    """Find what one chunk adds to BLOCK_P channels of one head's state, and how much of the older
+    state it leaves.
+    """
     head = tl.program_id(1)
     start, first, tokens, number = _chunk(cu_seqlens_ptr, kv_lens_ptr, slots_ptr, chunks, CHUNK)
     if first >= tokens:
@@ -49,7 +55,9 @@ def ssd_state_kernel(
     row, n = first + tl.arange(0, CHUNK), tl.arange(0, BLOCK_N)
     channel = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     token, inside = start + row, row < tokens
-    dt, total, last = _decays(dt_ptr, A_ptr, bias_ptr, token, inside, head, dt_stride_token, least, most)
+    dt, total, last = _decays(
+        dt_ptr, A_ptr, bias_ptr, token, inside, head, dt_stride_token, least, most
+    )
     x_ptr += token[:, None] * x_stride_token + head * x_stride_head + channel[None, :]
     x = tl.load(x_ptr, mask=inside[:, None] & (channel < SIZE)[None, :], other=0.0).to(tl.float32)
     B_ptr += token[:, None] * B_stride_token + head // GROUP * B_stride_group + n[None, :]
@@ -68,7 +76,9 @@ def ssd_pass_kernel(
     states_ptr, decays_ptr, cu_seqlens_ptr, kv_lens_ptr, slots_ptr, cache_ptr, cache_stride,
     HEADS: tl.constexpr, ELEMENTS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Replace what each chunk adds to BLOCK numbers of one head's state by the state in front of the chunk."""
+    """Replace what each chunk adds to BLOCK numbers of one head's state by the state in front of
+    the chunk.
+    """
     head, sequence = tl.program_id(1), tl.program_id(2)
     start, tokens, continues, slot = span(sequence, cu_seqlens_ptr, kv_lens_ptr, slots_ptr)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -97,7 +107,9 @@ def ssd_output_kernel(
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr, PRECISION: tl.constexpr,
     DOT_TYPE: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Find BLOCK_P channels of one head's outputs of one chunk from its inputs and the state in front of it."""
+    """Find BLOCK_P channels of one head's outputs of one chunk from its inputs and the state in
+    front of it.
+    """
     head = tl.program_id(1)
     start, first, tokens, number = _chunk(cu_seqlens_ptr, kv_lens_ptr, slots_ptr, chunks, CHUNK)
     if first >= tokens:
@@ -105,12 +117,22 @@ def ssd_output_kernel(
     row, n = first + tl.arange(0, CHUNK), tl.arange(0, BLOCK_N)
     channel = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     token, inside = start + row, row < tokens
-    states, channels = inside[:, None] & (n < STATE)[None, :], inside[:, None] & (channel < SIZE)[None, :]
-    dt, total, _ = _decays(dt_ptr, A_ptr, bias_ptr, token, inside, head, dt_stride_token, least, most)
+    states, channels = (
+        inside[:, None] & (n < STATE)[None, :],
+        inside[:, None] & (channel < SIZE)[None, :],
+    )
+    dt, total, _ = _decays(
+        dt_ptr, A_ptr, bias_ptr, token, inside, head, dt_stride_token, least, most
+    )
     B_ptr += token[:, None] * B_stride_token + head // GROUP * B_stride_group + n[None, :]
     C_ptr += token[:, None] * C_stride_token + head // GROUP * C_stride_group + n[None, :]
-    B, C = tl.load(B_ptr, mask=states, other=0.0).to(DOT_TYPE), tl.load(C_ptr, mask=states, other=0.0).to(DOT_TYPE)
-    weights = tl.dot(C, tl.trans(B), input_precision=PRECISION) * pairwise_decay(total, False, CHUNK)
+    B, C = (
+        tl.load(B_ptr, mask=states, other=0.0).to(DOT_TYPE),
+        tl.load(C_ptr, mask=states, other=0.0).to(DOT_TYPE),
+    )
+    weights = tl.dot(C, tl.trans(B), input_precision=PRECISION) * pairwise_decay(
+        total, False, CHUNK
+    )
     x_ptr += token[:, None] * x_stride_token + head * x_stride_head + channel[None, :]
     x = tl.load(x_ptr, mask=channels, other=0.0).to(tl.float32)
     inputs, out = (x * dt[:, None]).to(DOT_TYPE), tl.load(D_ptr + head).to(tl.float32) * x
@@ -119,4 +141,6 @@ def ssd_output_kernel(
     state = tl.load(states_ptr, mask=(channel < SIZE)[:, None] & (n < STATE)[None, :], other=0.0)
     older = tl.dot(C, tl.trans(state.to(DOT_TYPE)), input_precision=PRECISION)
     out += older * tl.exp(total)[:, None]
-    tl.store(out_ptr + (token * HEADS + head)[:, None] * SIZE + channel[None, :], out, mask=channels)
+    tl.store(
+        out_ptr + (token * HEADS + head)[:, None] * SIZE + channel[None, :], out, mask=channels
+    )

@@ -33,8 +33,9 @@ def torch_ssm(
 ) -> Tensor:
     """Mamba 2's scan (Dao and Gu 2024, arXiv:2405.21060, section 6).
 
-    state <- exp(dt A) state + dt B x; y = C state + D x, with dt <- clamp(softplus(dt + dt_bias), *time_step_limit).
-    Within a chunk the recurrence is a masked matrix product, from chunk to chunk it is carried by the state.
+    state <- exp(dt A) state + dt B x; y = C state + D x, with dt <- clamp(softplus(dt + dt_bias),
+    *time_step_limit). Within a chunk the recurrence is a masked matrix product, from chunk to chunk
+    it is carried by the state.
 
     Args:
         hidden_states: x, [batch, sequence, heads, head_dim].
@@ -49,7 +50,9 @@ def torch_ssm(
         Like hidden_states, in float32 (float64 for float64).
     """
     batch, _, heads, size = hidden_states.shape
-    state = torch.zeros((batch, heads, size, B.shape[3]), dtype=wide_dtype(hidden_states), device=B.device)
+    state = torch.zeros(
+        (batch, heads, size, B.shape[3]), dtype=wide_dtype(hidden_states), device=B.device
+    )
     return scan_heads(hidden_states, A, B, C, D, dt, dt_bias, time_step_limit, chunk_size, state)[0]
 
 
@@ -65,7 +68,9 @@ def scan_heads(
     chunk_size: int,
     state: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the outputs of `torch_ssm` that follow a state [batch, heads, head_dim, state], and the state behind."""
+    """Return the outputs of `torch_ssm` that follow a state [batch, heads, head_dim, state], and
+    the state behind.
+    """
     least, most = time_step_limit
     wide = wide_dtype(hidden_states)
     steps = F.softplus(dt + dt_bias.to(dt.dtype)).clamp(least, most).to(wide)
@@ -75,15 +80,19 @@ def scan_heads(
     out = torch.empty_like(x)
     for start in range(0, x.shape[1], chunk_size):
         part = slice(start, start + chunk_size)
-        out[:, part], state = decaying_chunk(inputs[:, part], decay[:, part], B[:, part], C[:, part], state)
+        out[:, part], state = decaying_chunk(
+            inputs[:, part], decay[:, part], B[:, part], C[:, part], state
+        )
     return out + D.to(wide).unsqueeze(-1) * x, state
 
 
-def decaying_chunk(x: Tensor, decay: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def decaying_chunk(
+    x: Tensor, decay: Tensor, B: Tensor, C: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return the outputs of a chunk that follow a state, and the state behind it.
 
-    state <- exp(decay) state + x B^T; out = state C. All are [batch, tokens, heads, size], but decay [batch, tokens,
-    heads], logarithmic, and state [batch, heads, size of x, size of B].
+    state <- exp(decay) state + x B^T; out = state C. All are [batch, tokens, heads, size], but
+    decay [batch, tokens, heads], logarithmic, and state [batch, heads, size of x, size of B].
     """
     total = decay.cumsum(1)  # [batch, tokens, heads]
     weights = torch.einsum("blhn,bshn->bhls", C, B) * pairwise_decay(total.transpose(1, 2))
@@ -95,7 +104,9 @@ def decaying_chunk(x: Tensor, decay: Tensor, B: Tensor, C: Tensor, state: Tensor
 
 
 def pairwise_decay(total: Tensor) -> Tensor:
-    """Return what is left at token l of what token s <= l brought, [..., l, s]; `total` is cumulative, logarithmic."""
+    """Return what is left at token l of what token s <= l brought, [..., l, s]; `total` is
+    cumulative, logarithmic.
+    """
     return log_pairwise_decay(total).exp()
 
 
@@ -107,7 +118,9 @@ def log_pairwise_decay(total: Tensor) -> Tensor:
 
 
 @register_op(
-    lambda hidden_states, *_, **__: torch.empty_like(hidden_states, memory_format=torch.contiguous_format),
+    lambda hidden_states, *_, **__: torch.empty_like(
+        hidden_states, memory_format=torch.contiguous_format
+    ),
     carries_state=True,
 )
 def torch_selective_scan(
@@ -120,9 +133,11 @@ def torch_selective_scan(
     z: Tensor | None = None,
     dt_bias: Tensor | None = None,
 ) -> Tensor:
-    """Mamba's selective scan (Gu and Dao 2023, arXiv:2312.00752, section 3): every channel has decays of its own.
+    """Mamba's selective scan (Gu and Dao 2023, arXiv:2312.00752, section 3): every channel has
+    decays of its own.
 
-    state <- exp(dt A) state + dt B x; y = (C state + D x) * silu(z), with dt <- softplus(dt + dt_bias).
+    state <- exp(dt A) state + dt B x; y = (C state + D x) * silu(z), with dt <- softplus(dt +
+    dt_bias).
 
     Args:
         hidden_states: x, [batch, sequence, channels].
@@ -136,7 +151,9 @@ def torch_selective_scan(
     Returns:
         Like hidden_states.
     """
-    state = torch.zeros((hidden_states.shape[0], *A.shape), dtype=wide_dtype(hidden_states), device=A.device)
+    state = torch.zeros(
+        (hidden_states.shape[0], *A.shape), dtype=wide_dtype(hidden_states), device=A.device
+    )
     return scan_channels(hidden_states, dt, A, B, C, D, z, dt_bias, state)[0]
 
 
@@ -151,14 +168,18 @@ def scan_channels(
     dt_bias: Tensor | None,
     state: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the outputs of `torch_selective_scan` that follow a state [batch, channels, state], and that behind."""
+    """Return the outputs of `torch_selective_scan` that follow a state [batch, channels, state],
+    and that behind.
+    """
     wide = wide_dtype(hidden_states)
     steps = F.softplus(dt if dt_bias is None else dt + dt_bias.to(dt.dtype)).to(wide)
     x, B, C, A = hidden_states.to(wide), B.to(wide), C.to(wide), A.to(wide)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     for index in range(x.shape[1]):
         step = steps[:, index].unsqueeze(-1)
-        state = (step * A).exp() * state + step * B[:, index].unsqueeze(1) * x[:, index].unsqueeze(-1)
+        state = (step * A).exp() * state + step * B[:, index].unsqueeze(1) * x[:, index].unsqueeze(
+            -1
+        )
         out[:, index] = (state @ C[:, index].unsqueeze(-1)).squeeze(-1)
     if D is not None:
         out = out + D.to(wide) * x
@@ -169,11 +190,18 @@ def scan_channels(
 
 @register_op(lambda x, *_, **__: torch.empty_like(x, memory_format=torch.contiguous_format))
 def torch_rmsnorm_gated(
-    x: Tensor, weight: Tensor, gate: Tensor | None, eps: float, group_size: int, norm_before_gate: bool = False
+    x: Tensor,
+    weight: Tensor,
+    gate: Tensor | None,
+    eps: float,
+    group_size: int,
+    norm_before_gate: bool = False,
 ) -> Tensor:
-    """RMSNorm of groups of channels with a SiLU gate before or behind it (Mamba 2, arXiv:2405.21060, section 7).
+    """RMSNorm of groups of channels with a SiLU gate before or behind it (Mamba 2,
+    arXiv:2405.21060, section 7).
 
-    Statistics and gate in float32; the normalised value is cast to the input's dtype before it meets the weight.
+    Statistics and gate in float32; the normalised value is cast to the input's dtype before it
+    meets the weight.
 
     Args:
         x: [..., size].

@@ -1,9 +1,11 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
 # (The kernels are written in Triton's language: their arguments have Triton's types.)
-"""Kernels of state space models: Mamba 2 (arXiv:2405.21060, section 6) and Mamba (arXiv:2312.00752, section 3).
+"""Kernels of state space models: Mamba 2 (arXiv:2405.21060, section 6) and Mamba (arXiv:2312.00752,
+section 3).
 
-A program keeps some channels of a state in registers: no two channels meet. Decode goes from token to token; so does
-Mamba, whose decays differ from channel to channel; Mamba 2 otherwise comes in chunks, as matrix products.
+A program keeps some channels of a state in registers: no two channels meet. Decode goes from token
+to token; so does Mamba, whose decays differ from channel to channel; Mamba 2 otherwise comes in
+chunks, as matrix products.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def ssm_step_kernel(
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Take the new tokens of one sequence, one by one, into BLOCK_P channels of one head's state."""
+    """Take the new tokens of one sequence, one by one, into BLOCK_P channels of one head's
+    state.
+    """
     head = tl.program_id(1)
     start, tokens, continues, slot = span(tl.program_id(2), cu_seqlens_ptr, kv_lens_ptr, slots_ptr)
     channel, n = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_N)
@@ -62,7 +66,9 @@ def ssm_chunk_kernel(
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr, PRECISION: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Take the new tokens of one sequence, chunk by chunk, into BLOCK_P channels of one head's state."""
+    """Take the new tokens of one sequence, chunk by chunk, into BLOCK_P channels of one head's
+    state.
+    """
     head = tl.program_id(1)
     start, tokens, continues, slot = span(tl.program_id(2), cu_seqlens_ptr, kv_lens_ptr, slots_ptr)
     row, n = tl.arange(0, CHUNK), tl.arange(0, BLOCK_N)
@@ -77,18 +83,27 @@ def ssm_chunk_kernel(
     C_ptr += head // GROUP * C_stride_group + n[None, :]
     for first in range(0, tokens, CHUNK):
         token, inside = start + first + row, first + row < tokens
-        states, channels = inside[:, None] & (n < STATE)[None, :], inside[:, None] & (channel < SIZE)[None, :]
-        x = tl.load(x_ptr + token[:, None] * x_stride_token, mask=channels, other=0.0).to(tl.float32)
+        states, channels = (
+            inside[:, None] & (n < STATE)[None, :],
+            inside[:, None] & (channel < SIZE)[None, :],
+        )
+        x = tl.load(x_ptr + token[:, None] * x_stride_token, mask=channels, other=0.0).to(
+            tl.float32
+        )
         B = tl.load(B_ptr + token[:, None] * B_stride_token, mask=states, other=0.0).to(tl.float32)
         C = tl.load(C_ptr + token[:, None] * C_stride_token, mask=states, other=0.0).to(tl.float32)
         dt = tl.load(dt_ptr + token * dt_stride_token + head, mask=inside, other=0.0)
         dt = tl.where(inside, _time_steps(dt, bias, least, most), 0.0)
         total, last = tl.cumsum(dt * A, 0), tl.sum(dt * A, 0)
         inputs = x * dt[:, None]
-        weights = tl.dot(C, tl.trans(B), input_precision=PRECISION) * pairwise_decay(total, False, CHUNK)
+        weights = tl.dot(C, tl.trans(B), input_precision=PRECISION) * pairwise_decay(
+            total, False, CHUNK
+        )
         out = tl.dot(weights, inputs, D * x, input_precision=PRECISION)
         out = tl.dot(C * tl.exp(total)[:, None], tl.trans(state), out, input_precision=PRECISION)
-        tl.store(out_ptr + (token * HEADS + head)[:, None] * SIZE + channel[None, :], out, mask=channels)
+        tl.store(
+            out_ptr + (token * HEADS + head)[:, None] * SIZE + channel[None, :], out, mask=channels
+        )
         left = inputs * tl.exp(last - total)[:, None]
         state = tl.dot(tl.trans(left), B, state * tl.exp(last), input_precision=PRECISION)
     tl.store(cache_ptr, state, mask=kept)
@@ -120,13 +135,21 @@ def selective_scan_kernel(
     out_ptr += start * CHANNELS + channel
     for token in range(tokens):
         x = tl.load(x_ptr + token * x_stride, mask=real, other=0.0).to(tl.float32)
-        dt = softplus(tl.load(dt_ptr + token * dt_stride, mask=real, other=0.0).to(tl.float32) + bias)
-        B = tl.load(B_ptr + (start + token) * B_stride + n, mask=n < STATE, other=0.0).to(tl.float32)
-        C = tl.load(C_ptr + (start + token) * C_stride + n, mask=n < STATE, other=0.0).to(tl.float32)
+        dt = softplus(
+            tl.load(dt_ptr + token * dt_stride, mask=real, other=0.0).to(tl.float32) + bias
+        )
+        B = tl.load(B_ptr + (start + token) * B_stride + n, mask=n < STATE, other=0.0).to(
+            tl.float32
+        )
+        C = tl.load(C_ptr + (start + token) * C_stride + n, mask=n < STATE, other=0.0).to(
+            tl.float32
+        )
         state = state * tl.exp(dt[:, None] * A) + (dt * x)[:, None] * B[None, :]
         out = tl.sum(state * C[None, :], 1) + D * x
         if HAS_GATE:
-            z = tl.load(z_ptr + (start + token) * z_stride + channel, mask=real, other=0.0).to(tl.float32)
+            z = tl.load(z_ptr + (start + token) * z_stride + channel, mask=real, other=0.0).to(
+                tl.float32
+            )
             out *= z * tl.sigmoid(z)
         tl.store(out_ptr + token * CHANNELS, out.to(out_ptr.dtype.element_ty), mask=real)
     tl.store(cache_ptr, state, mask=inside)

@@ -35,7 +35,9 @@ PASS_BLOCK = 1024
 STATE_ELEMENTS = 4096
 """Numbers of a state that a program of four warps keeps in registers."""
 SCAN_ELEMENTS = 512
-"""The same for a program of one warp; the tokens of a scan come one by one, so that many programs have to run."""
+"""The same for a program of one warp; the tokens of a scan come one by one, so that many programs
+have to run.
+"""
 
 
 @register_op(fake_ssm, mutates=("ssm_cache",))
@@ -55,13 +57,29 @@ def triton_cached_ssm(
     time_step_limit: list[float],
     chunk_size: int,
 ) -> Tensor:
-    """`torch_cached_ssm` as one kernel; its chunks have a size of their own, which changes rounding only."""
+    """`torch_cached_ssm` as one kernel; its chunks have a size of their own, which changes rounding
+    only.
+    """
     require_device(hidden_states)
     x, B, C, dt = (last_contiguous(each)[0] for each in (hidden_states, B, C, dt))
     (heads, size), (groups, state) = x.shape[1:], B.shape[1:]
     sequences, _, longest_query, *_ = batch_info_host.tolist()
     out = output_rows(tuple(x.shape), ssm_cache.dtype, batch_info_host, x.device)
-    tensors = (out, x, A, B, C, D, dt, dt_bias, cu_seqlens, kv_lens, state_slots, ssm_cache, *time_step_limit)
+    tensors = (
+        out,
+        x,
+        A,
+        B,
+        C,
+        D,
+        dt,
+        dt_bias,
+        cu_seqlens,
+        kv_lens,
+        state_slots,
+        ssm_cache,
+        *time_step_limit,
+    )
     strides = (*x.stride()[:2], *B.stride()[:2], *C.stride()[:2], dt.stride(0), ssm_cache.stride(0))
     sizes: dict[str, Any] = {"HEADS": heads, "GROUP": heads // groups, "SIZE": size, "STATE": state}
     sizes["BLOCK_N"] = tile_width(state)
@@ -74,7 +92,9 @@ def triton_cached_ssm(
     if longest_query >= LONG_QUERY:
         spans = (cu_seqlens, kv_lens, state_slots)
         inputs = (x, A, B, C, D, dt, dt_bias)
-        _all_chunks(out, *inputs, spans, sequences, longest_query, ssm_cache, time_step_limit, sizes)
+        _all_chunks(
+            out, *inputs, spans, sequences, longest_query, ssm_cache, time_step_limit, sizes
+        )
         return out[None]
     width = min(32, tile_width(size))
     ssm_chunk_kernel[(triton.cdiv(size, width), heads, sequences)](
@@ -123,7 +143,9 @@ def _all_chunks(
 
 
 def _step_width(states: int, size: int, heads: int, device: torch.device) -> int:
-    """Channels of a program: fewer when there are few heads, so that all multiprocessors have work."""
+    """Channels of a program: fewer when there are few heads, so that all multiprocessors have
+    work.
+    """
     width = min(power_of_two(size), max(4, STATE_ELEMENTS // states))
     while width > 4 and heads * triton.cdiv(size, width) < 2 * processors(device):
         width //= 2
@@ -131,7 +153,9 @@ def _step_width(states: int, size: int, heads: int, device: torch.device) -> int
 
 
 @register_op(
-    lambda hidden_states, *_, **__: torch.empty_like(hidden_states, memory_format=torch.contiguous_format),
+    lambda hidden_states, *_, **__: torch.empty_like(
+        hidden_states, memory_format=torch.contiguous_format
+    ),
     mutates=("scan_cache",),
 )
 def triton_cached_selective_scan(

@@ -1,4 +1,6 @@
-"""Mamba 2's scan with a state that can be taken back: the new tokens by the kernel, the replay by one product."""
+"""Mamba 2's scan with a state that can be taken back: the new tokens by the kernel, the replay by
+one product.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
 # (The kernel is written in Triton's language: its arguments have Triton's types.)
-"""A copy that a kernel makes: pinned memory of the host is read where it lies, without the wait for a copy engine."""
+"""A copy that a kernel makes: pinned memory of the host is read where it lies, without the wait for
+a copy engine.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,21 @@ def copy_rows_kernel(out_ptr, in_ptr, widths_ptr, stride, BLOCK: tl.constexpr):
     """Copy BLOCK numbers of a row, those that are within its width."""
     row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < tl.load(widths_ptr + row)
-    tl.store(out_ptr + row * stride + i, tl.load(in_ptr + row * stride + i, mask=inside), mask=inside)
+    tl.store(
+        out_ptr + row * stride + i, tl.load(in_ptr + row * stride + i, mask=inside), mask=inside
+    )
 
 
 def copy_rows(target: Tensor, source: Tensor, widths: Tensor) -> None:
     """Copy the leading `widths` [rows] numbers of each row of contiguous ones [rows, columns].
 
-    Widths are read when the kernel runs: a captured copy takes as long as what is to be copied then.
+    Widths are read when the kernel runs: a captured copy takes as long as what is to be copied
+        then.
     """
     rows, columns = target.shape
-    copy_rows_kernel[(rows, triton.cdiv(columns, BLOCK))](target, source, widths, columns, BLOCK=BLOCK)
+    copy_rows_kernel[(rows, triton.cdiv(columns, BLOCK))](
+        target, source, widths, columns, BLOCK=BLOCK
+    )
 
 
 def copy(target: Tensor, source: Tensor) -> None:

@@ -13,7 +13,9 @@ from triton.runtime.jit import JITFunction
 from onboard.errors import OnboardError
 
 INTERPRETED = not isinstance(tl.cdiv, JITFunction)
-"""Whether Triton was imported with TRITON_INTERPRET=1: kernels then run on the CPU, slowly, for tests."""
+"""Whether Triton was imported with TRITON_INTERPRET=1: kernels then run on the CPU, slowly, for
+tests.
+"""
 
 PROCESSORS_INTERPRETED = 4
 SHARED_MEMORY_INTERPRETED = 227 * 1024
@@ -56,8 +58,8 @@ def shared_memory(device: torch.device) -> int:
 def overlaps(device: torch.device) -> dict[str, bool]:
     """Return the launch options of a kernel that may start before the one before it has ended.
 
-    It then calls `gdc_wait` before it touches what others write (programmatic dependent launch, from compute
-    capability 9.0 on).
+    It then calls `gdc_wait` before it touches what others write (programmatic dependent launch,
+    from compute capability 9.0 on).
     """
     return {"OVERLAP": True, "launch_pdl": True} if _can_overlap(device) else {"OVERLAP": False}
 
@@ -73,7 +75,9 @@ def power_of_two(size: int) -> int:
 
 
 def tile_width(size: int) -> int:
-    """Return the width of a matrix tile that holds `size` channels; the hardware's products start at 16."""
+    """Return the width of a matrix tile that holds `size` channels; the hardware's products start
+    at 16.
+    """
     return max(16, power_of_two(size))
 
 
@@ -88,6 +92,8 @@ def dot_type(dtype: torch.dtype) -> tl.dtype:
 
 
 def splits_for(wanted: int, most_keys: int, tile: int, most: int) -> int:
-    """How many programs share a sequence's keys: a power of two, from shapes alone, so that a graph may bake it in."""
+    """How many programs share a sequence's keys: a power of two, from shapes alone, so that a graph
+    may bake it in.
+    """
     most_useful: int = min(wanted, triton.cdiv(most_keys, tile), most)
     return 1 << (max(1, most_useful).bit_length() - 1)

@@ -1,10 +1,12 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
 # (The function is written in Triton's language: its argument has Triton's type.)
-"""Kernels that start before the one in front of them has ended (programmatic dependent launch); see `launch.overlaps`.
+"""Kernels that start before the one in front of them has ended (programmatic dependent launch); see
+`launch.overlaps`.
 
-A kernel lets the next one start only behind its own wait. So all that is older than the kernel in front is there from
-the start, and may be read before the wait: weights, metadata, states of earlier steps. A kernel that reads a state
-early and writes it does not let the next one start early, which might be itself again.
+A kernel lets the next one start only behind its own wait. So all that is older than the kernel in
+front is there from the start, and may be read before the wait: weights, metadata, states of earlier
+steps. A kernel that reads a state early and writes it does not let the next one start early, which
+might be itself again.
 """
 
 from __future__ import annotations

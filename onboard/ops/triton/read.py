@@ -25,7 +25,9 @@ def _sum_kernel(data, sums, each, size, BLOCK: tl.constexpr):
 
 
 def read_all(data: Tensor, block: int = BLOCKS[0], programs: int = _PROGRAMS) -> Tensor:
-    """Read every element of `data` (contiguous float32) once; return partial sums [programs] float32."""
+    """Read every element of `data` (contiguous float32) once; return partial sums [programs]
+    float32.
+    """
     sums = torch.empty(programs, dtype=torch.float32, device=data.device)
     each = -(-data.numel() // programs)
     _sum_kernel[(programs,)](data, sums, each, data.numel(), BLOCK=block)

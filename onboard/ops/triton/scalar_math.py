@@ -1,9 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
 # (The kernels are written in Triton's language: their arguments have Triton's types.)
-"""What generated pointwise kernels call: float32 functions that round as PyTorch's own CUDA kernels do.
+"""What generated pointwise kernels call: float32 functions that round as PyTorch's own CUDA kernels
+do.
 
-Those call CUDA's math library, so these do; Triton's own exponential and division are faster and less exact.
-The interpreter has no such library: there functions are computed in float64.
+Those call CUDA's math library, so these do; Triton's own exponential and division are faster and
+less exact. The interpreter has no such library: there functions are computed in float64.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ if INTERPRETED:
 
     @triton.jit
     def to_bfloat16(x):
-        """Return x rounded to the nearest bfloat16, ties to even; the interpreter's own cast truncates."""
+        """Return x rounded to the nearest bfloat16, ties to even; the interpreter's own cast
+        truncates.
+        """
         bits = x.to(tl.int32, bitcast=True)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
         return tl.where(x == x, rounded.to(tl.float32, bitcast=True), x)

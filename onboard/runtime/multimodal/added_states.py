@@ -1,7 +1,8 @@
-"""What a composite's text model adds to hidden states between its layers: an image's features, in several of them.
+"""What a composite's text model adds to hidden states between its layers: an image's features, in
+several of them.
 
-Its own forward tells, whatever its arguments are called. It is run with layers that give back states chosen here;
-what the next layer then gets beyond these is what was added.
+Its own forward tells, whatever its arguments are called. It is run with layers that give back
+states chosen here; what the next layer then gets beyond these is what was added.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ class _Seen:
     """What each layer got beside it."""
 
 
-def added_states(text: nn.Module, layers: str, handed: Mapping[str, Any], others: Sequence[str]) -> list[torch.Tensor]:
-    """Return what a text model adds behind each layer, [tokens, hidden] each, for the arguments `handed` to it.
+def added_states(
+    text: nn.Module, layers: str, handed: Mapping[str, Any], others: Sequence[str]
+) -> list[torch.Tensor]:
+    """Return what a text model adds behind each layer, [tokens, hidden] each, for the arguments
+    `handed` to it.
 
     Args:
         text: the text model; of its weights only the embedding's have to be there.
@@ -44,12 +48,16 @@ def added_states(text: nn.Module, layers: str, handed: Mapping[str, Any], others
     embeds = handed["inputs_embeds"]
     generator = torch.Generator().manual_seed(4)
     random = [torch.randn(embeds.shape, generator=generator).to(embeds) for _ in range(count)]
-    without = _pass(text, layers, {key: value for key, value in handed.items() if key not in others}, random)
+    without = _pass(
+        text, layers, {key: value for key, value in handed.items() if key not in others}, random
+    )
     within = _pass(text, layers, handed, random)
     alone = _pass(text, layers, handed, [torch.zeros_like(embeds)] * count)
     plain = [without.states[0], *random]
     if not all(map(_same, without.states, plain)) or not _same(within.states[0], without.states[0]):
-        raise OnboardError("its forward does more to hidden states than to add to them between layers")
+        raise OnboardError(
+            "its forward does more to hidden states than to add to them between layers"
+        )
     if not _same(within.others, without.others):
         raise OnboardError("its layers take them, too")
     added = alone.states[1:]
@@ -59,8 +67,12 @@ def added_states(text: nn.Module, layers: str, handed: Mapping[str, Any], others
     return [own[0] for own in added]
 
 
-def _pass(text: nn.Module, layers: str, handed: Mapping[str, Any], states: Sequence[torch.Tensor]) -> _Seen:
-    """Run the text model with layers that give `states`, and nothing done by modules that have no weights at hand."""
+def _pass(
+    text: nn.Module, layers: str, handed: Mapping[str, Any], states: Sequence[torch.Tensor]
+) -> _Seen:
+    """Run the text model with layers that give `states`, and nothing done by modules that have no
+    weights at hand.
+    """
     seen = _Seen()
 
     def layer(index: int, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -101,7 +113,11 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         return isinstance(other, torch.Tensor) and torch.equal(one, other)
     if isinstance(one, Mapping):
-        return isinstance(other, Mapping) and one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
+        return (
+            isinstance(other, Mapping)
+            and one.keys() == other.keys()
+            and all(_same(one[k], other[k]) for k in one)
+        )
     if isinstance(one, list | tuple):
         return type(one) is type(other) and len(one) == len(other) and all(map(_same, one, other))
     return one is other or bool(one == other)

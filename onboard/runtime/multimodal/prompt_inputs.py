@@ -1,4 +1,6 @@
-"""What a prompt has beside its tokens, once the towers have run: rows for its tokens, positions, blocks."""
+"""What a prompt has beside its tokens, once the towers have run: rows for its tokens, positions,
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ import numpy as np
 import torch
 
 from onboard.cache.step_buffer import IntArray
-from onboard.graph.cache_init.embedded_inputs import BLOCKS, COS, EMBEDS, GIVEN, SIN, TURNED, name_of_added
+from onboard.graph.cache_init.embedded_inputs import (
+    BLOCKS,
+    COS,
+    EMBEDS,
+    GIVEN,
+    SIN,
+    TURNED,
+    name_of_added,
+)
 
 if TYPE_CHECKING:
     from onboard.runtime.scheduling.request import Step
@@ -27,7 +37,9 @@ class PromptInputs:
     place: IntArray
     """[tokens], each token's position for the text model, counted from the model's first one."""
     after: int
-    """Added to the places of all later tokens: their positions go on after the largest one of the prompt."""
+    """Added to the places of all later tokens: their positions go on after the largest one of the
+    prompt.
+    """
     tables: tuple[torch.Tensor, torch.Tensor] | None = None
     """cos and sin [tokens, size] where positions go along several axes."""
     blocks: IntArray | None = None
@@ -49,7 +61,10 @@ class PromptInputs:
         """A digest of all of it: tokens that are known by their content depend on it."""
         arrays = [self.place, np.array(self.after), *([] if self.blocks is None else [self.blocks])]
         arrays += [np.array([ord(letter) for name in sorted(self.added) for letter in name])]
-        arrays += [each.detach().cpu().contiguous().view(torch.uint8).numpy() for each in self.rows().values()]
+        arrays += [
+            each.detach().cpu().contiguous().view(torch.uint8).numpy()
+            for each in self.rows().values()
+        ]
         whole = hashlib.blake2b(digest_size=16)
         for array in arrays:
             whole.update(f"{array.shape} {array.dtype}".encode() + array.tobytes())
@@ -61,7 +76,9 @@ class PromptInputs:
         return np.concatenate([self.place[start : start + length], later])
 
     def fitting(self, start: int, length: int) -> int:
-        """Return the largest number of tokens from `start` on, at most `length`, whose last one ends its block."""
+        """Return the largest number of tokens from `start` on, at most `length`, whose last one
+        ends its block.
+        """
         end = start + length
         while self.blocks is not None and start < end < len(self) and self._inside(end):
             end -= 1
@@ -79,7 +96,9 @@ class PromptInputs:
 
 
 def given_rows(step: Step, tokens: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return the inputs of `with_given_inputs` for a step whose row has `tokens` tokens, padding included."""
+    """Return the inputs of `with_given_inputs` for a step whose row has `tokens` tokens, padding
+    included.
+    """
     rows = {key: torch.zeros(1, tokens, dtype=torch.bool, device=device) for key in (GIVEN, TURNED)}
     blocks = np.full(tokens, -1, dtype=np.int32)
     first = number = 0

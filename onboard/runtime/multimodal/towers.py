@@ -1,7 +1,9 @@
-"""The eager side of a composite model: transformers' own towers make of images what the text graph takes in.
+"""The eager side of a composite model: transformers' own towers make of images what the text graph
+takes in.
 
-Nothing of a composite's own forward is written again here: it is run up to the call of its text model, and what it
-hands over there is what the graph is given. What the graph cannot take is refused, by name.
+Nothing of a composite's own forward is written again here: it is run up to the call of its text
+model, and what it hands over there is what the graph is given. What the graph cannot take is
+refused, by name.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class _HandedOver(Exception):
 
 
 class Composite:
-    """Transformers' own model of a checkpoint, of which the towers and the embedding have weights."""
+    """Transformers' own model of a checkpoint, of which the towers and the embedding have
+    weights.
+    """
 
     def __init__(self, context: TransformContext) -> None:
         self.context = context
@@ -56,14 +60,23 @@ class Composite:
             OnboardError: the text model gets something that the graph does not take.
         """
         device = self.context.device
-        moved = {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in inputs.items()}
+        moved = {
+            key: value.to(device) if isinstance(value, torch.Tensor) else value
+            for key, value in inputs.items()
+        }
         handed = self._handed_over(torch.tensor([tokens], device=device), moved)
         embeds = handed.get("inputs_embeds")
         if embeds is None:
-            raise OnboardError(f"{type(self.model).__name__} gives its text model no embeddings", hint=_TEXT_ONLY)
+            raise OnboardError(
+                f"{type(self.model).__name__} gives its text model no embeddings", hint=_TEXT_ONLY
+            )
         added = self._added(handed)
         place, tables = self._positions(embeds, handed.get("position_ids"))
-        last = int(place.max()) if tables is None else int(handed["position_ids"].max()) - self.context.first_position
+        last = (
+            int(place.max())
+            if tables is None
+            else int(handed["position_ids"].max()) - self.context.first_position
+        )
         blocks = self._blocks(handed.get("attention_mask"), len(tokens))
         return PromptInputs(embeds[0], place, last + 1 - len(tokens), tables, blocks, added)
 
@@ -72,14 +85,22 @@ class Composite:
         """The model with the weights of its towers and of its embedding."""
         model, device = self._bare, self.context.device
         state = model.state_dict(keep_vars=True)
-        prefixes = tuple(f"{path}." for path in (*self.context.factory.eager_modules, self.embedding))
+        prefixes = tuple(
+            f"{path}." for path in (*self.context.factory.eager_modules, self.embedding)
+        )
         wanted = [name for name in state if f"{name}.".startswith(prefixes)]
         checkpoint = Checkpoint(self.context.factory.checkpoint)
         found = match_names(list(state), checkpoint.names(), module_renaming(model))
         if missing := [name for name in wanted if name not in found]:
             raise OnboardError(f"the checkpoint has no {missing[0]}", hint=_TEXT_ONLY)
         for name in wanted:
-            _place(model, name, checkpoint.read(found[name], device).to(device, self._dtype(state[name]), copy=True))
+            _place(
+                model,
+                name,
+                checkpoint.read(found[name], device).to(
+                    device, self._dtype(state[name]), copy=True
+                ),
+            )
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
@@ -113,14 +134,21 @@ class Composite:
             raise UsageError(f"{type(model).__name__} refuses these inputs: {reason}") from error
         finally:
             del text.forward
-        raise OnboardError(f"{type(model).__name__} does not call {self.embedding}'s model", hint=_TEXT_ONLY)
+        raise OnboardError(
+            f"{type(model).__name__} does not call {self.embedding}'s model", hint=_TEXT_ONLY
+        )
 
     def _added(self, handed: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """Return what else the text model is given, as what it adds behind layers: path of the layer -> rows."""
+        """Return what else the text model is given, as what it adds behind layers: path of the
+        layer -> rows.
+        """
         others = [key for key, value in handed.items() if key not in _TAKEN and _matters(value)]
         if not others:
             return {}
-        text, count = self._text_model, getattr(self.context.factory.text_config, "num_hidden_layers", None)
+        text, count = (
+            self._text_model,
+            getattr(self.context.factory.text_config, "num_hidden_layers", None),
+        )
         lists = [name for name, child in text.named_children() if isinstance(child, nn.ModuleList)]
         layers = next((name for name in lists if len(getattr(text, name)) == count), None)
         problem = f"{type(self.model).__name__} gives its text model {others[0]}, too"
@@ -136,7 +164,9 @@ class Composite:
     def _positions(
         self, embeds: torch.Tensor, position_ids: torch.Tensor | None
     ) -> tuple[IntArray, tuple[torch.Tensor, torch.Tensor] | None]:
-        """Return the text's positions [tokens], and the rotary tables of positions with several axes."""
+        """Return the text's positions [tokens], and the rotary tables of positions with several
+        axes.
+        """
         count = np.arange(embeds.shape[1])
         if position_ids is None:
             return count, None
@@ -147,7 +177,9 @@ class Composite:
             return position_ids[0, 0].cpu().numpy() - first, None
         rotary = getattr(self._text_model, "rotary_emb", None)
         if rotary is None:
-            raise OnboardError("positions go along several axes and there is no rotary embedding", hint=_TEXT_ONLY)
+            raise OnboardError(
+                "positions go along several axes and there is no rotary embedding", hint=_TEXT_ONLY
+            )
         cos, sin = rotary(embeds, position_ids)
         return count, (cos[0], sin[0])
 
@@ -160,19 +192,27 @@ class Composite:
         if masks is None:
             return None
         named = masks if isinstance(masks, dict) else {"full_attention": masks}
-        seen = {key: _seen(mask) for key, mask in named.items() if mask is not None and mask.dim() == 4}
+        seen = {
+            key: _seen(mask) for key, mask in named.items() if mask is not None and mask.dim() == 4
+        }
         if not seen:
             return None
         blocks = _later_seen(seen.get("full_attention", next(iter(seen.values()))))
         for key, mask in seen.items():
-            window = getattr(self.context.factory.text_config, "sliding_window", None) if "sliding" in key else None
+            window = (
+                getattr(self.context.factory.text_config, "sliding_window", None)
+                if "sliding" in key
+                else None
+            )
             if not torch.equal(mask, allowed(blocks, length, window)):
                 raise OnboardError(f"the {key} mask is neither causal nor blocks", hint=_TEXT_ONLY)
         return blocks.cpu().numpy() if bool((blocks >= 0).any()) else None
 
 
 def _seen(mask: torch.Tensor) -> torch.Tensor:
-    """Return which keys each query sees, [queries, keys] bool; masks are bool or added to scores."""
+    """Return which keys each query sees, [queries, keys] bool; masks are bool or added to
+    scores.
+    """
     return mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] == 0
 
 

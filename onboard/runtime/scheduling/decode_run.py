@@ -1,4 +1,6 @@
-"""Steps in which one batch does nothing but decode: what they need beside tokens is known from the first one on."""
+"""Steps in which one batch does nothing but decode: what they need beside tokens is known from the
+first one on.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,13 @@ from onboard.runtime.scheduling.request import Chunk, Step
 class DecodeRun:
     """The steps of one batch, all of whose sequences go on by one token.
 
-    `cached` [sequences] tokens of each were cached before the first step. `borders` are remainders of the page size:
-    something is due for a sequence when as many tokens of it are cached.
+    `cached` [sequences] tokens of each were cached before the first step. `borders` are remainders
+    of the page size: something is due for a sequence when as many tokens of it are cached.
     """
 
-    def __init__(self, step: Step, cached: IntArray, borders: Sequence[int], page_size: int) -> None:
+    def __init__(
+        self, step: Step, cached: IntArray, borders: Sequence[int], page_size: int
+    ) -> None:
         self.chunks: list[Chunk] = step.chunks
         self.num_steps = 0
         """Steps that were started."""
@@ -32,5 +36,7 @@ class DecodeRun:
 
     @property
     def at_limit(self) -> bool:
-        """Whether some sequence has all the tokens that it may have, those that only the device knows included."""
+        """Whether some sequence has all the tokens that it may have, those that only the device
+        knows included.
+        """
         return self.num_steps >= self._last

@@ -47,13 +47,19 @@ class Landing:
         if self._landed is not None:
             self._events = cycle([torch.cuda.Event() for _ in range(_AT_A_TIME)])  # type: ignore[no-untyped-call]
 
-    def receive(self, tokens: torch.Tensor, slots: IntArray, lengths: IntArray) -> Callable[[], list[int]]:
-        """Return what waits for the tokens of a step that was started: those behind `lengths` tokens of `slots`."""
+    def receive(
+        self, tokens: torch.Tensor, slots: IntArray, lengths: IntArray
+    ) -> Callable[[], list[int]]:
+        """Return what waits for the tokens of a step that was started: those behind `lengths`
+        tokens of `slots`.
+        """
         if self._landed is None:
             return tokens.clone().tolist  # a later step may overwrite them
         return self._when_landed(self._landed, slots, lengths)
 
-    def _when_landed(self, landed: IntArray, slots: IntArray, lengths: IntArray) -> Callable[[], list[int]]:
+    def _when_landed(
+        self, landed: IntArray, slots: IntArray, lengths: IntArray
+    ) -> Callable[[], list[int]]:
         arrived = next(self._events)
         arrived.record()
 

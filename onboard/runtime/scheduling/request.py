@@ -16,7 +16,9 @@ from onboard.runtime.multimodal.prompt_inputs import PromptInputs
 from onboard.runtime.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort"]
-"""stop: an end or stop token or text; length: no more tokens were wanted or possible; abort: it was cancelled."""
+"""stop: an end or stop token or text; length: no more tokens were wanted or possible; abort: it was
+cancelled.
+"""
 
 
 @dataclass(eq=False)
@@ -73,11 +75,17 @@ class Request:
         self.single = Chunk(self, 1, True)
 
     def root(self) -> bytes:
-        """Return what its keys depend on besides tokens: its rotary table, and all that was given with the prompt."""
-        return self.table.to_bytes(8, "little") + (self.given.digest if self.given is not None else b"")
+        """Return what its keys depend on besides tokens: its rotary table, and all that was given
+        with the prompt.
+        """
+        return self.table.to_bytes(8, "little") + (
+            self.given.digest if self.given is not None else b""
+        )
 
     def fitting(self, length: int) -> int:
-        """Return how many of the next `length` tokens may come in one step: no block of the prompt is taken apart."""
+        """Return how many of the next `length` tokens may come in one step: no block of the prompt
+        is taken apart.
+        """
         return length if self.given is None else self.given.fitting(self.num_cached, length)
 
     @property
@@ -92,12 +100,16 @@ class Request:
 
     @property
     def num_cached(self) -> int:
-        """Leading tokens whose keys and values are in the cache, or will be by the time that the device is asked."""
+        """Leading tokens whose keys and values are in the cache, or will be by the time that the
+        device is asked.
+        """
         return int(self.rows.num_cached[self.slot]) if self.slot and self.rows is not None else 0
 
     @property
     def length(self) -> int:
-        """Tokens that it has, those that only the device knows included: a cached one has another behind it."""
+        """Tokens that it has, those that only the device knows included: a cached one has another
+        behind it.
+        """
         return max(len(self.tokens), self.num_cached + 1)
 
     @property
@@ -156,11 +168,15 @@ class Step:
     num_retired: int = 0
     """Sequences that had retired when it was started."""
     at_limit: bool = False
-    """Whether a sequence has all the tokens that it may have, once this step's is there; set when it was started."""
+    """Whether a sequence has all the tokens that it may have, once this step's is there; set when
+    it was started.
+    """
 
     def add(self, sequence: Request, length: int, pending: int) -> None:
         """Append the next `length` tokens of a sequence of which `pending` are not cached."""
-        self.chunks.append(sequence.single if pending == 1 else Chunk(sequence, length, length == pending))
+        self.chunks.append(
+            sequence.single if pending == 1 else Chunk(sequence, length, length == pending)
+        )
         self.num_tokens += length
         if pending > 1:
             self.num_filling += length
@@ -174,7 +190,9 @@ class Step:
             slots=slots,
             unknown=-slots,
             limits=np.array([sequence.limit for sequence in sequences]),
-            complete=[(row, chunk.sequence) for row, chunk in enumerate(self.chunks) if chunk.completes],
+            complete=[
+                (row, chunk.sequence) for row, chunk in enumerate(self.chunks) if chunk.completes
+            ],
             last_tokens=frozenset().union(*(sequence.last_tokens for sequence in sequences)),
             has_stops=any(sequence.params.stop for sequence in sequences),
             wants_logprobs=any(sequence.params.logprobs is not None for sequence in sequences),
@@ -190,13 +208,17 @@ class Step:
         return self.at_limit or self.rows.has_stops or not self.rows.last_tokens.isdisjoint(tokens)
 
     def follow(self, last: Step) -> None:
-        """Take over what followed from the chunks of a step in which every sequence had the slot that it has now."""
+        """Take over what followed from the chunks of a step in which every sequence had the slot
+        that it has now.
+        """
         if self.chunks is last.chunks or self.chunks == last.chunks:
             self.rows = last.rows
 
     @cached_property
     def lengths(self) -> IntArray | None:
-        """Each chunk's number of tokens, None when all have one; to be read when all chunks are there."""
+        """Each chunk's number of tokens, None when all have one; to be read when all chunks are
+        there.
+        """
         if self.num_tokens == len(self.chunks):
             return None
         return np.array([chunk.length for chunk in self.chunks])
@@ -210,12 +232,15 @@ class Step:
         return self.rows.some_given and any(chunk.reads_given() for chunk in self.chunks)
 
     def shifts(self) -> IntArray:
-        """Return what is added to the positions of each sequence's tokens behind all that was given with its prompt."""
+        """Return what is added to the positions of each sequence's tokens behind all that was given
+        with its prompt.
+        """
         given = (chunk.sequence.given for chunk in self.chunks)
         return np.array([0 if each is None else each.after for each in given])
 
     def position_ids(self, *, shifted: bool = False) -> IntArray | None:
-        """Return the tokens' positions for the model where they are not their places; None where all are.
+        """Return the tokens' positions for the model where they are not their places; None where
+        all are.
 
         `shifted`: whoever gets them adds its sequence's shift to each.
         """

@@ -1,11 +1,11 @@
 """Which tokens of which sequences the next step computes: continuous batching over a paged cache.
 
-Continuous batching follows Yu et al. 2022 ("Orca"), chunked prefill Agrawal et al. 2023 ("Sarathi"), preemption by
-recomputation Kwon et al. 2023 ("PagedAttention").
+Continuous batching follows Yu et al. 2022 ("Orca"), chunked prefill Agrawal et al. 2023
+("Sarathi"), preemption by recomputation Kwon et al. 2023 ("PagedAttention").
 
-Requests have a strict order, by priority and then by arrival. The first one of all that are unfinished is never
-preempted and has a part in every step that computes its rotary table, so that some request always comes nearer to its
-end.
+Requests have a strict order, by priority and then by arrival. The first one of all that are
+unfinished is never preempted and has a part in every step that computes its rotary table, so that
+some request always comes nearer to its end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class _TokensNeededError(Exception):
 
 
 class Scheduler:
-    """Admits, advances, preempts and retires sequences; the caller runs the steps and appends the tokens."""
+    """Admits, advances, preempts and retires sequences; the caller runs the steps and appends the
+    tokens.
+    """
 
     def __init__(
         self,
@@ -55,7 +57,9 @@ class Scheduler:
         self._last = Step()
         """The last step, unless slots have changed since."""
         self._run: DecodeRun | None = None
-        """What the last step belongs to, if it decoded all running sequences and these are the same still."""
+        """What the last step belongs to, if it decoded all running sequences and these are the same
+        still.
+        """
 
     @property
     def busy(self) -> bool:
@@ -75,12 +79,16 @@ class Scheduler:
         step = self._fill(Step(self._next_table()))
         while not step.chunks:  # the sequence whose turn it was has been preempted
             if not self.running and self._border() is None:
-                raise OnboardError("the cache has no room for one request", hint="Something else holds its pages")
+                raise OnboardError(
+                    "the cache has no room for one request", hint="Something else holds its pages"
+                )
             step = self._fill(Step(self._next_table()))
         return self._numbered(step)
 
     def schedule_ahead(self) -> Step | None:
-        """Return the step after one whose tokens are still to come; None: they have to be known first."""
+        """Return the step after one whose tokens are still to come; None: they have to be known
+        first.
+        """
         try:
             step = self._fill(Step(self._next_table()))
         except _TokensNeededError:
@@ -88,7 +96,9 @@ class Scheduler:
         return self._numbered(step) if step.chunks else None
 
     def launched(self, step: Step) -> None:
-        """Record that a step was started. Until `append` the tokens that it chooses are known to the device alone."""
+        """Record that a step was started. Until `append` the tokens that it chooses are known to
+        the device alone.
+        """
         rows, slots = self.memory.rows, step.rows.slots
         ends = rows.num_cached[slots] + (1 if step.lengths is None else step.lengths)
         rows.num_cached[slots] = ends
@@ -99,7 +109,9 @@ class Scheduler:
         step.at_limit = bool((ends + 1 >= step.rows.limits).any()) if run is None else run.at_limit
 
     def settle(self, step: Step) -> None:
-        """Record that all tokens that a started step reads are known; before the next one is scheduled."""
+        """Record that all tokens that a started step reads are known; before the next one is
+        scheduled.
+        """
         run = self._run_of(step)
         for row in self.memory.at_borders(step.ends, step.lengths) if run is None else run.due:
             chunk = step.chunks[row]
@@ -107,10 +119,11 @@ class Scheduler:
                 self.memory.computed(chunk.sequence, chunk.length)
 
     def append(self, step: Step, tokens: Sequence[int]) -> list[tuple[int, Request]]:
-        """Append the tokens that a step chose, one a row; return the rows and sequences that took theirs.
+        """Append the tokens that a step chose, one a row; return the rows and sequences that took
+        theirs.
 
-        What was finished or cancelled meanwhile is left out. A sequence that outgrows its rotary table is computed
-        anew with the next one.
+        What was finished or cancelled meanwhile is left out. A sequence that outgrows its rotary
+        table is computed anew with the next one.
         """
         took = step.rows.complete
         if step.num_retired != self._num_retired:
@@ -124,7 +137,9 @@ class Scheduler:
                 self.memory.restart(sequence)
         return took
 
-    def _keep_latest(self, step: Step, tokens: Sequence[int], took: list[tuple[int, Request]]) -> None:
+    def _keep_latest(
+        self, step: Step, tokens: Sequence[int], took: list[tuple[int, Request]]
+    ) -> None:
         """Tell the rows the tokens behind which no later step has begun already."""
         rows, slots = self.memory.rows, step.rows.slots
         if len(took) == len(slots):  # nearly always
@@ -174,7 +189,9 @@ class Scheduler:
         if self.rope or len(step.chunks) != len(self.running) or not step.decodes():
             return None
         memory = self.memory
-        return DecodeRun(step, memory.rows.num_cached[step.rows.slots], memory.borders, memory.page_size)
+        return DecodeRun(
+            step, memory.rows.num_cached[step.rows.slots], memory.borders, memory.page_size
+        )
 
     def _fill(self, step: Step) -> Step:
         self._make_way()
@@ -184,7 +201,9 @@ class Scheduler:
         return step
 
     def _goes_on(self, step: Step) -> bool:
-        """Make `step` another one of the same batch, what nearly all are; False: something is in the way."""
+        """Make `step` another one of the same batch, what nearly all are; False: something is in
+        the way.
+        """
         run = self._run
         if run is None or run.at_limit:
             return False
@@ -202,21 +221,32 @@ class Scheduler:
                 continue  # without a slot it has been preempted meanwhile
             pending, budget = sequence.num_pending, self.max_num_tokens - step.num_tokens
             if pending == 1 and length <= sequence.room and budget > 0:
-                step.chunks.append(sequence.single)  # most do, and a prompt beside them is no reason to be slow
+                step.chunks.append(
+                    sequence.single
+                )  # most do, and a prompt beside them is no reason to be slow
                 step.num_tokens += 1
             elif budget > 0:
                 self._advance(sequence, step, pending, running[place:])
 
-    def _advance(self, sequence: Request, step: Step, pending: int, later: Sequence[Request]) -> None:
-        """Put the next chunk of a running sequence into the step, which has room for one token, if the cache has.
+    def _advance(
+        self, sequence: Request, step: Step, pending: int, later: Sequence[Request]
+    ) -> None:
+        """Put the next chunk of a running sequence into the step, which has room for one token, if
+        the cache has.
 
-        A prompt leaves room for those `later` sequences that decode, unless the least it can take has none then.
+        A prompt leaves room for those `later` sequences that decode, unless the least it can take
+        has none then.
         """
         length = 1
         if pending > 1:
-            budget, decoding = self.max_num_tokens - step.num_tokens, sum(each.num_pending == 1 for each in later)
+            budget, decoding = (
+                self.max_num_tokens - step.num_tokens,
+                sum(each.num_pending == 1 for each in later),
+            )
             length = self._fitting(sequence, budget - decoding) or self._fitting(sequence, budget)
-        if length and (sequence.num_cached + length <= sequence.room or self._reserve(sequence, length)):
+        if length and (
+            sequence.num_cached + length <= sequence.room or self._reserve(sequence, length)
+        ):
             step.add(sequence, length, pending)
 
     def _fitting(self, sequence: Request, budget: int) -> int:
@@ -226,7 +256,8 @@ class Scheduler:
         return sequence.fitting(self.memory.chunk(sequence, min(sequence.num_pending, budget)))
 
     def _admit(self, step: Step) -> None:
-        """Start waiting sequences in order while the batch, the step and the cache have room for all they know.
+        """Start waiting sequences in order while the batch, the step and the cache have room for
+        all they know.
 
         One whose next page is computed in this very step by another waits for it.
         """
@@ -243,25 +274,35 @@ class Scheduler:
             self._last, self._run = Step(), None
             insort(self.running, sequence, key=_in_order)
             length = self._fitting(sequence, self.max_num_tokens - step.num_tokens)
-            if length and self.memory.reserve(sequence, length):  # else it goes on with the next step
+            if length and self.memory.reserve(
+                sequence, length
+            ):  # else it goes on with the next step
                 step.add(sequence, length, sequence.num_pending)
                 coming.update(self.memory.completes(step.chunks[-1]))
 
     def _border(self) -> int | None:
-        """Return how many known pages the first waiting sequence would start with; None: there is no room for it."""
+        """Return how many known pages the first waiting sequence would start with; None: there is
+        no room for it.
+        """
         if not self.waiting or len(self.running) >= self.max_batch_size:
             return None
         return self.memory.room_for(self.waiting[0])
 
     def _make_way(self) -> None:
-        """Preempt sequences of a lower priority than the first one that waits, until it has room."""
-        while self.waiting and self.running and self.waiting[0].priority < self.running[-1].priority:
+        """Preempt sequences of a lower priority than the first one that waits, until it has
+        room.
+        """
+        while (
+            self.waiting and self.running and self.waiting[0].priority < self.running[-1].priority
+        ):
             if self._border() is not None:
                 return
             self._preempt(self.running[-1])
 
     def _reserve(self, sequence: Request, length: int) -> bool:
-        """Give the sequence pages for `length` more tokens, preempting the last ones; False: it was preempted."""
+        """Give the sequence pages for `length` more tokens, preempting the last ones; False: it was
+        preempted.
+        """
         while not self.memory.reserve(sequence, length):
             victim = self.running[-1]
             self._preempt(victim)
@@ -288,7 +329,9 @@ class Scheduler:
         return self.rope.table(len(sequence.tokens)) if self.rope else 0
 
     def _next_table(self) -> int:
-        """Return the rotary table of the next step: that of the sequence that has waited longest for one."""
+        """Return the rotary table of the next step: that of the sequence that has waited longest
+        for one.
+        """
         if self.rope is None:
             return 0
         candidates = [*self.running, *([self.waiting[0]] if self._border() is not None else [])]

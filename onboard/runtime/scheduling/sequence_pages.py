@@ -1,9 +1,10 @@
 """What each sequence holds of the caches: pages, a slot, and what earlier requests left behind.
 
-A full page is known by a digest of its tokens and of all before them, so that a later request that begins alike takes
-it over instead of computing it (Zheng et al. 2024, "SGLang"; Kwon et al. 2023). A group of pages with a sliding window
-holds only those that the next query sees. Recurrent states are no sum of pages: a copy is kept of the state at page
-borders where a prompt's chunk ends, and a request goes on from the last border at which everything is known.
+A full page is known by a digest of its tokens and of all before them, so that a later request that
+begins alike takes it over instead of computing it (Zheng et al. 2024, "SGLang"; Kwon et al. 2023).
+A group of pages with a sliding window holds only those that the next query sees. Recurrent states
+are no sum of pages: a copy is kept of the state at page borders where a prompt's chunk ends, and a
+request goes on from the last border at which everything is known.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class MemoryStats:
 class CacheMemory:
     """Pages and slots of the running sequences. A request that is not admitted holds nothing.
 
-    `snapshots` is how many recurrent states are kept for later, in the slots behind those of a batch; None: the model
-    has none.
+    `snapshots` is how many recurrent states are kept for later, in the slots behind those of a
+    batch; None: the model has none.
     """
 
     def __init__(
@@ -70,7 +71,9 @@ class CacheMemory:
         self._copy_state = copy_state
         windows = [group.window for group in groups if group.window is not None]
         self.borders = sorted({0, *((window - 1) % page_size for window in windows)})
-        """Remainders of cached tokens at which something is due: a page is full, or has left a window."""
+        """Remainders of cached tokens at which something is due: a page is full, or has left a
+        window.
+        """
         self._freed = 0  # times that pages were given back
         self._refused: tuple[Request, int] | None = None
 
@@ -88,15 +91,23 @@ class CacheMemory:
     def capacity(self) -> int:
         """Most tokens that a sequence can have when it is alone.
 
-        Pages of a window are enough for any number when they hold what a query sees and a page to go on with.
+        Pages of a window are enough for any number when they hold what a query sees and a page to
+        go on with.
         """
         size = self.page_size
         held = ((group.allocator.num_usable * size, group.window) for group in self.groups)
-        return min((most for most, window in held if window is None or most < window + 2 * size), default=sys.maxsize)
+        return min(
+            (most for most, window in held if window is None or most < window + 2 * size),
+            default=sys.maxsize,
+        )
 
     def room_for(self, request: Request) -> int | None:
-        """Return how many leading pages a waiting request would take over, None when it cannot be admitted now."""
-        if not self.slots.num_free or (self.slots.num_owned and self._refused == (request, self._freed)):
+        """Return how many leading pages a waiting request would take over, None when it cannot be
+        admitted now.
+        """
+        if not self.slots.num_free or (
+            self.slots.num_owned and self._refused == (request, self._freed)
+        ):
             return None
         border = self._known_border(request)
         if all(self._fits(index, request, border) for index in range(len(self.groups))):
@@ -105,7 +116,9 @@ class CacheMemory:
         return None
 
     def admit(self, request: Request, border: int) -> None:
-        """Give a request a slot, the known pages before `border` and, where nothing leaves a window, all the others."""
+        """Give a request a slot, the known pages before `border` and, where nothing leaves a
+        window, all the others.
+        """
         [request.slot], request.rows = self.slots.take(1), self.rows
         self.rows.start(request.slot, request.tokens)
         self.rows.set_sampling(request.slot, request.params.row(), request.key)
@@ -124,7 +137,9 @@ class CacheMemory:
             request.num_reused = request.num_cached
 
     def reserve(self, request: Request, length: int) -> bool:
-        """Give a sequence pages for `length` more tokens; False, and nothing has changed: too few are free."""
+        """Give a sequence pages for `length` more tokens; False, and nothing has changed: too few
+        are free.
+        """
         total = request.num_cached + length
         wanted = self._pages_for(total)
         for pages, group in zip(request.pages, self.groups, strict=True):
@@ -137,9 +152,10 @@ class CacheMemory:
     def chunk(self, request: Request, length: int) -> int:
         """Return how many of the next `length` tokens may come in one step.
 
-        What leaves a window is freed only after the step, so that one step's tokens must find room beside it. With
-        recurrent states a chunk of a prompt ends where a copy of the state may be of use: where an earlier prompt
-        branched off, at the last page border, and at a page border in any case.
+        What leaves a window is freed only after the step, so that one step's tokens must find room
+        beside it. With recurrent states a chunk of a prompt ends where a copy of the state may be
+        of use: where an earlier prompt branched off, at the last page border, and at a page border
+        in any case.
         """
         start = request.num_cached
         for group in self.groups:
@@ -164,22 +180,30 @@ class CacheMemory:
         return self._digests(request, last)[start // self.page_size : last]
 
     def awaits(self, request: Request, border: int) -> bytes | None:
-        """Return the digest of the first page that a request would have to compute in full, None: it has none."""
+        """Return the digest of the first page that a request would have to compute in full, None:
+        it has none.
+        """
         if not self.reuse or border >= self._last_border(request):
             return None
         return self._digests(request, border + 1)[border]
 
     def at_borders(self, ends: IntArray, lengths: IntArray | None) -> list[int]:
-        """Return the rows for which `computed` has something to do: some of their tokens are at one of the `borders`.
+        """Return the rows for which `computed` has something to do: some of their tokens are at one
+        of the `borders`.
 
-        `ends` [rows] tokens cached by now, the last `lengths` [rows] of them since the last time; None: one each.
+        `ends` [rows] tokens cached by now, the last `lengths` [rows] of them since the last time;
+        None: one each.
         """
-        passed = (ends - np.array(self.borders)[:, None]) % self.page_size < (1 if lengths is None else lengths)
+        passed = (ends - np.array(self.borders)[:, None]) % self.page_size < (
+            1 if lengths is None else lengths
+        )
         rows: list[int] = np.flatnonzero(passed.any(0)).tolist()
         return rows
 
     def computed(self, request: Request, length: int) -> None:
-        """Keep what the last `length` cached tokens fill, all of them known by now; free what has left its window."""
+        """Keep what the last `length` cached tokens fill, all of them known by now; free what has
+        left its window.
+        """
         end = request.num_cached
         start = end - length
         first, last = start // self.page_size, end // self.page_size
@@ -213,18 +237,27 @@ class CacheMemory:
             assert not self._snapshots.num_owned, "a snapshot is owned"
 
     def _known_border(self, request: Request) -> int:
-        """Return the number of leading pages after which the request can go on; note where it branches off."""
+        """Return the number of leading pages after which the request can go on; note where it
+        branches off.
+        """
         if not self.reuse:
             return 0
         last = self._last_border(request)
         digests, known = self._digests(request, last), last
         for allocator in (group.allocator for group in self.groups if group.window is None):
-            known = next((i for i, digest in enumerate(digests[:known]) if allocator.find(digest) is None), known)
+            known = next(
+                (i for i, digest in enumerate(digests[:known]) if allocator.find(digest) is None),
+                known,
+            )
         request.branch = known * self.page_size
-        return next((border for border in range(known, 0, -1) if self._can_go_on(request, border)), 0)
+        return next(
+            (border for border in range(known, 0, -1) if self._can_go_on(request, border)), 0
+        )
 
     def _can_go_on(self, request: Request, border: int) -> bool:
-        """Whether windows, recurrent states and blocks of the prompt allow to go on after `border` pages."""
+        """Whether windows, recurrent states and blocks of the prompt allow to go on after `border`
+        pages.
+        """
         end, digests = border * self.page_size, request.digests
         if self._snapshots is not None and self._snapshots.find(digests[border - 1]) is None:
             return False
@@ -258,7 +291,9 @@ class CacheMemory:
         return [0] * min(first, border) + pages
 
     def _restore(self, request: Request, border: int) -> None:
-        """Copy the recurrent states behind `border` pages, if the model has any, to the request's slot."""
+        """Copy the recurrent states behind `border` pages, if the model has any, to the request's
+        slot.
+        """
         if self._snapshots is None:
             return
         snapshot = self._snapshots.find(request.digests[border - 1])
@@ -268,7 +303,9 @@ class CacheMemory:
         self._snapshots.give_back([snapshot])
 
     def _keep(self, request: Request, first: int, last: int) -> None:
-        """Let later requests find the pages from `first` to `last`, and the states behind them where a chunk ended."""
+        """Let later requests find the pages from `first` to `last`, and the states behind them
+        where a chunk ended.
+        """
         digests = self._digests(request, last)
         for pages, group in zip(request.pages, self.groups, strict=True):
             for index in range(first, last):
@@ -327,7 +364,9 @@ class CacheMemory:
         return digests[:pages]
 
     def _last_border(self, request: Request) -> int:
-        """Return the most pages that a request can take over: one token at least is left to compute."""
+        """Return the most pages that a request can take over: one token at least is left to
+        compute.
+        """
         return (len(request.tokens) - 1) // self.page_size
 
     def _pages_for(self, tokens: int) -> int:

@@ -8,10 +8,12 @@ from onboard.analysis.spec import LayerKind, ModelSpec
 
 
 def native_values(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a parsed config.json under their usual names, with the defaults of the config class.
+    """Return the values of a parsed config.json under their usual names, with the defaults of the
+    config class.
 
-    The class knows how an architecture calls a value (`n_positions` for `max_position_embeddings`) and what it is when
-    config.json leaves it out. A class that transformers does not know adds nothing.
+    The class knows how an architecture calls a value (`n_positions` for `max_position_embeddings`)
+    and what it is when config.json leaves it out. A class that transformers does not know adds
+    nothing.
     """
     from transformers import CONFIG_MAPPING
 
@@ -33,10 +35,11 @@ def max_positions(config: dict[str, Any]) -> int | None:
 
 
 def layer_kinds(spec: ModelSpec) -> list[LayerKind]:
-    """Return the spec's kinds of layers with the layers of the checkpoint, of which the spec may show the first few.
+    """Return the spec's kinds of layers with the layers of the checkpoint, of which the spec may
+    show the first few.
 
-    Layers are of one kind when every list in the config that has an entry for each layer has equal ones for them;
-    kinds come in the order of their first layer, there and in the spec.
+    Layers are of one kind when every list in the config that has an entry for each layer has equal
+    ones for them; kinds come in the order of their first layer, there and in the spec.
     """
     values = native_values(spec.config) | (spec.repository.native if spec.repository else {})
     total = values.get("num_hidden_layers")
@@ -47,11 +50,15 @@ def layer_kinds(spec: ModelSpec) -> list[LayerKind]:
     groups: dict[str, list[int]] = {}
     for layer in range(total):
         groups.setdefault(repr([value[layer] for value in lists]), []).append(layer)
-    if len(groups) != len(spec.layer_kinds):  # no lists: the first layers are a period of the pattern
+    if len(groups) != len(
+        spec.layer_kinds
+    ):  # no lists: the first layers are a period of the pattern
         return [_repeated(kind, shown, total) for kind in spec.layer_kinds]
     kinds = zip(spec.layer_kinds, groups.values(), strict=True)
     return [kind.model_copy(update={"layers": layers}) for kind, layers in kinds]
 
 
 def _repeated(kind: LayerKind, period: int, total: int) -> LayerKind:
-    return kind.model_copy(update={"layers": [layer for layer in range(total) if layer % period in kind.layers]})
+    return kind.model_copy(
+        update={"layers": [layer for layer in range(total) if layer % period in kind.layers]}
+    )

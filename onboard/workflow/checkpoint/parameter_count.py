@@ -13,13 +13,24 @@ from onboard.gpu import gigabytes
 from onboard.hub import HubSource, ModelSource, has_weights
 
 # Bytes an element, by the names that safetensors and torch use.
-_FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+_FLOAT_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+}
 _OTHER_BYTES = {"I64": 8, "I32": 4, "I16": 2, "int64": 8, "int32": 4, "int16": 2}
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Parameters, bytes of the weights in the dtype they are run in, and what the numbers come from."""
+    """Parameters, bytes of the weights in the dtype they are run in, and what the numbers come
+    from.
+    """
 
     parameters: int
     bytes: int
@@ -29,24 +40,33 @@ class ModelSize:
         return f"{self.parameters:,} parameters, {gigabytes(self.bytes)} GB"
 
 
-def estimate_size(source: ModelSource, dtype: str = "auto", built: dict[str, int] | None = None) -> ModelSize:
+def estimate_size(
+    source: ModelSource, dtype: str = "auto", built: dict[str, int] | None = None
+) -> ModelSize:
     """Return the size of the model when run in `dtype` ("auto": as its checkpoint stores it).
 
-    `built` are the elements by dtype of the model that its config describes, if they are known already.
+    `built` are the elements by dtype of the model that its config describes, if they are known
+    already.
     """
     if has_weights(source.files()):
         counts, basis = local_counts(source.weights()), "safetensors headers"
     elif isinstance(source, HubSource) and source.tensors:
-        counts = _tally((tensor.dtype, math.prod(tensor.shape)) for tensor in source.tensors.values())
+        counts = _tally(
+            (tensor.dtype, math.prod(tensor.shape)) for tensor in source.tensors.values()
+        )
         basis = "safetensors metadata of the Hub"
     else:
         counts = module_counts(build_on_meta(source.files())) if built is None else built
         basis = "the model that its config describes"
-    return ModelSize(sum(counts.values()), sum(count * _bytes(d, dtype) for d, count in counts.items()), basis)
+    return ModelSize(
+        sum(counts.values()), sum(count * _bytes(d, dtype) for d, count in counts.items()), basis
+    )
 
 
 def _bytes(stored: str, run: str) -> int:
-    """Return the bytes of an element; what is quantized or an integer keeps its size in any dtype."""
+    """Return the bytes of an element; what is quantized or an integer keeps its size in any
+    dtype.
+    """
     if stored in _FLOAT_BYTES:
         return _FLOAT_BYTES[stored if run == "auto" else run]
     return _OTHER_BYTES.get(stored, 1)
@@ -62,11 +82,15 @@ def local_counts(folder: Path) -> dict[str, int]:
 
 def module_counts(model: Any) -> dict[str, int]:
     """Return elements by dtype of a module's parameters, shared ones once."""
-    return _tally((str(parameter.dtype).removeprefix("torch."), parameter.numel()) for parameter in model.parameters())
+    return _tally(
+        (str(parameter.dtype).removeprefix("torch."), parameter.numel())
+        for parameter in model.parameters()
+    )
 
 
 def build_on_meta(folder: Path) -> Any:
-    """Build the Hugging Face model of a config on the meta device, where tensors have shapes and no memory.
+    """Build the Hugging Face model of a config on the meta device, where tensors have shapes and no
+    memory.
 
     Raises:
         OnboardError: transformers refuses the config; its values are whatever a repository says.

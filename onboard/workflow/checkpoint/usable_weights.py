@@ -1,4 +1,6 @@
-"""Whether the weights of a checkpoint can be used: those of its config's model, readable, and finite numbers all."""
+"""Whether the weights of a checkpoint can be used: those of its config's model, readable, and
+finite numbers all.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def stored_tensors(source: ModelSource) -> dict[str, TensorMeta]:
-    """Return what the headers say, of the files that are here or else of the Hub's; empty when neither is at hand."""
+    """Return what the headers say, of the files that are here or else of the Hub's; empty when
+    neither is at hand.
+    """
     from onboard.graph.weight_load.safetensors_folder import Checkpoint
 
     if has_weights(source.files()):
@@ -26,16 +30,20 @@ def _of_the_hub(source: HubSource) -> dict[str, TensorMeta]:
     from onboard.graph.weight_load.safetensors_folder import TensorMeta, stored_dtype
 
     try:
-        stored = {name: (shape, stored_dtype(dtype)) for name, (dtype, shape) in source.tensors.items()}
+        stored = {
+            name: (shape, stored_dtype(dtype)) for name, (dtype, shape) in source.tensors.items()
+        }
     except ValueError as error:
         raise OnboardError(f"the weights of {source.model} cannot be read: {error}") from error
     return {
-        name: TensorMeta(shape, dtype, math.prod(shape) * dtype.itemsize) for name, (shape, dtype) in stored.items()
+        name: TensorMeta(shape, dtype, math.prod(shape) * dtype.itemsize)
+        for name, (shape, dtype) in stored.items()
     }
 
 
 def check_fit(model: Any, tensors: dict[str, TensorMeta]) -> list[str]:
-    """Compare a checkpoint with transformers' `model`, on the meta device, which is of no use afterwards.
+    """Compare a checkpoint with transformers' `model`, on the meta device, which is of no use
+    afterwards.
 
     Returns:
         Facts: what of the checkpoint is left out, and why.
@@ -56,7 +64,9 @@ def check_fit(model: Any, tensors: dict[str, TensorMeta]) -> list[str]:
 
 
 def check_weights(folder: Path) -> None:
-    """Read every tensor once; raise `OnboardError` for a damaged file, a missing shard, a NaN or an infinity."""
+    """Read every tensor once; raise `OnboardError` for a damaged file, a missing shard, a NaN or an
+    infinity.
+    """
     from onboard.graph.weight_load.safetensors_folder import Checkpoint, find_non_finite
 
     checkpoint = Checkpoint(folder)
@@ -64,5 +74,6 @@ def check_weights(folder: Path) -> None:
     for name in checkpoint.names():
         if found := find_non_finite(checkpoint.read(name)):
             raise OnboardError(
-                f"the weight {name} of {folder} holds {found}", hint="Fetch or save the checkpoint again"
+                f"the weight {name} of {folder} holds {found}",
+                hint="Fetch or save the checkpoint again",
             )

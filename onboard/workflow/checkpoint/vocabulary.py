@@ -1,4 +1,6 @@
-"""Whether a checkpoint's tokenizer and generation config load, and speak of the tokens that the model has."""
+"""Whether a checkpoint's tokenizer and generation config load, and speak of the tokens that the
+model has.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ def check_vocabulary(folder: Path, config: dict[str, Any], *, generates: bool) -
     Args:
         folder: the checkpoint's.
         config: its parsed config.json.
-        generates: text is to be generated, so that a tokenizer that does not load is an error, not a fact.
+        generates: text is to be generated, so that a tokenizer that does not load is an error, not
+            a fact.
 
     Returns:
         Facts: token ids that the model does not have.
@@ -36,7 +39,9 @@ def check_vocabulary(folder: Path, config: dict[str, Any], *, generates: bool) -
         if outside := [each for each in _listed(ids.get(name)) if each >= size]:
             facts.append(f"{name} {outside[0]} is outside the vocabulary of {size}")
     if largest >= size:
-        facts.append(f"the tokenizer has ids up to {largest}, the vocabulary {size} tokens: prompts with others fail")
+        facts.append(
+            f"the tokenizer has ids up to {largest}, the vocabulary {size} tokens: prompts with others fail"
+        )
     return facts
 
 
@@ -47,17 +52,22 @@ def _generation(folder: Path) -> dict[str, Any]:
     from transformers import GenerationConfig
 
     try:
-        values: dict[str, Any] = GenerationConfig.from_pretrained(folder, local_files_only=True).to_dict()
+        values: dict[str, Any] = GenerationConfig.from_pretrained(
+            folder, local_files_only=True
+        ).to_dict()
     except Exception as error:  # its values run through whatever the class does with them
         reason = " ".join(str(error).split())[:300]
         raise OnboardError(
-            f"transformers refuses {folder / GENERATION} ({reason})", hint="Correct it, or fetch the model again"
+            f"transformers refuses {folder / GENERATION} ({reason})",
+            hint="Correct it, or fetch the model again",
         ) from error
     return values
 
 
 def _tokenizer(folder: Path, *, generates: bool) -> tuple[list[str], int]:
-    """Return why there is no tokenizer, unless it is needed, and the largest id that it gives (-1: none)."""
+    """Return why there is no tokenizer, unless it is needed, and the largest id that it gives (-1:
+    none).
+    """
     from onboard.runtime.tokenizer import Tokenizer
 
     try:
@@ -70,7 +80,9 @@ def _tokenizer(folder: Path, *, generates: bool) -> tuple[list[str], int]:
 
 
 def _require_an_end(eos: Any, size: int) -> None:
-    """Raise `OnboardError` where every token that ends a text is one that the model does not have."""
+    """Raise `OnboardError` where every token that ends a text is one that the model does not
+    have.
+    """
     ends = _listed(eos)
     if ends and all(each >= size for each in ends):
         raise OnboardError(
@@ -82,5 +94,7 @@ def _require_an_end(eos: Any, size: int) -> None:
 def _listed(value: Any) -> list[int]:
     values = value if isinstance(value, list) else [] if value is None else [value]
     if bad := [each for each in values if type(each) is not int]:
-        raise OnboardError(f"{bad[0]!r} is given for a token id", hint=f"Correct config.json or {GENERATION}")
+        raise OnboardError(
+            f"{bad[0]!r} is given for a token id", hint=f"Correct config.json or {GENERATION}"
+        )
     return values

@@ -16,7 +16,9 @@ SCHEMA = "spec.schema.json"
 
 
 class Analyze(Phase):
-    """Config, Hugging Face source and module tree -> `spec.yaml`, which a user may edit and generate from."""
+    """Config, Hugging Face source and module tree -> `spec.yaml`, which a user may edit and
+    generate from.
+    """
 
     name = "analyze"
     judges_input: ClassVar[bool] = True
@@ -25,17 +27,30 @@ class Analyze(Phase):
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """Depend on config and code, not on weights or memory."""
         gathered = context.read_json(GATHER)
-        return {key: gathered[key] for key in ("model", "revision", "model_type", "files", "remote_code")}
+        return {
+            key: gathered[key]
+            for key in ("model", "revision", "model_type", "files", "remote_code")
+        }
 
     def run(self, context: RunContext) -> PhaseResult:
         """Analyze and write the spec."""
-        spec = _of_own_code(context) if context.read_json(GATHER)["remote_code"] else _of_transformers(context)
+        spec = (
+            _of_own_code(context)
+            if context.read_json(GATHER)["remote_code"]
+            else _of_transformers(context)
+        )
         path = context.artifact(ARTIFACT)
-        context.files.write(path.with_name(SCHEMA), json.dumps(ModelSpec.model_json_schema(), indent=2) + "\n")
+        context.files.write(
+            path.with_name(SCHEMA), json.dumps(ModelSpec.model_json_schema(), indent=2) + "\n"
+        )
         context.files.write(path, f"# yaml-language-server: $schema={SCHEMA}\n{spec.to_yaml()}")
-        findings = ", ".join(f"{name} {trait.value}" for name, trait in list(spec.traits.items())[:4])
+        findings = ", ".join(
+            f"{name} {trait.value}" for name, trait in list(spec.traits.items())[:4]
+        )
         tricky = f"; {len(spec.tricky)} to look at" if spec.tricky else ""
-        return PhaseResult({"spec": context.relative(path)}, f"{spec.architecture}: {findings}{tricky}")
+        return PhaseResult(
+            {"spec": context.relative(path)}, f"{spec.architecture}: {findings}{tricky}"
+        )
 
 
 def _of_transformers(context: RunContext) -> ModelSpec:

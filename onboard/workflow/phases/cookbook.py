@@ -45,7 +45,9 @@ class Cookbook(Phase):
     def run(self, context: RunContext) -> PhaseResult:
         """Render the template, validate the notebook and write it."""
         path = notebook_path(context)
-        written = context.files.put(path, notebook_text(render(TEMPLATE, context.root, **template_values(context))))
+        written = context.files.put(
+            path, notebook_text(render(TEMPLATE, context.root, **template_values(context)))
+        )
         place = context.relative(path)
         return PhaseResult({"cookbook": place}, place if written else context.kept(path, self.name))
 
@@ -62,7 +64,8 @@ def notebook_of(root: Path, config_id: str) -> Path:
 
 
 def notebook_text(cells: str) -> str:
-    """Return the JSON of a notebook, from cells that each begin with a line `%% markdown` or `%% code`.
+    """Return the JSON of a notebook, from cells that each begin with a line `%% markdown` or `%%
+    code`.
 
     Cells are numbered, so that the same cells always give the same file.
     """
@@ -73,7 +76,10 @@ def notebook_text(cells: str) -> str:
     make = {"markdown": new_markdown_cell, "code": new_code_cell}
     pairs = zip(parts[1::2], parts[2::2], strict=True)
     notebook = new_notebook(
-        cells=[make[kind](source.strip(), id=f"cell-{index:02d}") for index, (kind, source) in enumerate(pairs)],
+        cells=[
+            make[kind](source.strip(), id=f"cell-{index:02d}")
+            for index, (kind, source) in enumerate(pairs)
+        ],
         metadata={
             "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
             "language_info": {"name": "python"},
@@ -102,11 +108,18 @@ def template_values(context: RunContext) -> dict[str, Any]:
 
 
 def tried(context: RunContext) -> str:
-    """Return where the model's run from this configuration succeeded; empty when none did, or it ran with another."""
+    """Return where the model's run from this configuration succeeded; empty when none did, or it
+    ran with another.
+    """
     if not context.files.exists(context.artifact(RUN)):
         return ""
-    registration, full = context.read_json(REGISTRATION), context.read_json(RUN)["runs"].get("full", {})
-    entry = next((each for each in load_entries(context.root) if each.name == registration["name"]), None)
+    registration, full = (
+        context.read_json(REGISTRATION),
+        context.read_json(RUN)["runs"].get("full", {}),
+    )
+    entry = next(
+        (each for each in load_entries(context.root) if each.name == registration["name"]), None
+    )
     alone = context.root / registration["config"]
     if full.get("status") != "success" or entry is None or not alone.exists():
         return ""
@@ -127,8 +140,8 @@ def notebook_values(
 ) -> dict[str, Any]:
     """Return everything that the template shows of a model: a Hub's, or that of a local `folder`.
 
-    `generation` is the checkpoint's generation_config.json, None where nobody has read it; `tried` says where a run of
-    the model from its standalone config succeeded.
+    `generation` is the checkpoint's generation_config.json, None where nobody has read it; `tried`
+    says where a run of the model from its standalone config succeeded.
     """
     codebooks = int(spec.traits["codebooks"].value or 1) if "codebooks" in spec.traits else 1
     has_tokenizer = has_tokenizer and codebooks == 1  # codes are no text
@@ -152,7 +165,9 @@ def notebook_values(
         "max_tokens": max(1, min(32, (max_positions(spec.config) or 512) // 4)),
         "sampling": sampling_arguments(generation or {}),
         "evaluation": [
-            (name, value) for name in SAMPLING_FIELDS if (value := (generation or {}).get(name)) is not None
+            (name, value)
+            for name in SAMPLING_FIELDS
+            if (value := (generation or {}).get(name)) is not None
         ],
     }
 
@@ -167,7 +182,9 @@ def example_prompts(codebooks: int, *, has_tokenizer: bool) -> list[Any]:
     if has_tokenizer:
         return ["Once upon a time", "The capital of France is"]
     tokens = [[5, 3, 8, 2], [7, 1]]
-    return tokens if codebooks == 1 else [[[token] * codebooks for token in each] for each in tokens]
+    return (
+        tokens if codebooks == 1 else [[[token] * codebooks for token in each] for each in tokens]
+    )
 
 
 def weight_memory(num_parameters: int) -> str:
@@ -189,14 +206,24 @@ def highlights(spec: ModelSpec) -> list[tuple[str, str]]:
         ("Architecture", f"{spec.architecture}, {spec.num_parameters:,} parameters"),
         ("Layers", f"{sum(len(kind.layers) for kind in layers)} ({kinds})"),
         ("Context", f"{positions:,} tokens" if positions else ""),
-        ("Vocabulary", f"{config['vocab_size']:,} tokens" if isinstance(config.get("vocab_size"), int) else ""),
+        (
+            "Vocabulary",
+            f"{config['vocab_size']:,} tokens" if isinstance(config.get("vocab_size"), int) else "",
+        ),
     ]
-    traits = [(name.replace("_", " ").capitalize(), str(trait.value)) for name, trait in spec.traits.items()]
-    return [(name, value) for name, value in [*found, *traits] if value not in ("", "None", "False")]
+    traits = [
+        (name.replace("_", " ").capitalize(), str(trait.value))
+        for name, trait in spec.traits.items()
+    ]
+    return [
+        (name, value) for name, value in [*found, *traits] if value not in ("", "None", "False")
+    ]
 
 
 def sampling_arguments(generation: dict[str, Any]) -> str:
-    """Return the checkpoint's own sampling parameters as arguments, or plain ones; only numbers get through."""
+    """Return the checkpoint's own sampling parameters as arguments, or plain ones; only numbers get
+    through.
+    """
     own = {name: generation.get(name) for name in SAMPLING_FIELDS}
     numbers = {
         name: value

@@ -1,4 +1,6 @@
-"""gather: fetch config, code and tokenizer, and refuse what cannot be onboarded before anything is written."""
+"""gather: fetch config, code and tokenizer, and refuse what cannot be onboarded before anything is
+written.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.gpu import device_memory, gigabytes
 from onboard.hf.quantised import refuse_quantised
 from onboard.hub import has_weights
-from onboard.workflow.checkpoint.parameter_count import ModelSize, build_on_meta, estimate_size, module_counts
+from onboard.workflow.checkpoint.parameter_count import (
+    ModelSize,
+    build_on_meta,
+    estimate_size,
+    module_counts,
+)
 from onboard.workflow.checkpoint.usable_weights import check_fit, check_weights, stored_tensors
 from onboard.workflow.checkpoint.vocabulary import check_vocabulary
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
@@ -21,7 +28,9 @@ ARTIFACT = "gather.json"
 
 
 class Gather(Phase):
-    """Everything that comes from outside: the model's files, its size, and whether it is fit to go on with."""
+    """Everything that comes from outside: the model's files, its size, and whether it is fit to go
+    on with.
+    """
 
     name = "gather"
     judges_input: ClassVar[bool] = True
@@ -32,7 +41,9 @@ class Gather(Phase):
         return {
             "model": context.model,
             "revision": context.source.revision,
-            "files": fingerprint(context.source.files()) if context.source.revision is None else None,
+            "files": fingerprint(context.source.files())
+            if context.source.revision is None
+            else None,
             "device": options.device,
             "dtype": options.dtype,
             "trust_remote_code": options.trust_remote_code,
@@ -43,7 +54,9 @@ class Gather(Phase):
         """Check config, architecture, code, memory and weights, in the order of what they cost."""
         config = context.source.config()
         folder = context.source.files()
-        remote_code = require_consent_for_code(config, folder, trusted=context.options.trust_remote_code)
+        remote_code = require_consent_for_code(
+            config, folder, trusted=context.options.trust_remote_code
+        )
         require_causal_lm(config)
         refuse_quantised(config, folder, {})  # before headers are asked for
         tensors = stored_tensors(context.source)
@@ -66,7 +79,9 @@ class Gather(Phase):
 
 
 def _measure(folder: Path, tensors: dict[str, Any]) -> tuple[dict[str, int], list[str]]:
-    """Return the model's elements by dtype, and what is left out of a checkpoint with these tensors."""
+    """Return the model's elements by dtype, and what is left out of a checkpoint with these
+    tensors.
+    """
     model = build_on_meta(folder)
     counts = module_counts(model)
     return counts, check_fit(model, tensors) if tensors else []
@@ -74,11 +89,15 @@ def _measure(folder: Path, tensors: dict[str, Any]) -> tuple[dict[str, int], lis
 
 def _measure_own_code(context: RunContext) -> tuple[dict[str, int], list[str]]:
     """Do the same without a comparison: a model's own code may rename tensors as it loads them."""
-    return remote.call(context, "measure"), ["the repository's own code decides which tensors it reads"]
+    return remote.call(context, "measure"), [
+        "the repository's own code decides which tensors it reads"
+    ]
 
 
 def require_consent_for_code(config: dict[str, Any], folder: Path, *, trusted: bool) -> bool:
-    """Return whether the repository's own code is needed; raise `ConsentRequiredError` when it is and nobody agreed."""
+    """Return whether the repository's own code is needed; raise `ConsentRequiredError` when it is
+    and nobody agreed.
+    """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     model_type = config["model_type"]
@@ -113,18 +132,28 @@ def require_causal_lm(config: dict[str, Any]) -> None:
     )
 
     if config.get("is_encoder_decoder"):
-        raise OnboardError(f"{config['model_type']} is an encoder-decoder", hint="Only causal language models work")
-    architectures = config.get("architectures") or []
-    if not isinstance(architectures, list) or not all(str(name).isidentifier() for name in architectures):
         raise OnboardError(
-            f"config.json has architectures {architectures!r}, which are no names", hint="Do not trust it"
+            f"{config['model_type']} is an encoder-decoder", hint="Only causal language models work"
+        )
+    architectures = config.get("architectures") or []
+    if not isinstance(architectures, list) or not all(
+        str(name).isidentifier() for name in architectures
+    ):
+        raise OnboardError(
+            f"config.json has architectures {architectures!r}, which are no names",
+            hint="Do not trust it",
         )
     names = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES | MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     architecture = architectures[0] if architectures else names.get(config["model_type"])
-    known = [*MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values(), *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()]
+    known = [
+        *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values(),
+        *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(),
+    ]
     if architecture not in known and "AutoModelForCausalLM" not in _auto_map(config):
         found = architecture or f"the model type {config['model_type']}"
-        raise OnboardError(f"{found} is not a causal language model", hint="Only causal language models work")
+        raise OnboardError(
+            f"{found} is not a causal language model", hint="Only causal language models work"
+        )
 
 
 def _auto_map(config: dict[str, Any]) -> dict[str, Any]:
@@ -133,13 +162,16 @@ def _auto_map(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_memory(size: ModelSize, context: RunContext) -> str:
-    """Say whether the weights fit; raise `ConsentRequiredError` when they exceed the memory of the device of a run.
+    """Say whether the weights fit; raise `ConsentRequiredError` when they exceed the memory of the
+    device of a run.
 
     With --yes that is only said, and so it is when no phase of this run needs the weights.
     """
     memory = device_memory(context.options.device)
     if context.options.device == "cuda" and not memory.gpus:
-        raise OnboardError("the device cuda was asked for, and this system has no GPU", hint="Use --device cpu")
+        raise OnboardError(
+            "the device cuda was asked for, and this system has no GPU", hint="Use --device cpu"
+        )
     if size.bytes <= memory.total:
         return f"fits in {memory}"
     if context.options.yes:
@@ -154,7 +186,9 @@ def check_memory(size: ModelSize, context: RunContext) -> str:
 
 
 def _gather_weights(context: RunContext, folder: Path) -> str:
-    """Check the weights that are here; fetch them first when a later phase of this run reads them."""
+    """Check the weights that are here; fetch them first when a later phase of this run reads
+    them.
+    """
     if context.options.weights:
         folder = context.source.weights()
     elif not has_weights(folder) and context.source.revision is not None:
@@ -165,12 +199,22 @@ def _gather_weights(context: RunContext, folder: Path) -> str:
 
 def fingerprint(folder: Path) -> dict[str, list[int]]:
     """Return size and modification time (ns) of every file in a local model folder."""
-    stats = {path.relative_to(folder).as_posix(): path.stat() for path in sorted(folder.rglob("*")) if path.is_file()}
+    stats = {
+        path.relative_to(folder).as_posix(): path.stat()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
 
-def _facts(context: RunContext, config: dict[str, Any], folder: Path, size: ModelSize) -> dict[str, Any]:
-    small = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in {".json", ".py", ".txt"}]
+def _facts(
+    context: RunContext, config: dict[str, Any], folder: Path, size: ModelSize
+) -> dict[str, Any]:
+    small = [
+        path
+        for path in sorted(folder.iterdir())
+        if path.is_file() and path.suffix in {".json", ".py", ".txt"}
+    ]
     return {
         "model": context.model,
         "revision": context.source.revision,

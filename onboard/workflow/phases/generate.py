@@ -1,4 +1,6 @@
-"""generate: write the family's model file, once it is proven equal to Hugging Face block by block."""
+"""generate: write the family's model file, once it is proven equal to Hugging Face block by
+block.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,15 @@ class Generate(Phase):
         """Depend on the spec and on the templates."""
         folders = [folder / "templates" / "model" for folder in (CONTENT_ROOT, context.root)]
         templates = [path for folder in folders for path in sorted(folder.glob("*.j2"))]
-        return context.digest(SPEC) | {"templates": [context.files.digest(path) for path in templates]}
+        return context.digest(SPEC) | {
+            "templates": [context.files.digest(path) for path in templates]
+        }
 
     def run(self, context: RunContext) -> PhaseResult:
         """Generate, prove, write; a file that does not prove is not written."""
-        text, worst = _of_own_code(context) if context.spec.repository else _of_transformers(context)
+        text, worst = (
+            _of_own_code(context) if context.spec.repository else _of_transformers(context)
+        )
         path = context.root / "models" / f"modeling_{context.spec.family}.py"
         artifacts = {"model_file": context.relative(path)}
         if context.files.exists(path) and same_but_revision(context.files.read(path), text):
@@ -40,7 +46,9 @@ class Generate(Phase):
             found = "was there already"
         elif context.files.is_users(path) and not context.files.replacing:
             _prove_users(path, context)
-            return PhaseResult(artifacts, f"{context.kept(path, self.name)}; it is proven for this model")
+            return PhaseResult(
+                artifacts, f"{context.kept(path, self.name)}; it is proven for this model"
+            )
         else:
             _prove_for_relatives(path, text, context)
             context.files.put(path, text)
@@ -60,19 +68,25 @@ def _of_transformers(context: RunContext) -> tuple[str, float]:
 
 
 def _of_own_code(context: RunContext) -> tuple[str, float]:
-    """Do the same in the process that may run the model's own code, and look at what comes from there."""
+    """Do the same in the process that may run the model's own code, and look at what comes from
+    there.
+    """
     made = remote.call(context, "generate", spec=context.spec.to_yaml())
     vet_model_file(made["text"])
     return made["text"], float(made["worst"])
 
 
 def same_but_revision(first: str, second: str) -> bool:
-    """Tell whether two model files differ at most in the checkpoint's revision, which each model has its own of."""
+    """Tell whether two model files differ at most in the checkpoint's revision, which each model
+    has its own of.
+    """
     return _REVISION.sub("", first, count=1) == _REVISION.sub("", second, count=1)
 
 
 def _prove_users(path: Path, context: RunContext) -> None:
-    """Prove a file that a user wrote or changed; raise `OnboardError` when it does not serve the run's model."""
+    """Prove a file that a user wrote or changed; raise `OnboardError` when it does not serve the
+    run's model.
+    """
     if error := _refusal(context.files.read(path), context.spec, context):
         raise OnboardError(
             f"{context.relative(path)} is not as onboard wrote it, and does not serve the model: {error.message}",
@@ -81,7 +95,9 @@ def _prove_users(path: Path, context: RunContext) -> None:
 
 
 def _prove_for_relatives(path: Path, text: str, context: RunContext) -> None:
-    """Prove a file that is to replace another one for the models, too, that the other one serves."""
+    """Prove a file that is to replace another one for the models, too, that the other one
+    serves.
+    """
     for relative in _relatives(context):
         error = _refusal(text, relative, context)
         if (

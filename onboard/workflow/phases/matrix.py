@@ -18,7 +18,15 @@ from onboard.workflow.reporting.support_matrix import (
     updated_matrix,
     window,
 )
-from onboard.workflow.results import Result, load_results, result_of, results_path, text_of, with_result, with_tests
+from onboard.workflow.results import (
+    Result,
+    load_results,
+    result_of,
+    results_path,
+    text_of,
+    with_result,
+    with_tests,
+)
 
 
 class Matrix(Phase):
@@ -30,7 +38,12 @@ class Matrix(Phase):
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """Depend on what the rows say."""
         registration, rows = context.read_json(REGISTRATION), [own_result(context)]
-        return {"rows": [model_row(context.spec, registration, rows), feature_row(context.spec, registration, rows)]}
+        return {
+            "rows": [
+                model_row(context.spec, registration, rows),
+                feature_row(context.spec, registration, rows),
+            ]
+        }
 
     def run(self, context: RunContext) -> PhaseResult:
         """Update the matrix under the registry's lock."""
@@ -41,7 +54,9 @@ class Matrix(Phase):
             text = updated_matrix(text, context, results)
             context.files.write(results_path(context.root), text_of(results))
             context.files.write(path, text)
-        return PhaseResult(artifacts={"matrix": context.relative(path)}, summary=f"row in {context.relative(path)}")
+        return PhaseResult(
+            artifacts={"matrix": context.relative(path)}, summary=f"row in {context.relative(path)}"
+        )
 
 
 def own_result(context: RunContext) -> Result:

@@ -1,4 +1,6 @@
-"""pull_request: a local branch with the model's files and registry lines, and the text to open a pull request with."""
+"""pull_request: a local branch with the model's files and registry lines, and the text to open a
+pull request with.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,12 @@ class PullRequest(Phase):
         """Depend on the files of the branch and on what the text says."""
         return {
             "templates": [
-                context.files.digest(content_path("templates", name, root=context.root)) for name in (TEMPLATE, *SHARED)
+                context.files.digest(content_path("templates", name, root=context.root))
+                for name in (TEMPLATE, *SHARED)
             ],
-            "files": {path: context.files.digest(context.root / path) for path in own_files(context)},
+            "files": {
+                path: context.files.digest(context.root / path) for path in own_files(context)
+            },
             "artifacts": context.digest("spec.yaml", *(f"{name}.json" for name in ARTIFACTS)),
         }
 
@@ -60,7 +65,9 @@ class PullRequest(Phase):
             return PhaseResult(artifacts, "a dry run makes no branch")
         checkout = Checkout.find(context.root)
         if checkout is None:
-            return PhaseResult(artifacts, f"{context.root} is not a git checkout: no branch, only the text")
+            return PhaseResult(
+                artifacts, f"{context.root} is not a git checkout: no branch, only the text"
+            )
         return PhaseResult(artifacts, describe(commit_branch(context, checkout)))
 
 
@@ -71,12 +78,17 @@ def commit_branch(context: RunContext, checkout: Checkout) -> BranchUpdate:
     entry = RegistryEntry.model_validate(registration["entry"])
     entry = next((known for known in load_entries(context.root) if known.name == entry.name), entry)
     files = {path: context.files.read(context.root / path) for path in own_files(context)}
-    verdict = {key: str(value) for key, value in entry.model_dump(include=VERDICT, exclude_defaults=True).items()}
+    verdict = {
+        key: str(value)
+        for key, value in entry.model_dump(include=VERDICT, exclude_defaults=True).items()
+    }
     entries = insert_entry(checkout.read(REGISTRY, branch) or HEADER, entry)
     for member in registration.get("members", []):
         entries = insert_entry(entries, RegistryEntry.model_validate(member["entry"]))
     files[REGISTRY] = set_fields(entries, entry.name, verdict)
-    files[MATRIX] = updated_matrix(checkout.read(MATRIX, branch) or empty_matrix(), context, load_results(context.root))
+    files[MATRIX] = updated_matrix(
+        checkout.read(MATRIX, branch) or empty_matrix(), context, load_results(context.root)
+    )
     subject = f"Onboard {' '.join(registration['name'].split())}"
     body = f"Model file of {context.spec.architecture}, its equivalence tests, registry entry and cookbook."
     return checkout.commit(branch, files, f"{subject}\n\n{body}")
@@ -99,7 +111,9 @@ def describe(update: BranchUpdate) -> str:
     """Return one line on the branch."""
     if update.status == "checked out":
         return f"the branch {update.branch} is checked out and was left alone: commit the files there yourself"
-    note = f", by {update.identity}, as git has no identity here" if update.identity_is_neutral else ""
+    note = (
+        f", by {update.identity}, as git has no identity here" if update.identity_is_neutral else ""
+    )
     return f"branch {update.branch} {update.status} at {update.commit[:12]}{note}"
 
 
@@ -113,7 +127,10 @@ def template_values(context: RunContext) -> dict[str, Any]:
         "spec": spec,
         "parameters": ", ".join(
             f"{value} {name}"
-            for value, name in [(short_count(spec.num_parameters), "parameters"), *active_facts(spec)]
+            for value, name in [
+                (short_count(spec.num_parameters), "parameters"),
+                *active_facts(spec),
+            ]
             if value
         ),
         "checklist": checklist(tests, review, run),
@@ -134,13 +151,16 @@ def template_values(context: RunContext) -> dict[str, Any]:
 
 
 def own_code(context: RunContext) -> dict[str, Any] | None:
-    """Return the files that the model brings, which were trusted, and the command that puts them where tests read them.
+    """Return the files that the model brings, which were trusted, and the command that puts them
+    where tests read them.
 
     They are somebody else's, and no part of the branch.
     """
     if context.spec.repository is None:
         return None
-    trusting = replace(context, options=context.options.model_copy(update={"trust_remote_code": True}))
+    trusting = replace(
+        context, options=context.options.model_copy(update={"trust_remote_code": True})
+    )
     return {
         "files": context.spec.repository.files,
         "folder": context.relative(context.artifact(CODE)),
@@ -150,7 +170,9 @@ def own_code(context: RunContext) -> dict[str, Any] | None:
 
 def _entries(registration: dict[str, Any]) -> str:
     members = len(registration.get("members", []))
-    return f"one entry, and {members} of its family that nobody has tried" if members else "one entry"
+    return (
+        f"one entry, and {members} of its family that nobody has tried" if members else "one entry"
+    )
 
 
 def _beside_transformers(run: dict[str, Any]) -> bool:
@@ -158,7 +180,9 @@ def _beside_transformers(run: dict[str, Any]) -> bool:
     return comparison["agrees"] and not comparison["reference"].startswith("none")
 
 
-def checklist(tests: dict[str, Any], review: dict[str, Any], run: dict[str, Any]) -> list[tuple[bool, str]]:
+def checklist(
+    tests: dict[str, Any], review: dict[str, Any], run: dict[str, Any]
+) -> list[tuple[bool, str]]:
     """Return what has to hold before merging, as (holds, text)."""
     full = run["runs"]["full"]
     failed = [test for test in tests["tests"] if test["status"] == "failed"]
@@ -166,9 +190,18 @@ def checklist(tests: dict[str, Any], review: dict[str, Any], run: dict[str, Any]
     text = full["text"]
     return [
         (not failed and passed > 0, f"equivalence tests: {passed} passed, {len(failed)} failed"),
-        (review["verdict"] == "PASS", f"review of {len(review['items'])} items: {review_text(review)}"),
+        (
+            review["verdict"] == "PASS",
+            f"review of {len(review['items'])} items: {review_text(review)}",
+        ),
         (full["status"] == "success", f"full run from {run['config']}: {full['status']}"),
-        (_beside_transformers(full), "logits and tokens are those of transformers on the same weights"),
+        (
+            _beside_transformers(full),
+            "logits and tokens are those of transformers on the same weights",
+        ),
         (text["verdict"] == "equal", f"text {text['verdict']}: {text['reason']}"),
-        (full["cuda_graphs"]["used"], f"CUDA graphs {'used' if full['cuda_graphs']['used'] else 'not used'}"),
+        (
+            full["cuda_graphs"]["used"],
+            f"CUDA graphs {'used' if full['cuda_graphs']['used'] else 'not used'}",
+        ),
     ]

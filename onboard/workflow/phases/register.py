@@ -1,7 +1,9 @@
-"""register: give the model an entry in the registry and a standalone config that a run needs nothing else than.
+"""register: give the model an entry in the registry and a standalone config that a run needs
+nothing else than.
 
-A new entry is pending until the model's run has ended (`onboard.workflow.verdict`). The sizes of the family that survey
-found get entries, too, which say that nobody tried them; entries that do not fit are mended, and that is said.
+A new entry is pending until the model's run has ended (`onboard.workflow.verdict`). The sizes of
+the family that survey found get entries, too, which say that nobody tried them; entries that do not
+fit are mended, and that is said.
 """
 
 from __future__ import annotations
@@ -53,9 +55,15 @@ class Register(Phase):
         with nullcontext() if context.options.dry_run else registry.registry_lock(context.root):
             name, config_id = registry.claim_names(context.model, context.root)
             text = standalone_text(context.model, context.options.dtype, spec, context.root)
-            record: dict[str, Any] = {"name": name, "config_id": config_id, "architecture": spec.architecture}
+            record: dict[str, Any] = {
+                "name": name,
+                "config_id": config_id,
+                "architecture": spec.architecture,
+            }
             record |= _write_config(context, config_id, text)
-            record |= write_entry(context, new_entry(spec, name, config_id).model_copy(update={"status": "pending"}))
+            record |= write_entry(
+                context, new_entry(spec, name, config_id).model_copy(update={"status": "pending"})
+            )
             record["members"] = register_members(context)
             record["mended"] = mend_relatives(context, record)
         record["family"] = family_members(context, record)
@@ -89,42 +97,60 @@ def new_entry(spec: ModelSpec, name: str, config_id: str) -> RegistryEntry:
 
 
 def standalone_text(model: str, dtype: str, spec: ModelSpec, root: Path) -> str:
-    """Return the model's self-contained config: the composition and what is the model's own, validated."""
+    """Return the model's self-contained config: the composition and what is the model's own,
+    validated.
+    """
     base = compose_config(composition_of(), root).model_dump(mode="json", exclude_unset=True)
     positions = max_positions(spec.config | (spec.repository.native if spec.repository else {}))
     longest = base.get("max_seq_len")
-    own = {"dtype": dtype, "max_seq_len": min(longest, positions) if longest and positions else longest}
+    own = {
+        "dtype": dtype,
+        "max_seq_len": min(longest, positions) if longest and positions else longest,
+    }
     first: dict[str, Any] = {"model": registry.identity(model)}
     if spec.revision:
         first["revision"] = spec.revision
     config = deep_merge(deep_merge(first, base), own) | {"model_kwargs": {}, "transforms": {}}
     RuntimeConfig.model_validate(config)
-    return registry.dump_config(config, "Self-contained: all that a run of this model needs besides its checkpoint.")
+    return registry.dump_config(
+        config, "Self-contained: all that a run of this model needs besides its checkpoint."
+    )
 
 
 def family_members(context: RunContext, record: dict[str, Any]) -> list[str]:
-    """Return the names of the other models registered under this root that have the same architecture.
+    """Return the names of the other models registered under this root that have the same
+    architecture.
 
-    They share the generated model file; each one's configs are composed, so that a broken one is seen now.
+    They share the generated model file; each one's configs are composed, so that a broken one is
+    seen now.
     """
     entries = {entry.name: entry for entry in registry.load_entries(context.root)}
     members = []
     for path in sorted(context.work_dir.parent.glob(f"*/{ARTIFACT}")):
         other = json.loads(path.read_text(encoding="utf-8"))
         entry = entries.get(other["name"])
-        if entry and other["name"] != record["name"] and other["architecture"] == record["architecture"]:
+        if (
+            entry
+            and other["name"] != record["name"]
+            and other["architecture"] == record["architecture"]
+        ):
             compose(entry, context.root)
             members.append(other["name"])
     return members
 
 
 def _write_config(context: RunContext, config_id: str, text: str) -> dict[str, Any]:
-    """Write the standalone config, unless it is a user's or came with the root: that is kept, if it is valid."""
+    """Write the standalone config, unless it is a user's or came with the root: that is kept, if it
+    is valid.
+    """
     path = registry.config_path(context.root, config_id)
     written = context.files.put(path, text)
     if not written:
         registry.load_standalone(path)
-    return {"config": context.relative(path), "config_status": "written" if written else "kept as it was"}
+    return {
+        "config": context.relative(path),
+        "config_status": "written" if written else "kept as it was",
+    }
 
 
 def write_entry(context: RunContext, entry: RegistryEntry) -> dict[str, Any]:
@@ -141,13 +167,18 @@ def write_entry(context: RunContext, entry: RegistryEntry) -> dict[str, Any]:
 
 
 def mended(text: str, entry: RegistryEntry) -> tuple[str, list[str]]:
-    """Return a `models.yaml` in which the entry of this name has what it must have, and what changed for that.
+    """Return a `models.yaml` in which the entry of this name has what it must have, and what
+    changed for that.
 
     That is the shared configs of `entry` and its standalone config; fragments stay where they are.
     """
     known = next(each for each in registry.parse_entries(text) if each.name == entry.name)
     kept = [file for file in known.yaml_extra if not SHARED.fullmatch(file)]
-    files = [*composition_of(), *kept, *([known.standalone] if known.standalone not in kept else [])]
+    files = [
+        *composition_of(),
+        *kept,
+        *([known.standalone] if known.standalone not in kept else []),
+    ]
     changes = []
     if files != known.yaml_extra:
         changes.append(f"configs {' '.join(known.yaml_extra) or 'none'} -> {' '.join(files)}")
@@ -156,13 +187,21 @@ def mended(text: str, entry: RegistryEntry) -> tuple[str, list[str]]:
         old, new = getattr(known, field), getattr(entry, field)
         if new and old != new:
             changes += [f"{field} {old} -> {new}"] if old else []
-            text = set_fields(text, entry.name, {field: json.dumps(new) if field == "note" else new})
+            text = set_fields(
+                text, entry.name, {field: json.dumps(new) if field == "note" else new}
+            )
     return text, changes
 
 
 def register_members(context: RunContext) -> list[dict[str, Any]]:
-    """Register the sizes of the family that survey found and that are not registered yet; call it under the lock."""
-    found = context.read_json(SURVEY).get("configs", {}) if context.files.exists(context.artifact(SURVEY)) else {}
+    """Register the sizes of the family that survey found and that are not registered yet; call it
+    under the lock.
+    """
+    found = (
+        context.read_json(SURVEY).get("configs", {})
+        if context.files.exists(context.artifact(SURVEY))
+        else {}
+    )
     return [_register_member(context, name, config) for name, config in found.items()]
 
 
@@ -170,7 +209,9 @@ def _register_member(context: RunContext, model: str, config: dict[str, Any]) ->
     name, config_id = registry.claim_names(model, context.root)
     spec = context.spec.model_copy(update={"config": config, "revision": None, "repository": None})
     record = _write_config(context, config_id, standalone_text(model, "auto", spec, context.root))
-    return {"name": name, "config_id": config_id, **record} | write_entry(context, new_entry(spec, name, config_id))
+    return {"name": name, "config_id": config_id, **record} | write_entry(
+        context, new_entry(spec, name, config_id)
+    )
 
 
 def mend_relatives(context: RunContext, record: dict[str, Any]) -> dict[str, str]:

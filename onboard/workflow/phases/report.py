@@ -1,4 +1,5 @@
-"""report: what was found, made, proven and generated, as Markdown and as one self-contained HTML page.
+"""report: what was found, made, proven and generated, as Markdown and as one self-contained HTML
+page.
 
 Both are functions of the artifacts alone: the same artifacts give the same bytes.
 """
@@ -12,7 +13,10 @@ from onboard.render import render
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.reporting.report_view import ARTIFACTS, files, found_artifacts, report_view
 
-TEMPLATES = {"report": ("report.md", "report/report.md.j2"), "report_html": ("report.html", "report/report.html.j2")}
+TEMPLATES = {
+    "report": ("report.md", "report/report.md.j2"),
+    "report_html": ("report.html", "report/report.html.j2"),
+}
 _STYLE = "report/style.css"
 SHARED = ("report/about.md.j2", "report/notes.md.j2")
 """What the report and the text of the pull request have in common."""

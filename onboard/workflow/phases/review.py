@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class ReviewPhase(Phase):
-    """Each item of the checklist gets its verdict, with file and line; one FAIL fails the phase, a NOTE is shown."""
+    """Each item of the checklist gets its verdict, with file and line; one FAIL fails the phase, a
+    NOTE is shown.
+    """
 
     name = "review"
 
@@ -26,11 +28,15 @@ class ReviewPhase(Phase):
             "model_file": context.files.digest(context.root / model_path(context)),
             "test_file": context.files.digest(context.root / test_path(context)),
             "spec": context.files.digest(context.artifact("spec.yaml")),
-            "reviewer": {path.name: context.files.digest(path) for path in sorted(_REVIEWER.glob("*.py"))},
+            "reviewer": {
+                path.name: context.files.digest(path) for path in sorted(_REVIEWER.glob("*.py"))
+            },
         }
 
     def run(self, context: RunContext) -> PhaseResult:
-        """Review, write `review.json`, and fail with the first item of the contract that is broken."""
+        """Review, write `review.json`, and fail with the first item of the contract that is
+        broken.
+        """
         result = _review(context)
         path = context.write_json("review.json", result.as_json())
         if failed := result.failed:
@@ -43,7 +49,9 @@ class ReviewPhase(Phase):
 
 
 def _summary(result: Review) -> str:
-    noted = f"none failed; style notes: {result.notes} ({', '.join(item.id for item in result.noted)})"
+    noted = (
+        f"none failed; style notes: {result.notes} ({', '.join(item.id for item in result.noted)})"
+    )
     return f"{len(result.items)} items reviewed, {noted if result.noted else 'all passed'}"
 
 
@@ -57,7 +65,12 @@ def _review(context: RunContext) -> Review:
     names = [model_path(context), test_path(context)]
     model, tests = context.files.read(context.root / names[0]), _tests(context)
     if context.spec.repository:
-        arguments = {"spec": context.spec.to_yaml(), "model": model, "tests": tests, "names": list(map(str, names))}
+        arguments = {
+            "spec": context.spec.to_yaml(),
+            "model": model,
+            "tests": tests,
+            "names": list(map(str, names)),
+        }
         return Review.from_json(remote.call(context, "review", **arguments))
     with tempfile.TemporaryDirectory() as folder:
         paths = []
@@ -70,7 +83,11 @@ def _review(context: RunContext) -> Review:
 
 
 def _tests(context: RunContext) -> str:
-    """Return the tests of the run's model: where a relative's run has put its own meanwhile, those that it replaced."""
+    """Return the tests of the run's model: where a relative's run has put its own meanwhile, those
+    that it replaced.
+    """
     path = context.root / test_path(context)
-    text = context.files.read(path)  # before it is asked whose it is, as that may change at any moment
+    text = context.files.read(
+        path
+    )  # before it is asked whose it is, as that may change at any moment
     return tests_text(context) if context.files.is_anothers(path) else text

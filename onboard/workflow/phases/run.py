@@ -1,8 +1,9 @@
-"""run: build the model from its registry entry and compare it with transformers, reduced layers first, then all.
+"""run: build the model from its registry entry and compare it with transformers, reduced layers
+first, then all.
 
-The reduced run is in float32, where rounding hides nothing; the full one in the dtype that the model is served in.
-Each run is a process of its own (`onboard.workflow.run_model.run_model`). Every prompt and every output is
-kept verbatim in `run.json`; the processes' log is archived beside it.
+The reduced run is in float32, where rounding hides nothing; the full one in the dtype that the
+model is served in. Each run is a process of its own (`onboard.workflow.run_model.run_model`). Every
+prompt and every output is kept verbatim in `run.json`; the processes' log is archived beside it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from onboard.workflow.verdict import recorded
 
 ARTIFACT = "run.json"
 MAX_REDUCED_LAYERS = 8
-"""A reduced run takes as many layers as it needs to have every kind, up to this many; two when it needs more."""
+"""A reduced run takes as many layers as it needs to have every kind, up to this many; two when it
+needs more.
+"""
 
 
 class Run(Phase):
@@ -62,7 +65,9 @@ class Run(Phase):
             return PhaseResult(summary="a dry run builds and generates nothing")
         context.source.weights()
         runs = self._runs(context)
-        status = next((run["status"] for run in runs.values() if run["status"] != "success"), "success")
+        status = next(
+            (run["status"] for run in runs.values() if run["status"] != "success"), "success"
+        )
         log = _archive_log(context, status)
         result = {
             "status": status,
@@ -77,7 +82,10 @@ class Run(Phase):
         _note_in_worklog(context, result)
         if status != "success":
             run = next(run for run in runs.values() if run["status"] == status)
-            raise OnboardError(f"the {run['description']} run ended in {status}: {run['error']}", hint=f"Log: {log}")
+            raise OnboardError(
+                f"the {run['description']} run ended in {status}: {run['error']}",
+                hint=f"Log: {log}",
+            )
         if context.options.strict and (facts := runs["full"]["facts"]):
             more = f" (and {len(facts) - 1} more)" if len(facts) > 1 else ""
             raise OnboardError(f"--strict: {facts[0]}{more}", hint=f"See {context.relative(path)}")
@@ -96,7 +104,9 @@ class Run(Phase):
         if layers < total:
             exact = _fits_float32(context, layers / total)
             described = f"{layers} of {total} layers{', float32' if exact else ''}"
-            runs["reduced"] = run_agent(context, log, described, layers, dtype="float32" if exact else None)
+            runs["reduced"] = run_agent(
+                context, log, described, layers, dtype="float32" if exact else None
+            )
             if runs["reduced"]["status"] != "success":
                 return runs
         full = runs["full"] = run_agent(context, log, "all layers", None)
@@ -104,9 +114,13 @@ class Run(Phase):
             full.setdefault("facts", []).append(f"no run with fewer layers: {refusal}")
         if layers == total and full.get("settings", {}).get("dtype") != "float32" and _passed(runs):
             if _fits_float32(context, 1.0):
-                runs["exact"] = run_agent(context, log, "all layers, float32", None, dtype="float32")
+                runs["exact"] = run_agent(
+                    context, log, "all layers, float32", None, dtype="float32"
+                )
             else:
-                full["facts"].append("no run in float32, where rounding hides no fault: it does not fit")
+                full["facts"].append(
+                    "no run in float32, where rounding hides no fault: it does not fit"
+                )
         return runs
 
 
@@ -115,14 +129,21 @@ def _passed(runs: dict[str, dict[str, Any]]) -> bool:
 
 
 def _fits_float32(context: RunContext, share: float) -> bool:
-    """Whether a share of the layers fits the device in float32, in which a fault shows that half precision hides."""
+    """Whether a share of the layers fits the device in float32, in which a fault shows that half
+    precision hides.
+    """
     config = native_values(context.spec.config)
     tables = 2 * (config.get("vocab_size") or 0) * (config.get("hidden_size") or 0)
-    return 4 * (share * context.spec.num_parameters + tables) < 0.8 * device_memory(context.options.device).total
+    return (
+        4 * (share * context.spec.num_parameters + tables)
+        < 0.8 * device_memory(context.options.device).total
+    )
 
 
 def reduced_layers(spec: ModelSpec) -> tuple[int, int]:
-    """Return how many layers a reduced run has, enough for every kind of layer if few are, and how many there are."""
+    """Return how many layers a reduced run has, enough for every kind of layer if few are, and how
+    many there are.
+    """
     kinds = layer_kinds(spec)
     total = sum(len(kind.layers) for kind in kinds)
     needed = max([2, *(min(kind.layers) + 1 for kind in kinds if kind.layers)])
@@ -130,11 +151,14 @@ def reduced_layers(spec: ModelSpec) -> tuple[int, int]:
 
 
 def accepted_layers(context: RunContext, needed: int, total: int) -> tuple[int, str]:
-    """Return with how many layers, `needed` at least, transformers' model has weights of the whole one; else `total`.
+    """Return with how many layers, `needed` at least, transformers' model has weights of the whole
+    one; else `total`.
 
     The second is why fewer than `total` do not do; empty where they do, or `needed` are all.
     """
-    if needed >= total or context.spec.repository is not None:  # a model's own code is run in its sandbox alone
+    if (
+        needed >= total or context.spec.repository is not None
+    ):  # a model's own code is run in its sandbox alone
         return needed, ""
     whole, refusal = _shapes(context, {}), ""
     for layers in range(needed, min(total, max(needed, MAX_REDUCED_LAYERS) + 1)):
@@ -143,10 +167,15 @@ def accepted_layers(context: RunContext, needed: int, total: int) -> tuple[int, 
         except Exception as error:  # whatever a config's or a model's class refuses
             problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         else:
-            if (other := next((name for name in cut if cut[name] != whole.get(name)), None)) is None:
+            if (
+                other := next((name for name in cut if cut[name] != whole.get(name)), None)
+            ) is None:
                 return layers, ""
             problem = f"{other} has another shape than in all {total}"
-        refusal = refusal or f"transformers' model of {layers} cannot have the checkpoint's weights: {problem}"
+        refusal = (
+            refusal
+            or f"transformers' model of {layers} cannot have the checkpoint's weights: {problem}"
+        )
     return total, refusal
 
 
@@ -158,17 +187,27 @@ def _shapes(context: RunContext, changes: dict[str, Any]) -> dict[str, tuple[int
 
     folder = context.source.files()
     factory = ModelFactory(folder, root=context.root, dtype=torch.float32, model_kwargs=changes)
-    return {name: tuple(each.shape) for name, each in factory.hf_model().named_parameters(remove_duplicate=False)}
+    return {
+        name: tuple(each.shape)
+        for name, each in factory.hf_model().named_parameters(remove_duplicate=False)
+    }
 
 
 def agent_command(context: RunContext) -> str:
     """Return the command that repeats the full run, from the root."""
     command = ["python", "-m", run_model.MODULE, "--root", ".", "--output", "run.json"]
-    return shlex.join([*command, "--entry", context.read_json(REGISTRATION)["name"], *_overrides(context)])
+    return shlex.join(
+        [*command, "--entry", context.read_json(REGISTRATION)["name"], *_overrides(context)]
+    )
 
 
 def run_agent(
-    context: RunContext, log: Path, description: str, layers: int | None, *, dtype: str | None = None
+    context: RunContext,
+    log: Path,
+    description: str,
+    layers: int | None,
+    *,
+    dtype: str | None = None,
 ) -> dict[str, Any]:
     """Run the agent in a process of its own, its output appended to `log`; return its result.
 
@@ -176,13 +215,22 @@ def run_agent(
     """
     output = context.artifact("agent.json")
     output.unlink(missing_ok=True)
-    arguments = ["--entry", context.read_json(REGISTRATION)["name"], "--root", context.root, "--output", output]
+    arguments = [
+        "--entry",
+        context.read_json(REGISTRATION)["name"],
+        "--root",
+        context.root,
+        "--output",
+        output,
+    ]
     arguments += ["--exit-with-parent"]
     arguments += _overrides(context, dtype)
     arguments += ["--layers", str(layers)] if layers is not None else []
     words = [run_model.MODULE, *map(str, arguments)]
     # The weights are here by now: nothing is to be fetched from inside the run.
-    environment = {"PYTHONUNBUFFERED": "1"} | ({"HF_HUB_OFFLINE": "1"} if context.options.offline else {})
+    environment = {"PYTHONUNBUFFERED": "1"} | (
+        {"HF_HUB_OFFLINE": "1"} if context.options.offline else {}
+    )
     with log.open("a+", encoding="utf-8") as file:
         command = shlex.join(["python", "-m", *words]).replace(str(context.root), ".")
         file.write(f"=== {description}\n$ {command}\n")
@@ -199,9 +247,16 @@ def summary(runs: dict[str, dict[str, Any]]) -> str:
     full = runs["full"]
     device, dtype = full["settings"]["device"], full["settings"]["dtype"]
     largest = max(check["error"] for check in full["comparison"]["checks"])
-    beside = "its own prefill's" if full["comparison"]["reference"].startswith("none") else "transformers'"
+    beside = (
+        "its own prefill's"
+        if full["comparison"]["reference"].startswith("none")
+        else "transformers'"
+    )
     found = [f"{device} {dtype}", f"logits within {largest:.1e} of {beside}"]
-    found += [f"{full['tokens_per_second']:.0f} tokens/s", f"text {full['text']['verdict']}: {full['text']['reason']}"]
+    found += [
+        f"{full['tokens_per_second']:.0f} tokens/s",
+        f"text {full['text']['verdict']}: {full['text']['reason']}",
+    ]
     return ", ".join(found)
 
 
@@ -209,7 +264,8 @@ def _overrides(context: RunContext, dtype: str | None = None) -> list[str]:
     """Return the agent's arguments that are the user's (device and dtype) or the model's."""
     asked = {"--device": context.options.device, "--dtype": dtype or context.options.dtype}
     words = [word for name, value in asked.items() if value != "auto" for word in (name, value)]
-    # As a probe of transformers' model found: it takes any of equals, and which ones hangs on the text's length.
+    # As a probe of transformers' model found: it takes any of equals, and which ones hangs on the
+    # text's length.
     return words + (["--distinct"] if "repeated_tokens" in context.spec.traits else [])
 
 
@@ -232,19 +288,29 @@ def _archive_log(context: RunContext, status: str) -> Path:
 
 
 def _note_in_worklog(context: RunContext, result: dict[str, Any]) -> None:
-    lines = [f"- Config: `{result['config']}`", f"- Log: `{result['log']}`", f"- Status: {result['status']}"]
+    lines = [
+        f"- Config: `{result['config']}`",
+        f"- Log: `{result['log']}`",
+        f"- Status: {result['status']}",
+    ]
     lines += [f"- {fact}" for fact in result["runs"].get("full", {}).get("facts", [])]
     for name, run in result["runs"].items():
-        lines.append(f"- {name} ({run['description']}): {run['status']}{': ' + run['error'] if run['error'] else ''}")
+        lines.append(
+            f"- {name} ({run['description']}): {run['status']}{': ' + run['error'] if run['error'] else ''}"
+        )
     context.worklog.append(f"run agent: {result['status']}", "\n".join(lines))
 
 
 def _composed(context: RunContext) -> dict[str, Any]:
     """Return what the model's entry runs with."""
     name = context.read_json(REGISTRATION)["name"]
-    entry = next((entry for entry in registry.load_entries(context.root) if entry.name == name), None)
+    entry = next(
+        (entry for entry in registry.load_entries(context.root) if entry.name == name), None
+    )
     if entry is None:
-        raise OnboardError(f"{name} is no longer in registry/models.yaml", hint="Go on with --from register")
+        raise OnboardError(
+            f"{name} is no longer in registry/models.yaml", hint="Go on with --from register"
+        )
     return compose(entry, context.root).model_dump(mode="json", exclude_unset=True)
 
 

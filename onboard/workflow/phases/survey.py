@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from onboard.content import CONTENT_ROOT
-from onboard.workflow.checkpoint.family import Kind, configs_here, differences, family_name, on_the_hub, registered
+from onboard.workflow.checkpoint.family import (
+    Kind,
+    configs_here,
+    differences,
+    family_name,
+    on_the_hub,
+    registered,
+)
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.gather import ARTIFACT as GATHER
 
@@ -14,13 +21,17 @@ ARTIFACT = "survey.json"
 
 
 class Survey(Phase):
-    """The family's model file, its registry entries, its other sizes, and a plan that covers them together."""
+    """The family's model file, its registry entries, its other sizes, and a plan that covers them
+    together.
+    """
 
     name = "survey"
     judges_input: ClassVar[bool] = True
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
-        """Depend on the model alone: what later phases add to the root must not make this one run again."""
+        """Depend on the model alone: what later phases add to the root must not make this one run
+        again.
+        """
         return {key: context.read_json(GATHER)[key] for key in ("model", "model_type")}
 
     def run(self, context: RunContext) -> PhaseResult:
@@ -31,7 +42,9 @@ class Survey(Phase):
         members, note = on_the_hub(context.source, kind)
         known = registered(kind, context.root, context.model)
         missing = [member for member in members if member["name"] not in known]
-        relatives = configs_here(known, context.root) | {member["name"]: member["config"] for member in members}
+        relatives = configs_here(known, context.root) | {
+            member["name"]: member["config"] for member in members
+        }
         facts: dict[str, Any] = {
             "family": family,
             "model_file": _found(context, family),
@@ -70,5 +83,9 @@ def plan(facts: dict[str, Any]) -> str:
     action = f"check {target} against it ({found['where']})" if found else f"write {target}"
     if found and found["users"]:
         action += "; no run here wrote it as it is, so it is kept where it differs"
-    members = f"; {len(facts['missing'])} more sizes of the family are registered, untested" if facts["missing"] else ""
+    members = (
+        f"; {len(facts['missing'])} more sizes of the family are registered, untested"
+        if facts["missing"]
+        else ""
+    )
     return f"{action}{members}"

@@ -25,7 +25,9 @@ CODE = "code"
 
 
 class TestPhase(Phase):
-    """Generated tests, bottom-up: block, layer, whole model, export, cached decode; all must pass."""
+    """Generated tests, bottom-up: block, layer, whole model, export, cached decode; all must
+    pass.
+    """
 
     name = "test"
     starts_programs = True
@@ -36,7 +38,9 @@ class TestPhase(Phase):
         return {
             "model_file": context.files.digest(context.root / model_path(context)),
             "spec": context.files.digest(context.artifact("spec.yaml")),
-            "template": context.files.digest(content_path("templates", TEST_TEMPLATE, root=context.root)),
+            "template": context.files.digest(
+                content_path("templates", TEST_TEMPLATE, root=context.root)
+            ),
             "device": context.options.device,
         }
 
@@ -45,7 +49,10 @@ class TestPhase(Phase):
         test_file, text, path = test_path(context), tests_text(context), model_path(context)
         with _alone(context):
             written = context.files.put(context.root / test_file, text)
-            model_file = {"path": path.as_posix(), "sha256": context.files.digest(context.root / path)}
+            model_file = {
+                "path": path.as_posix(),
+                "sha256": context.files.digest(context.root / path),
+            }
             record = _run(context, test_file)
         context.write_json("tests.json", record | {"model_file": model_file})
         tests = record["tests"]
@@ -64,12 +71,16 @@ class TestPhase(Phase):
 
 @contextlib.contextmanager
 def _alone(context: RunContext) -> Iterator[None]:
-    """Keep runs of the family's other models from replacing the tests between their writing and their end."""
+    """Keep runs of the family's other models from replacing the tests between their writing and
+    their end.
+    """
     if context.options.dry_run:
         yield
         return
     # No model's folder has a name that begins with a dot.
-    waiting = partial(context.worklog.append, "test", "waits for the tests of another model of the family")
+    waiting = partial(
+        context.worklog.append, "test", "waits for the tests of another model of the family"
+    )
     with exclusive(context.root / WORK / f".tests-{context.spec.family}", waiting=waiting):
         yield
 
@@ -85,7 +96,9 @@ def _run(context: RunContext, test_file: Path) -> dict[str, Any]:
 
 
 def tests_text(context: RunContext) -> str:
-    """Return the generated tests; the code that a model brings is copied to the work folder for them."""
+    """Return the generated tests; the code that a model brings is copied to the work folder for
+    them.
+    """
     from onboard.codegen.equivalence_test import generate_test_file
 
     if context.spec.repository is None:
@@ -94,7 +107,9 @@ def tests_text(context: RunContext) -> str:
         text = (context.source.files() / name).read_text(encoding="utf-8")
         context.files.write(context.artifact(CODE) / name, text)
     code = context.relative(context.artifact(CODE))
-    tests = remote.call(context, "write_tests", spec=context.spec.to_yaml(), root=str(context.root), code=code)
+    tests = remote.call(
+        context, "write_tests", spec=context.spec.to_yaml(), root=str(context.root), code=code
+    )
     vet_tests(tests)
     return str(tests)
 
@@ -123,8 +138,12 @@ def _runnable_root(context: RunContext) -> Iterator[Path]:
         yield Path(folder)
 
 
-def run_tests(root: Path, test_file: Path, gpu: bool, run: RunPytest = run_pytest) -> dict[str, Any]:
-    """Run a test file of `root` with pytest; return {command, output, tests}, `tests` as the plugin wrote them."""
+def run_tests(
+    root: Path, test_file: Path, gpu: bool, run: RunPytest = run_pytest
+) -> dict[str, Any]:
+    """Run a test file of `root` with pytest; return {command, output, tests}, `tests` as the plugin
+    wrote them.
+    """
     seed = str(secrets.randbelow(2**31))
     arguments = ["-v", "--no-header", "-p", "no:cacheprovider", "-p", "onboard.testing.plugin"]
     arguments += [str(test_file)] if gpu else ["-m", "not gpu", str(test_file)]
@@ -141,12 +160,20 @@ def run_tests(root: Path, test_file: Path, gpu: bool, run: RunPytest = run_pytes
 def _last_error(output: str) -> str:
     """The last line in which pytest shows an error, or the last line."""
     lines = output.strip().splitlines() or ["it printed nothing"]
-    return next((line for line in reversed(lines) if line.startswith("E ")), lines[-1]).removeprefix("E ").strip()
+    return (
+        next((line for line in reversed(lines) if line.startswith("E ")), lines[-1])
+        .removeprefix("E ")
+        .strip()
+    )
 
 
 def _summary(tests: list[dict[str, Any]]) -> str:
-    errors = [test["error"] for test in tests if test["error"] is not None and test["device"] == "cpu"]
+    errors = [
+        test["error"] for test in tests if test["error"] is not None and test["device"] == "cpu"
+    ]
     passed = sum(test["status"] == "passed" for test in tests)
     skipped = len(tests) - passed
     worst = f", largest float32 error {max(errors):.1e}" if errors else ""
-    return f"{passed} tests passed{worst}" + (f"; {skipped} skipped (no CUDA device)" if skipped else "")
+    return f"{passed} tests passed{worst}" + (
+        f"; {skipped} skipped (no CUDA device)" if skipped else ""
+    )

@@ -11,7 +11,8 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with(parent: int) -> None:
-    """Have this process, just forked by the main thread of `parent`, killed when that one ends however it may.
+    """Have this process, just forked by the main thread of `parent`, killed when that one ends
+    however it may.
 
     Linux: prctl(2), PR_SET_PDEATHSIG.
     """

@@ -1,5 +1,5 @@
-"""How phases start Python programs, `python -m MODULE`: in a new interpreter, or forked from a process that has its
-imports done.
+"""How phases start Python programs, `python -m MODULE`: in a new interpreter, or forked from a
+process that has its imports done.
 """
 
 from __future__ import annotations
@@ -48,7 +48,11 @@ class RunModule(Protocol):
 
 
 def in_new_interpreter(
-    words: Sequence[str], output: IO[Any], *, folder: Path | None = None, environment: Mapping[str, str] = NOTHING
+    words: Sequence[str],
+    output: IO[Any],
+    *,
+    folder: Path | None = None,
+    environment: Mapping[str, str] = NOTHING,
 ) -> int:
     """Do so in a new interpreter: see `RunModule`."""
     with subprocess.Popen(
@@ -67,7 +71,9 @@ def in_new_interpreter(
 
 
 class _Server:
-    """The process at the other end of a connection, which forks for each module that it is to run."""
+    """The process at the other end of a connection, which forks for each module that it is to
+    run.
+    """
 
     def __init__(self, connection: Connection, pid: int) -> None:
         self._connection, self._pid = connection, pid
@@ -96,10 +102,11 @@ class _Server:
 
 
 class ForkServer(_Server):
-    """A process forked now, which forks one more for each module that it is to run, later: see `RunModule`.
+    """A process forked now, which forks one more for each module that it is to run, later: see
+    `RunModule`.
 
-    These have this process's imports and nothing of what it does after, and spare the seconds that importing the
-    libraries takes. Make it while the process has one thread and no CUDA context.
+    These have this process's imports and nothing of what it does after, and spare the seconds that
+    importing the libraries takes. Make it while the process has one thread and no CUDA context.
     """
 
     def __init__(self) -> None:
@@ -119,13 +126,19 @@ class ForkServer(_Server):
 
 
 class NewServer(_Server):
-    """A new process that runs `python -m MODULE FD`, which is to `serve` the connection of that number."""
+    """A new process that runs `python -m MODULE FD`, which is to `serve` the connection of that
+    number.
+    """
 
     def __init__(self, module: str) -> None:
         connection, other = Pipe()
         end, nothing = other.fileno(), subprocess.DEVNULL
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, str(end)], pass_fds=[end], stdin=nothing, stdout=nothing, stderr=nothing
+            [sys.executable, "-m", module, str(end)],
+            pass_fds=[end],
+            stdin=nothing,
+            stdout=nothing,
+            stderr=nothing,
         )
         other.close()
         super().__init__(connection, self._process.pid)
@@ -158,7 +171,9 @@ def _run_apart(request: tuple[list[str], str, dict[str, str]], streams: list[int
         code = 1
         try:
             die_with(server)
-            if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # an interrupt is the program's, not the server's
+            if (
+                signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+            ):  # an interrupt is the program's, not the server's
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             code = _become(*request, *streams)
         finally:
@@ -168,11 +183,15 @@ def _run_apart(request: tuple[list[str], str, dict[str, str]], streams: list[int
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def _become(words: list[str], folder: str, environment: dict[str, str], source: int, output: int) -> int:
+def _become(
+    words: list[str], folder: str, environment: dict[str, str], source: int, output: int
+) -> int:
     """Be what a new interpreter would be, with the imports done."""
     for stream, number in ((source, 0), (output, 1), (output, 2)):
         os.dup2(stream, number)
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
+    sys.stdin = open(0)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1)  # noqa: SIM115
     os.chdir(folder)
     os.environ.update(environment)
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ

@@ -11,7 +11,9 @@ from onboard.workflow.processes.programs import RunModule, in_new_interpreter
 from onboard.workflow.processes.watched import Tell, count_of_tests, watched
 
 RunPytest = Callable[[Sequence[str], Path, Mapping[str, str]], str]
-"""(arguments of pytest, working folder, additions to the environment) -> everything that it printed."""
+"""(arguments of pytest, working folder, additions to the environment) -> everything that it
+printed.
+"""
 
 
 def run_pytest(
@@ -26,8 +28,13 @@ def run_pytest(
     `tell` hears how many of the tests have run, where the arguments ask for a line a test (`-v`).
     """
     with tempfile.TemporaryFile() as output:
-        # Of plugins the one on the command line alone: others of the user's may reorder tests, or seed them.
-        environment = {**environment, "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        # Of plugins the one on the command line alone: others of the user's may reorder tests, or
+        # seed them.
+        environment = {
+            **environment,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        }
         with watched(output, count_of_tests, tell) if tell is not None else nullcontext():
             run_module(["pytest", *arguments], output, folder=folder, environment=environment)
         output.seek(0)

@@ -1,6 +1,8 @@
-"""Libraries imported ahead of need: a process that has them forks in no time for each program that a run starts.
+"""Libraries imported ahead of need: a process that has them forks in no time for each program that
+a run starts.
 
-`python -m onboard.workflow.processes.warm FD` imports them and then serves the connection of that number.
+`python -m onboard.workflow.processes.warm FD` imports them and then serves the connection of that
+number.
 """
 
 from __future__ import annotations
@@ -26,7 +28,12 @@ _LIBRARIES = (
         "transformers.models.auto.modeling_auto",
         "onboard.graph.weight_load.rehearsed_load",
     ),
-    *("onboard.analysis.analyze", "onboard.verify.blocks", "onboard.codegen.model_file", "onboard.review.reviewer"),
+    *(
+        "onboard.analysis.analyze",
+        "onboard.verify.blocks",
+        "onboard.codegen.model_file",
+        "onboard.review.reviewer",
+    ),
     *("torch.export._trace", "sympy.tensor.tensor"),  # what an export would import in its turn
 )
 """What a run's phases need."""
@@ -40,14 +47,18 @@ _OF_PROGRAMS = (
         "onboard.testing.plugin",
     ),
     *("onboard.runtime.llm", "onboard.workflow.run_model.run_model", "nbformat.v4"),
-    *("transformers.modeling_layers", "transformers.processing_utils"),  # what a child would import in its turn
+    *(
+        "transformers.modeling_layers",
+        "transformers.processing_utils",
+    ),  # what a child would import in its turn
 )
 """What a run's programs need besides."""
 
 
 @contextmanager
 def _for_good() -> Iterator[None]:
-    """Keep the collector from what is imported meanwhile: it stays, and need not be looked through again and again.
+    """Keep the collector from what is imported meanwhile: it stays, and need not be looked through
+    again and again.
 
     No child copies its pages by doing so, either.
     """
@@ -69,7 +80,8 @@ def import_libraries() -> None:
 def import_all(*more: str) -> None:
     """Import what a run's programs need, and `more`; one thread, or forking is not safe.
 
-    Nothing is run meanwhile: an export asks how many GPUs there are, and no child may use one after that.
+    Nothing is run meanwhile: an export asks how many GPUs there are, and no child may use one after
+        that.
     """
     with _for_good():
         for name in (*_LIBRARIES, *_OF_PROGRAMS, *more):
@@ -85,7 +97,8 @@ def import_all(*more: str) -> None:
 
 
 class WarmPrograms:
-    """Starts programs from a process that imports the libraries while this one works: see `RunModule`.
+    """Starts programs from a process that imports the libraries while this one works: see
+    `RunModule`.
 
     Until `start`, and where that process has died, each has an interpreter of its own.
     """
@@ -94,7 +107,9 @@ class WarmPrograms:
         self._server: NewServer | None = None
 
     def start(self) -> None:
-        """Have the libraries imported, in a process beside this one and meanwhile in this one, which needs them too."""
+        """Have the libraries imported, in a process beside this one and meanwhile in this one,
+        which needs them too.
+        """
         if self._server is None:
             self._server = NewServer("onboard.workflow.processes.warm")
             import_libraries()

@@ -22,7 +22,8 @@ _ENDED = re.compile(rb" (?:PASSED|FAILED|SKIPPED|ERROR)\b")
 def watched(output: IO[Any], describe: Callable[[bytes], str], tell: Tell) -> Iterator[None]:
     """Tell what `describe` makes of the file's content so far, whenever that changes.
 
-    The file is read beside its writer, from the end that it has now on; nothing is told of what `describe` calls "".
+    The file is read beside its writer, from the end that it has now on; nothing is told of what
+    `describe` calls "".
     """
     ended, start = threading.Event(), os.fstat(output.fileno()).st_size
 

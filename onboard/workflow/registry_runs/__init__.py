@@ -1,1 +1,3 @@
-"""Runs of the registry's entries: which (`expression`, `selection`), where (`places`), each in a process (`runner`)."""
+"""Runs of the registry's entries: which (`expression`, `selection`), where (`places`), each in a
+process (`runner`).
+"""

@@ -1,8 +1,9 @@
-"""The expressions of `--filter`: terms beside each other must all hold: `family=llama,qwen3 status!=passed name~*-8B*`.
+"""The expressions of `--filter`: terms beside each other must all hold: `family=llama,qwen3
+status!=passed name~*-8B*`.
 
-A term is a field of an entry, an operator and what it is compared with: `=` one of the words between commas, `!=` none
-of them, `~` and `!~` the same with `*` and `?` as in file names. Case does not matter; a field that an entry lacks is
-empty.
+A term is a field of an entry, an operator and what it is compared with: `=` one of the words
+between commas, `!=` none of them, `~` and `!~` the same with `*` and `?` as in file names. Case
+does not matter; a field that an entry lacks is empty.
 """
 
 from __future__ import annotations

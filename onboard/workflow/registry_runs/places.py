@@ -1,6 +1,8 @@
-"""Where entries run: a GPU each, chosen among the free ones through NVML, or one of a number of places on the CPU.
+"""Where entries run: a GPU each, chosen among the free ones through NVML, or one of a number of
+places on the CPU.
 
-A GPU that a run has taken is locked, so that another run of the registry beside this one takes another.
+A GPU that a run has taken is locked, so that another run of the registry beside this one takes
+another.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class Places(Protocol):
     """What gives out places."""
 
     def take(self, waiting: Callable[[str], None], stopped: threading.Event) -> Place | None:
-        """Return a place when there is one, telling `waiting` why there is none yet; None when `stopped`."""
+        """Return a place when there is one, telling `waiting` why there is none yet; None when
+        `stopped`.
+        """
 
 
 @dataclass
@@ -48,21 +52,30 @@ class CpuPlaces:
 class GpuPlaces:
     """The machine's free GPUs."""
 
-    folder: Path = field(default_factory=lambda: user_cache("gpus") or Path(tempfile.gettempdir()) / "onboard-gpus")
+    folder: Path = field(
+        default_factory=lambda: user_cache("gpus") or Path(tempfile.gettempdir()) / "onboard-gpus"
+    )
     """Where the locks are."""
     poll_seconds: float = POLL_SECONDS
 
     def take(self, waiting: Callable[[str], None], stopped: threading.Event) -> Place | None:
-        """Return a GPU whose memory is free and that no other run has taken; look again until there is one."""
+        """Return a GPU whose memory is free and that no other run has taken; look again until there
+        is one.
+        """
         told = False
         while not stopped.is_set():
             free = free_gpus()
             for index in free:
                 if (lock := self._lock(index)) is not None:
-                    environment = {"CUDA_VISIBLE_DEVICES": str(index), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+                    environment = {
+                        "CUDA_VISIBLE_DEVICES": str(index),
+                        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                    }
                     return Place(environment, lock.release)
             if not told:
-                waiting(f"no free GPU ({len(free)} have free memory, all of them taken by other runs of the registry)")
+                waiting(
+                    f"no free GPU ({len(free)} have free memory, all of them taken by other runs of the registry)"
+                )
                 told = True
             stopped.wait(self.poll_seconds)
         return None

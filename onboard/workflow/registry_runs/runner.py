@@ -1,7 +1,9 @@
-"""Runs entries, each in a process of its own with a log of its own; what each showed is written as it ends.
+"""Runs entries, each in a process of its own with a log of its own; what each showed is written as
+it ends.
 
-Killed, and started again, it goes on: an entry that passed under the same files, config and program is not run again.
-Two at once share a root: an entry is locked while it runs, and rows are written under the registry's lock.
+Killed, and started again, it goes on: an entry that passed under the same files, config and program
+is not run again. Two at once share a root: an entry is locked while it runs, and rows are written
+under the registry's lock.
 """
 
 from __future__ import annotations
@@ -31,7 +33,15 @@ from onboard.workflow.lock import WORK
 from onboard.workflow.registry_runs.places import Place, Places
 from onboard.workflow.registry_runs.selection import key_of, model_file, reduced_layers, row_of
 from onboard.workflow.reporting.support_matrix import empty_matrix, matrix_path, refreshed
-from onboard.workflow.results import Result, load_results, result_of, results_path, text_of, with_result, with_tests
+from onboard.workflow.results import (
+    Result,
+    load_results,
+    result_of,
+    results_path,
+    text_of,
+    with_result,
+    with_tests,
+)
 from onboard.workflow.sweep.store import source_hash
 
 FOLDER, LOG, OUTPUT = "registry_runs", "run.log", "agent.json"
@@ -88,7 +98,9 @@ class Runner:
         return [entry for entry in entries if self._is_due(entry, results)]
 
     def run(self, entries: Sequence[RegistryEntry]) -> Iterator[tuple[Result, bool]]:
-        """Yield each entry's row as it ends, and whether it ran now: a run beside this one may have had it done."""
+        """Yield each entry's row as it ends, and whether it ran now: a run beside this one may have
+        had it done.
+        """
         pool = ThreadPoolExecutor(max_workers=self.settings.jobs)
         try:
             futures = [pool.submit(self._one, entry) for entry in entries]
@@ -105,25 +117,40 @@ class Runner:
         row = self._row(entry, results)
         if self.settings.changed:
             return row is not None and row.key != self._key(entry)
-        return self.settings.fresh or row is None or row.status != "passed" or row.key != self._key(entry)
+        return (
+            self.settings.fresh
+            or row is None
+            or row.status != "passed"
+            or row.key != self._key(entry)
+        )
 
     def _row(self, entry: RegistryEntry, results: Sequence[Result]) -> Result | None:
         return row_of(results, entry.name, self.settings.device, reduced=self.settings.reduced)
 
     def _key(self, entry: RegistryEntry) -> str:
-        return key_of(entry, self.root, self._source, self.settings.device, reduced=self.settings.reduced)
+        return key_of(
+            entry, self.root, self._source, self.settings.device, reduced=self.settings.reduced
+        )
 
     def _one(self, entry: RegistryEntry) -> tuple[Result, bool] | None:
-        """Run one entry, unless another run of the registry did since this one began; None when stopped."""
+        """Run one entry, unless another run of the registry did since this one began; None when
+        stopped.
+        """
         folder = self.root / WORK / FOLDER / entry.config_id
         folder.mkdir(parents=True, exist_ok=True)
         with self._entry_lock(entry, folder):
             if self._stopped.is_set():
                 return None
             row = self._row(entry, load_results(self.root))
-            if row is not None and row != self._row(entry, self._known) and row.key == self._key(entry):
+            if (
+                row is not None
+                and row != self._row(entry, self._known)
+                and row.key == self._key(entry)
+            ):
                 return row, False
-            place = self.places.take(lambda why: self.progress.waiting(entry.name, why), self._stopped)
+            place = self.places.take(
+                lambda why: self.progress.waiting(entry.name, why), self._stopped
+            )
             if place is None:
                 return None
             try:
@@ -155,25 +182,51 @@ class Runner:
         }
         fields |= {"log": log.relative_to(self.root).as_posix(), "device": self.settings.device}
         fields["model_file"] = registry.digest(model_file(entry, self.root))
-        result = with_tests(result_of(entry.name, found, None, **fields), model_file(entry, self.root), self.root)
+        result = with_tests(
+            result_of(entry.name, found, None, **fields), model_file(entry, self.root), self.root
+        )
         keep(self.root, entry, result)
         return result
 
     def _command(self, entry: RegistryEntry, output: Path) -> tuple[list[str], int | None]:
         layers = reduced_layers(entry, self.root) if self.settings.reduced else None
         layers = 2 if self.settings.reduced and layers is None else layers
-        words = [sys.executable, "-m", run_model.MODULE, "--entry", entry.name, "--root", str(self.root)]
+        words = [
+            sys.executable,
+            "-m",
+            run_model.MODULE,
+            "--entry",
+            entry.name,
+            "--root",
+            str(self.root),
+        ]
         words += ["--output", str(output), "--device", self.settings.device, "--exit-with-parent"]
         return [*words, *(["--layers", str(layers)] if layers is not None else [])], layers
 
     def _repeated(self, entry: RegistryEntry, layers: int | None) -> str:
         """Return the command that repeats an entry's run on any machine, from the root."""
-        words = ["python", "-m", run_model.MODULE, "--entry", entry.name, "--root", ".", "--output", "run.json"]
-        words += ["--device", self.settings.device, *(["--layers", str(layers)] if layers is not None else [])]
+        words = [
+            "python",
+            "-m",
+            run_model.MODULE,
+            "--entry",
+            entry.name,
+            "--root",
+            ".",
+            "--output",
+            "run.json",
+        ]
+        words += [
+            "--device",
+            self.settings.device,
+            *(["--layers", str(layers)] if layers is not None else []),
+        ]
         return shlex.join(words)
 
     def _wait(self, command: Sequence[str], log: Any, place: Place) -> int | None:
-        """Return the process's exit code; None at its time limit. It ends with this process, however that ends."""
+        """Return the process's exit code; None at its time limit. It ends with this process,
+        however that ends.
+        """
         own = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
         own |= {"HF_HUB_OFFLINE": "1"} if self.settings.offline else {}
         environment = {**os.environ, **own, **place.environment}
@@ -227,7 +280,8 @@ class _EntryLock:
 
 
 def keep(root: Path, entry: RegistryEntry, result: Result) -> None:
-    """Write a row, and what follows from it to the matrix and, of a run of all layers, to the entry.
+    """Write a row, and what follows from it to the matrix and, of a run of all layers, to the
+    entry.
 
     The row comes last: killed before that, the entry is run again, and nothing is left half told.
     """
@@ -235,7 +289,9 @@ def keep(root: Path, entry: RegistryEntry, result: Result) -> None:
     with registry.registry_lock(root):
         rows = with_result(load_results(root), result)
         text = matrix.read_text(encoding="utf-8") if matrix.exists() else empty_matrix()
-        write_atomically(matrix, refreshed(text, entry, [row for row in rows if row.name == entry.name]))
+        write_atomically(
+            matrix, refreshed(text, entry, [row for row in rows if row.name == entry.name])
+        )
         if result.layers is None:
             _keep_verdict(root, entry, result)
         write_atomically(results_path(root), text_of(rows))
@@ -257,7 +313,10 @@ def _read(output: Path, code: int | None) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
         return found
     if code == -signal.SIGKILL:
-        return {"status": "lost", "error": "the process was killed, most likely because memory ran out"}
+        return {
+            "status": "lost",
+            "error": "the process was killed, most likely because memory ran out",
+        }
     return {"status": "lost", "error": f"the process ended with code {code} and no result"}
 
 

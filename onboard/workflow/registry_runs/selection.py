@@ -1,4 +1,6 @@
-"""Which entries are run: those of a filter, and of these the ones for which no run tells what one would now."""
+"""Which entries are run: those of a filter, and of these the ones for which no run tells what one
+would now.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,12 @@ from onboard.workflow.state import current_versions, hash_inputs
 MOST_REDUCED_LAYERS = 8
 
 
-def chosen(entries: Sequence[RegistryEntry], names: Sequence[str], expression: str) -> list[RegistryEntry]:
-    """Return the entries of these names (all for none) that the expression means; raise `UsageError` for none."""
+def chosen(
+    entries: Sequence[RegistryEntry], names: Sequence[str], expression: str
+) -> list[RegistryEntry]:
+    """Return the entries of these names (all for none) that the expression means; raise
+    `UsageError` for none.
+    """
     known = {entry.name for entry in entries}
     for name in names:
         if name not in known:
@@ -36,7 +42,9 @@ def chosen(entries: Sequence[RegistryEntry], names: Sequence[str], expression: s
 
 
 def key_of(entry: RegistryEntry, root: Path, source: str, device: str, *, reduced: bool) -> str:
-    """Return the digest of everything that an entry's result depends on; `source` is the program's own digest."""
+    """Return the digest of everything that an entry's result depends on; `source` is the program's
+    own digest.
+    """
     inputs = {
         "config": compose(entry, root).model_dump(mode="json", exclude_unset=True),
         "model_file": registry.digest(model_file(entry, root)),
@@ -56,15 +64,23 @@ def model_file(entry: RegistryEntry, root: Path) -> Path:
 
 def row_of(results: Sequence[Result], name: str, device: str, *, reduced: bool) -> Result | None:
     """Return an entry's newest row on a device."""
-    rows = [row for row in results if (row.name, row.device, row.layers is not None) == (name, device, reduced)]
+    rows = [
+        row
+        for row in results
+        if (row.name, row.device, row.layers is not None) == (name, device, reduced)
+    ]
     return max(rows, key=lambda row: row.date, default=None)
 
 
 def reduced_layers(entry: RegistryEntry, root: Path) -> int | None:
-    """Return how many layers show every kind of layer that a config names, at least two; None for a config unknown."""
+    """Return how many layers show every kind of layer that a config names, at least two; None for a
+    config unknown.
+    """
     runtime = compose(entry, root)
     try:
-        values: Mapping[str, Any] = native_values(open_source(runtime.model, revision=runtime.revision).config())
+        values: Mapping[str, Any] = native_values(
+            open_source(runtime.model, revision=runtime.revision).config()
+        )
     except OnboardError:
         return None
     total, kinds = values.get("num_hidden_layers"), values.get("layer_types")

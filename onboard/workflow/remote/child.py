@@ -1,4 +1,5 @@
-"""`python -m onboard.workflow.remote.child FOLDER LIMITS`: do the tasks that files in FOLDER describe, answer there.
+"""`python -m onboard.workflow.remote.child FOLDER LIMITS`: do the tasks that files in FOLDER
+describe, answer there.
 
 The restrictions come first: nothing of the repository is imported before them.
 """
@@ -17,7 +18,9 @@ from onboard.workflow.remote.sandbox import Limits, enter
 
 
 def main(folder: Path, limits: Limits) -> None:
-    """Give up what is not needed; then, for each name on standard input, do `NAME.request` and write `NAME.reply`."""
+    """Give up what is not needed; then, for each name on standard input, do `NAME.request` and
+    write `NAME.reply`.
+    """
     os.chdir(folder)
     facts = enter(folder, limits)
     for line in sys.stdin:
@@ -36,7 +39,9 @@ def _reply(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": error.message, "hint": error.hint}
     except BaseException as error:  # whatever the repository's code raises
         traceback.print_exc()
-        return {"error": f"the model's code failed ({' '.join(f'{type(error).__name__}: {error}'.split())[:300]})"}
+        return {
+            "error": f"the model's code failed ({' '.join(f'{type(error).__name__}: {error}'.split())[:300]})"
+        }
 
 
 def _work(request: dict[str, Any]) -> Any:

@@ -1,4 +1,6 @@
-"""How phases have something done with a model's own code: in a child process, with a bound on everything."""
+"""How phases have something done with a model's own code: in a child process, with a bound on
+everything.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def call(context: RunContext, task: str, **arguments: Any) -> Any:
         OnboardError: the task says what is wrong, or its process was stopped.
     """
     if not context.options.trust_remote_code:
-        raise ConsentRequiredError("this runs code from the model's repository", hint="Pass --trust-remote-code")
+        raise ConsentRequiredError(
+            "this runs code from the model's repository", hint="Pass --trust-remote-code"
+        )
     request = {
         "task": task,
         "code": str(context.source.files()),
@@ -44,11 +48,17 @@ def call(context: RunContext, task: str, **arguments: Any) -> Any:
     return reply["result"]
 
 
-def run_pytest(context: RunContext, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> str:
-    """Run pytest as `onboard.workflow.processes.pytest_run` does; what its plugin writes is written from here."""
+def run_pytest(
+    context: RunContext, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
+) -> str:
+    """Run pytest as `onboard.workflow.processes.pytest_run` does; what its plugin writes is written
+    from here.
+    """
     results = arguments[list(arguments).index("--onboard-results") + 1]
     os.environ.update(environment)
-    reply = call(context, "run_pytest", arguments=list(arguments), working=str(folder), results=results)
+    reply = call(
+        context, "run_pytest", arguments=list(arguments), working=str(folder), results=results
+    )
     if reply["results"]:
         Path(results).write_text(str(reply["results"]), encoding="utf-8")
     return str(reply["output"])
@@ -62,7 +72,13 @@ class Session:
         self.temporary = tempfile.TemporaryDirectory(prefix="onboard-", ignore_cleanup_errors=True)
         self.folder = Path(self.temporary.name).resolve()
         self.asked = 0
-        command = [sys.executable, "-m", "onboard.workflow.remote.child", str(self.folder), LIMITS.model_dump_json()]
+        command = [
+            sys.executable,
+            "-m",
+            "onboard.workflow.remote.child",
+            str(self.folder),
+            LIMITS.model_dump_json(),
+        ]
         with (self.folder / "output.txt").open("wb") as output:
             self.process = subprocess.Popen(
                 command,
@@ -99,9 +115,13 @@ class Session:
                 )
             time.sleep(_POLL)
         if path.is_symlink() or not path.is_file() or path.stat().st_size > _MOST_REPLY:
-            last = " ".join((self.folder / "output.txt").read_bytes()[-2000:].decode(errors="replace").split())[-200:]
+            last = " ".join(
+                (self.folder / "output.txt").read_bytes()[-2000:].decode(errors="replace").split()
+            )[-200:]
             code = self.process.poll()
-            raise OnboardError(f"the process that ran the model's code ended ({code}) without a result ({last})")
+            raise OnboardError(
+                f"the process that ran the model's code ended ({code}) without a result ({last})"
+            )
         reply = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(reply, dict) or not reply.keys() & {"error", "result"}:
             raise OnboardError("the process that ran the model's code gave no result")
@@ -125,7 +145,9 @@ _SESSIONS: dict[str, Session] = {}
 def _session(key: str) -> Session:
     """Return the session of a model's run; there is never more than one."""
     for other in [
-        session for session in _SESSIONS.values() if session.key != key or session.process.poll() is not None
+        session
+        for session in _SESSIONS.values()
+        if session.key != key or session.process.poll() is not None
     ]:
         other.close()
     if key not in _SESSIONS:

@@ -1,6 +1,8 @@
-"""Linux's Landlock: a process gives up, for itself and its children, writing anywhere but below one folder.
+"""Linux's Landlock: a process gives up, for itself and its children, writing anywhere but below one
+folder.
 
-See the kernel's Documentation/userspace-api/landlock.rst, which the numbers below are from. No privilege is needed.
+See the kernel's Documentation/userspace-api/landlock.rst, which the numbers below are from. No
+privilege is needed.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class _PathBeneath(ctypes.Structure):
 
 
 def restrict_writes(folder: Path) -> int:
-    """Forbid this process to write outside `folder`, open TCP connections and signal others, as far as the kernel can.
+    """Forbid this process to write outside `folder`, open TCP connections and signal others, as far
+    as the kernel can.
 
     Returns:
         The kernel's Landlock version; 0 where there is none, and nothing is restricted.

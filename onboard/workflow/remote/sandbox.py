@@ -1,6 +1,7 @@
 """What the process that runs a repository's code gives up before it imports any of it.
 
-What holds, and on which systems, is said in docs/remote_code.md; `enter` says what holds in this process.
+What holds, and on which systems, is said in docs/remote_code.md; `enter` says what holds in this
+process.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Limits(StrictModel):
 
 
 def enter(folder: Path, limits: Limits) -> list[str]:
-    """Restrict this process, which has one thread and has imported nothing of the repository; say what now holds.
+    """Restrict this process, which has one thread and has imported nothing of the repository; say
+    what now holds.
 
     It goes on in a child of the process that called, which waits and ends as the child does.
     """
@@ -49,10 +51,23 @@ def enter(folder: Path, limits: Limits) -> list[str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the variables of the child: none that may hold a secret, homes and caches in the temporary folder."""
-    kept = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "ONBOARD_SEED")
+    """Return the variables of the child: none that may hold a secret, homes and caches in the
+    temporary folder.
+    """
+    kept = (
+        "PATH",
+        "LANG",
+        "LC_ALL",
+        "PYTHONPATH",
+        "VIRTUAL_ENV",
+        "LD_LIBRARY_PATH",
+        "OMP_NUM_THREADS",
+        "ONBOARD_SEED",
+    )
     own = {key: value for key in kept if (value := os.environ.get(key)) is not None}
-    homes = dict.fromkeys(("HOME", "TMPDIR", "HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"), str(folder))
+    homes = dict.fromkeys(
+        ("HOME", "TMPDIR", "HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"), str(folder)
+    )
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     return {**own, **homes, **offline, "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -73,7 +88,9 @@ def _limit_resources(limits: Limits) -> str:
 
 
 def _leave_network() -> str:
-    """Move to a network namespace without any device; where that is not allowed, have Python refuse sockets."""
+    """Move to a network namespace without any device; where that is not allowed, have Python refuse
+    sockets.
+    """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         apart = _NEW_NETWORK | _NEW_PROCESSES
@@ -84,7 +101,9 @@ def _leave_network() -> str:
 
 
 def _become_first_process() -> None:
-    """Go on in a new process, the first of the namespace if there is one: with it ends whatever it starts."""
+    """Go on in a new process, the first of the namespace if there is one: with it ends whatever it
+    starts.
+    """
     started = os.fork()
     if started:
         _, status = os.waitpid(started, 0)

@@ -1,4 +1,6 @@
-"""What is done with a model's own code; each task takes and returns what JSON has, for it runs in a child process."""
+"""What is done with a model's own code; each task takes and returns what JSON has, for it runs in a
+child process.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def run_pytest(
     return {"output": output, "results": path.read_text(encoding="utf-8") if path.exists() else ""}
 
 
-def review(folder: Path, config: dict[str, Any], spec: str, model: str, tests: str, names: list[str]) -> dict[str, Any]:
+def review(
+    folder: Path, config: dict[str, Any], spec: str, model: str, tests: str, names: list[str]
+) -> dict[str, Any]:
     """Review a model file and its tests, given as texts and relative paths; return the review."""
     from onboard.review.reviewer import review
 
@@ -74,5 +78,6 @@ def review(folder: Path, config: dict[str, Any], spec: str, model: str, tests: s
 
 
 TASKS: dict[str, Callable[..., Any]] = {
-    task.__name__: task for task in (measure, analyze, generate, check, write_tests, run_pytest, review)
+    task.__name__: task
+    for task in (measure, analyze, generate, check, write_tests, run_pytest, review)
 }

@@ -1,4 +1,6 @@
-"""A look at generated text that a process with a repository's code in it has handed over, before anything runs it."""
+"""A look at generated text that a process with a repository's code in it has handed over, before
+anything runs it.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,43 @@ _MODEL_IMPORTS = re.compile(
 _TEST_IMPORTS = re.compile(
     r"(__future__|dataclasses|pathlib|pytest|torch(\.export)?|onboard(\.testing)?|repository_code\..+)"
 )
-_DYNAMIC = {"eval", "exec", "compile", "__import__", "open", "globals", "locals", "vars", "getattr", "setattr"}
-_REACHING = {"load", "save", "hub", "system", "write_text", "unlink", "from_file", "load_library", "load_state_dict"}
+_DYNAMIC = {
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+    "open",
+    "globals",
+    "locals",
+    "vars",
+    "getattr",
+    "setattr",
+}
+_REACHING = {
+    "load",
+    "save",
+    "hub",
+    "system",
+    "write_text",
+    "unlink",
+    "from_file",
+    "load_library",
+    "load_state_dict",
+}
 _TOP_LEVEL = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.Expr)
 
 
 def vet_model_file(text: str) -> None:
-    """Raise `OnboardError` unless a model file is made of classes and functions that compute with tensors."""
+    """Raise `OnboardError` unless a model file is made of classes and functions that compute with
+    tensors.
+    """
     _vet(text, _MODEL_IMPORTS, _REACHING)
 
 
 def vet_tests(text: str) -> None:
-    """Raise `OnboardError` unless a file of tests imports what the template does and calls nothing dynamic."""
+    """Raise `OnboardError` unless a file of tests imports what the template does and calls nothing
+    dynamic.
+    """
     _vet(text, _TEST_IMPORTS, set())
 
 
@@ -52,6 +79,13 @@ def _is_harmless(node: ast.AST, imports: re.Pattern[str], forbidden: set[str]) -
             return name not in _DYNAMIC and (not name.startswith("__") or name == "__file__")
         case ast.Attribute(attr=name):
             return name not in forbidden and (not name.startswith("__") or name == "__init__")
-        case ast.Global() | ast.Nonlocal() | ast.AsyncFunctionDef() | ast.Await() | ast.With() | ast.Try():
+        case (
+            ast.Global()
+            | ast.Nonlocal()
+            | ast.AsyncFunctionDef()
+            | ast.Await()
+            | ast.With()
+            | ast.Try()
+        ):
             return False
     return True

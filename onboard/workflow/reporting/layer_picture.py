@@ -1,4 +1,6 @@
-"""What a kind of layer looks like in the report: its parts in the order in which they run, and a mixture's experts."""
+"""What a kind of layer looks like in the report: its parts in the order in which they run, and a
+mixture's experts.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _LATENT = "kv_b_proj"
 
 @dataclass
 class Experts:
-    """The routed experts of a mixture: how many there are, a token goes to, and every token goes to."""
+    """The routed experts of a mixture: how many there are, a token goes to, and every token goes
+    to.
+    """
 
     count: int
     chosen: int
@@ -47,21 +51,37 @@ class Part:
     """Names of blocks inside it."""
 
     def __str__(self) -> str:
-        about = "; ".join([self.what, *self.details, *([str(self.experts)] if self.experts else [])])
+        about = "; ".join(
+            [self.what, *self.details, *([str(self.experts)] if self.experts else [])]
+        )
         return f"{self.title} ({about})"
 
 
 def layer_parts(spec: ModelSpec, kind: LayerKind, config: Mapping[str, Any]) -> list[Part]:
-    """Return the parts of a kind of layer; `config` has the checkpoint's values under their usual names."""
+    """Return the parts of a kind of layer; `config` has the checkpoint's values under their usual
+    names.
+    """
     blocks = {block.class_name: block for block in spec.blocks}
     inside = {name: blocks[cls] for name, cls in kind.modules.items() if cls in blocks}
     outer = [name for name in inside if not any(name.startswith(f"{other}.") for other in inside)]
     return [_part(spec, kind, config, name, inside) for name in outer]
 
 
-def _part(spec: ModelSpec, kind: LayerKind, config: Mapping[str, Any], name: str, inside: Mapping[str, Block]) -> Part:
-    under = {path.removeprefix(f"{name}."): block for path, block in inside.items() if path.startswith(f"{name}.")}
-    part = Part(name, inside[name].kind.replace("_", " "), inside[name].kind, inner=_once(list(under)))
+def _part(
+    spec: ModelSpec,
+    kind: LayerKind,
+    config: Mapping[str, Any],
+    name: str,
+    inside: Mapping[str, Block],
+) -> Part:
+    under = {
+        path.removeprefix(f"{name}."): block
+        for path, block in inside.items()
+        if path.startswith(f"{name}.")
+    }
+    part = Part(
+        name, inside[name].kind.replace("_", " "), inside[name].kind, inner=_once(list(under))
+    )
     if any(block.kind == "experts" for block in (inside[name], *under.values())):
         part.what, part.kind, part.experts = "mixture of experts", "experts", _experts(spec)
     elif part.kind == "attention":
@@ -71,16 +91,29 @@ def _part(spec: ModelSpec, kind: LayerKind, config: Mapping[str, Any], name: str
     return part
 
 
-def _attention(spec: ModelSpec, kind: LayerKind, config: Mapping[str, Any], block: Block) -> tuple[str, list[str]]:
-    """Return the kind of attention, as people say it, and its figures as far as the config has one for all layers."""
+def _attention(
+    spec: ModelSpec, kind: LayerKind, config: Mapping[str, Any], block: Block
+) -> tuple[str, list[str]]:
+    """Return the kind of attention, as people say it, and its figures as far as the config has one
+    for all layers.
+    """
     details = _sizes({"num_attention_heads": "{} heads"}, config)
     if isinstance(block, Attention) and block.parameters.expand is not None:
-        names = {"q_lora_rank": "queries from a latent of {}", "kv_lora_rank": "keys and values from a latent of {}"}
-        return "MLA", [*details, *_sizes(names | {"qk_rope_head_dim": "{} channels with RoPE beside it"}, config)]
+        names = {
+            "q_lora_rank": "queries from a latent of {}",
+            "kv_lora_rank": "keys and values from a latent of {}",
+        }
+        return "MLA", [
+            *details,
+            *_sizes(names | {"qk_rope_head_dim": "{} channels with RoPE beside it"}, config),
+        ]
     if kind.name.startswith("sliding"):
         details += _sizes({"sliding_window": "window {}"}, config)
     value = spec.traits["attention"].value if "attention" in spec.traits else "attention"
-    return str(value).upper(), [*details, *_sizes({"num_key_value_heads": "{} of keys and values"}, config)]
+    return str(value).upper(), [
+        *details,
+        *_sizes({"num_key_value_heads": "{} of keys and values"}, config),
+    ]
 
 
 def _sizes(texts: Mapping[str, str], config: Mapping[str, Any]) -> list[str]:
@@ -96,5 +129,7 @@ def _experts(spec: ModelSpec) -> Experts | None:
 
 
 def _once(names: list[str]) -> list[str]:
-    """Return names, of those that differ in a number alone the first: an expert's of a list of them."""
+    """Return names, of those that differ in a number alone the first: an expert's of a list of
+    them.
+    """
     return list({re.sub(r"\d+", "*", name): name for name in reversed(names)}.values())[::-1]

@@ -1,4 +1,6 @@
-"""Tables of a Markdown file that people may edit: rows are added or replaced by key, the rest of the text stays."""
+"""Tables of a Markdown file that people may edit: rows are added or replaced by key, the rest of
+the text stays.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,11 @@ Merge = Callable[[list[str], list[str]], list[str]]
 
 
 def upsert_row(text: str, heading: str, row: list[str], key_columns: int, merge: Merge) -> str:
-    """Return `text` with `row` in the table under `heading`, rows sorted by their first `key_columns` cells.
+    """Return `text` with `row` in the table under `heading`, rows sorted by their first
+    `key_columns` cells.
 
-    A row with the same key becomes `merge(old, new)`. Raises ValueError when there is no such table.
+    A row with the same key becomes `merge(old, new)`. Raises ValueError when there is no such
+    table.
     """
     lines = text.splitlines()
     start, end = _table(lines, heading)
@@ -24,9 +28,11 @@ def upsert_row(text: str, heading: str, row: list[str], key_columns: int, merge:
 
 
 def with_column(text: str, heading: str, column: str, after: str, value: str) -> str:
-    """Return `text` with a column behind `after`, and `value` in its rows, in the table under `heading`.
+    """Return `text` with a column behind `after`, and `value` in its rows, in the table under
+    `heading`.
 
-    A table that has the column, or not the one before it, is left as it is. Raises ValueError when there is no table.
+    A table that has the column, or not the one before it, is left as it is. Raises ValueError when
+    there is no table.
     """
     lines = text.splitlines()
     start, end = _table(lines, heading)
@@ -52,7 +58,9 @@ def rows_under(text: str, heading: str) -> list[list[str]]:
 
 
 def upsert_footnote(text: str, label: str, note: str) -> str:
-    """Return `text` with the footnote `[^label]: note` among the others, sorted; a first one goes to the end."""
+    """Return `text` with the footnote `[^label]: note` among the others, sorted; a first one goes
+    to the end.
+    """
     lines = text.rstrip("\n").split("\n")
     notes = {match[1]: line for line in lines if (match := re.match(r"\[\^([^\]]+)\]: ", line))}
     at = next((index for index, line in enumerate(lines) if line in notes.values()), None)
@@ -83,7 +91,14 @@ def cell(value: object) -> str:
 def _table(lines: list[str], heading: str) -> tuple[int, int]:
     """Return the range of a table's rows, below its header and rule."""
     at = next((index for index, line in enumerate(lines) if line.strip() == heading), None)
-    rule = next((i for i in range(at or 0, len(lines)) if re.fullmatch(r"\|(\s*:?-+:?\s*\|)+", lines[i].strip())), None)
+    rule = next(
+        (
+            i
+            for i in range(at or 0, len(lines))
+            if re.fullmatch(r"\|(\s*:?-+:?\s*\|)+", lines[i].strip())
+        ),
+        None,
+    )
     if at is None or rule is None:
         raise ValueError(f"there is no table under {heading!r}")
     end = rule + 1

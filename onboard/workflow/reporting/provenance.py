@@ -17,7 +17,9 @@ from onboard.workflow.state import current_versions
 
 
 def provenance(context: RunContext) -> dict[str, Any]:
-    """Return versions, host, commits (empty where there is no checkout) and command of a run, as JSON-able data."""
+    """Return versions, host, commits (empty where there is no checkout) and command of a run, as
+    JSON-able data.
+    """
     checkout = Checkout.find(context.root)
     return {
         "versions": current_versions() | {"Python": platform.python_version()},
@@ -33,29 +35,54 @@ def log_head(made: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
     commits = {"onboard": made["source_commit"], "the root": made["root_commit"]}
     found = [f"commit of {name}: {commit}" for name, commit in commits.items() if commit]
-    return "".join(f"{line}\n" for line in (f"{now()} $ {made['onboard']}", versions, made["host"], *found))
+    return "".join(
+        f"{line}\n" for line in (f"{now()} $ {made['onboard']}", versions, made["host"], *found)
+    )
 
 
 def host() -> str:
-    """Return the processor of this machine, how many of its cores this process may use, and the memory."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the processor of this machine, how many of its cores this process may use, and the
+    memory.
+    """
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     memory = f"{gigabytes(device_memory('cpu').total)} GB of memory"
-    return f"{processor()}, {cores} {'core' if cores == 1 else 'cores'}, {memory}, {platform.system()}"
+    return (
+        f"{processor()}, {cores} {'core' if cores == 1 else 'cores'}, {memory}, {platform.system()}"
+    )
 
 
 def onboard_command(context: RunContext) -> str:
-    """Return the command that repeats the whole road, from the root; of a Hub's model the commit that was fetched."""
+    """Return the command that repeats the whole road, from the root; of a Hub's model the commit
+    that was fetched.
+    """
     options, revision = context.options, context.source.revision or context.options.revision
     values = {"--revision": revision, "--device": options.device, "--dtype": options.dtype}
-    words = [word for name, value in values.items() if value not in (None, "auto") for word in (name, str(value))]
-    switches = {"--trust-remote-code": options.trust_remote_code, "--strict": options.strict, "--yes": options.yes}
+    words = [
+        word
+        for name, value in values.items()
+        if value not in (None, "auto")
+        for word in (name, str(value))
+    ]
+    switches = {
+        "--trust-remote-code": options.trust_remote_code,
+        "--strict": options.strict,
+        "--yes": options.yes,
+    }
     words += [name for name, is_on in switches.items() if is_on]
     return shlex.join(["onboard", _place(context), "--root", ".", *words])
 
 
 def _place(context: RunContext) -> str:
-    """Return the model's id, or its folder from the root; where one outside it lies is each reader's own matter."""
+    """Return the model's id, or its folder from the root; where one outside it lies is each
+    reader's own matter.
+    """
     path = Path(context.model)
     if not path.is_absolute():
         return context.model
-    return f"./{context.relative(path)}" if path.is_relative_to(context.root) else f"path/to/{path.name}"
+    return (
+        f"./{context.relative(path)}"
+        if path.is_relative_to(context.root)
+        else f"path/to/{path.name}"
+    )

@@ -61,8 +61,13 @@ def found_artifacts(context: RunContext) -> dict[str, dict[str, Any]]:
 
 
 def about(run: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return when, with what, where and how the run was made, as (name, value); what nobody recorded is left out."""
-    made, settings = run.get("provenance", {}), run.get("runs", {}).get("full", {}).get("settings", {})
+    """Return when, with what, where and how the run was made, as (name, value); what nobody
+    recorded is left out.
+    """
+    made, settings = (
+        run.get("provenance", {}),
+        run.get("runs", {}).get("full", {}).get("settings", {}),
+    )
     versions = [f"{name} {version}" for name, version in made.get("versions", {}).items()]
     gpu = [settings["device_name"]] if settings.get("device") == "cuda" else []
     host = [made["host"]] if "host" in made else []
@@ -71,7 +76,12 @@ def about(run: dict[str, Any]) -> list[tuple[str, str]]:
         ("Date", run.get("date", "")[:16].replace("T", " ") + " UTC" if "date" in run else ""),
         ("Machine", "; ".join([*gpu, *host])),
         ("Versions", ", ".join(versions)),
-        ("Commit", "; ".join(f"{short_commit(commit)} ({name})" for name, commit in commits.items() if commit)),
+        (
+            "Commit",
+            "; ".join(
+                f"{short_commit(commit)} ({name})" for name, commit in commits.items() if commit
+            ),
+        ),
         ("Command", made.get("onboard", "")),
     ]
     return [(name, value) for name, value in found if value]
@@ -100,12 +110,19 @@ def key_facts(spec: ModelSpec, gather: dict[str, Any]) -> list[tuple[str, str]]:
 
 def active_facts(spec: ModelSpec) -> list[tuple[str, str]]:
     """Return the figures of a mixture: parameters and experts that one token meets."""
-    values = {name: spec.traits[name].value for name in ("experts", "experts_per_token") if name in spec.traits}
+    values = {
+        name: spec.traits[name].value
+        for name in ("experts", "experts_per_token")
+        if name in spec.traits
+    }
     active = spec.active_parameters
     at_most = any(block.parameters.identity for block in spec.blocks if isinstance(block, Experts))
     return [
         (short_count(active) if active else "", f"active a token{', at most' if at_most else ''}"),
-        (" of ".join(str(values[name]) for name in reversed(values)) if len(values) > 1 else "", "experts a token"),
+        (
+            " of ".join(str(values[name]) for name in reversed(values)) if len(values) > 1 else "",
+            "experts a token",
+        ),
     ]
 
 
@@ -117,10 +134,20 @@ def chips(found: dict[str, Any], runs: dict[str, Any]) -> list[dict[str, str]]:
     skipped = f", {len(tests) - passed - failed} skipped" if passed + failed < len(tests) else ""
     verdict = (full.get("text") or {}).get("verdict", "not run")
     return [
-        _chip("Tests", f"{passed} passed{f', {failed} failed' if failed else ''}{skipped}", bool(tests) and not failed),
+        _chip(
+            "Tests",
+            f"{passed} passed{f', {failed} failed' if failed else ''}{skipped}",
+            bool(tests) and not failed,
+        ),
         _chip("Review", review_text(found["review"]), found["review"].get("verdict") == "PASS"),
-        _chip("Run", found["run"].get("status", "not run"), found["run"].get("status") == "success"),
-        {"title": "Text", "text": verdict, "state": {"equal": "good", "different": "bad"}.get(verdict, "open")},
+        _chip(
+            "Run", found["run"].get("status", "not run"), found["run"].get("status") == "success"
+        ),
+        {
+            "title": "Text",
+            "text": verdict,
+            "state": {"equal": "good", "different": "bad"}.get(verdict, "open"),
+        },
     ]
 
 
@@ -131,7 +158,11 @@ def review_text(review: dict[str, Any]) -> str:
 
 
 def _chip(title: str, text: str, good: bool) -> dict[str, str]:
-    return {"title": title, "text": text, "state": "open" if text == "not run" else "good" if good else "bad"}
+    return {
+        "title": title,
+        "text": text,
+        "state": "open" if text == "not run" else "good" if good else "bad",
+    }
 
 
 def layer_strip(kinds: list[LayerKind]) -> list[dict[str, Any]]:
@@ -153,7 +184,10 @@ def kind_view(spec: ModelSpec, kind: LayerKind, index: int) -> dict[str, Any]:
 
 def ranges(numbers: list[int]) -> str:
     """Return numbers as ranges: "0-3, 5"."""
-    runs = (list(group) for _, group in groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0]))
+    runs = (
+        list(group)
+        for _, group in groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+    )
     bounds = ((run[0][1], run[-1][1]) for run in runs)
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in bounds)
 
@@ -167,7 +201,10 @@ def files(context: RunContext, found: dict[str, Any]) -> list[dict[str, str]]:
         (f"models/modeling_{family}.py", "generated model"),
         (f"tests/equivalence/test_{family}_modeling.py", "generated tests"),
         ("registry/models.yaml", f"registry, entry {registration.get('entry_status', 'missing')}"),
-        (registration.get("config", ""), f"standalone config, {registration.get('config_status', '')}"),
+        (
+            registration.get("config", ""),
+            f"standalone config, {registration.get('config_status', '')}",
+        ),
         ("registry/supported_models.md", "support matrix"),
         (context.relative(notebook_path(context)) if registration else "", "cookbook"),
         *((context.relative(context.artifact(name)), what) for name, what in _WORK_FILES),
@@ -196,13 +233,17 @@ _BESIDE = {
 
 
 def test_groups(tests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the tests by level, in the order in which they ran, each with its bar on the error scale.
+    """Return the tests by level, in the order in which they ran, each with its bar on the error
+    scale.
 
     Those that passed are apart from the others, and skipped ones are only counted, by reason.
     """
     levels: dict[str, list[dict[str, Any]]] = {}
     for test in tests:
-        row = test | {"bar": error_position(test["error"]), "tick": error_position(test["tolerance"])}
+        row = test | {
+            "bar": error_position(test["error"]),
+            "tick": error_position(test["tolerance"]),
+        }
         levels.setdefault(test["level"], []).append(row)
     return [
         {
@@ -237,7 +278,9 @@ def review_groups(review: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def error_position(error: float | None) -> float | None:
-    """Return where an error lies on the logarithmic scale, in percent; None when nothing was measured."""
+    """Return where an error lies on the logarithmic scale, in percent; None when nothing was
+    measured.
+    """
     if error is None:
         return None
     low, high = map(math.log10, _LEVELS)
@@ -246,7 +289,9 @@ def error_position(error: float | None) -> float | None:
 
 
 def run_view(name: str, run: dict[str, Any]) -> dict[str, Any]:
-    """Return a run with readable sizes and its transforms' bars (share of the slowest), idle ones apart."""
+    """Return a run with readable sizes and its transforms' bars (share of the slowest), idle ones
+    apart.
+    """
     transforms = [entry for entry in run.get("transforms", []) if entry["enabled"]]
     slowest = max((entry["seconds"] for entry in transforms), default=0) or 1
     bars = [entry | {"bar": round(100 * entry["seconds"] / slowest, 1)} for entry in transforms]

@@ -13,13 +13,21 @@ from onboard.errors import OnboardError
 from onboard.hf.quantised import describe_config
 from onboard.workflow.phase import RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
-from onboard.workflow.reporting.markdown_tables import cell, rows_under, upsert_footnote, upsert_row, with_column
+from onboard.workflow.reporting.markdown_tables import (
+    cell,
+    rows_under,
+    upsert_footnote,
+    upsert_row,
+    with_column,
+)
 from onboard.workflow.results import FEATURES as RUN_FEATURES
 from onboard.workflow.results import NO, NOT_THERE, UNTESTED, Result, features_of, verified
 
 MODELS, FEATURES = "## Models", "## Features"
 ADDED_COLUMN = ("Prefix reuse", "Chunked prefill", UNTESTED)
-"""A column that matrices of before it lack, the one that it comes behind, and what is known of their models."""
+"""A column that matrices of before it lack, the one that it comes behind, and what is known of
+their models.
+"""
 SHOWN_TRAITS = (
     "attention",
     "rope",
@@ -44,7 +52,9 @@ def updated_matrix(text: str, context: RunContext, results: Sequence[Result]) ->
     return update_matrix(text, context.spec, registration, rows)
 
 
-def update_matrix(text: str, spec: ModelSpec, registration: dict[str, Any], results: Sequence[Result]) -> str:
+def update_matrix(
+    text: str, spec: ModelSpec, registration: dict[str, Any], results: Sequence[Result]
+) -> str:
     """Return a support matrix with the model's rows and footnote in it; the rest stays as it is.
 
     Without results the rows say what the model is, and that nobody has tried it.
@@ -54,13 +64,29 @@ def update_matrix(text: str, spec: ModelSpec, registration: dict[str, Any], resu
 
 
 def refreshed(text: str, entry: registry.RegistryEntry, results: Sequence[Result]) -> str:
-    """Return a support matrix with what results say of an entry; what the model is stays as the table has it."""
+    """Return a support matrix with what results say of an entry; what the model is stays as the
+    table has it.
+    """
     known = next((row for row in rows_under(text, MODELS) if row[1] == cell(entry.name)), None)
-    about = known or [f"`{cell(entry.architecture or '')}`", cell(entry.name), cell(entry.family or ""), "", "", ""]
+    about = known or [
+        f"`{cell(entry.architecture or '')}`",
+        cell(entry.name),
+        cell(entry.family or ""),
+        "",
+        "",
+        "",
+    ]
     row = [*about[:4], cell(verified(results) or UNTESTED), f"[^{entry.config_id}]"]
     found = features_of(results)
-    features = [cell(entry.name), *(found[name] for name in RUN_FEATURES), NO, NOT_THERE if entry.note is None else NO]
-    return _with_rows(text, (row, features), {"config_id": entry.config_id, "config": f"{entry.config_id}.yaml"})
+    features = [
+        cell(entry.name),
+        *(found[name] for name in RUN_FEATURES),
+        NO,
+        NOT_THERE if entry.note is None else NO,
+    ]
+    return _with_rows(
+        text, (row, features), {"config_id": entry.config_id, "config": f"{entry.config_id}.yaml"}
+    )
 
 
 def _with_rows(text: str, rows: tuple[list[str], list[str]], registration: dict[str, Any]) -> str:
@@ -70,7 +96,8 @@ def _with_rows(text: str, rows: tuple[list[str], list[str]], registration: dict[
         text = upsert_row(text, FEATURES, rows[1], 1, _keep_what_the_model_lacks)
     except ValueError as error:
         raise OnboardError(
-            f"registry/supported_models.md: {error}", hint="Restore the table's heading and header row"
+            f"registry/supported_models.md: {error}",
+            hint="Restore the table's heading and header row",
         ) from error
     return upsert_footnote(text, registration["config_id"], _footnote(registration))
 
@@ -87,12 +114,15 @@ def empty_matrix() -> str:
     kept = [
         line
         for index, line in enumerate(lines)
-        if not line.startswith("[^") and not (line.startswith("|") and index not in rules and index + 1 not in rules)
+        if not line.startswith("[^")
+        and not (line.startswith("|") and index not in rules and index + 1 not in rules)
     ]
     return "\n".join(kept).rstrip() + "\n"
 
 
-def model_row(spec: ModelSpec, registration: dict[str, Any], results: Sequence[Result]) -> list[str]:
+def model_row(
+    spec: ModelSpec, registration: dict[str, Any], results: Sequence[Result]
+) -> list[str]:
     """Return Architecture, Model, Family, Features, Verified on, Config."""
     return [
         f"`{cell(spec.architecture)}`",
@@ -122,7 +152,9 @@ def features(spec: ModelSpec) -> list[str]:
     return words
 
 
-def feature_row(spec: ModelSpec, registration: dict[str, Any], results: Sequence[Result]) -> list[str]:
+def feature_row(
+    spec: ModelSpec, registration: dict[str, Any], results: Sequence[Result]
+) -> list[str]:
     """Return the model's name and Yes, No, Untested or N/A for each column."""
     found = features_of(results)
     if window(spec) == 0:
@@ -138,9 +170,13 @@ def window(spec: ModelSpec) -> int:
 
 
 def _keep_what_the_model_lacks(old: list[str], new: list[str]) -> list[str]:
-    """Return the new row, in which a run that cannot tell leaves N/A as it is: that is no finding of a run."""
+    """Return the new row, in which a run that cannot tell leaves N/A as it is: that is no finding
+    of a run.
+    """
     pairs = zip(old, new, strict=True)
-    return [NOT_THERE if (before, after) == (NOT_THERE, UNTESTED) else after for before, after in pairs]
+    return [
+        NOT_THERE if (before, after) == (NOT_THERE, UNTESTED) else after for before, after in pairs
+    ]
 
 
 def _footnote(registration: dict[str, Any]) -> str:

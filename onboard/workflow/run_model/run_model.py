@@ -1,8 +1,9 @@
-"""The run agent: builds a model from its registry entry in this process, generates, compares, reports as JSON.
+"""The run agent: builds a model from its registry entry in this process, generates, compares,
+reports as JSON.
 
-The run phase starts it as `python -m onboard.workflow.run_model.run_model`, a process of its own: all memory is
-returned when it ends, and a crash of a kernel does not take the workflow down. First ours runs and is given back, then
-transformers'.
+The run phase starts it as `python -m onboard.workflow.run_model.run_model`, a process of its own:
+all memory is returned when it ends, and a crash of a kernel does not take the workflow down. First
+ours runs and is given back, then transformers'.
 """
 
 from __future__ import annotations
@@ -62,22 +63,28 @@ def run(
     num_hidden_layers: int | None = None,
     distinct: bool = False,
 ) -> dict[str, Any]:
-    """Build, generate and compare with transformers; return what happened, with `status` and `error`.
+    """Build, generate and compare with transformers; return what happened, with `status` and
+    `error`.
 
     With `distinct` texts have no token twice where they are compared.
-    `device` and `dtype` other than "auto" override the config for this run; `num_hidden_layers` makes it a reduced run.
+    `device` and `dtype` other than "auto" override the config for this run; `num_hidden_layers`
+    makes it a reduced run.
     """
     facts: list[str] = []
     result: dict[str, Any] = {"status": "compile_error", "error": None, "facts": facts}
     try:
-        config = _adapted(config, facts, device=device, dtype=dtype, num_hidden_layers=num_hidden_layers)
+        config = _adapted(
+            config, facts, device=device, dtype=dtype, num_hidden_layers=num_hidden_layers
+        )
         observed, context, notes = _ours(config, root, result, distinct)
         release()
         result |= _judge(observed, context, notes, facts)
         result["status"] = "bad_generation" if result["error"] else "success"
     except NotFiniteError as error:
         result |= {"status": "bad_generation", "error": error.message}
-    except Exception as error:  # whatever a model, a kernel or a library raises is this run's result
+    except (
+        Exception
+    ) as error:  # whatever a model, a kernel or a library raises is this run's result
         traceback.print_exc()
         result["error"] = _one_line(error)
     tell_ended(result)
@@ -88,7 +95,9 @@ def run(
 def _ours(
     config: RuntimeConfig, root: Path, result: dict[str, Any], distinct: bool
 ) -> tuple[Observed, TransformContext, list[str]]:
-    """Build, generate and record logits, and add to the result; nothing of the model is left when this returns."""
+    """Build, generate and record logits, and add to the result; nothing of the model is left when
+    this returns.
+    """
     session = Session.start(config, root, distinct)
     result |= {"settings": session.settings(), "status": "runtime_error"}
     result["transforms"] = [asdict(entry) for entry in session.llm.engine.history]
@@ -101,7 +110,9 @@ def _ours(
     return observed, session.context, session.notes
 
 
-def _judge(observed: Observed, context: TransformContext, notes: list[str], facts: list[str]) -> dict[str, Any]:
+def _judge(
+    observed: Observed, context: TransformContext, notes: list[str], facts: list[str]
+) -> dict[str, Any]:
     """Compare what was computed with transformers; `error` says what is wrong, if anything."""
     found: dict[str, Any] = {"finite": observed.finite, "comparison": None, "text": None}
     if not observed.finite:
@@ -112,20 +123,33 @@ def _judge(observed: Observed, context: TransformContext, notes: list[str], fact
     else:
         reference = reference_logits(context, [passage.asked for passage in observed.passages])
         comparison = compare(observed, reference, context.dtype, notes)
-    found |= {"comparison": comparison.as_dict(), "text": asdict(comparison.text), "error": comparison.problem}
+    found |= {
+        "comparison": comparison.as_dict(),
+        "text": asdict(comparison.text),
+        "error": comparison.problem,
+    }
     tell_compared(found["comparison"], found["text"])
     return found
 
 
 def peak_memory(device_type: str) -> int:
-    """Return the most bytes that were in use: on the GPU when the run was there, else resident in this process."""
+    """Return the most bytes that were in use: on the GPU when the run was there, else resident in
+    this process.
+    """
     if device_type == "cuda":
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def _adapted(
-    config: RuntimeConfig, facts: list[str], *, device: str, dtype: str, num_hidden_layers: int | None
+    config: RuntimeConfig,
+    facts: list[str],
+    *,
+    device: str,
+    dtype: str,
+    num_hidden_layers: int | None,
 ) -> RuntimeConfig:
     """Return the config with this run's overrides; what departs from the file is a fact."""
     changes: dict[str, Any] = {}
@@ -133,7 +157,9 @@ def _adapted(
         if value not in ("auto", getattr(config, name)):
             changes[name] = value
             if getattr(config, name) != "auto":
-                facts.append(f"{name} is {value} for this run; the config says {getattr(config, name)}")
+                facts.append(
+                    f"{name} is {value} for this run; the config says {getattr(config, name)}"
+                )
     if num_hidden_layers is not None:
         changes["model_kwargs"] = config.model_kwargs | {"num_hidden_layers": num_hidden_layers}
     return RuntimeConfig.model_validate(config.model_dump(exclude_unset=True) | changes)
@@ -145,25 +171,38 @@ def _one_line(error: BaseException) -> str:
 
 
 def _exit_with_parent() -> None:
-    """End this process when its standard input closes, which is when the process that started it is gone."""
-    # Not through sys.stdin: a thread that still holds its lock when the interpreter ends makes that a fatal error.
+    """End this process when its standard input closes, which is when the process that started it is
+    gone.
+    """
+    # Not through sys.stdin: a thread that still holds its lock when the interpreter ends makes that
+    # a fatal error.
     while os.read(0, 1024):
         pass
     os._exit(1)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m onboard.workflow.run_model.run_model", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m onboard.workflow.run_model.run_model", description=__doc__
+    )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--entry", help="the model's name in the registry, whose composed config it runs with")
+    what.add_argument(
+        "--entry", help="the model's name in the registry, whose composed config it runs with"
+    )
     what.add_argument("--config", type=Path, help="a standalone config, alone")
-    parser.add_argument("--root", type=Path, required=True, help="where the generated model file is looked up first")
+    parser.add_argument(
+        "--root", type=Path, required=True, help="where the generated model file is looked up first"
+    )
     parser.add_argument("--output", type=Path, required=True, help="where the result goes, as JSON")
     parser.add_argument("--device", default="auto", help="override of the config's device")
     parser.add_argument("--dtype", default="auto", help="override of the config's dtype")
     parser.add_argument("--layers", type=int, default=None, help="build only this many layers")
-    parser.add_argument("--distinct", action="store_true", help="compare texts in which no token comes twice")
-    parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input is closed")
+    parser.add_argument(
+        "--distinct", action="store_true", help="compare texts in which no token comes twice"
+    )
+    parser.add_argument(
+        "--exit-with-parent", action="store_true", help="end when standard input is closed"
+    )
     return parser.parse_args(arguments)
 
 

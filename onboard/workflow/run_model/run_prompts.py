@@ -1,4 +1,6 @@
-"""The prompts of a run: texts and a chat turn where there is a tokenizer, else random tokens; and a long one."""
+"""The prompts of a run: texts and a chat turn where there is a tokenizer, else random tokens; and a
+long one.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,17 @@ PROMPTS = (
     "In simple words, gravity is",
 )
 PROMPTS_FILE = "prompts.txt"
-"""Prompts beside a checkpoint, a line each, of the kind that the model was trained on; used in place of `PROMPTS`."""
+"""Prompts beside a checkpoint, a line each, of the kind that the model was trained on; used in
+place of `PROMPTS`.
+"""
 CHAT = [{"role": "user", "content": "In one sentence, why is the sky blue?"}]
 LONG_TOKENS = 8
 """Tokens that are generated after the long prompt."""
 
 _BEYOND = 21
-"""By how many tokens the long prompt passes a threshold: no multiple of a page, a chunk or a window."""
+"""By how many tokens the long prompt passes a threshold: no multiple of a page, a chunk or a
+window.
+"""
 _SHORTEST_LONG = 96
 _OPERATIONS = {"cpu": 2e12, "cuda": 2e15}
 """What the long prompt may cost: seconds on either device."""
@@ -50,13 +56,19 @@ def build_prompts(
     facts: list[str],
     distinct: bool = False,
 ) -> list[Prompt]:
-    """Return the built-in prompts and a chat turn when there is a template; without a tokenizer, random `words`.
+    """Return the built-in prompts and a chat turn when there is a template; without a tokenizer,
+    random `words`.
 
     With `distinct` they are random words, none of which comes twice.
     """
     if distinct:
-        facts.append("transformers treats repeated tokens in an arbitrary order: prompts are random tokens without any")
-        return [Prompt(None, random.Random(n).sample(words, min(n, room, len(words)))) for n in (5, 9, 17, 3)]
+        facts.append(
+            "transformers treats repeated tokens in an arbitrary order: prompts are random tokens without any"
+        )
+        return [
+            Prompt(None, random.Random(n).sample(words, min(n, room, len(words))))
+            for n in (5, 9, 17, 3)
+        ]
     if tokenizer is None:
         facts.append("the checkpoint has no tokenizer: prompts are random token ids")
         draw = random.Random(0)
@@ -64,10 +76,14 @@ def build_prompts(
     prompts = [Prompt(text, tokenizer.encode(text)) for text in _texts(checkpoint)]
     if getattr(tokenizer.hf, "chat_template", None):
         text = tokenizer.hf.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
-        prompts.append(Prompt(text, tokenizer.hf(text, add_special_tokens=False)["input_ids"], chat=True))
+        prompts.append(
+            Prompt(text, tokenizer.hf(text, add_special_tokens=False)["input_ids"], chat=True)
+        )
     for prompt in prompts:
         if len(prompt.token_ids) > room:
-            facts.append(f"prompt {prompt.text!r} is cut to {room} tokens: the model has few positions")
+            facts.append(
+                f"prompt {prompt.text!r} is cut to {room} tokens: the model has few positions"
+            )
             del prompt.token_ids[room:]
     return prompts
 
@@ -77,33 +93,49 @@ def _texts(checkpoint: Path) -> Sequence[str]:
     return own.read_text(encoding="utf-8").splitlines() if own.is_file() else PROMPTS
 
 
-def long_length(config: Any, positions: int | None, parameters: int, device: str) -> tuple[int, list[str]]:
-    """Return how long the long prompt is, and the thresholds of the config that it does not pass, with the reason.
+def long_length(
+    config: Any, positions: int | None, parameters: int, device: str
+) -> tuple[int, list[str]]:
+    """Return how long the long prompt is, and the thresholds of the config that it does not pass,
+    with the reason.
 
-    It passes as many of the config's windows, chunks and original positions as the model's positions and the device's
-    time allow; `parameters` is the number of the model's parameters.
+    It passes as many of the config's windows, chunks and original positions as the model's
+    positions and the device's time allow; `parameters` is the number of the model's parameters.
     """
     length, left = _SHORTEST_LONG, []
     for name, value in thresholds(config.to_dict()).items():
         needed = value + _BEYOND
         if positions is not None and needed + LONG_TOKENS > positions:
             if value < positions:
-                left.append(f"{name} {value:,} is not crossed: the model has {positions:,} positions")
+                left.append(
+                    f"{name} {value:,} is not crossed: the model has {positions:,} positions"
+                )
         elif _operations(config, parameters, needed) > _OPERATIONS[device]:
-            left.append(f"{name} {value:,} is not crossed: a prompt of that length takes too long on this device")
+            left.append(
+                f"{name} {value:,} is not crossed: a prompt of that length takes too long on this device"
+            )
         else:
             length = max(length, needed)
     return (length if positions is None else max(1, min(length, positions - LONG_TOKENS))), left
 
 
 def _operations(config: Any, parameters: int, length: int) -> float:
-    """Return the floating-point operations of a prompt: two a parameter and token, and the scores of attention."""
-    layers, hidden = getattr(config, "num_hidden_layers", 0) or 0, getattr(config, "hidden_size", 0) or 0
+    """Return the floating-point operations of a prompt: two a parameter and token, and the scores
+    of attention.
+    """
+    layers, hidden = (
+        getattr(config, "num_hidden_layers", 0) or 0,
+        getattr(config, "hidden_size", 0) or 0,
+    )
     return 2.0 * parameters * length + 4.0 * layers * hidden * length**2
 
 
 def long_prompt(
-    tokenizer: Tokenizer | None, checkpoint: Path, words: Sequence[int], length: int, distinct: bool = False
+    tokenizer: Tokenizer | None,
+    checkpoint: Path,
+    words: Sequence[int],
+    length: int,
+    distinct: bool = False,
 ) -> list[int]:
     """Return `length` tokens: held-out text over and over, or random `words` without a tokenizer.
 

@@ -1,4 +1,6 @@
-"""A run's own side: the model as users build it, what it generates, and the logits that are compared later."""
+"""A run's own side: the model as users build it, what it generates, and the logits that are
+compared later.
+"""
 
 from __future__ import annotations
 
@@ -60,18 +62,26 @@ class Session:
 
     @classmethod
     def start(cls, config: RuntimeConfig, root: Path, distinct: bool = False) -> Session:
-        """Build the model as users do, through `LLM`, with room for a prompt that passes the model's thresholds."""
+        """Build the model as users do, through `LLM`, with room for a prompt that passes the
+        model's thresholds.
+        """
         files = open_source(config.model, revision=config.revision).files()
         context = make_context(files, config, root=root, model=config.model, defaults=PROOF)
         config = _with_limits(config, context.runtime)
         text = context.factory.text_config
         positions = max_positions(text)
         positions = None if positions is None else positions - context.first_position
-        parameters, device, served = _parameters(context), context.device.type, context.runtime.max_seq_len
+        parameters, device, served = (
+            _parameters(context),
+            context.device.type,
+            context.runtime.max_seq_len,
+        )
         length, notes = long_length(text, positions, parameters, device)
         start = time.perf_counter()
         try:
-            llm = LLM(config.model, root=root, config=_with_room(config, context, length + LONG_TOKENS))
+            llm = LLM(
+                config.model, root=root, config=_with_room(config, context, length + LONG_TOKENS)
+            )
         except OnboardError as error:
             if length + LONG_TOKENS <= served:
                 raise
@@ -80,12 +90,16 @@ class Session:
             llm = LLM(config.model, root=root, config=config)
         seconds = time.perf_counter() - start
         if length > (room := llm.engine.capacity - LONG_TOKENS):
-            notes.append(f"the long prompt has {room:,} tokens, not {length:,}: the cache has no room for more")
+            notes.append(
+                f"the long prompt has {room:,} tokens, not {length:,}: the cache has no room for more"
+            )
             length = max(1, room)
         words = text_tokens(context.factory.config, context.codebooks)
         ids = long_prompt(llm.engine.tokenizer, files, words, length, distinct)
         if len(ids) < length:
-            notes.append(f"the long prompt has {len(ids):,} tokens, not {length:,}: there are no more different ones")
+            notes.append(
+                f"the long prompt has {len(ids):,} tokens, not {length:,}: there are no more different ones"
+            )
         return cls(llm, context, seconds, ids, notes, distinct=distinct)
 
     def settings(self) -> dict[str, Any]:
@@ -101,15 +115,24 @@ class Session:
             "world_size": runtime.world_size,
             "max_seq_len": runtime.max_seq_len,
             "max_num_tokens": runtime.max_num_tokens,
-            "num_hidden_layers": getattr(self.context.factory.text_config, "num_hidden_layers", None),
+            "num_hidden_layers": getattr(
+                self.context.factory.text_config, "num_hidden_layers", None
+            ),
         }
 
     def generate(self, facts: list[str]) -> dict[str, Any]:
-        """Generate greedily for all prompts in one batch; return prompts and outputs verbatim, and the figures."""
+        """Generate greedily for all prompts in one batch; return prompts and outputs verbatim, and
+        the figures.
+        """
         engine = self.llm.engine
         room = min(self.context.runtime.max_seq_len, engine.capacity)
-        files, words = self.context.factory.checkpoint, text_tokens(self.context.factory.config, engine.codebooks)
-        prompts = build_prompts(engine.tokenizer, files, words, max(1, room // 2), facts, self.distinct)
+        files, words = (
+            self.context.factory.checkpoint,
+            text_tokens(self.context.factory.config, engine.codebooks),
+        )
+        prompts = build_prompts(
+            engine.tokenizer, files, words, max(1, room // 2), facts, self.distinct
+        )
         longest = max(len(prompt.token_ids) for prompt in prompts)
         before, start = engine.stats.graph_replays, time.perf_counter()
         records = self._generate(prompts, max(1, min(MAX_NEW_TOKENS, room - longest)))
@@ -120,7 +143,11 @@ class Session:
             "seconds": {"build": self.build_seconds, "generate": seconds},
             "tokens_per_second": sum(len(record["output_ids"]) for record in records) / seconds,
             "cache": engine.stats.cache(),
-            "cuda_graphs": {"used": replays > 0, "replays": replays, "batch_sizes": engine.cache.info.decode_sizes},
+            "cuda_graphs": {
+                "used": replays > 0,
+                "replays": replays,
+                "batch_sizes": engine.cache.info.decode_sizes,
+            },
         }
 
     def _generate(self, prompts: list[Prompt], max_tokens: int) -> list[dict[str, Any]]:
@@ -141,7 +168,9 @@ class Session:
         ]
 
     def observe(self) -> Observed:
-        """Return the logits that are compared with transformers'; nothing can be generated after."""
+        """Return the logits that are compared with transformers'; nothing can be generated
+        after.
+        """
         self._read_long_prompt()
         media = self._read_media()
         self.passages += [Passage("text", ids) for ids in self._held_out() if len(ids) > 1]
@@ -164,22 +193,39 @@ class Session:
         return passages(kind, prompt, self._text_of(kind, prompt, output), self.llm.engine.rope)
 
     def _text_of(self, kind: Kind, prompt: list[int], output: list[int]) -> list[int]:
-        """Return the tokens that transformers reads as text, and the first that it does not, if there is one."""
-        text = up_to_special(output, special_tokens(self.context.factory.config, self.context.codebooks))
+        """Return the tokens that transformers reads as text, and the first that it does not, if
+        there is one.
+        """
+        text = up_to_special(
+            output, special_tokens(self.context.factory.config, self.context.codebooks)
+        )
         if left := len(output) - len(text):
-            self.notes.append(f"{left} of {len(output)} tokens after a {kind} come behind one that is no text")
+            self.notes.append(
+                f"{left} of {len(output)} tokens after a {kind} come behind one that is no text"
+            )
         return self._without_repeats(kind, text, prompt)
 
-    def _without_repeats(self, kind: Kind, tokens: list[int], prompt: Sequence[int] = ()) -> list[int]:
-        """Return the tokens, where repeated ones cannot be compared up to the first that comes twice."""
+    def _without_repeats(
+        self, kind: Kind, tokens: list[int], prompt: Sequence[int] = ()
+    ) -> list[int]:
+        """Return the tokens, where repeated ones cannot be compared up to the first that comes
+        twice.
+        """
         text = up_to_repeat(prompt, tokens) if self.distinct else tokens
         if left := len(tokens) - len(text):
-            self.notes.append(f"{left} of {len(tokens)} tokens of a {kind} come behind a repeated one")
+            self.notes.append(
+                f"{left} of {len(tokens)} tokens of a {kind} come behind a repeated one"
+            )
         return text
 
     def _read_media(self) -> list[tuple[Passage, torch.Tensor]]:
-        """Return the log-probabilities of what follows prompts with an image or a sound, [tokens, vocabulary]."""
-        composite, vocabulary = self.llm.engine.composite, self.context.factory.text_config.vocab_size
+        """Return the log-probabilities of what follows prompts with an image or a sound, [tokens,
+        vocabulary].
+        """
+        composite, vocabulary = (
+            self.llm.engine.composite,
+            self.context.factory.text_config.vocab_size,
+        )
         if composite is None:
             return []
         try:
@@ -189,9 +235,15 @@ class Session:
             self.notes.append(f"no prompt with an image or a sound was read: {error}")
             return []
 
-    def _read_media_prompt(self, prompt: MediaPrompt, vocabulary: int) -> tuple[Passage, torch.Tensor]:
-        params = SamplingParams(max_tokens=LONG_TOKENS, temperature=0.0, ignore_eos=True, logprobs=vocabulary)
-        [output] = self.llm.generate({"prompt_token_ids": prompt.ids, "processed": prompt.inputs}, params)
+    def _read_media_prompt(
+        self, prompt: MediaPrompt, vocabulary: int
+    ) -> tuple[Passage, torch.Tensor]:
+        params = SamplingParams(
+            max_tokens=LONG_TOKENS, temperature=0.0, ignore_eos=True, logprobs=vocabulary
+        )
+        [output] = self.llm.generate(
+            {"prompt_token_ids": prompt.ids, "processed": prompt.inputs}, params
+        )
         tokens = self._text_of("media", prompt.ids, output.token_ids)
         ids, inputs = [*prompt.ids, *tokens[:-1]], prompt.followed_by(len(tokens) - 1)
         return Passage("media", ids, tuple(tokens), inputs), _rows(output, len(tokens))
@@ -208,37 +260,54 @@ class Session:
         return [ids[:-1] if self.distinct and ids[-1] in ids[:-1] else ids for ids in texts]
 
     def _decoded(self) -> list[torch.Tensor]:
-        """Return the logits of the prompts with their outputs, the last tokens decoded in a batch that they join."""
+        """Return the logits of the prompts with their outputs, the last tokens decoded in a batch
+        that they join.
+        """
         engine = self.llm.engine
         chosen = [passage for passage in self.passages if passage.kind == "prompt"]
         ids = [passage.ids for passage in chosen]
         cache = interface_for(engine.cache, ids)
         most = cache.info.max_num_tokens - len(ids)
-        logits = run_plan(engine.gm, cache, ids, plans(ids, engine.rope, most)["batched decode"], engine.rope)
+        logits = run_plan(
+            engine.gm, cache, ids, plans(ids, engine.rope, most)["batched decode"], engine.rope
+        )
         return [rows[passage.asked.rows] for passage, rows in zip(chosen, logits, strict=True)]
 
 
 def _rows(output: RequestOutput, count: int) -> torch.Tensor:
-    """Return the log-probabilities of an output's first `count` tokens, [count, vocabulary], of which it has all."""
+    """Return the log-probabilities of an output's first `count` tokens, [count, vocabulary], of
+    which it has all.
+    """
     assert output.logprobs is not None
-    return torch.tensor([[step[token] for token in range(len(step))] for step in output.logprobs[:count]])
+    return torch.tensor(
+        [[step[token] for token in range(len(step))] for step in output.logprobs[:count]]
+    )
 
 
 def _same_text(first: RequestOutput, second: RequestOutput) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-probabilities of both up to where they chose another token, and the texts part."""
+    """Return the log-probabilities of both up to where they chose another token, and the texts
+    part.
+    """
     pairs = zip(first.token_ids, second.token_ids, strict=True)
-    count = next((place + 1 for place, (one, other) in enumerate(pairs) if one != other), len(first.token_ids))
+    count = next(
+        (place + 1 for place, (one, other) in enumerate(pairs) if one != other),
+        len(first.token_ids),
+    )
     return _rows(first, count), _rows(second, count)
 
 
 def _with_limits(config: RuntimeConfig, settled: SettledConfig) -> RuntimeConfig:
-    """Return the config with limits that are numbers: a run is not the slower for what a user is served."""
+    """Return the config with limits that are numbers: a run is not the slower for what a user is
+    served.
+    """
     numbers = {name: getattr(settled, name) for name in LIMITS}
     return RuntimeConfig.model_validate(config.model_dump(exclude_unset=True) | numbers)
 
 
 def _with_room(config: RuntimeConfig, context: TransformContext, length: int) -> RuntimeConfig:
-    """Return the config with sequences of `length` tokens allowed; a cache in the host's memory keeps its size."""
+    """Return the config with sequences of `length` tokens allowed; a cache in the host's memory
+    keeps its size.
+    """
     served = context.runtime.max_seq_len
     if length <= served:
         return config
@@ -254,7 +323,9 @@ def _parameters(context: TransformContext) -> int:
     """Return the number of the checkpoint's parameters; 0 when it is not read."""
     if context.runtime.skip_loading_weights:
         return 0
-    return sum(math.prod(meta.shape) for meta in Checkpoint(context.factory.checkpoint).names().values())
+    return sum(
+        math.prod(meta.shape) for meta in Checkpoint(context.factory.checkpoint).names().values()
+    )
 
 
 def _compile_backend(context: TransformContext) -> str:

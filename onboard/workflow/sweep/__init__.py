@@ -1,1 +1,3 @@
-"""Onboards many architectures, each as a tiny random checkpoint in a process of its own, and says what works."""
+"""Onboards many architectures, each as a tiny random checkpoint in a process of its own, and says
+what works.
+"""

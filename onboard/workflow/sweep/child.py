@@ -1,4 +1,5 @@
-"""Onboards one target in this process, which may be killed at any time: each step is written down as it happens.
+"""Onboards one target in this process, which may be killed at any time: each step is written down
+as it happens.
 
 A second process judges what the first one left.
 """
@@ -39,7 +40,9 @@ class Job(StrictModel):
     """The target's own: checkpoint, root, events and log."""
     mode: Mode = "graph"
     until: str = PHASES[-1]
-    """Of mode graph: the last phase of the workflow; other modes build the checkpoint's model and run it."""
+    """Of mode graph: the last phase of the workflow; other modes build the checkpoint's model and
+    run it.
+    """
     device: str = "cpu"
     seconds: float = 600.0
     gibibytes: float = 8.0
@@ -54,7 +57,10 @@ def run_child(job: Job) -> None:
     """Onboard the job's target; returns only when there is no more to say."""
     _confine(job)
     events = (job.folder / EVENTS).open("a", encoding="utf-8", buffering=1)
-    with closing(ForkServer()) as programs, events as file:  # closed: what it used counts as this process's
+    with (
+        closing(ForkServer()) as programs,
+        events as file,
+    ):  # closed: what it used counts as this process's
 
         def emit(**event: Any) -> None:
             file.write(json.dumps(event) + "\n")
@@ -74,21 +80,27 @@ def run_judge(job: Job) -> None:
 
 
 def _confine(job: Job) -> None:
-    """Keep this process, and what it starts, to the job's memory and folder: what a killed one leaves goes with it."""
+    """Keep this process, and what it starts, to the job's memory and folder: what a killed one
+    leaves goes with it.
+    """
     _limit_memory(job.gibibytes)
     os.environ["TMPDIR"] = str(job.folder)
     os.environ[FOLDER_VARIABLE] = str(job.folder / "cache")
 
 
 def _limit_memory(gibibytes: float) -> None:
-    """Bound this process's own data. The whole address space is no measure: accelerators reserve more than they use."""
+    """Bound this process's own data. The whole address space is no measure: accelerators reserve
+    more than they use.
+    """
     limit = int(gibibytes * 2**30)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _make_checkpoint(job: Job, emit: Emit) -> bool:
-    """Save the tiny checkpoint; return whether there is a model to go on with, unless it is known not to be causal."""
+    """Save the tiny checkpoint; return whether there is a model to go on with, unless it is known
+    not to be causal.
+    """
     from onboard.analysis.tiny.tiny_model import one_line
     from onboard.workflow.sweep.inputs.tiny_checkpoint import make_checkpoint
 
@@ -117,7 +129,9 @@ def _onboard(job: Job, programs: ForkServer, emit: Emit) -> None:
 
 
 def _make_checkout(root: Path) -> None:
-    """Make the root a git checkout of its own: the one around it, if any, gets no branches of tiny models."""
+    """Make the root a git checkout of its own: the one around it, if any, gets no branches of tiny
+    models.
+    """
     try:
         import git
     except ImportError:  # GitPython raises it when there is no git executable

@@ -51,7 +51,10 @@ def document(coverage: Coverage, root: Path | None = None) -> str:
         reached={variant: coverage.reached(variant) for variant in coverage.variants},
         last=PHASES[-1],
         groups={
-            status: [(cell(reason), entries) for reason, entries in group_by_reason(_of(coverage, status))]
+            status: [
+                (cell(reason), entries)
+                for reason, entries in group_by_reason(_of(coverage, status))
+            ]
             for status in STATUSES
             if status != "pass"
         },
@@ -61,13 +64,17 @@ def document(coverage: Coverage, root: Path | None = None) -> str:
 
 
 def picture(coverage: Coverage, root: Path | None = None) -> str:
-    """Return the SVG: a square for each type, in the order of the file, coloured by the worse of its statuses.
+    """Return the SVG: a square for each type, in the order of the file, coloured by the worse of
+    its statuses.
 
     The whole name is beside it, and the status in words where it is no pass.
     """
     entries = [worst(entries) for entries in coverage.types().values()]
     counts = {status: sum(entry.status == status for entry in entries) for status in STATUSES}
-    labels = [entry.type if entry.status == "pass" else f"{entry.type}: {entry.status}" for entry in entries]
+    labels = [
+        entry.type if entry.status == "pass" else f"{entry.type}: {entry.status}"
+        for entry in entries
+    ]
     cell_width = round(_SIZE + 16 + _LETTER * max(map(len, labels), default=0))
     columns = max(1, (_WIDTH - 2 * _LEFT) // cell_width)
     squares = [
@@ -98,7 +105,10 @@ def _legend(counts: dict[Status, int]) -> list[tuple[int, str, str]]:
     texts = {status: f"{status} {count}" for status, count in counts.items() if count}
     widths = [round(_SIZE + 12 + _LETTER * len(text)) for text in texts.values()]
     starts = accumulate(widths, initial=_LEFT)
-    return [(start, text, COLORS[status]) for start, (status, text) in zip(starts, texts.items(), strict=False)]
+    return [
+        (start, text, COLORS[status])
+        for start, (status, text) in zip(starts, texts.items(), strict=False)
+    ]
 
 
 def _of(coverage: Coverage, status: Status) -> list[Entry]:
@@ -107,7 +117,11 @@ def _of(coverage: Coverage, status: Status) -> list[Entry]:
 
 def write_coverage(coverage: Coverage, root: Path) -> list[Path]:
     """Write the file, the document and the picture; return their paths relative to the root."""
-    texts = {PATH: coverage.text(), DOCUMENT: document(coverage, root), PICTURE: picture(coverage, root)}
+    texts = {
+        PATH: coverage.text(),
+        DOCUMENT: document(coverage, root),
+        PICTURE: picture(coverage, root),
+    }
     for path, text in texts.items():
         write_atomically(root / path, text)
     return list(texts)

@@ -29,7 +29,11 @@ class _Widened(TorchFunctionMode):
     """Takes float64 wherever code asks for float32."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func is torch.Tensor.float:
             return args[0].double()

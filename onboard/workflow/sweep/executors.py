@@ -38,7 +38,10 @@ class LocalExecutor:
 
     def run(self, jobs: Sequence[Job], started: Started) -> Iterator[tuple[Job, TargetRecord]]:
         """Run the jobs in order, each on the worker that is free next."""
-        workers = [Worker(index % self.gpus if self.gpus else None) for index in range(min(self.workers, len(jobs)))]
+        workers = [
+            Worker(index % self.gpus if self.gpus else None)
+            for index in range(min(self.workers, len(jobs)))
+        ]
         for worker in workers:
             self._idle.put(worker)
         pool = ThreadPoolExecutor(max_workers=max(1, len(workers)))

@@ -1,21 +1,26 @@
-"""Is what the command left behind transformers' model? Asked in a process that has seen nothing of how it was made.
+"""Is what the command left behind transformers' model? Asked in a process that has seen nothing of
+how it was made.
 
-`LLM` from the root as it was left, against transformers' own model of the same checkpoint (float32, eager), on prompts
-that nobody has seen before. Nothing that the tool found, compared or wrote down is read.
+`LLM` from the root as it was left, against transformers' own model of the same checkpoint (float32,
+eager), on prompts that nobody has seen before. Nothing that the tool found, compared or wrote down
+is read.
 
 - Prefill: the logits of every token of each prompt.
-- Greedy decode, all prompts in one ragged batch, then the longer half of them: each token has to be transformers'
-  choice given the same prefix. It counts as that when transformers' logit of it lies below the best one by no more than
-  `SAME` of the row's spread (best minus least): two logits nearer than that are a tie that rounding decides. The
-  log-probabilities that it was chosen by have to be transformers', too.
+- Greedy decode, all prompts in one ragged batch, then the longer half of them: each token has to be
+  transformers' choice given the same prefix. It counts as that when transformers' logit of it lies
+  below the best one by no more than `SAME` of the row's spread (best minus least): two logits
+  nearer than that are a tie that rounding decides. The log-probabilities that it was chosen by have
+  to be transformers', too.
 
-A text ends behind a token that is no text (padding, the place of an image): of what comes after it transformers makes
-something else. What transformers says of a prefix may depend on how long the text is; where its logits of a prompt
-change when the text goes on, every prefix is given to it by itself. Where that is so of repeated tokens alone, it takes
-any of equals, and texts in which no token comes twice are compared: of those that it lacks, the likeliest goes on.
+A text ends behind a token that is no text (padding, the place of an image): of what comes after it
+transformers makes something else. What transformers says of a prefix may depend on how long the
+text is; where its logits of a prompt change when the text goes on, every prefix is given to it by
+itself. Where that is so of repeated tokens alone, it takes any of equals, and texts in which no
+token comes twice are compared: of those that it lacks, the likeliest goes on.
 
-Where too few tokens were text, more prompts are drawn. Where an error is beyond the limit, transformers' model in
-float64 says whose rounding it is: ours may err by a fifth more than transformers' own float32 does.
+Where too few tokens were text, more prompts are drawn. Where an error is beyond the limit,
+transformers' model in float64 says whose rounding it is: ours may err by a fifth more than
+transformers' own float32 does.
 """
 
 from __future__ import annotations
@@ -58,12 +63,16 @@ _DEAD = -1e30
 _MOST_DRAWS = 5
 """Times that prompts are drawn, at most, until enough of what follows them is text."""
 _PAGES_OF_ONE = {"kv_cache_config": {"tokens_per_block": 1}}
-"""Then a text that goes on by one token is decoded, however its tokens are chosen: the others are in the cache."""
+"""Then a text that goes on by one token is decoded, however its tokens are chosen: the others are
+in the cache.
+"""
 
 
 @torch.inference_mode()
 def judge(checkpoint: Path, root: Path, device: str = "cpu", seed: int | None = None) -> Verdict:
-    """Compare what `LLM` gives for `checkpoint` under `root` with transformers; `seed` None: a fresh one."""
+    """Compare what `LLM` gives for `checkpoint` under `root` with transformers; `seed` None: a
+    fresh one.
+    """
     seed = secrets.randbelow(2**31) if seed is None else seed
     verdict = Verdict(seed=seed)
     try:
@@ -76,11 +85,17 @@ def judge(checkpoint: Path, root: Path, device: str = "cpu", seed: int | None = 
 
 
 def load_transformers(checkpoint: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Return transformers' model of a checkpoint, of the class that its config names: eager, to evaluate."""
+    """Return transformers' model of a checkpoint, of the class that its config names: eager, to
+    evaluate.
+    """
     config = AutoConfig.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
     named = [getattr(transformers, name, None) for name in config.architectures or []]
     model_class = next((item for item in named if item is not None), AutoModelForCausalLM)
-    options: dict[str, Any] = {"attn_implementation": "eager", "local_files_only": True, "trust_remote_code": False}
+    options: dict[str, Any] = {
+        "attn_implementation": "eager",
+        "local_files_only": True,
+        "trust_remote_code": False,
+    }
     if dtype == torch.float64:  # grouped products are of float32 and less
         options["experts_implementation"] = "eager"
     with without_missing_towers():
@@ -90,7 +105,9 @@ def load_transformers(checkpoint: Path, dtype: torch.dtype = torch.float32) -> n
 
 @dataclass(frozen=True)
 class _Compared:
-    """Rows of ours and of transformers' float32, [rows, vocabulary], and how to ask another model for them."""
+    """Rows of ours and of transformers' float32, [rows, vocabulary], and how to ask another model
+    for them.
+    """
 
     ours: torch.Tensor
     theirs: torch.Tensor
@@ -109,7 +126,9 @@ class _Judging:
         self.room = longest_read(self.theirs, self.ours.engine.capacity, self.words[-1])
         verdict.distinct = is_arbitrary(self.theirs, self.words, self.room - 1, verdict.seed or 0)
         if verdict.distinct:
-            self.ours = LLM(checkpoint, root=root, device=device, dtype="float32", config=_PAGES_OF_ONE)
+            self.ours = LLM(
+                checkpoint, root=root, device=device, dtype="float32", config=_PAGES_OF_ONE
+            )
         self.prefill: list[_Compared] = []
         self.decoded: list[_Compared] = []
         self.gaps: list[float] = []
@@ -125,32 +144,54 @@ class _Judging:
             verdict.tokens = len(self.gaps)
         verdict.largest_gap = _worst(self.gaps)
         verdict.differing = sum(not gap <= SAME for gap in self.gaps)
-        verdict.prefill_error, verdict.prefill_rounding = self.errors(self.prefill, lambda rows: rows)
+        verdict.prefill_error, verdict.prefill_rounding = self.errors(
+            self.prefill, lambda rows: rows
+        )
         verdict.decode_error, verdict.decode_rounding = self.errors(self.decoded, _centred)
 
     def read(self, prompts: list[list[int]]) -> None:
         """Add what both models say of prompts, and of what ours goes on with."""
         expected = [text_logits(self.theirs, prompt) for prompt in prompts]
         for prompt, theirs in zip(prompts, expected, strict=True):
-            self.prefill.append(_Compared(self.ours.logits(prompt), theirs, partial(text_logits, tokens=prompt)))
+            self.prefill.append(
+                _Compared(self.ours.logits(prompt), theirs, partial(text_logits, tokens=prompt))
+            )
         size = expected[0].shape[-1]
-        for chosen in (range(len(prompts)), range(len(prompts) // 2, len(prompts))):  # ragged, then more even lengths
+        for chosen in (
+            range(len(prompts)),
+            range(len(prompts) // 2, len(prompts)),
+        ):  # ragged, then more even lengths
             batch = [prompts[index] for index in chosen]
             for index, (tokens, found) in zip(chosen, self.go_on(batch, size), strict=True):
                 rows = next_logits(self.theirs, prompts[index], tokens, expected[index])
-                asked = partial(_asked, prompt=prompts[index], tokens=tokens, codebooks=self.codebooks)
-                self.decoded.append(_Compared(_each(found, self.codebooks), _log_softmax(rows, self.codebooks), asked))
+                asked = partial(
+                    _asked, prompt=prompts[index], tokens=tokens, codebooks=self.codebooks
+                )
+                self.decoded.append(
+                    _Compared(
+                        _each(found, self.codebooks), _log_softmax(rows, self.codebooks), asked
+                    )
+                )
                 rows = _lacking(rows, prompts[index], tokens) if self.verdict.distinct else rows
-                codes = self.codebooks.unpack(torch.tensor(tokens, dtype=torch.long)).flatten().tolist()
+                codes = (
+                    self.codebooks.unpack(torch.tensor(tokens, dtype=torch.long)).flatten().tolist()
+                )
                 self.gaps += _gaps(_each(rows, self.codebooks), codes)
 
     def go_on(self, batch: list[list[int]], size: int) -> Iterator[tuple[list[int], torch.Tensor]]:
-        """Yield each prompt's greedy tokens, and the log-probabilities of their rows [tokens, vocabulary]."""
+        """Yield each prompt's greedy tokens, and the log-probabilities of their rows [tokens,
+        vocabulary].
+        """
         if self.verdict.distinct:
             found = continue_distinct(self.ours, batch, NEW_TOKENS, size)
         else:
-            params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, logprobs=size)
-            found = [(output.token_ids, output.logprobs or []) for output in self.ours.generate(batch, params)]
+            params = SamplingParams(
+                max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, logprobs=size
+            )
+            found = [
+                (output.token_ids, output.logprobs or [])
+                for output in self.ours.generate(batch, params)
+            ]
         for tokens, logprobs in found:
             text = text_of(tokens, self.places)
             yield text, torch.stack([_row(each, size) for each in logprobs[: len(text)]])
@@ -158,14 +199,19 @@ class _Judging:
     def errors(
         self, compared: list[_Compared], by: Callable[[torch.Tensor], torch.Tensor]
     ) -> tuple[float | None, Rounding | None]:
-        """Return the largest error of a text; beyond the limit, also both models' errors against float64."""
+        """Return the largest error of a text; beyond the limit, also both models' errors against
+        float64.
+        """
         worst = _worst([relative_error(by(each.ours), by(each.theirs)) for each in compared])
         if worst is None or worst <= SAME:
             return worst, None
         exact = InFloat64(load_transformers(self.checkpoint, torch.float64))
         rows = [by(each.ask(exact)) for each in compared]
         pairs = (
-            [relative_error(by(mine(each)), true) for each, true in zip(compared, rows, strict=True)]
+            [
+                relative_error(by(mine(each)), true)
+                for each, true in zip(compared, rows, strict=True)
+            ]
             for mine in (attrgetter("ours"), attrgetter("theirs"))
         )
         ours, theirs = map(_worst, pairs)
@@ -173,21 +219,33 @@ class _Judging:
 
 
 def _words(model: nn.Module, codebooks: Codebooks) -> tuple[set[int], Sequence[int]]:
-    """Return the tokens that are no text, and those that are; of codes of several codebooks all are."""
+    """Return the tokens that are no text, and those that are; of codes of several codebooks all
+    are.
+    """
     if codebooks.count > 1:
         return set(), range(codebooks.tokens)
     config: PretrainedConfig = model.config
     no_text = set(places(config.to_dict()))
-    return no_text, [token for token in range(config.get_text_config(decoder=True).vocab_size) if token not in no_text]
+    return no_text, [
+        token
+        for token in range(config.get_text_config(decoder=True).vocab_size)
+        if token not in no_text
+    ]
 
 
-def _asked(model: nn.Module, prompt: list[int], tokens: list[int], codebooks: Codebooks) -> torch.Tensor:
-    """Return a model's log-probabilities; in float32 those of flat distributions have few digits of what differs."""
+def _asked(
+    model: nn.Module, prompt: list[int], tokens: list[int], codebooks: Codebooks
+) -> torch.Tensor:
+    """Return a model's log-probabilities; in float32 those of flat distributions have few digits of
+    what differs.
+    """
     return _log_softmax(next_logits(model, prompt, tokens, text_logits(model, prompt)), codebooks)
 
 
 def _each(rows: torch.Tensor, codebooks: Codebooks) -> torch.Tensor:
-    """Return a row for each codebook of each token, [tokens * codebooks, codes]: each is a distribution of its own."""
+    """Return a row for each codebook of each token, [tokens * codebooks, codes]: each is a
+    distribution of its own.
+    """
     return codebooks.split(rows).flatten(0, 1)
 
 
@@ -195,20 +253,26 @@ def _log_softmax(rows: torch.Tensor, codebooks: Codebooks) -> torch.Tensor:
     return _each(rows, codebooks).log_softmax(-1)
 
 
-def next_logits(model: nn.Module, prompt: list[int], tokens: list[int], own: torch.Tensor) -> torch.Tensor:
-    """Return transformers' logits of each of `tokens`, given what comes before it, [tokens, vocabulary].
+def next_logits(
+    model: nn.Module, prompt: list[int], tokens: list[int], own: torch.Tensor
+) -> torch.Tensor:
+    """Return transformers' logits of each of `tokens`, given what comes before it, [tokens,
+    vocabulary].
 
-    `own` are those of the prompt by itself. One pass over the whole text gives them all, unless they show that what is
-    said of a prefix depends on how the text goes on.
+    `own` are those of the prompt by itself. One pass over the whole text gives them all, unless
+    they show that what is said of a prefix depends on how the text goes on.
     """
     whole = text_logits(model, [*prompt, *tokens])
     if relative_error(whole[: len(prompt)], own) <= SAME:
         return whole[len(prompt) - 1 : -1]
-    return torch.stack([text_logits(model, [*prompt, *tokens[:count]])[-1] for count in range(len(tokens))])
+    return torch.stack(
+        [text_logits(model, [*prompt, *tokens[:count]])[-1] for count in range(len(tokens))]
+    )
 
 
 def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """Return rmse(ours - theirs) / rmse(theirs) of two [rows, vocabulary]; infinite where shapes differ.
+    """Return rmse(ours - theirs) / rmse(theirs) of two [rows, vocabulary]; infinite where shapes
+    differ.
 
     Tokens that transformers' model forbids have to be forbidden, and are left out. NaN stays NaN.
     """
@@ -221,7 +285,9 @@ def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def _centred(rows: torch.Tensor) -> torch.Tensor:
-    """Return rows of log-probabilities less their means, so that what all have in common does not count."""
+    """Return rows of log-probabilities less their means, so that what all have in common does not
+    count.
+    """
     alive = rows >= _DEAD
     mean = torch.where(alive, rows, 0).sum(-1, keepdim=True) / alive.sum(-1, keepdim=True)
     return torch.where(rows < _DEAD, rows, rows - mean)

@@ -1,4 +1,6 @@
-"""Runs a tiny checkpoint in a mode that needs no model file, and compares what comes out with transformers."""
+"""Runs a tiny checkpoint in a mode that needs no model file, and compares what comes out with
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -27,41 +29,70 @@ _SEED = 11
 
 
 def run_mode(checkpoint: Path, mode: Mode, device: str, emit: Callable[..., None]) -> None:
-    """Build the model and generate for four ragged prompts; emit the phase `build` and a row a level."""
+    """Build the model and generate for four ragged prompts; emit the phase `build` and a row a
+    level.
+    """
     emit(step=BUILD)
     started = time.monotonic()
     phase: dict[str, Any] = {"name": BUILD, "status": "done"}
     llm = None
     try:
-        config = {"max_seq_len": max(_LENGTHS) + _NEW_TOKENS, "kv_cache_config": {"tokens_per_block": 4}}
-        llm = LLM(checkpoint, root=checkpoint.parent, device=device, dtype="float32", config=config, mode=mode)
+        config = {
+            "max_seq_len": max(_LENGTHS) + _NEW_TOKENS,
+            "kv_cache_config": {"tokens_per_block": 4},
+        }
+        llm = LLM(
+            checkpoint,
+            root=checkpoint.parent,
+            device=device,
+            dtype="float32",
+            config=config,
+            mode=mode,
+        )
     except OnboardError as error:
         phase |= {"status": "failed", "error": str(error)}
     except Exception as error:  # a model's own code may raise anything; the coverage tells it
-        phase |= {"status": "failed", "error": " ".join(f"{type(error).__name__}: {error}".split()), "internal": True}
+        phase |= {
+            "status": "failed",
+            "error": " ".join(f"{type(error).__name__}: {error}".split()),
+            "internal": True,
+        }
     emit(phase=phase | {"seconds": round(time.monotonic() - started, 2)})
     if llm is not None:
         emit(tests=_compare(llm, checkpoint, device))
 
 
 def _compare(llm: LLM, checkpoint: Path, device: str) -> list[dict[str, Any]]:
-    """Return a row for the logits (relative error) and one for the greedy tokens (share of those that differ)."""
+    """Return a row for the logits (relative error) and one for the greedy tokens (share of those
+    that differ).
+    """
     prompts = _prompts(llm.engine.vocab_size or 2)
     params = SamplingParams(max_tokens=_NEW_TOKENS, temperature=0.0, ignore_eos=True)
     generated = [output.token_ids for output in llm.generate(prompts, params)]
     errors, differing = [], 0
-    for prompt, tokens, (expected, logits) in zip(prompts, generated, _reference(checkpoint, prompts), strict=True):
+    for prompt, tokens, (expected, logits) in zip(
+        prompts, generated, _reference(checkpoint, prompts), strict=True
+    ):
         errors.append(rmse_ratio(llm.logits([*prompt, *expected]), logits))
         differing += sum(ours != theirs for ours, theirs in zip(tokens, expected, strict=True))
     worst = float(torch.tensor(errors).max())  # NaN if any is
-    return [_row("logits", worst, device), _row("tokens", differing / (len(prompts) * _NEW_TOKENS), device)]
+    return [
+        _row("logits", worst, device),
+        _row("tokens", differing / (len(prompts) * _NEW_TOKENS), device),
+    ]
 
 
 @torch.inference_mode()
-def _reference(checkpoint: Path, prompts: list[list[int]]) -> Iterator[tuple[list[int], torch.Tensor]]:
-    """Yield transformers' greedy tokens for each prompt, each from a full pass, and the logits of the whole."""
+def _reference(
+    checkpoint: Path, prompts: list[list[int]]
+) -> Iterator[tuple[list[int], torch.Tensor]]:
+    """Yield transformers' greedy tokens for each prompt, each from a full pass, and the logits of
+    the whole.
+    """
     config = decoder_config(AutoConfig.from_pretrained(checkpoint, trust_remote_code=False))
-    model = load_reference(config, checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
+    model = load_reference(
+        config, checkpoint, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     for prompt in prompts:
         known = list(prompt)
         for _ in range(_NEW_TOKENS):
@@ -76,7 +107,14 @@ def _logits(model: Any, tokens: list[int]) -> torch.Tensor:
 
 def _row(level: str, error: float, device: str) -> dict[str, Any]:
     status = "passed" if error <= SAME else "failed"
-    return {"level": level, "block": "", "status": status, "error": error, "tolerance": SAME, "device": device}
+    return {
+        "level": level,
+        "block": "",
+        "status": status,
+        "error": error,
+        "tolerance": SAME,
+        "device": device,
+    }
 
 
 def _prompts(vocabulary: int) -> list[list[int]]:

@@ -1,7 +1,7 @@
 """Where jobs run: on a Ray cluster, one worker a core or a GPU of it.
 
-The nodes share nothing with the driver but the same onboard, transformers and torch: a job runs in a temporary folder
-of its node, and what is in there when it has ended comes back with its record.
+The nodes share nothing with the driver but the same onboard, transformers and torch: a job runs in
+a temporary folder of its node, and what is in there when it has ended comes back with its record.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def pack(folder: Path) -> bytes:
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         if folder.is_dir():
             archive.add(
-                folder, arcname=".", filter=lambda member: member if member.isfile() or member.isdir() else None
+                folder,
+                arcname=".",
+                filter=lambda member: member if member.isfile() or member.isdir() else None,
             )
     return buffer.getvalue()
 
@@ -92,7 +94,9 @@ def unpack(data: bytes, folder: Path) -> None:
 
 @dataclass
 class RayExecutor:
-    """`workers` slots (None: as many as fit) of the cluster at `address`; `LOCAL` starts one on this machine."""
+    """`workers` slots (None: as many as fit) of the cluster at `address`; `LOCAL` starts one on
+    this machine.
+    """
 
     address: str
     workers: int | None
@@ -110,14 +114,18 @@ class RayExecutor:
 
 @dataclass
 class _Slots:
-    """The actors of one run. Each call of one is a future: the identity first, then a job at a time."""
+    """The actors of one run. Each call of one is a future: the identity first, then a job at a
+    time.
+    """
 
     ray: Any
     folder: str | None
     resources: dict[str, int]
     jobs: Sequence[Job]
     started: Started
-    expected: dict[str, str] = field(default_factory=lambda: {"source": source_hash(), **current_versions()})
+    expected: dict[str, str] = field(
+        default_factory=lambda: {"source": source_hash(), **current_versions()}
+    )
     greeted: dict[Any, Any] = field(default_factory=dict)
     """Future identity -> its actor, which has not yet said anything."""
     working: dict[Any, tuple[Any, Job]] = field(default_factory=dict)
@@ -146,7 +154,9 @@ class _Slots:
             self._dismiss()
 
     def _next(self) -> Any:
-        """Wait for one future; a slot that does not come is waited for only while another one works."""
+        """Wait for one future; a slot that does not come is waited for only while another one
+        works.
+        """
         timeout = None if self.working else _PATIENCE
         done, _ = self.ray.wait([*self.greeted, *self.working], timeout=timeout)
         if not done:
@@ -157,11 +167,15 @@ class _Slots:
         return done[0]
 
     def _hire(self) -> None:
-        actor = self.ray.remote(Slot).options(**self.resources, max_concurrency=2).remote(self.folder)
+        actor = (
+            self.ray.remote(Slot).options(**self.resources, max_concurrency=2).remote(self.folder)
+        )
         self.greeted[actor.identity.remote()] = actor
 
     def _greet(self, future: Any) -> Any:
-        """Return the actor, unless it is lost; one that runs other code would give records of another program."""
+        """Return the actor, unless it is lost; one that runs other code would give records of
+        another program.
+        """
         actor = self.greeted.pop(future)
         try:
             found = self.ray.get(future)
@@ -173,7 +187,11 @@ class _Slots:
                 hint="Install the same onboard there",
             ) from error
         if found != self.expected:
-            other = [f"{name} {found.get(name)}" for name in self.expected if found.get(name) != self.expected[name]]
+            other = [
+                f"{name} {found.get(name)}"
+                for name in self.expected
+                if found.get(name) != self.expected[name]
+            ]
             raise OnboardError(
                 f"a node of the Ray cluster has other code: {', '.join(other)}",
                 hint="Install there what is installed here",
@@ -186,19 +204,27 @@ class _Slots:
         self.working[actor.do.remote(job.model_dump_json())] = actor, job
 
     def _collect(self, future: Any) -> tuple[Any, Job, TargetRecord]:
-        """Return the actor (None: it is lost), its job and its record, with the folder in its place."""
+        """Return the actor (None: it is lost), its job and its record, with the folder in its
+        place.
+        """
         actor, job = self.working.pop(future)
         try:
             record, files = self.ray.get(future)
         except self.ray.exceptions.RayError as error:
             self.ray.kill(actor)
             detail = f"its Ray slot was lost: {_last_line(error)}"
-            return None, job, TargetRecord(target=job.target, mode=job.mode, end="lost", detail=detail)
+            return (
+                None,
+                job,
+                TargetRecord(target=job.target, mode=job.mode, end="lost", detail=detail),
+            )
         unpack(files, job.folder)
         return actor, job, TargetRecord.model_validate_json(record)
 
     def _dismiss(self) -> None:
-        """End all actors and what they are doing: asked first, so that they clean up after themselves."""
+        """End all actors and what they are doing: asked first, so that they clean up after
+        themselves.
+        """
         ending = [*(actor.close.remote() for actor in self.ready), *self.working]
         if ending:
             self.ray.wait(ending, num_returns=len(ending), timeout=_FAREWELL)
@@ -207,7 +233,10 @@ class _Slots:
 
 
 def _last_line(error: BaseException) -> str:
-    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+    return next(
+        (line.strip() for line in reversed(str(error).splitlines()) if line.strip()),
+        type(error).__name__,
+    )
 
 
 def import_ray() -> Any:
@@ -216,18 +245,27 @@ def import_ray() -> Any:
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise UsageError("--executor ray needs Ray, which is missing", hint="pip install 'onboard[ray]'") from error
+        raise UsageError(
+            "--executor ray needs Ray, which is missing", hint="pip install 'onboard[ray]'"
+        ) from error
     return ray
 
 
 @contextmanager
 def _cluster(ray: Any, address: str, workers: int | None) -> Iterator[str | None]:
-    """Connect to a cluster; a local one is started, and gone afterwards with the folder that it has."""
+    """Connect to a cluster; a local one is started, and gone afterwards with the folder that it
+    has.
+    """
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     folder = tempfile.mkdtemp(prefix="ray-", dir=_SHORT) if address == LOCAL else None
     if folder:
         cores = workers or len(os.sched_getaffinity(0))
-        options |= {"num_cpus": cores, "include_dashboard": False, "object_store_memory": _OBJECTS, "_temp_dir": folder}
+        options |= {
+            "num_cpus": cores,
+            "include_dashboard": False,
+            "object_store_memory": _OBJECTS,
+            "_temp_dir": folder,
+        }
     try:
         _connect(ray, address, options)
         yield folder
@@ -241,11 +279,15 @@ def _connect(ray: Any, address: str, options: dict[str, Any]) -> None:
     try:
         ray.init(address=address, **options)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise UsageError(f"no connection to a Ray cluster at {address}: {_last_line(error)}", hint=_ADDRESS) from error
+        raise UsageError(
+            f"no connection to a Ray cluster at {address}: {_last_line(error)}", hint=_ADDRESS
+        ) from error
 
 
 def _check(address: str) -> None:
-    """Raise `UsageError` for what is no address, or where nobody listens: Ray itself would try for minutes."""
+    """Raise `UsageError` for what is no address, or where nobody listens: Ray itself would try for
+    minutes.
+    """
     if address in (LOCAL, "auto"):
         return
     host, _, port = address.rpartition(":")
@@ -258,7 +300,9 @@ def _check(address: str) -> None:
 
 
 def ray_executor(device: str, jobs: int | None, address: str | None) -> RayExecutor:
-    """Return an executor on the cluster at `address`, at the one that RAY_ADDRESS names, or on a local one."""
+    """Return an executor on the cluster at `address`, at the one that RAY_ADDRESS names, or on a
+    local one.
+    """
     import_ray()
     address = address or os.environ.get("RAY_ADDRESS") or LOCAL
     _check(address)

@@ -1,7 +1,7 @@
 """What a target's process left behind, and what follows from it.
 
-A wrong "pass" is the one mistake that must not happen, so a pass is never assumed: each level has to have tests, all of
-them passed, and each with a measured error within the limit.
+A wrong "pass" is the one mistake that must not happen, so a pass is never assumed: each level has
+to have tests, all of them passed, and each with a measured error within the limit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ from onboard.workflow.sweep.inputs.targets import Target, Variant, label
 from onboard.workflow.sweep.verdict import Verdict
 
 Status = Literal["pass", "wrong", "prefill", "fail", "refused", "not-causal", "timeout", "crash"]
-STATUSES: tuple[Status, ...] = ("pass", "wrong", "prefill", "fail", "refused", "not-causal", "timeout", "crash")
+STATUSES: tuple[Status, ...] = (
+    "pass",
+    "wrong",
+    "prefill",
+    "fail",
+    "refused",
+    "not-causal",
+    "timeout",
+    "crash",
+)
 TESTED = ("block", "layer", "model", "export", "cached_decode")
 """Levels that the generated tests have, bottom-up."""
 PREFILL = "export"
@@ -26,7 +35,9 @@ LEVELS = ("checkpoint", "analyze", "generate", "prove", *TESTED)
 RUN = ("logits", "tokens")
 """Levels of a model that runs without a model file."""
 LEAST_FLOW = 10 * SAME
-"""How far a token has to move the logits of later ones, or none of these errors says anything of attention."""
+"""How far a token has to move the logits of later ones, or none of these errors says anything of
+attention.
+"""
 LevelStatus = Literal["passed", "failed", "skipped"]
 
 
@@ -131,7 +142,9 @@ class Entry(StrictModel):
     @property
     def reached(self) -> str:
         """The last phase that is done; empty: none."""
-        return next((name for name, status in reversed(self.phases.items()) if status == "done"), "")
+        return next(
+            (name for name, status in reversed(self.phases.items()) if status == "done"), ""
+        )
 
     @property
     def test_error(self) -> float | None:
@@ -141,7 +154,9 @@ class Entry(StrictModel):
     @property
     def judge_error(self) -> float | None:
         """The largest error that the judge measured."""
-        measured = (self.verdict.prefill_error, self.verdict.decode_error) if self.verdict else (None,)
+        measured = (
+            (self.verdict.prefill_error, self.verdict.decode_error) if self.verdict else (None,)
+        )
         return None if None in measured else max(error for error in measured if error is not None)
 
 
@@ -206,7 +221,9 @@ def _tested(record: TargetRecord, level: str) -> LevelStatus:
 
 
 def _is_measured(row: dict[str, Any]) -> bool:
-    """Whether a test compared numbers, and they were near enough by the limit of this module too."""
+    """Whether a test compared numbers, and they were near enough by the limit of this module
+    too.
+    """
     error, limit = row["error"], SAME if row["device"] == "cpu" else row["tolerance"]
     return error is not None and limit is not None and 0 <= error <= limit
 
@@ -247,20 +264,36 @@ def _status(record: TargetRecord, levels: dict[str, LevelStatus], until: str) ->
         return "not-causal", record.why_not_causal or "nobody said what its logits depend on"
     if bad := next((phase for phase in record.phases if phase.status != "done"), None):
         if (bad.name, bad.status) == ("test", "failed") and _only_lacks_a_cache(record, levels):
-            return "prefill", next(row["message"] for row in _failed_tests(record)).partition(": ")[2]
-        refused = not (bad.internal or bad.proving) and bad.name in ("gather", "survey", "analyze", "generate", "build")
+            return "prefill", next(row["message"] for row in _failed_tests(record)).partition(": ")[
+                2
+            ]
+        refused = not (bad.internal or bad.proving) and bad.name in (
+            "gather",
+            "survey",
+            "analyze",
+            "generate",
+            "build",
+        )
         return ("refused" if refused else "fail"), f"{bad.name}: {bad.error or bad.status}"
-    if missing := next((level for level in all_levels(record.mode) if levels.get(level) != "passed"), None):
+    if missing := next(
+        (level for level in all_levels(record.mode) if levels.get(level) != "passed"), None
+    ):
         return "fail", f"the level {missing} was {_fate(levels.get(missing))}"
     if not _tells(record):
         return "fail", _untold(record)
-    if record.is_causal is not True or not record.phases or record.phases[-1].name != _last_phase(record, until):
+    if (
+        record.is_causal is not True
+        or not record.phases
+        or record.phases[-1].name != _last_phase(record, until)
+    ):
         return "fail", f"the run did not come to the end of {until}"
     return _judged(record) if record.mode == "graph" else ("pass", "")
 
 
 def _judged(record: TargetRecord) -> tuple[Status, str]:
-    """The status of a target all of whose phases are done: the command has to say so, and the judge to agree."""
+    """The status of a target all of whose phases are done: the command has to say so, and the judge
+    to agree.
+    """
     if record.exit_code != 0:
         return "fail", f"the command's exit code is {record.exit_code}"
     if record.verdict is None:
@@ -269,29 +302,41 @@ def _judged(record: TargetRecord) -> tuple[Status, str]:
 
 
 def _tells(record: TargetRecord) -> bool:
-    """Whether equality on the tiny checkpoint says something of the full model; what nobody looked at does not."""
+    """Whether equality on the tiny checkpoint says something of the full model; what nobody looked
+    at does not.
+    """
     return record.missing == [] and record.flow is not None and record.flow >= LEAST_FLOW
 
 
 def _untold(record: TargetRecord) -> str:
     if record.missing != []:
-        return f"the tiny checkpoint lacks {', '.join(record.missing or ['what nobody looked for'])}"
+        return (
+            f"the tiny checkpoint lacks {', '.join(record.missing or ['what nobody looked for'])}"
+        )
     if record.flow is None:
         return "nobody measured whether a token of the tiny checkpoint moves later logits"
-    return (
-        f"a token moves the tiny checkpoint's later logits by {record.flow:.0e} of their size: equal ones say nothing"
-    )
+    moved = f"by {record.flow:.0e} of their size"
+    return f"a token moves the tiny checkpoint's later logits {moved}: equal ones say nothing"
 
 
 def _only_lacks_a_cache(record: TargetRecord, levels: dict[str, LevelStatus]) -> bool:
-    """Whether each test passed that needs no cache, and the others because the model's state has no cached form.
+    """Whether each test passed that needs no cache, and the others because the model's state has no
+    cached form.
 
     An attention-only model never says so, and what was tried and differs never does.
     """
     said = f"{NoCachedFormError.__module__}.{NoCachedFormError.__qualname__}: "
-    unable = all(row["level"] == "cached_decode" and row["message"].startswith(said) for row in _failed_tests(record))
+    unable = all(
+        row["level"] == "cached_decode" and row["message"].startswith(said)
+        for row in _failed_tests(record)
+    )
     complete = _tells(record) and record.is_causal is True
-    return unable and complete and _reached(levels, record.mode) == PREFILL and levels["cached_decode"] == "failed"
+    return (
+        unable
+        and complete
+        and _reached(levels, record.mode) == PREFILL
+        and levels["cached_decode"] == "failed"
+    )
 
 
 def _last_phase(record: TargetRecord, until: str) -> str:
@@ -299,4 +344,6 @@ def _last_phase(record: TargetRecord, until: str) -> str:
 
 
 def _fate(status: LevelStatus | None) -> str:
-    return {"failed": "not measured within the limit", "skipped": "skipped"}.get(status or "", "never tried")
+    return {"failed": "not measured within the limit", "skipped": "skipped"}.get(
+        status or "", "never tried"
+    )

@@ -1,4 +1,6 @@
-"""Results that are kept: a target that ended under the same code, versions and limits is not run again."""
+"""Results that are kept: a target that ended under the same code, versions and limits is not run
+again.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def _sources() -> Iterator[Path]:
 
 
 def job_key(job: Job, source: str) -> str:
-    """Return the digest of everything that a job's result depends on; `source` is the `source_hash`."""
+    """Return the digest of everything that a job's result depends on; `source` is the
+    `source_hash`.
+    """
     inputs = job.model_dump(mode="json", exclude={"folder"}) | {"source": source}
     return hash_inputs(inputs, current_versions())
 

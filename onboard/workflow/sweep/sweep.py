@@ -13,7 +13,13 @@ from onboard.workflow.sweep.child import Job
 from onboard.workflow.sweep.executors import Executor, Started
 from onboard.workflow.sweep.inputs.targets import Target
 from onboard.workflow.sweep.record import Entry, conclude
-from onboard.workflow.sweep.store import job_key, load_record, save_record, source_hash, sweep_folder
+from onboard.workflow.sweep.store import (
+    job_key,
+    load_record,
+    save_record,
+    source_hash,
+    sweep_folder,
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,9 @@ class Sweep:
     source: str = field(default_factory=source_hash)
 
     def run(self, executor: Executor, started: Started) -> Iterator[tuple[Entry, bool]]:
-        """Yield each target's entry as it comes, and whether it was run now; the known ones first."""
+        """Yield each target's entry as it comes, and whether it was run now; the known ones
+        first.
+        """
         keys = {job.folder: job_key(job, self.source) for job in self.jobs()}
         waiting = []
         for job in self.jobs():

@@ -25,7 +25,9 @@ class Rounding(StrictModel):
 
 
 class Verdict(StrictModel):
-    """What the judge measured; errors are rmse(ours - theirs) / rmse(theirs), the largest of any prompt."""
+    """What the judge measured; errors are rmse(ours - theirs) / rmse(theirs), the largest of any
+    prompt.
+    """
 
     seed: int | None = None
     """Of the prompts; None: the judge came to no end."""
@@ -38,9 +40,13 @@ class Verdict(StrictModel):
     """Measured where the error is beyond the limit."""
     decode_rounding: Rounding | None = None
     distinct: bool = False
-    """Transformers' own logits of repeated tokens change when a text goes on: no token came twice in a text."""
+    """Transformers' own logits of repeated tokens change when a text goes on: no token came twice
+    in a text.
+    """
     draws: int = 0
-    """Times that prompts were drawn, of such lengths each time, until enough of what follows them was text."""
+    """Times that prompts were drawn, of such lengths each time, until enough of what follows them
+    was text.
+    """
     tokens: int = 0
     """Greedy tokens that were compared."""
     differing: int = 0

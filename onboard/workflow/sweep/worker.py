@@ -1,6 +1,7 @@
 """A process that has imported everything once, and forks a child for each job.
 
-`python -m onboard.workflow.sweep.worker`: jobs come as lines of JSON on stdin, records go as lines of JSON to stdout.
+`python -m onboard.workflow.sweep.worker`: jobs come as lines of JSON on stdin, records go as lines
+of JSON to stdout.
 """
 
 from __future__ import annotations
@@ -43,14 +44,18 @@ def serve() -> None:
 
 
 def _end(*_: object) -> None:
-    """End with the child, at once: an exception that is raised while a finalizer runs would be dropped."""
+    """End with the child, at once: an exception that is raised while a finalizer runs would be
+    dropped.
+    """
     for child in _children:
         _kill_group(child)
     os._exit(1)
 
 
 def prepare() -> None:
-    """Import what children need; keep them to one core, since each has its worker, and from looking for garbage."""
+    """Import what children need; keep them to one core, since each has its worker, and from looking
+    for garbage.
+    """
     import_all("onboard.workflow.sweep.inputs.tiny_checkpoint", "onboard.workflow.sweep.judge")
     import torch
 
@@ -59,7 +64,9 @@ def prepare() -> None:
 
 
 def do(job: Job) -> TargetRecord:
-    """Run a job in a child of its own, and its judge in another; return what is known of it, however they ended."""
+    """Run a job in a child of its own, and its judge in another; return what is known of it,
+    however they ended.
+    """
     shutil.rmtree(job.folder, ignore_errors=True)
     job.folder.mkdir(parents=True)
     started, used = time.monotonic(), _cpu_seconds()
@@ -88,7 +95,9 @@ def _onboarded(job: Job, deadline: float) -> TargetRecord:
 
 
 def _has_proven_files(record: TargetRecord) -> bool:
-    """Whether there is a model file whose tests passed: worth a judgement, whatever came after them."""
+    """Whether there is a model file whose tests passed: worth a judgement, whatever came after
+    them.
+    """
     return any((phase.name, phase.status) == ("test", "done") for phase in record.phases)
 
 
@@ -142,7 +151,8 @@ def _fork(job: Job, work: Callable[[Job], None]) -> int:
 
 
 def _wait(child: int, deadline: float) -> int | None:
-    """Return the child's exit code (negative: the signal), or None when the time was over; its group ends with it.
+    """Return the child's exit code (negative: the signal), or None when the time was over; its
+    group ends with it.
 
     Without the process that wants the answer this one ends as well.
     """

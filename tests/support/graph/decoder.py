@@ -1,4 +1,6 @@
-"""A cached graph of one attention layer, and its inputs: what the tests of captured decode steps run on."""
+"""A cached graph of one attention layer, and its inputs: what the tests of captured decode steps
+run on.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ HEADS, SIZE, VOCABULARY, PAGE = 2, 16, 13, 4
 
 
 class Decoder(nn.Module):
-    """One layer of paged attention between an embedding and a head, with the inputs of a cached graph."""
+    """One layer of paged attention between an embedding and a head, with the inputs of a cached
+    graph.
+    """
 
     def __init__(self, backend: str = "torch") -> None:
         super().__init__()
@@ -33,7 +37,9 @@ class Decoder(nn.Module):
         metadata = (cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host)
         attended = self.attention(heads, heads * 0.5, heads + 1, *metadata, k_cache, v_cache)
         hidden = x + attended.flatten(2)
-        return self.head(torch.ops.onboard.gather_logits_before_lm_head(hidden, logits_gather_indices))
+        return self.head(
+            torch.ops.onboard.gather_logits_before_lm_head(hidden, logits_gather_indices)
+        )
 
 
 class Leaves(fx.Tracer):
@@ -47,9 +53,15 @@ def decoder(backend: str = "torch") -> fx.GraphModule:
     return fx.GraphModule(model, Leaves().trace(model))
 
 
-def make_cache(num_pages: int = 40, max_batch_size: int = 8, device: str = "cpu") -> CachedSequenceInterface:
+def make_cache(
+    num_pages: int = 40, max_batch_size: int = 8, device: str = "cpu"
+) -> CachedSequenceInterface:
     info = SequenceInfo(
-        max_batch_size=max_batch_size, max_seq_len=16, max_num_tokens=64, page_size=PAGE, device=torch.device(device)
+        max_batch_size=max_batch_size,
+        max_seq_len=16,
+        max_num_tokens=64,
+        page_size=PAGE,
+        device=torch.device(device),
     )
     cache = CachedSequenceInterface(info)
     for name in ("k_cache", "v_cache"):

@@ -1,4 +1,6 @@
-"""What the tests of loading and fusion share: small modules, exported, with random weights in a checkpoint."""
+"""What the tests of loading and fusion share: small modules, exported, with random weights in a
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +22,40 @@ from onboard.graph.transform import TransformInfo, get_transform, transform_keys
 from tests.support.graph.harness import settled_config
 
 
-def exported(model: nn.Module, *shape: int, device: str = "meta", dtype: torch.dtype = torch.float32) -> fx.GraphModule:
+def exported(
+    model: nn.Module, *shape: int, device: str = "meta", dtype: torch.dtype = torch.float32
+) -> fx.GraphModule:
     """Export a module of one float input [batch, sequence, size], its first two sizes dynamic."""
     dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     model = copy.deepcopy(model).eval()
-    memo = {id(p): nn.Parameter(p.detach().to(device), requires_grad=False) for p in model.parameters()}
+    memo = {
+        id(p): nn.Parameter(p.detach().to(device), requires_grad=False) for p in model.parameters()
+    }
     for module in model.modules():
-        module._parameters.update({name: memo[id(p)] for name, p in module._parameters.items() if p is not None})
-    return export_to_graph(model, {"x": torch.empty(shape, dtype=dtype)}, {"x": dynamic}, torch.device("cpu"))
+        module._parameters.update(
+            {name: memo[id(p)] for name, p in module._parameters.items() if p is not None}
+        )
+    return export_to_graph(
+        model, {"x": torch.empty(shape, dtype=dtype)}, {"x": dynamic}, torch.device("cpu")
+    )
 
 
 def random_state(model: nn.Module, seed: int) -> dict[str, torch.Tensor]:
     """Return random float32 tensors for every parameter, each tied tensor once."""
     print(f"seed {seed}")
     generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(p.shape, generator=generator) * 0.3 + 0.1 for name, p in model.named_parameters()}
+    return {
+        name: torch.randn(p.shape, generator=generator) * 0.3 + 0.1
+        for name, p in model.named_parameters()
+    }
 
 
-def context_for(folder: Path, tensors: Mapping[str, torch.Tensor] | None = None, **runtime: Any) -> TransformContext:
-    """Save `tensors` as a checkpoint in `folder`, and make a context on the CPU in float32 that loads from there."""
+def context_for(
+    folder: Path, tensors: Mapping[str, torch.Tensor] | None = None, **runtime: Any
+) -> TransformContext:
+    """Save `tensors` as a checkpoint in `folder`, and make a context on the CPU in float32 that
+    loads from there.
+    """
     if tensors is not None:
         save_file(dict(tensors), folder / "model.safetensors")
     config = SimpleNamespace(architectures=None, model_type="none")
@@ -63,4 +80,8 @@ def apply(
 
 def targets(gm: fx.GraphModule) -> list[str]:
     """Return the operators that the graph calls, without the namespace of aten."""
-    return [str(node.target).removeprefix("aten.") for node in gm.graph.nodes if node.op == "call_function"]
+    return [
+        str(node.target).removeprefix("aten.")
+        for node in gm.graph.nodes
+        if node.op == "call_function"
+    ]

@@ -31,9 +31,17 @@ SMOOTH: tuple[Callable[..., Any], ...] = (
 
 
 class RandomGraph(nn.Module):
-    """A DAG of random operators over inputs that broadcast to [tokens, 3, 8]; it returns up to three of its values."""
+    """A DAG of random operators over inputs that broadcast to [tokens, 3, 8]; it returns up to
+    three of its values.
+    """
 
-    def __init__(self, seed: int, operators: int = 12, smooth: bool = True, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        seed: int,
+        operators: int = 12,
+        smooth: bool = True,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         super().__init__()
         self.random = random.Random(seed)
         self.plan = [self._step(smooth) for _ in range(operators)]
@@ -49,7 +57,13 @@ class RandomGraph(nn.Module):
         kinds = ["unary", "binary", "binary", "number", "where", "cast", "clamp", "divide"]
         kind = self.random.choice(kinds)
         function = self.random.choice(EXACT + SMOOTH if smooth else EXACT)
-        return kind, function, self.random.randrange(10**6), self.random.randrange(10**6), self.random.uniform(-2, 2)
+        return (
+            kind,
+            function,
+            self.random.randrange(10**6),
+            self.random.randrange(10**6),
+            self.random.uniform(-2, 2),
+        )
 
     def forward(self, *inputs: Tensor) -> list[Tensor]:
         values = list(inputs)
@@ -68,7 +82,9 @@ class RandomGraph(nn.Module):
         if kind == "number":
             return (x * number, x + number, 1.5 - x, x / (abs(number) + 0.5))[first % 4]
         if kind == "where":
-            condition = (x > y) & ~(x > number) if first % 2 else torch.logical_or(x <= y, x < number)
+            condition = (
+                (x > y) & ~(x > number) if first % 2 else torch.logical_or(x <= y, x < number)
+            )
             return torch.where(condition, x, y) if second % 2 else x.masked_fill(condition, number)
         if kind == "cast":
             return x.to((torch.float32, self.dtype)[first % 2])
@@ -103,4 +119,6 @@ def without_kernels(gm: fx.GraphModule) -> fx.GraphModule:
 
 def launches(gm: fx.GraphModule) -> int:
     """Return how many calls of operators there are that compute something."""
-    return sum(node.op == "call_function" and "getitem" not in str(node.target) for node in gm.graph.nodes)
+    return sum(
+        node.op == "call_function" and "getitem" not in str(node.target) for node in gm.graph.nodes
+    )

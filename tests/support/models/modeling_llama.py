@@ -1,4 +1,6 @@
-"""A canonical model written by hand as the generator would: llama, and what mistral (window) and longrope add to it."""
+"""A canonical model written by hand as the generator would: llama, and what mistral (window) and
+longrope add to it.
+"""
 
 import torch
 from torch import nn
@@ -25,14 +27,18 @@ class LlamaRotaryEmbedding(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         rope = config.rope_parameters
-        self.switch = rope["original_max_position_embeddings"] if rope["rope_type"] == "longrope" else None
+        self.switch = (
+            rope["original_max_position_embeddings"] if rope["rope_type"] == "longrope" else None
+        )
         self._add_tables(config, "cached", None)
         if self.switch is not None:
             self._add_tables(config, "long", self.switch + 1)
 
     def _add_tables(self, config: LlamaConfig, name: str, length: int | None) -> None:
         frequencies, scaling = self._frequencies(config, length)
-        angles = torch.outer(torch.arange(config.max_position_embeddings, dtype=torch.float32), frequencies)
+        angles = torch.outer(
+            torch.arange(config.max_position_embeddings, dtype=torch.float32), frequencies
+        )
         table = torch.cat((angles, angles), dim=-1)
         self.register_buffer(f"cos_{name}", table.cos() * scaling, persistent=False)
         self.register_buffer(f"sin_{name}", table.sin() * scaling, persistent=False)
@@ -49,14 +55,21 @@ class LlamaRotaryEmbedding(nn.Module):
         cos, sin = self.cos_cached, self.sin_cached
         if self.switch is not None:
             is_long = position_ids.max() >= self.switch
-            cos, sin = torch.where(is_long, self.cos_long, cos), torch.where(is_long, self.sin_long, sin)
+            cos, sin = (
+                torch.where(is_long, self.cos_long, cos),
+                torch.where(is_long, self.sin_long, sin),
+            )
         return cos[position_ids], sin[position_ids]
 
 
 class LlamaAttention(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        heads, kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        heads, kv_heads, self.head_dim = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
         bias = getattr(config, "attention_bias", False)
         self.q_proj = nn.Linear(config.hidden_size, heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(config.hidden_size, kv_heads * self.head_dim, bias=bias)
@@ -64,7 +77,9 @@ class LlamaAttention(nn.Module):
         self.o_proj = nn.Linear(heads * self.head_dim, config.hidden_size, bias=bias)
         self.window = getattr(config, "sliding_window", None)
 
-    def forward(self, hidden_states: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
         batch, sequence, _ = hidden_states.shape
         query = self.q_proj(hidden_states).view(batch, sequence, -1, self.head_dim)
         key = self.k_proj(hidden_states).view(batch, sequence, -1, self.head_dim)
@@ -83,7 +98,9 @@ class LlamaMLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=bias)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(nn.functional.silu(self.gate_proj(hidden_states)) * self.up_proj(hidden_states))
+        return self.down_proj(
+            nn.functional.silu(self.gate_proj(hidden_states)) * self.up_proj(hidden_states)
+        )
 
 
 class LlamaDecoderLayer(nn.Module):
@@ -94,7 +111,9 @@ class LlamaDecoderLayer(nn.Module):
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, hidden_states: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
         hidden_states = hidden_states + self.self_attn(self.input_layernorm(hidden_states), rope)
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
@@ -103,7 +122,9 @@ class LlamaModel(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(LlamaDecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            LlamaDecoderLayer(config) for _ in range(config.num_hidden_layers)
+        )
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary_emb = LlamaRotaryEmbedding(config)
 

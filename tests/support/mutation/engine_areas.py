@@ -18,28 +18,45 @@ class Area:
     files: tuple[str, ...]
     """Patterns, relative to the repository."""
     tests: tuple[str, ...]
-    """Files below tests/unit, those first that are quick and near; `{stem}` is the mutated file's name."""
+    """Files below tests/unit, those first that are quick and near; `{stem}` is the mutated file's
+    name.
+    """
     options: tuple[str, ...] = ()
     interpreted: bool = False
     """Whether Triton's kernels run in its interpreter."""
 
     def sources(self) -> list[Path]:
         """Return the files, sorted, without those that only gather others."""
-        found = {path for pattern in self.files for path in ROOT.glob(pattern) if path.name not in _FOR_GPUS}
+        found = {
+            path
+            for pattern in self.files
+            for path in ROOT.glob(pattern)
+            if path.name not in _FOR_GPUS
+        }
         found = {path for path in found if (path.name in _OF_KERNELS) == self.interpreted}
         return sorted(path for path in found if path.name != "__init__.py")
 
     def tests_by_folder(self, path: Path) -> list[tuple[Path, list[str]]]:
-        """Return the test files for a mutant of `path`, by folder, in order, those that bear its name first."""
+        """Return the test files for a mutant of `path`, by folder, in order, those that bear its
+        name first.
+        """
         wanted = [UNIT / test.format(stem=path.stem) for test in self.tests]
-        own = [UNIT / "ops" / f"test_op_{path.stem}.py", UNIT / path.parent.name / f"test_{path.stem}.py"]
+        own = [
+            UNIT / "ops" / f"test_op_{path.stem}.py",
+            UNIT / path.parent.name / f"test_{path.stem}.py",
+        ]
         own += [UNIT / "graph" / f"test_{path.stem}.py"]
         files = list(dict.fromkeys(each for each in own + wanted if each.is_file()))
-        return [(folder, [str(each) for each in tests]) for folder, tests in groupby(files, lambda each: each.parent)]
+        return [
+            (folder, [str(each) for each in tests])
+            for folder, tests in groupby(files, lambda each: each.parent)
+        ]
 
 
 _FOR_GPUS = {"dense_prefill.py", "fla_delta_rule.py"}
-"""Files whose code needs a GPU (as do kernels, launchers and captures in `transforms/compile`: no area has them)."""
+"""Files whose code needs a GPU (as do kernels, launchers and captures in `transforms/compile`: no
+area has them).
+"""
 
 _OF_KERNELS = {"fuse_linears.py", "make_batch_invariant.py", "optimize_rope.py"}
 """Transforms that put kernels alone into a graph."""
@@ -53,7 +70,10 @@ FOR_GPUS = {
 """Functions that are called for a GPU alone, or do nothing without one."""
 
 EQUIVALENT = {
-    ("linear_recurrence", "span < out.shape[1] -> span <= out.shape[1]"): "a last round adds nothing",
+    (
+        "linear_recurrence",
+        "span < out.shape[1] -> span <= out.shape[1]",
+    ): "a last round adds nothing",
     ("masks", "max(_LENGTHS) -> min(_LENGTHS)"): "windows are tried that need not be",
     (
         "moe_routing",
@@ -64,7 +84,10 @@ EQUIVALENT = {
     ("load_weights", "later.append(load) -> pass"): "nothing is read straight to a GPU",
     ("sampling", "logits.float() -> logits"): "what is subtracted is float32",
     ("sampling", "largest.float() -> largest"): "what it is subtracted from is float32",
-    ("scheduler", "length <= sequence.room -> length < sequence.room"): "the longer way comes to the same",
+    (
+        "scheduler",
+        "length <= sequence.room -> length < sequence.room",
+    ): "the longer way comes to the same",
     (
         "step_buffer",
         "ends[1] - groups * _aligned(sequences * pages_per_sequence * torch.int32.itemsize)"
@@ -77,7 +100,9 @@ CHOICES = {
     "cached_attention._share_a_call": "whether sequences are attended to in one call or one by one",
     "attention._plain_attention": "how the library is asked for the same attention",
 }
-"""Functions that choose between two ways to the same result: a mistake in the choice costs time only."""
+"""Functions that choose between two ways to the same result: a mistake in the choice costs time
+only.
+"""
 
 _ATTENTION = ("attention", "cached_attention", "block_attention", "mla", "cached_mla", "sparse", "cached_sparse",
               "indexer", "cached_indexer", "block_indexer", "sparse_attention", "relative_attention",

@@ -1,17 +1,21 @@
-"""Mutants of the engine: one small mistake in a transform, an op or the runtime, which the tests of its area must see.
+"""Mutants of the engine: one small mistake in a transform, an op or the runtime, which the tests of
+its area must see.
 
     python -m tests.support.mutation.engine_mutants --seed 7 --count 60
 
-draws mistakes, loads each in the place of the real module in a process forked from one that has imported the libraries,
-and runs the quick tests of its area there. A mutant is drawn again where it says nothing: it does not load, or it is
-equivalent by one of these rules, which are settled before anything is drawn:
+draws mistakes, loads each in the place of the real module in a process forked from one that has
+imported the libraries, and runs the quick tests of its area there. A mutant is drawn again where it
+says nothing: it does not load, or it is equivalent by one of these rules, which are settled before
+anything is drawn:
 
 - it compiles to the same bytecode;
 - it is in what only people read: messages of errors, texts with fields, facts;
 - it is in an assertion, which holds anyway, or in a promise that spares a check (`_PROMISES`);
-- it is behind a question for a GPU, which the machine of these tests does not have, or in the question itself, or in
-  code for GPUs alone (`engine_areas.FOR_GPUS`) or a call of it; or it leaves a tensor on the device, the only one;
-- it is in a function that chooses between two ways to the same result (`engine_areas.CHOICES` says which and why);
+- it is behind a question for a GPU, which the machine of these tests does not have, or in the
+  question itself, or in code for GPUs alone (`engine_areas.FOR_GPUS`) or a call of it; or it leaves
+  a tensor on the device, the only one;
+- it is in a function that chooses between two ways to the same result (`engine_areas.CHOICES` says
+  which and why);
 - it was looked at and changes no result (`engine_areas.EQUIVALENT` says why).
 """
 
@@ -44,11 +48,31 @@ _PROMISES = {"hint", "is_clean", "has_valid_shapes", "summary"}
 _SYMMETRIC = re.compile(
     r"(min|max|minimum|maximum|logical_and|logical_or|promote_types|isinstance|zip|getattr|hasattr|cast|\.transpose)$"
 )
-_WIDER = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "amin": "amax", "amax": "amin"}
-_DROPPED = {"masked_fill", "clamp", "clamp_min", "clamp_max", "to", "float", "double", "long", "transpose", "unsqueeze"}
+_WIDER = {
+    "min": "max",
+    "max": "min",
+    "minimum": "maximum",
+    "maximum": "minimum",
+    "amin": "amax",
+    "amax": "amin",
+}
+_DROPPED = {
+    "masked_fill",
+    "clamp",
+    "clamp_min",
+    "clamp_max",
+    "to",
+    "float",
+    "double",
+    "long",
+    "transpose",
+    "unsqueeze",
+}
 _NO_LOAD, _PASSED, _FAILED = 90, 0, 1
 _SECONDS, _PATIENCE = 120, 900
-"""Of a processor, which end a mutant that goes on for ever, and on the clock, which end one that waits for ever."""
+"""Of a processor, which end a mutant that goes on for ever, and on the clock, which end one that
+waits for ever.
+"""
 
 
 def _bound_moved(node: ast.AST) -> ast.AST | None:
@@ -58,7 +82,9 @@ def _bound_moved(node: ast.AST) -> ast.AST | None:
             return left
         case ast.Slice(lower=ast.Constant(value=int() as value), upper=upper, step=step):
             return ast.Slice(ast.Constant(value + 1), upper, step)
-        case ast.Subscript(value=owner, slice=ast.Constant(value=int() as value), ctx=ast.Load()) if value >= 0:
+        case ast.Subscript(
+            value=owner, slice=ast.Constant(value=int() as value), ctx=ast.Load()
+        ) if value >= 0:
             return ast.Subscript(owner, ast.Constant(value + 1), ast.Load())
     return None
 
@@ -86,9 +112,13 @@ def _and_or(node: ast.AST) -> ast.AST | None:
 def _method_dropped(node: ast.AST) -> ast.AST | None:
     """`x.masked_fill(mask, 0)` -> `x`; `torch.where(mask, a, b)` -> `a`."""
     match node:
-        case ast.Call(func=ast.Attribute(attr="to"), args=[only]) if ast.unparse(only).endswith("device"):
+        case ast.Call(func=ast.Attribute(attr="to"), args=[only]) if ast.unparse(only).endswith(
+            "device"
+        ):
             return None
-        case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr="where"), args=[_, first, _]):
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name(id="torch"), attr="where"), args=[_, first, _]
+        ):
             return first
         case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if attr in _DROPPED:
             return None if isinstance(owner, ast.Name) and owner.id in ("torch", "F") else owner
@@ -175,13 +205,19 @@ def _asks_for_gpu(node: ast.AST) -> bool:
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what lies directly in a node and may be mutated: neither annotations nor what asks for a GPU."""
+    """Yield what lies directly in a node and may be mutated: neither annotations nor what asks for
+    a GPU.
+    """
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list"):
             continue
         if _asks_for_gpu(node) and name != "orelse":
             continue
-        yield from (each for each in (value if isinstance(value, list) else [value]) if isinstance(each, ast.AST))
+        yield from (
+            each
+            for each in (value if isinstance(value, list) else [value])
+            if isinstance(each, ast.AST)
+        )
 
 
 def _inside(node: ast.AST, path: Path) -> Iterator[ast.AST]:
@@ -192,7 +228,9 @@ def _inside(node: ast.AST, path: Path) -> Iterator[ast.AST]:
 
 
 def _is_for_gpu(node: ast.AST, path: Path) -> bool:
-    """Whether a node compares something with a GPU, or calls one of the file's functions for GPUs."""
+    """Whether a node compares something with a GPU, or calls one of the file's functions for
+    GPUs.
+    """
     call = node.value if isinstance(node, ast.Expr) else node
     if isinstance(call, ast.Call):
         return f"{path.stem}.{ast.unparse(call.func).split('.')[-1]}" in FOR_GPUS
@@ -200,18 +238,36 @@ def _is_for_gpu(node: ast.AST, path: Path) -> bool:
 
 
 def places(tree: ast.Module, path: Path) -> Iterator[ast.AST]:
-    """Yield the nodes that may be mutated: those in functions, as far as no rule says that nothing would come of it."""
+    """Yield the nodes that may be mutated: those in functions, as far as no rule says that nothing
+    would come of it.
+    """
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and f"{path.stem}.{node.name}" not in CHOICES.keys() | FOR_GPUS:
+        if (
+            isinstance(node, ast.FunctionDef)
+            and f"{path.stem}.{node.name}" not in CHOICES.keys() | FOR_GPUS
+        ):
             yield from _inside(node, path)
 
 
 def _same(one: CodeType, other: CodeType) -> bool:
     """Whether two pieces of code do the same, whatever their lines are called."""
-    parts = [[each for each in code.co_consts if isinstance(each, CodeType)] for code in (one, other)]
-    plain = [[each for each in code.co_consts if not isinstance(each, CodeType)] for code in (one, other)]
-    equal = (one.co_code, one.co_names, one.co_varnames) == (other.co_code, other.co_names, other.co_varnames)
-    return equal and repr(plain[0]) == repr(plain[1]) and len(parts[0]) == len(parts[1]) and all(map(_same, *parts))
+    parts = [
+        [each for each in code.co_consts if isinstance(each, CodeType)] for code in (one, other)
+    ]
+    plain = [
+        [each for each in code.co_consts if not isinstance(each, CodeType)] for code in (one, other)
+    ]
+    equal = (one.co_code, one.co_names, one.co_varnames) == (
+        other.co_code,
+        other.co_names,
+        other.co_varnames,
+    )
+    return (
+        equal
+        and repr(plain[0]) == repr(plain[1])
+        and len(parts[0]) == len(parts[1])
+        and all(map(_same, *parts))
+    )
 
 
 class Draw:
@@ -219,15 +275,24 @@ class Draw:
 
     def __init__(self, seed: int, areas: list[Area]) -> None:
         self.random, self.areas, self.number = random.Random(seed), areas, 0
-        self._trees = {path: ast.parse(path.read_text(encoding="utf-8")) for area in areas for path in area.sources()}
+        self._trees = {
+            path: ast.parse(path.read_text(encoding="utf-8"))
+            for area in areas
+            for path in area.sources()
+        }
         self._drawn: set[tuple[str, int]] = set()
         self.equivalent = 0
 
     def next(self) -> Mutant:
         """Return a mutant that was not drawn before."""
         while True:
-            area, operator = self.areas[self.number % len(self.areas)], self.random.choice(list(OPERATORS))
-            found = [(path, node) for path in area.sources() for node in self._fresh(path, operator)]
+            area, operator = (
+                self.areas[self.number % len(self.areas)],
+                self.random.choice(list(OPERATORS)),
+            )
+            found = [
+                (path, node) for path in area.sources() for node in self._fresh(path, operator)
+            ]
             if not found:
                 continue
             path, node = self.random.choice(found)
@@ -241,10 +306,16 @@ class Draw:
     def _fresh(self, path: Path, operator: str) -> list[ast.AST]:
         nodes = {id(node): node for node in places(self._trees[path], path)}
         known = self._drawn
-        return [node for key, node in nodes.items() if (operator, key) not in known and OPERATORS[operator](node)]
+        return [
+            node
+            for key, node in nodes.items()
+            if (operator, key) not in known and OPERATORS[operator](node)
+        ]
 
     def _mutant(self, area: Area, path: Path, operator: str, node: ast.AST) -> Mutant | None:
-        """Return the mutant, None where it compiles to what the file compiles to, or is known to do the same."""
+        """Return the mutant, None where it compiles to what the file compiles to, or is known to do
+        the same.
+        """
         new = OPERATORS[operator](node)
         assert new is not None
         tree = self._trees[path]
@@ -259,7 +330,9 @@ class Draw:
 
 
 def outcome(area: Area, path: Path, text: str) -> str:
-    """Run the tests of an area with `text` in the place of a file: "killed", "survived" or "does not load"."""
+    """Run the tests of an area with `text` in the place of a file: "killed", "survived" or "does
+    not load".
+    """
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
         child = os.fork()
         if not child:
@@ -274,7 +347,9 @@ def outcome(area: Area, path: Path, text: str) -> str:
 
 
 def _wait(child: int) -> int | None:
-    """Return a process's status, None for one that had to be ended: a mistake may make it go on for ever."""
+    """Return a process's status, None for one that had to be ended: a mistake may make it go on for
+    ever.
+    """
     end = time.monotonic() + _PATIENCE
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -304,8 +379,8 @@ def _run(area: Area, path: Path, text: str, log: int) -> None:
 
 
 def _begin_anew(area: Area, path: Path, text: str) -> None:
-    """Become a process without imports: Triton asks when it is imported whether kernels are interpreted, and torch,
-    which may have done so by now, keeps what it has of it."""
+    """Become a process without imports: Triton asks when it is imported whether kernels are
+    interpreted, and torch, which may have done so by now, keeps what it has of it."""
     with tempfile.TemporaryFile() as file:
         file.write(text.encode())
         file.seek(0)
@@ -329,8 +404,22 @@ def _tested(area: Area, path: Path) -> int:
     except BaseException:  # whatever a mistake leads to
         return _NO_LOAD
     for folder, tests in area.tests_by_folder(path):
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow", "--tb=line"]
-        code = int(pytest.main([*options, f"--rootdir={ROOT}", f"--confcutdir={folder}", *area.options, *tests]))
+        options = [
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            "-m",
+            "not slow",
+            "--tb=line",
+        ]
+        code = int(
+            pytest.main(
+                [*options, f"--rootdir={ROOT}", f"--confcutdir={folder}", *area.options, *tests]
+            )
+        )
         if code:
             return _FAILED if code in (1, 2) else code
     return _PASSED
@@ -356,14 +445,23 @@ def _module_of(path: Path) -> str:
 
 def _import_libraries() -> None:
     """Import what takes long and is not to be mutated."""
-    for name in ("pytest", "pydantic", "torch.export", "torch.fx.passes.shape_prop", "torch.testing", "transformers"):
+    for name in (
+        "pytest",
+        "pydantic",
+        "torch.export",
+        "torch.fx.passes.shape_prop",
+        "torch.testing",
+        "transformers",
+    ):
         importlib.import_module(name)
     for family in ("llama", "mistral", "lfm2"):
         importlib.import_module(f"transformers.models.{family}.modeling_{family}")
 
 
 def main() -> int:
-    """Print what becomes of each mutant; return 1 where one survived, or where the tests fail without any."""
+    """Print what becomes of each mutant; return 1 where one survived, or where the tests fail
+    without any.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=60)

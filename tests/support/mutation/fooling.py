@@ -1,7 +1,9 @@
-"""Models that try to fool the tool: a decoder whose code does something else for some lengths, batches, tokens, layers.
+"""Models that try to fool the tool: a decoder whose code does something else for some lengths,
+batches, tokens, layers.
 
-Each is transformers' Llama with a few lines changed. The tool may refuse it, or make a model of it that computes what
-it computes, also at the sizes that set off the change: in prefill, in cached decode, and whatever the batch.
+Each is transformers' Llama with a few lines changed. The tool may refuse it, or make a model of it
+that computes what it computes, also at the sizes that set off the change: in prefill, in cached
+decode, and whatever the batch.
 """
 
 from __future__ import annotations
@@ -45,14 +47,21 @@ CONFIG: dict[str, Any] = {
     "eos_token_id": None,
     "tie_word_embeddings": False,
 }
-RUNTIME = {"max_seq_len": 640, "max_num_tokens": 96, "max_batch_size": 4, "cuda_graph_config": {"batch_sizes": [1]}}
+RUNTIME = {
+    "max_seq_len": 640,
+    "max_num_tokens": 96,
+    "max_batch_size": 4,
+    "cuda_graph_config": {"batch_sizes": [1]},
+}
 """A step has fewer tokens than the longest prompts, which are read in chunks."""
 NEW_TOKENS = 4
 TOLERANCE = 1e-4
 
 # Where a change goes: what the new lines are put in front of.
 MODEL = "        position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)\n"
-EMBEDDING = "        if use_cache and past_key_values is None:\n            past_key_values = DynamicCache"
+EMBEDDING = (
+    "        if use_cache and past_key_values is None:\n            past_key_values = DynamicCache"
+)
 ATTENTION = "        attention_interface: Callable = ALL_ATTENTION_FUNCTIONS"
 MLP = "        down_proj = self.down_proj("
 LAYER = "        hidden_states = residual + hidden_states\n        residual = hidden_states\n"
@@ -65,7 +74,8 @@ MODEL_INIT = "        self.gradient_checkpointing = False\n"
 
 @dataclass(frozen=True)
 class Fool:
-    """A change of the decoder: lines that go in front of places, texts that take others' places, config fields.
+    """A change of the decoder: lines that go in front of places, texts that take others' places,
+    config fields.
 
     `length`: of a prompt that sets off the change, where one has to have just so many tokens.
     """
@@ -83,7 +93,9 @@ class Fool:
             assert text.count(old) == 1, f"{self.name}: {old!r} is there {text.count(old)} times"
             text = text.replace(old, new)
         for place, lines in self.lines.items():
-            assert text.count(place) == 1, f"{self.name}: {place!r} is there {text.count(place)} times"
+            assert text.count(place) == 1, (
+                f"{self.name}: {place!r} is there {text.count(place)} times"
+            )
             text = text.replace(place, _indented(lines) + place)
         return text
 
@@ -149,32 +161,47 @@ LENGTHS = (5, 23, 150, 330)
 
 @torch.no_grad()
 def _differences(llm: LLM, reference: nn.Module, lengths: Sequence[int], seed: int) -> list[str]:
-    """Compare with transformers: each text alone and beside its like, and each new token of a cached decode."""
+    """Compare with transformers: each text alone and beside its like, and each new token of a
+    cached decode.
+    """
     prompts = ragged_prompts(VOCABULARY, lengths, seed)
-    params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, logprobs=VOCABULARY)
+    params = SamplingParams(
+        max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, logprobs=VOCABULARY
+    )
     found = []
     for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
         text = torch.tensor([prompt + output.token_ids])
         alone = reference(text, use_cache=False).logits[0]
         twice = reference(text.repeat(2, 1), use_cache=False).logits[0]
-        ours = {"prefill": (llm.logits(prompt), reference(torch.tensor([prompt]), use_cache=False).logits[0])}
+        ours = {
+            "prefill": (
+                llm.logits(prompt),
+                reference(torch.tensor([prompt]), use_cache=False).logits[0],
+            )
+        }
         ours["a batch"] = (alone, twice)
         new = all_logprobs(output.logprobs)
         ours["decode"] = (new, alone[len(prompt) - 1 : -1].log_softmax(-1))
         ours[OWN_DECODE] = (new, _decoded(reference, text, len(prompt)).log_softmax(-1))
         errors = {what: rmse_ratio(*pair) for what, pair in ours.items()}
         found += [
-            f"{what} of {len(prompt)} tokens {error:.1e}" for what, error in errors.items() if not error <= TOLERANCE
+            f"{what} of {len(prompt)} tokens {error:.1e}"
+            for what, error in errors.items()
+            if not error <= TOLERANCE
         ]
     return found
 
 
 def _decoded(reference: nn.Module, text: torch.Tensor, prompt: int) -> torch.Tensor:
-    """Return the logits with which transformers chooses the tokens after a prompt, one by one with its cache."""
+    """Return the logits with which transformers chooses the tokens after a prompt, one by one with
+    its cache.
+    """
     output = reference(text[:, :prompt], use_cache=True)
     logits = [output.logits[0, -1]]
     for place in range(prompt, text.shape[1] - 1):
-        output = reference(text[:, place : place + 1], past_key_values=output.past_key_values, use_cache=True)
+        output = reference(
+            text[:, place : place + 1], past_key_values=output.past_key_values, use_cache=True
+        )
         logits.append(output.logits[0, -1])
     return torch.stack(logits)
 
@@ -203,7 +230,10 @@ CASES = [
             ),
         },
     ),
-    Fool("a2 rope by position", {ROPE: "freqs = torch.where(position_ids[..., None] > 100, freqs * 0.5, freqs)"}),
+    Fool(
+        "a2 rope by position",
+        {ROPE: "freqs = torch.where(position_ids[..., None] > 100, freqs * 0.5, freqs)"},
+    ),
     Fool(
         "a3 far arange",
         {
@@ -211,14 +241,33 @@ CASES = [
             "hidden_states = torch.where((places > 100)[None, :, None], hidden_states * 1.5, hidden_states)"
         },
     ),
-    Fool("a4 largest position", {MODEL: "if position_ids.max() > 200:\n    hidden_states = hidden_states * 1.5"}),
+    Fool(
+        "a4 largest position",
+        {MODEL: "if position_ids.max() > 200:\n    hidden_states = hidden_states * 1.5"},
+    ),
     Fool("a5 own mask", {MASKED: _OWN_MASK.format(span=100)}),
-    Fool("a5b own mask by getattr", {MASKED: _OWN_MASK.format(span="getattr(self.config, 'span', 100)")}),
-    Fool("a6 length 100", {MODEL: "if hidden_states.shape[1] > 100:\n    hidden_states = hidden_states * 1.5"}),
-    Fool("a6b length 128", {MODEL: "if hidden_states.shape[1] > 128:\n    hidden_states = hidden_states * 1.5"}),
-    Fool("a6c exact length", {NORM: "if hidden_states.shape[1] == 200:\n    hidden_states *= 1.5"}, length=200),
+    Fool(
+        "a5b own mask by getattr",
+        {MASKED: _OWN_MASK.format(span="getattr(self.config, 'span', 100)")},
+    ),
+    Fool(
+        "a6 length 100",
+        {MODEL: "if hidden_states.shape[1] > 100:\n    hidden_states = hidden_states * 1.5"},
+    ),
+    Fool(
+        "a6b length 128",
+        {MODEL: "if hidden_states.shape[1] > 128:\n    hidden_states = hidden_states * 1.5"},
+    ),
+    Fool(
+        "a6c exact length",
+        {NORM: "if hidden_states.shape[1] == 200:\n    hidden_states *= 1.5"},
+        length=200,
+    ),
     Fool("a6d exact rows", {MLP: "if x.shape[0] == 5:\n    x = x * 1.5"}),
-    Fool("a7 key length", {ATTENTION: "if key_states.shape[-2] > 120:\n    query_states = query_states * 1.2"}),
+    Fool(
+        "a7 key length",
+        {ATTENTION: "if key_states.shape[-2] > 120:\n    query_states = query_states * 1.2"},
+    ),
     Fool(
         "a8 log-n table sliced by the cache",
         {
@@ -245,41 +294,74 @@ CASES = [
     # Tokens, and the first position.
     Fool(
         "b1 one token",
-        {EMBEDDING: "inputs_embeds = torch.where((input_ids == 200)[..., None], inputs_embeds * 2, inputs_embeds)"},
+        {
+            EMBEDDING: "inputs_embeds = torch.where((input_ids == 200)[..., None], inputs_embeds * 2, inputs_embeds)"
+        },
     ),
     Fool(
         "b2 upper tokens",
-        {EMBEDDING: "inputs_embeds = inputs_embeds * (1 + (input_ids >= 180).to(inputs_embeds.dtype))[..., None]"},
+        {
+            EMBEDDING: "inputs_embeds = inputs_embeds * (1 + (input_ids >= 180).to(inputs_embeds.dtype))[..., None]"
+        },
     ),
-    Fool("b3 any token", {EMBEDDING: "if (input_ids == 200).any():\n    inputs_embeds = inputs_embeds * 2"}),
+    Fool(
+        "b3 any token",
+        {EMBEDDING: "if (input_ids == 200).any():\n    inputs_embeds = inputs_embeds * 2"},
+    ),
     Fool(
         "b4 position 0",
-        {MODEL: "hidden_states = torch.where((position_ids == 0)[..., None], hidden_states * 2, hidden_states)"},
+        {
+            MODEL: "hidden_states = torch.where((position_ids == 0)[..., None], hidden_states * 2, hidden_states)"
+        },
     ),
     Fool(
         "b5 first row sliced",
-        {MODEL: "hidden_states = torch.cat((hidden_states[:, :1] * 2, hidden_states[:, 1:]), dim=1)"},
+        {
+            MODEL: "hidden_states = torch.cat((hidden_states[:, :1] * 2, hidden_states[:, 1:]), dim=1)"
+        },
     ),
     # One layer of twelve.
-    Fool("c1 layer in init", {ATTENTION_INIT: "if layer_idx == 7:\n    self.scaling = self.scaling * 1.5"}, _TWELVE),
-    Fool("c2 layer in forward", {ATTENTION: "if self.layer_idx == 7:\n    query_states = query_states * 1.5"}, _TWELVE),
+    Fool(
+        "c1 layer in init",
+        {ATTENTION_INIT: "if layer_idx == 7:\n    self.scaling = self.scaling * 1.5"},
+        _TWELVE,
+    ),
+    Fool(
+        "c2 layer in forward",
+        {ATTENTION: "if self.layer_idx == 7:\n    query_states = query_states * 1.5"},
+        _TWELVE,
+    ),
     Fool(
         "c3 list in config",
-        {ATTENTION: "if self.layer_idx in self.config.sharp:\n    query_states = query_states * 1.5"},
+        {
+            ATTENTION: "if self.layer_idx in self.config.sharp:\n    query_states = query_states * 1.5"
+        },
         {**_TWELVE, "sharp": [7, 9]},
     ),
     Fool(
         "c4 upper half",
-        {ATTENTION: "if self.layer_idx >= self.config.num_hidden_layers // 2:\n    query_states = query_states * 1.5"},
+        {
+            ATTENTION: "if self.layer_idx >= self.config.num_hidden_layers // 2:\n    query_states = query_states * 1.5"
+        },
         _TWELVE,
     ),
-    Fool("c5 modulo", {ATTENTION: "if self.layer_idx % 5 == 4:\n    query_states = query_states * 1.5"}, _TWELVE),
+    Fool(
+        "c5 modulo",
+        {ATTENTION: "if self.layer_idx % 5 == 4:\n    query_states = query_states * 1.5"},
+        _TWELVE,
+    ),
     Fool(
         "c6 number of layers",
-        {ATTENTION: "if self.config.num_hidden_layers > 10:\n    query_states = query_states * 1.5"},
+        {
+            ATTENTION: "if self.config.num_hidden_layers > 10:\n    query_states = query_states * 1.5"
+        },
         _TWELVE,
     ),
-    Fool("c7 factor by index", {ATTENTION: "query_states = query_states * (1 + 0.1 * self.layer_idx)"}, _TWELVE),
+    Fool(
+        "c7 factor by index",
+        {ATTENTION: "query_states = query_states * (1 + 0.1 * self.layer_idx)"},
+        _TWELVE,
+    ),
     Fool(
         "c8 enumerate",
         {},
@@ -292,8 +374,14 @@ CASES = [
             )
         },
     ),
-    Fool("c9 width", {ATTENTION: "if self.config.hidden_size < 50:\n    query_states = query_states * 1.5"}),
-    Fool("c10 vocabulary", {ATTENTION: "if self.config.vocab_size > 300:\n    query_states = query_states * 1.5"}),
+    Fool(
+        "c9 width",
+        {ATTENTION: "if self.config.hidden_size < 50:\n    query_states = query_states * 1.5"},
+    ),
+    Fool(
+        "c10 vocabulary",
+        {ATTENTION: "if self.config.vocab_size > 300:\n    query_states = query_states * 1.5"},
+    ),
     Fool(
         "c12 norm behind token 20",
         {
@@ -301,16 +389,36 @@ CASES = [
             "hidden_states = torch.where(behind, hidden_states * 0.5, hidden_states)"
         },
     ),
-    Fool("c11 eps of a layer", {MODEL_INIT: "if len(self.layers) > 8:\n    self.norm.variance_epsilon = 0.5"}, _TWELVE),
-    # The batch.
-    Fool("d1 several rows", {MODEL: "if hidden_states.shape[0] > 1:\n    hidden_states = hidden_states * 1.5"}),
-    Fool("d2 one row", {MODEL: "if hidden_states.shape[0] == 1:\n    hidden_states = hidden_states * 1.5"}),
-    Fool("d3 mean of the batch", {MODEL: "hidden_states = hidden_states - 0.5 * hidden_states.mean(0, keepdim=True)"}),
-    # Data.
-    Fool("e1 large values", {MODEL: "if hidden_states.abs().max() > 8:\n    hidden_states = hidden_states * 0.5"}),
-    Fool("e2 mean", {MODEL: "if float(hidden_states.mean()) > 2:\n    hidden_states = hidden_states * 0.5"}),
     Fool(
-        "e3 large values by where", {MODEL: "hidden_states = torch.where(hidden_states.abs() > 8, 8.0, hidden_states)"}
+        "c11 eps of a layer",
+        {MODEL_INIT: "if len(self.layers) > 8:\n    self.norm.variance_epsilon = 0.5"},
+        _TWELVE,
+    ),
+    # The batch.
+    Fool(
+        "d1 several rows",
+        {MODEL: "if hidden_states.shape[0] > 1:\n    hidden_states = hidden_states * 1.5"},
+    ),
+    Fool(
+        "d2 one row",
+        {MODEL: "if hidden_states.shape[0] == 1:\n    hidden_states = hidden_states * 1.5"},
+    ),
+    Fool(
+        "d3 mean of the batch",
+        {MODEL: "hidden_states = hidden_states - 0.5 * hidden_states.mean(0, keepdim=True)"},
+    ),
+    # Data.
+    Fool(
+        "e1 large values",
+        {MODEL: "if hidden_states.abs().max() > 8:\n    hidden_states = hidden_states * 0.5"},
+    ),
+    Fool(
+        "e2 mean",
+        {MODEL: "if float(hidden_states.mean()) > 2:\n    hidden_states = hidden_states * 0.5"},
+    ),
+    Fool(
+        "e3 large values by where",
+        {MODEL: "hidden_states = torch.where(hidden_states.abs() > 8, 8.0, hidden_states)"},
     ),
     # Decode alone.
     Fool(
@@ -321,7 +429,11 @@ CASES = [
         },
     ),
     # Fields that the config need not have.
-    Fool("h1 getattr", {MODEL: "hidden_states = hidden_states * getattr(self.config, 'boost', 1.3)"}, {"boost": 1.7}),
+    Fool(
+        "h1 getattr",
+        {MODEL: "hidden_states = hidden_states * getattr(self.config, 'boost', 1.3)"},
+        {"boost": 1.7},
+    ),
     Fool(
         "h2 hasattr",
         {MODEL: "if hasattr(self.config, 'boost'):\n    hidden_states = hidden_states * 1.7"},
@@ -349,7 +461,12 @@ CASES = [
         },
     ),
     # Dtype, state, surroundings.
-    Fool("k1 dtype", {MODEL: "if hidden_states.dtype == torch.bfloat16:\n    hidden_states = hidden_states * 1.5"}),
+    Fool(
+        "k1 dtype",
+        {
+            MODEL: "if hidden_states.dtype == torch.bfloat16:\n    hidden_states = hidden_states * 1.5"
+        },
+    ),
     Fool("l1 dropout", {MODEL: "hidden_states = nn.functional.dropout(hidden_states, 0.1)"}),
     Fool(
         "l2 counter",
@@ -386,16 +503,26 @@ _BY_TOKEN = {
     "place": "(torch.arange({shaped}.shape[1]) > {at})[None, :, None]",
     "counted": "(torch.ones({shaped}.shape[1], dtype=torch.int64).cumsum(0) > {at})[None, :, None]",
 }
-_PLACES = {"model": (MODEL, "hidden_states"), "embedding": (EMBEDDING, "inputs_embeds"), "MLP": (MLP, "x")}
+_PLACES = {
+    "model": (MODEL, "hidden_states"),
+    "embedding": (EMBEDDING, "inputs_embeds"),
+    "MLP": (MLP, "x"),
+}
 _ATTENTION_PLACES = {"attention": (ATTENTION, "query_states"), "norm": (NORM, "hidden_states")}
 
 
 def drawn(seed: int) -> Fool:
-    """Return a model that does something else under a condition, at a place and a threshold drawn from a seed."""
+    """Return a model that does something else under a condition, at a place and a threshold drawn
+    from a seed.
+    """
     draw = random.Random(seed)
     at, rows = draw.choice([3, 20, 40, 66, 100, 130, 200, 300]), draw.choice([1, 2, 5])
     kind = draw.choice([*_CONDITIONS, *_BY_TOKEN])
-    places = {"model": _PLACES["model"]} if kind in ("position", "cached") else _PLACES | _ATTENTION_PLACES
+    places = (
+        {"model": _PLACES["model"]}
+        if kind in ("position", "cached")
+        else _PLACES | _ATTENTION_PLACES
+    )
     if kind in _BY_TOKEN:
         places = {name: place for name, place in places.items() if name != "attention"}
     where = draw.choice(list(places)) if kind != "layer" else "attention"

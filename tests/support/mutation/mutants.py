@@ -1,4 +1,6 @@
-"""Mutations of transformers' modeling files: one small mistake each, in a copy that is imported under another name."""
+"""Mutations of transformers' modeling files: one small mistake each, in a copy that is imported
+under another name.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ def _comparison(node: ast.AST) -> ast.AST | None:
 def _term_dropped(node: ast.AST) -> ast.AST | None:
     """`residual + x` -> `x`."""
     match node:
-        case ast.BinOp(op=ast.Add() | ast.Mult(), right=right) if not isinstance(right, ast.Constant):
+        case ast.BinOp(op=ast.Add() | ast.Mult(), right=right) if not isinstance(
+            right, ast.Constant
+        ):
             return right
     return None
 
@@ -135,13 +139,17 @@ def _activation(node: ast.AST) -> ast.AST | None:
     match node:
         case ast.Subscript(value=ast.Name(id="ACT2FN")):
             return ast.Subscript(node.value, ast.Constant("relu"), ast.Load())
-        case ast.Attribute(value=owner, attr=attr) if attr in _OTHER_ACTIVATION and not _is_self(owner):
+        case ast.Attribute(value=owner, attr=attr) if attr in _OTHER_ACTIVATION and not _is_self(
+            owner
+        ):
             return ast.Attribute(owner, _OTHER_ACTIVATION[attr], ast.Load())
     return None
 
 
 def _scaled(node: ast.AST) -> ast.AST | None:
-    """`self.scaling = x` -> `self.scaling = x * 1.1`; likewise for whatever is called a scale or a factor."""
+    """`self.scaling = x` -> `self.scaling = x * 1.1`; likewise for whatever is called a scale or a
+    factor.
+    """
     match node:
         case ast.Assign(targets=[ast.Attribute() | ast.Name() as target], value=value):
             words = ("scal", "factor", "multiplier", "freq", "theta", "embeds")
@@ -192,7 +200,9 @@ def _other_module(node: ast.AST) -> ast.AST | None:
     if not isinstance(node, ast.FunctionDef):
         return None
     calls = [
-        item.func for item in ast.walk(node) if isinstance(item, ast.Call) and isinstance(item.func, ast.Attribute)
+        item.func
+        for item in ast.walk(node)
+        if isinstance(item, ast.Call) and isinstance(item.func, ast.Attribute)
     ]
     names = list(dict.fromkeys(item.attr for item in calls if _is_self(item.value)))
     if len(names) < 2:
@@ -210,7 +220,11 @@ def _order_swapped(node: ast.AST) -> ast.AST | None:
     if not isinstance(node, ast.FunctionDef):
         return None
     steps = [index for index, item in enumerate(node.body) if isinstance(item, ast.Assign)]
-    pairs = [index for index in steps if index + 1 in steps and _touches(node.body[index], node.body[index + 1])]
+    pairs = [
+        index
+        for index in steps
+        if index + 1 in steps and _touches(node.body[index], node.body[index + 1])
+    ]
     if not pairs:
         return None
     copy = deepcopy(node)
@@ -222,7 +236,10 @@ def _order_swapped(node: ast.AST) -> ast.AST | None:
 def _touches(first: ast.stmt, second: ast.stmt) -> bool:
     """Whether the order of two assignments matters."""
     stores, loads = (
-        [{n.id for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, kind)} for s in (first, second)]
+        [
+            {n.id for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, kind)}
+            for s in (first, second)
+        ]
         for kind in (ast.Store, ast.Load)
     )
     return bool(stores[0] & stores[1] or stores[1] & loads[0]) and bool(loads[0])
@@ -238,7 +255,9 @@ def _branch(test: str) -> Edit:
     def edit(node: ast.AST) -> ast.AST | None:
         if not isinstance(node, ast.FunctionDef) or node.name != "forward":
             return None
-        name = next((item.arg for item in node.args.args if item.arg in ("hidden_states", "x")), None)
+        name = next(
+            (item.arg for item in node.args.args if item.arg in ("hidden_states", "x")), None
+        )
         if name is None:
             return None
         copy = deepcopy(node)
@@ -274,7 +293,8 @@ OPERATORS: dict[str, Edit] = {
 
 
 class Mutator:
-    """Draws mutations of one modeling file, among the classes and functions that a model of it runs.
+    """Draws mutations of one modeling file, among the classes and functions that a model of it
+    runs.
 
     Args:
         module: the modeling module's name.
@@ -292,7 +312,9 @@ class Mutator:
         self.drawn: set[tuple[str, int]] = set()
 
     def draw(self, operator: str) -> tuple[Mutation, str] | None:
-        """Return a random mutation that was not drawn before and the mutated file's text; None when there is none."""
+        """Return a random mutation that was not drawn before and the mutated file's text; None when
+        there is none.
+        """
         places = [node for node in self._nodes() if OPERATORS[operator](node) is not None]
         fresh = [node for node in places if (operator, id(node)) not in self.drawn]
         if not fresh:
@@ -302,14 +324,20 @@ class Mutator:
         return self._mutated(operator, place)
 
     def _nodes(self) -> Iterator[ast.AST]:
-        """Yield what may be mutated: bodies of methods and functions, without what only training runs."""
+        """Yield what may be mutated: bodies of methods and functions, without what only training
+        runs.
+        """
         for top in self.tree.body:
             if isinstance(top, ast.FunctionDef | ast.ClassDef) and top.name in self.reached:
                 for function in [top] if isinstance(top, ast.FunctionDef) else top.body:
                     if isinstance(function, ast.FunctionDef) and not function.name.startswith(
                         ("_init_weights", "__re")
                     ):
-                        yield from (node for item in (function, *function.body) for node in _inside(item, function))
+                        yield from (
+                            node
+                            for item in (function, *function.body)
+                            for node in _inside(item, function)
+                        )
 
     def _mutated(self, operator: str, place: ast.AST) -> tuple[Mutation, str]:
         new = OPERATORS[operator](place)
@@ -344,18 +372,25 @@ def _absolute(tree: ast.Module, module: str) -> ast.Module:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
             package = module.split(".")[: -node.level]
-            node.module, node.level = ".".join([*package, *([node.module] if node.module else [])]), 0
+            node.module, node.level = (
+                ".".join([*package, *([node.module] if node.module else [])]),
+                0,
+            )
     return tree
 
 
 def importable(text: str, name: str, folder: Path, architecture: str) -> type[nn.Module]:
-    """Import a modeling file's text from a folder that is on the path; return its class of that name."""
+    """Import a modeling file's text from a folder that is on the path; return its class of that
+    name.
+    """
     package = folder / PACKAGE
     package.mkdir(exist_ok=True)
     (package / "__init__.py").touch()
     (package / f"{name}.py").write_text(text, encoding="utf-8")
     importlib.invalidate_caches()
-    model_class: type[nn.Module] = getattr(importlib.import_module(f"{PACKAGE}.{name}"), architecture)
+    model_class: type[nn.Module] = getattr(
+        importlib.import_module(f"{PACKAGE}.{name}"), architecture
+    )
     return model_class
 
 

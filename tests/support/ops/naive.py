@@ -1,4 +1,6 @@
-"""Second implementations, in float64, made to be obviously right: loops over rows, no code shared with the ops."""
+"""Second implementations, in float64, made to be obviously right: loops over rows, no code shared
+with the ops.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def attend_row(
     """One query [d] over the keys [sk, d] that it may see; a sink of -inf is no sink."""
     logits = []
     for position in range(len(keys)):
-        logit = float(query @ keys[position]) * (o.scale if o.scale is not None else 1 / math.sqrt(len(query)))
+        logit = float(query @ keys[position]) * (
+            o.scale if o.scale is not None else 1 / math.sqrt(len(query))
+        )
         if o.logit_cap is not None:
             logit = o.logit_cap * math.tanh(logit / o.logit_cap)
         logits.append(logit + float(bias[position]) if seen[position] else -math.inf)
@@ -43,11 +47,18 @@ def attend_row(
         return torch.zeros(values.shape[-1], dtype=torch.float64)
     weights = [math.exp(logit - peak) for logit in logits]
     total = sum(weights) + math.exp(sink - peak)
-    return sum((w / total * v for w, v in zip(weights, values, strict=True)), torch.zeros_like(values[0]))
+    return sum(
+        (w / total * v for w, v in zip(weights, values, strict=True)), torch.zeros_like(values[0])
+    )
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, options: Options, mask: Tensor | None = None, causal: bool = True
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    options: Options,
+    mask: Tensor | None = None,
+    causal: bool = True,
 ) -> Tensor:
     """Attention of [b, s, n, d] in float64, element by element."""
     query, key, value = query.double(), key.double(), value.double()
@@ -61,18 +72,29 @@ def attention(
                 seen, bias = torch.ones(sk, dtype=torch.bool), torch.zeros(sk, dtype=torch.float64)
                 if mask is not None:
                     row = mask.expand(batch, heads, sq, sk)[b, n, i]
-                    seen, bias = (row.clone(), bias) if row.dtype == torch.bool else (seen, row.double())
+                    seen, bias = (
+                        (row.clone(), bias) if row.dtype == torch.bool else (seen, row.double())
+                    )
                 for j in range(sk):
                     windowed = options.sliding_window is not None
                     if (causal or windowed) and j > position:
                         seen[j] = False
                     if windowed and position - j >= options.sliding_window:
                         seen[j] = False
-                    if options.chunk_size is not None and position // options.chunk_size != j // options.chunk_size:
+                    if (
+                        options.chunk_size is not None
+                        and position // options.chunk_size != j // options.chunk_size
+                    ):
                         seen[j] = False
                 if options.alibi_slopes is not None:
-                    bias += float(options.alibi_slopes[n]) * (torch.arange(sk, dtype=torch.float64) - position)
-                sinks = options.sinks if options.sinks is None or options.sinks.dim() == 1 else options.sinks[b, i]
+                    bias += float(options.alibi_slopes[n]) * (
+                        torch.arange(sk, dtype=torch.float64) - position
+                    )
+                sinks = (
+                    options.sinks
+                    if options.sinks is None or options.sinks.dim() == 1
+                    else options.sinks[b, i]
+                )
                 sink = -math.inf if sinks is None else float(sinks[n])
                 group = n * kv_heads // heads
                 out[b, i, n] = attend_row(
@@ -83,7 +105,9 @@ def attention(
 
 @dataclass
 class Sequence:
-    """The history of one sequence: keys and values of all its tokens, queries of the new ones ([s, n, d])."""
+    """The history of one sequence: keys and values of all its tokens, queries of the new ones ([s,
+    n, d]).
+    """
 
     query: Tensor
     key: Tensor
@@ -92,7 +116,9 @@ class Sequence:
 
 @dataclass
 class Batch:
-    """A flat row of tokens with its metadata, and caches that already hold the tokens of earlier steps."""
+    """A flat row of tokens with its metadata, and caches that already hold the tokens of earlier
+    steps.
+    """
 
     query: Tensor
     key: Tensor
@@ -125,22 +151,29 @@ def make_batch(
     spare_columns: int = 2,
     device: str = "cpu",
 ) -> Batch:
-    """Random sequences of (new, all) tokens, in pages dealt out at random, with `padding` unused rows at the end.
+    """Random sequences of (new, all) tokens, in pages dealt out at random, with `padding` unused
+    rows at the end.
 
-    What no sequence has stored is NaN, as an earlier owner of a page may have left it; so are keys of unused rows.
+    What no sequence has stored is NaN, as an earlier owner of a page may have left it; so are keys
+    of unused rows.
     """
     value_dim = dim if value_dim is None else value_dim
     pages_each = [-(-length // page_size) for _, length in lengths]
     order = (torch.randperm(sum(pages_each)) + 1).split(pages_each)  # page 0 stays spare
     caches = [
-        torch.full((sum(pages_each) + 1, kv_heads, page_size, d), torch.nan).to(cache_dtype or dtype)
+        torch.full((sum(pages_each) + 1, kv_heads, page_size, d), torch.nan).to(
+            cache_dtype or dtype
+        )
         for d in (dim, value_dim)
     ]
     block_table = torch.zeros(len(lengths), max(pages_each) + spare_columns, dtype=torch.int32)
     sequences, slots = [], []
     for row, (new, length) in enumerate(lengths):
         block_table[row, : pages_each[row]] = order[row]
-        slot = order[row][torch.arange(length) // page_size] * page_size + torch.arange(length) % page_size
+        slot = (
+            order[row][torch.arange(length) // page_size] * page_size
+            + torch.arange(length) % page_size
+        )
         key, value = (torch.randn(length, kv_heads, d).to(dtype) for d in (dim, value_dim))
         for cache, tokens in zip(caches, (key, value), strict=True):
             for position in range(length - new):
@@ -156,7 +189,10 @@ def make_batch(
         )
     )
     rows = [
-        torch.cat([getattr(s, name)[-n:] for s, n in zip(sequences, new_tokens, strict=True)] + [getattr(unused, name)])
+        torch.cat(
+            [getattr(s, name)[-n:] for s, n in zip(sequences, new_tokens, strict=True)]
+            + [getattr(unused, name)]
+        )
         for name in ("query", "key", "value")
     ]
     ends = torch.tensor([0, *new_tokens]).cumsum(0)
@@ -167,12 +203,17 @@ def make_batch(
         block_table,
         torch.cat([*slots, torch.arange(padding) % page_size]),
     ]
-    info = torch.tensor([len(lengths), int(ends[-1]), max(new_tokens), max(n for _, n in lengths)], dtype=torch.int32)
+    info = torch.tensor(
+        [len(lengths), int(ends[-1]), max(new_tokens), max(n for _, n in lengths)],
+        dtype=torch.int32,
+    )
     return Batch(*(t.to(device) for t in tensors), info, *(c.to(device) for c in caches), sequences)
 
 
 def forget(batch: Batch, options: Options) -> Batch:
-    """Give up the pages that no query of a batch sees any more, as the runtime does: their numbers become 0."""
+    """Give up the pages that no query of a batch sees any more, as the runtime does: their numbers
+    become 0.
+    """
     page_size = batch.k_cache.shape[2]
     for row, sequence in zip(batch.block_table, batch.sequences, strict=True):
         position, first = len(sequence.key) - len(sequence.query), 0
@@ -185,7 +226,9 @@ def forget(batch: Batch, options: Options) -> Batch:
 
 
 def cached_attention(batch: Batch, options: Options) -> Tensor:
-    """The answer that a cached attention must give, from the whole history of each sequence; zeros for unused rows."""
+    """The answer that a cached attention must give, from the whole history of each sequence; zeros
+    for unused rows.
+    """
     outs = []
     for s in batch.sequences:
         key, value = (t.to(batch.k_cache.dtype).to(t.dtype)[None] for t in (s.key, s.value))

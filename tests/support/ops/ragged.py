@@ -1,4 +1,6 @@
-"""Rows of tokens of several sequences with their metadata, and a cached op beside its reference in float64."""
+"""Rows of tokens of several sequences with their metadata, and a cached op beside its reference in
+float64.
+"""
 
 from __future__ import annotations
 
@@ -39,21 +41,31 @@ class Row:
         return [self.args[name] for name in names]
 
     def spoil(self, cache: Tensor, paged: bool) -> None:
-        """Put NaN, as an earlier owner may have left it, wherever no sequence of the row has stored anything."""
+        """Put NaN, as an earlier owner may have left it, wherever no sequence of the row has stored
+        anything.
+        """
         starts, lengths = self.args["cu_seqlens"].tolist(), self.args["kv_lens"].tolist()
-        known = torch.zeros(cache.shape[:1] + cache.shape[2:3] if paged else cache.shape[:1], dtype=torch.bool)
+        known = torch.zeros(
+            cache.shape[:1] + cache.shape[2:3] if paged else cache.shape[:1], dtype=torch.bool
+        )
         for sequence, length in enumerate(lengths):
             before = length - (starts[sequence + 1] - starts[sequence])
             position = torch.arange(before)
             if paged:
-                known[self.args["block_table"][sequence].cpu()[position // PAGE], position % PAGE] = True
+                known[
+                    self.args["block_table"][sequence].cpu()[position // PAGE], position % PAGE
+                ] = True
             elif before:
                 known[self.args["state_slots"][sequence].cpu()] = True
         (cache.transpose(1, 2) if paged else cache)[~known.to(cache.device)] = torch.nan
 
 
-def make_row(lengths: list[tuple[int, int]], padding_sequences: int = 0, unused_rows: int = 0) -> Row:
-    """Sequences of (new, all) tokens in random slots and pages; padding sequences write to slot 0 and page 0."""
+def make_row(
+    lengths: list[tuple[int, int]], padding_sequences: int = 0, unused_rows: int = 0
+) -> Row:
+    """Sequences of (new, all) tokens in random slots and pages; padding sequences write to slot 0
+    and page 0.
+    """
     spans = lengths + [(1, 1)] * padding_sequences
     new, kv_lens = (torch.tensor(column) for column in zip(*spans, strict=True))
     columns = -(-int(kv_lens.max()) // PAGE) + 2
@@ -80,7 +92,9 @@ def make_row(lengths: list[tuple[int, int]], padding_sequences: int = 0, unused_
 
 
 def make_step(name: str) -> Row:
-    """One of `STEPS`, padded as the runtime pads: decode with sequences, other steps with unused rows."""
+    """One of `STEPS`, padded as the runtime pads: decode with sequences, other steps with unused
+    rows.
+    """
     return make_row(STEPS[name], 2 if name == "decode" else 0, 0 if name == "decode" else 3)
 
 
@@ -94,12 +108,20 @@ def double(values: list[Any]) -> list[Any]:
 
 
 def check(
-    name: str, arguments: list[Any], cache: int, row: Row, tolerance: float, used: Tensor, backend: str = "triton"
+    name: str,
+    arguments: list[Any],
+    cache: int,
+    row: Row,
+    tolerance: float,
+    used: Tensor,
+    backend: str = "triton",
 ) -> None:
-    """Compare `<backend>_<name>` with `torch_<name>` in float64: outputs, and the cache at position `cache`.
+    """Compare `<backend>_<name>` with `torch_<name>` in float64: outputs, and the cache at position
+    `cache`.
 
     What no sequence has stored there is NaN before, as an earlier owner may have left it.
-    `used` are the indices of the cache that the sequences own; others, but the spare 0, must stay as they were.
+    `used` are the indices of the cache that the sequences own; others, but the spare 0, must stay
+    as they were.
     """
     ops: Any = torch.ops.onboard
     row.spoil(arguments[cache], "mla" in name)
@@ -108,7 +130,9 @@ def check(
     expected = getattr(ops, f"torch_{name}")(*theirs)
     actual = getattr(ops, f"{backend}_{name}")(*arguments)
     assert actual.shape == expected.shape
-    assert not actual[:, row.real_tokens :].any() or row.real_tokens + 2 == row.tokens  # zeros, or padding sequences
+    assert (
+        not actual[:, row.real_tokens :].any() or row.real_tokens + 2 == row.tokens
+    )  # zeros, or padding sequences
     assert relative_error(actual[:, : row.real_tokens], expected[:, : row.real_tokens]) < tolerance
     if before.numel():
         stored, wanted = arguments[cache][used], theirs[cache][used]
@@ -119,10 +143,15 @@ def check(
     torch.testing.assert_close(arguments[cache][left], before[left], rtol=0, atol=0, equal_nan=True)
 
 
-def mla(row: Row, heads: int, rank: int, rope: int, dtype: torch.dtype = torch.float32, **options: Any) -> list[Any]:
+def mla(
+    row: Row, heads: int, rank: int, rope: int, dtype: torch.dtype = torch.float32, **options: Any
+) -> list[Any]:
     """Arguments of a cached latent attention."""
     nope, value = 6, 7
-    tokens = [randn(1, row.tokens, *shape, dtype=dtype) for shape in [(heads, nope), (heads, rope), (rank,), (1, rope)]]
+    tokens = [
+        randn(1, row.tokens, *shape, dtype=dtype)
+        for shape in [(heads, nope), (heads, rope), (rank,), (1, rope)]
+    ]
     weight = (randn(heads * (nope + value), rank) * rank**-0.5).to(dtype)
     cache = randn(row.pages, 1, PAGE, rank + rope, dtype=options.get("cache_dtype", dtype))
     return [*tokens, weight, *row.metadata(*PAGED), cache, options.get("scale")]
@@ -133,7 +162,9 @@ def slots(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return randn(SLOTS, *shape, dtype=dtype)
 
 
-def conv(row: Row, channels: int, kernel: int, dilation: int, activation: str | None, **options: Any) -> list[Any]:
+def conv(
+    row: Row, channels: int, kernel: int, dilation: int, activation: str | None, **options: Any
+) -> list[Any]:
     """Arguments of a cached causal convolution, whose input is a slice of a wider projection."""
     dtype = options.get("dtype", torch.float32)
     x = randn(1, row.tokens, channels + 5, dtype=dtype)[..., 3 : channels + 3]
@@ -144,17 +175,37 @@ def conv(row: Row, channels: int, kernel: int, dilation: int, activation: str | 
 
 
 def delta_rule(
-    row: Row, key_heads: int, heads: int, key: int, value: int, normalise: bool, dtype: torch.dtype = torch.float32
+    row: Row,
+    key_heads: int,
+    heads: int,
+    key: int,
+    value: int,
+    normalise: bool,
+    dtype: torch.dtype = torch.float32,
 ) -> list[Any]:
-    """Arguments of a cached gated delta rule; keys that are not normalised are short, or no one's states would last."""
+    """Arguments of a cached gated delta rule; keys that are not normalised are short, or no one's
+    states would last.
+    """
     shapes = [(key_heads, key), (key_heads, key), (heads, value), (heads,), (heads,)]
     q, k, v, g, beta = (randn(1, row.tokens, *shape, dtype=dtype) for shape in shapes)
     k = k if normalise else (k * key**-0.5).to(dtype)
     cache = slots(heads, key, value)
-    return [q, k, v, -g.abs(), beta.sigmoid(), *row.metadata(*STATE), cache, None if normalise else 0.4, normalise]
+    return [
+        q,
+        k,
+        v,
+        -g.abs(),
+        beta.sigmoid(),
+        *row.metadata(*STATE),
+        cache,
+        None if normalise else 0.4,
+        normalise,
+    ]
 
 
-def ssm(row: Row, heads: int, groups: int, size: int, state: int, dtype: torch.dtype = torch.float32) -> list[Any]:
+def ssm(
+    row: Row, heads: int, groups: int, size: int, state: int, dtype: torch.dtype = torch.float32
+) -> list[Any]:
     """Arguments of a cached Mamba 2 scan."""
     shapes = [(heads, size), (groups, state), (groups, state), (heads,)]
     x, B, C, dt = (randn(1, row.tokens, *shape, dtype=dtype) for shape in shapes)
@@ -169,5 +220,16 @@ def selective_scan(
     """Arguments of a cached Mamba scan."""
     x, dt, z = (randn(1, row.tokens, channels, dtype=dtype) for _ in range(3))
     B, C = (randn(1, row.tokens, state, dtype=dtype) for _ in range(2))
-    extras = [randn(channels, dtype=dtype), z, randn(channels, dtype=dtype)] if optional else [None] * 3
-    return [x, dt, -randn(channels, state).abs(), B, C, *extras, *row.metadata(*STATE), slots(channels, state)]
+    extras = (
+        [randn(channels, dtype=dtype), z, randn(channels, dtype=dtype)] if optional else [None] * 3
+    )
+    return [
+        x,
+        dt,
+        -randn(channels, state).abs(),
+        B,
+        C,
+        *extras,
+        *row.metadata(*STATE),
+        slots(channels, state),
+    ]

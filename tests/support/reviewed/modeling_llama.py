@@ -36,21 +36,31 @@ class LlamaRotaryEmbedding(nn.Module):
             inv_freq, scaling = config.rope_parameters["rope_theta"] ** -exponents, 1.0
         else:
             inv_freq, scaling = ROPE_INIT_FUNCTIONS[rope_type](config)
-        angles = torch.outer(torch.arange(config.max_position_embeddings, dtype=torch.float32), inv_freq)
+        angles = torch.outer(
+            torch.arange(config.max_position_embeddings, dtype=torch.float32), inv_freq
+        )
         angles = torch.cat((angles, angles), dim=-1)
         self.register_buffer("cos", angles.cos() * scaling, persistent=False)
         self.register_buffer("sin", angles.sin() * scaling, persistent=False)
 
-    def forward(self, hidden_states: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.cos[position_ids].to(hidden_states.dtype), self.sin[position_ids].to(hidden_states.dtype)
+    def forward(
+        self, hidden_states: torch.Tensor, position_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.cos[position_ids].to(hidden_states.dtype), self.sin[position_ids].to(
+            hidden_states.dtype
+        )
 
 
 class LlamaMLP(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.gate_proj = nn.Linear(
+            config.hidden_size, config.intermediate_size, bias=config.mlp_bias
+        )
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(
+            config.intermediate_size, config.hidden_size, bias=config.mlp_bias
+        )
         self.activation = config.hidden_act
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -77,13 +87,17 @@ class LlamaAttention(nn.Module):
         self.v_proj = nn.Linear(config.hidden_size, key_size, bias=config.attention_bias)
         self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_bias)
 
-    def forward(self, hidden_states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
         batch, sequence, _ = hidden_states.shape
         query = self.q_proj(hidden_states).view(batch, sequence, -1, self.head_dim)
         key = self.k_proj(hidden_states).view(batch, sequence, -1, self.head_dim)
         value = self.v_proj(hidden_states).view(batch, sequence, -1, self.head_dim)
         query, key = torch.ops.onboard.torch_rope_with_explicit_cos_sin(query, key, cos, sin, 2)
-        output = torch.ops.onboard.torch_attention(query, key, value, is_causal=True, scale=self.head_dim**-0.5)
+        output = torch.ops.onboard.torch_attention(
+            query, key, value, is_causal=True, scale=self.head_dim**-0.5
+        )
         return self.o_proj(output.reshape(batch, sequence, -1))
 
 
@@ -95,8 +109,12 @@ class LlamaDecoderLayer(nn.Module):
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, hidden_states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        hidden_states = hidden_states + self.self_attn(self.input_layernorm(hidden_states), cos, sin)
+    def forward(
+        self, hidden_states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        hidden_states = hidden_states + self.self_attn(
+            self.input_layernorm(hidden_states), cos, sin
+        )
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
@@ -104,7 +122,9 @@ class LlamaModel(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(LlamaDecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            LlamaDecoderLayer(config) for _ in range(config.num_hidden_layers)
+        )
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary_emb = LlamaRotaryEmbedding(config)
 
@@ -125,7 +145,9 @@ class LlamaForCausalLM(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:
-        """Return logits [batch, sequence, vocabulary] for `input_ids` and `position_ids`, both [batch, sequence]."""
+        """Return logits [batch, sequence, vocabulary] for `input_ids` and `position_ids`, both
+        [batch, sequence].
+        """
         assert position_ids is not None, "position_ids are always given"
         return CausalLMOutput(logits=self.lm_head(self.model(input_ids, position_ids)))
 

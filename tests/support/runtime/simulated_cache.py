@@ -1,4 +1,6 @@
-"""A scheduler over a cache that is simulated: which token each page holds, and which tokens each state has seen."""
+"""A scheduler over a cache that is simulated: which token each page holds, and which tokens each
+state has seen.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def alone(request: Request) -> list[int]:
 
 
 class Simulation:
-    """Runs steps: every token that a query may see must lie in the sequence's pages, and the state must have seen all.
+    """Runs steps: every token that a query may see must lie in the sequence's pages, and the state
+    must have seen all.
 
     `windows` has an entry a group of pages; `snapshots` None: no recurrent states.
     """
@@ -73,7 +76,9 @@ class Simulation:
             snapshots=snapshots,
             copy_state=self._copy_state,
         )
-        self.scheduler = Scheduler(self.memory, max_batch_size=max_batch_size, max_num_tokens=max_num_tokens, rope=rope)
+        self.scheduler = Scheduler(
+            self.memory, max_batch_size=max_batch_size, max_num_tokens=max_num_tokens, rope=rope
+        )
         self.held: list[dict[int, int]] = [{} for _ in windows]
         """By group: place in the pages -> token."""
         self.states: dict[int, list[int]] = {}
@@ -144,7 +149,9 @@ class Simulation:
             start, length = chunk.sequence.num_cached, chunk.length
             tokens = chunk.sequence.tokens[: start + length]
             assert args["input_ids"][0][ends[row] : ends[row + 1]] == tokens[start:]
-            assert args["position_ids"][0][ends[row] : ends[row + 1]] == list(range(start, start + length))
+            assert args["position_ids"][0][ends[row] : ends[row + 1]] == list(
+                range(start, start + length)
+            )
             assert args["kv_lens"][row] == start + length
             slot = args["state_slots"][row]
             assert slot == chunk.sequence.slot
@@ -152,7 +159,9 @@ class Simulation:
                 table = args["block_table" if group == 0 else f"block_table_{group}"][row]
                 for position in range(pool.first_key(start), start + length):
                     assert table[position // PAGE]
-                    assert held[table[position // PAGE] * PAGE + position % PAGE] == tokens[position]
+                    assert (
+                        held[table[position // PAGE] * PAGE + position % PAGE] == tokens[position]
+                    )
             if self.memory.has_states:
                 self.states[slot] = (self.states[slot] if start else []) + tokens[start:]
                 assert self.states[slot] == tokens

@@ -1,4 +1,6 @@
-"""A random tiny checkpoint whose generated file is hand-written, and transformers' model with the same weights."""
+"""A random tiny checkpoint whose generated file is hand-written, and transformers' model with the
+same weights.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,19 @@ from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
 from tests.support import checkpoints
 
-TINY = {**checkpoints.TINY, "bos_token_id": None, "eos_token_id": None, "tie_word_embeddings": False}
+TINY = {
+    **checkpoints.TINY,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "tie_word_embeddings": False,
+}
 
 
 @dataclass
 class Tiny:
-    """A random tiny checkpoint, the root that holds its hand-written model file, and transformers' own model."""
+    """A random tiny checkpoint, the root that holds its hand-written model file, and transformers'
+    own model.
+    """
 
     checkpoint: Path
     root: Path
@@ -51,19 +60,27 @@ def save_tokenizer(folder: Path, text: str) -> int:
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     fast.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    fast.train_from_iterator([text], trainers.BpeTrainer(special_tokens=["<eos>"], initial_alphabet=alphabet))
+    fast.train_from_iterator(
+        [text], trainers.BpeTrainer(special_tokens=["<eos>"], initial_alphabet=alphabet)
+    )
     PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<eos>").save_pretrained(folder)
     return fast.get_vocab_size()
 
 
-def make_tiny(folder: Path, model_type: str = "llama", *, own_file: bool = True, **options: Any) -> Tiny:
+def make_tiny(
+    folder: Path, model_type: str = "llama", *, own_file: bool = True, **options: Any
+) -> Tiny:
     """`own_file` False: the model's file is the one that ships."""
     seed = int(torch.randint(2**31, ()))
     print(f"weights seed {seed}")
     torch.manual_seed(seed)
     config = AutoConfig.for_model(model_type, **{**TINY, **options})
-    hf = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
-    for parameter in hf.parameters():  # larger than the usual initialisation: logits far apart, norms not all ones
+    hf = AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager", dtype=torch.float32
+    ).eval()
+    for parameter in (
+        hf.parameters()
+    ):  # larger than the usual initialisation: logits far apart, norms not all ones
         parameter.data.normal_(std=0.2).add_(1.0 if parameter.ndim == 1 else 0.0)
     checkpoint, root = folder / "checkpoint", folder / "root"
     hf.save_pretrained(checkpoint)

@@ -69,7 +69,11 @@ MORE: dict[tuple[str, str], dict[str, Any]] = {
     ("gpt2", "vllm-plugin"): {"n_positions": 128},
     ("opt", "vllm-plugin"): {"ffn_dim": 48, "word_embed_proj_dim": 32},
     ("qwen3", "vllm-plugin"): {"head_dim": 16},
-    ("cohere2", "vllm-plugin"): {"head_dim": 8, "sliding_window": 4, "layer_types": _WINDOW_THEN_NONE},
+    ("cohere2", "vllm-plugin"): {
+        "head_dim": 8,
+        "sliding_window": 4,
+        "layer_types": _WINDOW_THEN_NONE,
+    },
     ("phi", "vllm-plugin"): {},
     ("mixtral", "vllm-plugin"): {"num_local_experts": 4, "head_dim": 8},
 }
@@ -86,7 +90,9 @@ class Case:
     logits: list[torch.Tensor]
 
 
-def make_cases(folder: Path, models: dict[tuple[str, str], dict[str, Any]]) -> dict[tuple[str, str], Case]:
+def make_cases(
+    folder: Path, models: dict[tuple[str, str], dict[str, Any]]
+) -> dict[tuple[str, str], Case]:
     """Return models, exported here and run together in one process without onboard."""
     seed = int(torch.randint(2**31, ()))
     print(f"texts seed {seed}")
@@ -97,23 +103,40 @@ def make_cases(folder: Path, models: dict[tuple[str, str], dict[str, Any]]) -> d
         if model_type == "llama":
             _without_prefix(tiny.checkpoint / "model.safetensors")
         exported = export_model(str(tiny.checkpoint), to, root=tiny.root)
-        texts = [torch.randint(3, 97, (length,), generator=generator).tolist() for length in (13, 1, 9)]
+        texts = [
+            torch.randint(3, 97, (length,), generator=generator).tolist() for length in (13, 1, 9)
+        ]
         made[model_type, to] = tiny, exported, texts
-        place = {"folder": str(exported.folder), "package": exported.package, "checkpoint": str(tiny.checkpoint)}
+        place = {
+            "folder": str(exported.folder),
+            "package": exported.package,
+            "checkpoint": str(tiny.checkpoint),
+        }
         jobs[model_type] = {"to": to, "texts": texts, **place}
     tensors = _outside(jobs, folder)
-    return {key: Case(*what, [tensors[f"{key[0]}.{index}"] for index in range(3)]) for key, what in made.items()}
+    return {
+        key: Case(*what, [tensors[f"{key[0]}.{index}"] for index in range(3)])
+        for key, what in made.items()
+    }
 
 
 def _without_prefix(path: Path) -> None:
     """Keep a checkpoint as the base model alone would be: its names lack the first part."""
-    save_file({name.removeprefix("model."): tensor for name, tensor in load_file(path).items()}, path)
+    save_file(
+        {name.removeprefix("model."): tensor for name, tensor in load_file(path).items()}, path
+    )
 
 
 def _outside(jobs: dict[str, Any], folder: Path) -> dict[str, torch.Tensor]:
     path, results = folder / "jobs.json", folder / "results.safetensors"
     path.write_text(json.dumps(jobs))
-    command = [sys.executable, "-P", str(Path(__file__).with_name("outside.py")), str(path), str(results)]
+    command = [
+        sys.executable,
+        "-P",
+        str(Path(__file__).with_name("outside.py")),
+        str(path),
+        str(results),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr
     return load_file(results)

@@ -1,4 +1,6 @@
-"""Uses exported packages in a process that cannot import onboard: python outside.py JOBS.json RESULTS.safetensors."""
+"""Uses exported packages in a process that cannot import onboard: python outside.py JOBS.json
+RESULTS.safetensors.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def plain(job: dict[str, Any]) -> Any:
     own = run_path(str(Path(job["folder"], "tests", "test_against_transformers.py")))
     own["test_logits_are_those_of_transformers"]()
     with torch.no_grad():
-        return [model(ids, package.positions(model, ids)).logits[0] for ids in map(_row, job["texts"])]
+        return [
+            model(ids, package.positions(model, ids)).logits[0] for ids in map(_row, job["texts"])
+        ]
 
 
 def vllm(job: dict[str, Any]) -> Any:
@@ -79,7 +83,9 @@ def main(jobs: Path, results: Path) -> None:
     for name, job in json.loads(jobs.read_text()).items():
         sys.path.insert(0, job["folder"])
         logits = {"plain": plain, "vllm-plugin": vllm}[job["to"]](job)
-        tensors |= {f"{name}.{index}": each.contiguous().clone() for index, each in enumerate(logits)}
+        tensors |= {
+            f"{name}.{index}": each.contiguous().clone() for index, each in enumerate(logits)
+        }
     assert not any(name.partition(".")[0] == "onboard" for name in sys.modules)
     save_file(tensors, results)
 

@@ -1,4 +1,6 @@
-"""Edits of a generated model file and its tests that would let a wrong model pass fail the contract, at their line."""
+"""Edits of a generated model file and its tests that would let a wrong model pass fail the
+contract, at their line.
+"""
 
 from __future__ import annotations
 
@@ -161,11 +163,19 @@ CUNNING = [
         "E11",
         "def limit",
     ),
-    Mutation("a limit beside the pair's", TEST, {'pair.limit("model"), "logits"': '1e9, "logits"'}, "E11", "1e9"),
+    Mutation(
+        "a limit beside the pair's",
+        TEST,
+        {'pair.limit("model"), "logits"': '1e9, "logits"'},
+        "E11",
+        "1e9",
+    ),
     Mutation(
         "a limit that another class has",
         TEST,
-        {"needs_cuda = ": "class Loose:\n    limit = staticmethod(lambda kind: 1e9)\n\n\nneeds_cuda = "},
+        {
+            "needs_cuda = ": "class Loose:\n    limit = staticmethod(lambda kind: 1e9)\n\n\nneeds_cuda = "
+        },
         "E11",
         "limit = ",
     ),
@@ -200,7 +210,9 @@ CUNNING = [
     Mutation(
         "an import under the name of the comparison",
         TEST,
-        {"ROOT = Path": "from onboard.testing import fresh_seed as assert_rmse_close\n\nROOT = Path"},
+        {
+            "ROOT = Path": "from onboard.testing import fresh_seed as assert_rmse_close\n\nROOT = Path"
+        },
         "E09",
         "as assert_rmse_close",
     ),
@@ -212,7 +224,11 @@ CUNNING = [
         "no test_block",
     ),
     Mutation(
-        "paths that are taken away", TEST, {"# Largest rmse": "BLOCKS.clear()\n# Largest rmse"}, "E18", "BLOCKS.clear()"
+        "paths that are taken away",
+        TEST,
+        {"# Largest rmse": "BLOCKS.clear()\n# Largest rmse"},
+        "E18",
+        "BLOCKS.clear()",
     ),
     Mutation(
         "blocks of the reference",
@@ -317,16 +333,41 @@ CUNNING = [
     Mutation(
         "a load under another name",
         MODEL,
-        {"import torch\n": "import torch\nfrom torch import load as stack\n", **inline('x = x + stack("x.pt")')},
+        {
+            "import torch\n": "import torch\nfrom torch import load as stack\n",
+            **inline('x = x + stack("x.pt")'),
+        },
         "T09",
         "load as stack",
     ),
-    Mutation("a load by a text", MODEL, inline('x = x + getattr(torch, "lo" + "ad")("x.pt")'), "T09", "getattr"),
     Mutation(
-        "a load behind a name", MODEL, inline("t = torch; x = x + t.serialization.load(str(x))"), "T09", "serialization"
+        "a load by a text",
+        MODEL,
+        inline('x = x + getattr(torch, "lo" + "ad")("x.pt")'),
+        "T09",
+        "getattr",
     ),
-    Mutation("a module behind torch", MODEL, inline('torch.utils.os.system("true")'), "T09", "torch.utils"),
-    Mutation("a builtin behind a special name", MODEL, inline('x.__class__.__base__("x")'), "T09", "__class__"),
+    Mutation(
+        "a load behind a name",
+        MODEL,
+        inline("t = torch; x = x + t.serialization.load(str(x))"),
+        "T09",
+        "serialization",
+    ),
+    Mutation(
+        "a module behind torch",
+        MODEL,
+        inline('torch.utils.os.system("true")'),
+        "T09",
+        "torch.utils",
+    ),
+    Mutation(
+        "a builtin behind a special name",
+        MODEL,
+        inline('x.__class__.__base__("x")'),
+        "T09",
+        "__class__",
+    ),
     Mutation(
         "a module by its name",
         MODEL,
@@ -374,13 +415,21 @@ def failures(
 ) -> dict[str, list[str]]:
     """Judge some items of the contract; return the evidence for those that fail."""
     write(root, files)
-    subject = Subject(Source.load(root / MODEL, root), Source.load(root / TEST, root), spec, root / MODEL)
+    subject = Subject(
+        Source.load(root / MODEL, root), Source.load(root / TEST, root), spec, root / MODEL
+    )
     vars(subject).update(made)
-    outcomes = {item.id: item.check(subject) for item in CHECKLIST if item.id in ids and item.kind == "contract"}
+    outcomes = {
+        item.id: item.check(subject)
+        for item in CHECKLIST
+        if item.id in ids and item.kind == "contract"
+    }
     return {name: outcome.evidence for name, outcome in outcomes.items() if not outcome.passed}
 
 
-def test_what_is_generated_passes_without_a_note(tmp_path: Path, files: dict[str, str], spec: ModelSpec) -> None:
+def test_what_is_generated_passes_without_a_note(
+    tmp_path: Path, files: dict[str, str], spec: ModelSpec
+) -> None:
     write(tmp_path, files)
     result = review(tmp_path / MODEL, tmp_path / TEST, spec, tmp_path)
     assert [(item.id, item.evidence) for item in [*result.failed, *result.noted]] == []
@@ -388,7 +437,11 @@ def test_what_is_generated_passes_without_a_note(tmp_path: Path, files: dict[str
 
 @pytest.mark.parametrize("mutation", [*EIGHT, *CUNNING], ids=lambda mutation: mutation.name)
 def test_a_mutation_fails_at_its_line(
-    tmp_path: Path, files: dict[str, str], spec: ModelSpec, made: dict[str, Source], mutation: Mutation
+    tmp_path: Path,
+    files: dict[str, str],
+    spec: ModelSpec,
+    made: dict[str, Source],
+    mutation: Mutation,
 ) -> None:
     text = files[mutation.file]
     for old, new in mutation.changes.items():
@@ -413,8 +466,22 @@ def test_a_mutation_fails_at_its_line(
     ],
 )
 def test_tests_that_ask_for_more_pass(
-    tmp_path: Path, files: dict[str, str], spec: ModelSpec, made: dict[str, Source], old: str, new: str
+    tmp_path: Path,
+    files: dict[str, str],
+    spec: ModelSpec,
+    made: dict[str, Source],
+    old: str,
+    new: str,
 ) -> None:
     assert old in files[TEST]
     changed = {**files, TEST: files[TEST].replace(old, new) + MORE}
-    assert failures(tmp_path, changed, spec, {item.id for item in CHECKLIST if item.id.startswith("E")}, made) == {}
+    assert (
+        failures(
+            tmp_path,
+            changed,
+            spec,
+            {item.id for item in CHECKLIST if item.id.startswith("E")},
+            made,
+        )
+        == {}
+    )

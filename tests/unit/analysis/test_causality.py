@@ -25,12 +25,16 @@ LENGTH = 9
 
 
 class Peeking(nn.Module):
-    """The logits of the token at `reader` take in a little of the token at `read`; others are of their own token."""
+    """The logits of the token at `reader` take in a little of the token at `read`; others are of
+    their own token.
+    """
 
     def __init__(self, reader: int, read: int, share: float = 1e-3, seed: int = 0) -> None:
         super().__init__()
         self.reader, self.read, self.share = reader, read, share
-        self.table = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+        self.table = torch.randn(
+            VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed)
+        )
 
     def forward(self, input_ids: Tensor, **_: Any) -> SimpleNamespace:
         logits = self.table[input_ids].clone()
@@ -52,7 +56,10 @@ def test_any_token_that_reads_any_later_one_is_found() -> None:
 def test_who_looks_ahead_in_the_first_half_is_refused(share: float) -> None:
     check_causality(Peeking(6, 3))
     assert is_causal(Peeking(6, 3))
-    with pytest.raises(NotCausalError, match="Peeking is not causal: a token changes the logits of tokens before it"):
+    with pytest.raises(
+        NotCausalError,
+        match="Peeking is not causal: a token changes the logits of tokens before it",
+    ):
         check_causality(Peeking(3, 6, share))
     assert not is_causal(Peeking(3, 6, share))
 
@@ -60,7 +67,9 @@ def test_who_looks_ahead_in_the_first_half_is_refused(share: float) -> None:
 def _bias_in_order(
     self: ProphetNetNgramSelfAttention, hidden: Tensor, scores: Tensor, _: Any, buckets: Tensor
 ) -> Tensor:
-    """Return [batch, streams, heads, tokens, keys]: of each query's own numbers, those of its keys' buckets."""
+    """Return [batch, streams, heads, tokens, keys]: of each query's own numbers, those of its keys'
+    buckets.
+    """
     numbers = self.relative_pos_embeddings(hidden)  # hidden: [batch, tokens, streams, hidden]
     by_head = numbers.unflatten(-1, (self.num_buckets, self.num_attn_heads)).permute(0, 2, 4, 1, 3)
     return by_head.gather(-1, buckets.long()[:, None, None].expand_as(scores))
@@ -69,17 +78,22 @@ def _bias_in_order(
 def test_prophetnet_as_transformers_reads_a_prompt_is_not_causal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers gathers the bias of the predicting streams from rows in the order of (token, stream, head) by
-    buckets in the order of (stream, head, token): a query gets that of another token, head and stream. Which ones
-    hangs on the length of the text; they lie in its first half. Gathered in order the same weights are causal.
+    """transformers gathers the bias of the predicting streams from rows in the order of (token,
+    stream, head) by buckets in the order of (stream, head, token): a query gets that of another
+    token, head and stream. Which ones hangs on the length of the text; they lie in its first half.
+    Gathered in order the same weights are causal.
     """
     made = make_checkpoint(Target(name="prophetnet", variant="varied"), tmp_path)
     assert made.is_causal is False
     assert made.why_not_causal.startswith("a token changes the logits of tokens before it")
     config = json.loads((tmp_path / "config.json").read_text())
-    with pytest.raises(NotCausalError, match="ProphetNetForCausalLM is not causal: a token changes the logits"):
+    with pytest.raises(
+        NotCausalError, match="ProphetNetForCausalLM is not causal: a token changes the logits"
+    ):
         analyze(config, model="x")
     model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert not is_causal(model)
-    monkeypatch.setattr(ProphetNetNgramSelfAttention, "get_predict_relative_pos_embeddings", _bias_in_order)
+    monkeypatch.setattr(
+        ProphetNetNgramSelfAttention, "get_predict_relative_pos_embeddings", _bias_in_order
+    )
     assert is_causal(model)

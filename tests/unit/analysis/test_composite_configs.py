@@ -19,13 +19,21 @@ from onboard.hf.architecture import causal_lm_class, decoder_config
 def test_tokens_for_images_are_in_the_vocabulary_and_stay_distinct(model_type: str) -> None:
     config: Any = AutoConfig.for_model(model_type)
     small: Any = tiny_config(config)
-    names = [key for key in config.to_dict() if "_token_i" in key and isinstance(getattr(config, key), int)]
+    names = [
+        key
+        for key in config.to_dict()
+        if "_token_i" in key and isinstance(getattr(config, key), int)
+    ]
     assert names
     assert all(0 <= getattr(small, key) < VOCABULARY for key in names)
-    assert len({getattr(small, key) for key in names}) == len({getattr(config, key) for key in names})
+    assert len({getattr(small, key) for key in names}) == len(
+        {getattr(config, key) for key in names}
+    )
 
 
-@pytest.mark.parametrize("model_type", ["gemma3", "qwen2_5_vl", "granite_docling", "phi4_multimodal"])
+@pytest.mark.parametrize(
+    "model_type", ["gemma3", "qwen2_5_vl", "granite_docling", "phi4_multimodal"]
+)
 def test_towers_are_small_and_fit_the_text_model(model_type: str) -> None:
     model: Any = build_tiny(AutoConfig.for_model(model_type))
     assert sum(parameter.numel() for parameter in model.parameters()) < 2e7
@@ -55,10 +63,17 @@ def test_a_part_is_told_from_one_whose_name_begins_alike() -> None:
 
 
 def test_the_hash_is_of_the_text_models_file_too() -> None:
-    model = build_tiny(AutoConfig.for_model("llava", vision_config={"model_type": "clip_vision_model"}))
+    model = build_tiny(
+        AutoConfig.for_model("llava", vision_config={"model_type": "clip_vision_model"})
+    )
     own, text = sources = sources_of(model, ["model.vision_tower"])
     assert [source.path.name for source in sources] == ["modeling_llava.py", "modeling_llama.py"]
-    changed = [sources_hash([own, replace(text, text=text.text + "#")]), sources_hash([replace(own, text="#"), text])]
+    changed = [
+        sources_hash([own, replace(text, text=text.text + "#")]),
+        sources_hash([replace(own, text="#"), text]),
+    ]
     assert len({sources_hash(sources), *changed}) == 3
-    assert {source.path.name for source in sources_of(model)} > {source.path.name for source in sources}
+    assert {source.path.name for source in sources_of(model)} > {
+        source.path.name for source in sources
+    }
     assert sources_hash([own]) == own.sha256()

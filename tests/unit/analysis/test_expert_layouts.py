@@ -18,17 +18,26 @@ HIDDEN, WIDTH, EXPERTS, TOP = 12, 10, 4, 2
 
 
 def _flat() -> nn.Module:
-    return DbrxExperts(DbrxFFNConfig(hidden_size=HIDDEN, ffn_hidden_size=WIDTH, moe_num_experts=EXPERTS))
+    return DbrxExperts(
+        DbrxFFNConfig(hidden_size=HIDDEN, ffn_hidden_size=WIDTH, moe_num_experts=EXPERTS)
+    )
 
 
 def _with_identities(**changes: Any) -> nn.Module:
-    sizes = {"expert_ffn_hidden_size": WIDTH, "hidden_size": HIDDEN, "n_routed_experts": EXPERTS, "zero_expert_num": 3}
+    sizes = {
+        "expert_ffn_hidden_size": WIDTH,
+        "hidden_size": HIDDEN,
+        "n_routed_experts": EXPERTS,
+        "zero_expert_num": 3,
+    }
     return LongcatFlashExperts(SimpleNamespace(**{**sizes, "hidden_act": "silu", **changes}))
 
 
 def _separate(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return the weights of experts with stacks as checkpoints have them."""
-    pairs = [(*module.gate_up_proj[index].chunk(2), module.down_proj[index]) for index in range(EXPERTS)]
+    pairs = [
+        (*module.gate_up_proj[index].chunk(2), module.down_proj[index]) for index in range(EXPERTS)
+    ]
     names = ("gate_proj", "up_proj", "down_proj")
     return {
         f"{index}.{name}.weight": weight
@@ -54,9 +63,18 @@ def test_flat_matrices_are_found_out() -> None:
     module = _flat()
     found = probe_experts(module, _call(module, (1, 7)), {})
     assert found is not None
-    expected = {"layout": "flat", "gate": "mlp.w1", "down": "mlp.w2", "up": "mlp.v1", "experts": "num_experts"}
+    expected = {
+        "layout": "flat",
+        "gate": "mlp.w1",
+        "down": "mlp.w2",
+        "up": "mlp.v1",
+        "experts": "num_experts",
+    }
     assert expected.items() <= found.parameters.items()
-    assert (found.parameters["act"], found.parameters["act_class"]) == ("mlp.activation_fn", "DbrxExpertGLU")
+    assert (found.parameters["act"], found.parameters["act_class"]) == (
+        "mlp.activation_fn",
+        "DbrxExpertGLU",
+    )
     assert not found.parameters["identity"]
 
 
@@ -64,7 +82,10 @@ def test_experts_that_return_their_input_are_found_out() -> None:
     module = _with_identities()
     found = probe_experts(module, _call(module, (50,), beyond=3), _separate(module))
     assert found is not None
-    assert (found.parameters["layout"], found.parameters["experts"]) == ("modules", "num_routed_experts")
+    assert (found.parameters["layout"], found.parameters["experts"]) == (
+        "modules",
+        "num_routed_experts",
+    )
     assert found.parameters["identity"]
 
 

@@ -67,18 +67,29 @@ def test_a_loop_of_matrix_states_is_lightning_attention() -> None:
     ]
     match = match_loop(calls)
     assert match is not None
-    assert (match.op, match.turned, match.result, match.joined) == ("torch_lightning_attention", True, "pieces", 2)
+    assert (match.op, match.turned, match.result, match.joined) == (
+        "torch_lightning_attention",
+        True,
+        "pieces",
+        2,
+    )
     assert match.arguments == ("query", "other", "value", "self.rates")
 
 
 def test_a_loop_of_a_method_is_the_linear_recurrence() -> None:
     match = match_loop(_watched(_Leaking(), torch.randn(2, 9, 4), torch.randn(2, 30, 4)))
     assert match is not None
-    assert (match.op, match.arguments, match.result) == ("torch_linear_recurrence", ("x", "kept"), "out")
+    assert (match.op, match.arguments, match.result) == (
+        "torch_linear_recurrence",
+        ("x", "kept"),
+        "out",
+    )
 
 
 @pytest.mark.parametrize(
-    ("model", "shape"), [(_Fading(twist=1e-3), (2, 3, 9, 4)), (_Leaking(first=1e-2), (2, 9, 4))], ids=["query", "state"]
+    ("model", "shape"),
+    [(_Fading(twist=1e-3), (2, 3, 9, 4)), (_Leaking(first=1e-2), (2, 9, 4))],
+    ids=["query", "state"],
 )
 def test_what_is_almost_an_op_is_none(model: nn.Module, shape: tuple[int, ...]) -> None:
     assert match_loop(_watched(model, torch.randn(*shape))) is None

@@ -24,7 +24,9 @@ class Masking(nn.Module):
         self.window = window
         self.head = nn.Embedding(VOCABULARY, 8)
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **_: object) -> object:
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **_: object
+    ) -> object:
         pair(input_ids.shape[1], attention_mask, self.window)
         return type("Output", (), {"logits": self.head(input_ids)})
 

@@ -39,7 +39,9 @@ EXPERTS = [sample_block("X", "experts")]
         ({"num_experts": 4, "n_shared_experts": 0, "experts_per_token": None}, {"experts": 4}),
     ],
 )  # fmt: skip
-def test_a_mixture_says_how_many_experts_it_has(fields: dict[str, Any], expected: dict[str, int]) -> None:
+def test_a_mixture_says_how_many_experts_it_has(
+    fields: dict[str, Any], expected: dict[str, int]
+) -> None:
     config = PretrainedConfig(**fields)
     assert {name: trait.value for name, trait in mixture(config, EXPERTS).items()} == expected
     assert mixture(config, []) == {}, "a field alone makes no mixture"
@@ -75,13 +77,21 @@ def _experts(model: nn.Module) -> list[nn.Module]:
     return [module for name, module in model.named_modules() if name.endswith("mlp.experts")]
 
 
-def test_active_parameters_are_those_that_a_tokens_gradient_reaches(mixtral: MixtralForCausalLM) -> None:
+def test_active_parameters_are_those_that_a_tokens_gradient_reaches(
+    mixtral: MixtralForCausalLM,
+) -> None:
     mixtral.zero_grad()
     mixtral(torch.tensor([[7]]), use_cache=False).logits.square().sum().backward()
     idle = 0
-    for parameter in (parameter for module in _experts(mixtral) for parameter in module.parameters()):
+    for parameter in (
+        parameter for module in _experts(mixtral) for parameter in module.parameters()
+    ):
         assert parameter.grad is not None
-        idle += sum(weight.numel() for weight, grad in zip(parameter, parameter.grad, strict=True) if not grad.any())
+        idle += sum(
+            weight.numel()
+            for weight, grad in zip(parameter, parameter.grad, strict=True)
+            if not grad.any()
+        )
     assert idle
     total = sum(parameter.numel() for parameter in mixtral.parameters())
     [name] = {type(module).__name__ for module in _experts(mixtral)}
@@ -90,11 +100,17 @@ def test_active_parameters_are_those_that_a_tokens_gradient_reaches(mixtral: Mix
     assert active_parameters(mixtral, [], {}) is None
 
 
-def test_a_kind_of_layer_has_its_modules_in_the_order_in_which_they_run(mixtral: MixtralForCausalLM) -> None:
-    recording = record(mixtral, {"input_ids": torch.tensor([[7, 3]]), "position_ids": torch.tensor([[0, 1]])})
+def test_a_kind_of_layer_has_its_modules_in_the_order_in_which_they_run(
+    mixtral: MixtralForCausalLM,
+) -> None:
+    recording = record(
+        mixtral, {"input_ids": torch.tensor([[7, 3]]), "position_ids": torch.tensor([[0, 1]])}
+    )
     names = ("MixtralAttention", "MixtralRMSNorm", "MixtralSparseMoeBlock")
     blocks = [sample_block(name, "other") for name in names]
-    kind = with_modules(LayerKind(name="a", layers=[1], path="model.layers.1"), mixtral, recording, blocks)
+    kind = with_modules(
+        LayerKind(name="a", layers=[1], path="model.layers.1"), mixtral, recording, blocks
+    )
     assert list(kind.modules) == ["input_layernorm", "self_attn", "post_attention_layernorm", "mlp"]
     assert kind.modules["mlp"] == "MixtralSparseMoeBlock"
 

@@ -37,7 +37,9 @@ def test_models_that_agree_with_themselves_get_no_note(family: str) -> None:
 def test_prefill_that_differs_with_a_cache_is_refused() -> None:
     model = _tiny("llama")
     _shift(model, lambda kwargs: kwargs.get("use_cache") is not False)
-    with pytest.raises(OnboardError, match="LlamaForCausalLM gives other logits in prefill with its cache"):
+    with pytest.raises(
+        OnboardError, match="LlamaForCausalLM gives other logits in prefill with its cache"
+    ):
         cache_notes(model)
 
 
@@ -58,4 +60,6 @@ def test_a_cache_that_does_not_work_is_noted() -> None:
         return False
 
     _shift(model, fail)
-    assert cache_notes(model) == ["transformers' cache does not work on the small model: ValueError: no such cache"]
+    assert cache_notes(model) == [
+        "transformers' cache does not work on the small model: ValueError: no such cache"
+    ]

@@ -14,7 +14,9 @@ from onboard.testing import fresh_seed
 from tests.support.families import config_dict
 
 
-@pytest.mark.parametrize(("family", "value"), [("roberta", "pad_token_id + 1"), ("bert", None), ("llama", None)])
+@pytest.mark.parametrize(
+    ("family", "value"), [("roberta", "pad_token_id + 1"), ("bert", None), ("llama", None)]
+)
 def test_where_positions_begin_is_probed(family: str, value: str | None) -> None:
     found = first_position(load_config({"model_type": family, "is_decoder": True}))
     assert (found.value if found else None) == value
@@ -22,8 +24,14 @@ def test_where_positions_begin_is_probed(family: str, value: str | None) -> None
 
 def test_a_model_file_registers_where_positions_begin_and_takes_no_code_from_a_spec() -> None:
     spec = analyze({"model_type": "roberta", "is_decoder": True}, model="x")
-    assert generate_model_file(spec).strip().endswith("first_position=lambda config: config.pad_token_id + 1)")
-    spec.traits["first_position"] = spec.traits["first_position"].model_copy(update={"value": "pad_token_id + 1 + x()"})
+    assert (
+        generate_model_file(spec)
+        .strip()
+        .endswith("first_position=lambda config: config.pad_token_id + 1)")
+    )
+    spec.traits["first_position"] = spec.traits["first_position"].model_copy(
+        update={"value": "pad_token_id + 1 + x()"}
+    )
     with pytest.raises(OnboardError, match="first_position"):
         generate_model_file(spec)
     spec = analyze(config_dict("llama"), model="x")
@@ -36,9 +44,14 @@ def test_generate_agrees_with_forward_from_the_first_position_on() -> None:
     for parameter in model.parameters():
         parameter.mul_(3.0)  # tokens that differ
     first = model.config.pad_token_id + 1
-    text = prompt = torch.randint(16, VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(fresh_seed()))
+    text = prompt = torch.randint(
+        16, VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(fresh_seed())
+    )
     for _ in range(8):
         text = torch.cat((text, model(text, use_cache=False).logits[:, -1:].argmax(-1)), dim=1)
-    given = {"position_ids": first + torch.arange(9)[None], "attention_mask": torch.ones_like(prompt)}
+    given = {
+        "position_ids": first + torch.arange(9)[None],
+        "attention_mask": torch.ones_like(prompt),
+    }
     options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     assert model.generate(prompt, **given, **options).tolist() == text.tolist()

@@ -1,4 +1,6 @@
-"""Each probe against modules written here, independently of the canonical ops, in all the ways that they can differ."""
+"""Each probe against modules written here, independently of the canonical ops, in all the ways that
+they can differ.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,21 @@ class _Norm(nn.Module):
     [
         ("rms", "rmsnorm", {"eps": "small", "unit_offset": False}),
         ("rms offset", "rmsnorm", {"eps": "small", "unit_offset": True}),
-        ("layer", "layernorm", {"eps": "small", "per_head": False, "weight": "self.weight", "bias": "None"}),
-        ("layer bias", "layernorm", {"eps": "small", "per_head": False, "weight": "self.weight", "bias": "self.bias"}),
-        ("layer weightless", "layernorm", {"eps": "small", "per_head": False, "weight": "None", "bias": "None"}),
+        (
+            "layer",
+            "layernorm",
+            {"eps": "small", "per_head": False, "weight": "self.weight", "bias": "None"},
+        ),
+        (
+            "layer bias",
+            "layernorm",
+            {"eps": "small", "per_head": False, "weight": "self.weight", "bias": "self.bias"},
+        ),
+        (
+            "layer weightless",
+            "layernorm",
+            {"eps": "small", "per_head": False, "weight": "None", "bias": "None"},
+        ),
         ("l2 weightless", "l2norm", {"eps": "small"}),
     ],
 )
@@ -71,7 +85,10 @@ class _Mlp(nn.Module):
     def __init__(self, kind: str, act: nn.Module) -> None:
         super().__init__()
         self.kind, self.act = kind, act
-        self.third, self.first = nn.Linear(12, 20), nn.Linear(12, 40 if kind == "gated, fused" else 20)
+        self.third, self.first = (
+            nn.Linear(12, 20),
+            nn.Linear(12, 40 if kind == "gated, fused" else 20),
+        )
         self.second = nn.Linear(20, 12)
         if kind != "gated":
             del self.third
@@ -87,7 +104,9 @@ class _Mlp(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["gated", "plain", "gated, fused"])
-@pytest.mark.parametrize(("name", "act"), [("silu", nn.SiLU()), ("gelu_new", nn.GELU("tanh")), ("relu", nn.ReLU())])
+@pytest.mark.parametrize(
+    ("name", "act"), [("silu", nn.SiLU()), ("gelu_new", nn.GELU("tanh")), ("relu", nn.ReLU())]
+)
 def test_mlps(kind: str, name: str, act: nn.Module) -> None:
     config = SimpleNamespace(to_dict=lambda: {"hidden_act": name, "model_type": "x"})
     finding = probe_mlp(_Mlp(kind, act), config)
@@ -108,13 +127,18 @@ def test_cos_and_sin_are_a_rotary_embedding() -> None:
 
 
 def _rotate(x: torch.Tensor, angles: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """Rotate pairs of channels with a 2 x 2 matrix each, in float64; the rest of the channels passes."""
+    """Rotate pairs of channels with a 2 x 2 matrix each, in float64; the rest of the channels
+    passes.
+    """
     size = 2 * angles.shape[-1]
     out = x.double().clone()
     for pair in range(angles.shape[-1]):
         a, b = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + size // 2)
         cos, sin = angles[:, None, :, pair].cos(), angles[:, None, :, pair].sin()
-        out[..., a], out[..., b] = x[..., a] * cos - x[..., b] * sin, x[..., a] * sin + x[..., b] * cos
+        out[..., a], out[..., b] = (
+            x[..., a] * cos - x[..., b] * sin,
+            x[..., a] * sin + x[..., b] * cos,
+        )
     return out.float()
 
 
@@ -128,10 +152,18 @@ def _rotate(x: torch.Tensor, angles: torch.Tensor, interleaved: bool) -> torch.T
     ],
 )
 def test_rope(rotary_pairs: int, interleaved: bool, repeat: str, op: str) -> None:
-    q, k, angles = torch.randn(2, 4, 5, 8), torch.randn(2, 1, 5, 8), torch.randn(2, 5, rotary_pairs).double()
-    table = torch.cat((angles, angles), -1) if repeat == "halves" else angles.repeat_interleave(2, -1)
+    q, k, angles = (
+        torch.randn(2, 4, 5, 8),
+        torch.randn(2, 1, 5, 8),
+        torch.randn(2, 5, rotary_pairs).double(),
+    )
+    table = (
+        torch.cat((angles, angles), -1) if repeat == "halves" else angles.repeat_interleave(2, -1)
+    )
     outputs = [_rotate(x, angles, interleaved) for x in (q, k)]
-    finding = probe_rope(FunctionCall("rope", [q, k, table.cos().float(), table.sin().float()], outputs))
+    finding = probe_rope(
+        FunctionCall("rope", [q, k, table.cos().float(), table.sin().float()], outputs)
+    )
     assert finding is not None
     assert finding.parameters == {"op": op}
 

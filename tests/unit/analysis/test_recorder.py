@@ -17,8 +17,14 @@ from tests.support.families import config_dict
 @pytest.mark.parametrize("order", ["side by side", "halves"])
 def test_tables_that_hold_each_frequency_twice(order: str) -> None:
     angles = torch.randn(2, 7, 4)
-    twice = angles.repeat_interleave(2, -1) if order == "side by side" else torch.cat((angles, angles), -1)
-    torch.testing.assert_close(complex_freqs(twice.cos(), twice.sin()), torch.polar(torch.ones_like(angles), angles))
+    twice = (
+        angles.repeat_interleave(2, -1)
+        if order == "side by side"
+        else torch.cat((angles, angles), -1)
+    )
+    torch.testing.assert_close(
+        complex_freqs(twice.cos(), twice.sin()), torch.polar(torch.ones_like(angles), angles)
+    )
 
 
 def test_a_block_that_takes_a_complex_freqs_is_replayed_with_one() -> None:
@@ -28,7 +34,10 @@ def test_a_block_that_takes_a_complex_freqs_is_replayed_with_one() -> None:
 
     angles = torch.randn(2, 7, 4).repeat_interleave(2, -1)
     tables = (angles.cos(), angles.sin())
-    call = Call({"x": torch.full((2, 7, 8), 3.0), "position_embeddings": tables}, [3 * table for table in tables])
+    call = Call(
+        {"x": torch.full((2, 7, 8), 3.0), "position_embeddings": tables},
+        [3 * table for table in tables],
+    )
     ((actual, expected),) = call.replay(Turned())
     assert actual.is_complex()
     assert actual.shape == (2, 7, 4)
@@ -61,5 +70,11 @@ def test_parameters_are_counted_once_when_tied() -> None:
     sizes = {"model_type": "llama", "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 1}
     sizes |= {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
     layer = 32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 48 + 2 * 32
-    assert analyze({**sizes, "tie_word_embeddings": True}, model="x").num_parameters == 3200 + layer + 32
-    assert analyze({**sizes, "tie_word_embeddings": False}, model="x").num_parameters == 6400 + layer + 32
+    assert (
+        analyze({**sizes, "tie_word_embeddings": True}, model="x").num_parameters
+        == 3200 + layer + 32
+    )
+    assert (
+        analyze({**sizes, "tie_word_embeddings": False}, model="x").num_parameters
+        == 6400 + layer + 32
+    )

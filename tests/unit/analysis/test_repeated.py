@@ -1,4 +1,6 @@
-"""A choice among equal keys is found out, and what merely depends on positions or experts is not taken for one."""
+"""A choice among equal keys is found out, and what merely depends on positions or experts is not
+taken for one.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ class _Output:
 
 
 class _Chosen(nn.Module):
-    """The positions of the four tokens of the largest score among those so far; `ordered`: of equal ones the last."""
+    """The positions of the four tokens of the largest score among those so far; `ordered`: of equal
+    ones the last.
+    """
 
     def __init__(self, ordered: bool) -> None:
         super().__init__()

@@ -33,8 +33,12 @@ def test_divided_layers_are_told_by_their_index() -> None:
     for item in found.linears:
         for module in (each for each in model.modules() if type(each) is item.cls):
             divisor = eval(str(item.divisor), {"self": module, "config": model.config})
-            name = next(name for name, each in model.named_modules() if each is getattr(module, item.attr))
-            assert torch.equal(getattr(module, item.attr).weight * divisor, before[f"{name}.weight"])
+            name = next(
+                name for name, each in model.named_modules() if each is getattr(module, item.attr)
+            )
+            assert torch.equal(
+                getattr(module, item.attr).weight * divisor, before[f"{name}.weight"]
+            )
     assert [(cls.__name__, key, value) for cls, key, value in found.switches] == [
         ("RwkvModel", "layers_are_rescaled", True)
     ]
@@ -42,7 +46,9 @@ def test_divided_layers_are_told_by_their_index() -> None:
 
 def test_a_config_without_division_is_told_from_those_with_it() -> None:
     found = settled(_rwkv(rescale_every=0))
-    assert {(item.divisor, item.test) for item in found.linears} == {(None, "not (config.rescale_every > 0)")}
+    assert {(item.divisor, item.test) for item in found.linears} == {
+        (None, "not (config.rescale_every > 0)")
+    }
 
 
 def test_other_changes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

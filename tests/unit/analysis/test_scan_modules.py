@@ -15,7 +15,9 @@ from onboard.analysis.recognise.scan_modules import probe_scan_module
 
 
 class _Memory(nn.Module):
-    """The matrix LSTM, a token at a time, without the common factor of memory and norm but where `eps` is added."""
+    """The matrix LSTM, a token at a time, without the common factor of memory and norm but where
+    `eps` is added.
+    """
 
     def __init__(self, config: SimpleNamespace) -> None:
         super().__init__()
@@ -32,7 +34,10 @@ class _Memory(nn.Module):
     ) -> tuple[torch.Tensor, None]:
         query, key, value = (x.double() for x in (query * query.shape[-1] ** -0.5, key, value))
         forget, igate = F.logsigmoid(fgate.double()), igate.double()
-        memory, norm = key.new_zeros(*key.shape[:2], key.shape[-1], value.shape[-1]), key.new_zeros(key[:, :, 0].shape)
+        memory, norm = (
+            key.new_zeros(*key.shape[:2], key.shape[-1], value.shape[-1]),
+            key.new_zeros(key[:, :, 0].shape),
+        )
         scale, out = key.new_zeros(key.shape[:2]), []
         for t in range(key.shape[2]):
             keep, new = forget[:, :, t].exp(), (igate[:, :, t]).exp()
@@ -71,7 +76,13 @@ def _call(module: nn.Module, **others: torch.Tensor) -> ModuleCall:
     seed = secrets.randbits(20)
     print("seed", seed)
     generator = torch.Generator().manual_seed(seed)
-    shapes = {"query": (2, 3, 9, 4), "key": (2, 3, 9, 4), "value": (2, 3, 9, 5), "igate": (2, 3, 9), "fgate": (2, 3, 9)}
+    shapes = {
+        "query": (2, 3, 9, 4),
+        "key": (2, 3, 9, 4),
+        "value": (2, 3, 9, 5),
+        "igate": (2, 3, 9),
+        "fgate": (2, 3, 9),
+    }
     given = {key: torch.randn(shape, generator=generator) for key, shape in shapes.items()}
     return ModuleCall((), {**given, **others}, None)
 

@@ -50,7 +50,9 @@ def test_a_text_of_several_codebooks_has_options_to_try(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codebooks", [1, 2, 3])
 def test_the_rows_of_a_text_are_counted(codebooks: int) -> None:
-    """Those of transformers' model as it is, of which no embedding table and head for each codebook tells."""
+    """Those of transformers' model as it is, of which no embedding table and head for each codebook
+    tells.
+    """
     config = tiny_config(AutoConfig.for_model("musicgen_decoder", num_codebooks=codebooks))
     model = causal_lm_class(config)._from_config(config).eval()
     assert rows_of_a_text(model) == codebooks
@@ -66,6 +68,13 @@ def test_a_row_of_a_language_model_is_a_text() -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"block_size": 16, "num_random_blocks": 2}])
 def test_random_blocks_of_attention_are_not_causal(changes: dict[str, Any]) -> None:
-    config = {"model_type": "big_bird", "is_decoder": True, "attention_type": "block_sparse", **changes}
-    with pytest.raises(OnboardError, match="is not causal: a token changes the logits of tokens before it"):
+    config = {
+        "model_type": "big_bird",
+        "is_decoder": True,
+        "attention_type": "block_sparse",
+        **changes,
+    }
+    with pytest.raises(
+        OnboardError, match="is not causal: a token changes the logits of tokens before it"
+    ):
         analyze(config, model="x")

@@ -34,7 +34,9 @@ def test_the_ratio_of_heads_keeps_its_kind(kv_heads: int, expected: int) -> None
 
 
 def test_a_head_size_that_does_not_divide_the_width_stays_one() -> None:
-    config = tiny_config(load_config({"model_type": "qwen3", "head_dim": 128, "num_attention_heads": 16}))
+    config = tiny_config(
+        load_config({"model_type": "qwen3", "head_dim": 128, "num_attention_heads": 16})
+    )
     assert config.head_dim * config.num_attention_heads != config.hidden_size
 
 
@@ -66,7 +68,10 @@ def _weights(model: nn.Module) -> torch.Tensor:
 
 
 def test_prompts_are_longer_than_the_window_and_lie_on_both_sides_of_the_switch() -> None:
-    below, beyond = (inputs["position_ids"] for inputs in prompts(build_tiny(load_config({"model_type": "llama"}))))
+    below, beyond = (
+        inputs["position_ids"]
+        for inputs in prompts(build_tiny(load_config({"model_type": "llama"})))
+    )
     assert below.shape[1] > WINDOW
     assert below.max() < ORIGINAL_POSITIONS < beyond.max()
     assert not torch.equal(below[0], below[1])

@@ -36,7 +36,9 @@ def test_layers_that_are_named_by_their_index_are_kept() -> None:
 def test_layers_that_share_keys_and_values_keep_the_layers_that_make_them() -> None:
     full = load_config({"model_type": "gemma3n_text"})
     config: Any = tiny_config(full)
-    kinds, all_kinds = (set(zip(c.layer_types, c.kv_sharing_modes, strict=True)) for c in (config, full))
+    kinds, all_kinds = (
+        set(zip(c.layer_types, c.kv_sharing_modes, strict=True)) for c in (config, full)
+    )
     assert kinds == all_kinds
     assert len(all_kinds) == 6
     assert config.num_hidden_layers < full.num_hidden_layers
@@ -72,7 +74,11 @@ def test_configs_inside_a_config_are_made_small() -> None:
 
 def test_widths_that_are_a_multiple_of_the_models_stay_one() -> None:
     config = _tiny("zamba2")
-    assert config.attention_hidden_size == 2 * HIDDEN == config.num_attention_heads * config.attention_head_dim
+    assert (
+        config.attention_hidden_size
+        == 2 * HIDDEN
+        == config.num_attention_heads * config.attention_head_dim
+    )
 
 
 def test_sections_of_rope_fill_the_rotary_channels() -> None:
@@ -82,7 +88,9 @@ def test_sections_of_rope_fill_the_rotary_channels() -> None:
     assert config.hidden_size // config.num_attention_heads == 16
 
 
-@pytest.mark.parametrize("model_type", ["mamba2", "gemma3n_text", "dots3_note_text", "reformer", "longcat_flash"])
+@pytest.mark.parametrize(
+    "model_type", ["mamba2", "gemma3n_text", "dots3_note_text", "reformer", "longcat_flash"]
+)
 def test_a_small_model_runs_and_is_small(model_type: str) -> None:
     model = build_tiny(load_config({"model_type": model_type, "is_decoder": True}))
     assert isinstance(model.config, PretrainedConfig)
@@ -118,7 +126,10 @@ def test_one_head_has_keys_of_its_own() -> None:
 
 
 def test_a_layer_of_its_own_head_size_has_pairs_to_rotate() -> None:
-    full, small = {"head_dim": 28, "num_key_value_heads": 2}, {"head_dim": 32, "num_key_value_heads": 2}
+    full, small = (
+        {"head_dim": 28, "num_key_value_heads": 2},
+        {"head_dim": 32, "num_key_value_heads": 2},
+    )
     small = shrink_overrides({"head_dim": 64, "num_key_value_heads": 1}, small, full)
     assert small == {"head_dim": 72, "num_key_value_heads": 1}
 

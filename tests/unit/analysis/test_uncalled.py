@@ -1,4 +1,6 @@
-"""Helper functions that only another config's model calls are tried with what those that are called were given."""
+"""Helper functions that only another config's model calls are tried with what those that are called
+were given.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,24 @@ def test_the_other_rotation_of_a_file_is_recognised_too() -> None:
 
 
 def test_only_functions_beside_one_that_is_recognised_are_tried() -> None:
-    assert [call.name for call in with_uncalled([_call()], lambda _: None)] == ["apply_rotary_pos_emb_interleave"]
+    assert [call.name for call in with_uncalled([_call()], lambda _: None)] == [
+        "apply_rotary_pos_emb_interleave"
+    ]
 
 
 def test_what_is_not_called_does_not_say_how_positions_are_encoded() -> None:
     called, other = (
-        make_block(class_name=name, kind="rope", path="", source="file.py:1", parameters=parameters, evidence=[])
-        for name, parameters in (("turn", {"op": "torch_rope"}), ("other", {"op": "torch_other", "uncalled": True}))
+        make_block(
+            class_name=name,
+            kind="rope",
+            path="",
+            source="file.py:1",
+            parameters=parameters,
+            evidence=[],
+        )
+        for name, parameters in (
+            ("turn", {"op": "torch_rope"}),
+            ("other", {"op": "torch_other", "uncalled": True}),
+        )
     )
     assert _from_blocks([called, other])["position"].value == "rope"

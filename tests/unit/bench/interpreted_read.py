@@ -1,4 +1,6 @@
-"""The kernel that reads memory, in Triton's interpreter; `test_bench_tune.py` starts this in its own process."""
+"""The kernel that reads memory, in Triton's interpreter; `test_bench_tune.py` starts this in its
+own process.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ import torch
 from onboard.ops.triton.read import read_all
 
 
-@pytest.mark.parametrize(("size", "block", "programs"), [(1000, 64, 7), (4096, 128, 8), (5, 16, 3), (1 << 14, 2048, 2)])
+@pytest.mark.parametrize(
+    ("size", "block", "programs"), [(1000, 64, 7), (4096, 128, 8), (5, 16, 3), (1 << 14, 2048, 2)]
+)
 def test_every_element_is_read_once(size: int, block: int, programs: int) -> None:
     seed = int(torch.randint(2**31, ()))
     print(f"seed {seed}")
@@ -17,4 +21,6 @@ def test_every_element_is_read_once(size: int, block: int, programs: int) -> Non
     each = -(-size // programs)
     for program, found in enumerate(sums.tolist()):
         part = data[program * each : (program + 1) * each].double()
-        assert found == pytest.approx(float(part.sum()), abs=1e-6 * max(1.0, float(part.abs().sum())))
+        assert found == pytest.approx(
+            float(part.sum()), abs=1e-6 * max(1.0, float(part.abs().sum()))
+        )

@@ -8,7 +8,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from onboard.bench.measure import Measured, Run, _decode_steps, _token_times, decoding, measure, run_batch
+from onboard.bench.measure import (
+    Measured,
+    Run,
+    _decode_steps,
+    _token_times,
+    decoding,
+    measure,
+    run_batch,
+)
 from onboard.bench.metrics import metrics
 from onboard.bench.profile import Event, Profile, gpu_step, profile_decode
 from onboard.bench.profile_picture import picture
@@ -24,23 +32,38 @@ ATTENTION = ("onboard::torch_cached_attention", "aten::scaled_dot_product_attent
 
 def test_steps_that_decode_everything_are_told_from_those_that_do_not() -> None:
     times = [1.0, 2.0, 3.5, 4.5, 5.0]
-    counts = [[1, 0], [2, 1], [3, 2], [4, 3], [4, 4]]  # the second prompt is read in two steps, the first ends earlier
+    counts = [
+        [1, 0],
+        [2, 1],
+        [3, 2],
+        [4, 3],
+        [4, 4],
+    ]  # the second prompt is read in two steps, the first ends earlier
     assert _token_times(times, counts) == [[1.0, 2.0, 3.5, 4.5], [2.0, 3.5, 4.5, 5.0]]
     assert _decode_steps(times, counts) == [1.5, 1.0]
 
 
 def test_figures_are_vllms_on_times_that_were_made_up() -> None:
-    runs = [Run(4.0, [[1.0, 2.0, 4.0], [2.0, 3.0, 3.5]], [1.0]), Run(2.0, [[0.5, 1.0, 2.0], [1.0, 1.5, 2.0]], [0.5])]
+    runs = [
+        Run(4.0, [[1.0, 2.0, 4.0], [2.0, 3.0, 3.5]], [1.0]),
+        Run(2.0, [[0.5, 1.0, 2.0], [1.0, 1.5, 2.0]], [0.5]),
+    ]
     found = metrics(Measured(Shape(2, 10, 3), [1.0], runs, [], [], 0))
     assert found["completed"] == found["num_prompts"] == 4
-    assert (found["total_input_tokens"], found["total_output_tokens"], found["duration"]) == (40, 12, 6.0)
+    assert (found["total_input_tokens"], found["total_output_tokens"], found["duration"]) == (
+        40,
+        12,
+        6.0,
+    )
     assert found["request_throughput"] == pytest.approx(4 / 6)
     assert found["output_throughput"] == pytest.approx(12 / 6)
     assert found["total_token_throughput"] == pytest.approx(52 / 6)
     assert found["mean_ttft_ms"] == pytest.approx(1e3 * statistics.fmean([1, 2, 0.5, 1]))
     assert found["median_tpot_ms"] == pytest.approx(1e3 * statistics.median([1.5, 0.75, 0.75, 0.5]))
     assert found["std_tpot_ms"] == pytest.approx(1e3 * statistics.pstdev([1.5, 0.75, 0.75, 0.5]))
-    assert found["mean_itl_ms"] == pytest.approx(1e3 * statistics.fmean([1, 2, 1, 0.5, 0.5, 1, 0.5, 0.5]))
+    assert found["mean_itl_ms"] == pytest.approx(
+        1e3 * statistics.fmean([1, 2, 1, 0.5, 0.5, 1, 0.5, 0.5])
+    )
     assert found["p99_e2el_ms"] == pytest.approx(1e3 * (3.5 + 0.97 * 0.5))
     assert found["avg_latency"] == 3.0
 
@@ -82,12 +105,19 @@ def test_a_decoding_batch_is_dropped_at_the_end(llama: Tiny) -> None:
 
 def test_stages_of_a_start_follow_each_other() -> None:
     start, begin = StartUp(), since_start()
-    entries = [HistoryEntry(key, stage, True, False, 1, s, True, True, 0) for key, stage, s in _TRANSFORMS]
+    entries = [
+        HistoryEntry(key, stage, True, False, 1, s, True, True, 0) for key, stage, s in _TRANSFORMS
+    ]
     time.sleep(0.06)
     start.built(begin, entries)
     with start.stage("first token"):
         time.sleep(0.01)
-    assert [span.name for span in start.spans] == ["config and files", "export", "compile", "first token"]
+    assert [span.name for span in start.spans] == [
+        "config and files",
+        "export",
+        "compile",
+        "first token",
+    ]
     assert start.spans[1].parts == pytest.approx({"a": 0.01, "b": 0.02})
     for before, after in zip(start.spans, start.spans[1:], strict=False):
         assert before.start + before.seconds == pytest.approx(after.start, abs=5e-3)
@@ -98,8 +128,17 @@ _TRANSFORMS = (("a", "export", 0.01), ("b", "export", 0.02), ("c", "compile", 0.
 
 
 def test_one_step_is_cut_out_of_a_gpus_trace() -> None:
-    def event(cat: str, name: str, ts: float, dur: float, correlation: int = 0) -> dict[str, object]:
-        return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "args": {"correlation": correlation}}
+    def event(
+        cat: str, name: str, ts: float, dur: float, correlation: int = 0
+    ) -> dict[str, object]:
+        return {
+            "ph": "X",
+            "cat": cat,
+            "name": name,
+            "ts": ts,
+            "dur": dur,
+            "args": {"correlation": correlation},
+        }
 
     trace = [event("cuda_runtime", "cudaGraphLaunch", 90 + 100 * i, 5, 7 + i) for i in range(3)]
     for i in range(3):
@@ -126,5 +165,7 @@ def test_a_step_on_the_cpu_is_its_operators(llama: Tiny) -> None:
     step = profile_decode(llama.engine(), [[1, 2, 3], [4, 5, 6]], 12)
     assert sum(calls for name, calls, _ in step.totals() if name in ATTENTION) == 2
     assert 0 < step.busy <= step.duration
-    assert all(event.end <= after.start for event, after in zip(step.events, step.events[1:], strict=False))
+    assert all(
+        event.end <= after.start for event, after in zip(step.events, step.events[1:], strict=False)
+    )
     assert Profile([Event("a", 0, 5)], 5).gaps() == []

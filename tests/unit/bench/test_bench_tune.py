@@ -72,7 +72,10 @@ def test_a_configuration_keeps_its_lines_and_gets_the_figures(tmp_path: Path) ->
     assert "2026-01-01" not in text
     assert "1: 0.500, 4: 0.750" in text
     runtime = load_standalone(path)
-    assert runtime.transforms == {"optimize_rope": {"enabled": True}, "fuse_rmsnorm": {"rmsnorm_backend": "torch"}}
+    assert runtime.transforms == {
+        "optimize_rope": {"enabled": True},
+        "fuse_rmsnorm": {"rmsnorm_backend": "torch"},
+    }
     assert runtime.cuda_graph_config.batch_sizes == [1, 4]
 
 
@@ -90,7 +93,9 @@ def _spoiled(gm: fx.GraphModule) -> None:
     output = next(iter(gm.graph.find_nodes(op="output")))
     (logits,) = output.all_input_nodes
     with gm.graph.inserting_before(output):
-        output.replace_input_with(logits, gm.graph.call_function(torch.ops.aten.mul.Scalar, (logits, 1.001)))
+        output.replace_input_with(
+            logits, gm.graph.call_function(torch.ops.aten.mul.Scalar, (logits, 1.001))
+        )
     gm.recompile()
 
 
@@ -100,13 +105,17 @@ def test_a_quick_choice_with_other_logits_is_not_kept(
     """Three made-up choices: one is wrong, one is right and quick, one does not run."""
     build, times = tuning_module._Bench.build, tuning_module._Bench.times
     wanted = [
-        Choice(name, 1, {"max_num_tokens": size}) for name, size in (("wrong", 91), ("right", 92), ("broken", 93))
+        Choice(name, 1, {"max_num_tokens": size})
+        for name, size in (("wrong", 91), ("right", 92), ("broken", 93))
     ]
 
     def built(bench: Any, runtime: RuntimeConfig) -> Engine:
         if runtime.max_num_tokens == 93:
             raise OnboardError("no such kernel")
-        engine = build(bench, runtime.model_copy(update={"transforms": {"call_ops_directly": {"enabled": False}}}))
+        engine = build(
+            bench,
+            runtime.model_copy(update={"transforms": {"call_ops_directly": {"enabled": False}}}),
+        )
         if runtime.max_num_tokens == 91:
             _spoiled(engine.gm)  # type: ignore[arg-type]
         engine.facts.append(f"tokens {runtime.max_num_tokens}")
@@ -120,10 +129,23 @@ def test_a_quick_choice_with_other_logits_is_not_kept(
     monkeypatch.setattr(tuning_module._Bench, "build", built)
     monkeypatch.setattr(tuning_module._Bench, "times", timed)
     monkeypatch.setattr(tuning_module, "choices", lambda *_, **__: wanted)
-    monkeypatch.setattr(tuning_module, "_graph", lambda engine: str(engine.cache.info.max_num_tokens))
+    monkeypatch.setattr(
+        tuning_module, "_graph", lambda engine: str(engine.cache.info.max_num_tokens)
+    )
     path = llama.root / "tuned.yaml"
-    words = ["tune", str(llama.checkpoint), "--root", str(llama.root), "--device", "cpu", "--config", str(path)]
-    assert main.run([*words, "--batch", "1", "--context", "8", "--repeats", "2", "--seed", "3"]) == 0
+    words = [
+        "tune",
+        str(llama.checkpoint),
+        "--root",
+        str(llama.root),
+        "--device",
+        "cpu",
+        "--config",
+        str(path),
+    ]
+    assert (
+        main.run([*words, "--batch", "1", "--context", "8", "--repeats", "2", "--seed", "3"]) == 0
+    )
     shown = capsys.readouterr().out
     assert "its logits are others" in " ".join(shown.split())
     text = path.read_text()
@@ -132,8 +154,12 @@ def test_a_quick_choice_with_other_logits_is_not_kept(
     path.unlink()
 
 
-def test_a_model_without_a_configuration_is_one_line(llama: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["tune", str(llama.checkpoint), "--root", str(llama.root), "--device", "cpu"]) == 2
+def test_a_model_without_a_configuration_is_one_line(
+    llama: Tiny, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main.run(["tune", str(llama.checkpoint), "--root", str(llama.root), "--device", "cpu"]) == 2
+    )
     message = capsys.readouterr().err.splitlines()[-1]
     assert "is not registered under" in message
     assert "--config" in message

@@ -29,7 +29,9 @@ def engine_for(folder: Path, model_type: str, **options: object) -> tuple[Engine
 
 
 def operations_of(model: torch.nn.Module, ids: torch.Tensor) -> tuple[int, int]:
-    """Operations of transformers' forward on weights, and on attention scores, as torch counts them."""
+    """Operations of transformers' forward on weights, and on attention scores, as torch counts
+    them.
+    """
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(ids, use_cache=False, logits_to_keep=1)
     by_op = {str(op): count for op, count in counter.get_flop_counts()["Global"].items()}
@@ -38,13 +40,16 @@ def operations_of(model: torch.nn.Module, ids: torch.Tensor) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_dense_operations_and_bytes_are_those_of_transformers_model(tmp_path: Path, tied: bool) -> None:
+def test_dense_operations_and_bytes_are_those_of_transformers_model(
+    tmp_path: Path, tied: bool
+) -> None:
     engine, hf = engine_for(tmp_path, "llama", tie_word_embeddings=tied)
     work = ModelWork(weights_of(engine.gm), tuple(engine.cache.resources.values()), heads=4)
     shape = Shape(batch=3, context=29, output=8)
     linear, scores = operations_of(hf, torch.randint(97, (3, 29)))
     found = work.prefill(shape, []).operations
-    # transformers' eager attention computes the whole square, of which a causal query needs the lower triangle.
+    # transformers' eager attention computes the whole square, of which a causal query needs the
+    # lower triangle.
     assert found == pytest.approx(linear + scores * (29 + 1) / (2 * 29))
     size = sum(parameter.nbytes for parameter in hf.parameters())
     table = 97 * 32 * 4

@@ -48,13 +48,17 @@ Translate = Callable[..., tuple[ToyState, str, str]]
 
 @pytest.fixture
 def translate(tmp_path: Path) -> Translate:
-    """Return a function that translates class `Toy` of a text: its state, what is left of __init__ and of forward.
+    """Return a function that translates class `Toy` of a text: its state, what is left of __init__
+    and of forward.
 
     `scans` are its helper functions that are canonical ops.
     """
 
     def run(
-        text: str, config: dict[str, Any] | None = None, scans: dict[str, str] | None = None, **given: Value
+        text: str,
+        config: dict[str, Any] | None = None,
+        scans: dict[str, str] | None = None,
+        **given: Value,
     ) -> tuple[ToyState, str, str]:
         module_name = f"toy_module_{next(_COUNT)}"
         path = tmp_path / f"{module_name}.py"

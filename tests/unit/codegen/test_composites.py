@@ -1,4 +1,6 @@
-"""Composite models: the text model is generated under the composite's names, the towers stay transformers' own."""
+"""Composite models: the text model is generated under the composite's names, the towers stay
+transformers' own.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +50,20 @@ def test_a_weight_outside_of_the_towers_may_not_be_left_out() -> None:
 
 def test_a_mistake_in_the_text_model_is_found() -> None:
     spec, text = generated("got_ocr2")
-    wrong = text.replace("return residual + hidden_states", "return residual + hidden_states * 1.01")
+    wrong = text.replace(
+        "return residual + hidden_states", "return residual + hidden_states * 1.01"
+    )
     assert wrong != text
     with pytest.raises(OnboardError, match="differs from transformers"):
         prove(wrong, spec, export=False)
 
 
-@pytest.mark.parametrize(("model_type", "text_type"), [("emu3", "emu3_text_model"), ("qwen3_5", "qwen3_5_text")])
-def test_a_class_that_takes_the_text_config_alone_has_the_text_models_family(model_type: str, text_type: str) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "text_type"), [("emu3", "emu3_text_model"), ("qwen3_5", "qwen3_5_text")]
+)
+def test_a_class_that_takes_the_text_config_alone_has_the_text_models_family(
+    model_type: str, text_type: str
+) -> None:
     spec: Any = analyze(AutoConfig.for_model(model_type).to_dict(), model=model_type)
     assert spec.family == text_type
     assert spec.eager == []

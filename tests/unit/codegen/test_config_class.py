@@ -1,4 +1,6 @@
-"""A repository's config class, written anew: the same values, and nothing that a constructor should not do."""
+"""A repository's config class, written anew: the same values, and nothing that a constructor should
+not do.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("values", [{}, {"size": 40, "n_layer": 5}, {"head_dim": 7, "kv_heads": 2, "other": [1]}])
+@pytest.mark.parametrize(
+    "values", [{}, {"size": 40, "n_layer": 5}, {"head_dim": 7, "kv_heads": 2, "other": [1]}]
+)
 def test_it_makes_the_same_values(make: Any, values: dict[str, Any]) -> None:
     original = make("self.scale = scale ** 2 if scale < 0 else float(scale)")
     namespace: dict[str, Any] = {"PlainConfig": PlainConfig}

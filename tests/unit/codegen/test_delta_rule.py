@@ -1,4 +1,6 @@
-"""Linear attention with correction and without a gate (DeltaNet), from modeling code to the op that has a cache."""
+"""Linear attention with correction and without a gate (DeltaNet), from modeling code to the op that
+has a cache.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,18 @@ def _call(text: str, **others: Any) -> HelperCall:
     print("seed", seed := secrets.randbits(20))
     generator = torch.Generator().manual_seed(seed)
     query, key, value = torch.randn(3, 2, 11, 3, 5, generator=generator)
-    given = {"query": query, "key": 0.4 * key, "value": value, "beta": torch.rand(2, 11, 3, generator=generator)}
-    defaults = {"chunk_size": 64, "initial_state": None, "output_final_state": False, "use_qk_l2norm_in_kernel": False}
+    given = {
+        "query": query,
+        "key": 0.4 * key,
+        "value": value,
+        "beta": torch.rand(2, 11, 3, generator=generator),
+    }
+    defaults = {
+        "chunk_size": 64,
+        "initial_state": None,
+        "output_final_state": False,
+        "use_qk_l2norm_in_kernel": False,
+    }
     return HelperCall("delta_rule", _function(text), {**given, **defaults, **others})
 
 
@@ -85,7 +97,9 @@ def test_a_call_with_a_state_is_not() -> None:
 
 
 def test_a_layer_of_it_is_translated_to_the_op_and_computes_the_same(translate: Translate) -> None:
-    state, init, forward = translate(HELPER + TOY, {"heads": 3, "size": 12}, scans={"delta_rule": "torch_delta_rule"})
+    state, init, forward = translate(
+        HELPER + TOY, {"heads": 3, "size": 12}, scans={"delta_rule": "torch_delta_rule"}
+    )
     assert "torch.ops.onboard.torch_delta_rule(" in forward
     assert "delta_rule(query" not in forward.replace("torch_delta_rule(query", "")
     names: dict[str, Any] = {"torch": torch, "nn": torch.nn}

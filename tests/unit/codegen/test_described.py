@@ -8,14 +8,20 @@ from onboard.codegen.described import Code, described
 
 CALL = "return torch.ops.onboard."
 SAME = "[batch, seq, hidden] to the same"
-MIXTURE = Code("self.gate = Router(config)\nself.experts = Experts(config)", "return self.experts(x, *self.gate(x))")
+MIXTURE = Code(
+    "self.gate = Router(config)\nself.experts = Experts(config)",
+    "return self.experts(x, *self.gate(x))",
+)
 
 
 @pytest.mark.parametrize(
     ("code", "found"),
     [
         (
-            Code("", f"x = torch.ops.onboard.torch_causal_conv1d(x, w)\n{CALL}torch_gated_delta_rule(q, k, v, g, b)"),
+            Code(
+                "",
+                f"x = torch.ops.onboard.torch_causal_conv1d(x, w)\n{CALL}torch_gated_delta_rule(q, k, v, g, b)",
+            ),
             f"Gated delta rule mixer, {SAME}.",
         ),
         (Code("", f"{CALL}torch_causal_conv1d(x, w)"), f"Short convolution mixer, {SAME}."),
@@ -34,12 +40,26 @@ MIXTURE = Code("self.gate = Router(config)\nself.experts = Experts(config)", "re
             Code("self.experts = Experts(config)\nself.shared_expert = Mlp(config)", ""),
             f"Mixture of experts and one that all tokens share, {SAME}.",
         ),
-        (Code("", "return torch.topk(x, 2)"), "Router: the experts of each token, and their weights."),
         (
-            Code("self.a = nn.Linear(4, 8)\nself.b = nn.Linear(8, 4)", "return self.b(self.a(x).relu())", "mlp"),
+            Code("", "return torch.topk(x, 2)"),
+            "Router: the experts of each token, and their weights.",
+        ),
+        (
+            Code(
+                "self.a = nn.Linear(4, 8)\nself.b = nn.Linear(8, 4)",
+                "return self.b(self.a(x).relu())",
+                "mlp",
+            ),
             f"Feed-forward network, {SAME}.",
         ),
-        (Code("self.a = nn.Linear(4, 8)\nself.b = nn.Linear(8, 4)", "return self.b(self.a(x).relu())", "gate"), None),
+        (
+            Code(
+                "self.a = nn.Linear(4, 8)\nself.b = nn.Linear(8, 4)",
+                "return self.b(self.a(x).relu())",
+                "gate",
+            ),
+            None,
+        ),
         (Code("", "return x * 2"), None),
     ],
 )

@@ -1,4 +1,6 @@
-"""No model whose code does something else beyond what the tool tries becomes a proven one that is wrong."""
+"""No model whose code does something else beyond what the tool tries becomes a proven one that is
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def test_what_was_passed_once_is_not_passed_again(name: str, folder: Path) -> No
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("fool", [case for case in CASES if case.name not in SEEN_LATE], ids=lambda fool: fool.name)
+@pytest.mark.parametrize(
+    "fool", [case for case in CASES if case.name not in SEEN_LATE], ids=lambda fool: fool.name
+)
 def test_every_fooling_model_is_refused_or_right(fool: Fool, folder: Path) -> None:
     print(examine(fool, folder, fresh_seed()))
 

@@ -51,16 +51,21 @@ def test_a_formatted_text_stays() -> None:
     assert format_python(EXPECTED) == EXPECTED
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf, [0.0, math.inf], {"limit": [0.0, -math.inf]}, ("a", 1), "x'\n"])
+@pytest.mark.parametrize(
+    "value", [math.inf, -math.inf, [0.0, math.inf], {"limit": [0.0, -math.inf]}, ("a", 1), "x'\n"]
+)
 def test_a_value_is_the_same_when_its_code_is_run(value: object) -> None:
     assert eval(python_literal(value), {"float": float}) == value
 
 
-def test_the_folder_it_runs_in_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that is named like a package is not taken for it, so that imports do not change places."""
-    text = (
-        "import pytest\nimport torch\nfrom torch import nn\n\nfrom onboard import LLM\n\nx = (pytest, torch, nn, LLM)\n"
-    )
+def test_the_folder_it_runs_in_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that is named like a package is not taken for it, so that imports do not change
+    places.
+    """
+    imports = "import pytest\nimport torch\nfrom torch import nn\n\nfrom onboard import LLM\n"
+    text = f"{imports}\nx = (pytest, torch, nn, LLM)\n"
     for name in ("pytest", "torch", "onboard", "src/torch"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "__init__.py").touch()

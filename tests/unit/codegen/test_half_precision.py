@@ -1,4 +1,6 @@
-"""Modeling code that casts queries and keys to float32 for its scores: the canonical op gets tensors of one dtype."""
+"""Modeling code that casts queries and keys to float32 for its scores: the canonical op gets
+tensors of one dtype.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,30 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, CodeGenConfig, GPTJConfig, GPTNeoConfig, PretrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    CodeGenConfig,
+    GPTJConfig,
+    GPTNeoConfig,
+    PretrainedConfig,
+)
 
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.trees.cleanup import clean
-from onboard.testing import assert_rmse_close, copy_weights, fresh_seed, generated_causal_lm, hf_causal_lm
+from onboard.testing import (
+    assert_rmse_close,
+    copy_weights,
+    fresh_seed,
+    generated_causal_lm,
+    hf_causal_lm,
+)
 
 Translate = Callable[..., tuple[ClassState, str, str]]
 MODELS = Path(__file__).resolve().parents[3] / "models"
 CONFIGS: dict[str, PretrainedConfig] = {
-    "codegen": CodeGenConfig(vocab_size=99, n_positions=32, n_embd=64, n_layer=2, n_head=4, rotary_dim=8),
+    "codegen": CodeGenConfig(
+        vocab_size=99, n_positions=32, n_embd=64, n_layer=2, n_head=4, rotary_dim=8
+    ),
     "gptj": GPTJConfig(vocab_size=99, n_positions=32, n_embd=64, n_layer=2, n_head=4, rotary_dim=8),
     "gpt_neo": GPTNeoConfig(
         vocab_size=99,

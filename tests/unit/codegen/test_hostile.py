@@ -24,7 +24,10 @@ EVIL = '"); import os; os.system("touch {path}")#'
 @pytest.mark.parametrize("key", ["model_type", "hidden_act", "architectures", "rope_parameters"])
 def test_a_hostile_field_is_refused(key: str, tmp_path: Path) -> None:
     evil = EVIL.format(path=tmp_path / "owned")
-    value = {"architectures": [evil], "rope_parameters": {"rope_type": evil, "rope_theta": 1e4}}.get(key, evil)
+    value = {
+        "architectures": [evil],
+        "rope_parameters": {"rope_type": evil, "rope_theta": 1e4},
+    }.get(key, evil)
     with pytest.raises(OnboardError):
         generate_model_file(analyze({**config_dict("llama"), key: value}, model="x"))
     assert not (tmp_path / "owned").exists()
@@ -43,7 +46,9 @@ def test_hostile_extras_stay_out_of_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", ["family", "architecture", "config_class", "hf_module"])
 def test_a_hostile_spec_is_refused(field: str) -> None:
     spec = analyze(config_dict("llama"), model="x")
-    text = re.sub(rf"^{field}: .*$", f"{field}: 'x\"); import os #'", spec.to_yaml(), flags=re.MULTILINE)
+    text = re.sub(
+        rf"^{field}: .*$", f"{field}: 'x\"); import os #'", spec.to_yaml(), flags=re.MULTILINE
+    )
     with pytest.raises(OnboardError, match="where an identifier belongs"):
         ModelSpec.from_yaml(text)
     with pytest.raises(ValidationError, match="where an identifier belongs"):
@@ -62,7 +67,9 @@ def test_a_hostile_block_is_refused(key: str) -> None:
 
 @pytest.mark.parametrize("kind", [block.__name__ for block in get_args(get_args(Block)[0])])
 def test_no_text_of_a_block_is_free_to_be_code(kind: str) -> None:
-    """Texts that templates put into code are names, or one of a few; an activation is written as a literal."""
+    """Texts that templates put into code are names, or one of a few; an activation is written as a
+    literal.
+    """
     schema = TypeAdapter(Block).json_schema()["$defs"]
     own = schema[kind]["properties"]["parameters"]
     free = [key for key, field in _fields(own, schema) if _is_free(field, schema)]
@@ -81,7 +88,11 @@ def _is_free(field: dict[str, Any], known: dict[str, Any]) -> bool:
     if parts:
         return any(_is_free(part, known) for part in parts)
     assert field.keys() & {"type", "enum", "const"}, field
-    return field.get("type") in (None, "string", "object", "array") and not field.keys() & {"pattern", "enum", "const"}
+    return field.get("type") in (None, "string", "object", "array") and not field.keys() & {
+        "pattern",
+        "enum",
+        "const",
+    }
 
 
 def test_remote_code_needs_consent() -> None:
@@ -99,7 +110,9 @@ def test_remote_code_needs_consent() -> None:
         ({"model_type": "llama", "num_attention_heads": "many"}, "refuses this llama config"),
     ],
 )
-def test_what_is_no_causal_language_model_is_one_line(config: dict[str, object], message: str) -> None:
+def test_what_is_no_causal_language_model_is_one_line(
+    config: dict[str, object], message: str
+) -> None:
     with pytest.raises(OnboardError, match=message) as caught:
         analyze(config, model="x")
     assert "\n" not in str(caught.value)

@@ -129,7 +129,10 @@ class Toy(nn.Module):
 """,
         {"size": 4},
     )
-    assert init.splitlines()[1] == "self.pair = Pair(first=First(config=config), second=Second(config=config))"
+    assert (
+        init.splitlines()[1]
+        == "self.pair = Pair(first=First(config=config), second=Second(config=config))"
+    )
     (pair,) = [item for cls, item in state.translator.states.items() if cls.__name__ == "Pair"]
     assert pair.methods["forward"].parameters == ["x"]
     assert forward == "return self.pair(x)"
@@ -207,7 +210,9 @@ class Toy(nn.Module):
 
 
 @pytest.mark.parametrize("number", [3, 0])
-def test_a_class_that_no_layer_of_this_config_has_is_left_out_and_guarded(translate: Translate, number: int) -> None:
+def test_a_class_that_no_layer_of_this_config_has_is_left_out_and_guarded(
+    translate: Translate, number: int
+) -> None:
     state, init, forward = translate(
         PARTS
         + """
@@ -315,7 +320,9 @@ class Toy(nn.Module):
         )
 
 
-def test_layers_that_a_number_skips_keep_their_weights_and_are_not_run(translate: Translate) -> None:
+def test_layers_that_a_number_skips_keep_their_weights_and_are_not_run(
+    translate: Translate,
+) -> None:
     state, _, forward = translate(
         PARTS
         + """
@@ -408,7 +415,9 @@ class Toy(nn.Module):
 
 
 @pytest.mark.parametrize("kept", ["number", "number + 1"])
-def test_a_layer_is_asked_for_its_number_where_it_keeps_it_as_it_is(translate: Translate, kept: str) -> None:
+def test_a_layer_is_asked_for_its_number_where_it_keeps_it_as_it_is(
+    translate: Translate, kept: str
+) -> None:
     text = f"""
 class Layer(nn.Module):
     def __init__(self, config, number):
@@ -445,7 +454,9 @@ class Toy(nn.Module):
 
 
 @pytest.mark.parametrize("test", ["self.config.most < x.shape[1]", "self.config.most > x.shape[1]"])
-def test_a_side_for_long_texts_alone_is_left_out_and_asserted(translate: Translate, test: str) -> None:
+def test_a_side_for_long_texts_alone_is_left_out_and_asserted(
+    translate: Translate, test: str
+) -> None:
     text = f"""
 class Toy(nn.Module):
     def __init__(self, config):

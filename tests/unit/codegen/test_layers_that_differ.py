@@ -1,4 +1,6 @@
-"""The translator on layers of several kinds: what a condition says of the modules inside, and what it leaves open."""
+"""The translator on layers of several kinds: what a condition says of the modules inside, and what
+it leaves open.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ def layer_forward(tmp_path: Path) -> Callable[[str], str]:
         model.config = config
         translator = Translator(model, mechanisms=MECHANISMS)
         (state,) = translator.reached(
-            translator.construct(module.Toy, Args([Config(name("config"), translator.config)], {}, []))
+            translator.construct(
+                module.Toy, Args([Config(name("config"), translator.config)], {}, [])
+            )
         )
         translator._method(state, "forward", Args([], {"x": Code(name("x"))}, []))
         return print_block(translator.states[module.Layer].methods["forward"].body)
@@ -99,7 +103,9 @@ def layer_forward(tmp_path: Path) -> Callable[[str], str]:
     return run
 
 
-def test_under_a_condition_a_submodule_is_what_it_is_there(layer_forward: Callable[[str], str]) -> None:
+def test_under_a_condition_a_submodule_is_what_it_is_there(
+    layer_forward: Callable[[str], str],
+) -> None:
     left = layer_forward("""
 def forward(self, x):
     if self.kind == "wide":
@@ -113,7 +119,9 @@ def forward(self, x):
     assert "else:\n    y = self.mixer(x)" in left
 
 
-def test_one_call_may_give_a_tensor_here_and_a_tuple_there(layer_forward: Callable[[str], str]) -> None:
+def test_one_call_may_give_a_tensor_here_and_a_tuple_there(
+    layer_forward: Callable[[str], str],
+) -> None:
     left = layer_forward("""
 def forward(self, x):
     y = self.mixer(x)
@@ -146,13 +154,18 @@ def test_rope_by_complex_numbers_is_recognised_in_either_layout(heads_first: boo
     angles = torch.rand(2, 7, 4) * 6
     freqs = torch.polar(torch.full_like(angles, 1.3), angles)
     outputs = [
-        torch.view_as_real(torch.view_as_complex(x.view(2, 7, -1, 4, 2)) * freqs.unsqueeze(2)).flatten(3)
+        torch.view_as_real(
+            torch.view_as_complex(x.view(2, 7, -1, 4, 2)) * freqs.unsqueeze(2)
+        ).flatten(3)
         for x in (q, k)
     ]
     tensors = [x.transpose(1, 2) if heads_first else x for x in (q, k, *outputs)]
     found = probe_rope(FunctionCall("rotate", [*tensors[:2], freqs], tensors[2:]))
     assert found is not None
-    assert found.parameters == {"op": "torch_rope_with_complex_freqs", "unsqueeze_dim": 1 if heads_first else 2}
+    assert found.parameters == {
+        "op": "torch_rope_with_complex_freqs",
+        "unsqueeze_dim": 1 if heads_first else 2,
+    }
     assert probe_rope(FunctionCall("rotate", [*tensors[:2], freqs.conj()], tensors[2:])) is None
     assert probe_rotary(freqs)
     assert not probe_rotary(freqs + 0.1)

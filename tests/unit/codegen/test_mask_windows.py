@@ -15,8 +15,18 @@ from onboard.errors import OnboardError
 from onboard.graph.factory import ModelFactory
 from onboard.verify.blocks import prove
 
-SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
-MIXTURE = {"num_experts_per_tok": 2, "num_experts": 4, "moe_intermediate_size": 16, "intermediate_size": 16}
+SIZES = {
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+}
+MIXTURE = {
+    "num_experts_per_tok": 2,
+    "num_experts": 4,
+    "moe_intermediate_size": 16,
+    "intermediate_size": 16,
+}
 
 
 def _build(folder: Path, model_type: str, **fields: object) -> torch.nn.Module:
@@ -26,7 +36,9 @@ def _build(folder: Path, model_type: str, **fields: object) -> torch.nn.Module:
 
 
 def test_attention_that_passes_no_window_gets_that_of_the_mask() -> None:
-    config = AutoConfig.for_model("phimoe", **SIZES, sliding_window=5, num_local_experts=4).to_dict()
+    config = AutoConfig.for_model(
+        "phimoe", **SIZES, sliding_window=5, num_local_experts=4
+    ).to_dict()
     spec = analyze(config, model="acme/tiny")
     text = generate_model_file(spec)
     assert "self.config.sliding_window" in text
@@ -55,20 +67,35 @@ def test_scores_that_a_mask_with_a_window_fills_are_filled_in_the_window() -> No
 
 
 def test_masks_with_a_window_are_told_by_what_they_hide() -> None:
-    kinds = ("causal_mask", "sliding_window_causal_mask", "chunked_causal_mask", "masks_for_generate")
+    kinds = (
+        "causal_mask",
+        "sliding_window_causal_mask",
+        "chunked_causal_mask",
+        "masks_for_generate",
+    )
     windowed = [kind for kind in kinds if _cuts(getattr(masking_utils, f"create_{kind}"))]
     assert windowed == ["sliding_window_causal_mask", "masks_for_generate"]
 
 
 def test_a_file_without_windows_refuses_layers_that_have_one(tmp_path: Path) -> None:
-    sliding = {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["sliding_attention"] * 2}
-    with pytest.raises(OnboardError, match="does not serve this model.*'sliding_attention' not in layer_types"):
+    sliding = {
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention"] * 2,
+    }
+    with pytest.raises(
+        OnboardError, match="does not serve this model.*'sliding_attention' not in layer_types"
+    ):
         _build(tmp_path, "qwen2_moe", **MIXTURE, **sliding)
     assert _build(tmp_path, "qwen2_moe", **MIXTURE)
 
 
 def test_a_window_of_the_layer_types_that_attention_does_not_get(tmp_path: Path) -> None:
-    fields = {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"], "pad_token_id": 0}
+    fields = {
+        "sliding_window": 8,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "pad_token_id": 0,
+    }
     with pytest.raises(OnboardError, match="attention of layer 1 has no window"):
         _build(tmp_path, "smollm3", **fields)
     assert _build(tmp_path, "smollm3", **fields, use_sliding_window=True)
@@ -76,7 +103,12 @@ def test_a_window_of_the_layer_types_that_attention_does_not_get(tmp_path: Path)
 
 def test_interleaved_rope_switches_frequencies() -> None:
     factors = {"short_factor": [1.1, 1.2, 1.3, 1.4], "long_factor": [2.1, 3.2, 4.3, 5.4]}
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32, "factor": 4.0}
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 32,
+        "factor": 4.0,
+    }
     config = AutoConfig.for_model("cohere", **SIZES, rope_parameters=rope | factors).to_dict()
     spec = analyze(config, model="acme/tiny")
     assert prove(generate_model_file(spec), spec)
@@ -88,4 +120,8 @@ def test_layers_that_are_called_sliding_get_the_window_of_their_masks() -> None:
     config = AutoConfig.for_model("qwen2_moe", **SIZES, **given, num_experts=4).to_dict()
     text = generate_model_file(analyze(config, model="acme/tiny"))
     assert 'self.config.layer_types[self.layer_idx] == "sliding_attention"' in text
-    assert prove(text, analyze(config | {"layer_types": kinds["layer_types"][::-1]}, model="acme/tiny"), export=False)
+    assert prove(
+        text,
+        analyze(config | {"layer_types": kinds["layer_types"][::-1]}, model="acme/tiny"),
+        export=False,
+    )

@@ -83,14 +83,20 @@ def translated(folder: Path, mechanism: Mechanism) -> dict[str, str]:
     (state,) = translator.reached(
         translator.construct(module.Toy, Args([Config(name("config"), model.config)], {}, []))
     )
-    translator._method(state, "forward", Args([], {"x": Code(name("x")), "flag": Code(name("flag"), True)}, []))
+    translator._method(
+        state, "forward", Args([], {"x": Code(name("x")), "flag": Code(name("flag"), True)}, [])
+    )
     return {key: print_block(routine.body) for key, routine in state.methods.items()}
 
 
 def test_a_value_class_of_ones_own_is_joined_passed_and_returned(tmp_path: Path) -> None:
     methods = translated(tmp_path, Mechanisms((Deaf(), Signs())))
-    assert methods["twice"] == "return (negated * 2).neg()", "the function knows that it is given what is negated"
-    assert methods["forward"].splitlines()[0] == "y = self.twice(x)", "and is given what it is the negation of"
+    assert methods["twice"] == "return (negated * 2).neg()", (
+        "the function knows that it is given what is negated"
+    )
+    assert methods["forward"].splitlines()[0] == "y = self.twice(x)", (
+        "and is given what it is the negation of"
+    )
     assert methods["forward"].splitlines()[-1] == "return y.neg(), x", "two signs are none"
 
 

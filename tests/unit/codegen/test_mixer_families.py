@@ -1,4 +1,6 @@
-"""Latent attention and recurrent mixers end to end: analyze, generate, prove against transformers."""
+"""Latent attention and recurrent mixers end to end: analyze, generate, prove against
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from onboard.verify.blocks import prove
 from onboard.verify.limits import SAME
 from tests.unit.spec_samples import edited
 
-CONV, SSM, SELECTIVE, DELTA = "torch_causal_conv1d", "torch_ssm", "torch_selective_scan", "torch_gated_delta_rule"
+CONV, SSM, SELECTIVE, DELTA = (
+    "torch_causal_conv1d",
+    "torch_ssm",
+    "torch_selective_scan",
+    "torch_gated_delta_rule",
+)
 GATED, ATTENTION, MLA, MLSTM = "torch_rmsnorm_gated", "torch_attention", "torch_mla", "torch_mlstm"
 _LFM2_KINDS = ["conv", "conv", "full_attention", "conv"]
 
@@ -29,7 +36,10 @@ FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "qwen3_5_text": ({}, {CONV, DELTA, GATED, ATTENTION}),
     "olmo_hybrid": ({}, {CONV, DELTA, GATED, ATTENTION}),
     "bamba": ({"attn_layer_indices": [1, 5]}, {CONV, SSM, GATED, ATTENTION}),
-    "granitemoehybrid": ({"layer_types": ["linear_attention", "full_attention"] * 16}, {CONV, SSM, GATED, ATTENTION}),
+    "granitemoehybrid": (
+        {"layer_types": ["linear_attention", "full_attention"] * 16},
+        {CONV, SSM, GATED, ATTENTION},
+    ),
     "falcon_h1": ({"ssm_multipliers": [1.5, 0.5, 0.7, 1.2, 2.0]}, {CONV, SSM, ATTENTION}),
     "deepseek_v3": ({}, {MLA}),
     "qwen3_next": ({}, {CONV, DELTA, GATED, ATTENTION}),
@@ -58,7 +68,11 @@ def test_the_file_of_a_family_equals_transformers_and_exports(family: str) -> No
 def test_mixers_are_canonical_ops(family: str) -> None:
     _, text = _generated(family)
     assert {op for op in MIXERS if f".{op}(" in text} == FAMILIES[family][1]
-    assert [word for word in ("cumsum", "conv1d_fn", "cache_params", "expand_kv", "kv_b_proj(") if word in text] == []
+    assert [
+        word
+        for word in ("cumsum", "conv1d_fn", "cache_params", "expand_kv", "kv_b_proj(")
+        if word in text
+    ] == []
     assert len(text.splitlines()) < 420
 
 
@@ -72,7 +86,15 @@ def test_how_many_blocks_are_shared_in_turn_is_read_from_the_config() -> None:
     ("family", "fields"),
     [
         ("minicpm3", {"q_lora_rank": None}),
-        ("mamba2", {"time_step_limit": [0.5, 1.0], "n_groups": 1, "use_conv_bias": False, "use_bias": True}),
+        (
+            "mamba2",
+            {
+                "time_step_limit": [0.5, 1.0],
+                "n_groups": 1,
+                "use_conv_bias": False,
+                "use_bias": True,
+            },
+        ),
         ("mamba", {"use_conv_bias": False, "use_bias": True}),
         ("lfm2", {"conv_bias": True}),
         ("olmo_hybrid", {"linear_allow_neg_eigval": False}),
@@ -95,7 +117,12 @@ def test_one_file_serves_other_settings(family: str, fields: dict[str, Any]) -> 
         ("mamba2", "self.A_log.float()", "self.A_log.float() * 1.001", "layers.0.mixer"),
         ("falcon_mamba", "self.D.float(),", "None,", "layers.0.mixer"),
         ("lfm2", "return self.out_proj(y)", "return self.out_proj(y.flip(1))", "layers.0.conv"),
-        ("qwen3_5_text", "use_qk_l2norm_in_kernel=True", "use_qk_l2norm_in_kernel=False", "layers.0.linear_attn"),
+        (
+            "qwen3_5_text",
+            "use_qk_l2norm_in_kernel=True",
+            "use_qk_l2norm_in_kernel=False",
+            "layers.0.linear_attn",
+        ),
         ("qwen3_5_text", "position_ids[0]", "position_ids[0] + 1", "rotary_emb"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Mixtures of experts end to end: analyze, generate, prove against transformers; one file serves all variants."""
+"""Mixtures of experts end to end: analyze, generate, prove against transformers; one file serves
+all variants.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ CASES = [(family, variant) for family, variants in VARIANTS.items() for variant 
 
 
 @pytest.mark.parametrize(("family", "variant"), CASES)
-def test_the_file_of_a_family_equals_transformers_in_every_variant(family: str, variant: str) -> None:
+def test_the_file_of_a_family_equals_transformers_in_every_variant(
+    family: str, variant: str
+) -> None:
     proofs = prove(_text(family), _spec(family, variant), export=False)
     assert max(proof.error for proof in proofs) <= SAME
     assert any(proof.class_name.endswith("Experts") for proof in proofs)
@@ -65,7 +69,9 @@ def test_experts_are_one_op(family: str) -> None:
         ("granitemoe", "gate, up = self", "up, gate = self", "layers.0.block_sparse_moe.experts"),
     ],
 )
-def test_a_wrong_file_fails_at_the_wrong_block(family: str, right: str, wrong: str, block: str) -> None:
+def test_a_wrong_file_fails_at_the_wrong_block(
+    family: str, right: str, wrong: str, block: str
+) -> None:
     assert right in _text(family)
     spec = _spec(family, next(iter(VARIANTS[family])))
     with pytest.raises(OnboardError, match=rf"{block}.* differs from transformers"):

@@ -1,4 +1,6 @@
-"""Decoders beyond the dense families: post-norm ones, counted positions, attention that is written out."""
+"""Decoders beyond the dense families: post-norm ones, counted positions, attention that is written
+out.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +41,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt_neo": {},
     "ctrl": {},
     "xglm": {},
-    "xlm": {"causal": True},  # its mask is of truth values, made beside one of the padding, and filled in in place
+    "xlm": {
+        "causal": True
+    },  # its mask is of truth values, made beside one of the padding, and filled in in place
     # an adapter for each language, one of which texts are in
-    "xmod": {"is_decoder": True, "languages": ["en_XX", "de_DE", "fr_XX"], "default_language": "de_DE"},
+    "xmod": {
+        "is_decoder": True,
+        "languages": ["en_XX", "de_DE", "fr_XX"],
+        "default_language": "de_DE",
+    },
     # a norm with weight 1 + w and bias; the text model of a composite
     "nemotron": {"num_key_value_heads": 8, "head_dim": 128},
     "emu3": {},
-    # layers of two classes, attention within each token to what earlier layers made of it, sinks of each query,
-    # convolutions whose weights hang on the token, experts with caps
+    # layers of two classes, attention within each token to what earlier layers made of it, sinks of
+    # each query, convolutions whose weights hang on the token, experts with caps
     "inkling2_text": {},
 }
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -88,9 +96,13 @@ def test_the_same_class_as_an_encoder_is_refused() -> None:
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_attention_is_the_canonical_op(family: str) -> None:
-    names = {node.attr for node in ast.walk(ast.parse(_text(family))) if isinstance(node, ast.Attribute)}
+    names = {
+        node.attr for node in ast.walk(ast.parse(_text(family))) if isinstance(node, ast.Attribute)
+    }
     assert "torch_attention" in names
-    assert not names & {"softmax", "matmul", "bmm", "tril"} - ({"tril"} if family == "gpt_neo" else set())
+    assert not names & {"softmax", "matmul", "bmm", "tril"} - (
+        {"tril"} if family == "gpt_neo" else set()
+    )
 
 
 @pytest.mark.parametrize(("family", "fields"), VARIANTS)
@@ -115,7 +127,9 @@ def test_a_wrong_scale_of_written_out_attention_is_found() -> None:
 
 
 def test_weights_that_nothing_runs_are_kept_and_named() -> None:
-    assert "Not run, for checkpoints have them: encoder_attn, encoder_attn_layer_norm." in _text("bart")
+    assert "Not run, for checkpoints have them: encoder_attn, encoder_attn_layer_norm." in _text(
+        "bart"
+    )
     assert "model.decoder.layers.0.encoder_attn" in _spec("bart").never_called
     assert "model.decoder.layers.0.self_attn" not in _spec("bart").never_called
 
@@ -149,8 +163,18 @@ def test_a_model_that_looks_ahead_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("family", "says"),
     [
-        ("gpt_neo", {"GPTNeoSelfAttention": "attention", "GPTNeoBlock": "One decoder", "GPTNeoModel": "Embedding"}),
-        ("opt", {"OPTDecoderLayer": "One decoder", "OPTDecoder": "Embedding", "OPTModel": "Embedding"}),
+        (
+            "gpt_neo",
+            {
+                "GPTNeoSelfAttention": "attention",
+                "GPTNeoBlock": "One decoder",
+                "GPTNeoModel": "Embedding",
+            },
+        ),
+        (
+            "opt",
+            {"OPTDecoderLayer": "One decoder", "OPTDecoder": "Embedding", "OPTModel": "Embedding"},
+        ),
     ],
 )
 def test_a_class_says_what_it_is(family: str, says: dict[str, str]) -> None:

@@ -1,8 +1,8 @@
 """A test of the tests: no change of what a transformers model computes goes unnoticed.
 
-A mistake is put into a copy of a modeling file. Where it changes the model's logits, either the tool refuses the copy,
-or the file generated from the copy computes what the copy computes; then it must fail against the original, as the file
-generated from the original must fail against the copy.
+A mistake is put into a copy of a modeling file. Where it changes the model's logits, either the
+tool refuses the copy, or the file generated from the copy computes what the copy computes; then it
+must fail against the original, as the file generated from the original must fail against the copy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,14 @@ from onboard.testing.models import randomize_
 from onboard.verify.blocks import _registered, _same_weights, prove
 from onboard.verify.error import rmse_ratio
 from onboard.verify.limits import SAME
-from tests.support.mutation.mutants import BRANCH, OPERATORS, PACKAGE, Mutator, importable, installed
+from tests.support.mutation.mutants import (
+    BRANCH,
+    OPERATORS,
+    PACKAGE,
+    Mutator,
+    importable,
+    installed,
+)
 
 SEED = int(os.environ.get("ONBOARD_MUTATION_SEED", "20"))
 """Of the mutations; the prompts and weights on which functions are compared are fresh ones."""
@@ -55,8 +62,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neox": {},
     "olmo2": {},
 }
-"""Family -> fields that differ from the defaults: dense, sandwich and parallel layers, counted positions, experts,
-recurrent mixers, latent attention."""
+"""Family -> fields that differ from the defaults: dense, sandwich and parallel layers, counted
+positions, experts, recurrent mixers, latent attention."""
 
 
 class Original(NamedTuple):
@@ -93,11 +100,17 @@ def _mutator(family: str) -> Mutator:
     module = importlib.import_module(original.spec.hf_module)
     classes = {cls.__name__ for item in original.model.modules() for cls in type(item).__mro__}
     functions = {name for name, item in vars(module).items() if inspect.isfunction(item)}
-    return Mutator(original.spec.hf_module, classes | functions - {"load_balancing_loss_func"}, f"{SEED} {family}")
+    return Mutator(
+        original.spec.hf_module,
+        classes | functions - {"load_balancing_loss_func"},
+        f"{SEED} {family}",
+    )
 
 
 def _probes(model: nn.Module, seed: int) -> list[dict[str, torch.Tensor]]:
-    """Return prompts of several lengths that begin at several positions; of a model that counts, as it counts."""
+    """Return prompts of several lengths that begin at several positions; of a model that counts, as
+    it counts.
+    """
     generator = torch.Generator().manual_seed(seed)
     counted = counts_positions(model)
     out = []
@@ -108,10 +121,14 @@ def _probes(model: nn.Module, seed: int) -> list[dict[str, torch.Tensor]]:
     return out
 
 
-def _difference(actual: nn.Module, expected: nn.Module, probes: list[dict[str, torch.Tensor]]) -> float:
-    """Return the largest error ratio of logits over the prompts on which the expected ones are numbers.
+def _difference(
+    actual: nn.Module, expected: nn.Module, probes: list[dict[str, torch.Tensor]]
+) -> float:
+    """Return the largest error ratio of logits over the prompts on which the expected ones are
+    numbers.
 
-    Raises `NotCounted` when there is no such prompt: some mistakes make a state grow without bounds.
+    Raises `NotCounted` when there is no such prompt: some mistakes make a state grow without
+        bounds.
     """
     errors = []
     with torch.no_grad():
@@ -125,8 +142,13 @@ def _difference(actual: nn.Module, expected: nn.Module, probes: list[dict[str, t
 
 
 def _logits_change(mutant: nn.Module, original: nn.Module, seed: int) -> bool:
-    """Whether a mutant, which may lack or add weights, computes something else than the original with the same ones."""
-    shapes = [{name: tensor.shape for name, tensor in model.state_dict().items()} for model in (mutant, original)]
+    """Whether a mutant, which may lack or add weights, computes something else than the original
+    with the same ones.
+    """
+    shapes = [
+        {name: tensor.shape for name, tensor in model.state_dict().items()}
+        for model in (mutant, original)
+    ]
     probes = _probes(original, seed)
     if shapes[0] != shapes[1]:
         _difference(mutant, mutant, probes)  # it runs
@@ -150,7 +172,9 @@ def _follow(family: str, seed: int, *, export: bool) -> str:
     with _registered(text, spec) as model_class:
         error = _difference(_same_weights(model_class, mutant, []), mutant, _probes(mutant, seed))
     if not error <= SAME:
-        raise Unnoticed(f"the generated file is proven, and is not the mutant (rmse ratio {error:.1e})")
+        raise Unnoticed(
+            f"the generated file is proven, and is not the mutant (rmse ratio {error:.1e})"
+        )
     if _passes(_original(family).text, spec):
         raise Unnoticed("the original's file passes against the mutant")
     return text
@@ -164,7 +188,9 @@ def _passes(text: str, spec: ModelSpec) -> bool:
     return True
 
 
-def _examine(family: str, text: str, name: str, folder: Path, seed: int, *, export: bool = False) -> str:
+def _examine(
+    family: str, text: str, name: str, folder: Path, seed: int, *, export: bool = False
+) -> str:
     """Return how a mutant is noticed; raise `NotCounted` or `Unnoticed`."""
     original = _original(family)
     try:
@@ -201,14 +227,22 @@ def test_no_mutation_goes_unnoticed(folder: Path) -> None:
     print(f"ONBOARD_MUTATION_SEED={SEED}")
     families, operators = list(FAMILIES), list(OPERATORS)
     for draw in range(40 * MUTATIONS):
-        family, operator = families[outcomes.total() % len(families)], operators[draw % len(operators)]
+        family, operator = (
+            families[outcomes.total() % len(families)],
+            operators[draw % len(operators)],
+        )
         drawn = _mutator(family).draw(operator)
         if drawn is None:
             continue
         mutation, text = drawn
         try:
             outcome = _examine(
-                family, text, f"modeling_{draw}", folder, seed + draw, export=operator.startswith(BRANCH)
+                family,
+                text,
+                f"modeling_{draw}",
+                folder,
+                seed + draw,
+                export=operator.startswith(BRANCH),
             )
         except NotCounted as reason:
             passed_over[str(reason)] += 1
@@ -223,7 +257,9 @@ def test_no_mutation_goes_unnoticed(folder: Path) -> None:
     print(f"{dict(outcomes)}; drawn again: {dict(passed_over)}")
     assert unnoticed == []
     assert outcomes.total() == MUTATIONS
-    assert outcomes["followed"] > MUTATIONS / 3, "a tool that refuses everything notices everything, too"
+    assert outcomes["followed"] > MUTATIONS / 3, (
+        "a tool that refuses everything notices everything, too"
+    )
 
 
 @pytest.mark.parametrize("operator", [name for name in OPERATORS if name.startswith(BRANCH)])
@@ -234,13 +270,17 @@ def test_branches_on_sizes_are_refused(operator: str, folder: Path) -> None:
         assert drawn is not None, "no branch changes the logits"
         name = f"modeling_{operator.replace(' ', '_')}_{draw}"
         with suppress(NotCounted):  # before a norm, say, where half is as much as the whole
-            assert _examine("llama", drawn[1], name, folder, fresh_seed(), export=True).startswith("refused")
+            assert _examine("llama", drawn[1], name, folder, fresh_seed(), export=True).startswith(
+                "refused"
+            )
             break
 
 
 def test_a_copy_without_mutation_is_the_original(folder: Path) -> None:
     original = _original("llama")
-    copy = importable(_mutator("llama").unchanged(), "modeling_same", folder, original.spec.architecture)
+    copy = importable(
+        _mutator("llama").unchanged(), "modeling_same", folder, original.spec.architecture
+    )
     with installed(type(original.config), copy):
         spec = analyze(_config("llama"), model="test/llama")
         assert not _logits_change(build_tiny(original.config), original.model, fresh_seed())

@@ -24,8 +24,18 @@ def _generated(family: str) -> tuple[ModelSpec, str]:
 @pytest.mark.parametrize(
     ("family", "right", "wrong", "block"),
     [
-        ("llama", "self.scaling = self.head_dim**-0.5", "self.scaling = self.head_dim**-0.45", "layers.0.self_attn"),
-        ("llama", "return residual + hidden_states", "return hidden_states", "layers.0 .*DecoderLayer"),
+        (
+            "llama",
+            "self.scaling = self.head_dim**-0.5",
+            "self.scaling = self.head_dim**-0.45",
+            "layers.0.self_attn",
+        ),
+        (
+            "llama",
+            "return residual + hidden_states",
+            "return hidden_states",
+            "layers.0 .*DecoderLayer",
+        ),
         (
             "llama",
             "key_states, cos, sin, ",
@@ -33,7 +43,12 @@ def _generated(family: str) -> tuple[ModelSpec, str]:
             "layers.0.self_attn",
         ),
         ("llama", "* scaling, angles", "* 1.01, angles", "rotary_emb"),
-        ("llama", "self.variance_epsilon = eps", "self.variance_epsilon = 0.1", "layers.0.input_layernorm"),
+        (
+            "llama",
+            "self.variance_epsilon = eps",
+            "self.variance_epsilon = 0.1",
+            "layers.0.input_layernorm",
+        ),
         (
             "llama",
             "self.act_fn(self.gate_proj(x)) * self.up_proj(x)",
@@ -48,17 +63,22 @@ def _generated(family: str) -> tuple[ModelSpec, str]:
         ("smollm3", "if self.use_rope", "if True", "layers.1.self_attn"),
     ],
 )
-def test_a_wrong_file_fails_at_the_wrong_block(family: str, right: str, wrong: str, block: str) -> None:
+def test_a_wrong_file_fails_at_the_wrong_block(
+    family: str, right: str, wrong: str, block: str
+) -> None:
     spec, text = _generated(family)
     assert right in text
-    with pytest.raises(OnboardError, match=rf"{block}.* differs from transformers: rmse ratio .* has "):
+    with pytest.raises(
+        OnboardError, match=rf"{block}.* differs from transformers: rmse ratio .* has "
+    ):
         prove(text.replace(right, wrong), spec, export=False)
 
 
 def test_a_missing_weight_is_named() -> None:
     spec, text = _generated("llama")
     wrong = text.replace(
-        "self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)", "self.norm = nn.Identity()"
+        "self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)",
+        "self.norm = nn.Identity()",
     )
     with pytest.raises(OnboardError, match="lacks the weight model.norm.weight"):
         prove(wrong, spec)

@@ -27,12 +27,27 @@ def _text(body: list[ast.stmt]) -> str:
 @pytest.mark.parametrize(
     ("written", "read"),
     [
-        ("torch_attention(q, k, v, None, 0.0, True, s, None, None, None, 'bsnd')", "torch_attention(q, k, v, scale=s)"),
-        ("torch_attention(q, k, v, m, 0.0, False)", "torch_attention(q, k, v, attn_mask=m, is_causal=False)"),
-        ("torch_attention(q, k, v, None, 0.0, 1)", "torch_attention(q, k, v, is_causal=1)"),  # 1 is not True
-        ("torch_gated_delta_rule(q, k, v, g, b, None, False)", "torch_gated_delta_rule(q, k, v, g, b)"),
+        (
+            "torch_attention(q, k, v, None, 0.0, True, s, None, None, None, 'bsnd')",
+            "torch_attention(q, k, v, scale=s)",
+        ),
+        (
+            "torch_attention(q, k, v, m, 0.0, False)",
+            "torch_attention(q, k, v, attn_mask=m, is_causal=False)",
+        ),
+        (
+            "torch_attention(q, k, v, None, 0.0, 1)",
+            "torch_attention(q, k, v, is_causal=1)",
+        ),  # 1 is not True
+        (
+            "torch_gated_delta_rule(q, k, v, g, b, None, False)",
+            "torch_gated_delta_rule(q, k, v, g, b)",
+        ),
         ("torch_rmsnorm(weight=w, eps=1e-06, input=x)", "torch_rmsnorm(x, w, 1e-06)"),
-        ("torch_moe(x, i, r, a, b, c, g, 'silu', limit=7.0)", "torch_moe(x, i, r, a, b, c, is_gated_mlp=g, limit=7.0)"),
+        (
+            "torch_moe(x, i, r, a, b, c, g, 'silu', limit=7.0)",
+            "torch_moe(x, i, r, a, b, c, is_gated_mlp=g, limit=7.0)",
+        ),
         ("torch_l2norm(*both)", None),
         ("torch_anything(x, 1)", None),
         ("torch_rmsnorm(x, w, epsilon=1e-06)", None),
@@ -49,14 +64,22 @@ def test_ops_are_called_by_keyword_without_defaults(written: str, read: str | No
     [
         ("self.conv = nn.Conv1d(4, 4, 3, bias=False)", "None", "1"),
         ("self.conv = nn.Conv1d(4, 4, 3, 1, 2, rate)", "self.conv.bias", "self.conv.dilation[0]"),
-        ("self.conv = nn.Conv1d(4, 4, 3, dilation=rate, bias=biased)", "self.conv.bias", "self.conv.dilation[0]"),
+        (
+            "self.conv = nn.Conv1d(4, 4, 3, dilation=rate, bias=biased)",
+            "self.conv.bias",
+            "self.conv.dilation[0]",
+        ),
         ("self.conv = Conv1d(4, 4, 3, bias=False)", "self.conv.bias", "self.conv.dilation[0]"),
         (
             "self.conv = nn.Conv1d(4, 4, 3, bias=False)\nif x:\n    self.conv = make()",
             "self.conv.bias",
             "self.conv.dilation[0]",
         ),
-        ("self.conv = nn.Conv1d(4, 4, 3, bias=False)\nself.conv.bias = other", "self.conv.bias", "1"),
+        (
+            "self.conv = nn.Conv1d(4, 4, 3, bias=False)\nself.conv.bias = other",
+            "self.conv.bias",
+            "1",
+        ),
     ],
 )
 def test_what_a_constructor_says_of_a_module_is_known(init: str, bias: str, dilation: str) -> None:
@@ -90,11 +113,17 @@ def test_parameters_begin_without_the_values_of_training(value: str, shape: str 
 @pytest.mark.parametrize(
     ("text", "left"),
     [
-        ("size = config.size if size is None else size\nself.size = size", "size = size\nself.size = size"),
+        (
+            "size = config.size if size is None else size\nself.size = size",
+            "size = size\nself.size = size",
+        ),
         ("self.size = 4 if size is None else size", "self.size = size"),
         ("if size is not None:\n    a = size\n    b = a\nelse:\n    a = 4", "a = size\nb = a"),
         ("size = other\nself.size = 4 if size is None else size", None),
-        ("if x:\n    size = other if size is None else size\n    self.size = 4 if size is None else size", None),
+        (
+            "if x:\n    size = other if size is None else size\n    self.size = 4 if size is None else size",
+            None,
+        ),
         ("for item in items:\n    a = 4 if size is None else size\n    size = None", None),
         ("self.size = 4 if free is None else free", None),
     ],
@@ -153,7 +182,11 @@ class Toy(nn.Module):
         ("pass", "x[ids]", "return logits.topk(2)[1]"),
         ("pass", "x[ids] * self.router(x)[0]", "return logits, logits.topk(2)[1]"),
         ("pass", "x[ids] * sum(self.router(x))", None),
-        ("self.others = nn.ModuleList([Router(config) for _ in range(2)])", "self.others[0](x)[0] * x[ids]", None),
+        (
+            "self.others = nn.ModuleList([Router(config) for _ in range(2)])",
+            "self.others[0](x)[0] * x[ids]",
+            None,
+        ),
     ],
 )
 def test_results_that_no_caller_reads_are_not_returned(
@@ -163,7 +196,9 @@ def test_results_that_no_caller_reads_are_not_returned(
     states = list(state.translator.states.values())
     router = next(each for each in states if each.cls.__name__ == "Router").methods["forward"]
     drop_unread_results(states, [])
-    assert print_block(router.body).splitlines()[-1] == (left or "return logits, scale, logits.topk(2)[1]")
+    assert print_block(router.body).splitlines()[-1] == (
+        left or "return logits, scale, logits.topk(2)[1]"
+    )
     assert ("scale" in print_block(router.body)) is (left is None or "scale" in left)
     assert router.holes == (3 if left is None else 1 + left.count(", "))
     caller = print_block(state.methods["forward"].body).partition(" = self.router(")[0]

@@ -18,9 +18,13 @@ def _branch(text: str) -> ast.If:
 @pytest.mark.parametrize("call", ["torch.topk(x, {}, dim=-1)", "x.topk({}, dim=-1)"])
 @pytest.mark.parametrize("comparison", [">", ">="])
 def test_the_choice_is_made_always(call: str, comparison: str) -> None:
-    body = always(_branch(f"if x.shape[-1] {comparison} self.keep:\n    y = {call.format('self.keep')}"))
+    body = always(
+        _branch(f"if x.shape[-1] {comparison} self.keep:\n    y = {call.format('self.keep')}")
+    )
     assert body is not None
-    assert [ast.unparse(item) for item in body] == ["y = " + call.format("min(self.keep, x.shape[-1])")]
+    assert [ast.unparse(item) for item in body] == [
+        "y = " + call.format("min(self.keep, x.shape[-1])")
+    ]
 
 
 @pytest.mark.parametrize(

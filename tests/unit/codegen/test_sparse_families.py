@@ -1,4 +1,6 @@
-"""Attention whose keys an indexer chooses, end to end: analyze, generate, prove against transformers."""
+"""Attention whose keys an indexer chooses, end to end: analyze, generate, prove against
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def test_another_choice_of_blocks_is_found_out(right: str, wrong: str) -> None:
 
 
 @pytest.mark.parametrize("export", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
-def test_windows_with_compressed_keys_behind_them_equal_transformers_and_export(export: bool) -> None:
+def test_windows_with_compressed_keys_behind_them_equal_transformers_and_export(
+    export: bool,
+) -> None:
     """One layer has a window alone, one has chosen blocks that overlap, one has all blocks."""
     spec, text = _compressed()
     proofs = prove(text, spec, export=export)
@@ -129,5 +133,7 @@ def test_other_compressed_keys_are_found_out(right: str, wrong: str) -> None:
 
 def test_keys_of_an_unknown_origin_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onboard.analysis.analyze.probe_compressor", lambda *_: None)
-    with pytest.raises(OnboardError, match="more keys than the text has tokens: what makes these keys has no"):
+    with pytest.raises(
+        OnboardError, match="more keys than the text has tokens: what makes these keys has no"
+    ):
         analyze({"model_type": COMPRESSED, **RATIOS}, model="x")

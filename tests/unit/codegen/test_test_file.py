@@ -1,4 +1,6 @@
-"""Generated equivalence tests: what they cover, and that each level finds the fault that is its own to find."""
+"""Generated equivalence tests: what they cover, and that each level finds the fault that is its own
+to find.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,21 @@ MODEL, TEST = Path("models/modeling_llama.py"), Path("tests/equivalence/test_lla
 
 
 def first_failure(root: Path, files: dict[str, str], selection: str = "") -> dict[str, Any] | None:
-    """Run the generated tests that `selection` names in this process; return the first that failed."""
+    """Run the generated tests that `selection` names in this process; return the first that
+    failed.
+    """
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True)
         path.write_text(text, encoding="utf-8")
     results = root / "results.json"
     plugin = ["-p", "onboard.testing.plugin", "-p", "no:cacheprovider", "-p", "no:terminalreporter"]
-    plugin += ["--tb", "short", "-p", "no:unraisableexception"]  # what shows both models' tensors takes seconds
+    plugin += [
+        "--tb",
+        "short",
+        "-p",
+        "no:unraisableexception",
+    ]  # what shows both models' tensors takes seconds
     options = ["--import-mode=importlib", "--rootdir", str(root), "-m", "not gpu", "-k", selection]
     sys.modules.pop("tests.equivalence.test_llama_modeling", None)  # of another root
     pytest.main([*plugin, *options, "--onboard-results", str(results), str(root / TEST)])
@@ -45,7 +54,11 @@ def first_failure(root: Path, files: dict[str, str], selection: str = "") -> dic
         (("self.gate_proj.weight,", "self.up_proj.weight,"), "block", "model.layers.0.mlp"),
         (("return hidden_states + self.mlp", "return self.mlp"), "layer", "model.layers.0"),
         (("in self.layers:", "in self.layers[1:]:"), "model", ""),
-        (("(hidden_states, position_ids)\n        for", "(hidden_states, COUNTED)\n        for"), "model", ""),
+        (
+            ("(hidden_states, position_ids)\n        for", "(hidden_states, COUNTED)\n        for"),
+            "model",
+            "",
+        ),
         (("batch, sequence, _ = hidden_states.shape", "batch, sequence = 2, 24"), "export", ""),
     ],
     ids=["norm", "rotary", "attention", "mlp", "layer", "model", "positions", "export"],
@@ -55,7 +68,10 @@ def test_the_first_failure_is_where_the_fault_is(
 ) -> None:
     text = llama_files[str(MODEL)]
     assert change[0] in text
-    change = (change[0], change[1].replace("COUNTED", "torch.arange(position_ids.shape[1]).expand_as(position_ids)"))
+    change = (
+        change[0],
+        change[1].replace("COUNTED", "torch.arange(position_ids.shape[1]).expand_as(position_ids)"),
+    )
     selection = "not decode" if level == "export" else "not decode and not export"
     row = first_failure(tmp_path, {**llama_files, str(MODEL): text.replace(*change)}, selection)
     assert row is not None
@@ -67,13 +83,18 @@ def test_the_first_failure_is_where_the_fault_is(
 
 
 def test_a_fault_that_only_a_cache_shows(tmp_path: Path, llama_files: dict[str, str]) -> None:
-    """A window that is longer than what the other levels look at, and shorter than the longest decoded text."""
+    """A window that is longer than what the other levels look at, and shorter than the longest
+    decoded text.
+    """
     text = llama_files[str(MODEL)]
     broken = text.replace("is_causal=True,", "is_causal=True, sliding_window=40,")
     assert broken != text
     row = first_failure(tmp_path, {**llama_files, str(MODEL): broken}, "not export")
     assert row is not None
-    assert (row["level"], row["message"].startswith("AssertionError: decode after ")) == ("cached_decode", True)
+    assert (row["level"], row["message"].startswith("AssertionError: decode after ")) == (
+        "cached_decode",
+        True,
+    )
 
 
 def test_a_missing_parameter_fails(tmp_path: Path, llama_files: dict[str, str]) -> None:
@@ -96,7 +117,9 @@ def constants(text: str) -> dict[str, Any]:
     return found
 
 
-def test_blocks_come_from_what_others_are_made_of_to_what_is_made_of_others(llama_files: dict[str, str]) -> None:
+def test_blocks_come_from_what_others_are_made_of_to_what_is_made_of_others(
+    llama_files: dict[str, str],
+) -> None:
     found = constants(llama_files[str(TEST)])
     assert list(found["BLOCKS"].items()) == [
         ("model.rotary_emb", "rotary"),
@@ -111,9 +134,16 @@ def test_blocks_come_from_what_others_are_made_of_to_what_is_made_of_others(llam
 
 
 def test_the_config_is_the_checkpoint_s_in_small(llama_spec: ModelSpec) -> None:
-    values = {"attention_bias": True, "rms_norm_eps": 0.003, "tie_word_embeddings": True, "hidden_act": "gelu"}
+    values = {
+        "attention_bias": True,
+        "rms_norm_eps": 0.003,
+        "tie_word_embeddings": True,
+        "hidden_act": "gelu",
+    }
     scaled = {"rope_type": "linear", "factor": 4.0, "rope_theta": 777.0}
-    spec = llama_spec.model_copy(update={"config": {**llama_spec.config, **values, "rope_parameters": scaled}})
+    spec = llama_spec.model_copy(
+        update={"config": {**llama_spec.config, **values, "rope_parameters": scaled}}
+    )
     config = constants(generate_test_file(spec))["CONFIG"]
     assert {key: config[key] for key in values} == values
     assert config["rope_parameters"] == scaled
@@ -121,24 +151,38 @@ def test_the_config_is_the_checkpoint_s_in_small(llama_spec: ModelSpec) -> None:
 
 
 def test_each_kind_of_layer_is_tested(llama_spec: ModelSpec) -> None:
-    kinds = [LayerKind(name=name, layers=[i], path=f"model.layers.{i}") for i, name in enumerate(("first", "second"))]
+    kinds = [
+        LayerKind(name=name, layers=[i], path=f"model.layers.{i}")
+        for i, name in enumerate(("first", "second"))
+    ]
     found = constants(generate_test_file(llama_spec.model_copy(update={"layer_kinds": kinds})))
     assert found["LAYERS"] == {"model.layers.0": "first", "model.layers.1": "second"}
     assert {"model.layers.0.mlp", "model.layers.1.mlp"} <= found["BLOCKS"].keys()
 
 
-def test_texts_go_on_without_repetition_where_repeated_tokens_are_arbitrary(llama_spec: ModelSpec) -> None:
+def test_texts_go_on_without_repetition_where_repeated_tokens_are_arbitrary(
+    llama_spec: ModelSpec,
+) -> None:
     trait = Trait(value="arbitrary", evidence="said here")
     changed = {"traits": {**llama_spec.traits, "repeated_tokens": trait}}
-    usual, distinct = generate_test_file(llama_spec), generate_test_file(llama_spec.model_copy(update=changed))
+    usual, distinct = (
+        generate_test_file(llama_spec),
+        generate_test_file(llama_spec.model_copy(update=changed)),
+    )
     ways = {"ragged_prompts", "llm.generate"}, {"distinct_prompts", "continue_distinct"}
     for text, called in zip((usual, distinct), ways, strict=True):
-        calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)}
+        calls = {
+            ast.unparse(node.func)
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Call)
+        }
         assert calls & set.union(*ways) == called
     assert constants(distinct)["NEW_TOKENS"] == constants(usual)["NEW_TOKENS"]
 
 
-def test_a_model_that_hides_padding_by_itself_is_told_that_there_is_none(llama_spec: ModelSpec) -> None:
+def test_a_model_that_hides_padding_by_itself_is_told_that_there_is_none(
+    llama_spec: ModelSpec,
+) -> None:
     mask = sample_block("masks", "mask", returns=["ones", "seen"])
     hiding = llama_spec.model_copy(update={"blocks": [*llama_spec.blocks, mask]})
     told = "pair.expected(text, attention_mask=torch.ones_like(text), use_cache=False)"

@@ -31,7 +31,11 @@ _NAMES = [f"{index}.{name}" for index in (0, 1) for name in ("weight", "bias")]
 
 
 def _ties(sources: dict[int, int]) -> dict[str, str]:
-    return {f"layers.{i}.block.{name}": f"layers.{j}.block.{name}" for i, j in sources.items() for name in _NAMES}
+    return {
+        f"layers.{i}.block.{name}": f"layers.{j}.block.{name}"
+        for i, j in sources.items()
+        for name in _NAMES
+    }
 
 
 def test_layers_that_share_the_block_of_the_first_of_them_are_found() -> None:
@@ -56,7 +60,9 @@ class _Counted(_Model):
     """Layers that share as many blocks as the config says, in turn."""
 
     def __init__(self, config: SimpleNamespace) -> None:
-        super().__init__(_ties({i: 1 + (i - 1) % config.blocks for i in (1, 2, 3) if i > config.blocks}))
+        super().__init__(
+            _ties({i: 1 + (i - 1) % config.blocks for i in (1, 2, 3) if i > config.blocks})
+        )
         self.config = config
 
 

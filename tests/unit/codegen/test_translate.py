@@ -44,7 +44,9 @@ class Toy(nn.Module):
 """,
         {"hidden_size": 4},
     )
-    assert init == "super().__init__()\nself.proj = nn.Linear(config.hidden_size, config.hidden_size)"
+    assert (
+        init == "super().__init__()\nself.proj = nn.Linear(config.hidden_size, config.hidden_size)"
+    )
     assert forward == "return self.proj(x)"
     assert state.methods["forward"].parameters == ["x"]
 
@@ -161,7 +163,9 @@ class Toy(nn.Module):
 
 
 def test_a_branch_for_one_kind_of_layer_has_that_kinds_modules_alone(translate: Translate) -> None:
-    state, _, _ = translate(LAYERS_OF_TWO_KINDS, {"size": 4, "kinds": ["one", "two"]}, scale=Code(name("scale")))
+    state, _, _ = translate(
+        LAYERS_OF_TWO_KINDS, {"size": 4, "kinds": ["one", "two"]}, scale=Code(name("scale"))
+    )
     (layer,) = [item for item in state.translator.states.values() if item.cls.__name__ == "Layer"]
     assert print_block(layer.methods["forward"].body) == (
         "if self.kind == 'one':\n"
@@ -221,7 +225,9 @@ def test_layers_leave_keys_and_values_for_later_layers_in_a_dict(translate: Tran
     assert "cache" not in body
 
 
-def test_a_method_that_gives_back_its_arguments_whichever_way_it_goes_leaves_no_call(translate: Translate) -> None:
+def test_a_method_that_gives_back_its_arguments_whichever_way_it_goes_leaves_no_call(
+    translate: Translate,
+) -> None:
     _, _, forward = translate(
         """
 class Toy(nn.Module):
@@ -468,7 +474,9 @@ class Toy(nn.Module):
         {"keys": 4},
         mask=Mask(),
     )
-    assert "x = x.masked_fill(torch.ones_like(x, dtype=torch.bool).triu(1), float('-inf'))" in forward
+    assert (
+        "x = x.masked_fill(torch.ones_like(x, dtype=torch.bool).triu(1), float('-inf'))" in forward
+    )
     assert "torch.sym_min(self.keys, x.shape[-1])" in forward
     assert "mask[" not in forward
 
@@ -503,5 +511,8 @@ class Toy(nn.Module):
         {"kinds": ["a", "b"], "plain": {"a": True, "b": False}},
     )
     inner = next(item for item in state.translator.states.values() if item.cls.__name__ == "Inner")
-    assert print_block(inner.methods["forward"].body) == "if scale is not None:\n    x = x * scale\nreturn x"
+    assert (
+        print_block(inner.methods["forward"].body)
+        == "if scale is not None:\n    x = x * scale\nreturn x"
+    )
     assert "x = layer(x, scales[self.config.kinds[i]])" in forward

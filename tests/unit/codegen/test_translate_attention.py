@@ -1,4 +1,6 @@
-"""Attention written out by bmm or baddbmm, with ALiBi or without, and what stands around it in such code."""
+"""Attention written out by bmm or baddbmm, with ALiBi or without, and what stands around it in such
+code.
+"""
 
 from __future__ import annotations
 
@@ -72,9 +74,16 @@ ALIBI = (
 
 
 def translated(
-    text: str, folder: Path, *, alibi: bool = False, specialised: list[str] | None = None, **config: Any
+    text: str,
+    folder: Path,
+    *,
+    alibi: bool = False,
+    specialised: list[str] | None = None,
+    **config: Any,
 ) -> tuple[str, torch.nn.Module]:
-    """Return what is left of the forward of class `Toy`, and a Toy; `specialised`: the guards to expect."""
+    """Return what is left of the forward of class `Toy`, and a Toy; `specialised`: the guards to
+    expect.
+    """
     path = folder / f"toy_attention_{abs(hash((text, str(folder))))}.py"
     path.write_text(text, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -91,7 +100,9 @@ def translated(
     translator.specialised = specialised is not None
     config_value = Config(name("config"), translator.config)
     (state,) = translator.reached(translator.construct(module.Toy, Args([config_value], {}, [])))
-    given: dict[str, Value] = {"x": Code(name("x"))} | ({"mask": Mask()} if "x, mask" in text else {})
+    given: dict[str, Value] = {"x": Code(name("x"))} | (
+        {"mask": Mask()} if "x, mask" in text else {}
+    )
     body = print_block(translator._method(state, "forward", Args([], given, [])).body)
     if specialised is not None:
         assert [ast.unparse(guard) for guard in state.guards] == specialised
@@ -112,7 +123,9 @@ def causal(length: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("text", "alibi"), [(BMM, False), (ALIBI, True)])
 @torch.no_grad()
-def test_attention_by_bmm_is_the_canonical_op_with_heads_apart(text: str, alibi: bool, tmp_path: Path) -> None:
+def test_attention_by_bmm_is_the_canonical_op_with_heads_apart(
+    text: str, alibi: bool, tmp_path: Path
+) -> None:
     body, model = translated(text, tmp_path, alibi=alibi)
     assert "torch_attention" in body
     assert "flatten(0, 1)" not in body
@@ -215,7 +228,10 @@ class Toy(nn.Module):
 @pytest.mark.parametrize(
     ("config", "guards"),
     [
-        ({"narrow": True, "wide": False}, ["config.narrow", "config.hidden > 8", "not config.wide"]),
+        (
+            {"narrow": True, "wide": False},
+            ["config.narrow", "config.hidden > 8", "not config.wide"],
+        ),
         ({"narrow": False, "wide": False}, ["not config.narrow"]),
         ({"narrow": False, "wide": True}, ["not config.narrow", "config.wide"]),
     ],
@@ -246,7 +262,9 @@ class Toy(nn.Module):
 )
 
 
-def test_a_mask_with_more_in_it_and_a_bias_of_positions_are_added_to_the_scores(tmp_path: Path) -> None:
+def test_a_mask_with_more_in_it_and_a_bias_of_positions_are_added_to_the_scores(
+    tmp_path: Path,
+) -> None:
     body, _ = translated(BIASED, tmp_path)
     assert "torch.ones_like(" in body
     assert "torch_attention(x, x, x, kept, 0.0, True, 0.5" in body

@@ -1,4 +1,6 @@
-"""The back end of docs/adding.md beside float64; `test_adding.py` starts this in Triton's interpreter."""
+"""The back end of docs/adding.md beside float64; `test_adding.py` starts this in Triton's
+interpreter.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Fusions on the triton back end. Run by test_fuse_triton.py in a process with TRITON_INTERPRET=1."""
+"""Fusions on the triton back end. Run by test_fuse_triton.py in a process with
+TRITON_INTERPRET=1.
+"""
 
 import random
 
@@ -42,13 +44,22 @@ class Layer(nn.Module):
         hidden = self.norms[0](x)
         q, k = self.q(hidden).view(batch, length, 2, 8), self.k(hidden).view(batch, length, 1, 8)
         q, k = (t if self.unsqueeze_dim == 2 else t.transpose(1, 2) for t in (q, k))
-        q, k = ops.torch_rope_with_explicit_cos_sin(q, k, angles.cos(), angles.sin(), self.unsqueeze_dim)
+        q, k = ops.torch_rope_with_explicit_cos_sin(
+            q, k, angles.cos(), angles.sin(), self.unsqueeze_dim
+        )
         q, k = (t if self.unsqueeze_dim == 2 else t.transpose(1, 2) for t in (q, k))
         x = x + (q * k).flatten(2)
         hidden = self.norms[1](x)
         gate, up, down = self.gate, self.up, self.down
         mlp = ops.torch_swiglu_mlp(
-            hidden, gate.weight, up.weight, down.weight, gate.bias, up.bias, down.bias, self.activation
+            hidden,
+            gate.weight,
+            up.weight,
+            down.weight,
+            gate.bias,
+            up.bias,
+            down.bias,
+            self.activation,
         )
         first, second = self.gate_up(x + mlp).chunk(2, -1)
         return F.silu(first) * second
@@ -65,7 +76,9 @@ def on_gpu(tmp_path) -> TransformContext:
 
 
 class NormedHeads(nn.Module):
-    """Two rotations; the heads of the first are normalised, those of the second by norms of two kinds."""
+    """Two rotations; the heads of the first are normalised, those of the second by norms of two
+    kinds.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +91,9 @@ class NormedHeads(nn.Module):
             q, k = x.reshape(batch, length, 3, 8).split([2, 1], 2)
             q = ops.torch_rmsnorm(q, self.norms[first], 1e-5)
             k = ops.torch_rmsnorm(k, self.norms[second], eps)
-            x = torch.cat(ops.torch_rope_with_explicit_cos_sin(q, k, angles.cos(), angles.sin(), 2), 2).flatten(2)
+            x = torch.cat(
+                ops.torch_rope_with_explicit_cos_sin(q, k, angles.cos(), angles.sin(), 2), 2
+            ).flatten(2)
         return x
 
 
@@ -131,8 +146,14 @@ class Rotations(nn.Module):
 
     def forward(self, x):
         batch, length, _ = x.shape
-        q, k, angle = x[..., :30].view(batch, length, 3, 10), x[..., 30:40].view(batch, length, 1, 10), x[..., 40:43]
-        q, k = ops.torch_rope_with_complex_freqs(q, k, torch.polar(torch.ones_like(angle), angle), 2)
+        q, k, angle = (
+            x[..., :30].view(batch, length, 3, 10),
+            x[..., 30:40].view(batch, length, 1, 10),
+            x[..., 40:43],
+        )
+        q, k = ops.torch_rope_with_complex_freqs(
+            q, k, torch.polar(torch.ones_like(angle), angle), 2
+        )
         both = torch.cat([angle, angle], -1)
         return torch.cat(ops.torch_rope_with_qk_interleaving(q, k, both.cos(), both.sin(), 2), 2)
 
@@ -142,7 +163,10 @@ def test_rotations_of_pairs_use_the_kernel(on_gpu):
     gm, info, _ = apply("optimize_rope", gm, on_gpu)
     assert info.num_matches == 2
     assert not on_gpu.facts
-    assert [targets(gm).count(f"onboard.triton_rope_{form}.default") for form in ("pairs", "deinterleaved")] == [1, 1]
+    assert [
+        targets(gm).count(f"onboard.triton_rope_{form}.default")
+        for form in ("pairs", "deinterleaved")
+    ] == [1, 1]
     assert rmse(gm(x), Rotations()(x)) <= 1e-6
 
 
@@ -165,7 +189,10 @@ def test_lengths_and_gates_use_their_kernels(on_gpu):
     gm, x = gated("twice")
     expected = gm(x)
     gm, info, _ = apply("fuse_gdn_gating", gm, on_gpu)
-    assert (info.num_matches, targets(gm).count("onboard.triton_fused_gdn_gating.default")) == (1, 1)
+    assert (info.num_matches, targets(gm).count("onboard.triton_fused_gdn_gating.default")) == (
+        1,
+        1,
+    )
     assert rmse(gm(x), expected) <= 1e-6
     assert on_gpu.facts == []
 
@@ -211,7 +238,9 @@ def test_an_explicit_triton_back_end_is_used_where_it_runs():
 
 
 class Gated(nn.Module):
-    """A gated norm in float32 with a cast behind it, and one without; a constant that is computed from a weight."""
+    """A gated norm in float32 with a cast behind it, and one without; a constant that is computed
+    from a weight.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,7 +250,9 @@ class Gated(nn.Module):
     def forward(self, x):
         x = x * -self.decay.exp()
         both = ops.torch_rmsnorm_gated(x, self.weight, x.tanh(), 1e-5, 8)
-        return ops.torch_rmsnorm_gated(x, self.weight, None, 1e-5, 16).double() + both.to(torch.float64)
+        return ops.torch_rmsnorm_gated(x, self.weight, None, 1e-5, 16).double() + both.to(
+            torch.float64
+        )
 
 
 def test_gated_norms_take_the_cast_behind_them(on_gpu):

@@ -1,4 +1,6 @@
-"""Linears that take in what stands around them. Run by test_fuse_triton.py in a process with TRITON_INTERPRET=1."""
+"""Linears that take in what stands around them. Run by test_fuse_triton.py in a process with
+TRITON_INTERPRET=1.
+"""
 
 import random
 
@@ -37,8 +39,16 @@ class Layers(nn.Module):
     def __init__(self, activation: str = "silu") -> None:
         super().__init__()
         self.norms = nn.ModuleList(Norm() for _ in range(4))
-        self.mixer, self.gate_up, self.shared = nn.Linear(32, 32), nn.Linear(32, 128), nn.Linear(32, 32, bias=False)
-        self.up, self.down, self.head = nn.Linear(32, 64), nn.Linear(64, 32, bias=False), nn.Linear(32, 40)
+        self.mixer, self.gate_up, self.shared = (
+            nn.Linear(32, 32),
+            nn.Linear(32, 128),
+            nn.Linear(32, 32, bias=False),
+        )
+        self.up, self.down, self.head = (
+            nn.Linear(32, 64),
+            nn.Linear(64, 32, bias=False),
+            nn.Linear(32, 40),
+        )
         self.activation = activation
 
     def forward(self, x):
@@ -52,7 +62,9 @@ class Layers(nn.Module):
 
 def _case(dtype=torch.bfloat16, activation="silu"):
     model = Layers(activation).to(dtype)
-    model.load_state_dict({k: v.to(dtype) for k, v in random_state(model, random.randrange(10**6)).items()})
+    model.load_state_dict(
+        {k: v.to(dtype) for k, v in random_state(model, random.randrange(10**6)).items()}
+    )
     x = torch.randn(2, 3, 32).to(dtype)
     expected = model.double()(x.double()).detach()
     return exported(model.to(dtype), 2, 3, 32, device="cpu", dtype=dtype), x, expected
@@ -69,8 +81,24 @@ def test_linears_take_in_norms_gates_and_sums(on_gpu):
     gm, x, expected = _case()
     gm, info, _ = apply("fuse_linears", gm, on_gpu)
     assert info.num_matches == targets(gm).count(FUSED) == 7
-    assert [bool(each) for each in _arguments(gm, "norm_weight")] == [True, True, False, False, False, False, True]
-    assert [bool(each) for each in _arguments(gm, "residual")] == [True, False, True, True, False, False, False]
+    assert [bool(each) for each in _arguments(gm, "norm_weight")] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+        False,
+        True,
+    ]
+    assert [bool(each) for each in _arguments(gm, "residual")] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
     assert _arguments(gm, "activation") == ["", "silu", "", "", "silu", "", ""]
     assert targets(gm).count("add.Tensor") == 1  # what is added is scaled first
     assert targets(gm).count("onboard.torch_rmsnorm.default") == 1  # two linears read it
@@ -109,5 +137,8 @@ def test_a_batch_invariant_graph_has_no_other_products(on_gpu):
 def test_a_product_without_an_invariant_form_is_refused(on_gpu):
     gm, _, _ = _case()
     on_gpu.runtime = on_gpu.runtime.model_copy(update={"batch_invariant": True})
-    with pytest.raises(OnboardError, match="batch_invariant: the graph has aten.linear.default, onboard.torch_fused"):
+    with pytest.raises(
+        OnboardError,
+        match="batch_invariant: the graph has aten.linear.default, onboard.torch_fused",
+    ):
         apply("make_batch_invariant", gm, on_gpu)

@@ -1,7 +1,7 @@
 """Generated kernels against the operators that they replace.
 
-Run by test_mlir_elementwise_fusion.py in a process with TRITON_INTERPRET=1; on a GPU the same tests run as they are
-(tests/gpu/test_pointwise_kernels.py).
+Run by test_mlir_elementwise_fusion.py in a process with TRITON_INTERPRET=1; on a GPU the same tests
+run as they are (tests/gpu/test_pointwise_kernels.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from onboard.graph.pipeline import Pipeline, load_pipeline
 from onboard.graph.transform import Stages
 from tests.support.graph.fusion import apply
 from tests.support.graph.harness import make_context, random_inputs, randomize, rmse
-from tests.support.graph.pointwise_graphs import DEVICE, RandomGraph, context, kernels, launches, without_kernels
+from tests.support.graph.pointwise_graphs import (
+    DEVICE,
+    RandomGraph,
+    context,
+    kernels,
+    launches,
+    without_kernels,
+)
 
 ops = torch.ops.onboard
 KEY = "mlir_elementwise_fusion"
@@ -44,10 +51,14 @@ def test_random_graphs(seed: int) -> None:
     torch.manual_seed(seed)
     for tokens in (1, 7):
         inputs = module.inputs(tokens)
-        for actual, meant, expected in zip(gm(*inputs), meaning(*inputs), module(*inputs), strict=True):
+        for actual, meant, expected in zip(
+            gm(*inputs), meaning(*inputs), module(*inputs), strict=True
+        ):
             assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
             assert torch.equal(meant, expected)
-            assert torch.equal(actual, expected) or (smooth and rmse(actual, expected) <= TOLERANCE[dtype])
+            assert torch.equal(actual, expected) or (
+                smooth and rmse(actual, expected) <= TOLERANCE[dtype]
+            )
 
 
 def test_what_is_inexact_rounds_results_alone() -> None:
@@ -86,30 +97,48 @@ def test_rows(norm: str, dtype: torch.dtype) -> None:
     def inputs(tokens: int) -> list[torch.Tensor]:
         heads = torch.randn(3, tokens, 24, device=DEVICE, dtype=dtype).transpose(0, 1)
         heads = heads.contiguous() if norm in ("added", "bare") else heads
-        return [heads, torch.randn(tokens, 1, 24, device=DEVICE, dtype=dtype), torch.randn_like(heads[0, 0])]
+        return [
+            heads,
+            torch.randn(tokens, 1, 24, device=DEVICE, dtype=dtype),
+            torch.randn_like(heads[0, 0]),
+        ]
 
     plain = make_fx(function, tracing_mode="fake")(*inputs(4))
     gm, info, _ = apply(KEY, copy.deepcopy(plain), context(), shapes=False)
     assert (info.num_matches, launches(gm)) == (1, 1)
     for tokens in (4, 1, 70):
         given = inputs(tokens)
-        actual, expected = (each if isinstance(each, tuple) else (each,) for each in (gm(*given), function(*given)))
+        actual, expected = (
+            each if isinstance(each, tuple) else (each,) for each in (gm(*given), function(*given))
+        )
         for one, other in zip(actual, expected, strict=True):
             assert one.dtype == other.dtype
             assert rmse(one, other) <= TOLERANCE[dtype]
 
 
 def test_mixed_dtypes() -> None:
-    """A whole number is rounded to the dtype that an operator computes in; one without dimensions does not promote."""
+    """A whole number is rounded to the dtype that an operator computes in; one without dimensions
+    does not promote.
+    """
 
     def function(whole, x, wide, scale):
-        return whole * x + 1, (whole + 3) * 2 - whole, whole * scale, x + scale, x * wide, wide / whole, whole < wide
+        return (
+            whole * x + 1,
+            (whole + 3) * 2 - whole,
+            whole * scale,
+            x + scale,
+            x * wide,
+            wide / whole,
+            whole < wide,
+        )
 
     whole = torch.randint(1, 5000, (6, 8), device=DEVICE)
     x, wide = torch.randn(6, 8, device=DEVICE).bfloat16(), torch.randn(8, device=DEVICE)
     scale = torch.tensor(0.3, device=DEVICE)
     inputs = [whole, x, wide, scale]
-    gm, info, _ = apply(KEY, make_fx(function, tracing_mode="fake")(*inputs), context(), shapes=False)
+    gm, info, _ = apply(
+        KEY, make_fx(function, tracing_mode="fake")(*inputs), context(), shapes=False
+    )
     assert info.num_matches > 0
     for actual, expected in zip(gm(*inputs), function(*inputs), strict=True):
         assert actual.dtype == expected.dtype
@@ -121,9 +150,13 @@ def test_special_values() -> None:
         kept = torch.where(x > 0, F.relu(x).clamp(max=3.0), torch.minimum(x, y))
         return kept * 2 + torch.maximum(kept, y), (x / y).clamp(-2, 2) - x, (x != y) & ~(x < 1)
 
-    values = torch.tensor([0.0, -0.0, 1.0, float("inf"), float("-inf"), float("nan"), 65504.0, 1e-8], device=DEVICE)
+    values = torch.tensor(
+        [0.0, -0.0, 1.0, float("inf"), float("-inf"), float("nan"), 65504.0, 1e-8], device=DEVICE
+    )
     inputs = torch.cartesian_prod(values, values).unbind(1)
-    gm, info, _ = apply(KEY, make_fx(function, tracing_mode="fake")(*inputs), context(), shapes=False)
+    gm, info, _ = apply(
+        KEY, make_fx(function, tracing_mode="fake")(*inputs), context(), shapes=False
+    )
     assert info.num_matches > 0
     for actual, expected in zip(gm(*inputs), function(*inputs), strict=True):
         assert torch.allclose(actual.float(), expected.float(), rtol=0, atol=0, equal_nan=True)
@@ -138,7 +171,11 @@ def test_exported_models(tmp_path, model_type: str) -> None:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     randomize(model, random.randrange(10**6))
     model.save_pretrained(run.factory.checkpoint)
-    pipeline = [each for each in load_pipeline({KEY: {"enabled": True}}) if each.config.stage in BEFORE_CACHES]
+    pipeline = [
+        each
+        for each in load_pipeline({KEY: {"enabled": True}})
+        if each.config.stage in BEFORE_CACHES
+    ]
     gm = Pipeline([each for each in pipeline if patterns or each.key not in PATTERNS]).run(run)
 
     entry = next(entry for entry in run.history if entry.key == KEY)
@@ -190,4 +227,7 @@ def test_kernels_are_captured() -> None:
     for kept, fresh in zip(inputs, module.inputs(6), strict=True):
         kept.copy_(fresh)
     graph.replay()
-    assert all(torch.equal(actual, expected) for actual, expected in zip(captured, gm(*inputs), strict=True))
+    assert all(
+        torch.equal(actual, expected)
+        for actual, expected in zip(captured, gm(*inputs), strict=True)
+    )

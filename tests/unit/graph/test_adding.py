@@ -1,4 +1,6 @@
-"""docs/adding.md as it stands: each example is put where it says, under the name that it would have there, and used."""
+"""docs/adding.md as it stands: each example is put where it says, under the name that it would have
+there, and used.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ Added = Callable[[str], ModuleType]
 
 @pytest.fixture
 def added(tmp_path: Path) -> Iterator[Added]:
-    """Import an example under the name of the module that it would be; it is forgotten afterwards."""
+    """Import an example under the name of the module that it would be; it is forgotten
+    afterwards.
+    """
     modules = []
 
     def add(path: str) -> ModuleType:
@@ -85,12 +89,16 @@ class _Negations(nn.Module):
 
 
 def test_a_transform_matches_and_rewrites(added: Added) -> None:
-    own = _registered(added("transforms/post_load_fusion/drop_double_negation.py"), Stages.POST_LOAD_FUSION)
+    own = _registered(
+        added("transforms/post_load_fusion/drop_double_negation.py"), Stages.POST_LOAD_FUSION
+    )
     gm = exported(_Negations(), 2, 3, 4, device="cpu")
     gm, info = own.apply(gm, context_for(Path()))
     assert info.num_matches == 2
     clean_up(gm)
-    assert [str(node.target) for node in gm.graph.nodes if "neg" in str(node.target)] == ["aten.neg.default"]
+    assert [str(node.target) for node in gm.graph.nodes if "neg" in str(node.target)] == [
+        "aten.neg.default"
+    ]
     x = torch.randn(2, 5, 4)
     torch.testing.assert_close(gm(x), -x + x * 2)
 
@@ -103,7 +111,9 @@ def test_an_op_is_registered_and_computes_its_formula(added: Added) -> None:
         found = torch.ops.onboard.torch_softcap(x, 20.0)
         assert found.dtype == dtype
         expected = 20.0 * (x.double() / 20.0).tanh()
-        torch.testing.assert_close(found.double(), expected, rtol=torch.finfo(dtype).eps * 4, atol=1e-6)
+        torch.testing.assert_close(
+            found.double(), expected, rtol=torch.finfo(dtype).eps * 4, atol=1e-6
+        )
         torch.library.opcheck(torch.ops.onboard.torch_softcap.default, (x, 20.0))
 
 
@@ -117,7 +127,9 @@ class _Sum(nn.Module):
 
 
 def test_a_mechanism_is_cached(added: Added) -> None:
-    """What the cached graph gives in chunks is what the formula gives of the whole text, in float64."""
+    """What the cached graph gives in chunks is what the formula gives of the whole text, in
+    float64.
+    """
     added("onboard/ops/recurrences/leaky_sum.py")
     own = _registered(added("transforms/cache_init/insert_cached_leaky_sum.py"), Stages.CACHE_INIT)
     settled = SettledConfig(
@@ -126,7 +138,9 @@ def test_a_mechanism_is_cached(added: Added) -> None:
     factory = ModelFactory(Path("unused"), root=None, dtype=torch.float32, model_kwargs={})
     context = TransformContext(factory, settled, torch.device("cpu"), torch.float32)
     model, ids = _Sum().eval().requires_grad_(False), torch.randint(40, (1, 14))
-    gm: Any = export_to_graph(model, factory.example_inputs(), factory.dynamic_shapes(), context.device)
+    gm: Any = export_to_graph(
+        model, factory.example_inputs(), factory.dynamic_shapes(), context.device
+    )
     gm, info = own.apply(gm, context)
     for key in ("initialize_cache", "resize_kv_cache"):
         apply(key, gm, context, shapes=False)
@@ -149,10 +163,16 @@ def test_a_phase_runs_is_skipped_and_runs_again(added: Added, tmp_path: Path) ->
     model.mkdir()
 
     def status(layers: int) -> str:
-        (model / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": layers}))
-        outcome = Engine([load_phase("depth")], Mock()).run(open_run(str(model), tmp_path, RunOptions()))
+        (model / "config.json").write_text(
+            json.dumps({"model_type": "llama", "num_hidden_layers": layers})
+        )
+        outcome = Engine([load_phase("depth")], Mock()).run(
+            open_run(str(model), tmp_path, RunOptions())
+        )
         assert outcome.exception is None
-        assert json.loads((tmp_path / ".onboard/model/depth.json").read_text()) == {"layers": layers}
+        assert json.loads((tmp_path / ".onboard/model/depth.json").read_text()) == {
+            "layers": layers
+        }
         return outcome.phases[0].status
 
     assert [status(2), status(2), status(3)] == ["done", "skipped", "done"]
@@ -168,6 +188,11 @@ def test_a_family_is_as_the_zoo_has_it() -> None:
 
 def test_the_files_that_the_page_names_are_there() -> None:
     page = (ROOT / "docs" / "adding.md").read_text("utf-8")
-    named = [name for name in re.findall(r"`((?:onboard|docs|tests|transforms|registry|templates)/[\w./]*)`", page)]
+    named = [
+        name
+        for name in re.findall(
+            r"`((?:onboard|docs|tests|transforms|registry|templates)/[\w./]*)`", page
+        )
+    ]
     assert [name for name in named if name not in FILES and not (ROOT / name).exists()] == []
     assert len(named) > 15

@@ -1,4 +1,6 @@
-"""Damaged and hostile checkpoints are refused in one line; sound ones are described from their headers."""
+"""Damaged and hostile checkpoints are refused in one line; sound ones are described from their
+headers.
+"""
 
 import json
 from pathlib import Path
@@ -23,15 +25,23 @@ def _write_single(folder: Path) -> Path:
 
 
 def _write_shards(folder: Path) -> dict[str, str]:
-    weight_map = {"a.weight": "model-1.safetensors", "a.bias": "model-2.safetensors", "count": "model-2.safetensors"}
+    weight_map = {
+        "a.weight": "model-1.safetensors",
+        "a.bias": "model-2.safetensors",
+        "count": "model-2.safetensors",
+    }
     for shard in set(weight_map.values()):
-        save_file({name: TENSORS[name] for name in TENSORS if weight_map[name] == shard}, folder / shard)
+        save_file(
+            {name: TENSORS[name] for name in TENSORS if weight_map[name] == shard}, folder / shard
+        )
     _write_index(folder, weight_map)
     return weight_map
 
 
 def _write_index(folder: Path, weight_map: object) -> None:
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
 
 
 @pytest.mark.parametrize("write", [_write_single, _write_shards])
@@ -42,7 +52,11 @@ def test_headers_describe_and_read_returns_the_tensors(tmp_path, write):
     assert checkpoint.names().keys() == TENSORS.keys()
     for name, expected in TENSORS.items():
         meta, tensor = checkpoint.names()[name], checkpoint.read(name)
-        assert (meta.shape, meta.dtype, meta.nbytes) == (tuple(expected.shape), expected.dtype, expected.nbytes)
+        assert (meta.shape, meta.dtype, meta.nbytes) == (
+            tuple(expected.shape),
+            expected.dtype,
+            expected.nbytes,
+        )
         assert tensor.dtype == expected.dtype
         assert torch.equal(tensor, expected)
 
@@ -96,7 +110,9 @@ def test_missing_shard(tmp_path):
         Checkpoint(tmp_path).validate()
 
 
-@pytest.mark.parametrize("path", ["../evil.safetensors", "/etc/passwd", "a/../../b.safetensors", "..\\b"])
+@pytest.mark.parametrize(
+    "path", ["../evil.safetensors", "/etc/passwd", "a/../../b.safetensors", "..\\b"]
+)
 def test_index_that_leaves_the_folder(tmp_path, path):
     folder = tmp_path / "model"
     folder.mkdir()
@@ -134,7 +150,9 @@ def test_empty_folder(tmp_path):
         Checkpoint(tmp_path).validate()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
+)
 def test_find_non_finite(dtype):
     values = torch.full((3, 5), 2.0)
     assert find_non_finite(values.to(dtype)) is None

@@ -36,7 +36,9 @@ def _inputs(batch: int, sequence: int) -> dict[str, Tensor]:
         (lambda x: x[:, -3:] * 2, 1),
     ],
 )
-def test_only_slices_that_keep_everything_go(formula: Callable[[Tensor], Tensor], left: int) -> None:
+def test_only_slices_that_keep_everything_go(
+    formula: Callable[[Tensor], Tensor], left: int
+) -> None:
     module = _Formula(formula)
     result = transform([], module, _inputs(3, 7))
 
@@ -54,7 +56,9 @@ def test_only_slices_that_keep_everything_go(formula: Callable[[Tensor], Tensor]
         (lambda x: (torch.arange(6) + 0.0) * x, 1),  # changes the dtype
     ],
 )
-def test_only_additions_of_zero_that_keep_the_type_go(formula: Callable[[Tensor], Tensor], left: int) -> None:
+def test_only_additions_of_zero_that_keep_the_type_go(
+    formula: Callable[[Tensor], Tensor], left: int
+) -> None:
     module = _Formula(formula)
     result = transform([], module, _inputs(3, 7))
 
@@ -79,7 +83,9 @@ def test_in_place_edits_become_functional_and_dropout_goes() -> None:
         y = x * 1.5
         y += 1
         y[..., 0] = 0
-        return torch.nn.functional.linear(nn.functional.dropout(y, 0.5, training=False), torch.eye(6))
+        return torch.nn.functional.linear(
+            nn.functional.dropout(y, 0.5, training=False), torch.eye(6)
+        )
 
     module = _Formula(edited)
     result = transform([], module, _inputs(3, 7))

@@ -11,7 +11,11 @@ IDENTITIES = [
     (aten.to.dtype, (torch.float32,), {}),
     (aten.to.dtype, (torch.float32, True), {}),
     (aten._to_copy.default, (), {"dtype": torch.float32}),
-    (aten._to_copy.default, (), {"dtype": torch.float32, "device": torch.device("cpu"), "layout": torch.strided}),
+    (
+        aten._to_copy.default,
+        (),
+        {"dtype": torch.float32, "device": torch.device("cpu"), "layout": torch.strided},
+    ),
     (aten._to_copy.default, (), {"memory_format": torch.preserve_format}),
     (prims.convert_element_type.default, (torch.float32,), {}),
 ]

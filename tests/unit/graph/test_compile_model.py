@@ -1,7 +1,8 @@
 """Back ends of `compile_model`, which decode batches are captured, and what a replay sees.
 
-No CUDA graph exists on the CPU: a stand-in that runs the module on the static inputs again, which is what a replay
-does, shows which steps are replayed and what comes of it. tests/gpu has the real thing.
+No CUDA graph exists on the CPU: a stand-in that runs the module on the static inputs again, which
+is what a replay does, shows which steps are replayed and what comes of it. tests/gpu has the real
+thing.
 """
 
 import pytest
@@ -11,7 +12,13 @@ from onboard.content.transforms.compile.compile_model import CompileModel, Compi
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.compile.capture import capture_sizes
 from onboard.graph.compile.cuda_graph import CapturedDecode, _Captured
-from tests.support.graph.decoder import VOCABULARY, copied_inputs, decoder, make_cache, set_decode_batch
+from tests.support.graph.decoder import (
+    VOCABULARY,
+    copied_inputs,
+    decoder,
+    make_cache,
+    set_decode_batch,
+)
 from tests.support.graph.fusion import apply, context_for
 from tests.support.graph.harness import rmse
 
@@ -58,7 +65,9 @@ def _captured(gm, cache, sizes) -> CapturedDecode:
         both = {**inputs, **caches}
         output = gm(**both)
         tokens = torch.zeros(size, dtype=torch.int64)
-        decode._captured[size] = _Captured(StandIn(gm, both, output), inputs, caches, tokens, output)
+        decode._captured[size] = _Captured(
+            StandIn(gm, both, output), inputs, caches, tokens, output
+        )
     cache.info.decode_sizes = sizes
     return decode
 
@@ -183,7 +192,11 @@ def test_attention_that_reads_lengths_on_the_host_is_not_captured(gm, tmp_path):
         ({"backend": "torch-compile", "piecewise_enabled": True}, "piecewise_enabled"),
         ({"backend": "torch-simple", "piecewise_num_tokens": [64]}, "piecewise_num_tokens"),
         (
-            {"backend": "torch-cudagraph", "piecewise_enabled": False, "piecewise_num_tokens": [64]},
+            {
+                "backend": "torch-cudagraph",
+                "piecewise_enabled": False,
+                "piecewise_num_tokens": [64],
+            },
             "piecewise_num_tokens",
         ),
         (
@@ -205,10 +218,14 @@ def test_a_wrong_number_of_batched_inputs_is_refused(gm, tmp_path):
     context = context_for(tmp_path)
     context.cache = make_cache()
     config = CompileModelConfig(stage="compile", backend="torch-cudagraph", num_batched_inputs=2)
-    with pytest.raises(UsageError, match="num_batched_inputs 2, and the graph takes 9: input_ids, "):
+    with pytest.raises(
+        UsageError, match="num_batched_inputs 2, and the graph takes 9: input_ids, "
+    ):
         CompileModel(config)._check_inputs(gm, context)
     for right in (9, None):
-        CompileModel(config.model_copy(update={"num_batched_inputs": right}))._check_inputs(gm, context)
+        CompileModel(config.model_copy(update={"num_batched_inputs": right}))._check_inputs(
+            gm, context
+        )
     for backend in ("auto", "torch-simple"):
         with pytest.raises(UsageError, match="num_batched_inputs 2, and the graph takes 9"):
             apply("compile_model", gm, context, shapes=False, backend=backend, num_batched_inputs=2)

@@ -1,4 +1,6 @@
-"""A cut config keeps what its fields say of the layers that stay, and transformers builds a model of it."""
+"""A cut config keeps what its fields say of the layers that stay, and transformers builds a model
+of it.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,16 @@ SMALL = {"vocab_size_per_layer_input": 32, "hidden_size_per_layer_input": 4}
 
 def _cut(config: PretrainedConfig, folder: Path, layers: int) -> tuple[Any, nn.Module]:
     config.save_pretrained(folder)
-    factory = ModelFactory(folder, root=None, dtype=torch.float32, model_kwargs={"num_hidden_layers": layers})
+    factory = ModelFactory(
+        folder, root=None, dtype=torch.float32, model_kwargs={"num_hidden_layers": layers}
+    )
     return factory.config, factory.hf_model()
 
 
 @pytest.mark.parametrize("layers", [2, 5])
-def test_layers_that_share_keys_are_the_last_of_the_whole_model(layers: int, tmp_path: Path) -> None:
+def test_layers_that_share_keys_are_the_last_of_the_whole_model(
+    layers: int, tmp_path: Path
+) -> None:
     config = Gemma3nTextConfig(**SIZES, **SHARED, **SMALL, laurel_rank=4)
     cut, model = _cut(config, tmp_path, layers)
     assert cut.num_kv_shared_layers == max(0, layers - 4)
@@ -44,12 +50,16 @@ def test_layers_that_share_keys_are_the_last_of_the_whole_model(layers: int, tmp
 
 def test_fields_of_single_layers_go_with_their_layers(tmp_path: Path) -> None:
     own = {index: {"head_dim": 8 + 8 * index} for index in (1, 4)}
-    config = Gemma4TextConfig(**SIZES, **SMALL, num_hidden_layers=6, layer_types=KINDS, per_layer_config=own)
+    config = Gemma4TextConfig(
+        **SIZES, **SMALL, num_hidden_layers=6, layer_types=KINDS, per_layer_config=own
+    )
     cut, _ = _cut(config, tmp_path, 2)
     assert set(map(int, cut.to_dict()["per_layer_config"])) == {1}
 
 
 def test_indices_of_layers_that_are_gone_go(tmp_path: Path) -> None:
-    config = Qwen2MoeConfig(**SIZES, num_hidden_layers=5, mlp_only_layers=[0, 3], num_experts=4, layer_types=None)
+    config = Qwen2MoeConfig(
+        **SIZES, num_hidden_layers=5, mlp_only_layers=[0, 3], num_experts=4, layer_types=None
+    )
     cut, _ = _cut(config, tmp_path, 2)
     assert cut.mlp_only_layers == [0]

@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import conversion_mapping
-from transformers.core_model_loading import Chunk, Concatenate, Interleave, Transpose, WeightConverter, WeightRenaming
+from transformers.core_model_loading import (
+    Chunk,
+    Concatenate,
+    Interleave,
+    Transpose,
+    WeightConverter,
+    WeightRenaming,
+)
 
 from onboard.graph.weight_load.converted_weights import Source, converted
 
@@ -12,8 +19,12 @@ from onboard.graph.weight_load.converted_weights import Source, converted
 def rules(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     declared: list[object] = [
         WeightRenaming("old", "new"),
-        WeightConverter("attn.qk.weight", ["attn.q.weight", "attn.k.weight"], operations=[Chunk(dim=0)]),
-        WeightConverter(["q_conv.weight", "k_conv.weight"], "conv.weight", operations=[Concatenate(dim=0)]),
+        WeightConverter(
+            "attn.qk.weight", ["attn.q.weight", "attn.k.weight"], operations=[Chunk(dim=0)]
+        ),
+        WeightConverter(
+            ["q_conv.weight", "k_conv.weight"], "conv.weight", operations=[Concatenate(dim=0)]
+        ),
         WeightConverter(r"mlp\.w13", r"mlp\.both", operations=[Interleave(dim=1)]),
         WeightConverter("turned.weight", "other.weight", operations=[Transpose(0, 1)]),
     ]
@@ -23,9 +34,21 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 def test_what_transformers_makes_of_other_tensors_is_found(rules: list[object]) -> None:
-    available = ["h.0.attn.qk.weight", "h.0.q_conv.weight", "h.0.k_conv.weight", "h.1.q_conv.weight", "turned.weight"]
+    available = [
+        "h.0.attn.qk.weight",
+        "h.0.q_conv.weight",
+        "h.0.k_conv.weight",
+        "h.1.q_conv.weight",
+        "turned.weight",
+    ]
     available.append("h.0.mlp.w13")
-    wanted = ["h.0.attn.k.weight", "h.0.conv.weight", "h.1.conv.weight", "other.weight", "h.2.attn.q.weight"]
+    wanted = [
+        "h.0.attn.k.weight",
+        "h.0.conv.weight",
+        "h.1.conv.weight",
+        "other.weight",
+        "h.2.attn.q.weight",
+    ]
     wanted.append("h.0.mlp.both")
     assert converted(wanted, available, ["NoSuchClass", "known"]) == {
         "h.0.attn.k.weight": Source(("h.0.attn.qk.weight",), 0, 1, 2),
@@ -36,7 +59,12 @@ def test_what_transformers_makes_of_other_tensors_is_found(rules: list[object]) 
 
 
 def test_names_are_renamed_first(rules: list[object]) -> None:
-    found = converted(["new.attn.q.weight"], ["old.attn.qk.weight"], ["known"], lambda name: name.replace("old", "new"))
+    found = converted(
+        ["new.attn.q.weight"],
+        ["old.attn.qk.weight"],
+        ["known"],
+        lambda name: name.replace("old", "new"),
+    )
     assert found == {"new.attn.q.weight": Source(("old.attn.qk.weight",), 0, 0, 2)}
 
 

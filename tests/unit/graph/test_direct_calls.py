@@ -1,4 +1,6 @@
-"""Calling operators' functions directly changes no number, and nothing that others read off the graph."""
+"""Calling operators' functions directly changes no number, and nothing that others read off the
+graph.
+"""
 
 from __future__ import annotations
 

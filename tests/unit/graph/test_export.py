@@ -38,7 +38,9 @@ def test_parameters_are_the_models_and_take_no_memory(tmp_path: Path) -> None:
     assert all(parameter.is_meta for parameter in gm.parameters())
     assert gm.get_parameter("lm_head.weight") is gm.get_parameter("model.embed_tokens.weight")
     assert gm.meta["tied_parameters"] == {"lm_head.weight": "model.embed_tokens.weight"}
-    torch.testing.assert_close(gm.get_buffer("model.rotary_emb.cos_cached"), model.model.rotary_emb.cos_cached)
+    torch.testing.assert_close(
+        gm.get_buffer("model.rotary_emb.cos_cached"), model.model.rotary_emb.cos_cached
+    )
 
 
 def test_inputs_and_output_are_plain(tmp_path: Path) -> None:
@@ -84,7 +86,11 @@ def test_parameters_have_the_runs_dtype_and_buffers_their_own(tmp_path: Path) ->
 def test_a_reduced_config_cuts_its_per_layer_lists(tmp_path: Path) -> None:
     make_context(tmp_path, "qwen3", num_hidden_layers=4)
     factory = ModelFactory(
-        tmp_path / "checkpoint", root=None, dtype=torch.float32, model_kwargs={"num_hidden_layers": 2}, mode="hf"
+        tmp_path / "checkpoint",
+        root=None,
+        dtype=torch.float32,
+        model_kwargs={"num_hidden_layers": 2},
+        mode="hf",
     )
 
     assert factory.config.num_hidden_layers == 2
@@ -95,7 +101,10 @@ def test_a_reduced_config_cuts_its_per_layer_lists(tmp_path: Path) -> None:
 def test_an_unknown_config_key_names_the_nearest(tmp_path: Path) -> None:
     make_context(tmp_path)
     factory = ModelFactory(
-        tmp_path / "checkpoint", root=tmp_path, dtype=torch.float32, model_kwargs={"num_hiden_layers": 1}
+        tmp_path / "checkpoint",
+        root=tmp_path,
+        dtype=torch.float32,
+        model_kwargs={"num_hiden_layers": 1},
     )
 
     with pytest.raises(UsageError, match="num_hidden_layers"):
@@ -136,6 +145,7 @@ def test_what_a_model_file_does_not_cover_is_an_error_in_one_line(tmp_path: Path
     guard = "    def __new__(cls, config):\n        assert config.vocab_size < 0, 'not covered: words'\n\n"
     path.write_text(text.replace(opening, opening + guard))
     with pytest.raises(
-        OnboardError, match=r"modeling_llama.py does not serve this model: not covered: words\. Onboard"
+        OnboardError,
+        match=r"modeling_llama.py does not serve this model: not covered: words\. Onboard",
     ):
         context.factory.build_model()

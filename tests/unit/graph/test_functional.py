@@ -1,4 +1,6 @@
-"""What writes to a tensor that nobody else sees is replaced; what would show elsewhere is left as it is."""
+"""What writes to a tensor that nobody else sees is replaced; what would show elsewhere is left as
+it is.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,8 @@ def _result(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "function", [_input, _view, _seen_by_a_view, _seen_unsaid, _given_back_unsaid, _narrower, _result]
+    "function",
+    [_input, _view, _seen_by_a_view, _seen_unsaid, _given_back_unsaid, _narrower, _result],
 )
 def test_a_write_that_shows_elsewhere_stays(function: Callable[[Tensor], Tensor]) -> None:
     gm = torch.export.export(_Module(function), (torch.randn(4, 6),)).graph_module

@@ -1,4 +1,6 @@
-"""An activation after a cached convolution is computed by it, with the values and the state of both apart."""
+"""An activation after a cached convolution is computed by it, with the values and the state of both
+apart.
+"""
 
 import pytest
 import torch
@@ -17,12 +19,17 @@ class Convolution(nn.Module):
     def __init__(self, activation=None, after=None, read_twice=False) -> None:
         super().__init__()
         self.activation, self.after, self.read_twice = activation, after, read_twice
-        self.weight, self.bias = nn.Parameter(torch.randn(CHANNELS, 1, KERNEL)), nn.Parameter(torch.randn(CHANNELS))
+        self.weight, self.bias = (
+            nn.Parameter(torch.randn(CHANNELS, 1, KERNEL)),
+            nn.Parameter(torch.randn(CHANNELS)),
+        )
 
     def forward(self, x, cu_seqlens, kv_lens, state_slots, batch_info_host, conv_cache):
         metadata = (cu_seqlens, kv_lens, state_slots, batch_info_host, conv_cache)
         conv = ops.torch_cached_causal_conv1d.default
-        out = conv(x, self.weight, self.bias, *metadata, groups=CHANNELS, activation=self.activation)
+        out = conv(
+            x, self.weight, self.bias, *metadata, groups=CHANNELS, activation=self.activation
+        )
         if self.after is not None:
             out = self.after(out) + (out if self.read_twice else 0)
         return out
@@ -33,7 +40,14 @@ def _inputs():
     starts = torch.tensor([0, 5, 8], dtype=torch.int32)
     info = torch.tensor([2, 8, 5, 9], dtype=torch.int32)
     caches = torch.randn(4, KERNEL - 1, CHANNELS)
-    return torch.randn(1, 8, CHANNELS), starts, lengths + torch.tensor([4, 0]).int(), torch.tensor([2, 1]), info, caches
+    return (
+        torch.randn(1, 8, CHANNELS),
+        starts,
+        lengths + torch.tensor([4, 0]).int(),
+        torch.tensor([2, 1]),
+        info,
+        caches,
+    )
 
 
 def _graph(**options):
@@ -41,7 +55,8 @@ def _graph(**options):
 
 
 @pytest.mark.parametrize(
-    ("after", "name"), [(torch.ops.aten.silu.default, "silu"), (torch.ops.aten.relu.default, "relu")]
+    ("after", "name"),
+    [(torch.ops.aten.silu.default, "silu"), (torch.ops.aten.relu.default, "relu")],
 )
 def test_the_activation_moves_into_the_convolution(after, name):
     gm, inputs = _graph(after=after), _inputs()

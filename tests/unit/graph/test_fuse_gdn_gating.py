@@ -1,4 +1,6 @@
-"""The gates of a gated delta rule become one op, in the forms in which transformers' models write them."""
+"""The gates of a gated delta rule become one op, in the forms in which transformers' models write
+them.
+"""
 
 import random
 
@@ -24,7 +26,10 @@ class Rule(nn.Module):
 
     def forward(self, x):
         x = x.to(self.dtype)
-        heads, (a, b) = x[..., : HEADS * SIZE].unflatten(-1, (HEADS, SIZE)), x[..., HEADS * SIZE :].chunk(2, -1)
+        heads, (a, b) = (
+            x[..., : HEADS * SIZE].unflatten(-1, (HEADS, SIZE)),
+            x[..., HEADS * SIZE :].chunk(2, -1),
+        )
         beta = b.sigmoid()
         if self.form == "twice":  # as where eigenvalues may be negative
             beta = beta * 2.0
@@ -32,7 +37,11 @@ class Rule(nn.Module):
             heads = heads * beta.unsqueeze(-1)
         if self.form == "late":
             a = a * beta
-        dt = a + self.dt_bias.to(self.dtype) if self.form == "narrow" else a.float() + self.dt_bias.to(self.dtype)
+        dt = (
+            a + self.dt_bias.to(self.dtype)
+            if self.form == "narrow"
+            else a.float() + self.dt_bias.to(self.dtype)
+        )
         dt = F.softplus(dt, beta=2.0) if self.form == "sharper" else F.softplus(dt)
         g = -self.A_log.to(self.dtype).float().exp() * dt
         if self.form == "other":
@@ -43,13 +52,19 @@ class Rule(nn.Module):
 def _case(form: str, dtype: torch.dtype = torch.float32):
     model = Rule(form, dtype)
     model.load_state_dict(random_state(model, random.randrange(10**6)))
-    gm, _, _ = apply("cleanup_input_constraints", exported(model, 2, 3, HEADS * (SIZE + 2), device="cpu"))
+    gm, _, _ = apply(
+        "cleanup_input_constraints", exported(model, 2, 3, HEADS * (SIZE + 2), device="cpu")
+    )
     return gm, torch.randn(2, 5, HEADS * (SIZE + 2)) * 4
 
 
 @pytest.mark.parametrize(
     ("form", "dtype", "folded"),
-    [("plain", torch.float32, True), ("plain", torch.bfloat16, False), ("twice", torch.bfloat16, True)],
+    [
+        ("plain", torch.float32, True),
+        ("plain", torch.bfloat16, False),
+        ("twice", torch.bfloat16, True),
+    ],
 )
 def test_both_gates_become_one_op(form, dtype, folded):
     gm, x = _case(form, dtype)

@@ -1,4 +1,6 @@
-"""Linears that share an input become one product: before loading through the plan alone, after it group by group."""
+"""Linears that share an input become one product: before loading through the plan alone, after it
+group by group.
+"""
 
 import gc
 import random
@@ -21,7 +23,9 @@ from tests.support.graph.harness import rmse
 
 
 class Attention(nn.Module):
-    """q (biased), k (biased when asked), v (no bias); views and transposes after the linears, as models have them."""
+    """q (biased), k (biased when asked), v (no bias); views and transposes after the linears, as
+    models have them.
+    """
 
     def __init__(self, *, simple: bool = False, k_bias: bool = True) -> None:
         super().__init__()
@@ -33,12 +37,19 @@ class Attention(nn.Module):
         self.simple = simple
 
     def project(self, layer, x):
-        return torch.ops.onboard.torch_linear_simple(x, layer.weight, layer.bias) if self.simple else layer(x)
+        return (
+            torch.ops.onboard.torch_linear_simple(x, layer.weight, layer.bias)
+            if self.simple
+            else layer(x)
+        )
 
     def forward(self, x):
         batch, length, _ = x.shape
         x = x.tanh()
-        q, k, v = (self.project(layer, x) for layer in (self.attn.q_proj, self.attn.k_proj, self.attn.v_proj))
+        q, k, v = (
+            self.project(layer, x)
+            for layer in (self.attn.q_proj, self.attn.k_proj, self.attn.v_proj)
+        )
         q = q.view(batch, length, 3, 4).view(batch, length * 3, 4).view(batch, length, 3, 4)
         k, v = (t.view(batch, length, 1, 4).transpose(1, 2) for t in (k, v))
         scores = (q.transpose(1, 2) @ k.transpose(2, 3)).softmax(-1)
@@ -180,8 +191,13 @@ def test_plan_flattens_joins_of_joins():
 def test_plan_lives_with_the_graph():
     gm = exported(Attention(), 2, 3, 8)
     apply("fuse_gemms", gm)
-    assert weight_plan(gm).parts("attn.q_proj_k_proj_v_proj.weight") == [f"attn.{p}_proj.weight" for p in "qkv"]
-    assert weight_plan(gm).parts("attn.q_proj_k_proj_v_proj.bias") == ["attn.q_proj.bias", "attn.k_proj.bias"]
+    assert weight_plan(gm).parts("attn.q_proj_k_proj_v_proj.weight") == [
+        f"attn.{p}_proj.weight" for p in "qkv"
+    ]
+    assert weight_plan(gm).parts("attn.q_proj_k_proj_v_proj.bias") == [
+        "attn.q_proj.bias",
+        "attn.k_proj.bias",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +214,10 @@ def test_joined_name(names, expected):
 
 
 def test_joined_name_does_not_take_another_parameters():
-    assert joined_name(["a.gate.weight", "a.up.weight"], ["a.gate_up.weight"]) == "a.gate_up_joined.weight"
+    assert (
+        joined_name(["a.gate.weight", "a.up.weight"], ["a.gate_up.weight"])
+        == "a.gate_up_joined.weight"
+    )
 
 
 class LiveBytes(TorchDispatchMode):
@@ -213,7 +232,9 @@ class LiveBytes(TorchDispatchMode):
         storage = tensor.untyped_storage()
         if not tensor.is_meta and not isinstance(tensor, FakeTensor):
             self.storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        self.storages = {key: entry for key, entry in self.storages.items() if not entry[0].expired()}
+        self.storages = {
+            key: entry for key, entry in self.storages.items() if not entry[0].expired()
+        }
         self.peak = max(self.peak, sum(nbytes for _, nbytes in self.storages.values()))
         return tensor
 
@@ -226,7 +247,9 @@ class LiveBytes(TorchDispatchMode):
 class Stack(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.ModuleList(nn.Linear(64, 96, bias=False) for _ in range(3)) for _ in range(3))
+        self.layers = nn.ModuleList(
+            nn.ModuleList(nn.Linear(64, 96, bias=False) for _ in range(3)) for _ in range(3)
+        )
         self.out = nn.ModuleList(nn.Linear(96, 64, bias=False) for _ in range(3))
 
     def forward(self, x):

@@ -14,7 +14,9 @@ class Lengths(nn.Module):
         return l2norm(l2norm(x, eps=1e-2) * 3, eps=1e-3)
 
 
-@pytest.mark.parametrize(("backend", "facts"), [("torch", 0), ("auto", 0), ("fla", 1), ("triton", 1)])
+@pytest.mark.parametrize(
+    ("backend", "facts"), [("torch", 0), ("auto", 0), ("fla", 1), ("triton", 1)]
+)
 def test_every_scaling_is_matched_and_a_missing_back_end_is_a_fact(backend, facts):
     gm, info, _ = apply("match_l2norm_pattern", exported(Lengths(), 2, 3, 16))
     assert info.num_matches == 2

@@ -1,4 +1,6 @@
-"""Loading and fusing transformers' own modules, from checkpoints that transformers saved: the logits stay theirs."""
+"""Loading and fusing transformers' own modules, from checkpoints that transformers saved: the
+logits stay theirs.
+"""
 
 import random
 
@@ -12,9 +14,19 @@ from tests.support.graph.harness import make_context, random_inputs, randomize, 
 
 BEFORE_CACHES = list(Stages)[: list(Stages).index(Stages.CACHE_INIT)]
 EXPECTED = {
-    "phi3": {"fuse_silu_mul": 2, "fuse_rmsnorm": 5, "fuse_add_rms_norm": 4, "gather_logits_before_lm_head": 1},
+    "phi3": {
+        "fuse_silu_mul": 2,
+        "fuse_rmsnorm": 5,
+        "fuse_add_rms_norm": 4,
+        "gather_logits_before_lm_head": 1,
+    },
     "gemma2": {"fuse_gemms": 4, "fuse_swiglu": 2, "fuse_rmsnorm": 9, "fuse_add_rms_norm": 4},
-    "cohere": {"fuse_gemms": 4, "fuse_swiglu": 2, "fuse_rmsnorm": 0, "gather_logits_before_lm_head": 1},
+    "cohere": {
+        "fuse_gemms": 4,
+        "fuse_swiglu": 2,
+        "fuse_rmsnorm": 0,
+        "gather_logits_before_lm_head": 1,
+    },
     "gpt_neox": {"fuse_gemms": 0, "gather_logits_before_lm_head": 1},
 }
 

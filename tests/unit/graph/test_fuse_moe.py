@@ -1,4 +1,6 @@
-"""The weights of a mixture's experts become one tensor: through the plan before loading, by copies after it."""
+"""The weights of a mixture's experts become one tensor: through the plan before loading, by copies
+after it.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +28,30 @@ class Mixture(nn.Module):
         self.experts = nn.ModuleList()
         for _ in range(EXPERTS):
             expert = nn.Module()
-            expert.gate_proj, expert.up_proj = (nn.Linear(HIDDEN, INNER, bias=bias) for _ in range(2))
+            expert.gate_proj, expert.up_proj = (
+                nn.Linear(HIDDEN, INNER, bias=bias) for _ in range(2)
+            )
             expert.down_proj = nn.Linear(INNER, HIDDEN, bias=bias)
             self.experts.append(expert)
         self.gated, self.bias = gated, bias
 
     def lists(self, kind: str) -> list[list[torch.Tensor]]:
         names = ("gate_proj", "down_proj", "up_proj")[: 3 if self.gated else 2]
-        found = [[getattr(getattr(expert, name), kind) for expert in self.experts] for name in names]
+        found = [
+            [getattr(getattr(expert, name), kind) for expert in self.experts] for name in names
+        ]
         return found if self.gated else [*found, []]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return run(x, self.lists("weight"), self.gated, self.lists("bias") if self.bias else [None] * 3)
+        return run(
+            x, self.lists("weight"), self.gated, self.lists("bias") if self.bias else [None] * 3
+        )
 
 
 class Stacked(nn.Module):
-    """Experts as some checkpoints have them: transposed, gate and up alternating, two parameters in all."""
+    """Experts as some checkpoints have them: transposed, gate and up alternating, two parameters in
+    all.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +70,9 @@ def run(x: torch.Tensor, lists: list, gated: bool, biases: list) -> torch.Tensor
     rows = x.tanh().reshape(-1, HIDDEN)
     weights, chosen = rows[:, :EXPERTS].softmax(-1).topk(TOP)
     rest = (0.7, 1.2, 1.0) if biases[0] is not None else ()
-    return torch.ops.onboard.torch_moe(rows, chosen, weights, *lists, gated, "silu", *biases, *rest).view(x.shape)
+    return torch.ops.onboard.torch_moe(
+        rows, chosen, weights, *lists, gated, "silu", *biases, *rest
+    ).view(x.shape)
 
 
 CASES = {
@@ -81,7 +93,9 @@ def test_experts_are_stacked(tmp_path, case, loaded):
     gm, info, _ = apply("fuse_moe" if loaded else "stack_expert_weights", gm)
     assert info.num_matches == 1
     if not loaded:
-        gm, _, _ = apply("load_weights", gm, context_for(tmp_path, {name: state[name] for name in _read(model)}))
+        gm, _, _ = apply(
+            "load_weights", gm, context_for(tmp_path, {name: state[name] for name in _read(model)})
+        )
     x = torch.randn(3, 5, HIDDEN)
     assert rmse(gm(x), model(x)) <= 1e-6
     names = dict(gm.named_parameters())
@@ -89,7 +103,10 @@ def test_experts_are_stacked(tmp_path, case, loaded):
         {"experts.w3_w1_stacked_bias", "experts.w2_stacked_bias"} if model.bias else set()
     )
     up_first = ("up_proj", "gate_proj") if model.gated else ("gate_proj",)
-    expected = [torch.cat([state[f"experts.{index}.{part}.weight"] for part in up_first]) for index in range(EXPERTS)]
+    expected = [
+        torch.cat([state[f"experts.{index}.{part}.weight"] for part in up_first])
+        for index in range(EXPERTS)
+    ]
     assert torch.equal(names["experts.w3_w1_stacked_weight"], torch.stack(expected))
 
 
@@ -141,7 +158,9 @@ def test_computed_weights_are_a_fact():
     model = Computed()
     gm, info, context = apply("fuse_moe", exported(model, 2, 3, HIDDEN, device="cpu"))
     assert info.num_matches == 0
-    assert context.facts == ["fuse_moe: 1 mixtures of experts stay as they are, their weights cannot be stacked"]
+    assert context.facts == [
+        "fuse_moe: 1 mixtures of experts stay as they are, their weights cannot be stacked"
+    ]
     x = torch.randn(2, 4, HIDDEN)
     assert rmse(gm(x), model(x)) <= 1e-6
 
@@ -164,7 +183,10 @@ class BesideOthers(Mixture):
 
     def __init__(self) -> None:
         super().__init__()
-        self.router, self.gate = nn.Linear(HIDDEN, EXPERTS, bias=False), nn.Linear(HIDDEN, 1, bias=False)
+        self.router, self.gate = (
+            nn.Linear(HIDDEN, EXPERTS, bias=False),
+            nn.Linear(HIDDEN, 1, bias=False),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, HIDDEN)
@@ -188,7 +210,9 @@ def test_a_gated_mixture_with_biases_of_its_gates_alone_stays_as_it_is():
             found = super().lists(kind)
             return found if kind == "weight" else [*found[:2], None]
 
-    gm, info, _ = apply("stack_expert_weights", exported(HalfBiased(bias=True), 2, 3, HIDDEN, device="cpu"))
+    gm, info, _ = apply(
+        "stack_expert_weights", exported(HalfBiased(bias=True), 2, 3, HIDDEN, device="cpu")
+    )
     assert info.num_matches == 0
 
 
@@ -216,7 +240,10 @@ class Listed(nn.Module):
         super().__init__()
         shapes = {"gate": (INNER, HIDDEN), "down": (HIDDEN, INNER), "up": (INNER, HIDDEN)}
         self.lists = nn.ModuleDict(
-            {name: nn.ParameterList([torch.randn(shape) for _ in range(EXPERTS)]) for name, shape in shapes.items()}
+            {
+                name: nn.ParameterList([torch.randn(shape) for _ in range(EXPERTS)])
+                for name, shape in shapes.items()
+            }
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -226,7 +253,10 @@ class Listed(nn.Module):
 def test_a_stack_is_named_under_the_path_that_its_parts_share():
     gm, info, _ = apply("stack_expert_weights", exported(Listed(), 2, 3, HIDDEN, device="meta"))
     assert info.num_matches == 1
-    assert set(dict(gm.named_parameters())) == {"lists.w3_w1_stacked_weight", "lists.down.w2_stacked_weight"}
+    assert set(dict(gm.named_parameters())) == {
+        "lists.w3_w1_stacked_weight",
+        "lists.down.w2_stacked_weight",
+    }
 
 
 def test_stacks_of_one_list_have_names_of_their_own():

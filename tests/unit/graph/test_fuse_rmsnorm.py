@@ -21,7 +21,9 @@ class Norm(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two residual additions, each used again after its norm; the first norm has no addition before it."""
+    """Two residual additions, each used again after its norm; the first norm has no addition before
+    it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +37,9 @@ class Residual(nn.Module):
 
 
 class Several(nn.Module):
-    """Additions that are no residual: a broadcast, a scaled one, a promoted one, one that is read before its norm."""
+    """Additions that are no residual: a broadcast, a scaled one, a promoted one, one that is read
+    before its norm.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +60,9 @@ def _case(model):
     return exported(model, 2, 3, 8, device="cpu"), x, model(x).detach()
 
 
-@pytest.mark.parametrize(("backend", "facts"), [("torch", 0), ("auto", 0), ("flashinfer", 1), ("triton", 1)])
+@pytest.mark.parametrize(
+    ("backend", "facts"), [("torch", 0), ("auto", 0), ("flashinfer", 1), ("triton", 1)]
+)
 def test_every_norm_is_matched_and_a_missing_back_end_is_a_fact(backend, facts):
     gm, x, expected = _case(Residual())
     gm, info, context = apply("fuse_rmsnorm", gm, rmsnorm_backend=backend)
@@ -71,7 +77,10 @@ def test_fields_have_the_documented_defaults():
 
     fields = get_transform("fuse_rmsnorm").config_class(stage="post_load_fusion")
     assert (fields.rmsnorm_backend, fields.gated_rmsnorm_backend) == ("flashinfer", "triton")
-    assert get_transform("fuse_silu_mul").config_class(stage="post_load_fusion").backend == "flashinfer"
+    assert (
+        get_transform("fuse_silu_mul").config_class(stage="post_load_fusion").backend
+        == "flashinfer"
+    )
 
 
 def test_residual_additions_join_their_norms():
@@ -104,7 +113,9 @@ class Cast(Residual):
 
 def test_identity_casts_do_not_hide_a_pair():
     gm, x, expected = _case(Cast())
-    gm, _, _ = apply("cleanup_input_constraints", gm)  # the assertions that export puts before casts
+    gm, _, _ = apply(
+        "cleanup_input_constraints", gm
+    )  # the assertions that export puts before casts
     gm, info, _ = apply("fuse_add_rms_norm", gm)
     assert info.num_matches == 2
     assert rmse(gm(x), expected) <= 1e-6
@@ -151,7 +162,9 @@ def test_a_weight_that_depends_on_the_input_is_not_folded():
 
 
 class Wide(nn.Module):
-    """A residual stream in float32 over layers of 16 bits, as with `residual_in_fp32`; its casts may be read twice."""
+    """A residual stream in float32 over layers of 16 bits, as with `residual_in_fp32`; its casts
+    may be read twice.
+    """
 
     def __init__(self, dtype: torch.dtype, second_reader: bool = True) -> None:
         super().__init__()
@@ -169,11 +182,15 @@ class Wide(nn.Module):
 
 
 def exact_wide(model: Wide, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Compute what `Wide` computes in float64, rounding where it does: a cast, the norm's result, the mixture."""
+    """Compute what `Wide` computes in float64, rounding where it does: a cast, the norm's result,
+    the mixture.
+    """
     total = x.to(dtype).double()
     for norm in model.norms:
         low, weight = total.to(dtype).double(), norm.weight.to(dtype).double()
-        normed = (low * (low.square().mean(-1, keepdim=True) + 1e-5).rsqrt()).to(dtype).double() * weight
+        normed = (low * (low.square().mean(-1, keepdim=True) + 1e-5).rsqrt()).to(
+            dtype
+        ).double() * weight
         mixed = normed.to(dtype).double().tanh().to(dtype).double()
         mixed = (mixed + low).to(dtype).double() if model.second_reader else mixed
         total = (total + mixed).float().double()
@@ -227,17 +244,25 @@ class Gated(nn.Module):
 
 
 def test_a_gated_norm_without_its_back_end_is_a_fact():
-    gm, info, context = apply("fuse_rmsnorm", exported(Gated(), 2, 3, 8, device="cpu"), rmsnorm_backend="auto")
+    gm, info, context = apply(
+        "fuse_rmsnorm", exported(Gated(), 2, 3, 8, device="cpu"), rmsnorm_backend="auto"
+    )
     assert info.num_matches == 0
-    assert context.facts == ["fuse_rmsnorm: norms with a gate: back end triton is not available here, torch is used"]
+    assert context.facts == [
+        "fuse_rmsnorm: norms with a gate: back end triton is not available here, torch is used"
+    ]
     gm, _, context = apply("fuse_rmsnorm", _case(Residual())[0], rmsnorm_backend="auto")
     assert context.facts == [], "there is no gated norm"
 
 
 class Sandwich(nn.Module):
-    """A norm between casts, as models with weights around zero write it, in a residual stream of 16 bits."""
+    """A norm between casts, as models with weights around zero write it, in a residual stream of 16
+    bits.
+    """
 
-    def __init__(self, inside: torch.dtype = torch.float32, behind: torch.dtype = torch.bfloat16) -> None:
+    def __init__(
+        self, inside: torch.dtype = torch.float32, behind: torch.dtype = torch.bfloat16
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(8))
         self.inside, self.behind = inside, behind
@@ -265,9 +290,13 @@ def test_a_norm_between_casts_is_one_op():
     assert torch.equal(gm(x), model(x))
 
 
-@pytest.mark.parametrize("dtypes", [(torch.float64, torch.bfloat16), (torch.float32, torch.float16)])
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float64, torch.bfloat16), (torch.float32, torch.float16)]
+)
 def test_a_norm_between_other_casts_stays(dtypes: tuple[torch.dtype, torch.dtype]):
-    gm, _, _ = apply("cleanup_input_constraints", exported(Sandwich(*dtypes), 2, 3, 8, device="cpu"))
+    gm, _, _ = apply(
+        "cleanup_input_constraints", exported(Sandwich(*dtypes), 2, 3, 8, device="cpu")
+    )
     gm, _, _ = apply("fuse_rmsnorm", gm, rmsnorm_backend="torch")
     assert targets(gm).count("onboard.torch_wide_rmsnorm.default") == 0
 

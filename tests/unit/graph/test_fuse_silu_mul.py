@@ -1,4 +1,6 @@
-"""However gate and up are cut from one tensor, their gated product is one op; anything else is left alone."""
+"""However gate and up are cut from one tensor, their gated product is one op; anything else is left
+alone.
+"""
 
 import random
 
@@ -99,7 +101,9 @@ def test_gemms_then_silu_mul():
 @pytest.mark.parametrize("backend", ["flashinfer", "trtllm", "triton"])
 def test_a_back_end_that_is_not_there_is_a_fact(backend):
     gm, _, context = _apply(Gated(CUTS["chunk"]), backend=backend)
-    assert context.facts == [f"fuse_silu_mul: back end {backend} is not available here, torch is used"]
+    assert context.facts == [
+        f"fuse_silu_mul: back end {backend} is not available here, torch is used"
+    ]
     assert "onboard.torch_silu_and_mul.default" in targets(gm)
 
 

@@ -10,4 +10,9 @@ pytest.importorskip("triton", reason="needs the package triton, which there is f
 
 
 def test_fusions_on_the_triton_back_end() -> None:
-    run_apart(Path(__file__).parent, "interpreted_adding.py", "interpreted_fusions.py", "interpreted_linears.py")
+    run_apart(
+        Path(__file__).parent,
+        "interpreted_adding.py",
+        "interpreted_fusions.py",
+        "interpreted_linears.py",
+    )

@@ -1,4 +1,6 @@
-"""Logits are computed only for the rows that are asked for, whatever follows the head row by row."""
+"""Logits are computed only for the rows that are asked for, whatever follows the head row by
+row.
+"""
 
 import random
 
@@ -47,9 +49,14 @@ def test_rows_are_gathered_before_the_head(after):
     gm, info, context = apply("gather_logits_before_lm_head", gm)
     assert info.num_matches == 1
     assert not context.facts
-    assert [node.target for node in gm.graph.nodes if node.op == "placeholder"] == ["x", "logits_gather_indices"]
+    assert [node.target for node in gm.graph.nodes if node.op == "placeholder"] == [
+        "x",
+        "logits_gather_indices",
+    ]
     linears = [i for i, target in enumerate(targets(gm)) if target == "linear.default"]
-    assert linears[0] < targets(gm).index("onboard.gather_logits_before_lm_head.default") < linears[1]
+    assert (
+        linears[0] < targets(gm).index("onboard.gather_logits_before_lm_head.default") < linears[1]
+    )
     for rows in ([4], [0, 2, 2, 6], list(range(7))):
         x = torch.randn(1, 7, 8)
         actual = gm(x=x, logits_gather_indices=torch.tensor(rows))

@@ -12,7 +12,12 @@ from onboard.config import SettledConfig
 from onboard.errors import OnboardError
 from onboard.graph.context import TransformContext
 from onboard.graph.export.export import export_to_graph
-from onboard.graph.export.guards import broken_guard, broken_guards, fit_or_refuse, refuse_broken_guard
+from onboard.graph.export.guards import (
+    broken_guard,
+    broken_guards,
+    fit_or_refuse,
+    refuse_broken_guard,
+)
 
 TRACED = (3, 11)
 
@@ -32,7 +37,9 @@ def _exported(is_long: Callable[[torch.Tensor], bool]) -> fx.GraphModule:
     ids = torch.arange(33).view(TRACED)
     dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     inputs = {"input_ids": ids, "position_ids": torch.arange(11).expand(TRACED).contiguous()}
-    return export_to_graph(_Branching(is_long), inputs, dict.fromkeys(inputs, dynamic), torch.device("cpu"))
+    return export_to_graph(
+        _Branching(is_long), inputs, dict.fromkeys(inputs, dynamic), torch.device("cpu")
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,7 +53,9 @@ def _exported(is_long: Callable[[torch.Tensor], bool]) -> fx.GraphModule:
         (lambda ids: ids.shape[0] * ids.shape[1] > 3000, "batch*length <= 3000"),
     ],
 )
-def test_a_branch_on_a_size_is_found(is_long: Callable[[torch.Tensor], bool], condition: str) -> None:
+def test_a_branch_on_a_size_is_found(
+    is_long: Callable[[torch.Tensor], bool], condition: str
+) -> None:
     found = broken_guard(_exported(is_long), 2048)
     assert found is not None
     assert found.condition == condition
@@ -60,7 +69,9 @@ def test_short_texts_are_looked_at_where_that_is_asked_for() -> None:
     assert [found.length for found in broken_guards(gm, 2048, shortest=1)] == [1]
 
 
-@pytest.mark.parametrize("is_long", [lambda ids: False, lambda ids: ids.shape[1] > 2048, lambda ids: ids.numel() < 0])
+@pytest.mark.parametrize(
+    "is_long", [lambda ids: False, lambda ids: ids.shape[1] > 2048, lambda ids: ids.numel() < 0]
+)
 def test_what_no_size_changes_is_no_finding(is_long: Callable[[torch.Tensor], bool]) -> None:
     assert broken_guard(_exported(is_long), 2048) is None
 
@@ -68,7 +79,8 @@ def test_what_no_size_changes_is_no_finding(is_long: Callable[[torch.Tensor], bo
 def test_the_refusal_says_what_the_code_asks_and_what_to_do() -> None:
     gm = _exported(lambda ids: ids.shape[1] > 64)
     with pytest.raises(
-        OnboardError, match=r"Model takes another path unless length <= 64 \(`return hidden .*`\): .* length of 65\. "
+        OnboardError,
+        match=r"Model takes another path unless length <= 64 \(`return hidden .*`\): .* length of 65\. ",
     ) as e:
         refuse_broken_guard(gm, "Model", 2048, "max_seq_len")
     assert str(e.value.hint).startswith("Lower max_seq_len below 65")
@@ -76,7 +88,9 @@ def test_the_refusal_says_what_the_code_asks_and_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(("unread", "limit"), [(0, 600), (1, 601)])
-def test_a_limit_that_nobody_asked_for_is_lowered_to_what_the_graph_is_right_for(unread: int, limit: int) -> None:
+def test_a_limit_that_nobody_asked_for_is_lowered_to_what_the_graph_is_right_for(
+    unread: int, limit: int
+) -> None:
     gm = _exported(lambda ids: ids.shape[1] > 600)
     runtime = SettledConfig(max_seq_len=4096, max_batch_size=2, max_num_tokens=16)
     context = TransformContext(None, runtime, torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
@@ -85,6 +99,10 @@ def test_a_limit_that_nobody_asked_for_is_lowered_to_what_the_graph_is_right_for
     context.chosen = frozenset({"max_seq_len"})
     fit_or_refuse(gm, "Model", context, "max_seq_len", unread)
     assert context.runtime.max_seq_len == limit
-    assert context.facts[0].startswith(f"max_seq_len 4,096 -> {limit}: the code of Model takes another path")
+    assert context.facts[0].startswith(
+        f"max_seq_len 4,096 -> {limit}: the code of Model takes another path"
+    )
     with pytest.raises(OnboardError, match="Lower max_seq_len below 65"):
-        fit_or_refuse(_exported(lambda ids: ids.shape[1] > 64), "Model", context, "max_seq_len", unread)
+        fit_or_refuse(
+            _exported(lambda ids: ids.shape[1] > 64), "Model", context, "max_seq_len", unread
+        )

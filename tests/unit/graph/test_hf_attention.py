@@ -1,4 +1,6 @@
-"""What transformers' attention interface is asked for, and which of it the canonical op may stand for."""
+"""What transformers' attention interface is asked for, and which of it the canonical op may stand
+for.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def test_a_masks_rule_is_known_by_what_it_allows(rule: Any, form: MaskForm | Non
     assert rule_form(rule, LENGTH) == form
 
 
-def _record(model_type: str, **config: Any) -> tuple[nn.Module, list[AttentionCall], torch.Tensor, torch.Tensor]:
+def _record(
+    model_type: str, **config: Any
+) -> tuple[nn.Module, list[AttentionCall], torch.Tensor, torch.Tensor]:
     """Return a model, the calls of one pass, its logits with canonical attention, and its own."""
     torch.manual_seed(seed := int(torch.randint(2**31, ())))
     print(f"seed {seed}")
@@ -87,12 +91,17 @@ def test_a_pass_with_canonical_attention_is_the_same_pass() -> None:
         "gemma2", sliding_window=5, attn_logit_softcapping=3.0, query_pre_attn_scalar=16
     )
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
-    assert [(call.window, call.logit_cap, call.scale) for call in calls] == [(5, 3.0, 0.25), (None, 3.0, 0.25)]
+    assert [(call.window, call.logit_cap, call.scale) for call in calls] == [
+        (5, 3.0, 0.25),
+        (None, 3.0, 0.25),
+    ]
     check_calls(model, calls)
 
 
 def test_sinks_are_the_modules_own() -> None:
-    model, calls, actual, expected = _record("gpt_oss", sliding_window=5, num_local_experts=4, num_experts_per_tok=2)
+    model, calls, actual, expected = _record(
+        "gpt_oss", sliding_window=5, num_local_experts=4, num_experts_per_tok=2
+    )
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     assert all(call.own == {"s_aux": "sinks"} for call in calls)
     check_calls(model, calls)
@@ -106,7 +115,9 @@ def test_sinks_are_the_modules_own() -> None:
         (lambda out, kwargs: out + 0.01 * kwargs["scaling"], "computes something else"),
     ],
 )
-def test_attention_that_does_more_is_refused(monkeypatch: pytest.MonkeyPatch, change: Any, problem: str) -> None:
+def test_attention_that_does_more_is_refused(
+    monkeypatch: pytest.MonkeyPatch, change: Any, problem: str
+) -> None:
     model, calls, *_ = _record("llama")
     module = sys.modules[type(model).__module__]
     own = module.eager_attention_forward
@@ -116,13 +127,24 @@ def test_attention_that_does_more_is_refused(monkeypatch: pytest.MonkeyPatch, ch
         return change(out, kwargs), weights
 
     monkeypatch.setattr(module, "eager_attention_forward", other)
-    with pytest.raises(OnboardError, match=rf"attention of model.layers.0.self_attn cannot be replaced: .*{problem}"):
+    with pytest.raises(
+        OnboardError,
+        match=rf"attention of model.layers.0.self_attn cannot be replaced: .*{problem}",
+    ):
         check_calls(model, calls)
 
 
 def test_a_mask_that_the_model_changed_is_refused() -> None:
-    """A sparse indexer hides keys from the mask that it was given, as its own attention does when asked for eager."""
-    sparse = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    """A sparse indexer hides keys from the mask that it was given, as its own attention does when
+    asked for eager.
+    """
+    sparse = {
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+    }
     experts = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2}
     sizes = {"num_key_value_heads": 4, "index_topk": 4, "index_n_heads": 2, "index_head_dim": 16}
     model, calls, *_ = _record("deepseek_v32", **sparse, **experts, **sizes)
@@ -132,7 +154,9 @@ def test_a_mask_that_the_model_changed_is_refused() -> None:
 
 def test_attention_without_a_mask_or_to_later_tokens_is_refused() -> None:
     model, calls, *_ = _record("llama", is_causal=False)
-    with pytest.raises(OnboardError, match="it sees later tokens|it has no mask, so it is not causal"):
+    with pytest.raises(
+        OnboardError, match="it sees later tokens|it has no mask, so it is not causal"
+    ):
         check_calls(model, calls)
 
 
@@ -150,9 +174,13 @@ def test_every_attention_layer_gets_caches_of_its_own(backend: str | None) -> No
     context = TransformContext(factory, settled_config(), torch.device("cpu"), torch.float32)
     context.attention = [AttentionLayer.of(call, "somewhere") for call in calls]
     transform = get_transform("transformers_replace_cached_attn")
-    cached, info = transform(transform.config_class(stage=Stages.CACHE_INIT, backend=backend)).apply(model, context)
+    cached, info = transform(
+        transform.config_class(stage=Stages.CACHE_INIT, backend=backend)
+    ).apply(model, context)
     assert info.num_matches == 2
-    foreign = f"transformers_replace_cached_attn: back end {backend} is not available here, torch is used"
+    foreign = (
+        f"transformers_replace_cached_attn: back end {backend} is not available here, torch is used"
+    )
     assert context.facts == ([] if backend is None else [foreign])
     windows = {name: each.sliding_window for name, each in context.cache.resources.items()}
     assert windows == {"k_cache_0": 5, "v_cache_0": 5, "k_cache_1": None, "v_cache_1": None}
@@ -162,9 +190,13 @@ def test_every_attention_layer_gets_caches_of_its_own(backend: str | None) -> No
 
 
 class _Counting(nn.Module):
-    """Scales each token by what `formula` makes of its place, which the model counts itself, and of its position."""
+    """Scales each token by what `formula` makes of its place, which the model counts itself, and of
+    its position.
+    """
 
-    def __init__(self, formula: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], size: float = 1.0) -> None:
+    def __init__(
+        self, formula: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], size: float = 1.0
+    ) -> None:
         super().__init__()
         self.formula, self.size = formula, size
 
@@ -179,8 +211,14 @@ class _Counting(nn.Module):
     ("model", "counts"),
     [
         (_Counting(lambda places, positions: places), True),
-        (_Counting(lambda places, positions: places.clamp(min=8192) / 8192), True),  # seen far into a text alone
-        (_Counting(lambda places, positions: places >= 8192, size=400.0), True),  # squares that float16 does not have
+        (
+            _Counting(lambda places, positions: places.clamp(min=8192) / 8192),
+            True,
+        ),  # seen far into a text alone
+        (
+            _Counting(lambda places, positions: places >= 8192, size=400.0),
+            True,
+        ),  # squares that float16 does not have
         (_Counting(lambda places, positions: positions >= 8192), False),
     ],
 )

@@ -22,9 +22,12 @@ class _Positions(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("towers", "runtime", "moves"), [(["visual"], {}, 1), ([], {}, 0), (["visual"], {"batch_invariant": True}, 0)]
+    ("towers", "runtime", "moves"),
+    [(["visual"], {}, 1), ([], {}, 0), (["visual"], {"batch_invariant": True}, 0)],
 )
-def test_positions_move_where_prompts_may_have_images(towers: list[str], runtime: Any, moves: int) -> None:
+def test_positions_move_where_prompts_may_have_images(
+    towers: list[str], runtime: Any, moves: int
+) -> None:
     gm = fx.symbolic_trace(_Positions())
     for node in gm.graph.nodes:
         node.meta["val"] = torch.zeros(1, 3, dtype=torch.int64)
@@ -39,5 +42,7 @@ def test_positions_move_where_prompts_may_have_images(towers: list[str], runtime
     moved.recompile()
     ids, positions = torch.zeros(1, 3, dtype=torch.int64), torch.tensor([[4, 5, 9]])
     shifts = torch.tensor([[0], [-2], [7]])
-    out = moved(ids, positions, torch.tensor([0, 2, 3], dtype=torch.int32), torch.tensor([1, 2]), shifts)
+    out = moved(
+        ids, positions, torch.tensor([0, 2, 3], dtype=torch.int32), torch.tensor([1, 2]), shifts
+    )
     assert out.tolist() == [[2, 3, 16]]

@@ -35,7 +35,8 @@ class _Attention(nn.Module):
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         heads = (*input_ids.shape, -1)
         q, k, v = (
-            table(input_ids).view(*heads, dim) for table, dim in ((self.q, DIM), (self.k, DIM), (self.v, VALUE_DIM))
+            table(input_ids).view(*heads, dim)
+            for table, dim in ((self.q, DIM), (self.k, DIM), (self.v, VALUE_DIM))
         )
         bnsd = self.options.get("layout") == "bnsd"
         if bnsd:
@@ -60,7 +61,9 @@ def _transform(key: str, **fields: Any) -> BaseTransform[Any]:
 
 
 def _exported(model: nn.Module, context: TransformContext) -> torch.fx.GraphModule:
-    return export_to_graph(model, context.factory.example_inputs(), context.factory.dynamic_shapes(), context.device)
+    return export_to_graph(
+        model, context.factory.example_inputs(), context.factory.dynamic_shapes(), context.device
+    )
 
 
 def _cached(model: nn.Module, context: TransformContext) -> torch.fx.GraphModule:
@@ -93,7 +96,9 @@ def test_the_cached_graph_computes_the_same_attention(options: dict[str, Any]) -
         pages, rows = np.array([cache.allocator.take(4)]), []
         for start, end in ((0, 5), (5, 13), (13, 14)):
             length = end - start
-            cache.info.set_batch(ids[0, start:end].numpy(), np.array([start]), np.array([length]), pages)
+            cache.info.set_batch(
+                ids[0, start:end].numpy(), np.array([start]), np.array([length]), pages
+            )
             rows.append(cache.call(gm)[0])
     torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-5, atol=1e-5)
 
@@ -109,12 +114,15 @@ def test_caches_have_the_shapes_of_keys_and_values(options: dict[str, Any]) -> N
         "v_cache_0": ((pages, KV_HEADS, 4, VALUE_DIM), torch.bfloat16),
     }
     assert context.cache.bytes_per_page == 4 * KV_HEADS * (DIM + VALUE_DIM) * 2
-    [node] = gm.graph.find_nodes(op="call_function", target=torch.ops.onboard.torch_cached_attention.default)
+    [node] = gm.graph.find_nodes(
+        op="call_function", target=torch.ops.onboard.torch_cached_attention.default
+    )
     assert node.meta["val"].shape[2:] == (HEADS, VALUE_DIM)
 
 
 @pytest.mark.parametrize(
-    ("options", "found"), [({"is_causal": False}, "is_causal=False"), ({"masked": True}, "attn_mask=")]
+    ("options", "found"),
+    [({"is_causal": False}, "is_causal=False"), ({"masked": True}, "attn_mask=")],
 )
 def test_attention_that_cannot_be_cached_is_named(options: dict[str, Any], found: str) -> None:
     context = _context()
@@ -150,7 +158,9 @@ def test_a_graph_without_attention_is_reported_as_skipped() -> None:
     assert infos[2].skipped
 
 
-@pytest.mark.parametrize(("max_tokens", "pages"), [(None, 1 + 3 * 8), (45, 1 + 12), (10_000, 1 + 3 * 8)])
+@pytest.mark.parametrize(
+    ("max_tokens", "pages"), [(None, 1 + 3 * 8), (45, 1 + 12), (10_000, 1 + 3 * 8)]
+)
 def test_the_pool_holds_what_sequences_can_fill(max_tokens: int | None, pages: int) -> None:
     context = _context(kv_cache_config={"max_tokens": max_tokens})
     _cached(_Attention(), context)
@@ -174,7 +184,9 @@ class _Convolution(nn.Module):
         self.weight = nn.Parameter(torch.randn(6, 1, 4))
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        return torch.ops.onboard.torch_causal_conv1d(self.table(input_ids), self.weight, None, 1, 3, 1, 6)
+        return torch.ops.onboard.torch_causal_conv1d(
+            self.table(input_ids), self.weight, None, 1, 3, 1, 6
+        )
 
 
 def test_a_mixer_without_a_cached_form_is_refused() -> None:
@@ -186,12 +198,17 @@ def test_a_mixer_without_a_cached_form_is_refused() -> None:
 
 
 class _Folded(_Attention):
-    """Heads folded into the batch, [batch * heads, sequence, dim], as code around torch.bmm has them."""
+    """Heads folded into the batch, [batch * heads, sequence, dim], as code around torch.bmm has
+    them.
+    """
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         batch, length = input_ids.shape
         q, k, v = (
-            table(input_ids).view(batch, length, KV_HEADS, -1).transpose(1, 2).reshape(batch * KV_HEADS, length, -1)
+            table(input_ids)
+            .view(batch, length, KV_HEADS, -1)
+            .transpose(1, 2)
+            .reshape(batch * KV_HEADS, length, -1)
             for table in (self.q, self.k, self.v)
         )
         q = q[..., :DIM]
@@ -207,13 +224,17 @@ def test_heads_folded_into_the_batch_are_heads_of_the_one_row() -> None:
         gm, cache = _cached(model, context), context.cache
         pages, rows = np.array([cache.allocator.take(3)]), []
         for start, end in ((0, 5), (5, 8), (8, 9)):
-            cache.info.set_batch(ids[0, start:end].numpy(), np.array([start]), np.array([end - start]), pages)
+            cache.info.set_batch(
+                ids[0, start:end].numpy(), np.array([start]), np.array([end - start]), pages
+            )
             rows.append(cache.call(gm)[0])
     assert cache.caches["k_cache_0"].shape[1] == KV_HEADS
     torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("capability", "has_it"), [((8, 8), False), ((8, 9), True), ((9, 0), True)])
+@pytest.mark.parametrize(
+    ("capability", "has_it"), [((8, 8), False), ((8, 9), True), ((9, 0), True)]
+)
 def test_a_float8_cache_needs_a_gpu_that_has_the_type(
     capability: tuple[int, int], has_it: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,7 +244,9 @@ def test_a_float8_cache_needs_a_gpu_that_has_the_type(
     if has_it:
         assert cache_dtype(context) == torch.float8_e4m3fn
     else:
-        with pytest.raises(UsageError, match=r"needs compute capability 8\.9 and this GPU has 8\.8"):
+        with pytest.raises(
+            UsageError, match=r"needs compute capability 8\.9 and this GPU has 8\.8"
+        ):
             cache_dtype(context)
 
 
@@ -238,5 +261,7 @@ def test_the_first_pool_holds_one_sequence() -> None:
 
 def test_a_cache_keeps_what_a_window_in_chunks_sees() -> None:
     context = _context()
-    _transform("insert_cached_attention").apply(_exported(_Attention(sliding_window=5, chunk_size=8), context), context)
+    _transform("insert_cached_attention").apply(
+        _exported(_Attention(sliding_window=5, chunk_size=8), context), context
+    )
     assert {each.sliding_window for each in context.cache.resources.values()} == {5}

@@ -1,4 +1,6 @@
-"""Each `insert_cached_*` of a mixer: the cached graph gives in chunks what the exported one gives at once."""
+"""Each `insert_cached_*` of a mixer: the cached graph gives in chunks what the exported one gives
+at once.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def _lightning() -> _Mixer:
 
 
 def _recurrence() -> _Mixer:
-    return _Mixer([(5,), (5,)], [], lambda x, decay: ops.torch_linear_recurrence(x, decay.sigmoid()))
+    return _Mixer(
+        [(5,), (5,)], [], lambda x, decay: ops.torch_linear_recurrence(x, decay.sigmoid())
+    )
 
 
 def _wkv() -> _Mixer:
@@ -109,10 +113,14 @@ def _mla(rank: int = 5, **options: Any) -> _Mixer:
 
 
 def _windowed_mla() -> _Mixer:
-    def call(q_nope: Tensor, q_pe: Tensor, latent: Tensor, kpe: Tensor, weight: Tensor, sinks: Tensor) -> Tensor:
+    def call(
+        q_nope: Tensor, q_pe: Tensor, latent: Tensor, kpe: Tensor, weight: Tensor, sinks: Tensor
+    ) -> Tensor:
         return ops.torch_sparse_mla(q_nope, q_pe, latent, kpe, weight, None, 0.3, sinks, 3)
 
-    return _Mixer([(3, 6), (3, 4), (5,), (1, 4)], [torch.randn(3 * (6 + 7), 5), torch.randn(3)], call)
+    return _Mixer(
+        [(3, 6), (3, 4), (5,), (1, 4)], [torch.randn(3 * (6 + 7), 5), torch.randn(3)], call
+    )
 
 
 def _relative() -> _Mixer:
@@ -169,7 +177,10 @@ MIXERS = {
     "insert_cached_gated_delta_rule": (_delta_rule, {"delta_cache_0": (4, 5, 3)}),
     "insert_cached_lightning_attention": (_lightning, {"lightning_cache_0": (4, 3, 5)}),
     "insert_cached_linear_recurrence": (_recurrence, {"recurrence_cache_0": (5,)}),
-    "insert_cached_token_shift": (lambda: _Mixer([(5,)], [], ops.torch_token_shift), {"shift_cache_0": (5,)}),
+    "insert_cached_token_shift": (
+        lambda: _Mixer([(5,)], [], ops.torch_token_shift),
+        {"shift_cache_0": (5,)},
+    ),
     "insert_cached_wkv": (_wkv, {"wkv_cache_0": (3, 5)}),
     "insert_cached_mlstm": (_mlstm, {"mlstm_cache_0": (4, 6, 4)}),
     "insert_cached_kda": (_kda, {"kda_cache_0": (4, 5, 3)}),
@@ -180,7 +191,10 @@ MIXERS = {
         lambda: _Mixer([(5,), (5,)], [], ops.torch_residual_add),
         {"hidden_cache_0": (1, 4, 5)},
     ),
-    "insert_cached_relative_attention": (_relative, {"k_cache_0": (2, 4, 5), "v_cache_0": (2, 4, 3)}),
+    "insert_cached_relative_attention": (
+        _relative,
+        {"k_cache_0": (2, 4, 5), "v_cache_0": (2, 4, 3)},
+    ),
     "insert_cached_dynamic_mask_attention": (
         _dynamic_mask,
         {"k_cache_0": (2, 4, 5), "v_cache_0": (2, 4, 3), "bias_cache_0": (2, 4, 1)},
@@ -194,7 +208,10 @@ MIXERS = {
         lambda: _compressed(4),
         {"kv_cache_0": (1, 4, 5), "entry_cache_0": (1, 2, 5)},
     ),
-    "insert_cached_lightning_indexer": (_indexed_mla, {"index_cache_0": (1, 4, 3), "mla_cache_0": (1, 4, 9)}),
+    "insert_cached_lightning_indexer": (
+        _indexed_mla,
+        {"index_cache_0": (1, 4, 3), "mla_cache_0": (1, 4, 9)},
+    ),
 }
 
 
@@ -213,7 +230,9 @@ def _context(**fields: Any) -> TransformContext:
 
 def _exported(model: nn.Module, context: TransformContext) -> torch.fx.GraphModule:
     model.eval().requires_grad_(False)
-    return export_to_graph(model, context.factory.example_inputs(), context.factory.dynamic_shapes(), context.device)
+    return export_to_graph(
+        model, context.factory.example_inputs(), context.factory.dynamic_shapes(), context.device
+    )
 
 
 def _apply(key: str, gm: nn.Module, context: TransformContext, **fields: Any) -> Any:
@@ -225,7 +244,9 @@ def _apply(key: str, gm: nn.Module, context: TransformContext, **fields: Any) ->
 def test_the_cached_graph_computes_the_same(key: str) -> None:
     make, shapes = MIXERS[key]
     model, context = make(), _context()
-    ids = torch.randperm(40)[None, :TOKENS]  # no token twice: which of two equal keys is chosen is arbitrary
+    ids = torch.randperm(40)[
+        None, :TOKENS
+    ]  # no token twice: which of two equal keys is chosen is arbitrary
     with torch.no_grad():
         gm = _exported(model, context)
         expected = model(ids, torch.arange(TOKENS)[None])[0]
@@ -261,7 +282,9 @@ def test_pages_have_the_dtype_that_is_asked_for_where_small_differences_decide_n
     [node] = nodes_of(_exported(make().double(), _context()), descriptor.source)
     for name, resource in descriptor.resources(node, 4, dtype).items():
         if isinstance(resource, KVPagedResource):
-            assert resource.dtype == (torch.float64 if dtype is None or name in EXACT_PAGES else dtype)
+            assert resource.dtype == (
+                torch.float64 if dtype is None or name in EXACT_PAGES else dtype
+            )
 
 
 @pytest.mark.parametrize(("heads", "ties"), [(2, 1), (16, 0)])
@@ -273,17 +296,32 @@ def test_that_scores_of_an_indexer_tie_is_a_fact(kind: str, heads: int, ties: in
         return ops.torch_lightning_indexer(query, key, weights, 4, 0.5)
 
     context = _context()
-    _apply(f"insert_cached_{kind}_indexer", _exported(_Mixer([(heads, 3), (3,), (heads,)], [], call), context), context)
+    _apply(
+        f"insert_cached_{kind}_indexer",
+        _exported(_Mixer([(heads, 3), (3,), (heads,)], [], call), context),
+        context,
+    )
     assert len([fact for fact in context.facts if "scores of the indexer tie" in fact]) == ties
 
 
 def test_that_repeated_tokens_tie_is_a_fact_of_attention_to_kept_keys() -> None:
     context, key = _context(), "insert_cached_dynamic_mask_attention"
     _apply(key, _exported(_dynamic_mask(), context), context)
-    assert len([fact for fact in context.facts if "repeated tokens may tie where a query keeps 4 keys" in fact]) == 1
+    assert (
+        len(
+            [
+                fact
+                for fact in context.facts
+                if "repeated tokens may tie where a query keeps 4 keys" in fact
+            ]
+        )
+        == 1
+    )
 
 
-@pytest.mark.parametrize(("key", "make"), [("insert_cached_mla_attention", lambda: _mla(is_causal=False))])
+@pytest.mark.parametrize(
+    ("key", "make"), [("insert_cached_mla_attention", lambda: _mla(is_causal=False))]
+)
 def test_what_cannot_be_cached_is_named(key: str, make: Any) -> None:
     context = _context()
     with pytest.raises(OnboardError, match=r"torch_mla.*is_causal=False.*cannot be cached"):
@@ -294,10 +332,14 @@ def test_a_back_end_that_a_mechanism_lacks_is_a_fact_once_and_a_wish_for_it_an_e
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     key, context = "insert_cached_mla_attention", _context(attn_backend="triton")
-    monkeypatch.setattr(type(get_transform(key).descriptor), "cached_names", {"torch": "torch_cached_mla"})
+    monkeypatch.setattr(
+        type(get_transform(key).descriptor), "cached_names", {"torch": "torch_cached_mla"}
+    )
     for _ in range(2):
         _apply(key, _exported(_mla(), context), context)
-    assert context.facts == [f"{key}: torch is used, not triton: this mechanism has no such operator"]
+    assert context.facts == [
+        f"{key}: torch is used, not triton: this mechanism has no such operator"
+    ]
     with pytest.raises(OnboardError, match="no attention back end 'triton'"):
         _apply(key, _exported(_mla(), context), context, backend="triton")
 
@@ -314,14 +356,22 @@ def test_a_node_that_the_kernels_cannot_serve_falls_back_and_says_why(key: str) 
     make, reason = TOO_MUCH_FOR_KERNELS[key]
     context, descriptor = _context(), get_transform(key).descriptor
     exported = _exported(make(), context)
-    obstacles = [descriptor.obstacle("torch", node) for node in exported.graph.nodes if is_op(node, descriptor.source)]
+    obstacles = [
+        descriptor.obstacle("torch", node)
+        for node in exported.graph.nodes
+        if is_op(node, descriptor.source)
+    ]
     assert obstacles == [""]
     gm, _ = _apply(key, exported, context, backend="triton")
     assert any("torch_cached" in str(node.target) for node in gm.graph.nodes)
     assert context.facts == [f"{key}: torch is used, not triton: {reason}"]
 
 
-WITH_KERNELS = [key for key in MIXERS if "triton_" in get_transform(key).descriptor.cached_names.get("triton", "")]
+WITH_KERNELS = [
+    key
+    for key in MIXERS
+    if "triton_" in get_transform(key).descriptor.cached_names.get("triton", "")
+]
 
 
 @pytest.mark.parametrize("key", WITH_KERNELS)
@@ -334,7 +384,9 @@ def test_a_mechanism_has_kernels(key: str) -> None:
 
 def test_a_foreign_back_end_is_replaced_by_that_of_the_run_and_is_a_fact() -> None:
     context = _context()
-    gm, _ = _apply("insert_cached_mla_attention", _exported(_mla(), context), context, backend="flashinfer_mla")
+    gm, _ = _apply(
+        "insert_cached_mla_attention", _exported(_mla(), context), context, backend="flashinfer_mla"
+    )
     assert any("torch_cached_mla" in str(node.target) for node in gm.graph.nodes)
     assert "back end flashinfer_mla is not available here, torch is used" in context.facts[0]
 
@@ -346,7 +398,9 @@ def test_a_library_that_is_there_serves_the_mechanisms_that_have_an_operator_for
     context = _context()
     context.device = torch.device("cuda")
     found = {
-        key: backends.cached_backend("fla", get_transform(key).descriptor.cached_names, context, key)
+        key: backends.cached_backend(
+            "fla", get_transform(key).descriptor.cached_names, context, key
+        )
         for key in ("insert_cached_gated_delta_rule", "insert_cached_ssm_attention")
     }
     assert list(found.values()) == ["fla", "triton"]
@@ -363,7 +417,14 @@ def test_a_graph_with_replay_forgets_tokens_that_its_next_step_does_not_count() 
         _apply("initialize_cache", gm, context)
         gm.recompile()
         cache = context.cache
-        for start, end, right in ((0, 6, 6), (6, 10, 8), (8, 9, 9), (9, 12, 9), (9, 13, 13), (13, 14, 14)):
+        for start, end, right in (
+            (0, 6, 6),
+            (6, 10, 8),
+            (8, 9, 9),
+            (9, 12, 9),
+            (9, 13, 13),
+            (13, 14, 14),
+        ):
             read = torch.cat([ids[0, start:right], drafts[right:end]])
             span = np.array([start]), np.array([end - start])
             cache.info.set_batch(read.numpy(), *span, np.array([[1, 2, 3, 4]]), slots=np.array([2]))
@@ -375,7 +436,9 @@ def test_a_graph_with_replay_forgets_tokens_that_its_next_step_does_not_count() 
 
 def test_a_mixer_that_was_left_out_is_refused() -> None:
     context = _context()
-    context.history.append(HistoryEntry("insert_cached_attention", "cache_init", True, True, 0, 0, True, True, 0))
+    context.history.append(
+        HistoryEntry("insert_cached_attention", "cache_init", True, True, 0, 0, True, True, 0)
+    )
     gm = _exported(_ssm(), context)
     with pytest.raises(NoCachedFormError, match="1 calls of torch_ssm have no cached form"):
         check_stage(Stages.CACHE_INIT, gm, context)
@@ -383,9 +446,13 @@ def test_a_mixer_that_was_left_out_is_refused() -> None:
 
 def test_tokens_that_are_mixed_without_a_cache_are_refused() -> None:
     context = _context()
-    context.history.append(HistoryEntry("insert_cached_attention", "cache_init", True, True, 0, 0, True, True, 0))
+    context.history.append(
+        HistoryEntry("insert_cached_attention", "cache_init", True, True, 0, 0, True, True, 0)
+    )
     gm = _exported(_Mixer([(6,)], [], lambda x: x.cumsum(1)), context)
-    with pytest.raises(NoCachedFormError, match="aten.cumsum mixes the tokens of a step and has no cached form"):
+    with pytest.raises(
+        NoCachedFormError, match="aten.cumsum mixes the tokens of a step and has no cached form"
+    ):
         check_stage(Stages.CACHE_INIT, gm, context)
     gm = _exported(_Mixer([(6,)], [], lambda x: x.cumsum(2)), context)
     check_stage(Stages.CACHE_INIT, gm, context)

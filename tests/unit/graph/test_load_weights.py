@@ -1,4 +1,6 @@
-"""Weights reach the graph whatever the checkpoint calls them, and nothing wrong is taken in silence."""
+"""Weights reach the graph whatever the checkpoint calls them, and nothing wrong is taken in
+silence.
+"""
 
 import random
 
@@ -23,7 +25,9 @@ class Block(nn.Module):
         self.v = nn.Linear(8, 2, bias=False)
 
     def forward(self, x):
-        return torch.cat((self.q(x).view(*x.shape[:2], 3, 2).flatten(2), self.k(x), self.v(x)), dim=-1)
+        return torch.cat(
+            (self.q(x).view(*x.shape[:2], 3, 2).flatten(2), self.k(x), self.v(x)), dim=-1
+        )
 
 
 class Model(nn.Module):
@@ -104,7 +108,8 @@ def test_prefix_lacking_or_added(case, tmp_path):
     gm, _, context = _load(
         exported(Model(), 2, 3, 5),
         tmp_path,
-        {f"text.{name}": tensor for name, tensor in state.items()} | {"vision.patch.weight": torch.ones(2)},
+        {f"text.{name}": tensor for name, tensor in state.items()}
+        | {"vision.patch.weight": torch.ones(2)},
     )
     assert rmse(gm(x), expected) <= 1e-6
     assert context.facts == ["the model leaves out vision (1 tensors of the checkpoint)"]
@@ -127,7 +132,9 @@ def test_reduced_layers_and_legacy_buffers_are_facts(case, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("name", ["model.layers.0.v.bias", "model.layers.1.q_norm.weight", "head.weight_scale_inv"])
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.v.bias", "model.layers.1.q_norm.weight", "head.weight_scale_inv"]
+)
 def test_tensor_that_would_change_the_model(case, tmp_path, name):
     gm, state, _, _ = case
     with pytest.raises(OnboardError, match=f"no use for {name}"):
@@ -138,13 +145,17 @@ def test_missing_tensor(case, tmp_path):
     gm, state, _, _ = case
     gm, _, _ = apply("fuse_gemms_mixed_children", gm)
     del state["model.layers.1.k.bias"], state["head.weight"]
-    with pytest.raises(OnboardError, match=r"has no model\.layers\.1\.k\.bias \(and 1 more\)|has no head\.weight"):
+    with pytest.raises(
+        OnboardError, match=r"has no model\.layers\.1\.k\.bias \(and 1 more\)|has no head\.weight"
+    ):
         _load(gm, tmp_path, state)
 
 
 def test_wrong_shape(case, tmp_path):
     gm, state, _, _ = case
-    with pytest.raises(OnboardError, match=r"head\.weight is \[5, 9\] in the checkpoint and \[5, 8\] in the model"):
+    with pytest.raises(
+        OnboardError, match=r"head\.weight is \[5, 9\] in the checkpoint and \[5, 8\] in the model"
+    ):
         _load(gm, tmp_path, state | {"head.weight": torch.zeros(5, 9)})
 
 
@@ -190,7 +201,9 @@ class Biased(nn.Module):
 def test_persistent_buffers_come_from_the_checkpoint_in_their_own_dtype(tmp_path):
     state = random_state(Biased(), random.randrange(10**6))
     correction = torch.randn(8)
-    gm, _, context = _load(exported(Biased(), 2, 3, 8), tmp_path, state | {"correction": correction})
+    gm, _, context = _load(
+        exported(Biased(), 2, 3, 8), tmp_path, state | {"correction": correction}
+    )
     assert not context.facts
     assert gm.correction.dtype == torch.float64
     assert torch.equal(gm.correction, correction.double())
@@ -216,7 +229,9 @@ def test_names_that_transformers_declares_renamed():
     own = ["gpt_neox.embed_in.weight", "lm_head.weight"]
     released = ["gpt_neox.embed_in.weight", "embed_out.weight"]
     assert match_names(wanted, own, rename) == dict(zip(wanted, own, strict=True))
-    if rename("embed_out.weight") != "embed_out.weight":  # releases that kept the checkpoint's name declare nothing
+    if (
+        rename("embed_out.weight") != "embed_out.weight"
+    ):  # releases that kept the checkpoint's name declare nothing
         assert match_names(wanted, released, rename) == dict(zip(wanted, released, strict=True))
 
 
@@ -233,7 +248,9 @@ def test_that_a_tensor_is_of_a_further_layer_may_show_in_its_new_name() -> None:
         return f"layers.{index}.query" if kind == "mixing.queries" else name
 
     used = ["mixing.queries.0", "mixing.queries.1", "layers.0.w", "layers.1.w", "mixing.out"]
-    unused = dict.fromkeys(["mixing.queries.2", "layers.2.w", "mixing.spare"], TensorMeta((4,), torch.float32, 16))
+    unused = dict.fromkeys(
+        ["mixing.queries.2", "layers.2.w", "mixing.spare"], TensorMeta((4,), torch.float32, 16)
+    )
     facts, wrong = explain_unused(unused, used, rename)
     assert facts == ["the model leaves out layers.2 (2 tensors of the checkpoint)"]
     assert wrong == ["mixing.spare"]
@@ -248,7 +265,10 @@ class _WithSpare(Model):
 
 def test_weights_that_the_model_has_and_does_not_run_may_be_in_the_checkpoint(case, tmp_path):
     _, state, x, expected = case
-    state |= {"model.layers.0.spare.weight": torch.randn(3, 3), "model.layers.0.spare.bias": torch.randn(3)}
+    state |= {
+        "model.layers.0.spare.weight": torch.randn(3, 3),
+        "model.layers.0.spare.bias": torch.randn(3),
+    }
     gm, _, _ = _load(exported(_WithSpare(), 2, 3, 5), tmp_path, state)
     assert rmse(gm(x), expected) < 1e-6
     with pytest.raises(OnboardError, match=r"no use for model\.layers\.0\.spare"):
@@ -257,10 +277,16 @@ def test_weights_that_the_model_has_and_does_not_run_may_be_in_the_checkpoint(ca
 
 def test_a_weight_in_parts_that_transformers_joins_is_joined(case, tmp_path, monkeypatch):
     gm, state, x, expected = case
-    joins = WeightConverter(["head.upper", "head.lower"], "head.weight", operations=[Concatenate(dim=0)])
-    monkeypatch.setattr(conversion_mapping, "get_checkpoint_conversion_mapping", {"none": [joins]}.get)
+    joins = WeightConverter(
+        ["head.upper", "head.lower"], "head.weight", operations=[Concatenate(dim=0)]
+    )
+    monkeypatch.setattr(
+        conversion_mapping, "get_checkpoint_conversion_mapping", {"none": [joins]}.get
+    )
     whole = state.pop("head.weight")
-    gm, _, _ = _load(gm, tmp_path, state | {"head.upper": whole[:2].clone(), "head.lower": whole[2:].clone()})
+    gm, _, _ = _load(
+        gm, tmp_path, state | {"head.upper": whole[:2].clone(), "head.lower": whole[2:].clone()}
+    )
     assert rmse(gm(x), expected) <= 1e-6
 
 

@@ -13,7 +13,15 @@ from transformers.models.llama.modeling_llama import repeat_kv
 from onboard.graph.fx import arguments, nodes_of
 from onboard.graph.pipeline import load_pipeline
 from onboard.graph.transform import Stages
-from tests.support.graph.harness import make_context, random_inputs, randomize, rmse, run_only, transform, worst_error
+from tests.support.graph.harness import (
+    make_context,
+    random_inputs,
+    randomize,
+    rmse,
+    run_only,
+    transform,
+    worst_error,
+)
 
 ATTENTION = torch.ops.onboard.torch_attention
 FRONT = [Stages.FACTORY, Stages.EXPORT, Stages.POST_EXPORT, Stages.PATTERN_MATCHER]
@@ -27,13 +35,22 @@ MODELS: list[tuple[str, str, dict[str, Any], list[int | None]]] = [
     ("qwen3", "sdpa", {}, [None, None]),
     ("mistral", "eager", {"sliding_window": 6}, [6, 6]),
     ("mistral", "sdpa", {"sliding_window": 4096}, [4096, 4096]),
-    ("gemma2", "eager", {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}, [4, None]),
+    (
+        "gemma2",
+        "eager",
+        {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
+        [4, None],
+    ),
 ]
 
 
 @pytest.mark.parametrize(("model_type", "implementation", "config", "windows"), MODELS)
 def test_plain_hugging_face_graphs_become_canonical(
-    tmp_path: Path, model_type: str, implementation: str, config: dict[str, Any], windows: list[int | None]
+    tmp_path: Path,
+    model_type: str,
+    implementation: str,
+    config: dict[str, Any],
+    windows: list[int | None],
 ) -> None:
     context = make_context(tmp_path, model_type, "hf", attn_implementation=implementation, **config)
     gm = run_only(context, [each.key for each in load_pipeline({}) if each.config.stage in FRONT])
@@ -44,11 +61,18 @@ def test_plain_hugging_face_graphs_become_canonical(
 
     calls = [arguments(node) for node in nodes_of(gm, ATTENTION)]
     assert [call["sliding_window"] for call in calls] == windows
-    assert all(call["is_causal"] and call["attn_mask"] is None and call["layout"] == "bsnd" for call in calls)
+    assert all(
+        call["is_causal"] and call["attn_mask"] is None and call["layout"] == "bsnd"
+        for call in calls
+    )
     assert [call["logit_cap"] for call in calls] == [50.0 if model_type == "gemma2" else None] * 2
-    assert all(call["key"].meta["val"].shape[2] == context.factory.config.num_key_value_heads for call in calls)
+    assert all(
+        call["key"].meta["val"].shape[2] == context.factory.config.num_key_value_heads
+        for call in calls
+    )
     assert not nodes_of(gm, torch.ops.aten.softmax, torch.ops.aten.rsqrt, torch.ops.aten.arange)
-    # Some versions of transformers compute the rotary angles, in three dimensions, with a product and a transpose.
+    # Some versions of transformers compute the rotary angles, in three dimensions, with a product
+    # and a transpose.
     per_head = nodes_of(gm, torch.ops.aten.matmul, torch.ops.aten.transpose)
     assert not [node for node in per_head if node.meta["val"].dim() == 4]
     assert len(nodes_of(gm, torch.ops.onboard.torch_rope_with_explicit_cos_sin)) == 2
@@ -60,17 +84,26 @@ def test_plain_hugging_face_graphs_become_canonical(
 
 
 def _heads(batch: int, sequence: int) -> dict[str, Tensor]:
-    return {name: torch.randn(batch, sequence, count, 8) for name, count in (("q", 4), ("k", 2), ("v", 2))}
+    return {
+        name: torch.randn(batch, sequence, count, 8)
+        for name, count in (("q", 4), ("k", 2), ("v", 2))
+    }
 
 
 class _Eager(nn.Module):
-    """Attention over [batch, sequence, heads, head_dim], written out; subclasses change the scores."""
+    """Attention over [batch, sequence, heads, head_dim], written out; subclasses change the
+    scores.
+    """
 
     def scores(self, product: Tensor) -> Tensor:
         return product / math.sqrt(8)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        query, key, value = q.transpose(1, 2), repeat_kv(k.transpose(1, 2), 2), repeat_kv(v.transpose(1, 2), 2)
+        query, key, value = (
+            q.transpose(1, 2),
+            repeat_kv(k.transpose(1, 2), 2),
+            repeat_kv(v.transpose(1, 2), 2),
+        )
         scores = self.scores(torch.matmul(query, key.transpose(-1, -2)))
         weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
         return torch.matmul(weights, value).transpose(1, 2)
@@ -95,9 +128,12 @@ EAGER = ["match_repeat_kv", "match_eager_attention", "match_grouped_attention"]
 
 
 @pytest.mark.parametrize(
-    ("module", "scale", "cap"), [(_Eager(), 1 / math.sqrt(8), None), (_Unscaled(), 1.0, None), (_Capped(), 0.7, 3.0)]
+    ("module", "scale", "cap"),
+    [(_Eager(), 1 / math.sqrt(8), None), (_Unscaled(), 1.0, None), (_Capped(), 0.7, 3.0)],
 )
-def test_scale_and_cap_are_read_from_the_graph(module: nn.Module, scale: float, cap: float | None) -> None:
+def test_scale_and_cap_are_read_from_the_graph(
+    module: nn.Module, scale: float, cap: float | None
+) -> None:
     result = transform(EAGER, module, _heads(2, 5))
 
     [call] = [arguments(node) for node in nodes_of(result.gm, ATTENTION)]
@@ -110,7 +146,11 @@ def test_scale_and_cap_are_read_from_the_graph(module: nn.Module, scale: float, 
 
 class _OverQueries(_Eager):
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        query, key, value = q.transpose(1, 2), repeat_kv(k.transpose(1, 2), 2), repeat_kv(v.transpose(1, 2), 2)
+        query, key, value = (
+            q.transpose(1, 2),
+            repeat_kv(k.transpose(1, 2), 2),
+            repeat_kv(v.transpose(1, 2), 2),
+        )
         weights = F.softmax(torch.matmul(query, key.transpose(-1, -2)), dim=-2)
         return torch.matmul(weights, value).transpose(1, 2)
 
@@ -150,7 +190,9 @@ class _SDPA(nn.Module):
         key, value = k.transpose(1, 2), v.transpose(1, 2)
         if not self.grouped:
             key, value = repeat_kv(key, 2), repeat_kv(value, 2)
-        output = F.scaled_dot_product_attention(q.transpose(1, 2), key, value, enable_gqa=self.grouped, **self.options)
+        output = F.scaled_dot_product_attention(
+            q.transpose(1, 2), key, value, enable_gqa=self.grouped, **self.options
+        )
         return output.transpose(1, 2)
 
 

@@ -1,4 +1,6 @@
-"""A mask that keeps the keys of the largest bias becomes an op, and nothing that only looks like one does."""
+"""A mask that keeps the keys of the largest bias becomes an op, and nothing that only looks like
+one does.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,19 @@ class _Attention(nn.Module):
         if not self.early:
             mask = mask.masked_fill(torch.ones_like(mask, dtype=torch.bool).triu(1), least)
         if self.chosen_in is not None:
-            mask = mask.masked_fill(torch.ones_like(mask, dtype=torch.bool).tril(-self.chosen_in), least)
-        chosen = torch.topk(mask, torch.sym_min(self.keep, length), dim=-1, largest=not self.smallest).indices
+            mask = mask.masked_fill(
+                torch.ones_like(mask, dtype=torch.bool).tril(-self.chosen_in), least
+            )
+        chosen = torch.topk(
+            mask, torch.sym_min(self.keep, length), dim=-1, largest=not self.smallest
+        ).indices
         kept = torch.zeros_like(mask).scatter(-1, chosen, 1.0)
         mask = mask.masked_fill(kept == 0.0, least)
-        mask = mask[:, :, None].expand(-1, -1, 2, -1, -1).reshape(input_ids.shape[0], HEADS, length, length)
+        mask = (
+            mask[:, :, None]
+            .expand(-1, -1, 2, -1, -1)
+            .reshape(input_ids.shape[0], HEADS, length, length)
+        )
         return ops.torch_attention(x, x, x, mask, 0.0, True, 0.3, None, self.window)
 
 
@@ -65,12 +75,19 @@ class _Attention(nn.Module):
         (_Attention(2048, window=4096, chosen_in=4095), 0),
     ],
 )
-def test_only_a_mask_that_keeps_the_largest_biases_becomes_an_op(model: _Attention, matches: int) -> None:
+def test_only_a_mask_that_keeps_the_largest_biases_becomes_an_op(
+    model: _Attention, matches: int
+) -> None:
     model.requires_grad_(False)
 
     def inputs(batch: int, length: int) -> dict[str, Tensor]:
-        ids = torch.randperm(VOCABULARY)[: batch * length].view(batch, length)  # no two keys have the same bias
-        return {"input_ids": ids, "position_ids": torch.arange(length).expand(batch, length).clone()}
+        ids = torch.randperm(VOCABULARY)[: batch * length].view(
+            batch, length
+        )  # no two keys have the same bias
+        return {
+            "input_ids": ids,
+            "position_ids": torch.arange(length).expand(batch, length).clone(),
+        }
 
     result = transform(["match_dynamic_mask_attention"], model, inputs(2, 13))
     assert result.matches["match_dynamic_mask_attention"] == matches

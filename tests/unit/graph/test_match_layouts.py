@@ -22,7 +22,10 @@ class _Block(nn.Module):
 
 
 def _inputs(batch: int, sequence: int) -> dict[str, Tensor]:
-    heads = {name: torch.randn(batch, sequence, count, 8) for name, count in (("q", 4), ("k", 2), ("v", 2))}
+    heads = {
+        name: torch.randn(batch, sequence, count, 8)
+        for name, count in (("q", 4), ("k", 2), ("v", 2))
+    }
     angles = torch.randn(batch, sequence, 4).repeat(1, 1, 2)
     return {**heads, "cos": angles.cos(), "sin": angles.sin()}
 
@@ -41,7 +44,10 @@ def test_layouts_are_unified_and_all_transposes_vanish() -> None:
 
 
 def test_the_other_layout_can_be_asked_for() -> None:
-    overrides = {"match_attention_layout": {"attn_layout": "bnsd"}, "match_rope_layout": {"expected_layout": "bnsd"}}
+    overrides = {
+        "match_attention_layout": {"attn_layout": "bnsd"},
+        "match_rope_layout": {"expected_layout": "bnsd"},
+    }
     result = transform(overrides, _Block(), _inputs(2, 5), **overrides)
 
     assert result.matches["match_attention_layout"] == 0
@@ -59,7 +65,9 @@ def test_the_other_layout_can_be_asked_for() -> None:
         (((0, 1), (1, 2)), 2),
     ],
 )
-def test_only_inverse_transposes_cancel(dims: tuple[tuple[int, int], tuple[int, int]], left: int) -> None:
+def test_only_inverse_transposes_cancel(
+    dims: tuple[tuple[int, int], tuple[int, int]], left: int
+) -> None:
     class Pair(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.transpose(*dims[0]).contiguous().transpose(*dims[1]) * 2

@@ -57,13 +57,21 @@ FORMS: list[tuple[str, Callable[[Tensor, Tensor], Tensor], MaskForm | None]] = [
     ("causal", lambda _, p: _distance(p) >= 0, MaskForm(True)),
     ("causal, from sizes", _triangle, MaskForm(True)),
     ("causal, additive", lambda _, p: _additive(_distance(p) >= 0), MaskForm(True)),
-    ("causal, expanded over heads", lambda _, p: (_distance(p) >= 0).expand(-1, 4, -1, -1), MaskForm(True)),
+    (
+        "causal, expanded over heads",
+        lambda _, p: (_distance(p) >= 0).expand(-1, 4, -1, -1),
+        MaskForm(True),
+    ),
     ("everything", lambda _, p: _distance(p) == _distance(p), MaskForm(False)),
     ("later keys and near ones", lambda _, p: _distance(p) < 4096, None),
     ("window shorter than the probes", _band(5), MaskForm(True, 5)),
     ("window between the probes", _band(30), MaskForm(True, 30)),
     ("window longer than the probes", _band(4096), MaskForm(True, 4096)),
-    ("window with its bound inside", lambda _, p: (_distance(p) >= 0) & (_distance(p) <= 4096), MaskForm(True, 4097)),
+    (
+        "window with its bound inside",
+        lambda _, p: (_distance(p) >= 0) & (_distance(p) <= 4096),
+        MaskForm(True, 4097),
+    ),
     ("two windows", lambda i, p: _band(4096)(i, p) & _band(512)(i, p), MaskForm(True, 512)),
     ("short chunks", _chunks(7), MaskForm(True, None, 7)),
     ("chunks between the probes", _chunks(30), MaskForm(True, None, 30)),
@@ -71,19 +79,31 @@ FORMS: list[tuple[str, Callable[[Tensor, Tensor], Tensor], MaskForm | None]] = [
     ("chunks of two lengths", lambda i, p: _chunks(7)(i, p) & _chunks(5)(i, p), None),
     ("long chunks of two lengths", lambda i, p: _chunks(8192)(i, p) & _chunks(4096)(i, p), None),
     ("long chunks that see ahead", lambda _, p: _same(p // 8192), MaskForm(False, None, 8192)),
-    ("long chunks in a window", lambda i, p: _chunks(8192)(i, p) & _band(4096)(i, p), MaskForm(True, 4096, 8192)),
+    (
+        "long chunks in a window",
+        lambda i, p: _chunks(8192)(i, p) & _band(4096)(i, p),
+        MaskForm(True, 4096, 8192),
+    ),
     ("short chunks in a window", lambda i, p: _chunks(7)(i, p) & _band(3)(i, p), None),
     ("long chunks in a short window", lambda i, p: _chunks(8192)(i, p) & _band(5)(i, p), None),
     ("long chunks of the row", _chunks_of_row, MaskForm(False, None, 8192)),
     ("not causal", lambda _, p: _distance(p) <= 0, None),
     ("padding", lambda i, p: (_distance(p) >= 0) & (i > 3)[:, None, None], None),
     ("bias", lambda _, p: _distance(p).float() * -0.1, None),
-    ("heads that differ", lambda _, p: (_distance(p) >= 0) & (torch.arange(4).view(1, 4, 1, 1) != 2), None),
+    (
+        "heads that differ",
+        lambda _, p: (_distance(p) >= 0) & (torch.arange(4).view(1, 4, 1, 1) != 2),
+        None,
+    ),
 ]
 
 
-@pytest.mark.parametrize(("formula", "form"), [pytest.param(*case[1:], id=case[0]) for case in FORMS])
-def test_masks_are_known_by_what_they_allow(formula: Callable[[Tensor, Tensor], Tensor], form: MaskForm | None) -> None:
+@pytest.mark.parametrize(
+    ("formula", "form"), [pytest.param(*case[1:], id=case[0]) for case in FORMS]
+)
+def test_masks_are_known_by_what_they_allow(
+    formula: Callable[[Tensor, Tensor], Tensor], form: MaskForm | None
+) -> None:
     ids = torch.zeros(3, 11, dtype=torch.int64)
     inputs = {"input_ids": ids, "position_ids": torch.arange(11).expand(3, 11).contiguous()}
     gm = transform([], _Mask(formula), inputs).gm
@@ -110,10 +130,14 @@ class _Table(nn.Module):
 
     def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         x = input_ids[:, None, :, None].float().expand(-1, 2, -1, 4)
-        return torch.ops.onboard.torch_attention(x, x, x, self.mask(input_ids), 0.0, True, 0.1, layout="bnsd")
+        return torch.ops.onboard.torch_attention(
+            x, x, x, self.mask(input_ids), 0.0, True, 0.1, layout="bnsd"
+        )
 
 
-@pytest.mark.parametrize(("window", "hole", "matches"), [(60, False, 1), (5, False, 1), (120, False, 1), (60, True, 0)])
+@pytest.mark.parametrize(
+    ("window", "hole", "matches"), [(60, False, 1), (5, False, 1), (120, False, 1), (60, True, 0)]
+)
 def test_a_mask_cut_out_of_a_table_becomes_a_window(window: int, hole: bool, matches: int) -> None:
     model = _Table(window, hole)
     ids = torch.randint(9, (3, 90))

@@ -1,4 +1,6 @@
-"""Routers are recognised by what they do: written in several ways, and not when they do something else."""
+"""Routers are recognised by what they do: written in several ways, and not when they do something
+else.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def grouped(logits: Tensor, bias: Tensor, best: int = 2) -> tuple[Tensor, Tensor
     by_group = (scores + bias).view(-1, 4, EXPERTS // 4)
     groups = by_group.topk(best, -1)[0].sum(-1).topk(2, -1)[1]
     kept = torch.zeros_like(by_group[..., 0]).scatter(1, groups, 1).bool()
-    experts = by_group.masked_fill(~kept.unsqueeze(-1), float("-inf")).view(-1, EXPERTS).topk(TOP)[1]
+    experts = (
+        by_group.masked_fill(~kept.unsqueeze(-1), float("-inf")).view(-1, EXPERTS).topk(TOP)[1]
+    )
     return experts, scores.gather(1, experts) * 2.5
 
 
@@ -79,38 +83,54 @@ class Model(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, HIDDEN)
         experts, weights = self.route(self.router(rows), self.bias)
-        mixed = torch.ops.onboard.torch_moe(rows, experts, weights, list(self.up), list(self.down), [], False)
+        mixed = torch.ops.onboard.torch_moe(
+            rows, experts, weights, list(self.up), list(self.down), [], False
+        )
         return mixed.view(x.shape)
 
 
 @pytest.mark.parametrize(
-    "route", [softmax_first, softmax_only, softmax_last, biased, grouped, grouped_by_the_best], ids=lambda r: r.__name__
+    "route",
+    [softmax_first, softmax_only, softmax_last, biased, grouped, grouped_by_the_best],
+    ids=lambda r: r.__name__,
 )
 def test_routers_become_one_op(route):
     model = Model(route)
-    gm, info, context = apply("match_moe_routing_pattern", exported(model, 2, 3, HIDDEN, device="cpu"))
+    gm, info, context = apply(
+        "match_moe_routing_pattern", exported(model, 2, 3, HIDDEN, device="cpu")
+    )
     assert info.num_matches == 1
     assert context.facts == []
     [mixture] = nodes_of(gm, torch.ops.onboard.torch_moe)
     names = [str(node.target) for node in ancestors([mixture])]
-    assert not any(name in target for target in names for name in ("topk", "softmax", "sigmoid", "gather"))
+    assert not any(
+        name in target for target in names for name in ("topk", "softmax", "sigmoid", "gather")
+    )
     x = torch.randn(3, 7, HIDDEN)
     assert rmse(gm(x), model(x)) <= 1e-6
 
 
-@pytest.mark.parametrize("route", [weights_of_the_rest, squared, biased_weights], ids=lambda r: r.__name__)
+@pytest.mark.parametrize(
+    "route", [weights_of_the_rest, squared, biased_weights], ids=lambda r: r.__name__
+)
 def test_other_routers_stay(route):
     model = Model(route)
-    gm, info, context = apply("match_moe_routing_pattern", exported(model, 2, 3, HIDDEN, device="cpu"))
+    gm, info, context = apply(
+        "match_moe_routing_pattern", exported(model, 2, 3, HIDDEN, device="cpu")
+    )
     assert info.num_matches == 0
-    assert context.facts == ["match_moe_routing_pattern: 1 routers of mixtures of experts stay as they are"]
+    assert context.facts == [
+        "match_moe_routing_pattern: 1 routers of mixtures of experts stay as they are"
+    ]
     x = torch.randn(3, 7, HIDDEN)
     assert rmse(gm(x), model(x)) <= 1e-6
 
 
 @pytest.mark.parametrize("best", [1, 2])
 def test_how_groups_are_chosen_is_told_from_scores_and_biases_alike(best):
-    """A random bias that is far larger than scores would choose one group for all tokens, however it is counted."""
+    """A random bias that is far larger than scores would choose one group for all tokens, however
+    it is counted.
+    """
     for _ in range(8):
         gm = exported(Model(partial(grouped, best=best)), 2, 3, HIDDEN, device="cpu")
         gm, _, _ = apply("match_moe_routing_pattern", gm)

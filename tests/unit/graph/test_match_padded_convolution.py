@@ -1,4 +1,6 @@
-"""Zeros before the text and the convolutions that use them up become the canonical op, whatever biases they have."""
+"""Zeros before the text and the convolutions that use them up become the canonical op, whatever
+biases they have.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,13 @@ CHANNELS = 6
 
 
 class _Convolutions(nn.Module):
-    """`zeros` before and after the text, then convolutions of `kernels`, the second of dilation 2, all biased."""
+    """`zeros` before and after the text, then convolutions of `kernels`, the second of dilation 2,
+    all biased.
+    """
 
-    def __init__(self, kernels: tuple[int, ...], zeros: tuple[int, int], value: float = 0.0) -> None:
+    def __init__(
+        self, kernels: tuple[int, ...], zeros: tuple[int, int], value: float = 0.0
+    ) -> None:
         super().__init__()
         groups = (CHANNELS, 2, 1)
         made = [
@@ -37,16 +43,25 @@ def _inputs(batch: int, sequence: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(("kernels", "left"), [((4,), 3), ((2, 3), 5), ((3, 2, 2), 5)])
-def test_convolutions_that_use_up_the_zeros_become_the_op(kernels: tuple[int, ...], left: int) -> None:
+def test_convolutions_that_use_up_the_zeros_become_the_op(
+    kernels: tuple[int, ...], left: int
+) -> None:
     model = _Convolutions(kernels, (left, 0))
     result = transform([KEY], model, _inputs(2, 9))
-    assert result.matches[KEY] == result.count(torch.ops.onboard.torch_causal_conv1d) == len(kernels)
+    assert (
+        result.matches[KEY] == result.count(torch.ops.onboard.torch_causal_conv1d) == len(kernels)
+    )
     assert result.count(torch.ops.aten.pad) == 0
     assert worst_error(result, model, _inputs) < 1e-5
 
 
 @pytest.mark.parametrize(
-    "model", [_Convolutions((4,), (2, 1)), _Convolutions((4,), (2, 0)), _Convolutions((2,), (1, 0), value=1.0)]
+    "model",
+    [
+        _Convolutions((4,), (2, 1)),
+        _Convolutions((4,), (2, 0)),
+        _Convolutions((2,), (1, 0), value=1.0),
+    ],
 )
 def test_other_padding_stays(model: nn.Module) -> None:
     assert transform([KEY], model, _inputs(2, 9)).matches[KEY] == 0

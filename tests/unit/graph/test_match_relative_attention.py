@@ -1,4 +1,6 @@
-"""A bias that is gathered by distance becomes an argument of the op, and nothing that only looks like one does."""
+"""A bias that is gathered by distance becomes an argument of the op, and nothing that only looks
+like one does.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,36 @@ HEADS, DIM = 4, 6
 
 
 class _Attention(nn.Module):
-    """`shift` moves the distances, `drift` those alone that are looked up; `beyond` is what keys beyond the extent get.
+    """`shift` moves the distances, `drift` those alone that are looked up; `beyond` is what keys
+    beyond the extent get.
 
     `tempered` is the dimension along which a factor differs.
     """
 
     def __init__(
-        self, shift: int = 0, beyond: float = 0.0, tempered: int | None = None, extent: int = 5, drift: int = 0
+        self,
+        shift: int = 0,
+        beyond: float = 0.0,
+        tempered: int | None = None,
+        extent: int = 5,
+        drift: int = 0,
     ) -> None:
         super().__init__()
         self.embed, self.numbers = nn.Embedding(97, HEADS * DIM), nn.Embedding(97, HEADS * extent)
-        self.shift, self.beyond, self.tempered, self.extent, self.drift = shift, beyond, tempered, extent, drift
+        self.shift, self.beyond, self.tempered, self.extent, self.drift = (
+            shift,
+            beyond,
+            tempered,
+            extent,
+            drift,
+        )
 
     def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         shape = (*input_ids.shape, HEADS, -1)
-        x, numbers = self.embed(input_ids).view(shape), self.numbers(input_ids).view(shape).transpose(1, 2)
+        x, numbers = (
+            self.embed(input_ids).view(shape),
+            self.numbers(input_ids).view(shape).transpose(1, 2),
+        )
         places = torch.arange(input_ids.shape[1])
         distance = (places[:, None] - places[None, :])[None, None] - self.shift
         looked_up = (distance - self.drift).clamp(0, self.extent - 1)
@@ -60,6 +77,8 @@ def test_only_a_bias_by_distance_becomes_an_argument(model: _Attention, matches:
     assert result.matches["match_relative_attention"] == matches
     assert result.count(ops.torch_relative_attention) == matches
     error = worst_error(
-        result, model, lambda *sizes: dict(zip(("input_ids", "position_ids"), random_inputs(*sizes), strict=True))
+        result,
+        model,
+        lambda *sizes: dict(zip(("input_ids", "position_ids"), random_inputs(*sizes), strict=True)),
     )
     assert error < 1e-6

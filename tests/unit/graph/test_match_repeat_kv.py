@@ -26,7 +26,11 @@ class _TiledHeads(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         heads = x.transpose(1, 2)
         batch, kv_heads, sequence, size = heads.shape
-        return heads[:, None].expand(batch, 3, kv_heads, sequence, size).reshape(batch, -1, sequence, size)
+        return (
+            heads[:, None]
+            .expand(batch, 3, kv_heads, sequence, size)
+            .reshape(batch, -1, sequence, size)
+        )
 
 
 class _RepeatedTokens(nn.Module):
@@ -39,7 +43,8 @@ def _inputs(batch: int, sequence: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("module", "matches"), [(_HuggingFace(), 1), (_Interleave(), 1), (_TiledHeads(), 0), (_RepeatedTokens(), 0)]
+    ("module", "matches"),
+    [(_HuggingFace(), 1), (_Interleave(), 1), (_TiledHeads(), 0), (_RepeatedTokens(), 0)],
 )
 def test_only_heads_repeated_in_place_are_marked(module: nn.Module, matches: int) -> None:
     result = transform([KEY], module, _inputs(2, 5))

@@ -32,7 +32,9 @@ class _Wrapped(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("norm", [LlamaRMSNorm, Gemma2RMSNorm, Olmo2RMSNorm])
-def test_norms_round_where_hugging_face_rounds(norm: Callable[..., nn.Module], dtype: torch.dtype) -> None:
+def test_norms_round_where_hugging_face_rounds(
+    norm: Callable[..., nn.Module], dtype: torch.dtype
+) -> None:
     module = _Wrapped(norm(SIZE, eps=1e-2), dtype)
     result = transform([KEY], module, _inputs(dtype)(2, 5))
 
@@ -65,14 +67,17 @@ class _Variant(nn.Module):
     [
         (lambda x, w: w * (x * torch.pow((x * x).mean(-1, keepdim=True) + 0.1, -0.5)), 1),
         (lambda x, w: torch.rsqrt(0.1 + x.square().mean(-1, keepdim=True)) * x * w, 1),
-        # Another tensor than the one that is measured, another dimension, a sum: none of them is this norm.
+        # Another tensor than the one that is measured, another dimension, a sum: none of them is
+        # this norm.
         (lambda x, w: w * ((x + 1) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 0.1)), 0),
         (lambda x, w: w * (x * torch.rsqrt(x.pow(2).mean(-2, keepdim=True) + 0.1)), 0),
         (lambda x, w: w * (x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + 0.1)), 0),
         (lambda x, w: w * (x * torch.rsqrt(x.pow(3).abs().mean(-1, keepdim=True) + 0.1)), 0),
     ],
 )
-def test_what_counts_is_the_formula(formula: Callable[[Tensor, Tensor], Tensor], matches: int) -> None:
+def test_what_counts_is_the_formula(
+    formula: Callable[[Tensor, Tensor], Tensor], matches: int
+) -> None:
     module = _Variant(formula)
     result = transform([KEY], module, _inputs(torch.float32)(2, 5))
 

@@ -21,7 +21,10 @@ def _tables(batch: int, sequence: int, size: int = SIZE) -> tuple[Tensor, Tensor
 
 def _inputs(batch: int, sequence: int) -> dict[str, Tensor]:
     cos, sin = _tables(batch, sequence)
-    query, key = torch.randn(batch, sequence, HEADS, SIZE), torch.randn(batch, sequence, KV_HEADS, SIZE)
+    query, key = (
+        torch.randn(batch, sequence, HEADS, SIZE),
+        torch.randn(batch, sequence, KV_HEADS, SIZE),
+    )
     return {"q": query, "k": key, "cos": cos, "sin": sin}
 
 
@@ -48,7 +51,9 @@ class _Partial(nn.Module):
     """GPT-NeoX and Phi: the first channels rotate, the rest pass."""
 
     def forward(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        q_rotated, k_rotated = apply_rotary_pos_emb(q[..., :ROTARY], k[..., :ROTARY], cos, sin, unsqueeze_dim=2)
+        q_rotated, k_rotated = apply_rotary_pos_emb(
+            q[..., :ROTARY], k[..., :ROTARY], cos, sin, unsqueeze_dim=2
+        )
         query = torch.cat((q_rotated, q[..., ROTARY:]), dim=-1)
         return torch.cat((query, torch.cat((k_rotated, k[..., ROTARY:]), dim=-1)), dim=2)
 
@@ -57,7 +62,9 @@ class _SwappedRest(nn.Module):
     """The channels that pass come first: not what the op does."""
 
     def forward(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        q_rotated, k_rotated = apply_rotary_pos_emb(q[..., ROTARY:], k[..., ROTARY:], cos, sin, unsqueeze_dim=2)
+        q_rotated, k_rotated = apply_rotary_pos_emb(
+            q[..., ROTARY:], k[..., ROTARY:], cos, sin, unsqueeze_dim=2
+        )
         query = torch.cat((q[..., :ROTARY], q_rotated), dim=-1)
         return torch.cat((query, torch.cat((k[..., :ROTARY], k_rotated), dim=-1)), dim=2)
 
@@ -71,7 +78,11 @@ class _Deinterleaving(nn.Module):
 
     def _sorted(self, x: Tensor) -> Tensor:
         batch, heads, sequence, size = x.shape
-        return x.view(batch, heads, sequence, size // 2, 2).transpose(4, 3).reshape(batch, heads, sequence, size)
+        return (
+            x.view(batch, heads, sequence, size // 2, 2)
+            .transpose(4, 3)
+            .reshape(batch, heads, sequence, size)
+        )
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ HIDDEN, INTERMEDIATE = 16, 24
 
 
 class _MLP(nn.Module):
-    def __init__(self, activation: Callable[[Tensor], Tensor], bias: bool, *, swapped: bool = False) -> None:
+    def __init__(
+        self, activation: Callable[[Tensor], Tensor], bias: bool, *, swapped: bool = False
+    ) -> None:
         super().__init__()
         self.gate = nn.Linear(HIDDEN, INTERMEDIATE, bias=bias)
         self.up = nn.Linear(HIDDEN, INTERMEDIATE, bias=bias)
@@ -36,7 +38,11 @@ def _inputs(batch: int, sequence: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("swapped", [True, False])
 @pytest.mark.parametrize(
     ("activation", "name"),
-    [(F.silu, "silu"), (F.gelu, "gelu"), (lambda x: F.gelu(x, approximate="tanh"), "gelu_pytorch_tanh")],
+    [
+        (F.silu, "silu"),
+        (F.gelu, "gelu"),
+        (lambda x: F.gelu(x, approximate="tanh"), "gelu_pytorch_tanh"),
+    ],
 )
 def test_gated_blocks_become_one_op(
     activation: Callable[[Tensor], Tensor], name: str, bias: bool, swapped: bool
@@ -63,7 +69,9 @@ class _TwoInputs(_MLP):
         return self.down(self.activation(self.gate(x)) * self.up(x + 1))
 
 
-@pytest.mark.parametrize("module", [_Observed(F.silu, True), _TwoInputs(F.silu, True), _MLP(F.relu, True)])
+@pytest.mark.parametrize(
+    "module", [_Observed(F.silu, True), _TwoInputs(F.silu, True), _MLP(F.relu, True)]
+)
 def test_other_expressions_stay(module: nn.Module) -> None:
     result = transform([KEY], module, _inputs(2, 5))
 

@@ -1,4 +1,6 @@
-"""A zero before the text without its last token is the token shift; what only looks like one is not."""
+"""A zero before the text without its last token is the token shift; what only looks like one is
+not.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ CHANNELS = 6
 
 
 class _Shift(nn.Module):
-    """A linear of the token before; `first` (0 or 1) is the token before the text, `end` what is cut off of it."""
+    """A linear of the token before; `first` (0 or 1) is the token before the text, `end` what is
+    cut off of it.
+    """
 
     def __init__(self, bias: bool = False, first: float = 0.0, end: int = -1) -> None:
         super().__init__()
@@ -57,6 +61,8 @@ def test_a_bias_before_the_text_is_the_layers_own() -> None:
     assert worst_error(result, model, _inputs) < 1e-6
 
 
-@pytest.mark.parametrize("model", [_Apart(), _Shift(bias=True, first=1.0), _Shift(first=1.0), _Shift(end=-2)])
+@pytest.mark.parametrize(
+    "model", [_Apart(), _Shift(bias=True, first=1.0), _Shift(first=1.0), _Shift(end=-2)]
+)
 def test_another_first_token_or_another_shift_stays(model: nn.Module) -> None:
     assert transform([KEY], model, _inputs(2, 9)).matches[KEY] == 0

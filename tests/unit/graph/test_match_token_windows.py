@@ -1,4 +1,6 @@
-"""Windows of the last tokens, unfolded from a padded text, are tokens shifted again and again; others are not."""
+"""Windows of the last tokens, unfolded from a padded text, are tokens shifted again and again;
+others are not.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class _Windows(nn.Module):
         self.size, self.pad, self.value = size, pad, value
 
     def forward(self, x: Tensor, weights: Tensor) -> Tensor:
-        context = F.pad(x.transpose(1, 2), (self.pad, 0), value=self.value)[..., -(x.shape[1] + self.size - 1) :]
+        context = F.pad(x.transpose(1, 2), (self.pad, 0), value=self.value)[
+            ..., -(x.shape[1] + self.size - 1) :
+        ]
         windows = context.unfold(-1, self.size, 1).flip(-1).transpose(1, 2)
         return (windows * weights[..., None, : self.size]).sum(-1)
 

@@ -21,7 +21,9 @@ class _Rule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         beta = x[..., 0].sigmoid()
-        return torch.ops.onboard.torch_gated_delta_rule(x, x.cos(), x.sin(), self.gate(beta), beta, 0.3, True)
+        return torch.ops.onboard.torch_gated_delta_rule(
+            x, x.cos(), x.sin(), self.gate(beta), beta, 0.3, True
+        )
 
 
 def _inputs(batch: int, sequence: int) -> dict[str, Tensor]:
@@ -44,7 +46,9 @@ def test_a_gate_of_ones_goes(gate: Callable[[Tensor], Tensor]) -> None:
     assert worst_error(result, model, _inputs) < 1e-6
 
 
-@pytest.mark.parametrize("gate", [lambda beta: beta.log(), lambda beta: torch.full_like(beta, -0.1), torch.ones_like])
+@pytest.mark.parametrize(
+    "gate", [lambda beta: beta.log(), lambda beta: torch.full_like(beta, -0.1), torch.ones_like]
+)
 def test_another_gate_stays(gate: Callable[[Tensor], Tensor]) -> None:
     result = transform([KEY], _Rule(gate), _inputs(2, 5))
     assert result.matches[KEY] == result.count(torch.ops.onboard.torch_delta_rule) == 0

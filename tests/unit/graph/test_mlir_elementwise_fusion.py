@@ -1,4 +1,6 @@
-"""Which operators are fused with which; what the kernels compute is tested in a process with TRITON_INTERPRET=1."""
+"""Which operators are fused with which; what the kernels compute is tested in a process with
+TRITON_INTERPRET=1.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,24 @@ from tests.support.graph.pointwise_graphs import context, kernels, without_kerne
 KEY = "mlir_elementwise_fusion"
 PACKAGE = Path(onboard.__file__).parent
 TRANSFORMS = content_path("transforms")
-NEEDING_XDSL = ("canonicalize", "dialect", "evaluate", "fused_regions", "pointwise_programs", "program", "source")
+NEEDING_XDSL = (
+    "canonicalize",
+    "dialect",
+    "evaluate",
+    "fused_regions",
+    "pointwise_programs",
+    "program",
+    "source",
+)
 
 
 def test_kernels_are_right_in_the_interpreter(tmp_path: Path) -> None:
     run_apart(Path(__file__).parent, "interpreted_pointwise.py", ONBOARD_CACHE=str(tmp_path))
 
 
-def fused(function: Callable[..., Any], *inputs: Tensor, **fields: Any) -> tuple[fx.GraphModule, TransformInfo]:
+def fused(
+    function: Callable[..., Any], *inputs: Tensor, **fields: Any
+) -> tuple[fx.GraphModule, TransformInfo]:
     """Fuse a function's graph as on a GPU, and check what the graph then means."""
     plain = make_fx(function, tracing_mode="fake")(*inputs)
     on_gpu = context()
@@ -48,7 +60,10 @@ def fused(function: Callable[..., Any], *inputs: Tensor, **fields: Any) -> tuple
 
 def operations(gm: fx.GraphModule) -> list[list[str]]:
     """Return the operations of each kernel."""
-    return [[step.name.removeprefix("ew.") for step in steps(parse_program(str(node.args[1])))] for node in kernels(gm)]
+    return [
+        [step.name.removeprefix("ew.") for step in steps(parse_program(str(node.args[1])))]
+        for node in kernels(gm)
+    ]
 
 
 def test_a_chain_is_one_kernel() -> None:
@@ -84,10 +99,14 @@ def test_a_small_producer_joins_when_nobody_else_reads_it() -> None:
 
 def test_reductions_join_what_works_on_their_rows() -> None:
     x, weight = torch.randn(3, 8), torch.randn(8)
-    gm, _ = fused(lambda x, w: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1) * w, x, weight)
+    gm, _ = fused(
+        lambda x, w: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1) * w, x, weight
+    )
     assert operations(gm) == [["mul", "row_mean", "constant", "add", "rsqrt", "mul", "mul"]]
     gm, _ = fused(lambda x, w: torch.rsqrt(x.mean(-1, keepdim=True) + 1.5).neg(), x.abs(), weight)
-    assert operations(gm) == [["constant", "add", "rsqrt", "neg"]]  # what leaves is smaller than the rows
+    assert operations(gm) == [
+        ["constant", "add", "rsqrt", "neg"]
+    ]  # what leaves is smaller than the rows
     for others in (
         lambda x: x.mean(0, True),
         lambda x: x.mean(-1).sum(),
@@ -134,15 +153,25 @@ def test_without_a_gpu_the_graph_stays_and_a_fact_says_so() -> None:
     gm, info, run = apply(KEY, gm, shapes=False)
     assert info.skipped
     assert str(gm.graph) == before
-    assert run.facts == [f"{KEY} was skipped: its kernels need triton and a GPU, and the run is on cpu"]
+    assert run.facts == [
+        f"{KEY} was skipped: its kernels need triton and a GPU, and the run is on cpu"
+    ]
 
 
-def test_without_xdsl_the_graph_stays_and_a_fact_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_xdsl_the_graph_stays_and_a_fact_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "xdsl" else find(name, *rest))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "xdsl" else find(name, *rest),
+    )
     gm, info, run = apply(KEY, make_fx(lambda x: (x + 1) * 2)(torch.randn(3)), shapes=False)
     assert info.skipped
-    assert run.facts == [f"{KEY} was skipped: it needs the package xdsl. Install it with pip install 'onboard[mlir]'"]
+    assert run.facts == [
+        f"{KEY} was skipped: it needs the package xdsl. Install it with pip install 'onboard[mlir]'"
+    ]
 
 
 def test_xdsl_is_imported_where_it_is_needed_and_nowhere_else() -> None:
@@ -151,6 +180,9 @@ def test_xdsl_is_imported_where_it_is_needed_and_nowhere_else() -> None:
     for path in {*PACKAGE.rglob("*.py"), *TRANSFORMS.rglob("*.py")} - set(needing):
         for node in ast.parse(path.read_text("utf-8")).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
-                imported = {getattr(node, "module", None) or "", *(alias.name for alias in node.names)}
+                imported = {
+                    getattr(node, "module", None) or "",
+                    *(alias.name for alias in node.names),
+                }
                 assert not imported & names, path
                 assert not any(name.split(".")[0] == "xdsl" for name in imported), path

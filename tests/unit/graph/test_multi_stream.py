@@ -1,4 +1,5 @@
-"""Branches on an auxiliary stream: what is moved, in what order, what is kept alive, and that nothing else changes.
+"""Branches on an auxiliary stream: what is moved, in what order, what is kept alive, and that
+nothing else changes.
 
 There are no streams on the CPU, where the markers pass values on; tests/gpu has the races.
 """
@@ -27,29 +28,40 @@ class Mixture(nn.Module):
         super().__init__()
         self.norm = nn.Parameter(torch.ones(SIZE))
         self.router = nn.Linear(SIZE, 4, bias=False)
-        self.w1, self.w3 = (nn.ParameterList(torch.empty(8, SIZE) for _ in range(4)) for _ in range(2))
+        self.w1, self.w3 = (
+            nn.ParameterList(torch.empty(8, SIZE) for _ in range(4)) for _ in range(2)
+        )
         self.w2 = nn.ParameterList(torch.empty(SIZE, 8) for _ in range(4))
-        self.shared = nn.Sequential(nn.Linear(SIZE, 24), nn.SiLU(), nn.Linear(24, SIZE)) if shared else None
+        self.shared = (
+            nn.Sequential(nn.Linear(SIZE, 24), nn.SiLU(), nn.Linear(24, SIZE)) if shared else None
+        )
         self.shared_gate = nn.Linear(SIZE, 1)
 
     def forward(self, x):
         hidden = ops.torch_rmsnorm(x, self.norm, 1e-6)
         tokens = hidden.reshape(-1, SIZE)
         weights, chosen = self.router(tokens).softmax(-1).topk(2)
-        out = ops.torch_moe(tokens, chosen, weights, list(self.w1), list(self.w2), list(self.w3)).view(x.shape)
+        out = ops.torch_moe(
+            tokens, chosen, weights, list(self.w1), list(self.w2), list(self.w3)
+        ).view(x.shape)
         if self.shared is not None:
             out = out + torch.sigmoid(self.shared_gate(hidden)) * self.shared(hidden)
         return x + out
 
 
 class Latent(nn.Module):
-    """Latent attention with a chain of two products for the queries; keys expanded by it, or by the operator."""
+    """Latent attention with a chain of two products for the queries; keys expanded by it, or by the
+    operator.
+    """
 
     def __init__(self, expanded: bool, queries_first: bool = False) -> None:
         super().__init__()
         self.expanded, self.queries_first = expanded, queries_first
         self.q_a, self.kv_a = nn.Linear(SIZE, 12, bias=False), nn.Linear(SIZE, 8 + 4, bias=False)
-        self.q_b, self.kv_b = nn.Linear(12, 2 * (6 + 4), bias=False), nn.Linear(8, 2 * (6 + 6), bias=False)
+        self.q_b, self.kv_b = (
+            nn.Linear(12, 2 * (6 + 4), bias=False),
+            nn.Linear(8, 2 * (6 + 6), bias=False),
+        )
         self.q_norm, self.kv_norm = nn.Parameter(torch.ones(12)), nn.Parameter(torch.ones(8))
         self.o = nn.Linear(2 * 6, SIZE, bias=False)
 
@@ -63,13 +75,19 @@ class Latent(nn.Module):
             latent, kpe = self.kv_a(x).split([8, 4], -1)
         q_nope, q_pe = q.split([6, 4], -1)
         angle = torch.arange(length).float()[None, :, None].expand(batch, length, 4)
-        q_pe, kpe = ops.torch_rope_with_explicit_cos_sin(q_pe, kpe.unsqueeze(2), angle.cos(), angle.sin(), 2)
+        q_pe, kpe = ops.torch_rope_with_explicit_cos_sin(
+            q_pe, kpe.unsqueeze(2), angle.cos(), angle.sin(), 2
+        )
         latent = ops.torch_rmsnorm(latent, self.kv_norm, 1e-6)
         if not self.expanded:
-            return residual + self.o(ops.torch_mla(q_nope, q_pe, latent, kpe, self.kv_b.weight).flatten(2))
+            return residual + self.o(
+                ops.torch_mla(q_nope, q_pe, latent, kpe, self.kv_b.weight).flatten(2)
+            )
         keys, value = self.kv_b(latent).view(batch, length, 2, 12).split([6, 6], -1)
         keys = torch.cat([keys, kpe.expand(-1, -1, 2, -1)], -1)
-        return residual + self.o(ops.torch_attention(torch.cat([q_nope, q_pe], -1), keys, value).flatten(2))
+        return residual + self.o(
+            ops.torch_attention(torch.cat([q_nope, q_pe], -1), keys, value).flatten(2)
+        )
 
 
 class Grouped(nn.Module):
@@ -111,12 +129,16 @@ def _graph(model: nn.Module):
     gm = exported(model, 2, 5, SIZE)
     for owner in gm.modules():
         for name, parameter in owner._parameters.items():
-            owner._parameters[name] = nn.Parameter(torch.randn(parameter.shape) * 0.3, requires_grad=False)
+            owner._parameters[name] = nn.Parameter(
+                torch.randn(parameter.shape) * 0.3, requires_grad=False
+            )
     return gm
 
 
 def _moved(gm) -> list[list[str]]:
-    """Return the calls of each branch; check the order, and what is kept until it has been waited for."""
+    """Return the calls of each branch; check the order, and what is kept until it has been waited
+    for.
+    """
     order, branches = list(gm.graph.nodes), []
     for join in nodes_of(gm, wait_aux):
         end = join.args[0]
@@ -129,10 +151,14 @@ def _moved(gm) -> list[list[str]]:
             *join.args[1:],
             *(node for node in reads if node.op == "get_attr"),
         }
-        assert all(set(node.users) <= {*inside, end} for node in inside), "the main stream reads before it waits"
+        assert all(set(node.users) <= {*inside, end} for node in inside), (
+            "the main stream reads before it waits"
+        )
         assert set(results) <= set(inside)
         beside = order[order.index(end) : order.index(join)]
-        assert any(is_product(node) or "moe" in str(node.target) for node in beside), "nothing runs beside the branch"
+        assert any(is_product(node) or "moe" in str(node.target) for node in beside), (
+            "nothing runs beside the branch"
+        )
         branches.append([str(node.target) for node in inside])
     return branches
 
@@ -193,7 +219,9 @@ def test_the_whole_path_of_the_keys_runs_beside_the_queries(expanded):
     (moved,) = _check("multi_stream_mla_attn", _graph(Latent(expanded)))
     assert sum("linear" in name for name in moved) == 1 + expanded
     assert sum("rmsnorm" in name for name in moved) == 1
-    assert not any("rope" in name or "cat" in name for name in moved), "what needs the queries' rotation, too"
+    assert not any("rope" in name or "cat" in name for name in moved), (
+        "what needs the queries' rotation, too"
+    )
 
 
 def test_the_expansion_of_the_keys_runs_beside_the_queries_when_the_latents_come_from_one_product():
@@ -229,7 +257,11 @@ class Plain(Latent):
         batch, length = x.shape[:2]
         x = x.sin()
         latent, kpe = self.kv_a(x).split([8, 4], -1)
-        q = self.q_a(x) if self.normed else self.q_b(ops.torch_rmsnorm(self.q_a(x), self.q_norm, 1e-6))
+        q = (
+            self.q_a(x)
+            if self.normed
+            else self.q_b(ops.torch_rmsnorm(self.q_a(x), self.q_norm, 1e-6))
+        )
         q_nope, q_pe = q.view(batch, length, 2, -1).split([2, 4] if self.normed else [6, 4], -1)
         latent = ops.torch_rmsnorm(latent, self.kv_norm, 1e-6) if self.normed else latent
         weight = self.kv_b.weight[: 2 * (q_nope.shape[-1] + 6)]

@@ -1,4 +1,6 @@
-"""Outputs of linear layers that are shuffled before they are used come in the right order from the start."""
+"""Outputs of linear layers that are shuffled before they are used come in the right order from the
+start.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Layer(nn.Module):
         q, k = q.reshape(batch, length, -1), k.reshape(batch, length, -1)
         mixed = torch.cat((q, k), -1).tanh()
         gate = gate.reshape(-1, SIZE).sigmoid().view(batch, length, -1)
-        return mixed[..., : HEADS * SIZE] * gate + rate.reshape(batch, length, HEADS).exp().repeat(1, 1, SIZE)
+        return mixed[..., : HEADS * SIZE] * gate + rate.reshape(batch, length, HEADS).exp().repeat(
+            1, 1, SIZE
+        )
 
 
 class Plain(Layer):
@@ -47,7 +51,12 @@ class Twice(Layer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         whole = self.both(x)
         heads = whole[..., :39].view(*x.shape[:2], HEADS, -1)
-        return super().forward(x).sum() + heads[..., :2].reshape(-1, 6).tanh().sum() + whole.sin().sum() + x
+        return (
+            super().forward(x).sum()
+            + heads[..., :2].reshape(-1, 6).tanh().sum()
+            + whole.sin().sum()
+            + x
+        )
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -59,7 +68,9 @@ def test_shuffled_outputs_are_ordered(bias):
         mark_loaded(parameter)
     gm, info, _ = apply("order_linear_outputs", gm)
     assert info.num_matches == 1
-    assert not any(is_as_loaded(parameter) for parameter in gm.parameters())  # a saved graph would load the old order
+    assert not any(
+        is_as_loaded(parameter) for parameter in gm.parameters()
+    )  # a saved graph would load the old order
     assert not any(target.startswith(("cat", "split")) for target in targets(gm))
     for shape in ((1, 5, 8), (4, 1, 8)):
         x = torch.randn(shape)

@@ -1,7 +1,8 @@
-"""Prefill in pieces: where a graph is cut, what pads a step, and that results and caches are those of the graph itself.
+"""Prefill in pieces: where a graph is cut, what pads a step, and that results and caches are those
+of the graph itself.
 
-No CUDA graph exists on the CPU: a stand-in runs a piece on its static inputs again and writes over its results, as
-a replay does. tests/gpu has the real thing.
+No CUDA graph exists on the CPU: a stand-in runs a piece on its static inputs again and writes over
+its results, as a replay does. tests/gpu has the real thing.
 """
 
 import random
@@ -30,7 +31,9 @@ ops = torch.ops.onboard
 
 
 class StandIn:
-    """Replays pieces as CUDA graphs do; the memory of a value that was let go is spoilt, as if another had taken it."""
+    """Replays pieces as CUDA graphs do; the memory of a value that was let go is spoilt, as if
+    another had taken it.
+    """
 
     def __init__(self) -> None:
         self.pieces = 0
@@ -51,13 +54,17 @@ class StandIn:
 
 
 class Layers(nn.Module):
-    """Two layers of paged attention, with a residual stream, sizes taken from the input, and logits of chosen rows."""
+    """Two layers of paged attention, with a residual stream, sizes taken from the input, and logits
+    of chosen rows.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         width = HEADS * SIZE
         self.embed, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(64, width)
-        self.q, self.k, self.v = (nn.ModuleList(nn.Linear(width, width) for _ in range(2)) for _ in range(3))
+        self.q, self.k, self.v = (
+            nn.ModuleList(nn.Linear(width, width) for _ in range(2)) for _ in range(3)
+        )
         self.mlp, self.head = nn.Linear(width, width), nn.Linear(width, VOCABULARY)
 
     def forward(
@@ -66,9 +73,19 @@ class Layers(nn.Module):
     ):  # fmt: skip
         tokens = torch.ops.aten.sym_size.int(input_ids, 1)
         x = self.embed(input_ids) + self.positions(position_ids)
-        metadata = (cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host, k_cache, v_cache)
+        metadata = (
+            cu_seqlens,
+            kv_lens,
+            block_table,
+            slot_mapping,
+            batch_info_host,
+            k_cache,
+            v_cache,
+        )
         for layer in range(2):
-            q, k, v = (each[layer](x).view(1, tokens, HEADS, SIZE) for each in (self.q, self.k, self.v))
+            q, k, v = (
+                each[layer](x).view(1, tokens, HEADS, SIZE) for each in (self.q, self.k, self.v)
+            )
             attended = ops.torch_cached_attention(q, k, v, *metadata)
             x = x + attended.reshape(tokens, HEADS * SIZE)[None]
             x = x + self.mlp(x).sigmoid()
@@ -96,7 +113,10 @@ def _set_batch(cache, lengths, starts) -> None:
 
 
 def _named(gm, cache):
-    return {name: cache.args[name] for name in (str(n.target) for n in gm.graph.nodes if n.op == "placeholder")}
+    return {
+        name: cache.args[name]
+        for name in (str(n.target) for n in gm.graph.nodes if n.op == "placeholder")
+    }
 
 
 @pytest.mark.parametrize(
@@ -170,9 +190,22 @@ def test_a_step_runs_in_pieces_only_where_that_was_measured_to_be_faster():
     for bucket, (seconds, whole) in zip(pieces._buckets, [(2, 5), (4, 6), (9, 10)], strict=True):
         bucket.seconds, bucket.whole_seconds = seconds, whole
     # Between 16 and 32 tokens a whole step takes 6 to 10 seconds, in 32 padded rows it takes 9.
-    served = {tokens: pieces._bucket_for(tokens) for tokens in (1, 8, 9, 16, 20, 27, 28, 29, 32, 33)}
+    served = {
+        tokens: pieces._bucket_for(tokens) for tokens in (1, 8, 9, 16, 20, 27, 28, 29, 32, 33)
+    }
     sizes = {tokens: bucket and bucket.tokens for tokens, bucket in served.items()}
-    assert sizes == {1: 8, 8: 8, 9: 16, 16: 16, 20: None, 27: None, 28: 32, 29: 32, 32: 32, 33: None}
+    assert sizes == {
+        1: 8,
+        8: 8,
+        9: 16,
+        16: 16,
+        20: None,
+        27: None,
+        28: 32,
+        29: 32,
+        32: 32,
+        33: None,
+    }
     _set_batch(cache, [16, 4], [0, 0])
     twin = copied_inputs(cache)
     assert torch.equal(pieces(**cache.args), pieces.gm(**twin))
@@ -198,7 +231,15 @@ class SizeOutside(AllRows):
         return hidden + torch.ops.aten.slice.Tensor(inputs[5], 0, 0, tokens)[None, :, None]
 
 
-_NAMES = ["input_ids", "position_ids", "cu_seqlens", "kv_lens", "block_table", "slot_mapping", "batch_info_host"]
+_NAMES = [
+    "input_ids",
+    "position_ids",
+    "cu_seqlens",
+    "kv_lens",
+    "block_table",
+    "slot_mapping",
+    "batch_info_host",
+]
 
 
 def _with_names(model_class):

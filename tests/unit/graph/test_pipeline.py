@@ -61,7 +61,9 @@ def test_transforms_are_sorted_by_stage_and_then_by_the_file() -> None:
         ({"export_to_gm": {"stage": "exporting"}}, "export_to_gm.*stage"),
     ],
 )
-def test_a_wrong_override_names_the_place_and_the_remedy(overrides: dict[str, Any], message: str) -> None:
+def test_a_wrong_override_names_the_place_and_the_remedy(
+    overrides: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         load_pipeline(overrides)
 
@@ -79,20 +81,36 @@ KNOWN = re.findall(r"\w+", """
     fuse_rmsnorm_quant_fp8 gather_logits_before_lm_head fuse_rope_into_trtllm_attention fuse_rope_into_trtllm_mla
     optimize_rope mlir_elementwise_fusion
 """)  # fmt: skip
-"""The transforms of the reference text on cache initialisation, compilation and fusion behind loading."""
+"""The transforms of the reference text on cache initialisation, compilation and fusion behind
+loading.
+"""
 
 
 def test_every_transform_of_the_reference_texts_is_known_and_may_be_off() -> None:
     assert len(set(KNOWN)) == 48
-    keys = {transform.key for transform in load_pipeline({key: {"enabled": False} for key in KNOWN})}
+    keys = {
+        transform.key for transform in load_pipeline({key: {"enabled": False} for key in KNOWN})
+    }
 
     assert set(KNOWN) - keys == set(PLANNED)
     assert not PLANNED.keys() & transform_keys().keys(), "what is there is no longer planned"
 
 
-def test_a_planned_transform_takes_its_fields_and_is_refused_in_one_line_where_it_is_to_run() -> None:
-    load_pipeline({"fuse_nvfp4_moe": {"enabled": False, "backend": "trtllm_gen", "allow_different_input_scales": True}})
-    with pytest.raises(UsageError, match=r"fuse_fp8_linear is not there yet.*quantised checkpoints") as error:
+def test_a_planned_transform_takes_its_fields_and_is_refused_in_one_line_where_it_is_to_run() -> (
+    None
+):
+    load_pipeline(
+        {
+            "fuse_nvfp4_moe": {
+                "enabled": False,
+                "backend": "trtllm_gen",
+                "allow_different_input_scales": True,
+            }
+        }
+    )
+    with pytest.raises(
+        UsageError, match=r"fuse_fp8_linear is not there yet.*quantised checkpoints"
+    ) as error:
         load_pipeline({"fuse_fp8_linear": {"backend": "torch"}})
     assert "\n" not in str(error.value)
     for fields in ({"backend": "fast"}, {"stage": "later"}, {"no_such": 1}):
@@ -108,25 +126,40 @@ def test_a_roots_pipeline_may_leave_a_planned_transform_off_too(tmp_path: Path) 
         load_pipeline({"fuse_fp8_moe": {"enabled": True}}, root=tmp_path)
 
 
-def test_an_enabled_transform_with_nothing_to_do_is_a_fact_and_one_of_the_defaults_is_not(tmp_path: Path) -> None:
+def test_an_enabled_transform_with_nothing_to_do_is_a_fact_and_one_of_the_defaults_is_not(
+    tmp_path: Path,
+) -> None:
     keys = (*EXPORT, "match_repeat_kv", "match_l2norm_pattern", "match_token_shift")
     context = make_context(tmp_path)
-    run_only(context, keys, match_l2norm_pattern={"enabled": True}, match_token_shift={"run_shape_prop": False})
+    run_only(
+        context,
+        keys,
+        match_l2norm_pattern={"enabled": True},
+        match_token_shift={"run_shape_prop": False},
+    )
 
     idle = {entry.key for entry in context.history if not entry.num_matches and not entry.summary}
     assert {"match_repeat_kv", "match_l2norm_pattern", "match_token_shift"} <= idle
-    assert context.facts == ["match_l2norm_pattern found nothing to do, and the run's settings enable it"]
+    assert context.facts == [
+        "match_l2norm_pattern found nothing to do, and the run's settings enable it"
+    ]
 
 
-def test_history_has_one_json_entry_a_transform(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_history_has_one_json_entry_a_transform(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     context = make_context(tmp_path)
     with caplog.at_level(logging.INFO, "onboard.pipeline"):
         run_only(context, EXPORT, cleanup_noop_add={"enabled": False})
 
     assert [entry.key for entry in context.history] == list(EXPORT)
-    assert [entry.enabled for entry in context.history] == [key != "cleanup_noop_add" for key in EXPORT]
+    assert [entry.enabled for entry in context.history] == [
+        key != "cleanup_noop_add" for key in EXPORT
+    ]
     assert all(entry.is_clean for entry in context.history)
-    assert json.loads(json.dumps([asdict(entry) for entry in context.history]))[1]["num_matches"] == 1
+    assert (
+        json.loads(json.dumps([asdict(entry) for entry in context.history]))[1]["num_matches"] == 1
+    )
     lines = [record for record in caplog.records if record.name == "onboard.pipeline"]
     assert len(lines) == len(EXPORT)
 
@@ -145,7 +178,8 @@ def test_the_observer_sees_the_module_after_each_transform(tmp_path: Path) -> No
     seen: list[tuple[str, bool]] = []
     wanted = [transform for transform in load_pipeline({}) if transform.key in EXPORT]
     Pipeline(wanted).run(
-        make_context(tmp_path), observer=lambda key, gm, context: seen.append((key, isinstance(gm, fx.GraphModule)))
+        make_context(tmp_path),
+        observer=lambda key, gm, context: seen.append((key, isinstance(gm, fx.GraphModule))),
     )
 
     assert seen == [(key, key != "build_model") for key in EXPORT]
@@ -169,7 +203,9 @@ class _Doubling(GraphTransform[TransformConfig]):
         output = gm.graph.output_node()
         with gm.graph.inserting_before(output):
             gm.graph.call_function(torch.ops.aten.neg.default, (output.args[0],))
-            output.args = (gm.graph.call_function(torch.ops.aten.mul.Tensor, (output.args[0], 2.0)),)
+            output.args = (
+                gm.graph.call_function(torch.ops.aten.mul.Tensor, (output.args[0], 2.0)),
+            )
         return 1
 
 
@@ -185,13 +221,17 @@ class _Counting(GraphTransform[TransformConfig]):
 
 @pytest.mark.parametrize("keeps_shapes", [True, False])
 @pytest.mark.parametrize("count", [0, 3])
-def test_what_holds_for_a_graph_follows_from_the_matches(tmp_path: Path, count: int, keeps_shapes: bool) -> None:
+def test_what_holds_for_a_graph_follows_from_the_matches(
+    tmp_path: Path, count: int, keeps_shapes: bool
+) -> None:
     counting, context = _Counting(TransformConfig(stage=Stages.POST_EXPORT)), make_context(tmp_path)
     counting.count, counting.keeps_shapes = count, keeps_shapes  # type: ignore[misc]
     graph = fx.symbolic_trace(nn.Identity())
     module, info = counting.apply(graph, context)
     assert module is graph
-    assert info == TransformInfo(num_matches=count, is_clean=count == 0, has_valid_shapes=keeps_shapes or count == 0)
+    assert info == TransformInfo(
+        num_matches=count, is_clean=count == 0, has_valid_shapes=keeps_shapes or count == 0
+    )
     counting.count = TransformInfo(num_matches=count, summary="more")
     assert counting.apply(graph, context) == (graph, counting.count)
     with pytest.raises(AssertionError, match="counting edits graphs, this is a Identity"):
@@ -215,7 +255,9 @@ def test_a_failing_transform_is_undone_and_recorded(tmp_path: Path) -> None:
 
 
 class _Joining(GraphTransform[TransformConfig]):
-    """Joins the first parameter with zeros, again and again; with `skip_on_error` it fails afterwards."""
+    """Joins the first parameter with zeros, again and again; with `skip_on_error` it fails
+    afterwards.
+    """
 
     key = "joining"
 
@@ -231,7 +273,9 @@ class _Joining(GraphTransform[TransformConfig]):
 def test_a_failing_transform_leaves_the_plan_of_the_weights_as_it_was(tmp_path: Path) -> None:
     context = make_context(tmp_path)
     once = _Joining(TransformConfig(stage=Stages.POST_EXPORT))
-    failing = _Joining(TransformConfig(stage=Stages.POST_EXPORT, skip_on_error=True, requires_clean_graph=False))
+    failing = _Joining(
+        TransformConfig(stage=Stages.POST_EXPORT, skip_on_error=True, requires_clean_graph=False)
+    )
     module = Pipeline([*_with(once), failing]).run(context)
 
     assert context.history[-1].error == "RuntimeError: half way"
@@ -248,7 +292,9 @@ def test_strict_turns_facts_into_errors(tmp_path: Path) -> None:
 
 def test_a_failing_transform_fails_the_run_by_default(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="half way"):
-        Pipeline(_with(_Breaking(TransformConfig(stage=Stages.POST_EXPORT)))).run(make_context(tmp_path))
+        Pipeline(_with(_Breaking(TransformConfig(stage=Stages.POST_EXPORT)))).run(
+            make_context(tmp_path)
+        )
 
 
 def test_clean_up_and_shape_propagation_run_when_asked_for(tmp_path: Path) -> None:
@@ -308,7 +354,10 @@ class _Split(nn.Module):
 
 
 def test_sizes_that_data_decide_are_propagated_and_an_input_added_after_them() -> None:
-    inputs = {"input_ids": torch.zeros(2, 7, dtype=torch.int64), "position_ids": torch.arange(7).expand(2, 7).clone()}
+    inputs = {
+        "input_ids": torch.zeros(2, 7, dtype=torch.int64),
+        "position_ids": torch.arange(7).expand(2, 7).clone(),
+    }
     dims = dict.fromkeys(inputs, {0: Dim.DYNAMIC, 1: Dim.DYNAMIC})
     gm = export_to_graph(_Split(), inputs, dims, torch.device("cpu"))
     propagate_shapes(gm, torch.device("cpu"))
@@ -316,7 +365,9 @@ def test_sizes_that_data_decide_are_propagated_and_an_input_added_after_them() -
     add_placeholder(gm, "extra", torch.zeros(8, dtype=torch.int32)[3:])
     env = fake_mode(gm).shape_env
     assert env is not None
-    assert not env.pending_fresh_unbacked_symbols, "torch 2.11 looks for them in every input that is added"
+    assert not env.pending_fresh_unbacked_symbols, (
+        "torch 2.11 looks for them in every input that is added"
+    )
     assert gm.graph.output_node().args[0].meta["val"].dtype == torch.float32
 
 
@@ -329,7 +380,9 @@ class _Forgetful(BaseTransform[TransformConfig]):
 
 def test_a_tensor_without_weights_after_loading_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OnboardError, match=r"no weights after loading, for example .*weight"):
-        Pipeline(_with(_Forgetful(TransformConfig(stage=Stages.WEIGHT_LOAD)))).run(make_context(tmp_path))
+        Pipeline(_with(_Forgetful(TransformConfig(stage=Stages.WEIGHT_LOAD)))).run(
+            make_context(tmp_path)
+        )
 
 
 class _PlainAttention(BaseTransform[TransformConfig]):

@@ -13,7 +13,12 @@ from onboard.errors import OnboardError
 from onboard.graph.weight_load.safetensors_folder import TensorMeta
 from onboard.hf.quantised import describe_config, describe_tensors, refuse_quantised
 
-FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+FP8 = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+}
 
 
 def tensor(dtype: torch.dtype) -> TensorMeta:
@@ -30,7 +35,10 @@ def tensor(dtype: torch.dtype) -> TensorMeta:
             {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}},
             "gptq, 4 bits, groups of 128",
         ),
-        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "modelopt, NVFP4"),
+        (
+            {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}},
+            "modelopt, NVFP4",
+        ),
         ({"quantization": {"group_size": 64, "bits": 4}}, "4 bits, groups of 64"),
         ({"quantization_config": None, "hidden_size": 8}, None),
         ({"quantization_config": {}}, None),
@@ -58,7 +66,10 @@ def test_what_tensors_say(names: list[str], dtype: torch.dtype, expected: str | 
 
 def test_the_file_of_modelopt_says_it(tmp_path: Path) -> None:
     refuse_quantised({}, tmp_path, {"a.weight": tensor(torch.bfloat16)})
-    content = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    content = {
+        "producer": {"name": "modelopt"},
+        "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]},
+    }
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(content))
     with pytest.raises(OnboardError, match=r"quantised \(FP8\), which onboard cannot read yet"):
         refuse_quantised({}, tmp_path, {})

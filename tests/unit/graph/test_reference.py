@@ -1,4 +1,6 @@
-"""Transformers' own model where packages for one of its towers are missing: text runs as it does with the tower."""
+"""Transformers' own model where packages for one of its towers are missing: text runs as it does
+with the tower.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from onboard.graph.weight_load.rehearsed_load import rehearse_load
 from onboard.graph.weight_load.safetensors_folder import TensorMeta
 from onboard.hf.hf_model import build_reference, missing_towers
 
-_LACKS = ImportError("The tower requires the X library. You can install it with pip: `pip install x-images`.")
+_LACKS = ImportError(
+    "The tower requires the X library. You can install it with pip: `pip install x-images`."
+)
 
 
 def _without_package() -> Any:
@@ -27,7 +31,9 @@ def test_text_runs_without_the_tower_as_with_it() -> None:
     whole: Any = build_tiny(AutoConfig.for_model("gemma3"))
     assert missing_towers(whole) == {}
     with _without_package():
-        model = build_reference(whole.config, attn_implementation="eager", dtype=torch.float32).eval()
+        model = build_reference(
+            whole.config, attn_implementation="eager", dtype=torch.float32
+        ).eval()
     assert missing_towers(model) == {"model.vision_tower": ["x-images"]}
     left_out = model.load_state_dict(whole.state_dict(), strict=False)
     assert left_out.missing_keys == []
@@ -39,10 +45,15 @@ def test_text_runs_without_the_tower_as_with_it() -> None:
 
 def test_the_towers_tensors_in_a_checkpoint_are_no_misfit() -> None:
     whole = build_tiny(AutoConfig.for_model("gemma3"))
-    stored = {name: TensorMeta(tuple(each.shape), each.dtype, each.nbytes) for name, each in whole.state_dict().items()}
+    stored = {
+        name: TensorMeta(tuple(each.shape), each.dtype, each.nbytes)
+        for name, each in whole.state_dict().items()
+    }
     with _without_package(), torch.device("meta"):
         model = build_reference(whole.config)
-    rehearsal = rehearse_load(model, stored | {"model.vision_towers.x": TensorMeta((3,), torch.float32, 12)})
+    rehearsal = rehearse_load(
+        model, stored | {"model.vision_towers.x": TensorMeta((3,), torch.float32, 12)}
+    )
     assert rehearsal.misfits == ["the model has no use for model.vision_towers.x"]
     assert rehearsal.facts == ["model.vision_tower is left out: it needs the packages x-images"]
 

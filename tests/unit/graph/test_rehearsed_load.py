@@ -1,4 +1,6 @@
-"""What is found wrong with a checkpoint from its headers, against what transformers says when it loads the file."""
+"""What is found wrong with a checkpoint from its headers, against what transformers says when it
+loads the file.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,12 @@ def test_what_transformers_wrote_fits(model_type: str, folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mixtral"])
-def test_each_missing_tensor_is_one_that_transformers_misses(model_type: str, folder: Folder, tmp_path: Path) -> None:
-    """transformers itself loads the same file: it either reports the tensor or cannot stack what is left."""
+def test_each_missing_tensor_is_one_that_transformers_misses(
+    model_type: str, folder: Folder, tmp_path: Path
+) -> None:
+    """transformers itself loads the same file: it either reports the tensor or cannot stack what is
+    left.
+    """
     path = folder(model_type)
     tensors = load_file(path / "model.safetensors")
     name = sorted(tensors)[len(tensors) // 3]
@@ -87,13 +93,18 @@ def test_tied_weights_may_be_absent_and_both_may_not(folder: Folder) -> None:
 
 @pytest.mark.parametrize("prefix", ["language_model.", None])
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
-def test_a_prefix_more_or_less_is_no_misfit(model_type: str, prefix: str | None, folder: Folder) -> None:
+def test_a_prefix_more_or_less_is_no_misfit(
+    model_type: str, prefix: str | None, folder: Folder
+) -> None:
     path = folder(model_type)
     tensors = Checkpoint(path).names()
     if prefix:
         renamed = {prefix + name: found for name, found in tensors.items()}
     else:
-        renamed = {name.removeprefix("model.").removeprefix("transformer."): found for name, found in tensors.items()}
+        renamed = {
+            name.removeprefix("model.").removeprefix("transformer."): found
+            for name, found in tensors.items()
+        }
     assert misfits(path, renamed) == []
 
 
@@ -102,7 +113,10 @@ DOWN = "model.layers.0.mlp.down_proj.weight"
 CASES: dict[str, tuple[Tensors, str]] = {
     "shape": ({NORM: meta(3, 5)}, f"{NORM} is [3, 5], not ["),
     "integers": ({NORM: meta(64, dtype=torch.int32)}, f"{NORM} is int32"),
-    "extra": ({"model.layers.0.self_attn.q_norm.weight": meta(8)}, "the model has no use for model.layers.0.self_attn"),
+    "extra": (
+        {"model.layers.0.self_attn.q_norm.weight": meta(8)},
+        "the model has no use for model.layers.0.self_attn",
+    ),
 }
 
 
@@ -146,11 +160,17 @@ def test_many_tensors_take_seconds(folder: Folder, tmp_path: Path) -> None:
     )  # fmt: skip
     config.save_pretrained(tmp_path)
     model = build_on_meta(tmp_path)
-    tensors = {name: meta(*tensor.shape) for name, tensor in model.state_dict().items() if ".experts." not in name}
+    tensors = {
+        name: meta(*tensor.shape)
+        for name, tensor in model.state_dict().items()
+        if ".experts." not in name
+    }
     for layer in range(30):
         path = f"model.layers.{layer}.block_sparse_moe.experts"
         tensors |= {
-            f"{path}.{expert}.{name}.weight": meta(8, 8) for expert in range(256) for name in ("w1", "w2", "w3")
+            f"{path}.{expert}.{name}.weight": meta(8, 8)
+            for expert in range(256)
+            for name in ("w1", "w2", "w3")
         }
     started = time.process_time()
     assert rehearse_load(model, tensors).misfits == []

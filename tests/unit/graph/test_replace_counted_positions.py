@@ -57,12 +57,18 @@ def _rows(hidden: Tensor, _: nn.Embedding) -> Tensor:
 
 def _transformed(formula: Formula, first: int) -> tuple[_Counting, torch.fx.GraphModule, int]:
     model = _Counting(formula).eval().requires_grad_(False)
-    inputs = {"input_ids": torch.zeros(2, 7, dtype=torch.int64), "position_ids": torch.arange(7).expand(2, 7).clone()}
+    inputs = {
+        "input_ids": torch.zeros(2, 7, dtype=torch.int64),
+        "position_ids": torch.arange(7).expand(2, 7).clone(),
+    }
     dims = dict.fromkeys(inputs, {0: Dim.DYNAMIC, 1: Dim.DYNAMIC})
     gm = export_to_graph(model, inputs, dims, torch.device("cpu"))
     factory = SimpleNamespace(first_position=first)
     context = TransformContext(factory, settled_config(), torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
-    for key, stage in (("cleanup_input_constraints", "post_export"), ("replace_counted_positions", "cache_init")):
+    for key, stage in (
+        ("cleanup_input_constraints", "post_export"),
+        ("replace_counted_positions", "cache_init"),
+    ):
         cls = get_transform(key)
         module, info = cls(cls.config_class(stage=stage)).apply(gm, context)
     assert isinstance(module, torch.fx.GraphModule)

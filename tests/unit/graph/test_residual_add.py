@@ -20,7 +20,9 @@ from tests.support.runtime.tiny import make_tiny
 KEY = "detect_hidden_states_for_capture"
 PAGE = 4
 STEPS = (((0, 5), (0, 6), (0, 1)), ((5, 12), (6, 7)), ((12, 13), (7, 8), (1, 2)))
-"""From where to where each step reads each sequence: a ragged prefill, chunks of the first two, a decode step."""
+"""From where to where each step reads each sequence: a ragged prefill, chunks of the first two, a
+decode step.
+"""
 
 
 def test_kept_rows_are_transformers_hidden_states(tmp_path: Path) -> None:
@@ -32,14 +34,18 @@ def test_kept_rows_are_transformers_hidden_states(tmp_path: Path) -> None:
     with torch.inference_mode():
         for step in STEPS:
             starts, ends = np.array(step).T
-            tokens = np.concatenate([row[start:end] for row, (start, end) in zip(ids, step, strict=False)])
+            tokens = np.concatenate(
+                [row[start:end] for row, (start, end) in zip(ids, step, strict=False)]
+            )
             cache.info.set_batch(tokens, starts, ends - starts, pages[: len(step)])
             cache.call(engine.gm)
     kept = [name for name in cache.resources if name.startswith("hidden_cache")]
     for row, table, length in zip(ids, pages, (13, 8, 2), strict=True):
         places = np.arange(length)
         slots = torch.from_numpy(table[places // PAGE] * PAGE + places % PAGE)
-        states = model.hf(torch.from_numpy(row[None, :length]), output_hidden_states=True).hidden_states
+        states = model.hf(
+            torch.from_numpy(row[None, :length]), output_hidden_states=True
+        ).hidden_states
         for name, layer in zip(kept, (0, 2), strict=True):
             actual = kept_hidden_states(cache.caches[name], slots)
             assert rmse(actual, states[layer + 1][0]) <= 1e-5, (layer, length)
@@ -85,9 +91,13 @@ def test_the_sum_that_ends_a_layer_is_marked(tmp_path: Path) -> None:
     assert layer_paths(gm) == [f"body.{index}" for index in range(9)]
     assert info.num_matches == 3
     assert info.summary == "hidden states behind body.1, body.3, body.5"
-    sums = [str(node.target).rpartition(".")[0] for node in gm.graph.nodes if "add" in str(node.target)]
+    sums = [
+        str(node.target).rpartition(".")[0] for node in gm.graph.nodes if "add" in str(node.target)
+    ]
     marked = {2 * layer + 1 for layer in (1, 3, 5)}  # the second sum of each
-    assert [name == "onboard.torch_residual_add" for name in sums] == [place in marked for place in range(18)]
+    assert [name == "onboard.torch_residual_add" for name in sums] == [
+        place in marked for place in range(18)
+    ]
     assert _marked(9, tmp_path, capture_hidden_states=False)[1].num_matches == 0
 
 

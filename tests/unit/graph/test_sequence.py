@@ -10,12 +10,21 @@ from onboard.cache.resources import KVPagedResource
 
 
 def _make_info(**overrides: int) -> SequenceInfo:
-    sizes = {"max_batch_size": 4, "max_seq_len": 20, "max_num_tokens": 32, "page_size": 4, **overrides}
+    sizes = {
+        "max_batch_size": 4,
+        "max_seq_len": 20,
+        "max_num_tokens": 32,
+        "page_size": 4,
+        **overrides,
+    }
     return SequenceInfo(**sizes, device=torch.device("cpu"))
 
 
 def _set(
-    info: SequenceInfo, batch: list[tuple[int, int, list[int]]], two_groups: bool = False, **kwargs: object
+    info: SequenceInfo,
+    batch: list[tuple[int, int, list[int]]],
+    two_groups: bool = False,
+    **kwargs: object,
 ) -> np.ndarray:
     """`batch` holds (start, length, pages); return the token ids."""
     ids = np.array([random.randrange(1, 1000) for _, length, _ in batch for _ in range(length)])
@@ -23,16 +32,25 @@ def _set(
     for row, (_, _, owned) in zip(pages, batch, strict=True):
         row[: len(owned)] = owned
     starts, lengths = (np.array([each[i] for each in batch]) for i in (0, 1))
-    info.set_batch(ids, starts, lengths, np.stack([pages, pages]) if two_groups else pages, **kwargs)
+    info.set_batch(
+        ids, starts, lengths, np.stack([pages, pages]) if two_groups else pages, **kwargs
+    )
     return ids
 
 
 def test_a_mixed_batch_is_described_token_by_token() -> None:
-    """Against a plain loop over sequences and tokens: decode, chunked prefill and prefill in one row."""
+    """Against a plain loop over sequences and tokens: decode, chunked prefill and prefill in one
+    row.
+    """
     info = _make_info()
     batch = [(9, 1, [7, 2, 5]), (4, 6, [3, 1, 8]), (0, 3, [6])]
     ids = _set(info, batch)
-    expected: dict[str, list[int]] = {"position_ids": [], "slot_mapping": [], "cu_seqlens": [0], "kv_lens": []}
+    expected: dict[str, list[int]] = {
+        "position_ids": [],
+        "slot_mapping": [],
+        "cu_seqlens": [0],
+        "kv_lens": [],
+    }
     for start, length, pages in batch:
         for position in range(start, start + length):
             expected["position_ids"].append(position)
@@ -150,7 +168,9 @@ def test_a_sequence_past_the_limit_is_refused() -> None:
 class _Recorder(torch.nn.Module):
     """A graph that names some of the inputs and returns the tokens as logits of one entry."""
 
-    def forward(self, input_ids: torch.Tensor, kv_lens: torch.Tensor, k_cache_0: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, input_ids: torch.Tensor, kv_lens: torch.Tensor, k_cache_0: torch.Tensor
+    ) -> torch.Tensor:
         return input_ids[..., None] * 1.0
 
 
@@ -179,14 +199,21 @@ def test_positions_begin_where_the_model_says_and_keys_at_zero() -> None:
 
 
 def _start_rows(info: SequenceInfo, lengths: list[int]) -> np.ndarray:
-    """Begin rows of random tokens, all but the last cached, whose tokens are drawn; return their slots."""
+    """Begin rows of random tokens, all but the last cached, whose tokens are drawn; return their
+    slots.
+    """
     slots = np.arange(len(lengths)) + 1
     for slot, length in zip(slots, lengths, strict=True):
         info.rows.start(slot, [random.randrange(1, 1000) for _ in range(length)])
         info.rows.set_sampling(slot, [0.7, 5.0, 0.9, 0.1], key=int(slot) * 77)
         info.rows.num_cached[slot] = length - 1
         for group in range(info.num_groups):
-            info.rows.set_pages(slot, group, 0, [random.randrange(1, 50) for _ in range(-(-length // info.page_size))])
+            info.rows.set_pages(
+                slot,
+                group,
+                0,
+                [random.randrange(1, 50) for _ in range(-(-length // info.page_size))],
+            )
     return slots
 
 
@@ -198,11 +225,15 @@ def _go_on(info: SequenceInfo, slots: np.ndarray) -> None:
         info.rows.latest[slot] = random.randrange(1, 1000)
         if length % info.page_size == 0:
             for group in range(info.num_groups):
-                info.rows.set_pages(slot, group, length // info.page_size, [random.randrange(1, 50)])
+                info.rows.set_pages(
+                    slot, group, length // info.page_size, [random.randrange(1, 50)]
+                )
 
 
 def test_a_batch_that_decodes_on_is_described_like_any_other() -> None:
-    """Only what has changed is written then: against the same rows under slots that were never seen before."""
+    """Only what has changed is written then: against the same rows under slots that were never seen
+    before.
+    """
     info = _make_info(first_position=2)
     info.set_groups(2)
     info.decode_sizes = [4]
@@ -236,7 +267,8 @@ def test_after_a_step_of_several_tokens_all_of_the_next_one_is_written() -> None
 
 
 def test_tables_show_every_batch_s_pages_and_no_others() -> None:
-    """Whatever was shown before, longer or shorter: against tables in which each row is written whole.
+    """Whatever was shown before, longer or shorter: against tables in which each row is written
+    whole.
 
     A device that has the columns of before and copies as many as it is told to has all of them.
     """
@@ -249,7 +281,11 @@ def test_tables_show_every_batch_s_pages_and_no_others() -> None:
     for _ in range(100):
         if draw.random() < 0.2:
             lengths = [draw.randrange(1, 80) for _ in range(draw.randrange(1, 5))]
-            _set(info, [(length - 1, 1, [7] * -(-length // 4)) for length in lengths], two_groups=True)
+            _set(
+                info,
+                [(length - 1, 1, [7] * -(-length // 4)) for length in lengths],
+                two_groups=True,
+            )
             _copy_shown(info, copied, len(lengths))
             continue
         for slot in draw.sample(range(1, 5), 2):
@@ -257,7 +293,9 @@ def test_tables_show_every_batch_s_pages_and_no_others() -> None:
                 info.rows.start(slot, [1] * draw.randrange(1, 40))
                 info.rows.num_cached[slot] = info.rows.num_tokens[slot] - 1
             first = draw.randrange(15)
-            info.rows.set_pages(slot, draw.randrange(2), first, [draw.randrange(1, 50) for _ in range(5)])
+            info.rows.set_pages(
+                slot, draw.randrange(2), first, [draw.randrange(1, 50) for _ in range(5)]
+            )
         if draw.random() < 0.5:
             slots = np.array(draw.sample(range(1, 5), draw.randrange(1, 5)))
         info.set_rows(slots)
@@ -295,7 +333,10 @@ def test_a_batch_that_decodes_on_beyond_a_rotary_border_gets_its_padding_row() -
 
 def test_the_views_of_decode_steps_are_kept_and_no_others() -> None:
     info = _make_info()
-    for batch, kept in (([(3, 1, [1]), (7, 1, [2, 3])], True), ([(0, 3, [1]), (7, 1, [2, 3])], False)):
+    for batch, kept in (
+        ([(3, 1, [1]), (7, 1, [2, 3])], True),
+        ([(0, 3, [1]), (7, 1, [2, 3])], False),
+    ):
         _set(info, batch)
         before = info.inputs
         _set(info, batch)
@@ -312,7 +353,9 @@ def test_the_views_of_decode_steps_are_kept_and_no_others() -> None:
         ([0.7, 0.0, 1.0, 0.1], True, True),
     ],
 )
-def test_a_step_is_drawn_and_filtered_if_some_sequence_is(sampling: list[float], drawn: bool, filtered: bool) -> None:
+def test_a_step_is_drawn_and_filtered_if_some_sequence_is(
+    sampling: list[float], drawn: bool, filtered: bool
+) -> None:
     info = _make_info()
     slots = _start_rows(info, [3, 4])
     info.rows.set_sampling(1, [0.0, 0.0, 1.0, 0.0], key=1)

@@ -64,7 +64,12 @@ class Layer(nn.Module):
 
     def forward(self, hidden: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
         batch, length, _ = hidden.shape
-        mixed = self.proj(hidden).view(batch, length, 2, -1).transpose(1, 2).reshape(batch, length, HIDDEN)
+        mixed = (
+            self.proj(hidden)
+            .view(batch, length, 2, -1)
+            .transpose(1, 2)
+            .reshape(batch, length, HIDDEN)
+        )
         mixed.mul_(self.table)
         hidden = hidden + mixed * self.scale + shared
         return hidden + self.mlp(hidden)
@@ -127,7 +132,9 @@ def export(model: nn.Module, *, stamped: bool) -> fx.GraphModule:
 
 
 def described(gm: fx.GraphModule) -> list[Any]:
-    """Return each operation with its arguments: weights by name, results by their place among the operations."""
+    """Return each operation with its arguments: weights by name, results by their place among the
+    operations.
+    """
     calls = [node for node in gm.graph.nodes if node.op in {"call_function", "output"}]
     tensors = [node for node in calls if not isinstance(node.meta.get("val"), torch.SymInt)]
     places: dict[fx.Node, Any] = {node: index for index, node in enumerate(tensors)}
@@ -140,7 +147,10 @@ def described(gm: fx.GraphModule) -> list[Any]:
     def paths(node: fx.Node) -> list[str]:
         return [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
 
-    return [(node.target, fx.map_arg((node.args, node.kwargs), places.__getitem__), paths(node)) for node in tensors]
+    return [
+        (node.target, fx.map_arg((node.args, node.kwargs), places.__getitem__), paths(node))
+        for node in tensors
+    ]
 
 
 def wide_then_mixture() -> list[nn.Module]:
@@ -152,7 +162,10 @@ def wide_then_mixture() -> list[nn.Module]:
     [
         pytest.param(lambda: [Layer("wide") for _ in range(6)], id="one kind"),
         pytest.param(lambda: [Layer(kind) for kind in ("wide", "narrow") * 4], id="alternating"),
-        pytest.param(lambda: [Layer(kind) for kind in ("wide",) * 4 + ("narrow",) + ("wide",) * 3], id="one alone"),
+        pytest.param(
+            lambda: [Layer(kind) for kind in ("wide",) * 4 + ("narrow",) + ("wide",) * 3],
+            id="one alone",
+        ),
         pytest.param(wide_then_mixture, id="experts"),
     ],
 )
@@ -226,7 +239,9 @@ def test_a_few_experts_tell_how_many_there_are() -> None:
     with few_experts(2):
         model = Model([Layer("wide", experts=7) for _ in range(5)])
     assert [len(layer.mlp.experts) for layer in model.layers] == [2] * 5  # type: ignore[arg-type, union-attr]
-    assert find_repeated(model, 2) == find_repeated(Model([Layer("wide", experts=7) for _ in range(5)]), 2)
+    assert find_repeated(model, 2) == find_repeated(
+        Model([Layer("wide", experts=7) for _ in range(5)]), 2
+    )
     assert len(Mixture(7).experts) == 7
 
 
@@ -241,7 +256,9 @@ def test_experts_that_are_made_in_different_ways_are_built_in_full(sizes: tuple[
     layer = Layer("wide", experts=2)
     with few_experts(2), suppress(UnlikeError):
         layer.mlp.experts = nn.ModuleList(Sized(size) for size in sizes)
-        assert find_repeated(Model([layer]), 2) is None, "it was built with a few experts, and would be taken for whole"
+        assert find_repeated(Model([layer]), 2) is None, (
+            "it was built with a few experts, and would be taken for whole"
+        )
     assert [expert.size for expert in nn.ModuleList(Sized(size) for size in sizes)] == list(sizes)
 
 

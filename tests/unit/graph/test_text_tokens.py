@@ -12,7 +12,12 @@ from onboard.hf.text_tokens import special_tokens, text_tokens, up_to_special
 from onboard.testing import fresh_seed
 from onboard.workflow.run_model.run_prompts import build_prompts, long_prompt
 
-SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
 
 
 @torch.no_grad()
@@ -26,7 +31,9 @@ def test_every_token_of_text_has_the_place_after_the_one_before() -> None:
     def counts(ids: list[int]) -> bool:
         """Whether the model gives a text the positions that the engine gives it."""
         places = torch.arange(padding + 1, padding + 1 + len(ids))[None]
-        own, given = (model(torch.tensor([ids]), position_ids=each).logits for each in (None, places))
+        own, given = (
+            model(torch.tensor([ids]), position_ids=each).logits for each in (None, places)
+        )
         return torch.equal(own, given)
 
     words = text_tokens(config)
@@ -36,9 +43,13 @@ def test_every_token_of_text_has_the_place_after_the_one_before() -> None:
 
 
 def test_a_place_of_an_image_is_no_text_and_an_end_is() -> None:
-    config = Gemma3Config(text_config={**SIZES, "vocab_size": 50, "pad_token_id": 3}, image_token_index=7)
+    config = Gemma3Config(
+        text_config={**SIZES, "vocab_size": 50, "pad_token_id": 3}, image_token_index=7
+    )
     assert {3, 7} <= special_tokens(config)
-    assert not {config.text_config.bos_token_id, config.text_config.eos_token_id} & special_tokens(config)
+    assert not {config.text_config.bos_token_id, config.text_config.eos_token_id} & special_tokens(
+        config
+    )
     assert set(text_tokens(config)) == set(range(50)) - special_tokens(config)
     assert text_tokens(PretrainedConfig(vocab_size=5)) == [0, 1, 2, 3, 4]
 

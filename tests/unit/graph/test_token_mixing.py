@@ -1,4 +1,6 @@
-"""What mixes the tokens of a row outside of the canonical ops is found, however it is written, and nothing else is."""
+"""What mixes the tokens of a row outside of the canonical ops is found, however it is written, and
+nothing else is.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Inner(nn.Module):
     def __init__(self, body: Body) -> None:
         super().__init__()
         self.body = body
-        self.weight = nn.Parameter(1e-6 * torch.randn(WIDTH, WIDTH))  # small, as a fresh model's may be
+        self.weight = nn.Parameter(
+            1e-6 * torch.randn(WIDTH, WIDTH)
+        )  # small, as a fresh model's may be
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:
         return self.body(x, position_ids, self.weight)
@@ -46,7 +50,9 @@ def exported(model: nn.Module, device: str = "cpu") -> fx.GraphModule:
     ids = torch.zeros(2, 7, dtype=torch.int64, device=device)
     dynamic = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
     shapes = {"input_ids": dynamic, "position_ids": dynamic}
-    return export_to_graph(model, {"input_ids": ids, "position_ids": ids}, shapes, torch.device("cpu"))
+    return export_to_graph(
+        model, {"input_ids": ids, "position_ids": ids}, shapes, torch.device("cpu")
+    )
 
 
 def conv(x: Tensor, _: Tensor, weight: Tensor) -> Tensor:
@@ -128,7 +134,9 @@ def canonical(x: Tensor, position_ids: Tensor, weight: Tensor) -> Tensor:
 def topk(x: Tensor, _: Tensor, weight: Tensor) -> Tensor:
     scores = (x @ weight).sigmoid()
     best, chosen = scores.view(-1, WIDTH).topk(2, dim=-1)
-    mask = torch.zeros_like(scores.view(-1, WIDTH)).scatter(1, chosen, best / best.sum(-1, keepdim=True))
+    mask = torch.zeros_like(scores.view(-1, WIDTH)).scatter(
+        1, chosen, best / best.sum(-1, keepdim=True)
+    )
     return mask.view_as(x) * x
 
 
@@ -136,7 +144,8 @@ FLOAT, HALF = torch.float32, torch.bfloat16
 
 
 @pytest.mark.parametrize(
-    ("body", "dtype"), [(routed, FLOAT), (positions, FLOAT), (canonical, FLOAT), (topk, FLOAT), (canonical, HALF)]
+    ("body", "dtype"),
+    [(routed, FLOAT), (positions, FLOAT), (canonical, FLOAT), (topk, FLOAT), (canonical, HALF)],
 )
 def test_what_keeps_tokens_apart_passes(body: Body, dtype: torch.dtype) -> None:
     model = Model(body).to(dtype)
@@ -181,7 +190,9 @@ def _late_sum(model: nn.Module, x: Tensor, _: Tensor) -> Tensor:
     ],
     ids=["factors", "numbers", "count", "sum"],
 )
-def test_a_table_read_by_the_place_in_the_row_is_found_where_its_first_rows_are_equal(at: Any) -> None:
+def test_a_table_read_by_the_place_in_the_row_is_found_where_its_first_rows_are_equal(
+    at: Any,
+) -> None:
     assert token_mixing(exported(Tabled(at)), torch.device("cpu")) is not None
 
 
@@ -211,20 +222,33 @@ class Gathered(nn.Module):
         self.head = nn.Linear(WIDTH, 40)
         self.after = after
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor, logits_gather_indices: Tensor) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor, logits_gather_indices: Tensor
+    ) -> Tensor:
         hidden = self.embed(input_ids) + position_ids[..., None]
-        return self.after(self.head(ops.gather_logits_before_lm_head(hidden[:1], logits_gather_indices)))
+        return self.after(
+            self.head(ops.gather_logits_before_lm_head(hidden[:1], logits_gather_indices))
+        )
 
 
-def test_the_weight_of_the_logits_is_not_made_up_and_mixing_after_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_weight_of_the_logits_is_not_made_up_and_mixing_after_it_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made: list[tuple[int, ...]] = []
     rand = torch.rand
-    monkeypatch.setattr(torch, "rand", lambda shape, **options: made.append(tuple(shape)) or rand(shape, **options))
-    for after, mixes in ((torch.tanh, False), (lambda logits: logits - logits.amax(1, keepdim=True), True)):
+    monkeypatch.setattr(
+        torch, "rand", lambda shape, **options: made.append(tuple(shape)) or rand(shape, **options)
+    )
+    for after, mixes in (
+        (torch.tanh, False),
+        (lambda logits: logits - logits.amax(1, keepdim=True), True),
+    ):
         model = Gathered(after).eval().requires_grad_(False)
         ids, few = torch.zeros(2, 7, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
         inputs = {"input_ids": ids, "position_ids": ids, "logits_gather_indices": few}
-        shapes = {name: dict.fromkeys(range(value.dim()), Dim.DYNAMIC) for name, value in inputs.items()}
+        shapes = {
+            name: dict.fromkeys(range(value.dim()), Dim.DYNAMIC) for name, value in inputs.items()
+        }
         gm = export_to_graph(model, inputs, shapes, torch.device("cpu"))
         assert (token_mixing(gm, torch.device("cpu")) is not None) == mixes
     assert (40, WIDTH) not in made

@@ -64,7 +64,10 @@ def test_fused_operators_keep_their_place(tmp_path: Path) -> None:
     tree = namespace_tree(gm)
     assert tree.counts()["aten.linear.default"] == 1
     attn = tree.children["attn"]
-    assert [op["op"] for op in attn.children["q"].ops] == ["aten.linear.default", "aten.narrow.default"]
+    assert [op["op"] for op in attn.children["q"].ops] == [
+        "aten.linear.default",
+        "aten.narrow.default",
+    ]
     assert [op["op"] for op in attn.children["k"].ops] == ["aten.narrow.default"]
 
 

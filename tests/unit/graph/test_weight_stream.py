@@ -28,7 +28,12 @@ def test_every_byte_arrives_in_its_place(tmp_path, threads, chunk_bytes):
         assert torch.equal(load.target, source)
 
 
-_SHAPES = [((3, 5), torch.float32), ((1, 17, 2), torch.bfloat16), ((33,), torch.float64), ((4, 4), torch.uint8)]
+_SHAPES = [
+    ((3, 5), torch.float32),
+    ((1, 17, 2), torch.bfloat16),
+    ((33,), torch.float64),
+    ((4, 4), torch.uint8),
+]
 
 
 def test_a_slice_of_a_larger_tensor_is_filled_alone(tmp_path):

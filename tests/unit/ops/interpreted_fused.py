@@ -1,4 +1,5 @@
-"""The kernels that fusions put in against float64; `test_triton_kernels.py` starts this in Triton's interpreter.
+"""The kernels that fusions put in against float64; `test_triton_kernels.py` starts this in Triton's
+interpreter.
 
 On a GPU the same tests run as they are (`tests/gpu/test_mixer_kernels.py`).
 """
@@ -36,7 +37,9 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, device=DEVICE).to(dtype)
 
 
-def heads_in_a_projection(dim: int, dtype: torch.dtype, q_heads: int = 6, k_heads: int = 2) -> tuple[Tensor, Tensor]:
+def heads_in_a_projection(
+    dim: int, dtype: torch.dtype, q_heads: int = 6, k_heads: int = 2
+) -> tuple[Tensor, Tensor]:
     """Queries and keys with gaps between their tokens; the numbers of heads differ."""
     wide = randn(2, 3, (q_heads + 1 + k_heads) * dim, dtype=dtype)
     q, k = wide[..., : q_heads * dim], wide[..., (q_heads + 1) * dim :]
@@ -49,7 +52,10 @@ def test_rope_pairs(dtype: torch.dtype, dim: int, size: int) -> None:
     angle = torch.rand(1 if size < dim else 2, 3, size // 2, device=DEVICE) * 6.28
     freqs = torch.polar(torch.full_like(angle, 1.25), angle).expand(2, 3, size // 2)
     for ours, x in zip(ops.triton_rope_pairs(q, k, freqs), (q.double(), k.double()), strict=True):
-        turned = torch.complex(x[..., 0:size:2], x[..., 1:size:2]) * freqs.to(torch.complex128)[:, :, None]
+        turned = (
+            torch.complex(x[..., 0:size:2], x[..., 1:size:2])
+            * freqs.to(torch.complex128)[:, :, None]
+        )
         expected = torch.cat([torch.view_as_real(turned).flatten(-2), x[..., size:]], -1)
         assert ours.dtype == dtype
         assert relative_error(ours, expected) < DTYPES[dtype]
@@ -68,7 +74,9 @@ def test_rope_pairs_turns_the_other_way_with_conjugate_frequencies() -> None:
 @pytest.mark.parametrize(("dtype", "dim", "size"), HEADS)
 def test_rope_deinterleaved(dtype: torch.dtype, dim: int, size: int) -> None:
     q, k = heads_in_a_projection(dim, dtype, 5, 1)
-    cos, sin = (randn(1, 3, size).expand(2, 3, size) for _ in range(2))  # nothing about its halves is assumed
+    cos, sin = (
+        randn(1, 3, size).expand(2, 3, size) for _ in range(2)
+    )  # nothing about its halves is assumed
     rounded = cos.to(dtype).double(), sin.to(dtype).double()
     expected = ops.torch_rope_deinterleaved(q.double(), k.double(), *rounded)
     for ours, theirs in zip(ops.triton_rope_deinterleaved(q, k, cos, sin), expected, strict=True):
@@ -83,7 +91,10 @@ def test_l2norm(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     actual, exact = ops.triton_l2norm(x, 1e-2), x.double()
     assert (actual.dtype, actual.shape) == (dtype, x.shape)
     if x.numel():
-        assert relative_error(actual, exact / (exact.square().sum(-1, keepdim=True) + 1e-2).sqrt()) < DTYPES[dtype]
+        assert (
+            relative_error(actual, exact / (exact.square().sum(-1, keepdim=True) + 1e-2).sqrt())
+            < DTYPES[dtype]
+        )
 
 
 def test_l2norm_of_heads_inside_a_projection() -> None:
@@ -102,7 +113,9 @@ def test_fused_gdn_gating(dtype: torch.dtype, heads: int, tokens: int) -> None:
     assert (g.dtype, beta.dtype) == (torch.float32, dtype)
     dt = a.double() + bias.double()
     dt = dt.clamp(min=0) + dt.abs().neg().exp().log1p()
-    assert relative_error(g, rate.double() * dt) < 2e-6, "in float32, whatever the projections are in"
+    assert relative_error(g, rate.double() * dt) < 2e-6, (
+        "in float32, whatever the projections are in"
+    )
     assert relative_error(beta, b.double().sigmoid()) < DTYPES[dtype]
 
 
@@ -129,7 +142,11 @@ def test_a_sum_that_is_cast_before_its_norm(
         for backend in ("triton", "torch")
     ]
     exact = x.double() + residual.double()
-    low = exact.to(torch.promote_types(left, right)).to(dtype or torch.promote_types(left, right)).double()
+    low = (
+        exact.to(torch.promote_types(left, right))
+        .to(dtype or torch.promote_types(left, right))
+        .double()
+    )
     normed = low * (low.square().mean(-1, keepdim=True) + 1e-3).rsqrt() * weight.double()
     for got in results:
         assert [each.dtype for each in got] == [each.dtype for each in results[1]]

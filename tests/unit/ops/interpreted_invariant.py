@@ -1,4 +1,6 @@
-"""Rows that are the same, bit for bit, in any company; `test_triton_kernels.py` starts this as a process."""
+"""Rows that are the same, bit for bit, in any company; `test_triton_kernels.py` starts this as a
+process.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,15 @@ ops = torch.ops.onboard
 
 @pytest.fixture(autouse=True)
 def _seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter's products are the library's, whose sums depend on a row's place: with float64, too little."""
+    """The interpreter's products are the library's, whose sums depend on a row's place: with
+    float64, too little.
+    """
     torch.manual_seed(seed := int(torch.seed() % 2**31))
     print(f"seed {seed}")
     matmul = np.matmul
-    monkeypatch.setattr(np, "matmul", lambda a, b, dtype: matmul(a.astype(float), b.astype(float)).astype(dtype))
+    monkeypatch.setattr(
+        np, "matmul", lambda a, b, dtype: matmul(a.astype(float), b.astype(float)).astype(dtype)
+    )
 
 
 def randn(*shape: int) -> Tensor:
@@ -34,19 +40,27 @@ def randn(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(("columns", "outputs"), [(64, 8), (4096, 256), (3072, 1024), (14336, 4096), (4096, 128256)])
-def test_the_weight_alone_decides_how_a_row_is_summed_up(columns: int, outputs: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("columns", "outputs"), [(64, 8), (4096, 256), (3072, 1024), (14336, 4096), (4096, 128256)]
+)
+def test_the_weight_alone_decides_how_a_row_is_summed_up(
+    columns: int, outputs: int, dtype: torch.dtype
+) -> None:
     numbers, device = (1, 2, 16, 64, 65, 2048), torch.device(DEVICE)
     found = [choose_invariant_tiles(rows, outputs, columns, dtype, device) for rows in numbers]
     assert len({(tiles.columns, tiles.splits * tiles.shares) for tiles in found}) == 1
     assert all(tiles.outputs % 64 == 0 for tiles in found)
-    assert all(tiles.splits == 1 or tiles.rows >= rows for rows, tiles in zip(numbers, found, strict=True))
+    assert all(
+        tiles.splits == 1 or tiles.rows >= rows for rows, tiles in zip(numbers, found, strict=True)
+    )
 
 
 @pytest.mark.parametrize("activation", ["", "silu"])
 @pytest.mark.parametrize(("columns", "outputs"), [(96, 40), (2304, 24)])
 def test_linear(columns: int, outputs: int, activation: str) -> None:
-    """The columns of the wider one are summed up in parts, by several programs or, for many rows, by one."""
+    """The columns of the wider one are summed up in parts, by several programs or, for many rows,
+    by one.
+    """
     columns, outputs = columns * BIG, outputs * BIG
     x, weight, norm = randn(1, 130, columns), randn(outputs, columns), 1 + 0.1 * randn(columns)
     residual = randn(1, 130, outputs // (2 if activation else 1))
@@ -71,7 +85,9 @@ def test_mixture() -> None:
     assert relative_error(whole, ops.torch_moe_fused(double[0], selected, *double[1:])) < 1.5e-2
     for first, count in [(0, 1), (36, 1), (4, 3), (11, 17)]:
         rows = slice(first, first + count)
-        assert torch.equal(ops.invariant_moe_fused(x[rows], selected[rows], routing[rows], *weights), whole[rows])
+        assert torch.equal(
+            ops.invariant_moe_fused(x[rows], selected[rows], routing[rows], *weights), whole[rows]
+        )
 
 
 PAGE, PAGES = 8, 12
@@ -91,15 +107,22 @@ def attend(tensors: list[Tensor], steps: list[dict[int, int]], **options: object
     done, out = [0, 0], torch.zeros_like(tensors[0])
     for step in steps:
         spans = {sequence: (done[sequence], done[sequence] + new) for sequence, new in step.items()}
-        rows = [torch.cat([each[sequence, slice(*span)] for sequence, span in spans.items()])[None] for each in tensors]
+        rows = [
+            torch.cat([each[sequence, slice(*span)] for sequence, span in spans.items()])[None]
+            for each in tensors
+        ]
         starts = torch.tensor([0, *step.values()]).cumsum(0).int()
         lengths = torch.tensor([end for _, end in spans.values()]).int()
         places = [(tables[sequence], torch.arange(*span)) for sequence, span in spans.items()]
         slots = torch.cat([table[place // PAGE] * PAGE + place % PAGE for table, place in places])
-        info = torch.tensor([len(step), len(slots), max(step.values()), int(lengths.max()), int(not any(done))]).int()
+        info = torch.tensor(
+            [len(step), len(slots), max(step.values()), int(lengths.max()), int(not any(done))]
+        ).int()
         metadata = [each.to(DEVICE) for each in (starts, lengths, tables[list(step)].int(), slots)]
         result = ops.invariant_cached_attention(*rows, *metadata, info, *caches, **options)[0]
-        for (sequence, span), part in zip(spans.items(), result.split(list(step.values())), strict=True):
+        for (sequence, span), part in zip(
+            spans.items(), result.split(list(step.values())), strict=True
+        ):
             out[sequence, slice(*span)] = part
             done[sequence] = span[1]
     assert done == [90, 70]
@@ -108,7 +131,9 @@ def attend(tensors: list[Tensor], steps: list[dict[int, int]], **options: object
 
 def _pairs(*rows: Tensor) -> Callable[[str, slice], Tensor]:
     def run(name: str, part: slice) -> Tensor:
-        results = getattr(ops, name)(*(each[:, part] for each in rows[:2]), *_fixed(name, rows[2:], part))
+        results = getattr(ops, name)(
+            *(each[:, part] for each in rows[:2]), *_fixed(name, rows[2:], part)
+        )
         return torch.cat([each.flatten(2) for each in results], dim=-1)
 
     return run
@@ -121,24 +146,36 @@ def _fixed(name: str, tables: tuple[Tensor, ...], part: slice) -> list[object]:
 
 
 def _row_wise_kernels() -> dict[str, Callable[[slice], Tensor]]:
-    x, y, weight, q, k = randn(1, 7, 64), randn(1, 7, 64), randn(64), randn(1, 7, 4, 16), randn(1, 7, 2, 16)
+    x, y, weight, q, k = (
+        randn(1, 7, 64),
+        randn(1, 7, 64),
+        randn(64),
+        randn(1, 7, 4, 16),
+        randn(1, 7, 2, 16),
+    )
     angles = torch.randn(1, 7, 16, device=DEVICE)
     tables = angles.cos().bfloat16(), angles.sin().bfloat16()
     freqs = torch.polar(torch.ones_like(angles), angles)[..., :8]
-    turned = {name: _pairs(q, k, *tables) for name in ("rope_cached", "norm_rope", "rope_deinterleaved")}
+    turned = {
+        name: _pairs(q, k, *tables) for name in ("rope_cached", "norm_rope", "rope_deinterleaved")
+    }
     turned["rope_pairs"] = _pairs(q, k, freqs)
     norms = {
-        name: lambda name, part: getattr(ops, name)(x[:, part], weight, 1e-6) for name in ("rmsnorm", "wide_rmsnorm")
+        name: lambda name, part: getattr(ops, name)(x[:, part], weight, 1e-6)
+        for name in ("rmsnorm", "wide_rmsnorm")
     }
     sums = {
-        name: lambda name, part: torch.cat(getattr(ops, name)(x[:, part], y[:, part], weight, 1e-6), dim=-1)
+        name: lambda name, part: torch.cat(
+            getattr(ops, name)(x[:, part], y[:, part], weight, 1e-6), dim=-1
+        )
         for name in ("fused_add_rmsnorm", "fused_add_wide_rmsnorm")
     }
     others: dict[str, Callable[[str, slice], Tensor]] = {
         "l2norm": lambda name, part: getattr(ops, name)(x[:, part], 1e-6),
         "silu_and_mul": lambda name, part: getattr(ops, name)(x[:, part]),
         "moe_router": lambda name, part: torch.cat(
-            [each.double() for each in getattr(ops, name)(x[0, part].float(), 4, True, "softmax")], dim=-1
+            [each.double() for each in getattr(ops, name)(x[0, part].float(), 4, True, "softmax")],
+            dim=-1,
         )[None],
     }
     made = {**turned, **norms, **sums, **others}
@@ -147,7 +184,11 @@ def _row_wise_kernels() -> dict[str, Callable[[slice], Tensor]]:
 
 def test_what_is_declared_to_be_row_wise_computes_a_row_alike_in_any_company() -> None:
     made = _row_wise_kernels()
-    kernels = {name for name, source in op_sources().items() if name.startswith("triton_") and source.row_wise}
+    kernels = {
+        name
+        for name, source in op_sources().items()
+        if name.startswith("triton_") and source.row_wise
+    }
     assert made.keys() == kernels
     for name, run in made.items():
         whole = run(slice(0, 7))
@@ -155,7 +196,9 @@ def test_what_is_declared_to_be_row_wise_computes_a_row_alike_in_any_company() -
             assert torch.equal(run(slice(first, last)), whole[:, first:last]), name
 
 
-@pytest.mark.parametrize("options", [{}, {"sliding_window": 21, "logit_cap": 5.0, "sinks": randn(4)}])
+@pytest.mark.parametrize(
+    "options", [{}, {"sliding_window": 21, "logit_cap": 5.0, "sinks": randn(4)}]
+)
 def test_attention(options: dict[str, object]) -> None:
     tensors = [randn(2, 90, heads, 16) for heads in (4, 2, 2)]
     outputs = {name: attend(tensors, steps, **options) for name, steps in SCHEDULES.items()}

@@ -1,4 +1,6 @@
-"""The Triton kernels on the CPU, in Triton's interpreter; `test_triton_kernels.py` starts this in its own process."""
+"""The Triton kernels on the CPU, in Triton's interpreter; `test_triton_kernels.py` starts this in
+its own process.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from onboard.errors import UsageError
 from onboard.ops.attention import triton_cached_attention as launcher
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 from tests.support.ops.float8 import exact_and_bound
-from tests.support.ops.naive import Batch, Options, cached_attention, forget, make_batch, relative_error
+from tests.support.ops.naive import (
+    Batch,
+    Options,
+    cached_attention,
+    forget,
+    make_batch,
+    relative_error,
+)
 
 ops = torch.ops.onboard
 
@@ -49,13 +58,20 @@ def test_rmsnorm(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_wide_rmsnorm(dtype: torch.dtype) -> None:
-    x, residual, weight = (torch.randn(2, 5, 40) * 3).to(dtype), torch.randn(2, 5, 40).to(dtype), torch.randn(40)
+    x, residual, weight = (
+        (torch.randn(2, 5, 40) * 3).to(dtype),
+        torch.randn(2, 5, 40).to(dtype),
+        torch.randn(40),
+    )
     expected = ops.torch_rmsnorm(x.double(), weight.double(), 1e-3)
     assert relative_error(ops.triton_wide_rmsnorm(x, weight, 1e-3), expected) < DTYPES[dtype]
     normed, total = ops.triton_fused_add_wide_rmsnorm(x, residual, weight, 1e-3)
     assert normed.dtype == total.dtype == dtype
     assert relative_error(total, x.double() + residual.double()) < DTYPES[dtype]
-    assert relative_error(normed, ops.torch_rmsnorm(total.double(), weight.double(), 1e-3)) < DTYPES[dtype]
+    assert (
+        relative_error(normed, ops.torch_rmsnorm(total.double(), weight.double(), 1e-3))
+        < DTYPES[dtype]
+    )
 
 
 def test_rmsnorm_of_heads_inside_a_projection_and_its_dtypes() -> None:
@@ -67,7 +83,8 @@ def test_rmsnorm_of_heads_inside_a_projection_and_its_dtypes() -> None:
     assert relative_error(actual, ops.torch_rmsnorm(part, weight, 1e-6)) < 1e-2
     assert (
         relative_error(
-            ops.triton_rmsnorm(x.float().mT, torch.ones(5), 1e-6).mT.norm(dim=1), torch.full((2, 60), 5**0.5)
+            ops.triton_rmsnorm(x.float().mT, torch.ones(5), 1e-6).mT.norm(dim=1),
+            torch.full((2, 60), 5**0.5),
         )
         < 1e-3
     )
@@ -110,7 +127,9 @@ def test_rope_cached(dtype: torch.dtype, dim: int, size: int) -> None:
     q, k = wide[..., : 6 * dim].view(2, 5, 6, dim), wide[..., 7 * dim :].view(2, 5, 2, dim)
     angle = torch.rand(1, 5, size // 2).repeat(1, 1, 2) * 6.28
     cos, sin = angle.cos().expand(2, 5, size), angle.sin().expand(2, 5, size)
-    expected = ops.torch_rope_cached(q.double(), k.double(), cos.to(dtype).double(), sin.to(dtype).double())
+    expected = ops.torch_rope_cached(
+        q.double(), k.double(), cos.to(dtype).double(), sin.to(dtype).double()
+    )
     for ours, theirs in zip(ops.triton_rope_cached(q, k, cos, sin), expected, strict=True):
         assert ours.dtype == dtype
         assert relative_error(ours, theirs) < DTYPES[dtype]
@@ -124,8 +143,12 @@ def test_norm_rope(dtype: torch.dtype, dim: int, size: int) -> None:
     weights = [torch.randn(dim).to(dtype) for _ in range(2)]
     angle = torch.rand(2, 5, size // 2).repeat(1, 1, 2) * 6.28
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
-    expected = ops.torch_norm_rope(*(t.double() for t in (q, k, *weights)), 1e-2, cos.double(), sin.double())
-    for ours, theirs in zip(ops.triton_norm_rope(q, k, *weights, 1e-2, cos, sin), expected, strict=True):
+    expected = ops.torch_norm_rope(
+        *(t.double() for t in (q, k, *weights)), 1e-2, cos.double(), sin.double()
+    )
+    for ours, theirs in zip(
+        ops.triton_norm_rope(q, k, *weights, 1e-2, cos, sin), expected, strict=True
+    ):
         assert ours.dtype == dtype
         assert relative_error(ours, theirs) < 2 * DTYPES[dtype]
 
@@ -137,7 +160,9 @@ def run(batch: Batch, options: Options, op: str = "triton_cached_attention") -> 
 def pair(lengths: list[tuple[int, int]], **kwargs: object) -> tuple[Batch, Batch]:
     """The same batch twice, each with caches of its own."""
     batch = make_batch(lengths, **kwargs)
-    twin = Batch(**{**vars(batch), "k_cache": batch.k_cache.clone(), "v_cache": batch.v_cache.clone()})
+    twin = Batch(
+        **{**vars(batch), "k_cache": batch.k_cache.clone(), "v_cache": batch.v_cache.clone()}
+    )
     return batch, twin
 
 
@@ -155,7 +180,9 @@ def test_cached_attention(step: str, variant: str) -> None:
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("cache_dtype", [None, torch.float32])
-def test_cached_attention_in_low_precision(step: str, dtype: torch.dtype, cache_dtype: torch.dtype | None) -> None:
+def test_cached_attention_in_low_precision(
+    step: str, dtype: torch.dtype, cache_dtype: torch.dtype | None
+) -> None:
     ours, theirs = pair(STEPS[step], dim=16, dtype=dtype, cache_dtype=cache_dtype)
     expected = run(theirs, Options(sliding_window=50), "torch_cached_attention")
     actual = run(ours, Options(sliding_window=50))
@@ -165,9 +192,15 @@ def test_cached_attention_in_low_precision(step: str, dtype: torch.dtype, cache_
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_cache_of_float8(step: str) -> None:
-    """As near to float64 as the format allows; what is too large for it is stored as its largest number."""
-    ours, theirs = pair(STEPS[step], heads=6, kv_heads=2, dim=24, value_dim=20, cache_dtype=torch.float8_e4m3fn)
-    expected, bound = exact_and_bound(ours, steps=1)  # the interpreter truncates where hardware rounds
+    """As near to float64 as the format allows; what is too large for it is stored as its largest
+    number.
+    """
+    ours, theirs = pair(
+        STEPS[step], heads=6, kv_heads=2, dim=24, value_dim=20, cache_dtype=torch.float8_e4m3fn
+    )
+    expected, bound = exact_and_bound(
+        ours, steps=1
+    )  # the interpreter truncates where hardware rounds
     assert ((run(ours, Options()).double() - expected).abs() <= bound + 1e-5).all()
     for batch in (ours, theirs):
         batch.value *= 1000
@@ -179,7 +212,9 @@ def test_a_cache_of_float8(step: str) -> None:
     assert torch.equal(stored.abs() == 448, known.abs() == 448)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 8), (3, 3, 16), (20, 1, 16), (10, 2, 40)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(1, 1, 8), (3, 3, 16), (20, 1, 16), (10, 2, 40)]
+)
 @pytest.mark.parametrize("step", ["decode", "mixed"])
 def test_cached_attention_of_any_group(step: str, heads: int, kv_heads: int, dim: int) -> None:
     batch = make_batch(STEPS[step], heads=heads, kv_heads=kv_heads, dim=dim, page_size=16)
@@ -194,7 +229,9 @@ def test_decode_does_not_read_what_lies_behind_a_sequence() -> None:
 
 
 @pytest.mark.parametrize("splits", [1, 2, 8])
-def test_decode_is_the_same_for_every_number_of_splits(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_is_the_same_for_every_number_of_splits(
+    splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(launcher, "MOST_SPLITS", splits)
     batch = make_batch(STEPS["decode"], heads=6, spare_columns=60)
     options = Options(sinks=SINKS, sliding_window=150)
@@ -202,7 +239,9 @@ def test_decode_is_the_same_for_every_number_of_splits(splits: int, monkeypatch:
 
 
 def test_decode_reads_lengths_and_pages_on_the_device_only() -> None:
-    """What a CUDA graph bakes in (the host's batch information, the shapes) must not decide the result."""
+    """What a CUDA graph bakes in (the host's batch information, the shapes) must not decide the
+    result.
+    """
     batch = make_batch([(1, 3), (1, 200), (1, 77)], spare_columns=10)
     batch.batch_info_host[3] = 1
     assert relative_error(run(batch, Options()), cached_attention(batch, Options())) < 1e-6
@@ -212,16 +251,27 @@ def test_heads_inside_a_projection_need_no_copy() -> None:
     ours, theirs = pair(STEPS["mixed"])
     tokens = ours.query.shape[1]
     wide = torch.cat([t.flatten(2) for t in (ours.query, ours.key, ours.value)], -1)
-    ours.query, ours.key, ours.value = (t.view(1, tokens, -1, 16) for t in wide.split([64, 32, 32], -1))
-    assert relative_error(run(ours, Options()), run(theirs, Options(), "torch_cached_attention")) < 1e-6
+    ours.query, ours.key, ours.value = (
+        t.view(1, tokens, -1, 16) for t in wide.split([64, 32, 32], -1)
+    )
+    assert (
+        relative_error(run(ours, Options()), run(theirs, Options(), "torch_cached_attention"))
+        < 1e-6
+    )
 
 
 def test_registration_is_sound() -> None:
     batch, x = make_batch([(1, 9), (3, 3)], value_dim=12), torch.randn(2, 3, 8)
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(ops.triton_cached_attention.default, tuple(batch.arguments()), test_utils=checks)
+    torch.library.opcheck(
+        ops.triton_cached_attention.default, tuple(batch.arguments()), test_utils=checks
+    )
     torch.library.opcheck(ops.triton_rmsnorm.default, (x, torch.ones(8), 1e-6), test_utils=checks)
-    torch.library.opcheck(ops.triton_fused_add_rmsnorm.default, (x, x, torch.ones(8), 1e-6), test_utils=checks)
+    torch.library.opcheck(
+        ops.triton_fused_add_rmsnorm.default, (x, x, torch.ones(8), 1e-6), test_utils=checks
+    )
     torch.library.opcheck(ops.triton_silu_and_mul.default, (x,), test_utils=checks)
     heads, table = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 8)
-    torch.library.opcheck(ops.triton_rope_cached.default, (heads, heads, table, table), test_utils=checks)
+    torch.library.opcheck(
+        ops.triton_rope_cached.default, (heads, heads, table, table), test_utils=checks
+    )

@@ -22,8 +22,12 @@ AROUND = {
 }
 
 
-def make(rows: int, columns: int, outputs: int, around: tuple[str, ...], dtype: torch.dtype) -> list[object]:
-    """Arguments of a fused linear; the input's rows differ in size, so that each needs its own norm."""
+def make(
+    rows: int, columns: int, outputs: int, around: tuple[str, ...], dtype: torch.dtype
+) -> list[object]:
+    """Arguments of a fused linear; the input's rows differ in size, so that each needs its own
+    norm.
+    """
     torch.manual_seed(seed := int(torch.seed() % 2**31))
     print(f"seed {seed}")
     gated = "gate" in around
@@ -47,7 +51,9 @@ def test_fused_linear(rows: int, size: str, around: str) -> None:
     arguments = make(rows, *SIZES[size], AROUND[around], torch.bfloat16)
     actual = ops.triton_fused_linear(*arguments)
     assert actual.dtype == torch.bfloat16
-    assert relative_error(actual, ops.torch_fused_linear(*double(arguments))) < DTYPES[torch.bfloat16]
+    assert (
+        relative_error(actual, ops.torch_fused_linear(*double(arguments))) < DTYPES[torch.bfloat16]
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -55,7 +61,10 @@ def test_fused_linear(rows: int, size: str, around: str) -> None:
 def test_dtypes(rows: int, dtype: torch.dtype) -> None:
     arguments = make(rows, 200, 50, AROUND["all"], dtype)
     assert (
-        relative_error(ops.triton_fused_linear(*arguments), ops.torch_fused_linear(*double(arguments))) < DTYPES[dtype]
+        relative_error(
+            ops.triton_fused_linear(*arguments), ops.torch_fused_linear(*double(arguments))
+        )
+        < DTYPES[dtype]
     )
 
 
@@ -73,7 +82,9 @@ def test_a_large_float16_input_is_normalised() -> None:
     arguments[0] = arguments[0] * 4000  # times the norm's weight, no float16 holds it
     arguments[4] = arguments[4] * 10
     actual = ops.triton_fused_linear(*arguments)
-    assert relative_error(actual, ops.torch_fused_linear(*double(arguments))) < DTYPES[torch.float16]
+    assert (
+        relative_error(actual, ops.torch_fused_linear(*double(arguments))) < DTYPES[torch.float16]
+    )
 
 
 def test_split_columns_leave_their_counters_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +103,12 @@ def test_many_tokens_are_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "_launch", no_kernel)
     for around in AROUND.values():
         arguments = make(launcher.MOST_ROWS + 1, 32, 8, around, torch.float32)
-        assert relative_error(ops.triton_fused_linear(*arguments), ops.torch_fused_linear(*double(arguments))) < 1e-6
+        assert (
+            relative_error(
+                ops.triton_fused_linear(*arguments), ops.torch_fused_linear(*double(arguments))
+            )
+            < 1e-6
+        )
 
 
 def test_shapes_under_tracing() -> None:

@@ -1,4 +1,5 @@
-"""The Triton kernels of cached mixers against float64; `test_triton_kernels.py` starts this in the interpreter.
+"""The Triton kernels of cached mixers against float64; `test_triton_kernels.py` starts this in the
+interpreter.
 
 On a GPU the same tests run as they are (`tests/gpu/test_mixer_kernels.py`).
 """
@@ -50,15 +51,26 @@ def _short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_kernel_with_a_cache_is_tested_on_spoiled_ones() -> None:
-    texts = "".join(Path(__file__).with_name(f"interpreted_{part}.py").read_text() for part in ("kernels", "mixers"))
-    names = [name for name, source in op_sources().items() if source.mutates and name.startswith("triton_")]
+    texts = "".join(
+        Path(__file__).with_name(f"interpreted_{part}.py").read_text()
+        for part in ("kernels", "mixers")
+    )
+    names = [
+        name
+        for name, source in op_sources().items()
+        if source.mutates and name.startswith("triton_")
+    ]
     assert names
-    assert all(f'"{name}"' in texts or f'"{name.removeprefix("triton_")}"' in texts for name in names), names
+    assert all(
+        f'"{name}"' in texts or f'"{name.removeprefix("triton_")}"' in texts for name in names
+    ), names
 
 
 def check_mla(row: Row, arguments: list[Any], tolerance: float) -> None:
     table = row.args["block_table"]
-    check("cached_mla", arguments, 10, row, tolerance, table[table > 0].long())  # page 0 is everyone's
+    check(
+        "cached_mla", arguments, 10, row, tolerance, table[table > 0].long()
+    )  # page 0 is everyone's
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -76,14 +88,18 @@ def test_mla_in_low_precision(step: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("splits", [1, 2, 8])
-def test_mla_is_the_same_for_every_number_of_splits(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mla_is_the_same_for_every_number_of_splits(
+    splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cached_mla, "MOST_SPLITS", splits)
     row = make_row([(1, 1), (1, 150), (1, 64)])
     check_mla(row, mla(row, 4, 16, 4), 1e-5)
 
 
 @pytest.mark.parametrize("lengths", [[(1, 1), (1, 150), (1, 64)], [(7, 70), (1, 9)]])
-def test_mla_with_pages_that_hold_whole_tiles(lengths: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mla_with_pages_that_hold_whole_tiles(
+    lengths: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ragged, "PAGE", 64)
     row = make_row(lengths)
     check_mla(row, mla(row, 20, 32, 8, torch.bfloat16), LOW[torch.bfloat16])
@@ -98,7 +114,9 @@ def test_mla_reads_lengths_on_the_device_only() -> None:
     assert relative_error(ops.triton_cached_mla(*arguments), ops.torch_cached_mla(*wide)) < 1e-5
 
 
-def check_state(name: str, row: Row, arguments: list[Any], cache: int, tolerance: float = 1e-5) -> None:
+def check_state(
+    name: str, row: Row, arguments: list[Any], cache: int, tolerance: float = 1e-5
+) -> None:
     check(name, arguments, cache, row, tolerance, row.slots)
 
 
@@ -107,7 +125,9 @@ def check_state(name: str, row: Row, arguments: list[Any], cache: int, tolerance
     ("channels", "kernel", "dilation", "activation"),
     [(70, 4, 1, "silu"), (5, 3, 2, None), (33, 2, 1, "gelu"), (8, 1, 1, None)],
 )
-def test_causal_conv(step: str, channels: int, kernel: int, dilation: int, activation: str | None) -> None:
+def test_causal_conv(
+    step: str, channels: int, kernel: int, dilation: int, activation: str | None
+) -> None:
     row = make_step(step)
     arguments = conv(row, channels, kernel, dilation, activation, bias=channels != 33)
     check_state("cached_causal_conv1d", row, arguments, 7)
@@ -117,7 +137,9 @@ def test_causal_conv(step: str, channels: int, kernel: int, dilation: int, activ
 @pytest.mark.parametrize("step", ["decode", "mixed"])
 def test_causal_conv_in_low_precision(step: str, dtype: torch.dtype) -> None:
     row = make_step(step)
-    check_state("cached_causal_conv1d", row, conv(row, 20, 4, 1, "silu", dtype=dtype), 7, LOW[dtype])
+    check_state(
+        "cached_causal_conv1d", row, conv(row, 20, 4, 1, "silu", dtype=dtype), 7, LOW[dtype]
+    )
 
 
 def test_causal_conv_refuses_what_it_does_not_know() -> None:
@@ -133,7 +155,9 @@ DELTA_SIZES = [(2, 4, 16, 8, True), (1, 3, 5, 20, False)]
 
 @pytest.mark.parametrize(("key_heads", "heads", "key", "value", "normalise"), DELTA_SIZES)
 @pytest.mark.parametrize("step", STEPS)
-def test_gated_delta_rule(step: str, key_heads: int, heads: int, key: int, value: int, normalise: bool) -> None:
+def test_gated_delta_rule(
+    step: str, key_heads: int, heads: int, key: int, value: int, normalise: bool
+) -> None:
     row = make_step(step)
     arguments = delta_rule(row, key_heads, heads, key, value, normalise)
     check_state("cached_gated_delta_rule", row, arguments, 9)
@@ -143,10 +167,14 @@ def test_gated_delta_rule(step: str, key_heads: int, heads: int, key: int, value
 @pytest.mark.parametrize("step", ["decode", "mixed"])
 def test_gated_delta_rule_in_low_precision(step: str, dtype: torch.dtype) -> None:
     row = make_step(step)
-    check_state("cached_gated_delta_rule", row, delta_rule(row, 2, 4, 16, 8, True, dtype), 9, LOW[dtype])
+    check_state(
+        "cached_gated_delta_rule", row, delta_rule(row, 2, 4, 16, 8, True, dtype), 9, LOW[dtype]
+    )
 
 
-@pytest.mark.skipif(DEVICE == "cpu" or not has_fla(), reason="needs a CUDA device, and flash-linear-attention")
+@pytest.mark.skipif(
+    DEVICE == "cpu" or not has_fla(), reason="needs a CUDA device, and flash-linear-attention"
+)
 @pytest.mark.parametrize("step", STEPS)
 def test_gated_delta_rule_of_another_library(step: str) -> None:
     row = make_step(step)
@@ -194,7 +222,9 @@ def test_ssm_in_low_precision(step: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("step", ["prefill", "chunked prefill", "mixed"])
-def test_ssm_with_all_chunks_at_once(step: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ssm_with_all_chunks_at_once(
+    step: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cached_ssm, "LONG_QUERY", 5)
     monkeypatch.setattr(cached_ssm, "LONG_CHUNK", 16)
     row = make_step(step)
@@ -209,11 +239,17 @@ def test_replayed_ssm(step: str) -> None:
     row.spoil(arguments[11], paged=False)
     begins = torch.zeros(len(arguments[11]), 1, dtype=torch.int64, device=DEVICE)
     start = row.args["kv_lens"] - row.args["cu_seqlens"].diff()
-    begins[row.args["state_slots"], 0] = (start - torch.randint_like(start, kept + 1)).clamp(min=0).long()
+    begins[row.args["state_slots"], 0] = (
+        (start - torch.randint_like(start, kept + 1)).clamp(min=0).long()
+    )
     arguments[12:12] = [slots(kept, 4, 8), slots(kept, 2, 16), slots(kept, 4), begins]
-    theirs = double([each.clone() if isinstance(each, torch.Tensor) else each for each in arguments])
+    theirs = double(
+        [each.clone() if isinstance(each, torch.Tensor) else each for each in arguments]
+    )
     names = ("triton_replayed_ssm", "torch_replayed_ssm")
-    actual, expected = (getattr(ops, name)(*each) for name, each in zip(names, (arguments, theirs), strict=True))
+    actual, expected = (
+        getattr(ops, name)(*each) for name, each in zip(names, (arguments, theirs), strict=True)
+    )
     assert relative_error(actual[:, : row.real_tokens], expected[:, : row.real_tokens]) < 1e-5
     for ours, wanted in zip(arguments[11:16], theirs[11:16], strict=True):
         assert relative_error(ours[row.slots], wanted[row.slots]) < 1e-5
@@ -230,7 +266,9 @@ def test_selective_scan(step: str, channels: int, state: int, optional: bool) ->
 @pytest.mark.parametrize("step", ["decode", "mixed"])
 def test_selective_scan_in_low_precision(step: str, dtype: torch.dtype) -> None:
     row = make_step(step)
-    check_state("cached_selective_scan", row, selective_scan(row, 9, 16, True, dtype), 12, LOW[dtype])
+    check_state(
+        "cached_selective_scan", row, selective_scan(row, 9, 16, True, dtype), 12, LOW[dtype]
+    )
 
 
 CAPTURED: dict[str, tuple[Callable[[Row], list[Any]], int]] = {
@@ -261,7 +299,8 @@ def test_a_captured_decode_follows_the_lengths(name: str) -> None:
         row.args[field].copy_(value)
     assert row.args["block_table"].shape[1] == columns
     wide = [
-        each.double() if isinstance(each, torch.Tensor) and each.is_floating_point() else each for each in arguments
+        each.double() if isinstance(each, torch.Tensor) and each.is_floating_point() else each
+        for each in arguments
     ]
     wide[cache] = arguments[cache].double()
     expected = getattr(ops, f"torch_{name}")(*wide)
@@ -301,9 +340,13 @@ def test_gated_rmsnorm(dtype: torch.dtype, group: int, first: bool) -> None:
     weight, gate = torch.randn(24, device=DEVICE), wide[..., 20:44]
     actual = ops.triton_fused_rmsnorm_gated(x, weight, gate, 1e-5, group, first, torch.bfloat16)
     assert actual.dtype == torch.bfloat16
-    expected = ops.torch_rmsnorm_gated(x.double(), weight.double(), gate.double(), 1e-5, group, first)
+    expected = ops.torch_rmsnorm_gated(
+        x.double(), weight.double(), gate.double(), 1e-5, group, first
+    )
     assert relative_error(actual, expected) < 1.2e-2
-    plain = ops.triton_fused_rmsnorm_gated(x.float(), weight, None, 1e-5, group, first, torch.float32)
+    plain = ops.triton_fused_rmsnorm_gated(
+        x.float(), weight, None, 1e-5, group, first, torch.float32
+    )
     expected = ops.torch_rmsnorm_gated(x.double(), weight.double(), None, 1e-5, group, first)
     assert relative_error(plain, expected) < 1e-6
 
@@ -317,7 +360,9 @@ REPEATED = {
 
 @pytest.mark.parametrize("name", REPEATED)
 def test_steps_may_follow_each_other_at_once(name: str) -> None:
-    """A kernel may start before the one in front has ended; the state that it reads is the last one all the same."""
+    """A kernel may start before the one in front has ended; the state that it reads is the last one
+    all the same.
+    """
     make, cache = REPEATED[name]
     row = make_row([(1, 5), (1, 66), (1, 9)])
     arguments = make(row)

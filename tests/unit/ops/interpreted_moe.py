@@ -1,4 +1,6 @@
-"""The mixtures' Triton kernels, in the interpreter or on a GPU; `test_triton_kernels.py` starts this as a process."""
+"""The mixtures' Triton kernels, in the interpreter or on a GPU; `test_triton_kernels.py` starts
+this as a process.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,23 @@ def _mixture(
     rows = (2 if gated else 1) * inner
     selected = torch.stack([torch.randperm(experts)[:top] for _ in range(tokens)])
     tensors = [torch.randn(tokens, hidden), selected, torch.rand(tokens, top)]
-    tensors += [torch.randn(experts, rows, hidden) / hidden**0.5, torch.randn(experts, hidden, inner) / inner**0.5]
+    tensors += [
+        torch.randn(experts, rows, hidden) / hidden**0.5,
+        torch.randn(experts, hidden, inner) / inner**0.5,
+    ]
     biases = [torch.randn(experts, rows), torch.randn(experts, hidden)] if bias else [None, None]
     return [each.to(DEVICE, dtype if each.is_floating_point() else None) for each in tensors], [
         each if each is None else each.to(DEVICE, dtype) for each in biases
     ]
 
 
-def _expected(tensors: list[Tensor], gated: bool, act: str, biases: list[Tensor | None], *rest: float) -> Tensor:
+def _expected(
+    tensors: list[Tensor], gated: bool, act: str, biases: list[Tensor | None], *rest: float
+) -> Tensor:
     wide = [each.double() if each.is_floating_point() else each for each in tensors]
-    return ops.torch_moe_fused(*wide, gated, act, *(b if b is None else b.double() for b in biases), *rest)
+    return ops.torch_moe_fused(
+        *wide, gated, act, *(b if b is None else b.double() for b in biases), *rest
+    )
 
 
 @pytest.mark.parametrize("dtype", ERRORS)
@@ -88,7 +97,11 @@ def test_the_sort_takes_several_chunks_and_more_experts_than_pairs() -> None:
         known = int((flat < experts).sum())
         expected = torch.sort(flat, stable=True).indices[:known]
         assert torch.equal(order[:known], expected)
-        rows = [place for expert, first, end in routed.blocks.tolist() for place in range(first, min(end, first + 16))]
+        rows = [
+            place
+            for expert, first, end in routed.blocks.tolist()
+            for place in range(first, min(end, first + 16))
+        ]
         assert sorted(rows) == list(range(known))
         assert all(
             bool((flat[order[first : min(end, first + 16)]] == expert).all())

@@ -4,8 +4,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig
-from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss_attention
-from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward, repeat_kv
+from transformers.models.gpt_oss.modeling_gpt_oss import (
+    eager_attention_forward as gpt_oss_attention,
+)
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    eager_attention_forward,
+    repeat_kv,
+)
 
 import onboard.ops
 import onboard.ops.attention.attention as source
@@ -14,7 +20,15 @@ from tests.support.ops.naive import Options, attention, relative_error
 ops = torch.ops.onboard
 
 
-def qkv(batch: int = 2, sq: int = 5, sk: int = 5, heads: int = 4, kv_heads: int = 2, dim: int = 8, value_dim: int = 8):
+def qkv(
+    batch: int = 2,
+    sq: int = 5,
+    sk: int = 5,
+    heads: int = 4,
+    kv_heads: int = 2,
+    dim: int = 8,
+    value_dim: int = 8,
+):
     return (
         torch.randn(batch, sq, heads, dim),
         torch.randn(batch, sk, kv_heads, dim),
@@ -31,14 +45,18 @@ VARIANTS = {
     "cap": Options(logit_cap=0.8),
     "sinks": Options(sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])),
     "slopes": Options(alibi_slopes=torch.tensor([0.5, 0.25, 0.125, 0.7])),
-    "all": Options(0.7, torch.tensor([0.5, -1.0, 2.0, 0.0]), 3, 0.8, torch.tensor([0.5, 0.25, 0.125, 0.7])),
+    "all": Options(
+        0.7, torch.tensor([0.5, -1.0, 2.0, 0.0]), 3, 0.8, torch.tensor([0.5, 0.25, 0.125, 0.7])
+    ),
 }
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("sq", "sk"), [(1, 7), (5, 5), (3, 7), (6, 4)])
 @pytest.mark.parametrize("causal", [True, False])
-def test_attention_is_that_of_the_element_by_element_one(variant: str, sq: int, sk: int, causal: bool) -> None:
+def test_attention_is_that_of_the_element_by_element_one(
+    variant: str, sq: int, sk: int, causal: bool
+) -> None:
     options = VARIANTS[variant]
     q, k, v = qkv(sq=sq, sk=sk, value_dim=6)
     actual = ops.torch_attention(q, k, v, is_causal=causal, **vars(options))
@@ -79,7 +97,10 @@ def test_trap_fewer_queries_than_keys_are_the_last_positions(cap: float | None) 
     q, k, v = qkv(sq=9, sk=9)
     whole = ops.torch_attention(q, k, v, logit_cap=cap)
     for new in (1, 4, q.shape[-1]):
-        assert relative_error(ops.torch_attention(q[:, -new:], k, v, logit_cap=cap), whole[:, -new:]) < 1e-6
+        assert (
+            relative_error(ops.torch_attention(q[:, -new:], k, v, logit_cap=cap), whole[:, -new:])
+            < 1e-6
+        )
 
 
 @pytest.mark.parametrize("cap", [None, 30.0])
@@ -105,7 +126,9 @@ def test_long_queries_are_worked_off_in_blocks(monkeypatch: pytest.MonkeyPatch) 
     sinks, mask = torch.randn(4), torch.randn(2, 4, 7, 9)
     whole = ops.torch_attention(q, k, v, mask, sinks=sinks, logit_cap=5.0)
     monkeypatch.setattr(source, "SCORES_AT_ONCE", 2 * 4 * 9 * 3)  # three rows at a time
-    assert relative_error(ops.torch_attention(q, k, v, mask, sinks=sinks, logit_cap=5.0), whole) < 1e-7
+    assert (
+        relative_error(ops.torch_attention(q, k, v, mask, sinks=sinks, logit_cap=5.0), whole) < 1e-7
+    )
 
 
 def test_each_query_may_bring_sinks_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,13 +145,17 @@ def hf_mask(sq: int, sk: int) -> torch.Tensor:
 
 def test_attention_is_that_of_hugging_face() -> None:
     q, k, v = qkv(sq=6, sk=9)
-    module = LlamaAttention(LlamaConfig(hidden_size=32, num_attention_heads=4, num_key_value_heads=2), 0).eval()
+    module = LlamaAttention(
+        LlamaConfig(hidden_size=32, num_attention_heads=4, num_key_value_heads=2), 0
+    ).eval()
     bnsd = [t.transpose(1, 2) for t in (q, k, v)]
     expected, _ = eager_attention_forward(module, *bnsd, hf_mask(6, 9), scaling=0.3)
     assert relative_error(ops.torch_attention(q, k, v, scale=0.3), expected) < 1e-6
     module.sinks = torch.randn(4)
     expected, _ = gpt_oss_attention(module, *bnsd, hf_mask(6, 9), scaling=0.3)
-    assert relative_error(ops.torch_attention(q, k, v, scale=0.3, sinks=module.sinks), expected) < 1e-6
+    assert (
+        relative_error(ops.torch_attention(q, k, v, scale=0.3, sinks=module.sinks), expected) < 1e-6
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -148,7 +175,11 @@ def test_dropout_drops_weights() -> None:
 
 def test_sdpa_and_repeat_kv_are_those_of_pytorch_and_hugging_face() -> None:
     q, k, v = (t.transpose(1, 2) for t in qkv(sq=3, sk=5))
-    for kwargs in ({"is_causal": True}, {"attn_mask": torch.rand(2, 1, 3, 5) < 0.8}, {"scale": 0.2}):
+    for kwargs in (
+        {"is_causal": True},
+        {"attn_mask": torch.rand(2, 1, 3, 5) < 0.8},
+        {"scale": 0.2},
+    ):
         expected = F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **kwargs)
         assert torch.equal(ops.torch_attention_sdpa(q, k, v, enable_gqa=True, **kwargs), expected)
     for times in (1, 3):
@@ -156,8 +187,12 @@ def test_sdpa_and_repeat_kv_are_those_of_pytorch_and_hugging_face() -> None:
 
 
 class Attends(torch.nn.Module):
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-        return ops.torch_attention(q, k, v, sinks=sinks, sliding_window=3) + ops.torch_attention(q, k, v)
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor
+    ) -> torch.Tensor:
+        return ops.torch_attention(q, k, v, sinks=sinks, sliding_window=3) + ops.torch_attention(
+            q, k, v
+        )
 
 
 def test_export_has_one_node_an_attention_and_dynamic_batch_and_sequence() -> None:
@@ -181,17 +216,30 @@ def test_registration_is_sound(layout: str, cap: float | None) -> None:
 
 def test_canonical_ops_are_what_model_files_may_use() -> None:
     names = onboard.ops.canonical_ops()
-    assert {"torch_attention", "torch_rmsnorm", "torch_linear_simple", "torch_rope_with_complex_freqs"} <= names
-    assert not {name for name in names if "cached" in name or "fused" in name or not name.startswith("torch_")}
+    assert {
+        "torch_attention",
+        "torch_rmsnorm",
+        "torch_linear_simple",
+        "torch_rope_with_complex_freqs",
+    } <= names
+    assert not {
+        name
+        for name in names
+        if "cached" in name or "fused" in name or not name.startswith("torch_")
+    }
     assert all(hasattr(ops, name) for name in names)
 
 
-@pytest.mark.parametrize("added", [{"alibi_slopes": torch.zeros(4)}, {"sinks": torch.tensor([-300.0, 0, 10, 300])}])
+@pytest.mark.parametrize(
+    "added", [{"alibi_slopes": torch.zeros(4)}, {"sinks": torch.tensor([-300.0, 0, 10, 300])}]
+)
 def test_large_scores_and_sinks_do_not_overflow(added: dict[str, torch.Tensor]) -> None:
     q, k, v = qkv(value_dim=6)
     options = Options(scale=100.0, **added)
     actual = ops.torch_attention(q, k, v, **vars(options))
-    assert relative_error(actual, attention(q, k, v, options)) < 1e-4  # scores of some hundreds, rounded
+    assert (
+        relative_error(actual, attention(q, k, v, options)) < 1e-4
+    )  # scores of some hundreds, rounded
 
 
 def test_a_sink_beyond_every_score_takes_all() -> None:

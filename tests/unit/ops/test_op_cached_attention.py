@@ -4,7 +4,14 @@ import pytest
 import torch
 
 import onboard.ops  # noqa: F401
-from tests.support.ops.naive import Batch, Options, cached_attention, forget, make_batch, relative_error
+from tests.support.ops.naive import (
+    Batch,
+    Options,
+    cached_attention,
+    forget,
+    make_batch,
+    relative_error,
+)
 
 ops = torch.ops.onboard
 
@@ -22,7 +29,9 @@ VARIANTS = {
     "cap": Options(logit_cap=0.8),
     "sinks": Options(sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])),
     "slopes": Options(alibi_slopes=torch.tensor([0.5, 0.25, 0.125, 0.7])),
-    "all": Options(0.7, torch.tensor([0.5, -1.0, 2.0, 0.0]), 9, 0.8, torch.tensor([0.5, 0.25, 0.125, 0.7])),
+    "all": Options(
+        0.7, torch.tensor([0.5, -1.0, 2.0, 0.0]), 9, 0.8, torch.tensor([0.5, 0.25, 0.125, 0.7])
+    ),
 }
 
 
@@ -40,7 +49,9 @@ def test_every_step_is_attention_over_the_whole_history(step: str, variant: str)
 
 @pytest.mark.parametrize("lengths", [(9, 9, 9), (20, 17, 30), (8, 16, 3, 8), (2, 60)])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_batch_that_decodes_reads_no_more_than_its_own_keys(lengths: tuple[int, ...], variant: str) -> None:
+def test_a_batch_that_decodes_reads_no_more_than_its_own_keys(
+    lengths: tuple[int, ...], variant: str
+) -> None:
     batch = make_batch([(1, length) for length in lengths])
     expected = cached_attention(batch, VARIANTS[variant])
     assert relative_error(run(batch, VARIANTS[variant]), expected) < 1e-6
@@ -50,7 +61,9 @@ def test_new_tokens_are_stored_in_their_slots_and_nothing_else_is_touched() -> N
     batch = make_batch(STEPS["mixed"])
     before = batch.k_cache.clone(), batch.v_cache.clone()
     run(batch, Options())
-    for cache, old, tokens in zip((batch.k_cache, batch.v_cache), before, (batch.key, batch.value), strict=True):
+    for cache, old, tokens in zip(
+        (batch.k_cache, batch.v_cache), before, (batch.key, batch.value), strict=True
+    ):
         expected = old.clone()
         for token, slot in enumerate(batch.slot_mapping.tolist()):
             expected[slot // 8, :, slot % 8] = tokens[0, token]
@@ -61,7 +74,11 @@ def test_decode_steps_continue_a_prefill() -> None:
     whole = make_batch([(11, 11)])
     expected = run(whole, Options())[0]
     step = make_batch([(1, 11)])
-    step.k_cache, step.v_cache, step.block_table = whole.k_cache.zero_(), whole.v_cache.zero_(), whole.block_table
+    step.k_cache, step.v_cache, step.block_table = (
+        whole.k_cache.zero_(),
+        whole.v_cache.zero_(),
+        whole.block_table,
+    )
     for position in range(11):
         step.query, step.key, step.value = (
             t[:, position : position + 1] for t in (whole.query, whole.key, whole.value)

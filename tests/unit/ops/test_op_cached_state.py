@@ -1,7 +1,7 @@
 """Cached mixers and latent attention, in float64 against the uncached ops on each whole sequence.
 
-The batch changes from step to step: prefill, chunks, mixtures with decode, pure decode with padding rows, and a slot
-that another sequence had before.
+The batch changes from step to step: prefill, chunks, mixtures with decode, pure decode with padding
+rows, and a slot that another sequence had before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from onboard.ops.attention.cached_attention import torch_cached_attention
 from onboard.ops.attention.dynamic_mask import torch_cached_dynamic_mask_attention
 from onboard.ops.attention.relative_attention import torch_cached_relative_attention
 from onboard.ops.convolution.cached_causal_conv import torch_cached_causal_conv1d
-from onboard.ops.delta_rule.cached_delta_rule import torch_cached_delta_rule, torch_cached_gated_delta_rule
+from onboard.ops.delta_rule.cached_delta_rule import (
+    torch_cached_delta_rule,
+    torch_cached_gated_delta_rule,
+)
 from onboard.ops.delta_rule.kda import torch_cached_kda
 from onboard.ops.hidden_states.residual_add import torch_cached_residual_add
 from onboard.ops.latent_attention.cached_mla import torch_cached_mla
@@ -65,7 +68,9 @@ class Mechanism:
     def can_be_captured(self) -> bool:
         """Whether its cached op declares nothing against it."""
         sources = op_sources()
-        return not any(sources[name].no_capture for name in self.cached.__code__.co_names if name in sources)
+        return not any(
+            sources[name].no_capture for name in self.cached.__code__.co_names if name in sources
+        )
 
 
 def _random(*shape: int) -> Tensor:
@@ -80,7 +85,9 @@ def _conv(groups: int, dilation: int) -> Mechanism:
     weight, bias = _random(6, 6 // groups, 4), _random(6)
     padding = 3 * dilation
     return Mechanism(
-        lambda x: ops.torch_causal_conv1d(x, weight, bias, 1, padding, dilation, groups, "zeros", "silu"),
+        lambda x: ops.torch_causal_conv1d(
+            x, weight, bias, 1, padding, dilation, groups, "zeros", "silu"
+        ),
         lambda x, info, cache: torch_cached_causal_conv1d(
             x, weight, bias, *_state(info), cache, dilation, groups, "silu"
         ),
@@ -93,7 +100,9 @@ def _ssm() -> Mechanism:
     A, D, bias = -torch.rand(4, dtype=torch.float64), _random(4), _random(4)
     return Mechanism(
         lambda x, B, C, dt: ops.torch_ssm(x, A, B, C, D, dt, bias, [0.0, 2.0], 3),
-        lambda x, B, C, dt, info, cache: torch_cached_ssm(x, A, B, C, D, dt, bias, *_state(info), cache, [0.0, 2.0], 3),
+        lambda x, B, C, dt, info, cache: torch_cached_ssm(
+            x, A, B, C, D, dt, bias, *_state(info), cache, [0.0, 2.0], 3
+        ),
         [(4, 5), (2, 3), (2, 3), (4,)],
         (4, 5, 3),
     )
@@ -104,9 +113,12 @@ def _replayed_ssm() -> Mechanism:
     A, D, bias = -torch.rand(4, dtype=torch.float64), _random(4), _random(4)
     parts = [(4, 5, 3), (3, 4, 5), (3, 2, 3), (3, 4), (1,)]
 
-    def cached(x: Tensor, B: Tensor, C: Tensor, dt: Tensor, info: dict[str, Tensor], cache: Tensor) -> Tensor:
+    def cached(
+        x: Tensor, B: Tensor, C: Tensor, dt: Tensor, info: dict[str, Tensor], cache: Tensor
+    ) -> Tensor:
         caches = [
-            part.unflatten(1, shape) for part, shape in zip(cache.split([*map(prod, parts)], 1), parts, strict=True)
+            part.unflatten(1, shape)
+            for part, shape in zip(cache.split([*map(prod, parts)], 1), parts, strict=True)
         ]
         return torch_replayed_ssm(x, A, B, C, D, dt, bias, *_state(info), *caches, [0.0, 2.0], 3)
 
@@ -121,7 +133,9 @@ def _replayed_ssm() -> Mechanism:
 def _residual_add() -> Mechanism:
     return Mechanism(
         lambda x, residual: x + residual,
-        lambda x, residual, info, cache: torch_cached_residual_add(x, residual, info["slot_mapping"], cache),
+        lambda x, residual, info, cache: torch_cached_residual_add(
+            x, residual, info["slot_mapping"], cache
+        ),
         [(6,), (6,)],
         (1, PAGE, 6),
         paged=True,
@@ -165,7 +179,9 @@ def _kda() -> Mechanism:
 def _plain_delta_rule() -> Mechanism:
     return Mechanism(
         lambda q, k, v, b: ops.torch_delta_rule(q, k, v, b.sigmoid(), 0.4, True),
-        lambda q, k, v, b, info, cache: torch_cached_delta_rule(q, k, v, b.sigmoid(), *_state(info), cache, 0.4, True),
+        lambda q, k, v, b, info, cache: torch_cached_delta_rule(
+            q, k, v, b.sigmoid(), *_state(info), cache, 0.4, True
+        ),
         [(2, 5), (2, 5), (4, 3), (4,)],
         (4, 5, 3),
     )
@@ -175,7 +191,9 @@ def _lightning() -> Mechanism:
     slopes = torch.rand(4, dtype=torch.float64)
     return Mechanism(
         lambda q, k, v: ops.torch_lightning_attention(q, k, v, slopes),
-        lambda q, k, v, info, cache: torch_cached_lightning_attention(q, k, v, slopes, *_state(info), cache),
+        lambda q, k, v, info, cache: torch_cached_lightning_attention(
+            q, k, v, slopes, *_state(info), cache
+        ),
         [(4, 5), (4, 5), (4, 3)],
         (4, 3, 5),
     )
@@ -184,7 +202,9 @@ def _lightning() -> Mechanism:
 def _recurrence() -> Mechanism:
     return Mechanism(
         lambda x, decay: ops.torch_linear_recurrence(x, decay.sigmoid()),
-        lambda x, decay, info, cache: torch_cached_linear_recurrence(x, decay.sigmoid(), *_state(info), cache),
+        lambda x, decay, info, cache: torch_cached_linear_recurrence(
+            x, decay.sigmoid(), *_state(info), cache
+        ),
         [(5,), (5,)],
         (5,),
     )
@@ -192,7 +212,10 @@ def _recurrence() -> Mechanism:
 
 def _shift() -> Mechanism:
     return Mechanism(
-        ops.torch_token_shift, lambda x, info, cache: torch_cached_token_shift(x, *_state(info), cache), [(5,)], (5,)
+        ops.torch_token_shift,
+        lambda x, info, cache: torch_cached_token_shift(x, *_state(info), cache),
+        [(5,)],
+        (5,),
     )
 
 
@@ -200,7 +223,9 @@ def _wkv() -> Mechanism:
     weights = _random(5), _random(5)
     return Mechanism(
         lambda key, value: ops.torch_wkv(key, value, *weights),
-        lambda key, value, info, cache: torch_cached_wkv(key, value, *weights, *_state(info), cache),
+        lambda key, value, info, cache: torch_cached_wkv(
+            key, value, *weights, *_state(info), cache
+        ),
         [(5,), (5,)],
         (3, 5),
     )
@@ -221,7 +246,13 @@ def _pages(info: dict[str, Tensor], window: int | None = None) -> list[Tensor]:
     if window is not None:
         first = info["kv_lens"] - info["cu_seqlens"].diff() - window + 1
         table = table.masked_fill(torch.arange(table.shape[1]) < (first // PAGE)[:, None], 0)
-    return [info["cu_seqlens"], info["kv_lens"], table, info["slot_mapping"], info["batch_info_host"]]
+    return [
+        info["cu_seqlens"],
+        info["kv_lens"],
+        table,
+        info["slot_mapping"],
+        info["batch_info_host"],
+    ]
 
 
 HEADS, NOPE, ROPE, RANK, VALUE = 3, 6, 4, 5, 7
@@ -243,7 +274,9 @@ def _windowed_mla(window: int) -> Mechanism:
     weight = _random(HEADS * (NOPE + VALUE), RANK)
     return Mechanism(
         lambda *x: ops.torch_sparse_mla(*x, weight, None, 0.3, None, window),
-        lambda *x: torch_cached_sparse_mla(*x[:4], weight, None, *_pages(x[4], window), x[5], 0.3, None, window),
+        lambda *x: torch_cached_sparse_mla(
+            *x[:4], weight, None, *_pages(x[4], window), x[5], 0.3, None, window
+        ),
         LATENT,
         (1, PAGE, RANK + ROPE),
         paged=True,
@@ -251,7 +284,9 @@ def _windowed_mla(window: int) -> Mechanism:
 
 
 def _indexed_mla(top_k: int, window: int | None = None) -> Mechanism:
-    """An indexer and the attention that it chooses keys for; a page holds the latents and the indexer's keys."""
+    """An indexer and the attention that it chooses keys for; a page holds the latents and the
+    indexer's keys.
+    """
     weight, sinks, width = _random(HEADS * (NOPE + VALUE), RANK), _random(HEADS), RANK + ROPE
 
     def whole(*x: Tensor) -> Tensor:
@@ -260,18 +295,28 @@ def _indexed_mla(top_k: int, window: int | None = None) -> Mechanism:
 
     def cached(*x: Any) -> Tensor:
         pages, cache = _pages(x[7], window), x[8]
-        chosen = torch_cached_lightning_indexer(*x[4:7], *_pages(x[7]), cache[..., width:], top_k, 0.4)
-        return torch_cached_sparse_mla(*x[:4], weight, chosen, *pages, cache[..., :width], None, sinks, window)
+        chosen = torch_cached_lightning_indexer(
+            *x[4:7], *_pages(x[7]), cache[..., width:], top_k, 0.4
+        )
+        return torch_cached_sparse_mla(
+            *x[:4], weight, chosen, *pages, cache[..., :width], None, sinks, window
+        )
 
     shapes = [*LATENT, (8, 3), (3,), (8,)]
     return Mechanism(whole, cached, shapes, (1, PAGE, width + 3), paged=True)
 
 
 def _sparse(top_k: int, block_size: int, weighted: bool) -> Mechanism:
-    """An indexer of blocks and the attention that it chooses keys for; a page holds keys, values and indexer's keys."""
+    """An indexer of blocks and the attention that it chooses keys for; a page holds keys, values
+    and indexer's keys.
+    """
 
-    def whole(q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor, *weights: Tensor) -> Tensor:
-        chosen = ops.torch_block_indexer(query, key, *(weights or [None]), top_k, block_size, 0.4, expand=True)
+    def whole(
+        q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor, *weights: Tensor
+    ) -> Tensor:
+        chosen = ops.torch_block_indexer(
+            query, key, *(weights or [None]), top_k, block_size, 0.4, expand=True
+        )
         return ops.torch_sparse_attention(q, k, v, chosen, 0.4)
 
     def cached(q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor, *rest: Any) -> Tensor:
@@ -292,7 +337,9 @@ def _pool(block_size: int, overlap: bool) -> Mechanism:
     bias, seen = _random(block_size, 6), block_size * (1 + overlap)
     return Mechanism(
         lambda *x: ops.torch_gated_pool(*x, bias, overlap),
-        lambda *x: torch_cached_gated_pool(*x[:2], bias, *_pages(x[2], seen), x[3][..., :6], x[3][..., 6:], overlap),
+        lambda *x: torch_cached_gated_pool(
+            *x[:2], bias, *_pages(x[2], seen), x[3][..., :6], x[3][..., 6:], overlap
+        ),
         [(6,), (6,)],
         (1, PAGE, 12),
         paged=True,
@@ -300,15 +347,25 @@ def _pool(block_size: int, overlap: bool) -> Mechanism:
 
 
 def _compressed(block_size: int, window: int, top_k: int | None = None) -> Mechanism:
-    """Attention to a window and to entries, all or those that an indexer chooses; a page holds what each has."""
+    """Attention to a window and to entries, all or those that an indexer chooses; a page holds what
+    each has.
+    """
     sinks = _random(4)
     room = KVPagedResource(1, 5, torch.float32, PAGE, None, block_size).keys_per_page
 
     def whole(q: Tensor, kv: Tensor, entries: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        chosen = None if top_k is None else ops.torch_block_indexer(query, key, None, top_k, block_size, 0.4)
-        return ops.torch_compressed_attention(q, kv, entries, chosen, block_size, window, 0.4, sinks)
+        chosen = (
+            None
+            if top_k is None
+            else ops.torch_block_indexer(query, key, None, top_k, block_size, 0.4)
+        )
+        return ops.torch_compressed_attention(
+            q, kv, entries, chosen, block_size, window, 0.4, sinks
+        )
 
-    def cached(q: Tensor, kv: Tensor, entries: Tensor, query: Tensor, key: Tensor, info: Any, cache: Tensor) -> Tensor:
+    def cached(
+        q: Tensor, kv: Tensor, entries: Tensor, query: Tensor, key: Tensor, info: Any, cache: Tensor
+    ) -> Tensor:
         pages = _pages(info)
         indexer = (*pages, cache[..., 10:], top_k, block_size, 0.4)
         chosen = None if top_k is None else torch_cached_block_indexer(query, key, None, *indexer)
@@ -318,7 +375,9 @@ def _compressed(block_size: int, window: int, top_k: int | None = None) -> Mecha
             q, kv, entries, chosen, *tables, *caches, block_size, window, 0.4, sinks
         )
 
-    return Mechanism(whole, cached, [(4, 5), (1, 5), (5,), (16, 3), (3,)], (1, PAGE, 13), paged=True)
+    return Mechanism(
+        whole, cached, [(4, 5), (1, 5), (5,), (16, 3), (3,)], (1, PAGE, 13), paged=True
+    )
 
 
 def _relative(window: int | None) -> Mechanism:
@@ -339,7 +398,9 @@ def _relative_with_sinks() -> Mechanism:
     """Sinks that each query brings."""
     return Mechanism(
         lambda *x: ops.torch_relative_attention(*x[:4], 0.4, x[4], 3),
-        lambda *x: torch_cached_relative_attention(*x[:4], *_pages(x[5]), x[6][..., :5], x[6][..., 5:], 0.4, x[4], 3),
+        lambda *x: torch_cached_relative_attention(
+            *x[:4], *_pages(x[5]), x[6][..., :5], x[6][..., 5:], 0.4, x[4], 3
+        ),
         [(4, 5), (2, 5), (2, 3), (4, 6), (4,)],
         (2, PAGE, 8),
         paged=True,
@@ -351,7 +412,17 @@ def _dynamic_mask(keep: int, window: int | None = None) -> Mechanism:
     return Mechanism(
         lambda q, k, v, bias: ops.torch_dynamic_mask_attention(q, k, v, bias, keep, 0.4, window),
         lambda q, k, v, bias, info, cache: torch_cached_dynamic_mask_attention(
-            q, k, v, bias, *_pages(info, window), cache[..., :5], cache[..., 5:8], cache[..., 8:], keep, 0.4, window
+            q,
+            k,
+            v,
+            bias,
+            *_pages(info, window),
+            cache[..., :5],
+            cache[..., 5:8],
+            cache[..., 8:],
+            keep,
+            0.4,
+            window,
         ),
         [(4, 5), (2, 5), (2, 3), (2,)],
         (2, PAGE, 9),
@@ -365,8 +436,12 @@ def _attention(window: int | None = None, chunk: int | None = None) -> Mechanism
     options = 0.4, window, None, None, chunk
     seen = min((each for each in (window, chunk) if each is not None), default=None)
     return Mechanism(
-        lambda *x: ops.torch_attention(*x, None, 0.0, True, 0.4, sinks, window, None, "bsnd", None, chunk),
-        lambda *x: torch_cached_attention(*x[:3], *_pages(x[3], seen), x[4][..., :5], x[4][..., 5:], sinks, *options),
+        lambda *x: ops.torch_attention(
+            *x, None, 0.0, True, 0.4, sinks, window, None, "bsnd", None, chunk
+        ),
+        lambda *x: torch_cached_attention(
+            *x[:3], *_pages(x[3], seen), x[4][..., :5], x[4][..., 5:], sinks, *options
+        ),
         [(4, 5), (2, 5), (2, 3)],
         (2, PAGE, 8),
         paged=True,
@@ -379,7 +454,9 @@ def _block_attention(window: int | None) -> Mechanism:
     def cached(*x: Any) -> Tensor:
         blocks = torch.full((x[0].shape[1],), -1, dtype=torch.int32)
         caches = x[4][..., :5], x[4][..., 5:]
-        return torch_cached_block_attention(blocks, *x[:3], *_pages(x[3], window), *caches, None, 0.4, window)
+        return torch_cached_block_attention(
+            blocks, *x[:3], *_pages(x[3], window), *caches, None, 0.4, window
+        )
 
     return Mechanism(
         lambda *x: ops.torch_attention(*x, None, 0.0, True, 0.4, None, window),
@@ -438,7 +515,11 @@ MECHANISMS = {
 
 
 def test_every_cached_op_of_the_registry_is_here() -> None:
-    registered = {name for name, source in op_sources().items() if source.mutates and name.startswith("torch_")}
+    registered = {
+        name
+        for name, source in op_sources().items()
+        if source.mutates and name.startswith("torch_")
+    }
     called = {name for make in MECHANISMS.values() for name in make().cached.__code__.co_names}
     assert registered <= called
 
@@ -448,7 +529,9 @@ ARRIVALS = (0, 1, 3, 4, 9)
 
 
 def _plan() -> list[list[tuple[int, int, int]]]:
-    """Steps of (sequence, start, end): each in chunks of up to 5 tokens first, then token by token."""
+    """Steps of (sequence, start, end): each in chunks of up to 5 tokens first, then token by
+    token.
+    """
     steps: dict[int, list[tuple[int, int, int]]] = {}
     for index, (length, step) in enumerate(zip(LENGTHS, ARRIVALS, strict=True)):
         start = 0
@@ -470,21 +553,37 @@ def test_pages_may_have_another_dtype(name: str) -> None:
     _check(MECHANISMS[name](), torch.float32, 1e-4)
 
 
-@pytest.mark.parametrize("name", ["indexed mla", "indexed mla with a window", "dynamic mask", "attention to blocks"])
+@pytest.mark.parametrize(
+    "name", ["indexed mla", "indexed mla with a window", "dynamic mask", "attention to blocks"]
+)
 def test_equals_are_chosen_alike_in_prompts_chunks_and_batches(name: str) -> None:
     """Small integers make exact scores, most of which tie."""
-    _check(MECHANISMS[name](), torch.float64, 1e-9, lambda *shape: torch.randint(-1, 2, shape).double())
+    _check(
+        MECHANISMS[name](), torch.float64, 1e-9, lambda *shape: torch.randint(-1, 2, shape).double()
+    )
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_a_fake_kernel_knows_shape_and_dtype_of_the_result(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fake_kernel_knows_shape_and_dtype_of_the_result(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for op, source in op_sources().items():
         if source.mutates and op.startswith("torch_"):
             monkeypatch.setitem(globals(), op, _beside_its_fake(op, source.function))
-    info = SequenceInfo(max_batch_size=4, max_seq_len=16, max_num_tokens=64, page_size=PAGE, device=torch.device("cpu"))
+    info = SequenceInfo(
+        max_batch_size=4,
+        max_seq_len=16,
+        max_num_tokens=64,
+        page_size=PAGE,
+        device=torch.device("cpu"),
+    )
     info.set_decode_example(4, kv_len=9)
     mechanism = MECHANISMS[name]()
-    mechanism.cached(*(_random(1, 4, *each) for each in mechanism.shapes), info.args, _random(8, *mechanism.cache))
+    mechanism.cached(
+        *(_random(1, 4, *each) for each in mechanism.shapes),
+        info.args,
+        _random(8, *mechanism.cache),
+    )
 
 
 def _beside_its_fake(op: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -498,12 +597,23 @@ def _beside_its_fake(op: str, function: Callable[..., Tensor]) -> Callable[..., 
     return run
 
 
-def _check(mechanism: Mechanism, dtype: torch.dtype, tolerance: float, draw: Callable[..., Tensor] = _random) -> None:
+def _check(
+    mechanism: Mechanism,
+    dtype: torch.dtype,
+    tolerance: float,
+    draw: Callable[..., Tensor] = _random,
+) -> None:
     """Serve sequences by a cache of `dtype`, step by step, and compare with each one's whole."""
     plan = _plan()
     inputs = [[draw(1, length, *shape) for shape in mechanism.shapes] for length in LENGTHS]
     expected = [mechanism.whole(*each) for each in inputs]
-    info = SequenceInfo(max_batch_size=8, max_seq_len=16, max_num_tokens=64, page_size=PAGE, device=torch.device("cpu"))
+    info = SequenceInfo(
+        max_batch_size=8,
+        max_seq_len=16,
+        max_num_tokens=64,
+        page_size=PAGE,
+        device=torch.device("cpu"),
+    )
     info.decode_sizes = [1, 4, 8]
     # What earlier owners left, what unused rows bring and what leaves a window may be no numbers.
     cache = torch.full((40 if mechanism.paged else 8, *mechanism.cache), torch.nan, dtype=dtype)
@@ -513,27 +623,49 @@ def _check(mechanism: Mechanism, dtype: torch.dtype, tolerance: float, draw: Cal
         chosen, starts, ends = (np.array(column) for column in zip(*step, strict=True))
         pages = np.array([[1 + 4 * index + page for page in range(4)] for index in chosen])
         ids = np.zeros((ends - starts).sum(), dtype=np.int64)
-        info.set_batch(ids, starts, ends - starts, pages, slots=np.array([slots[index] for index in chosen]))
-        rows = [torch.cat([inputs[i][part][:, a:b] for i, a, b in step], 1) for part in range(len(mechanism.shapes))]
+        info.set_batch(
+            ids, starts, ends - starts, pages, slots=np.array([slots[index] for index in chosen])
+        )
+        rows = [
+            torch.cat([inputs[i][part][:, a:b] for i, a, b in step], 1)
+            for part in range(len(mechanism.shapes))
+        ]
         padding = info.args["input_ids"].shape[1] - rows[0].shape[1]
-        rows = [torch.cat([row, torch.nan * _random(1, padding, *row.shape[2:])], 1) for row in rows]
+        rows = [
+            torch.cat([row, torch.nan * _random(1, padding, *row.shape[2:])], 1) for row in rows
+        ]
         outputs = mechanism.cached(*rows, info.args, cache)
         offset = 0
         for index, start, end in step:
             actual = outputs[:, offset : offset + end - start]
             assert actual.dtype == torch.float64
-            torch.testing.assert_close(actual, expected[index][:, start:end], rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(
+                actual, expected[index][:, start:end], rtol=tolerance, atol=tolerance
+            )
             offset += end - start
 
 
 def test_a_decode_step_reads_nothing_back_from_the_device() -> None:
-    """On the meta device a value cannot be read (the functions themselves, since an op has a fake kernel there)."""
-    info = SequenceInfo(max_batch_size=4, max_seq_len=16, max_num_tokens=64, page_size=PAGE, device=torch.device("cpu"))
+    """On the meta device a value cannot be read (the functions themselves, since an op has a fake
+    kernel there).
+    """
+    info = SequenceInfo(
+        max_batch_size=4,
+        max_seq_len=16,
+        max_num_tokens=64,
+        page_size=PAGE,
+        device=torch.device("cpu"),
+    )
     info.set_decode_example(4, kv_len=9)
-    on_meta = {name: tensor if name == "batch_info_host" else tensor.to("meta") for name, tensor in info.args.items()}
+    on_meta = {
+        name: tensor if name == "batch_info_host" else tensor.to("meta")
+        for name, tensor in info.args.items()
+    }
     with torch.device("meta"):
         for mechanism in (make() for make in MECHANISMS.values()):
             cache = torch.zeros((8, *mechanism.cache), dtype=torch.float64)
             with nullcontext() if mechanism.can_be_captured else pytest.raises(RuntimeError):
-                outputs = mechanism.cached(*(_random(1, 4, *shape) for shape in mechanism.shapes), on_meta, cache)
+                outputs = mechanism.cached(
+                    *(_random(1, 4, *shape) for shape in mechanism.shapes), on_meta, cache
+                )
                 assert outputs.shape[:2] == (1, 4)

@@ -24,7 +24,11 @@ def test_activations_are_those_of_hugging_face(name: str) -> None:
 @pytest.mark.parametrize("bias", [True, False])
 def test_swiglu_is_that_of_hugging_face(activation: str, bias: bool) -> None:
     config = LlamaConfig(
-        hidden_size=8, num_attention_heads=2, intermediate_size=12, hidden_act=activation, mlp_bias=bias
+        hidden_size=8,
+        num_attention_heads=2,
+        intermediate_size=12,
+        hidden_act=activation,
+        mlp_bias=bias,
     )
     mlp, x = LlamaMLP(config), torch.randn(2, 5, 8)
     gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
@@ -56,7 +60,12 @@ def test_linear_is_a_matrix_product() -> None:
 
 
 def test_a_linear_takes_in_what_stands_around_it() -> None:
-    x, weight, bias, residual = torch.randn(3, 5, 8), torch.randn(12, 8), torch.randn(12), torch.randn(3, 5, 6)
+    x, weight, bias, residual = (
+        torch.randn(3, 5, 8),
+        torch.randn(12, 8),
+        torch.randn(12),
+        torch.randn(3, 5, 6),
+    )
     scale = torch.rand(8) + 0.5
     wide = x.double()
     normed = wide / (wide.square().mean(-1, keepdim=True) + 0.1).sqrt() * scale.double()
@@ -75,7 +84,12 @@ def test_gather_takes_the_rows_in_the_order_asked_for() -> None:
 
 
 def test_registration_is_sound() -> None:
-    x, gate, up, down = torch.randn(2, 3, 8), torch.randn(12, 8), torch.randn(12, 8), torch.randn(8, 12)
+    x, gate, up, down = (
+        torch.randn(2, 3, 8),
+        torch.randn(12, 8),
+        torch.randn(12, 8),
+        torch.randn(8, 12),
+    )
     torch.library.opcheck(ops.torch_linear_simple.default, (x, gate, None))
     torch.library.opcheck(ops.torch_swiglu_mlp.default, (x, gate, up, down))
     torch.library.opcheck(ops.torch_silu_and_mul.default, (x,))

@@ -1,4 +1,6 @@
-"""Ops of recurrent mixers and latent attention: against float64 token by token, and against Hugging Face."""
+"""Ops of recurrent mixers and latent attention: against float64 token by token, and against Hugging
+Face.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def test_mla_is_attention_over_expanded_keys_and_values() -> None:
     key = torch.cat([expanded[..., :nope], kpe.double().expand(-1, -1, heads, -1)], -1)
     query = torch.cat([q_nope, q_pe], -1)
     expected = naive.attention(query, key, expanded[..., nope:], naive.Options(scale=0.3))
-    assert relative_error(ops.torch_mla(q_nope, q_pe, latent, kpe, weight, True, 0.3), expected) < 1e-6
+    assert (
+        relative_error(ops.torch_mla(q_nope, q_pe, latent, kpe, weight, True, 0.3), expected) < 1e-6
+    )
     default = naive.attention(query, key, expanded[..., nope:], naive.Options())
     assert relative_error(ops.torch_mla(q_nope, q_pe, latent, kpe, weight), default) < 1e-6
 
@@ -51,7 +55,9 @@ def test_mla_expands_as_deepseek_does() -> None:
     query, latent, kpe = torch.randn(2, 5, 4, 12), torch.randn(2, 5, 12), torch.randn(2, 5, 1, 4)
     key, value = theirs.requires_grad_(False).expand_kv(latent.unsqueeze(1), kpe.transpose(1, 2))
     expected = naive.attention(query, key.transpose(1, 2), value.transpose(1, 2), naive.Options())
-    actual = ops.torch_mla(query[..., :8], query[..., 8:], latent, kpe, theirs.kv_b_proj.weight.detach())
+    actual = ops.torch_mla(
+        query[..., :8], query[..., 8:], latent, kpe, theirs.kv_b_proj.weight.detach()
+    )
     assert relative_error(actual, expected) < 1e-6
 
 
@@ -68,8 +74,12 @@ def test_causal_conv_sees_the_past_only(length: int, activation: str | None) -> 
     expected = expected if activation is None else F.silu(expected)
     actual = ops.torch_causal_conv1d(x, weight, bias, activation=activation)
     assert relative_error(actual, expected) < 1e-6
-    assert torch.equal(actual, ops.torch_causal_conv1d(x, weight, bias, 1, 3, 1, 6, "zeros", activation))
-    theirs = mamba2.causal_conv1d_fn(x.transpose(1, 2), weight.squeeze(1), bias, activation=activation)
+    assert torch.equal(
+        actual, ops.torch_causal_conv1d(x, weight, bias, 1, 3, 1, 6, "zeros", activation)
+    )
+    theirs = mamba2.causal_conv1d_fn(
+        x.transpose(1, 2), weight.squeeze(1), bias, activation=activation
+    )
     assert relative_error(actual, theirs.transpose(1, 2)) < 1e-6
 
 
@@ -95,7 +105,9 @@ def test_ssm_is_its_recurrence_and_that_of_mamba2(length: int) -> None:
     for t in range(length):
         for head in range(4):
             for b in range(2):
-                step = min(max(_softplus(float(dt[b, t, head] + dt_bias[head])), limit[0]), limit[1])
+                step = min(
+                    max(_softplus(float(dt[b, t, head] + dt_bias[head])), limit[0]), limit[1]
+                )
                 group = head // 2
                 state[b, head] *= math.exp(step * float(A[head]))
                 state[b, head] += step * torch.outer(x[b, t, head], B[b, t, group])
@@ -114,7 +126,9 @@ def test_ssm_has_an_unbounded_step_and_float32_output() -> None:
     inputs = _ssm_inputs(5)
     free = ops.torch_ssm(*inputs.values(), [0.0, float("inf")], 256)
     assert relative_error(free, ops.torch_ssm(*inputs.values(), [0.0, 1e9], 2)) < 1e-6
-    narrow = ops.torch_ssm(*(tensor.bfloat16() for tensor in inputs.values()), [0.0, float("inf")], 256)
+    narrow = ops.torch_ssm(
+        *(tensor.bfloat16() for tensor in inputs.values()), [0.0, float("inf")], 256
+    )
     assert narrow.dtype == torch.float32
     assert relative_error(narrow, free) < 3e-2
 
@@ -131,15 +145,27 @@ def test_selective_scan_is_its_recurrence_and_that_of_mamba(length: int, gated: 
             state = torch.zeros(4, dtype=torch.float64)
             for t in range(length):
                 step = _softplus(float(dt[b, t, channel].double() + bias[channel].double()))
-                state = state * (step * A[channel].double()).exp() + step * B[b, t].double() * float(x[b, t, channel])
-                expected[b, t, channel] = state @ C[b, t].double() + float(D[channel]) * float(x[b, t, channel])
+                state = state * (step * A[channel].double()).exp() + step * B[
+                    b, t
+                ].double() * float(x[b, t, channel])
+                expected[b, t, channel] = state @ C[b, t].double() + float(D[channel]) * float(
+                    x[b, t, channel]
+                )
     expected = expected * F.silu(z.double()) if gated else expected
     gate = z if gated else None
     actual = ops.torch_selective_scan(x, dt, A, B, C, D, gate, bias)
     assert relative_error(actual, expected) < 2e-6
     turned = [None if item is None else item.transpose(1, 2) for item in (x, dt, B, C, gate)]
     theirs = mamba.mamba_selective_scan(
-        turned[0], turned[1], A, turned[2], turned[3], D=D, z=turned[4], delta_bias=bias, delta_softplus=True
+        turned[0],
+        turned[1],
+        A,
+        turned[2],
+        turned[3],
+        D=D,
+        z=turned[4],
+        delta_bias=bias,
+        delta_softplus=True,
     )
     assert relative_error(actual, theirs.transpose(1, 2)) < 2e-6
 
@@ -147,7 +173,11 @@ def test_selective_scan_is_its_recurrence_and_that_of_mamba(length: int, gated: 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("unit", [True, False])
 def test_gated_delta_rule_is_its_recurrence_and_that_of_qwen3_next(length: int, unit: bool) -> None:
-    q, k, v = torch.randn(2, length, 2, 6), torch.randn(2, length, 2, 6), torch.randn(2, length, 4, 5)
+    q, k, v = (
+        torch.randn(2, length, 2, 6),
+        torch.randn(2, length, 2, 6),
+        torch.randn(2, length, 4, 5),
+    )
     k = k if unit else F.normalize(k, dim=-1)
     g, beta = -torch.rand(2, length, 4), torch.rand(2, length, 4)
     expected = torch.zeros(2, length, 4, 5, dtype=torch.float64)
@@ -159,18 +189,27 @@ def test_gated_delta_rule_is_its_recurrence_and_that_of_qwen3_next(length: int, 
                 if unit:
                     query, key = (item / (item @ item + 1e-6).sqrt() for item in (query, key))
                 state = state * math.exp(float(g[b, t, head]))
-                state = state + float(beta[b, t, head]) * torch.outer(key, v[b, t, head].double() - key @ state)
+                state = state + float(beta[b, t, head]) * torch.outer(
+                    key, v[b, t, head].double() - key @ state
+                )
                 expected[b, t, head] = query @ state / math.sqrt(6)
     actual = ops.torch_gated_delta_rule(q, k, v, g, beta, None, unit)
     assert relative_error(actual, expected) < 3e-6
-    theirs, _ = qwen3_next.torch_chunk_gated_delta_rule(q, k, v, g, beta, use_qk_l2norm_in_kernel=unit)
+    theirs, _ = qwen3_next.torch_chunk_gated_delta_rule(
+        q, k, v, g, beta, use_qk_l2norm_in_kernel=unit
+    )
     assert relative_error(actual, theirs) < 3e-6
     doubled = ops.torch_gated_delta_rule(q, k, v, g, beta, 2 * 6**-0.5, unit)
     assert relative_error(doubled, 2 * expected) < 3e-6
 
 
 def test_delta_rule_is_its_recurrence() -> None:
-    q, k, v, beta = torch.randn(1, 70, 1, 6), torch.randn(1, 70, 1, 6), torch.randn(1, 70, 2, 5), torch.rand(1, 70, 2)
+    q, k, v, beta = (
+        torch.randn(1, 70, 1, 6),
+        torch.randn(1, 70, 1, 6),
+        torch.randn(1, 70, 2, 5),
+        torch.rand(1, 70, 2),
+    )
     keys = F.normalize(k.double(), dim=-1)
     state, expected = torch.zeros(2, 6, 5, dtype=torch.float64), []
     for t in range(70):
@@ -193,7 +232,9 @@ def test_gated_rmsnorm_is_that_of_mamba2_and_qwen3_next(dtype: torch.dtype) -> N
         torch.nn.init.normal_(theirs.weight)
     assert torch.equal(ops.torch_rmsnorm_gated(x, grouped.weight, gate, 1e-3, 4), grouped(x, gate))
     assert torch.equal(ops.torch_rmsnorm_gated(x, grouped.weight, None, 1e-3, 4), grouped(x, None))
-    assert torch.equal(ops.torch_rmsnorm_gated(x, behind.weight, gate, 1e-3, 12, True), behind(x, gate))
+    assert torch.equal(
+        ops.torch_rmsnorm_gated(x, behind.weight, gate, 1e-3, 12, True), behind(x, gate)
+    )
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -205,17 +246,23 @@ def test_gated_rmsnorm_is_that_of_falcon_h1_and_of_float64(before: bool) -> None
     assert relative_error(actual, theirs(x, gate)) < 1e-6
     value, opened = x.double(), F.silu(gate.double())
     groups = (value if before else value * opened).view(2, 5, 3, 4)
-    normed = (groups / (groups.pow(2).mean(-1, keepdim=True) + 1e-3).sqrt()).view(2, 5, 12) * theirs.weight.double()
+    normed = (groups / (groups.pow(2).mean(-1, keepdim=True) + 1e-3).sqrt()).view(
+        2, 5, 12
+    ) * theirs.weight.double()
     assert relative_error(actual, normed * opened if before else normed) < 1e-6
 
 
 def test_registration_is_sound() -> None:
     x, weight = torch.randn(2, 3, 8), torch.randn(8)
     torch.library.opcheck(ops.torch_rmsnorm_gated.default, (x, weight, x + 1, 1e-6, 4))
-    torch.library.opcheck(ops.torch_causal_conv1d.default, (x, torch.randn(8, 1, 4), weight, 1, 3, 1, 8))
+    torch.library.opcheck(
+        ops.torch_causal_conv1d.default, (x, torch.randn(8, 1, 4), weight, 1, 3, 1, 8)
+    )
     torch.library.opcheck(ops.torch_ssm.default, (*_ssm_inputs(5).values(), [0.0, float("inf")], 4))
     B = torch.randn(2, 3, 4)
-    torch.library.opcheck(ops.torch_selective_scan.default, (x, x + 1, -torch.rand(8, 4), B, B + 1, weight))
+    torch.library.opcheck(
+        ops.torch_selective_scan.default, (x, x + 1, -torch.rand(8, 4), B, B + 1, weight)
+    )
     q = torch.randn(2, 3, 2, 4)
     torch.library.opcheck(
         ops.torch_gated_delta_rule.default,
@@ -227,7 +274,11 @@ def test_registration_is_sound() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_gated_rmsnorm_that_takes_in_a_cast_gives_its_dtype(dtype: torch.dtype) -> None:
-    x, gate, weight = torch.randn(2, 5, 12).bfloat16(), torch.randn(2, 5, 12).bfloat16(), torch.randn(12).bfloat16()
+    x, gate, weight = (
+        torch.randn(2, 5, 12).bfloat16(),
+        torch.randn(2, 5, 12).bfloat16(),
+        torch.randn(12).bfloat16(),
+    )
     actual = ops.torch_fused_rmsnorm_gated(x, weight, gate, 1e-3, 4, False, dtype)
     assert actual.dtype == dtype
     assert torch.equal(actual, ops.torch_rmsnorm_gated(x, weight, gate, 1e-3, 4).to(dtype))

@@ -27,7 +27,12 @@ def _weights(rows: int, columns: int) -> list[Tensor]:
 
 
 def _naive(
-    x: Tensor, selected: Tensor, routing: Tensor, w1: list[Tensor], w2: list[Tensor], w3: list[Tensor]
+    x: Tensor,
+    selected: Tensor,
+    routing: Tensor,
+    w1: list[Tensor],
+    w2: list[Tensor],
+    w3: list[Tensor],
 ) -> Tensor:
     out = torch.zeros(x.shape, dtype=torch.float64)
     for token in range(len(x)):
@@ -36,7 +41,11 @@ def _naive(
             if not 0 <= expert < EXPERTS:
                 continue
             gate = w1[expert].double() @ x[token].double()
-            hidden = gate / (1 + torch.exp(-gate)) * (w3[expert].double() @ x[token].double() if w3 else 1.0)
+            hidden = (
+                gate
+                / (1 + torch.exp(-gate))
+                * (w3[expert].double() @ x[token].double() if w3 else 1.0)
+            )
             out[token] += routing[token, slot].double() * (w2[expert].double() @ hidden)
     return out
 
@@ -52,7 +61,10 @@ def test_each_token_gets_the_weighted_sum_of_its_experts(gated: bool) -> None:
 
 def test_routing_weights_may_have_more_digits_than_the_tokens() -> None:
     (selected, routing), half = _routing(), torch.bfloat16
-    x, shapes = torch.randn(TOKENS, HIDDEN).to(half), ((INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE))
+    x, shapes = (
+        torch.randn(TOKENS, HIDDEN).to(half),
+        ((INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE)),
+    )
     w1, w2, w3 = ([weight.to(half) for weight in _weights(*shapes[kind])] for kind in (0, 1, 0))
     actual = ops.torch_moe(x, selected, routing, w1, w2, w3)
     assert actual.dtype == half
@@ -61,7 +73,11 @@ def test_routing_weights_may_have_more_digits_than_the_tokens() -> None:
 
 def test_an_expert_of_another_rank_is_skipped() -> None:
     x, (selected, routing) = torch.randn(TOKENS, HIDDEN), _routing()
-    w1, w2, w3 = _weights(INTERMEDIATE, HIDDEN), _weights(HIDDEN, INTERMEDIATE), _weights(INTERMEDIATE, HIDDEN)
+    w1, w2, w3 = (
+        _weights(INTERMEDIATE, HIDDEN),
+        _weights(HIDDEN, INTERMEDIATE),
+        _weights(INTERMEDIATE, HIDDEN),
+    )
     selected[0], selected[1, 0], selected[2, 1] = -1, EXPERTS, 10**6
     actual = ops.torch_moe(x, selected, routing, w1, w2, w3)
     assert actual[0].abs().max() == 0
@@ -71,7 +87,10 @@ def test_an_expert_of_another_rank_is_skipped() -> None:
 @pytest.mark.parametrize("activation", ["silu", "gelu", "relu2"])
 def test_it_is_what_the_experts_of_hugging_face_do(activation: str) -> None:
     config = MixtralConfig(
-        hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, num_local_experts=EXPERTS, hidden_act=activation
+        hidden_size=HIDDEN,
+        intermediate_size=INTERMEDIATE,
+        num_local_experts=EXPERTS,
+        hidden_act=activation,
     )
     config._experts_implementation = "eager"
     experts = MixtralExperts(config)
@@ -80,13 +99,19 @@ def test_it_is_what_the_experts_of_hugging_face_do(activation: str) -> None:
     x, (selected, routing) = torch.randn(TOKENS, HIDDEN), _routing()
     gate, up = experts.gate_up_proj.chunk(2, dim=1)
     lists = [list(weight.unbind()) for weight in (gate, experts.down_proj, up)]
-    shaped = (x.view(1, TOKENS, HIDDEN), selected.view(1, TOKENS, TOP), routing.view(1, TOKENS, TOP))
+    shaped = (
+        x.view(1, TOKENS, HIDDEN),
+        selected.view(1, TOKENS, TOP),
+        routing.view(1, TOKENS, TOP),
+    )
     actual = ops.torch_moe(*shaped, *lists, True, activation)
     assert relative_error(actual[0], experts(x, selected, routing)) < 1e-6
 
 
 def test_biases_bounds_and_the_offset_are_those_of_hugging_face() -> None:
-    config = GptOssConfig(hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, num_local_experts=EXPERTS)
+    config = GptOssConfig(
+        hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, num_local_experts=EXPERTS
+    )
     config.swiglu_limit, config.swiglu_alpha = 0.8, 1.3
     config._experts_implementation = "eager"
     experts = GptOssExperts(config)
@@ -95,14 +120,23 @@ def test_biases_bounds_and_the_offset_are_those_of_hugging_face() -> None:
     x, (selected, routing) = torch.randn(TOKENS, HIDDEN), _routing()
     both, bias = experts.gate_up_proj.transpose(1, 2), experts.gate_up_proj_bias
     w1, w2, w3 = both[:, ::2], experts.down_proj.transpose(1, 2), both[:, 1::2]
-    lists = [list(item.unbind()) for item in (w1, w2, w3, bias[:, ::2], experts.down_proj_bias, bias[:, 1::2])]
-    actual = ops.torch_moe(x, selected, routing, *lists[:3], True, "silu", *lists[3:], 0.8, 1.3, 1.0)
+    lists = [
+        list(item.unbind())
+        for item in (w1, w2, w3, bias[:, ::2], experts.down_proj_bias, bias[:, 1::2])
+    ]
+    actual = ops.torch_moe(
+        x, selected, routing, *lists[:3], True, "silu", *lists[3:], 0.8, 1.3, 1.0
+    )
     assert relative_error(actual, experts(x, selected, routing)) < 1e-6
 
 
 def test_gate_and_up_may_have_caps() -> None:
     x, (selected, routing) = torch.randn(TOKENS, HIDDEN), _routing()
-    w1, w2, w3 = _weights(INTERMEDIATE, HIDDEN), _weights(HIDDEN, INTERMEDIATE), _weights(INTERMEDIATE, HIDDEN)
+    w1, w2, w3 = (
+        _weights(INTERMEDIATE, HIDDEN),
+        _weights(HIDDEN, INTERMEDIATE),
+        _weights(INTERMEDIATE, HIDDEN),
+    )
     actual = ops.torch_moe(x, selected, routing, w1, w2, w3, gate_cap=0.7, up_cap=0.4)
     expected = torch.zeros(x.shape, dtype=torch.float64)
     for token, slot in [(i, j) for i in range(TOKENS) for j in range(TOP)]:
@@ -118,18 +152,28 @@ def test_gate_and_up_may_have_caps() -> None:
 
 def test_registration_is_sound() -> None:
     x, (selected, routing) = torch.randn(TOKENS, HIDDEN), _routing()
-    w1, w2, w3 = _weights(INTERMEDIATE, HIDDEN), _weights(HIDDEN, INTERMEDIATE), _weights(INTERMEDIATE, HIDDEN)
+    w1, w2, w3 = (
+        _weights(INTERMEDIATE, HIDDEN),
+        _weights(HIDDEN, INTERMEDIATE),
+        _weights(INTERMEDIATE, HIDDEN),
+    )
     torch.library.opcheck(ops.torch_moe.default, (x, selected, routing, w1, w2, w3))
-    torch.library.opcheck(ops.torch_moe.default, (x.view(1, TOKENS, HIDDEN), selected, routing, w1, w2, [], False))
+    torch.library.opcheck(
+        ops.torch_moe.default, (x.view(1, TOKENS, HIDDEN), selected, routing, w1, w2, [], False)
+    )
 
 
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
-@pytest.mark.parametrize(("groups", "top_groups", "group_top"), [(1, 1, 1), (4, 2, 1), (4, 2, 2), (2, 1, 3)])
+@pytest.mark.parametrize(
+    ("groups", "top_groups", "group_top"), [(1, 1, 1), (4, 2, 1), (4, 2, 2), (2, 1, 3)]
+)
 def test_tokens_go_to_the_best_experts_of_the_best_groups(
     scoring: str, groups: int, top_groups: int, group_top: int
 ) -> None:
     logits, bias = torch.randn(37, 12), torch.randn(12)
-    weights, experts = ops.torch_moe_router(logits, 3, True, scoring, bias, 2.5, 1e-20, groups, top_groups, group_top)
+    weights, experts = ops.torch_moe_router(
+        logits, 3, True, scoring, bias, 2.5, 1e-20, groups, top_groups, group_top
+    )
     size = 12 // groups
     for row, ours, ids in zip(logits.double(), weights, experts.tolist(), strict=True):
         scores = row.softmax(-1) if scoring == "softmax" else row.sigmoid()

@@ -25,7 +25,9 @@ def test_rmsnorm_is_that_of_hugging_face_and_of_float64(dtype: torch.dtype) -> N
     assert torch.equal(actual, theirs(x))
     d = x.double()
     assert (
-        relative_error(actual, d / (d.pow(2).mean(-1, keepdim=True) + eps).sqrt() * theirs.weight.double())
+        relative_error(
+            actual, d / (d.pow(2).mean(-1, keepdim=True) + eps).sqrt() * theirs.weight.double()
+        )
         < DTYPES[dtype]
     )
 
@@ -47,7 +49,10 @@ def test_l2norm_has_the_sum_of_squares(dtype: torch.dtype) -> None:
     x = torch.randn(2, 5, 4, 12).to(dtype)
     actual = ops.torch_l2norm(x, 1e-3)
     assert actual.dtype == dtype
-    assert relative_error(actual, x.double() / (x.double().pow(2).sum(-1, keepdim=True) + 1e-3).sqrt()) < DTYPES[dtype]
+    assert (
+        relative_error(actual, x.double() / (x.double().pow(2).sum(-1, keepdim=True) + 1e-3).sqrt())
+        < DTYPES[dtype]
+    )
     assert relative_error(actual, l2norm(x, dim=-1, eps=1e-3)) < DTYPES[dtype]
 
 
@@ -72,7 +77,11 @@ def test_layernorm_is_that_of_cohere() -> None:
 
 
 def test_fused_add_rmsnorm_is_both_steps() -> None:
-    x, residual, weight = torch.randn(3, 8).bfloat16(), torch.randn(3, 8).bfloat16(), torch.randn(8).bfloat16()
+    x, residual, weight = (
+        torch.randn(3, 8).bfloat16(),
+        torch.randn(3, 8).bfloat16(),
+        torch.randn(8).bfloat16(),
+    )
     normed, total = ops.torch_fused_add_rmsnorm(x, residual, weight, 1e-6)
     assert torch.equal(total, x + residual)
     assert torch.equal(normed, ops.torch_rmsnorm(x + residual, weight, 1e-6))
@@ -89,10 +98,18 @@ def test_registration_is_sound(dtype: torch.dtype) -> None:
 
 def test_fake_results_are_as_real_ones() -> None:
     """In dtypes that are promoted, and of rows that lie in memory in another order."""
-    for x_dtype, weight_dtype in ((torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16)):
-        for x in (torch.randn(2, 3, 4, 8).to(x_dtype), torch.randn(2, 4, 3, 8).to(x_dtype).transpose(1, 2)):
+    for x_dtype, weight_dtype in (
+        (torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+    ):
+        for x in (
+            torch.randn(2, 3, 4, 8).to(x_dtype),
+            torch.randn(2, 4, 3, 8).to(x_dtype).transpose(1, 2),
+        ):
             weight = torch.randn(8).to(weight_dtype)
-            torch.library.opcheck(ops.torch_rmsnorm.default, (x, weight, 1e-6), test_utils="test_faketensor")
+            torch.library.opcheck(
+                ops.torch_rmsnorm.default, (x, weight, 1e-6), test_utils="test_faketensor"
+            )
             torch.library.opcheck(
                 ops.torch_fused_add_rmsnorm.default,
                 (x, x.float() + 1, weight.half(), 1e-6, torch.float16),
@@ -100,4 +117,6 @@ def test_fake_results_are_as_real_ones() -> None:
             )
     x, up, down = torch.randn(2, 3, 8), torch.randn(12, 8), torch.randn(5, 6)
     torch.library.opcheck(ops.torch_silu_and_mul.default, (x,), test_utils="test_faketensor")
-    torch.library.opcheck(ops.torch_fused_swiglu_mlp.default, (x, up, down), test_utils="test_faketensor")
+    torch.library.opcheck(
+        ops.torch_fused_swiglu_mlp.default, (x, up, down), test_utils="test_faketensor"
+    )

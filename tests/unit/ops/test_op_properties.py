@@ -31,7 +31,9 @@ def test_model_files_call_what_they_may_and_transforms_bring_the_rest() -> None:
     models = "".join(path.read_text("utf-8") for path in (ROOT / "models").glob("*.py"))
     assert set(re.findall(r"torch\.ops\.onboard\.(\w+)", models)) <= canonical_ops()
     folders = (ROOT / "transforms", ROOT / "onboard" / "graph")
-    transforms = "".join(path.read_text("utf-8") for folder in folders for path in folder.rglob("*.py"))
+    transforms = "".join(
+        path.read_text("utf-8") for folder in folders for path in folder.rglob("*.py")
+    )
     for name, source in op_sources().items():
         kernel = name.partition("_")[2].removeprefix("fused_add_")
         assert not source.inserted or kernel in transforms, name
@@ -53,7 +55,9 @@ def test_what_keeps_a_state_of_each_sequence_declares_it() -> None:
         assert (source.state is not None) == bool(keeps), name
 
 
-@pytest.mark.parametrize("name", sorted(name for name in op_sources() if name.startswith("triton_")))
+@pytest.mark.parametrize(
+    "name", sorted(name for name in op_sources() if name.startswith("triton_"))
+)
 def test_back_ends_are_what_their_reference_is(name: str) -> None:
     one, other = op_sources()[name], op_sources()[name.replace("triton_", "torch_")]
     for each in ("mutates", "rotary", "adds_residual", "attends", "carries_state"):
@@ -62,7 +66,11 @@ def test_back_ends_are_what_their_reference_is(name: str) -> None:
 
 def test_what_is_said_of_an_operator_of_others_is_nothing() -> None:
     assert declared(torch.ops.aten.add.Tensor) is declared("input_ids") is NOT_OURS
-    assert declared(ops.torch_attention.default) is declared(ops.torch_attention) is op_sources()["torch_attention"]
+    assert (
+        declared(ops.torch_attention.default)
+        is declared(ops.torch_attention)
+        is op_sources()["torch_attention"]
+    )
 
 
 def latent() -> tuple[Tensor, ...]:
@@ -76,10 +84,18 @@ ATTEND: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
         *(each.transpose(1, 2) for each in (q, k, v))
     ).transpose(1, 2),
     "torch_mla": lambda *_: ops.torch_mla(*latent()),
-    "torch_sparse_mla": lambda *_: ops.torch_sparse_mla(*latent(), torch.arange(3).expand(1, ROWS, 3)),
-    "torch_sparse_attention": lambda q, k, v: ops.torch_sparse_attention(q, k, v, torch.arange(3).expand(1, ROWS, 3)),
-    "torch_dynamic_mask_attention": lambda q, k, v: ops.torch_dynamic_mask_attention(q, k, v, rand(1, ROWS, 2), 3),
-    "torch_relative_attention": lambda q, k, v: ops.torch_relative_attention(q, k, v, rand(1, ROWS, 2, 4)),
+    "torch_sparse_mla": lambda *_: ops.torch_sparse_mla(
+        *latent(), torch.arange(3).expand(1, ROWS, 3)
+    ),
+    "torch_sparse_attention": lambda q, k, v: ops.torch_sparse_attention(
+        q, k, v, torch.arange(3).expand(1, ROWS, 3)
+    ),
+    "torch_dynamic_mask_attention": lambda q, k, v: ops.torch_dynamic_mask_attention(
+        q, k, v, rand(1, ROWS, 2), 3
+    ),
+    "torch_relative_attention": lambda q, k, v: ops.torch_relative_attention(
+        q, k, v, rand(1, ROWS, 2, 4)
+    ),
     "torch_compressed_attention": lambda q, *_: ops.torch_compressed_attention(
         q, torch.full((1, ROWS, 1, 4), CONSTANT), torch.full((1, ROWS, 4), CONSTANT), None, 2, 3
     ),
@@ -99,13 +115,21 @@ def test_rotations_declare_their_tables_and_leave_what_is_turned_by_nothing() ->
     tables = {"cos": torch.ones(1, ROWS, 8), "sin": torch.zeros(1, ROWS, 8)}
     freqs = torch.ones(1, ROWS, 4, dtype=torch.complex64)
     for name, source in op_sources().items():
-        own = tuple(argument for argument in arguments_of(name) if argument in (*tables, "freqs_cis"))
+        own = tuple(
+            argument for argument in arguments_of(name) if argument in (*tables, "freqs_cis")
+        )
         assert source.rotary == own, name
         if not own or not name.startswith("torch_"):
             continue
         q = rand(1, ROWS, 2, 8)
         q = q / q.square().mean(-1, keepdim=True).sqrt()
-        known = {**tables, "freqs_cis": freqs, "q_weight": torch.ones(8), "k_weight": torch.ones(8), "eps": 0.0}
+        known = {
+            **tables,
+            "freqs_cis": freqs,
+            "q_weight": torch.ones(8),
+            "k_weight": torch.ones(8),
+            "eps": 0.0,
+        }
         given = {key: value for key, value in known.items() if key in arguments_of(name)}
         by_name = {"unsqueeze_dim": 2} if "unsqueeze_dim" in arguments_of(name) else {}
         turned, _ = getattr(ops, name)(q, q, **given, **by_name)
@@ -113,7 +137,11 @@ def test_rotations_declare_their_tables_and_leave_what_is_turned_by_nothing() ->
 
 
 def test_what_adds_a_residual_returns_the_norm_and_the_sum() -> None:
-    found = [name for name, source in op_sources().items() if source.adds_residual and name.startswith("torch_")]
+    found = [
+        name
+        for name, source in op_sources().items()
+        if source.adds_residual and name.startswith("torch_")
+    ]
     assert found
     x, residual = rand(1, ROWS, 8), rand(1, ROWS, 8)
     for name in found:
@@ -126,7 +154,9 @@ def _turned(name: str, rows: slice, q: Tensor, angles: Tensor) -> Tensor:
     tables = [angles.cos(), angles.sin()]
     if "freqs_cis" in arguments_of(name):
         tables = [torch.polar(torch.ones_like(angles), angles)[..., : angles.shape[-1] // 2]]
-    turned: Tensor = getattr(ops, name)(q[:, rows], q[:, rows], *(each[:, rows] for each in tables))[0]
+    turned: Tensor = getattr(ops, name)(
+        q[:, rows], q[:, rows], *(each[:, rows] for each in tables)
+    )[0]
     return turned
 
 
@@ -146,15 +176,21 @@ def _row_wise() -> dict[str, Callable[[slice], Tensor]]:
             if "unsqueeze_dim" not in arguments_of(name) or name == "torch_rope_with_complex_freqs":
                 return _turned(name, rows, q, angles)
             tables = angles[:, rows].cos(), angles[:, rows].sin()
-            turned: Tensor = getattr(ops, name)(heads_first[:, :, rows], heads_first[:, :, rows], *tables)[0]
+            turned: Tensor = getattr(ops, name)(
+                heads_first[:, :, rows], heads_first[:, :, rows], *tables
+            )[0]
             return turned.transpose(1, 2)
 
         return turn
 
-    names = [name for name, source in op_sources().items() if source.rotary and name.startswith("torch_")]
+    names = [
+        name for name, source in op_sources().items() if source.rotary and name.startswith("torch_")
+    ]
     made = {name: rope(name) for name in names if op_sources()[name].row_wise}
     made["torch_cached_residual_add"] = lambda rows: _kept(rows, x)
-    made["gather_logits_before_lm_head"] = lambda rows: ops.gather_logits_before_lm_head(x, torch.arange(ROWS)[rows])
+    made["gather_logits_before_lm_head"] = lambda rows: ops.gather_logits_before_lm_head(
+        x, torch.arange(ROWS)[rows]
+    )
     return made
 
 
@@ -170,5 +206,9 @@ def test_a_row_wise_op_computes_a_row_alike_in_any_company() -> None:
 
 
 def test_attention_that_a_mask_may_shape_is_the_one_that_carries_no_state() -> None:
-    """So these are what a graph's invariants look for when it must be cached; with a mask tokens see later ones."""
-    assert {name for name in attention_ops() if "attn_mask" in arguments_of(name)} == attention_ops() - stateful_ops()
+    """So these are what a graph's invariants look for when it must be cached; with a mask tokens
+    see later ones.
+    """
+    assert {
+        name for name in attention_ops() if "attn_mask" in arguments_of(name)
+    } == attention_ops() - stateful_ops()

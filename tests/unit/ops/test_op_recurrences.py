@@ -22,7 +22,9 @@ def test_lightning_attention_is_its_recurrence(length: int) -> None:
     state, expected = torch.zeros(2, 3, 4, 5).double(), torch.zeros(2, length, 3, 5).double()
     for i in range(length):
         key, value, query = (item[:, i].double() for item in (k, v, q))
-        state = state * (-slopes.double()).exp()[:, None, None] + torch.einsum("bhk,bhv->bhkv", key, value)
+        state = state * (-slopes.double()).exp()[:, None, None] + torch.einsum(
+            "bhk,bhv->bhkv", key, value
+        )
         expected[:, i] = torch.einsum("bhk,bhkv->bhv", query, state)
     assert relative_error(ops.torch_lightning_attention(q, k, v, slopes), expected) < 1e-5
 
@@ -46,10 +48,16 @@ def test_token_shift_gives_the_token_before(length: int) -> None:
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_wkv_is_the_average_that_it_is_called(length: int) -> None:
-    key, value, time_decay, time_first = torch.randn(2, length, 3), torch.randn(2, length, 3), *torch.randn(2, 3)
+    key, value, time_decay, time_first = (
+        torch.randn(2, length, 3),
+        torch.randn(2, length, 3),
+        *torch.randn(2, 3),
+    )
     expected = torch.zeros(2, length, 3).double()
     for i in range(length):
-        distance = torch.arange(i - 1, -2, -1).double()[None, :, None]  # of each token up to i, from the one before i
+        distance = torch.arange(i - 1, -2, -1).double()[
+            None, :, None
+        ]  # of each token up to i, from the one before i
         exponents = key[:, : i + 1].double() - distance * time_decay.double().exp()
         exponents[:, i] = key[:, i].double() + time_first.double()
         expected[:, i] = (exponents.softmax(1) * value[:, : i + 1].double()).sum(1)
@@ -65,10 +73,16 @@ def test_large_keys_do_not_overflow() -> None:
 
 def _mlstm(q: Tensor, k: Tensor, v: Tensor, igate: Tensor, fgate: Tensor, eps: float) -> Tensor:
     """The recurrence with its stabiliser, as the paper writes it (equations 19 to 27)."""
-    memory, norm, m = torch.zeros(2, 3, 4, 5).double(), torch.zeros(2, 3, 4).double(), torch.zeros(2, 3).double()
+    memory, norm, m = (
+        torch.zeros(2, 3, 4, 5).double(),
+        torch.zeros(2, 3, 4).double(),
+        torch.zeros(2, 3).double(),
+    )
     outputs = []
     for i in range(q.shape[1]):
-        query, key, value, gate, kept = (item[:, i].double() for item in (q / 2, k, v, igate, fgate))
+        query, key, value, gate, kept = (
+            item[:, i].double() for item in (q / 2, k, v, igate, fgate)
+        )
         kept = torch.nn.functional.logsigmoid(kept)
         new = torch.maximum(kept + m, gate)
         left, added, m = (kept + m - new).exp()[..., None], (gate - new).exp()[..., None], new
@@ -84,18 +98,24 @@ def _mlstm(q: Tensor, k: Tensor, v: Tensor, igate: Tensor, fgate: Tensor, eps: f
 def test_mlstm_is_its_recurrence(length: int, eps: float) -> None:
     tensors = [torch.randn(2, length, 3, size).double() for size in (4, 4, 5)]
     gates = (3 * torch.randn(2, 2, length, 3).double() + 1).unbind()
-    assert relative_error(ops.torch_mlstm(*tensors, *gates, eps), _mlstm(*tensors, *gates, eps)) < 1e-9
+    assert (
+        relative_error(ops.torch_mlstm(*tensors, *gates, eps), _mlstm(*tensors, *gates, eps)) < 1e-9
+    )
 
 
 def test_registrations_are_sound() -> None:
     x, vector = torch.randn(2, 3, 4), torch.randn(4)
     q = torch.randn(2, 3, 2, 4)
-    torch.library.opcheck(ops.torch_lightning_attention.default, (q, q, torch.randn(2, 3, 2, 5), torch.rand(2)))
+    torch.library.opcheck(
+        ops.torch_lightning_attention.default, (q, q, torch.randn(2, 3, 2, 5), torch.rand(2))
+    )
     torch.library.opcheck(ops.torch_linear_recurrence.default, (x, x.sigmoid()))
     torch.library.opcheck(ops.torch_token_shift.default, (x,))
     torch.library.opcheck(ops.torch_wkv.default, (x, x + 1, vector, vector))
     gate = torch.randn(2, 3, 2)
-    torch.library.opcheck(ops.torch_mlstm.default, (q, q, torch.randn(2, 3, 2, 5), gate, gate, 1e-6))
+    torch.library.opcheck(
+        ops.torch_mlstm.default, (q, q, torch.randn(2, 3, 2, 5), gate, gate, 1e-6)
+    )
 
 
 def test_what_is_computed_in_float32_has_the_dtype_of_what_came_in() -> None:

@@ -21,14 +21,21 @@ ROUNDS = (
     ((10, 11, 11), (12, 13, 13)),
     ((11, 17, 17), (13, 18, 18)),
 )
-"""Of each step and sequence: the first token read, where it ends, and up to where its tokens are the right ones."""
+"""Of each step and sequence: the first token read, where it ends, and up to where its tokens are
+the right ones.
+"""
 _SHAPES = ((HEADS, SIZE), (GROUPS, STATE), (GROUPS, STATE), (HEADS,))
 
 
 def _metadata(spans: list[tuple[int, int]]) -> list[Tensor]:
-    new, ends = torch.tensor([end - start for start, end in spans]), torch.tensor([end for _, end in spans])
+    new, ends = (
+        torch.tensor([end - start for start, end in spans]),
+        torch.tensor([end for _, end in spans]),
+    )
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), new.cumsum(0)])
-    info = torch.tensor([len(spans), int(new.sum()), int(new.max()), int(ends.max()), 0], dtype=torch.int32)
+    info = torch.tensor(
+        [len(spans), int(new.sum()), int(new.max()), int(ends.max()), 0], dtype=torch.int32
+    )
     return [starts.int(), ends.int(), torch.tensor([2, 1])[: len(spans)], info]
 
 
@@ -48,7 +55,10 @@ def test_steps_that_are_taken_back_leave_no_trace() -> None:
     caches = [states, *kept, torch.full((4, 1), -1)]
     for step in ROUNDS:
         spans = [(start, end) for start, end, _ in step]
-        read = [torch.cat([full[i, start:end] for i, (start, end) in enumerate(spans)])[None] for full in right]
+        read = [
+            torch.cat([full[i, start:end] for i, (start, end) in enumerate(spans)])[None]
+            for full in right
+        ]
         counts = torch.cat([torch.arange(start, end) < until for start, end, until in step])
         for tensor in read:
             tensor[0, ~counts] = torch.randn_like(tensor[0, ~counts])

@@ -30,11 +30,15 @@ def test_sparse_mla_sees_the_chosen_keys_that_are_not_later(with_sinks: bool) ->
     expanded = torch.einsum("bsr,nor->bsno", latent.double(), weight.double().view(heads, -1, rank))
     key = torch.cat([expanded[..., :nope], kpe.double().expand(-1, -1, heads, -1)], -1)
     mask = torch.zeros(2, 1, length, length, dtype=torch.bool)
-    for row, query, choice in [(b, i, int(k)) for b in range(2) for i in range(length) for k in indices[b, i]]:
+    for row, query, choice in [
+        (b, i, int(k)) for b in range(2) for i in range(length) for k in indices[b, i]
+    ]:
         mask[row, 0, query, choice] = True
     assert torch.equal(chosen_keys(indices.int(), length), mask)
     options = naive.Options(scale=0.3, sinks=sinks)
-    expected = naive.attention(torch.cat([q_nope, q_pe], -1), key, expanded[..., nope:], options, mask)
+    expected = naive.attention(
+        torch.cat([q_nope, q_pe], -1), key, expanded[..., nope:], options, mask
+    )
     actual = ops.torch_sparse_mla(q_nope, q_pe, latent, kpe, weight, indices.int(), 0.3, sinks)
     assert relative_error(actual, expected) < 1e-6
     near = naive.Options(scale=0.3, sinks=sinks, sliding_window=3)
@@ -49,7 +53,10 @@ def test_the_indexer_chooses_the_best_keys_that_are_not_later() -> None:
     assert chosen.shape == (2, 11, 4)
     for row, position in [(b, i) for b in range(2) for i in range(11)]:
         q, w = query[row, position].double(), weights[row, position].double()
-        scores = [sum(float(w[n]) * max(0.3 * float(q[n] @ k), 0.0) for n in range(12)) for k in key[row].double()]
+        scores = [
+            sum(float(w[n]) * max(0.3 * float(q[n] @ k), 0.0) for n in range(12))
+            for k in key[row].double()
+        ]
         best = sorted(range(position + 1), key=lambda each: -scores[each])[:4]
         assert chosen[row, position, : position + 1].tolist() == best
 
@@ -60,13 +67,17 @@ def _small(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("top_k", [1, 4, 9])
 def test_of_equal_scores_the_first_keys_are_chosen(top_k: int) -> None:
-    """Scores of small integers are exact, and most of them are equals; half of the zeros are negative ones."""
+    """Scores of small integers are exact, and most of them are equals; half of the zeros are
+    negative ones.
+    """
     query, key, weights = _small(2, 30, 2, 4), _small(2, 30, 4), _small(2, 30, 2)
     chosen, ties = ops.torch_lightning_indexer(query, key, weights, top_k, 0.5), 0
     for row, position in [(b, i) for b in range(2) for i in range(top_k, 30)]:
         q, w = query[row, position].double(), weights[row, position].double()
         seen = key[row, : position + 1].double()
-        scores = [sum(float(w[n]) * max(0.5 * float(q[n] @ k), 0.0) for n in range(2)) for k in seen]
+        scores = [
+            sum(float(w[n]) * max(0.5 * float(q[n] @ k), 0.0) for n in range(2)) for k in seen
+        ]
         ranked = sorted(range(position + 1), key=lambda each: (-scores[each], each))
         ties += scores[ranked[top_k - 1]] == scores[ranked[top_k]]
         assert chosen[row, position].tolist() == ranked[:top_k]
@@ -88,7 +99,9 @@ def test_scores_of_few_heads_are_known_to_tie() -> None:
 
 def test_the_indexer_takes_all_keys_of_a_short_text() -> None:
     query, key, weights = torch.randn(1, 3, 12, 5), torch.randn(1, 3, 5), torch.randn(1, 3, 12)
-    assert ops.torch_lightning_indexer(query, key, weights, 4).sort(-1).values.tolist() == [[[0, 1, 2]] * 3]
+    assert ops.torch_lightning_indexer(query, key, weights, 4).sort(-1).values.tolist() == [
+        [[0, 1, 2]] * 3
+    ]
 
 
 class _Products(TorchDispatchMode):
@@ -107,7 +120,9 @@ class _Products(TorchDispatchMode):
 
 @pytest.mark.parametrize("limit", [1, 250, 600, 10**6])
 def test_long_rows_are_scored_in_blocks(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As few as fit in the limit, a query at a time at least; what a block gives does not depend on its size."""
+    """As few as fit in the limit, a query at a time at least; what a block gives does not depend on
+    its size.
+    """
     query, key, weights = (
         torch.randn(2, 23, 3, 5).double(),
         torch.randn(2, 20, 5).double(),
@@ -126,21 +141,30 @@ def test_long_rows_are_scored_in_blocks(limit: int, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("top_k", [2, 6])  # there are four blocks
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_indexer_of_blocks_chooses_the_best_that_have_ended_and_the_own_block(weighted: bool, top_k: int) -> None:
+def test_the_indexer_of_blocks_chooses_the_best_that_have_ended_and_the_own_block(
+    weighted: bool, top_k: int
+) -> None:
     length, size = 14, 3
     query, key = torch.randn(2, length, 12, 5), torch.randn(2, length, 5)
     weights = torch.randn(2, length, 12) if weighted else None
     chosen = ops.torch_block_indexer(query, key, weights, top_k, size, 0.3)
     expanded = ops.torch_block_indexer(query, key, weights, top_k, size, 0.3, expand=True)
-    assert (chosen.shape, expanded.shape) == ((2, length, top_k), (2, length, top_k * size + size - 1))
+    assert (chosen.shape, expanded.shape) == (
+        (2, length, top_k),
+        (2, length, top_k * size + size - 1),
+    )
     for row, position in [(b, i) for b in range(2) for i in range(length)]:
         q, ended = query[row, position].double(), (position + 1) // size
         w = torch.ones(12).double() if weights is None else weights[row, position].double()
         keys = key[row, size - 1 :: size].double()
-        scores = [sum(float(w[n]) * max(0.3 * float(q[n] @ k), 0.0) for n in range(12)) for k in keys]
+        scores = [
+            sum(float(w[n]) * max(0.3 * float(q[n] @ k), 0.0) for n in range(12)) for k in keys
+        ]
         best = sorted(range(ended), key=lambda each: -scores[each])[:top_k]
         assert chosen[row, position].tolist() == best + [-1] * (top_k - len(best))
-        tokens = [block * size + i for block in best for i in range(size)] + list(range(ended * size, position + 1))
+        tokens = [block * size + i for block in best for i in range(size)] + list(
+            range(ended * size, position + 1)
+        )
         assert sorted(t for t in expanded[row, position].tolist() if t >= 0) == sorted(tokens)
 
 
@@ -150,16 +174,26 @@ def test_attention_sees_the_chosen_keys_that_are_not_later() -> None:
     indices[..., 0] = torch.arange(9)  # each query sees a key at least
     indices[:, 5:, 3] = -1
     mask = torch.zeros(2, 1, 9, 9, dtype=torch.bool)
-    for row, at, choice in [(b, i, int(k)) for b in range(2) for i in range(9) for k in indices[b, i] if k >= 0]:
+    for row, at, choice in [
+        (b, i, int(k)) for b in range(2) for i in range(9) for k in indices[b, i] if k >= 0
+    ]:
         mask[row, 0, at, choice] = True
     expected = naive.attention(query, key, value, naive.Options(scale=0.3), mask)
-    assert relative_error(ops.torch_sparse_attention(query, key, value, indices, 0.3), expected) < 1e-6
+    assert (
+        relative_error(ops.torch_sparse_attention(query, key, value, indices, 0.3), expected) < 1e-6
+    )
 
 
 def test_registration_is_sound() -> None:
     q, latent, kpe = torch.randn(2, 3, 2, 4), torch.randn(2, 3, 6), torch.randn(2, 3, 1, 4)
     indices = torch.zeros(2, 3, 1, dtype=torch.int32)
-    torch.library.opcheck(ops.torch_sparse_mla.default, (q, q + 1, latent, kpe, torch.randn(2 * 9, 6), indices))
-    torch.library.opcheck(ops.torch_lightning_indexer.default, (q, q[:, :, 0] + 1, torch.randn(2, 3, 2), 2))
-    torch.library.opcheck(ops.torch_block_indexer.default, (q, q[:, :, 0] + 1, torch.randn(2, 3, 2), 2, 2))
+    torch.library.opcheck(
+        ops.torch_sparse_mla.default, (q, q + 1, latent, kpe, torch.randn(2 * 9, 6), indices)
+    )
+    torch.library.opcheck(
+        ops.torch_lightning_indexer.default, (q, q[:, :, 0] + 1, torch.randn(2, 3, 2), 2)
+    )
+    torch.library.opcheck(
+        ops.torch_block_indexer.default, (q, q[:, :, 0] + 1, torch.randn(2, 3, 2), 2, 2)
+    )
     torch.library.opcheck(ops.torch_sparse_attention.default, (q, q + 1, q + 2, indices))

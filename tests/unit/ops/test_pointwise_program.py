@@ -1,4 +1,6 @@
-"""Programs of elementwise operators: their text, what they mean, how they are simplified, and their kernels."""
+"""Programs of elementwise operators: their text, what they mean, how they are simplified, and their
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,12 @@ def every_operation(kind: Attribute) -> str:
         condition = dialect.operation("ne", list(block.args), i1)
         block.add_op(condition)
         truth = name in (*dialect.COMPARISONS, *dialect.LOGIC, "logical_not")
-        operands = [condition.results[0], *block.args] if name == "where" else block.args[: arity(name)]
-        step = dialect.operation(name, list(operands), i1 if truth else f32 if name == "cast" else kind)
+        operands = (
+            [condition.results[0], *block.args] if name == "where" else block.args[: arity(name)]
+        )
+        step = dialect.operation(
+            name, list(operands), i1 if truth else f32 if name == "cast" else kind
+        )
         block.add_op(step)
         results.append(step.results[0])
     return str(make_program(block, results))
@@ -101,10 +107,18 @@ def test_simplified_programs_compute_the_same() -> None:
     program = parse_program(ROUND_TRIP).clone()
     canonicalize(program)
     # One widening cast, the folded product, one sum (of two), its square, the comparison.
-    assert [step.name for step in steps(program)] == ["ew.cast", "ew.constant", "ew.add", "ew.mul", "ew.gt"]
+    assert [step.name for step in steps(program)] == [
+        "ew.cast",
+        "ew.constant",
+        "ew.add",
+        "ew.mul",
+        "ew.gt",
+    ]
     inputs = [torch.randn(64).bfloat16(), torch.randn(64)]
     for simple, plain in zip(
-        ops.torch_pointwise(inputs, str(program)), ops.torch_pointwise(inputs, ROUND_TRIP), strict=True
+        ops.torch_pointwise(inputs, str(program)),
+        ops.torch_pointwise(inputs, ROUND_TRIP),
+        strict=True,
     ):
         assert torch.equal(simple, plain)
 
@@ -124,7 +138,13 @@ def test_a_cast_that_loses_something_stays() -> None:
 
 MEANING = {
     **{name: getattr(torch, name) for name in dialect.OPERATIONS if hasattr(torch, name)},
-    **{"relu": F.relu, "silu": F.silu, "gelu": F.gelu, "softplus": F.softplus, "cast": torch.Tensor.float},
+    **{
+        "relu": F.relu,
+        "silu": F.silu,
+        "gelu": F.gelu,
+        "softplus": F.softplus,
+        "cast": torch.Tensor.float,
+    },
     "row_sum": lambda x: x.sum(-1, keepdim=True),
     "row_mean": lambda x: x.mean(-1, keepdim=True),
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -151,14 +171,29 @@ def test_generated_code_has_names_from_the_kernel_language_alone() -> None:
     for kind in dialect.TYPES.values():
         for outer in range(4):
             tree = ast.parse(kernel_source(parse_program(every_operation(kind)), outer))
-            assert {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} <= _assigned(tree) | {"float"}
-            roots = {ast.unparse(node).split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-            assert all(root in ("triton", "tl", "m") or "(" in root or root in _assigned(tree) for root in roots)
+            assert {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} <= _assigned(
+                tree
+            ) | {"float"}
+            roots = {
+                ast.unparse(node).split(".")[0]
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Attribute)
+            }
+            assert all(
+                root in ("triton", "tl", "m") or "(" in root or root in _assigned(tree)
+                for root in roots
+            )
 
 
 def _assigned(tree: ast.Module) -> set[str]:
-    names = {each.id for node in ast.walk(tree) if isinstance(node, ast.Assign) for each in node.targets}
-    return names | {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)} | {"triton", "tl", "m"}
+    names = {
+        each.id for node in ast.walk(tree) if isinstance(node, ast.Assign) for each in node.targets
+    }
+    return (
+        names
+        | {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        | {"triton", "tl", "m"}
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int64])

@@ -1,4 +1,6 @@
-"""Every kernel compiles for a Hopper GPU, on any machine: the interpreter checks no types and has no limits."""
+"""Every kernel compiles for a Hopper GPU, on any machine: the interpreter checks no types and has
+no limits.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(JITFunction, "run", compile_only)
     monkeypatch.setattr(launch, "INTERPRETED", True)  # lets tensors on the CPU through
     for launcher in (cached_attention, cached_mla):
-        monkeypatch.setattr(launcher, "overlaps", lambda device: {"OVERLAP": True, "launch_pdl": True})
+        monkeypatch.setattr(
+            launcher, "overlaps", lambda device: {"OVERLAP": True, "launch_pdl": True}
+        )
     monkeypatch.setattr(driver, "_active", NoDevice())
     yield compiled
     for function in functions:
@@ -76,7 +80,9 @@ def assert_compiled(kernels: list[Any], names: set[str]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_elementwise_kernels(kernels: list[Any], dtype: torch.dtype) -> None:
-    x, weight, heads, table = (torch.randn(s).to(dtype) for s in [(1, 3, 256), (256,), (1, 3, 4, 64), (1, 3, 32)])
+    x, weight, heads, table = (
+        torch.randn(s).to(dtype) for s in [(1, 3, 256), (256,), (1, 3, 4, 64), (1, 3, 32)]
+    )
     ops.triton_rmsnorm(x, weight, 1e-6)
     ops.triton_fused_add_rmsnorm(x, x, weight, 1e-6)
     for activation in ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2"):
@@ -87,13 +93,17 @@ def test_elementwise_kernels(kernels: list[Any], dtype: torch.dtype) -> None:
 
 
 def test_kernels_of_pairs_lengths_gates_and_sums_that_are_cast(kernels: list[Any]) -> None:
-    x, weight, heads, table = (torch.randn(s).bfloat16() for s in [(1, 3, 256), (256,), (1, 3, 4, 64), (1, 3, 32)])
+    x, weight, heads, table = (
+        torch.randn(s).bfloat16() for s in [(1, 3, 256), (256,), (1, 3, 4, 64), (1, 3, 32)]
+    )
     ops.triton_rope_deinterleaved(heads, heads, table, table)
     ops.triton_rope_pairs(heads, heads, torch.view_as_complex(table.float().unflatten(-1, (-1, 2))))
     ops.triton_l2norm(x, 1e-6)
     ops.triton_fused_gdn_gating(x, x, weight.float(), weight)
     ops.triton_fused_add_rmsnorm(x, x.float(), weight, 1e-6, torch.bfloat16)
-    assert_compiled(kernels, {"_rope_kernel", "_l2norm_kernel", "_gdn_gating_kernel", "_rmsnorm_kernel"})
+    assert_compiled(
+        kernels, {"_rope_kernel", "_l2norm_kernel", "_gdn_gating_kernel", "_rmsnorm_kernel"}
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -112,7 +122,10 @@ def test_kernels_that_choose_tokens(kernels: list[Any], dtype: torch.dtype) -> N
     host_copy.copy(latest, latest)
     table = torch.zeros(3, 4096, dtype=torch.int32)
     host_copy.copy_rows(table, table, torch.ones(3, dtype=torch.int32))
-    assert_compiled(kernels, {"fill_kernel", "largest_kernel", "choose_kernel", "copy_kernel", "copy_rows_kernel"})
+    assert_compiled(
+        kernels,
+        {"fill_kernel", "largest_kernel", "choose_kernel", "copy_kernel", "copy_rows_kernel"},
+    )
 
 
 MATRIX = {"matrix_kernel", "_rmsnorm_kernel"}
@@ -120,10 +133,16 @@ MATRIX = {"matrix_kernel", "_rmsnorm_kernel"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "names"), [(1, {"vector_kernel"}), (8, MATRIX), (64, MATRIX)])
-def test_linear_kernels(kernels: list[Any], rows: int, names: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU of compute capability 9.0, for the layers of a model with a hidden size of 1024."""
+def test_linear_kernels(
+    kernels: list[Any], rows: int, names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU of compute capability 9.0, for the layers of a model with a hidden size of
+    1024.
+    """
     for module in (linear, rmsnorm):
-        monkeypatch.setattr(module, "overlaps", lambda device: {"OVERLAP": True, "launch_pdl": True})
+        monkeypatch.setattr(
+            module, "overlaps", lambda device: {"OVERLAP": True, "launch_pdl": True}
+        )
     monkeypatch.setattr(linear, "processors", lambda device: 132)
     x, wide = (torch.randn(rows, size).bfloat16() for size in (1024, 3072))
     ops.triton_fused_linear(x, torch.empty(6144, 1024).bfloat16(), None, None, x[0], 1e-6, "silu")
@@ -135,7 +154,12 @@ def test_linear_kernels(kernels: list[Any], rows: int, names: set[str], monkeypa
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "options": {
-        "options": {"sinks": torch.randn(8), "sliding_window": 128, "logit_cap": 30.0, "alibi_slopes": torch.randn(8)}
+        "options": {
+            "sinks": torch.randn(8),
+            "sliding_window": 128,
+            "logit_cap": 30.0,
+            "alibi_slopes": torch.randn(8),
+        }
     },
     "head of 80": {"dim": 80, "value_dim": 48},
     "head of 256": {"dim": 256},
@@ -150,7 +174,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_attention_kernels(kernels: list[Any], variant: str) -> None:
-    arguments = {"heads": 8, "kv_heads": 2, "dim": 128, "dtype": torch.bfloat16, "page_size": 32} | VARIANTS[variant]
+    arguments = {
+        "heads": 8,
+        "kv_heads": 2,
+        "dim": 128,
+        "dtype": torch.bfloat16,
+        "page_size": 32,
+    } | VARIANTS[variant]
     options = arguments.pop("options", {})
     decode = make_batch([(1, 300)], spare_columns=20, **arguments)
     prefill = make_batch([(64, 64), (1, 10)], **arguments)
@@ -160,7 +190,13 @@ def test_attention_kernels(kernels: list[Any], variant: str) -> None:
 
 
 STATE_KERNELS = {
-    "decode": {"_conv_kernel", "delta_step_kernel", "ssm_step_kernel", "selective_scan_kernel", "mla_kernel"},
+    "decode": {
+        "_conv_kernel",
+        "delta_step_kernel",
+        "ssm_step_kernel",
+        "selective_scan_kernel",
+        "mla_kernel",
+    },
     "prefill": {
         "_conv_kernel",
         "delta_solve_kernel",
@@ -174,7 +210,9 @@ STATE_KERNELS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("step", "lengths"), [("decode", [(1, 300)] * 132), ("prefill", [(80, 80)])])
+@pytest.mark.parametrize(
+    ("step", "lengths"), [("decode", [(1, 300)] * 132), ("prefill", [(80, 80)])]
+)
 def test_kernels_of_mixers(
     kernels: list[Any], step: str, lengths: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,13 +229,19 @@ def test_kernels_of_mixers(
 
 
 @pytest.mark.slow
-def test_latents_are_loaded_while_others_are_attended_to(kernels: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 64 rows a tile, the copies of the next tile are issued before the softmax and the second product."""
+def test_latents_are_loaded_while_others_are_attended_to(
+    kernels: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 64 rows a tile, the copies of the next tile are issued before the softmax and the second
+    product.
+    """
     monkeypatch.setattr(ragged, "PAGE", 32)
     ops.triton_cached_mla(*ragged.mla(ragged.make_row([(1, 300)] * 2), 64, 512, 64, torch.bfloat16))
     assert_compiled(kernels, {"mla_kernel", "combine_kernel"})
     loop = kernels[0].asm["ttgir"].split("scf.for")[1]
-    order = [loop.index(each) for each in ("warp_group_dot", "async_copy_global_to_local", "math.exp2")]
+    order = [
+        loop.index(each) for each in ("warp_group_dot", "async_copy_global_to_local", "math.exp2")
+    ]
     assert order == sorted(order)
     assert loop.count("ttng.warp_group_dot ") == 3
 
@@ -209,18 +253,28 @@ OVERLAPPING = (cached_causal_conv, cached_delta_rule, cached_ssm, moe, rmsnorm_g
 def overlapping(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are launched as on a GPU where they overlap."""
     for launcher in OVERLAPPING:
-        monkeypatch.setattr(launcher, "overlaps", lambda device: {"OVERLAP": True, "launch_pdl": True})
+        monkeypatch.setattr(
+            launcher, "overlaps", lambda device: {"OVERLAP": True, "launch_pdl": True}
+        )
 
 
 @pytest.mark.slow
 def test_kernels_of_mixtures(kernels: list[Any], overlapping: None) -> None:
     weights = [torch.empty(8, 256, 128).bfloat16(), torch.empty(8, 128, 128).bfloat16()]
     for tokens in (1, 64, 1024):
-        x, chosen, routing = torch.empty(tokens, 128).bfloat16(), torch.zeros(tokens, 2).long(), torch.rand(tokens, 2)
+        x, chosen, routing = (
+            torch.empty(tokens, 128).bfloat16(),
+            torch.zeros(tokens, 2).long(),
+            torch.rand(tokens, 2),
+        )
         ops.triton_moe_fused(x, chosen, routing, *weights)
-    ops.triton_moe_router(torch.randn(2, 64), 8, True, "sigmoid", torch.randn(64), 2.5, 1e-20, 8, 4, 2)
+    ops.triton_moe_router(
+        torch.randn(2, 64), 8, True, "sigmoid", torch.randn(64), 2.5, 1e-20, 8, 4, 2
+    )
     sorts = {"sort_kernel", "count_kernel", "place_kernel"}
-    assert_compiled(kernels, {"up_kernel", "down_kernel", "combine_experts_kernel", "router_kernel"} | sorts)
+    assert_compiled(
+        kernels, {"up_kernel", "down_kernel", "combine_experts_kernel", "router_kernel"} | sorts
+    )
 
 
 @pytest.mark.slow
@@ -231,7 +285,9 @@ def test_kernels_that_overlap(kernels: list[Any], overlapping: None) -> None:
     ops.triton_cached_ssm(*ragged.ssm(row, 1, 1, 64, 128, dtype))
     x, weight = torch.randn(4, 128).bfloat16(), torch.ones(128).bfloat16()
     ops.triton_fused_rmsnorm_gated(x, weight, x, 1e-5, 128, True, dtype)
-    assert_compiled(kernels, {"_conv_kernel", "delta_step_kernel", "ssm_step_kernel", "_rmsnorm_gated_kernel"})
+    assert_compiled(
+        kernels, {"_conv_kernel", "delta_step_kernel", "ssm_step_kernel", "_rmsnorm_gated_kernel"}
+    )
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""Triton decides when it is imported whether kernels are interpreted, so they are tested in a process of their own."""
+"""Triton decides when it is imported whether kernels are interpreted, so they are tested in a
+process of their own.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from tests.support.apart import run_apart
 
 ops = torch.ops.onboard
 
-INTERPRETED = tuple(f"interpreted_{name}.py" for name in ("kernels", "fused", "linear", "mixers", "moe", "invariant"))
+INTERPRETED = tuple(
+    f"interpreted_{name}.py"
+    for name in ("kernels", "fused", "linear", "mixers", "moe", "invariant")
+)
 
 
 @pytest.mark.slow
@@ -29,14 +34,18 @@ def test_a_tensor_on_the_cpu_is_refused_with_what_to_do() -> None:
         ops.triton_rmsnorm(torch.randn(2, 8), torch.ones(8), 1e-6)
 
 
-@pytest.mark.parametrize("name", sorted(name for name in op_sources() if name.startswith("triton_")))
+@pytest.mark.parametrize(
+    "name", sorted(name for name in op_sources() if name.startswith("triton_"))
+)
 def test_both_back_ends_have_the_same_signature(name: str) -> None:
     names = name.replace("triton_", "torch_"), name
     schemas = [str(getattr(ops, each).default._schema) for each in names]
     assert schemas[0].replace("torch_", "triton_") == schemas[1]
 
 
-@pytest.mark.parametrize("name", sorted(name for name in op_sources() if name.startswith("invariant_")))
+@pytest.mark.parametrize(
+    "name", sorted(name for name in op_sources() if name.startswith("invariant_"))
+)
 def test_what_is_invariant_takes_the_place_of_a_kernel(name: str) -> None:
     schema = str(getattr(ops, name.replace("invariant_", "triton_")).default._schema)
     assert schema.replace("triton_", "invariant_") == str(getattr(ops, name).default._schema)

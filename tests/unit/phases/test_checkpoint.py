@@ -21,14 +21,18 @@ from tests.support.phases import make_spec
         ({"model_type": "made_up"}, None),
     ],
 )
-def test_positions_come_from_the_config_class(config: dict[str, object], positions: int | None) -> None:
+def test_positions_come_from_the_config_class(
+    config: dict[str, object], positions: int | None
+) -> None:
     assert max_positions(config) == positions
 
 
 def _kinds(shown: dict[str, list[int]], **config: Any) -> dict[str, list[int]]:
     kinds = [LayerKind(name=name, layers=layers, path="x.0") for name, layers in shown.items()]
     spec = make_spec("org/x", layer_kinds=kinds)
-    return {kind.name: kind.layers for kind in layer_kinds(spec.model_copy(update={"config": config}))}
+    return {
+        kind.name: kind.layers for kind in layer_kinds(spec.model_copy(update={"config": config}))
+    }
 
 
 def test_a_spec_that_shows_the_first_layers_is_completed() -> None:
@@ -50,4 +54,7 @@ def test_without_lists_the_first_layers_are_a_period() -> None:
 
 
 def test_a_complete_spec_stays() -> None:
-    assert _kinds({"a": [0, 2], "b": [1]}, model_type="llama", num_hidden_layers=3) == {"a": [0, 2], "b": [1]}
+    assert _kinds({"a": [0, 2], "b": [1]}, model_type="llama", num_hidden_layers=3) == {
+        "a": [0, 2],
+        "b": [1],
+    }

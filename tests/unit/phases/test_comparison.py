@@ -12,7 +12,14 @@ from transformers import PretrainedConfig
 from onboard.modeling import ONE_CODEBOOK
 from onboard.runtime.rope import LengthDependentRope
 from onboard.verify import comparison
-from onboard.verify.comparison import Comparison, Observed, Passage, compare, compare_with_itself, passages
+from onboard.verify.comparison import (
+    Comparison,
+    Observed,
+    Passage,
+    compare,
+    compare_with_itself,
+    passages,
+)
 from onboard.verify.hf_logits import Reference
 from onboard.verify.ways import DECODE, plans
 from onboard.workflow import results
@@ -64,10 +71,15 @@ def test_float32_has_one_limit(generator: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_may_err_a_fifth_more_than_transformers(dtype: torch.dtype, generator: torch.Generator) -> None:
+def test_half_precision_may_err_a_fifth_more_than_transformers(
+    dtype: torch.dtype, generator: torch.Generator
+) -> None:
     exact, theirs = _exact(generator), 2 * torch.finfo(dtype).eps
     own = _off(exact, theirs, generator)
-    assert _compared(exact, _off(exact, 1.19 * theirs, generator), own=own, dtype=dtype).problem is None
+    assert (
+        _compared(exact, _off(exact, 1.19 * theirs, generator), own=own, dtype=dtype).problem
+        is None
+    )
     problem = _compared(exact, _off(exact, 1.23 * theirs, generator), own=own, dtype=dtype).problem
     assert f"transformers itself errs by {theirs:.2e}" in (problem or "")
 
@@ -77,7 +89,9 @@ def test_what_is_no_number_is_within_no_limit(broken: str, generator: torch.Gene
     exact = _exact(generator)
     logits = {name: exact.clone() for name in ("ours", "decoded", "exact", "own")}
     logits[broken][3, 7] = torch.nan
-    assert _compared(**logits, dtype=torch.bfloat16, chosen=exact[-5:].argmax(-1)).problem is not None
+    assert (
+        _compared(**logits, dtype=torch.bfloat16, chosen=exact[-5:].argmax(-1)).problem is not None
+    )
 
 
 def test_a_token_that_is_not_the_best_is_told_from_a_tie(generator: torch.Generator) -> None:
@@ -97,7 +111,10 @@ def test_tokens_on_both_sides_of_a_table_are_given_what_chose_them() -> None:
     [whole] = passages("prompt", prompt, output, None)
     assert (whole.ids, whole.chosen) == (list(range(19)), tuple(range(5, 20)))
     before, after = passages("prompt", prompt, output, rope)
-    assert (before.ids, before.chosen) == (list(range(8)), (5, 6, 7, 8))  # 8 follows 8 tokens, by the short table
+    assert (before.ids, before.chosen) == (
+        list(range(8)),
+        (5, 6, 7, 8),
+    )  # 8 follows 8 tokens, by the short table
     assert (after.ids, after.chosen) == (list(range(19)), tuple(range(9, 20)))
     assert len(passages("prompt", prompt, output[:4], rope)) == 1
     assert len(passages("prompt", list(range(9)), output[4:], rope)) == 1
@@ -110,7 +127,9 @@ def test_of_a_long_passage_the_last_rows_and_some_before_are_compared() -> None:
     assert max(b - a for a, b in zip(rows, rows[1:], strict=False)) == 15
 
 
-def test_without_transformers_cached_decode_is_compared_with_our_own_prefill(generator: torch.Generator) -> None:
+def test_without_transformers_cached_decode_is_compared_with_our_own_prefill(
+    generator: torch.Generator,
+) -> None:
     ours = _exact(generator)
     passage = Passage("prompt", list(range(len(ours))), tuple(ours[-5:].argmax(-1).tolist()))
     found = compare_with_itself(Observed([passage], [ours], [ours]), torch.float32, "why")
@@ -129,7 +148,9 @@ def test_a_prompt_that_is_asked_again_has_the_same_answer(
     assert results.KNOWN_PREFIX == comparison.KNOWN_PREFIX
     exact = _exact(generator)
     tokens = tuple(exact[-5:].argmax(-1).tolist())
-    passages = [Passage(kind, list(range(len(exact))), tokens) for kind in ("prompt", "long prompt")]  # type: ignore[arg-type]
+    passages = [
+        Passage(kind, list(range(len(exact))), tokens) for kind in ("prompt", "long prompt")
+    ]  # type: ignore[arg-type]
     first = exact[-5:].log_softmax(-1)
     again = _off(first, error, generator)
     observed = Observed(passages, [exact, exact], [exact], again=(first, again))
@@ -155,7 +176,9 @@ def test_batched_decode_reads_every_token_once_in_parts_that_a_step_holds() -> N
     steps = plans(prompts, most=10)["batched decode"]
     for number, prompt in enumerate(prompts):
         parts = [part for step in steps for part in step if part.prompt == number]
-        assert [at for part in parts for at in range(part.start, part.end)] == list(range(len(prompt)))
+        assert [at for part in parts for at in range(part.start, part.end)] == list(
+            range(len(prompt))
+        )
         assert max(part.end - part.start for part in parts) <= 10
         assert all(part.end - part.start == 1 for part in parts[-min(DECODE, len(prompt) - 1) :])
 

@@ -37,7 +37,11 @@ def test_the_notebook_is_valid_clean_and_deterministic(context_for: ContextFacto
     notebook = _write(context)
     path = context.root / "cookbooks" / "tiny_llama.1_cookbook.ipynb"
     before = path.read_bytes()
-    assert all(cell.outputs == [] and cell.execution_count is None for cell in notebook.cells if "outputs" in cell)
+    assert all(
+        cell.outputs == [] and cell.execution_count is None
+        for cell in notebook.cells
+        if "outputs" in cell
+    )
     assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
     path.unlink()
     Cookbook().run(context)
@@ -53,7 +57,9 @@ def test_every_code_cell_compiles_and_names_what_exists(context_for: ContextFact
     assert "onboard serve" not in text
 
 
-def test_prompts_are_tokens_without_a_tokenizer_and_text_with_one(context_for: ContextFactory) -> None:
+def test_prompts_are_tokens_without_a_tokenizer_and_text_with_one(
+    context_for: ContextFactory,
+) -> None:
     context = context_for("org/tiny")
     assert "prompts = [[5, 3, 8, 2], [7, 1]]" in "\n".join(_code(_write(context)))
     (context.source.files() / "tokenizer.json").write_text("{}")
@@ -61,7 +67,8 @@ def test_prompts_are_tokens_without_a_tokenizer_and_text_with_one(context_for: C
 
 
 @pytest.mark.parametrize(
-    "name", ["x\n%% code\nimport os; os.abort()", "a' + str(1/0) + '", "{{ 7 * 7 }}", '"""', "`|<b>"]
+    "name",
+    ["x\n%% code\nimport os; os.abort()", "a' + str(1/0) + '", "{{ 7 * 7 }}", '"""', "`|<b>"],
 )
 def test_a_hostile_name_stays_text(context_for: ContextFactory, tmp_path: Path, name: str) -> None:
     folder = tmp_path / name.replace("/", "_")
@@ -71,8 +78,14 @@ def test_a_hostile_name_stays_text(context_for: ContextFactory, tmp_path: Path, 
     assert len(notebook.cells) == len(plain.cells)
     for source in _code(notebook):
         tree = ast.parse(source)
-        assert not [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "abort"]
-        assert not [n for n in ast.walk(tree) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add)]
+        assert not [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and node.attr == "abort"
+        ]
+        assert not [
+            n for n in ast.walk(tree) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add)
+        ]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +93,10 @@ def test_a_hostile_name_stays_text(context_for: ContextFactory, tmp_path: Path, 
     [
         ({}, "temperature=0.8, top_p=0.95"),
         ({"temperature": 0.6, "top_k": 20, "do_sample": True}, "temperature=0.6, top_k=20"),
-        ({"temperature": "1); import os; (", "top_k": True, "top_p": float("nan")}, "temperature=0.8, top_p=0.95"),
+        (
+            {"temperature": "1); import os; (", "top_k": True, "top_p": float("nan")},
+            "temperature=0.8, top_p=0.95",
+        ),
     ],
 )
 def test_sampling_arguments_are_numbers(generation: dict[str, object], arguments: str) -> None:
@@ -89,7 +105,9 @@ def test_sampling_arguments_are_numbers(generation: dict[str, object], arguments
 
 def test_the_checkpoint_says_how_to_sample(context_for: ContextFactory) -> None:
     context = context_for("org/tiny")
-    (context.source.files() / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_k": 20}))
+    (context.source.files() / "generation_config.json").write_text(
+        json.dumps({"temperature": 0.6, "top_k": 20})
+    )
     text = "\n".join(cell.source for cell in _write(context).cells)
     assert "| `temperature` | 0.6 |" in text
     assert "temperature=0.6, top_k=20, max_tokens=" in text
@@ -109,13 +127,21 @@ def test_the_notebook_says_that_the_model_ran_only_when_it_did(context_for: Cont
     fragment = context.root / "registry" / "configs" / "dashboard_default.yaml"
     fragment.write_text("max_batch_size: 3\n")
     Cookbook().run(context)
-    assert never in notebook_path(context).read_text(), "it ran with what the entry comes to, which is something else"
+    assert never in notebook_path(context).read_text(), (
+        "it ran with what the entry comes to, which is something else"
+    )
 
 
 def test_a_zoo_notebook_recommends_nothing_and_warns_of_quantised_weights() -> None:
-    spec = make_spec("org/big", config={"quantization_config": {"quant_method": "fp8"}}, num_parameters=671_000_000_000)
+    spec = make_spec(
+        "org/big",
+        config={"quantization_config": {"quant_method": "fp8"}},
+        num_parameters=671_000_000_000,
+    )
     registration = {"name": "org/big", "config": "registry/configs/big.yaml"}
-    values = notebook_values(spec, registration, hub_id="org/big", folder=None, generation=None, has_tokenizer=True)
+    values = notebook_values(
+        spec, registration, hub_id="org/big", folder=None, generation=None, has_tokenizer=True
+    )
     text = render(TEMPLATE, None, **values)
     for said in (
         "released weights are quantised (fp8)",

@@ -1,4 +1,6 @@
-"""gather, survey, analyze and generate on a random checkpoint, one after the other and each for itself."""
+"""gather, survey, analyze and generate on a random checkpoint, one after the other and each for
+itself.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def run(run_context: RunContext, *names: str) -> dict[str, str]:
 
 def true_parameters(checkpoint: Path) -> int:
     config = AutoConfig.from_pretrained(checkpoint)
-    return sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+    return sum(
+        parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters()
+    )
 
 
 def test_gather(checkpoint: Path, tmp_path: Path) -> None:
@@ -58,7 +62,9 @@ def test_gather(checkpoint: Path, tmp_path: Path) -> None:
     assert facts["parameters"] == true_parameters(checkpoint)
     assert facts["bytes"] == 4 * facts["parameters"]
     assert facts["weights"] == "checked"
-    assert {"config.json", "tokenizer.json", "model.safetensors.index.json"} <= facts["files"].keys()
+    assert {"config.json", "tokenizer.json", "model.safetensors.index.json"} <= facts[
+        "files"
+    ].keys()
 
 
 def test_size_without_weights_is_that_of_the_config(checkpoint: Path, tmp_path: Path) -> None:
@@ -80,7 +86,11 @@ def test_size_without_weights_is_that_of_the_config(checkpoint: Path, tmp_path: 
     ],
 )
 def test_bytes_in_the_dtype_of_the_run(
-    counts: dict[str, int], dtype: str, expected: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    counts: dict[str, int],
+    dtype: str,
+    expected: int,
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(size, "local_counts", lambda _: counts)
     estimate = size.estimate_size(LocalSource(str(checkpoint)), dtype)
@@ -97,33 +107,61 @@ def test_gather_depends_on_the_weights_of_a_folder(checkpoint: Path, tmp_path: P
 
 
 def test_remote_code_that_transformers_has_itself_needs_no_consent(tmp_path: Path) -> None:
-    config = {"model_type": "llama", "auto_map": {"AutoConfig": "c.C", "AutoModelForCausalLM": "m.M"}}
+    config = {
+        "model_type": "llama",
+        "auto_map": {"AutoConfig": "c.C", "AutoModelForCausalLM": "m.M"},
+    }
     assert not gather.require_consent_for_code(config, tmp_path, trusted=False)
     with pytest.raises(ConsentRequiredError):
-        gather.require_consent_for_code({**config, "model_type": "nonesuch"}, tmp_path, trusted=False)
-    assert gather.require_consent_for_code({**config, "model_type": "nonesuch"}, tmp_path, trusted=True)
+        gather.require_consent_for_code(
+            {**config, "model_type": "nonesuch"}, tmp_path, trusted=False
+        )
+    assert gather.require_consent_for_code(
+        {**config, "model_type": "nonesuch"}, tmp_path, trusted=True
+    )
 
 
 def test_survey_finds_what_is_there(checkpoint: Path, tmp_path: Path) -> None:
     run_context = context(checkpoint, tmp_path)
     run(run_context, "gather", "survey")
-    assert run_context.read_json("survey.json")["plan"] == "check models/modeling_llama.py against it (shipped)"
+    assert (
+        run_context.read_json("survey.json")["plan"]
+        == "check models/modeling_llama.py against it (shipped)"
+    )
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "modeling_llama.py").touch()
     (tmp_path / "registry").mkdir()
-    kinds = {"a/tiny-7B": "qwen2", "b/other": "llama", "b/class": "llama\n    architecture: OtherForCausalLM"}
+    kinds = {
+        "a/tiny-7B": "qwen2",
+        "b/other": "llama",
+        "b/class": "llama\n    architecture: OtherForCausalLM",
+    }
     entries = "".join(
-        f"  - name: {n}\n    config_id: x\n    yaml_extra: []\n    family: {k}\n" for n, k in kinds.items()
+        f"  - name: {n}\n    config_id: x\n    yaml_extra: []\n    family: {k}\n"
+        for n, k in kinds.items()
     )
     (tmp_path / "registry" / "models.yaml").write_text(f"models:\n{entries}")
     run(run_context, "survey")
     facts = run_context.read_json("survey.json")
-    assert facts["model_file"] == {"path": "models/modeling_llama.py", "where": "root", "users": True}
+    assert facts["model_file"] == {
+        "path": "models/modeling_llama.py",
+        "where": "root",
+        "users": True,
+    }
     assert facts["registered"] == ["b/other"], "by what it is, not by its name"
-    assert facts["plan"].startswith("check models/modeling_llama.py against it (root); no run here wrote it")
+    assert facts["plan"].startswith(
+        "check models/modeling_llama.py against it (root); no run here wrote it"
+    )
     absent = survey.existing_model_file(tmp_path, "nonesuch")
-    new = {"family": "nonesuch", "model_file": absent, "missing": ["b/nonesuch-1B", "b/nonesuch-7B"]}
-    assert survey.plan(new) == "write models/modeling_nonesuch.py; 2 more sizes of the family are registered, untested"
+    new = {
+        "family": "nonesuch",
+        "model_file": absent,
+        "missing": ["b/nonesuch-1B", "b/nonesuch-7B"],
+    }
+    assert (
+        survey.plan(new)
+        == "write models/modeling_nonesuch.py; 2 more sizes of the family are registered, untested"
+    )
 
 
 def test_analyze_and_generate(checkpoint: Path, tmp_path: Path) -> None:
@@ -133,13 +171,19 @@ def test_analyze_and_generate(checkpoint: Path, tmp_path: Path) -> None:
     assert artifacts["model_file"] == "models/modeling_llama.py"
     assert run_context.spec == ModelSpec.load(tmp_path / artifacts["spec"])
     head, _, _ = (tmp_path / artifacts["spec"]).read_text().partition("\n")
-    schema = json.loads((tmp_path / artifacts["spec"]).with_name(head.partition("$schema=")[2]).read_text())
+    schema = json.loads(
+        (tmp_path / artifacts["spec"]).with_name(head.partition("$schema=")[2]).read_text()
+    )
     kinds = schema["properties"]["blocks"]["items"]["discriminator"]["mapping"]
-    assert {block.kind for block in run_context.spec.blocks} < kinds.keys(), "what an editor may complete"
+    assert {block.kind for block in run_context.spec.blocks} < kinds.keys(), (
+        "what an editor may complete"
+    )
     assert "class LlamaForCausalLM" in (tmp_path / artifacts["model_file"]).read_text()
 
 
-def test_a_wrong_file_is_not_written(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_file_is_not_written(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_context = context(checkpoint, tmp_path)
     run(run_context, "gather", "analyze")
     before = tree(tmp_path)
@@ -169,7 +213,9 @@ def test_a_relatives_file_is_kept_when_it_is_the_same(checkpoint: Path, tmp_path
 def test_a_file_that_a_relative_needs_otherwise_is_not_replaced(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The relative's spec says llama, too, but its model has biases that the new file leaves out."""
+    """The relative's spec says llama, too, but its model has biases that the new file leaves
+    out.
+    """
     run_context = context(checkpoint, tmp_path)
     run(run_context, "gather", "analyze", "generate")
     relative = tmp_path / ".onboard" / "relative" / "spec.yaml"
@@ -196,8 +242,12 @@ def test_a_file_that_a_relative_needs_otherwise_is_not_replaced(
     assert "bias=False" in path.read_text()
 
 
-def test_a_users_model_file_is_kept_proven_and_only_replaced_when_asked(checkpoint: Path, tmp_path: Path) -> None:
-    """One that no run wrote, one that does not serve the model, and one that was edited after it was generated."""
+def test_a_users_model_file_is_kept_proven_and_only_replaced_when_asked(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """One that no run wrote, one that does not serve the model, and one that was edited after it
+    was generated.
+    """
 
     def generate(from_: str | None = None) -> PhaseOutcome:
         self = context(checkpoint, tmp_path)
@@ -213,8 +263,13 @@ def test_a_users_model_file_is_kept_proven_and_only_replaced_when_asked(checkpoi
     path.write_text(mine)
     first = generate()
     assert first.status == "done"
-    assert first.summary.startswith("kept models/modeling_llama.py, which is not as onboard wrote it (--from generate")
-    assert "kept where it differs" in json.loads((tmp_path / ".onboard/tiny/survey.json").read_text())["plan"]
+    assert first.summary.startswith(
+        "kept models/modeling_llama.py, which is not as onboard wrote it (--from generate"
+    )
+    assert (
+        "kept where it differs"
+        in json.loads((tmp_path / ".onboard/tiny/survey.json").read_text())["plan"]
+    )
     again = generate()
     assert (again.status, path.read_text()) == ("skipped", mine)
     assert "kept models/modeling_llama.py" in again.summary
@@ -249,13 +304,18 @@ def test_an_edited_spec_that_is_no_spec_is_explained(checkpoint: Path, tmp_path:
     run_context = context(checkpoint, tmp_path)
     run(run_context, "gather", "analyze")
     path = tmp_path / ".onboard" / "tiny" / "spec.yaml"
-    for text, message in (("family: [", "not valid"), (path.read_text() + "extra: 1\n", "extra: Extra inputs")):
+    for text, message in (
+        ("family: [", "not valid"),
+        (path.read_text() + "extra: 1\n", "extra: Extra inputs"),
+    ):
         path.write_text(text)
         with pytest.raises(OnboardError, match=message):
             _ = run_context.spec
 
 
-def test_a_sizeable_model_is_judged_before_its_weights_are_fetched(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_sizeable_model_is_judged_before_its_weights_are_fetched(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     """In a process of its own: the Hub's client reads the endpoint once."""
     import subprocess
     import sys
@@ -278,20 +338,30 @@ print(outcome.phases[0].error, [(facts["size_from"], facts["memory"]) for facts 
         environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
         for consent in (False, True):
             command = [sys.executable, "-c", program.replace("YES", str(consent))]
-            process = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            process = subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=True
+            )
             fetched = {name for name in hub.downloads() if name.endswith(".safetensors")}
             if consent:
-                assert "('safetensors metadata of the Hub', 'exceeds 1e-06 GB of system memory" in process.stdout
+                assert (
+                    "('safetensors metadata of the Hub', 'exceeds 1e-06 GB of system memory"
+                    in process.stdout
+                )
                 assert fetched == {path.name for path in checkpoint.glob("*.safetensors")}
             else:
-                assert "This model requires ~8.7e-05 GB but the system only has 1e-06 GB" in process.stdout
+                assert (
+                    "This model requires ~8.7e-05 GB but the system only has 1e-06 GB"
+                    in process.stdout
+                )
                 assert not (tmp_path / "root").exists()
 
 
 def test_json_of_an_outcome_is_json() -> None:
     from onboard.workflow.outcome import RunOutcome
 
-    outcome = RunOutcome("m", Path("/r"), [PhaseOutcome("gather", "done", 1.23456, artifacts={"a": "b"})])
+    outcome = RunOutcome(
+        "m", Path("/r"), [PhaseOutcome("gather", "done", 1.23456, artifacts={"a": "b"})]
+    )
     document = json.loads(json.dumps(outcome.document()))
     assert document["phases"][0]["seconds"] == 1.235
     assert document["artifacts"] == {"a": "/r/b"}
@@ -302,7 +372,10 @@ def test_non_finite_weights_are_named(checkpoint: Path, tmp_path: Path) -> None:
 
     from onboard.workflow.checkpoint.usable_weights import check_weights
 
-    save_file({"good": torch.ones(3), "bad": torch.tensor([1.0, float("nan")])}, tmp_path / "model.safetensors")
+    save_file(
+        {"good": torch.ones(3), "bad": torch.tensor([1.0, float("nan")])},
+        tmp_path / "model.safetensors",
+    )
     with pytest.raises(OnboardError, match="the weight bad of .* holds NaN"):
         check_weights(tmp_path)
     check_weights(checkpoint)
@@ -312,9 +385,13 @@ def test_token_ids_that_the_model_lacks_are_said(checkpoint: Path, tmp_path: Pat
     folder = Path(shutil.copytree(checkpoint, tmp_path / "tiny"))
     config = json.loads((folder / "config.json").read_text())
     assert check_vocabulary(folder, config, generates=True) == []
-    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 97], "pad_token_id": 99, "bos_token_id": -1}')
+    (folder / "generation_config.json").write_text(
+        '{"eos_token_id": [2, 97], "pad_token_id": 99, "bos_token_id": -1}'
+    )
     facts = check_vocabulary(folder, config | {"vocab_size": 40}, generates=True)
-    assert facts[:2] == [f"{name} is outside the vocabulary of 40" for name in ("eos_token_id 97", "pad_token_id 99")]
+    assert facts[:2] == [
+        f"{name} is outside the vocabulary of 40" for name in ("eos_token_id 97", "pad_token_id 99")
+    ]
     assert facts[2].startswith("the tokenizer has ids up to 6")
     assert len(facts) == 3
     (folder / "tokenizer.json").write_text("{")

@@ -25,7 +25,9 @@ def test_report_and_pull_request_have_the_same_list(context_for: ContextFactory)
     report = _notes(context.artifact("report.md").read_text())
     assert report == _notes(context.artifact("pull_request.md").read_text())
     assert len(report) == 5
-    page = _page(_html(context)).text.split("2. What a human should look at")[1].split("3. Files")[0]
+    page = (
+        _page(_html(context)).text.split("2. What a human should look at")[1].split("3. Files")[0]
+    )
     found = human_notes(context.spec, {"run": make_run(), "tests": context.read_json("tests.json"),
                                        "review": context.read_json("review.json")})  # fmt: skip
     assert [note.topic for note in found] == ["model", "not shown", "not shown", "review", "fact"]
@@ -41,13 +43,23 @@ def _found(**artifacts: Any) -> dict[str, Any]:
 def test_each_thing_is_said_once() -> None:
     run = make_run()
     run["runs"]["full"]["facts"] = ["one", "two", "one"]
-    texts = [note.text for note in human_notes(make_spec("org/tiny", tricky=["two"]), _found(run=run))]
+    texts = [
+        note.text for note in human_notes(make_spec("org/tiny", tricky=["two"]), _found(run=run))
+    ]
     assert (texts.count("one"), texts.count("two")) == (1, 1)
 
 
 def test_rules_that_do_not_hold_and_trusted_code_are_among_them() -> None:
-    code = RepositoryCode(classes={}, files={"modeling_b.py": "0", "a.py": "1"}, facts=[], native={})
-    failed = {"id": "M1", "title": "is lean", "kind": "contract", "verdict": "FAIL", "evidence": ["m.py:1", "m.py:2"]}
+    code = RepositoryCode(
+        classes={}, files={"modeling_b.py": "0", "a.py": "1"}, facts=[], native={}
+    )
+    failed = {
+        "id": "M1",
+        "title": "is lean",
+        "kind": "contract",
+        "verdict": "FAIL",
+        "evidence": ["m.py:1", "m.py:2"],
+    }
     held = failed | {"id": "M2", "title": "is proven", "verdict": "PASS"}
     spec = make_spec("org/tiny", repository=code)
     texts = [note.text for note in human_notes(spec, _found(review={"items": [failed, held]}))]
@@ -56,16 +68,28 @@ def test_rules_that_do_not_hold_and_trusted_code_are_among_them() -> None:
     assert [text for text in texts if re.search(r"trusted and run: a\.py, modeling_b\.py", text)]
 
 
-def test_the_familys_configs_that_differ_are_among_them_alike_ones_together(context_for: ContextFactory) -> None:
+def test_the_familys_configs_that_differ_are_among_them_alike_ones_together(
+    context_for: ContextFactory,
+) -> None:
     differences = {
-        "org/a": {"tie_word_embeddings": [True, False], "rope_parameters.rope_type": [None, "yarn"]},
+        "org/a": {
+            "tie_word_embeddings": [True, False],
+            "rope_parameters.rope_type": [None, "yarn"],
+        },
         "org/same": {},
-        "org/b": {"tie_word_embeddings": [True, False], "rope_parameters.rope_type": [None, "yarn"]},
+        "org/b": {
+            "tie_word_embeddings": [True, False],
+            "rope_parameters.rope_type": [None, "yarn"],
+        },
         "org/c": {"hidden_act": ["silu", "gelu"]},
     }
     context = _finished(context_for("org/tiny"))
     survey = {"plan": "", "missing": [], "differences": differences}
-    texts = [note.text for note in human_notes(context.spec, _found(survey=survey)) if note.topic == "model"]
+    texts = [
+        note.text
+        for note in human_notes(context.spec, _found(survey=survey))
+        if note.topic == "model"
+    ]
     assert texts == [
         "In the family's file, too, but with another config: org/a, org/b: tie_word_embeddings false (here true), "
         "rope_parameters.rope_type yarn (here not set).",
@@ -79,4 +103,6 @@ def test_the_familys_configs_that_differ_are_among_them_alike_ones_together(cont
 
 
 def test_a_road_without_a_run_says_so() -> None:
-    assert "There was no full run." in [note.text for note in human_notes(make_spec("a"), _found(run={}))]
+    assert "There was no full run." in [
+        note.text for note in human_notes(make_spec("a"), _found(run={}))
+    ]

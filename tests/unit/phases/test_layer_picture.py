@@ -10,7 +10,12 @@ from onboard.workflow.reporting.layer_picture import layer_parts
 from tests.support.phases import make_spec
 from tests.unit.spec_samples import sample_block
 
-CONFIG = {"num_attention_heads": 8, "num_key_value_heads": 2, "sliding_window": 4096, "intermediate_size": 1200}
+CONFIG = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "sliding_window": 4096,
+    "intermediate_size": 1200,
+}
 
 
 def _spec(blocks: dict[str, str], **changes: Any) -> ModelSpec:
@@ -34,11 +39,17 @@ def test_parts_are_of_this_kind_alone_and_in_its_order() -> None:
 
 
 def test_latent_attention_is_told_by_the_probe_and_has_its_latents() -> None:
-    spec = make_spec("org/tiny", blocks=[sample_block("A", "attention", expand="e", kv_b_proj="kv_b_proj")])
+    spec = make_spec(
+        "org/tiny", blocks=[sample_block("A", "attention", expand="e", kv_b_proj="kv_b_proj")]
+    )
     config = CONFIG | {"q_lora_rank": None, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
     [part] = layer_parts(spec, _kind("full_attention", {"attn": "A"}), config)
     assert part.what == "MLA"
-    assert part.details == ["8 heads", "keys and values from a latent of 512", "64 channels with RoPE beside it"]
+    assert part.details == [
+        "8 heads",
+        "keys and values from a latent of 512",
+        "64 channels with RoPE beside it",
+    ]
 
 
 def test_a_mixture_shows_its_experts() -> None:
@@ -49,7 +60,13 @@ def test_a_mixture_shows_its_experts() -> None:
         "shared_experts": Trait(value=2, evidence=""),
     }
     spec = _spec({"W": "other", "R": "other", "E": "experts", "M": "mlp"}, traits=traits)
-    modules = {"moe.gate": "R", "moe.experts": "E", "moe.shared": "M", "moe.list.0.w": "M", "moe.list.1.w": "M"}
+    modules = {
+        "moe.gate": "R",
+        "moe.experts": "E",
+        "moe.shared": "M",
+        "moe.list.0.w": "M",
+        "moe.list.1.w": "M",
+    }
     [part] = layer_parts(spec, _kind("moe", {**modules, "moe": "W"}), {})
     assert (part.what, part.kind) == ("mixture of experts", "experts")
     assert part.experts is not None

@@ -29,12 +29,20 @@ def _rows(context: RunContext, column: int = 1) -> list[str]:
     return [line.split(" | ")[column].strip("| ") for line in lines if line.startswith("| `")]
 
 
-def test_rows_are_sorted_by_architecture_and_footnotes_lead_to_the_configs(context_for: ContextFactory) -> None:
-    for model, architecture in (("a/q", "Qwen2ForCausalLM"), ("a/l", "LlamaForCausalLM"), ("b/l", "LlamaForCausalLM")):
+def test_rows_are_sorted_by_architecture_and_footnotes_lead_to_the_configs(
+    context_for: ContextFactory,
+) -> None:
+    for model, architecture in (
+        ("a/q", "Qwen2ForCausalLM"),
+        ("a/l", "LlamaForCausalLM"),
+        ("b/l", "LlamaForCausalLM"),
+    ):
         context = _onboarded(context_for, model, architecture=architecture)
     assert _rows(context) == ["a/l", "b/l", "a/q"]
     text = matrix_path(context.root).read_text()
-    assert text.index("[^b--l]: [configs/b--l.yaml](configs/b--l.yaml)") < text.index("[^q]: [configs/q.yaml]")
+    assert text.index("[^b--l]: [configs/b--l.yaml](configs/b--l.yaml)") < text.index(
+        "[^q]: [configs/q.yaml]"
+    )
     for name in ("l", "b--l", "q"):
         assert (context.root / "registry" / "configs" / f"{name}.yaml").exists()
 
@@ -52,11 +60,15 @@ def test_a_second_run_changes_nothing_and_edits_survive(context_for: ContextFact
 
 def test_verified_devices_add_up(context_for: ContextFactory) -> None:
     _onboarded(context_for, "a/l")
-    context = _onboarded(context_for, "a/l", run={"device": "cuda", "dtype": "bfloat16", "graphs": True})
+    context = _onboarded(
+        context_for, "a/l", run={"device": "cuda", "dtype": "bfloat16", "graphs": True}
+    )
     assert _rows(context, 4) == ["cpu float32; cuda bfloat16"]
     context = _onboarded(context_for, "a/l")
     assert _rows(context, 4) == ["cpu float32; cuda bfloat16"]
-    assert "| a/l | Yes | Yes |" in matrix_path(context.root).read_text(), "a CPU run does not take CUDA graphs back"
+    assert "| a/l | Yes | Yes |" in matrix_path(context.root).read_text(), (
+        "a CPU run does not take CUDA graphs back"
+    )
 
 
 def test_a_judged_text_replaces_one_that_was_not(context_for: ContextFactory) -> None:
@@ -68,17 +80,23 @@ def test_a_judged_text_replaces_one_that_was_not(context_for: ContextFactory) ->
 def test_only_what_ran_says_yes(context_for: ContextFactory) -> None:
     context = _onboarded(context_for, "a/l", run={"agrees": False, "status": "bad_generation"})
     assert (
-        "| a/l | Untested | Untested | Untested | Untested | N/A | No | N/A |" in matrix_path(context.root).read_text()
+        "| a/l | Untested | Untested | Untested | Untested | N/A | No | N/A |"
+        in matrix_path(context.root).read_text()
     )
     assert _rows(context, 4)[0].startswith("failed on 20")
 
 
 @pytest.mark.parametrize(("window", "expected"), [(8, "Yes"), (4096, "Untested"), (None, "N/A")])
-def test_a_window_counts_when_the_run_was_longer(context_for: ContextFactory, window: int, expected: str) -> None:
+def test_a_window_counts_when_the_run_was_longer(
+    context_for: ContextFactory, window: int, expected: str
+) -> None:
     context = context_for("a/l")
     traits = context.spec.traits | {"sliding_window": {"value": window, "evidence": "config.json"}}
     context = _onboarded(context_for, "a/l", traits=traits)
-    assert f"| a/l | Untested | Yes | Untested | Untested | {expected} |" in matrix_path(context.root).read_text()
+    assert (
+        f"| a/l | Untested | Yes | Untested | Untested | {expected} |"
+        in matrix_path(context.root).read_text()
+    )
 
 
 def test_a_prefix_counts_as_reused_when_a_run_has_checked_it(context_for: ContextFactory) -> None:
@@ -88,7 +106,9 @@ def test_a_prefix_counts_as_reused_when_a_run_has_checked_it(context_for: Contex
     checks.append(checks[0] | {"what": KNOWN_PREFIX})
     context.write_json("run.json", run)
     Matrix().run(context)
-    assert "| a/l | Untested | Yes | Untested | Yes | N/A |" in matrix_path(context.root).read_text()
+    assert (
+        "| a/l | Untested | Yes | Untested | Yes | N/A |" in matrix_path(context.root).read_text()
+    )
 
 
 def test_a_matrix_of_before_gets_the_column_that_it_lacks(context_for: ContextFactory) -> None:
@@ -97,7 +117,9 @@ def test_a_matrix_of_before_gets_the_column_that_it_lacks(context_for: ContextFa
     new = path.read_text()
     head, rule = "| Chunked prefill | Prefix reuse |", "|---|---|---|---|---|---|---|---|"
     old = new.replace(head, "| Chunked prefill |").replace(rule, rule[:-4])
-    old = old.replace("| a/l | Untested | Yes | Untested | Untested |", "| a/l | Untested | Yes | Untested |")
+    old = old.replace(
+        "| a/l | Untested | Yes | Untested | Untested |", "| a/l | Untested | Yes | Untested |"
+    )
     assert len(old.splitlines()) == len(new.splitlines())
     assert old.count("Untested") == new.count("Untested") - 1
     path.write_text(old)

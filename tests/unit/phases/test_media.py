@@ -22,11 +22,21 @@ from onboard.workflow.sweep.inputs.checkpoint_defaults import complete, default_
 from tests.unit.runtime.test_prompts_with_images import TEXT, gemma, onboarded, qwen
 
 VISION = {
-    **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    },
     **{"image_size": 56, "patch_size": 14},
 }
 SOUND = {
-    **{"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{
+        "hidden_size": 32,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    },
     **{"num_mel_bins": 16, "max_source_positions": 32},
 }
 
@@ -39,7 +49,9 @@ def llava() -> Any:
 def mistral() -> Any:
     text = {"model_type": "mistral", **TEXT, "head_dim": 16}
     vision = {"model_type": "pixtral", **VISION, "head_dim": 16}
-    return Mistral3Config(text_config=text, vision_config=vision, image_token_index=120, spatial_merge_size=2)
+    return Mistral3Config(
+        text_config=text, vision_config=vision, image_token_index=120, spatial_merge_size=2
+    )
 
 
 def voxtral() -> Any:
@@ -49,7 +61,9 @@ def voxtral() -> Any:
 
 @pytest.mark.parametrize("make", [qwen, gemma, llava, mistral, voxtral])
 def test_transformers_takes_the_prompt_and_its_logits_depend_on_the_image(make: Any) -> None:
-    model: Any = causal_lm_class(make())._from_config(make(), attn_implementation="eager", dtype=torch.float32)
+    model: Any = causal_lm_class(make())._from_config(
+        make(), attn_implementation="eager", dtype=torch.float32
+    )
     randomize(model, 5)
     [prompt] = media_prompts(model.eval(), torch.float32)
     grown = prompt.followed_by(2)
@@ -57,12 +71,15 @@ def test_transformers_takes_the_prompt_and_its_logits_depend_on_the_image(make: 
     with torch.no_grad():
         logits = model(input_ids=ids, **grown).logits
         pixels = next(name for name in grown if grown[name].is_floating_point())
-        other = model(input_ids=ids, **{**grown, pixels: grown[pixels] + torch.randn_like(grown[pixels])}).logits
+        other = model(
+            input_ids=ids, **{**grown, pixels: grown[pixels] + torch.randn_like(grown[pixels])}
+        ).logits
     assert (logits - other)[0, -1].abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(
-    "model_type", ["gemma3", "internvl", "llava", "mistral3", "paligemma", "qwen2_5_vl", "qwen3_vl", "voxtral"]
+    "model_type",
+    ["gemma3", "internvl", "llava", "mistral3", "paligemma", "qwen2_5_vl", "qwen3_vl", "voxtral"],
 )
 def test_the_tiny_model_of_a_types_defaults_takes_a_small_prompt(model_type: str) -> None:
     model: Any = build_tiny(complete(default_config(model_type)))
@@ -83,7 +100,11 @@ def test_a_run_compares_what_follows_an_image_with_transformers(
     config = RuntimeConfig(model=str(root / "checkpoint"), device="cpu", dtype="float32")
     result = run(config, root)
     assert result["status"] == "success", result["error"]
-    [check] = [check for check in result["comparison"]["checks"] if check["what"] == "with an image or a sound"]
+    [check] = [
+        check
+        for check in result["comparison"]["checks"]
+        if check["what"] == "with an image or a sound"
+    ]
     assert check["tokens"] == LONG_TOKENS
     assert 0 < check["error"] <= check["limit"] == 1e-5
 

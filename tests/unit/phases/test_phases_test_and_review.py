@@ -51,20 +51,28 @@ def make(tmp_path: Path, llama_files: dict[str, str], llama_spec: ModelSpec) -> 
 def test_the_command_of_tests_that_run_a_models_code_has_the_consent(
     make: Make, llama_spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context, record = make(), {"command": "ONBOARD_SEED=1 python -m pytest t.py", "output": "", "tests": []}
+    context, record = (
+        make(),
+        {"command": "ONBOARD_SEED=1 python -m pytest t.py", "output": "", "tests": []},
+    )
     monkeypatch.setattr(phase, "run_tests", lambda *_, **options: {**record, "gpu": options["gpu"]})
     assert phase._run(context, TEST)["command"] == record["command"]
     code = RepositoryCode(classes={}, files={"a.py": "0"}, facts=[], native={})
     llama_spec.model_copy(update={"repository": code}).save(context.artifact("spec.yaml"))
     found = phase._run(context, TEST)
-    assert (found["command"], found["gpu"]) == (f"ONBOARD_TRUST_REMOTE_CODE=1 {record['command']}", False)
+    assert (found["command"], found["gpu"]) == (
+        f"ONBOARD_TRUST_REMOTE_CODE=1 {record['command']}",
+        False,
+    )
 
 
 def test_the_copy_of_a_models_code_that_is_not_there_is_named_with_what_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ONBOARD_TRUST_REMOTE_CODE", "1")
-    with pytest.raises(OnboardError, match=r"x/code\. This copies it there: onboard MODEL --trust-remote-code"):
+    with pytest.raises(
+        OnboardError, match=r"x/code\. This copies it there: onboard MODEL --trust-remote-code"
+    ):
         repository_code(tmp_path / "x" / "code")
 
 
@@ -77,28 +85,44 @@ def test_the_phase_writes_and_runs_the_tests(make: Make) -> None:
     assert {row["status"] for row in record["tests"]} == {"passed"}
     assert {row["device"] for row in record["tests"]} == {"cpu"}
     assert [row["level"] for row in record["tests"]] == sorted(
-        (row["level"] for row in record["tests"]), key=["block", "layer", "model", "export", "cached_decode"].index
+        (row["level"] for row in record["tests"]),
+        key=["block", "layer", "model", "export", "cached_decode"].index,
     )
     assert all(0 <= row["error"] <= 1e-5 for row in record["tests"])
     assert record["command"].startswith("ONBOARD_SEED=")
     assert f"{len(record['tests'])} passed" in record["output"]
-    left = {path.relative_to(context.root).as_posix() for path in context.root.rglob("*") if path.is_file()}
+    left = {
+        path.relative_to(context.root).as_posix()
+        for path in context.root.rglob("*")
+        if path.is_file()
+    }
     assert left == {str(MODEL), str(TEST), ".onboard/llama/spec.yaml", ".onboard/llama/tests.json"}
 
 
 def test_the_first_broken_part_is_named_with_both_values(make: Make, warm: Warm) -> None:
     context = make(("self.head_dim**-0.5", "0.2"))
     context.run_module = warm.run_module
-    named = r"^test_block\[cpu-model.layers.0.self_attn\] failed \(4 of 10 .* it gives .*, expected "
+    named = (
+        r"^test_block\[cpu-model.layers.0.self_attn\] failed \(4 of 10 .* it gives .*, expected "
+    )
     with pytest.raises(OnboardError, match=named):
         TestPhase().run(context)
     assert [row["status"] for row in context.read_json("tests.json")["tests"]].count("failed") == 4
 
 
-def test_a_test_file_that_does_not_import_is_an_error_with_the_reason(warm: Warm, tmp_path: Path) -> None:
+def test_a_test_file_that_does_not_import_is_an_error_with_the_reason(
+    warm: Warm, tmp_path: Path
+) -> None:
     (tmp_path / "test_x.py").write_text("import no_such_module\n")
-    with pytest.raises(OnboardError, match=r"ran no test of test_x.py: .*No module named 'no_such_module'"):
-        run_tests(tmp_path, Path("test_x.py"), gpu=False, run=partial(run_pytest, run_module=warm.run_module))
+    with pytest.raises(
+        OnboardError, match=r"ran no test of test_x.py: .*No module named 'no_such_module'"
+    ):
+        run_tests(
+            tmp_path,
+            Path("test_x.py"),
+            gpu=False,
+            run=partial(run_pytest, run_module=warm.run_module),
+        )
 
 
 def test_a_dry_run_tests_and_writes_nothing(make: Make, warm: Warm) -> None:
@@ -125,7 +149,9 @@ def test_inputs_change_with_the_model_file_and_the_spec(make: Make) -> None:
     assert TestPhase().inputs(context)["spec"] != changed["spec"]
 
 
-def test_the_review_passes_good_files_and_writes_its_verdicts(make: Make, llama_files: dict[str, str]) -> None:
+def test_the_review_passes_good_files_and_writes_its_verdicts(
+    make: Make, llama_files: dict[str, str]
+) -> None:
     context = make()
     context.files.write(context.root / TEST, llama_files[str(TEST)])
     result = ReviewPhase().run(context)
@@ -135,12 +161,17 @@ def test_the_review_passes_good_files_and_writes_its_verdicts(make: Make, llama_
     assert all(item["verdict"] == "PASS" and item["evidence"] for item in verdict["items"])
 
 
-def test_the_review_passes_a_proven_text_and_notes_its_style(make: Make, llama_files: dict[str, str]) -> None:
+def test_the_review_passes_a_proven_text_and_notes_its_style(
+    make: Make, llama_files: dict[str, str]
+) -> None:
     context = make(("import torch\n", "import torch\nimport math\n"))
     context.files.write(context.root / TEST, llama_files[str(TEST)])
     result = ReviewPhase().run(context)
     verdict = context.read_json("review.json")
-    assert result.summary == f"{len(verdict['items'])} items reviewed, none failed; style notes: 1 (T11)"
+    assert (
+        result.summary
+        == f"{len(verdict['items'])} items reviewed, none failed; style notes: 1 (T11)"
+    )
     assert [verdict["verdict"], verdict["notes"]] == ["PASS", 1]
     (noted,) = (item for item in verdict["items"] if item["verdict"] == "NOTE")
     assert [noted["id"], noted["kind"]] == ["T11", "style"]
@@ -148,7 +179,9 @@ def test_the_review_passes_a_proven_text_and_notes_its_style(make: Make, llama_f
 
 
 def test_the_tests_of_a_relative_are_waited_for(make: Make, warm: Warm) -> None:
-    """Two models of a family share the place of their tests: each run's own are there until they have run."""
+    """Two models of a family share the place of their tests: each run's own are there until they
+    have run.
+    """
     context = make()
     context.run_module = warm.run_module
     phase = threading.Thread(target=TestPhase().run, args=[context])
@@ -162,7 +195,9 @@ def test_the_tests_of_a_relative_are_waited_for(make: Make, warm: Warm) -> None:
 
 
 def test_the_review_is_of_the_models_own_tests(make: Make, llama_files: dict[str, str]) -> None:
-    """A relative's run may have put its own since; what a user made of them is reviewed as it is."""
+    """A relative's run may have put its own since; what a user made of them is reviewed as it
+    is.
+    """
     context = make()
     path, own = context.root / TEST, llama_files[str(TEST)]
     relatives = own.replace("CONFIG = LlamaConfig(", "CONFIG = LlamaConfig(attention_bias=True, ")
@@ -177,11 +212,14 @@ def test_the_review_is_of_the_models_own_tests(make: Make, llama_files: dict[str
     assert path.read_text() == relatives
 
 
-def test_the_review_fails_with_the_item_and_the_line(make: Make, llama_files: dict[str, str]) -> None:
+def test_the_review_fails_with_the_item_and_the_line(
+    make: Make, llama_files: dict[str, str]
+) -> None:
     context = make(("position_ids is not None", "input_ids is not None"))
     context.files.write(context.root / TEST, llama_files[str(TEST)])
     with pytest.raises(
-        OnboardError, match=r"review: 1 of \d+ items failed, first M03 .*: models/modeling_llama.py:1: "
+        OnboardError,
+        match=r"review: 1 of \d+ items failed, first M03 .*: models/modeling_llama.py:1: ",
     ):
         ReviewPhase().run(context)
     items = {item["id"]: item["verdict"] for item in context.read_json("review.json")["items"]}

@@ -1,4 +1,6 @@
-"""What a reader needs to repeat a run: when, with what, where, from which commit, by which command."""
+"""What a reader needs to repeat a run: when, with what, where, from which commit, by which
+command.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,34 @@ from tests.support.phases import ContextFactory, make_run
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    found = subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, text=True)
+    found = subprocess.run(
+        ["git", *arguments], cwd=folder, check=True, capture_output=True, text=True
+    )
     return found.stdout.strip()
 
 
-def test_the_command_names_what_the_user_asked_for_and_no_place_of_this_machine(context_for: ContextFactory) -> None:
+def test_the_command_names_what_the_user_asked_for_and_no_place_of_this_machine(
+    context_for: ContextFactory,
+) -> None:
     context = context_for("org/tiny")
     assert onboard_command(context) == "onboard org/tiny --root ."
-    options = context.options.model_copy(update={"device": "cpu", "dtype": "float32", "strict": True, "revision": "v1"})
+    options = context.options.model_copy(
+        update={"device": "cpu", "dtype": "float32", "strict": True, "revision": "v1"}
+    )
     asked = onboard_command(replace(context, options=options))
     assert shlex.split(asked) == [
-        *("onboard", "org/tiny", "--root", ".", "--revision", "v1", "--device", "cpu", "--dtype", "float32"),
+        *(
+            "onboard",
+            "org/tiny",
+            "--root",
+            ".",
+            "--revision",
+            "v1",
+            "--device",
+            "cpu",
+            "--dtype",
+            "float32",
+        ),
         "--strict",
     ]
     inside = onboard_command(replace(context, model=str(context.root / "my checkpoints" / "a")))
@@ -37,7 +56,9 @@ def test_the_command_names_what_the_user_asked_for_and_no_place_of_this_machine(
     assert outside == "onboard path/to/a --root ."
 
 
-def test_versions_are_those_that_run_and_commits_those_of_checkouts(context_for: ContextFactory) -> None:
+def test_versions_are_those_that_run_and_commits_those_of_checkouts(
+    context_for: ContextFactory,
+) -> None:
     context = context_for("org/tiny")
     assert provenance(context)["root_commit"] == ""
     _git(context.root, "init", "-q", "-b", "main")

@@ -17,16 +17,32 @@ from tests.support.phases import ContextFactory, make_run
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["git", *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout
 
 
 def _onboarded(context: RunContext, **run: Any) -> RunContext:
     Register().run(context)
     test = {"name": "test_mlp", "level": "block", "block": "mlp", "status": "passed", "message": ""}
-    context.write_json("tests.json", {"command": "python -m pytest t.py", "output": "1 passed\n", "tests": [test]})
+    context.write_json(
+        "tests.json", {"command": "python -m pytest t.py", "output": "1 passed\n", "tests": [test]}
+    )
     items = [
-        {"id": "C1", "title": "canonical ops", "kind": "contract", "verdict": "PASS", "evidence": []},
-        {"id": "S1", "title": "no repeats", "kind": "style", "verdict": "NOTE", "evidence": ["models/m.py:7: a | b"]},
+        {
+            "id": "C1",
+            "title": "canonical ops",
+            "kind": "contract",
+            "verdict": "PASS",
+            "evidence": [],
+        },
+        {
+            "id": "S1",
+            "title": "no repeats",
+            "kind": "style",
+            "verdict": "NOTE",
+            "evidence": ["models/m.py:7: a | b"],
+        },
     ]
     context.write_json("review.json", {"verdict": "PASS", "notes": 1, "items": items})
     context.write_json("run.json", make_run(**run))
@@ -43,7 +59,18 @@ def checkout(context_for: ContextFactory, tmp_path: Path) -> Path:
     root.mkdir()
     _git(root, "init", "-q", "-b", "main")
     (root / ".gitignore").write_text(".onboard/\n")
-    _git(root, "-c", "user.name=A", "-c", "user.email=a@b.c", "commit", "-q", "--allow-empty", "-m", "start")
+    _git(
+        root,
+        "-c",
+        "user.name=A",
+        "-c",
+        "user.email=a@b.c",
+        "commit",
+        "-q",
+        "--allow-empty",
+        "-m",
+        "start",
+    )
     return root
 
 
@@ -61,7 +88,9 @@ def test_the_text_has_everything_verbatim(context_for: ContextFactory) -> None:
     assert "- [ ] CUDA graphs not used" in text
 
 
-def test_code_that_was_trusted_is_named_with_what_repeats_it_elsewhere(context_for: ContextFactory) -> None:
+def test_code_that_was_trusted_is_named_with_what_repeats_it_elsewhere(
+    context_for: ContextFactory,
+) -> None:
     files = {"modeling_b.py": "ab12", "configuration_a.py": "cd34"}
     repository = RepositoryCode(classes={}, files=files, facts=[], native={})
     context = _onboarded(context_for("org/tiny", repository=repository, revision="0123abc"))
@@ -76,7 +105,9 @@ def test_code_that_was_trusted_is_named_with_what_repeats_it_elsewhere(context_f
     assert "trust" not in (context.root / ".onboard" / "plain" / "pull_request.md").read_text()
 
 
-def test_the_branch_has_the_models_own_files_and_lines(context_for: ContextFactory, checkout: Path) -> None:
+def test_the_branch_has_the_models_own_files_and_lines(
+    context_for: ContextFactory, checkout: Path
+) -> None:
     _onboarded(context_for("org/other", architecture="Qwen2ForCausalLM"))
     context = _onboarded(context_for("org/tiny"))
     before = _git(checkout, "status", "--porcelain")
@@ -113,7 +144,9 @@ def test_other_entries_of_the_branch_survive(context_for: ContextFactory, checko
     context = _onboarded(context_for("org/tiny"))
     PullRequest().run(context)
     changed = _git(checkout, "diff", "main", "onboard/tiny", "--", "registry/models.yaml")
-    assert not [line for line in changed.splitlines() if line.startswith("-") and not line.startswith("---")]
+    assert not [
+        line for line in changed.splitlines() if line.startswith("-") and not line.startswith("---")
+    ]
     text = _git(checkout, "show", "onboard/tiny:registry/models.yaml")
     assert [entry.name for entry in parse_entries(text)] == ["org/other", "org/tiny"]
     assert other.root == checkout

@@ -31,13 +31,17 @@ def test_a_model_gets_an_entry_and_a_config_that_agree(context_for: ContextFacto
     assert config.max_seq_len is None, "as the model and the memory allow"
 
 
-def test_a_length_that_all_models_get_is_bounded_by_the_models_positions(context_for: ContextFactory) -> None:
+def test_a_length_that_all_models_get_is_bounded_by_the_models_positions(
+    context_for: ContextFactory,
+) -> None:
     context = context_for("org/Tiny-Llama")
     path = registry.config_path(context.root, "dashboard_default")
     path.parent.mkdir(parents=True)
     path.write_text("max_seq_len: 512\n")
     Register().run(context)
-    assert registry.load_standalone(registry.config_path(context.root, "tiny-llama")).max_seq_len == 96
+    assert (
+        registry.load_standalone(registry.config_path(context.root, "tiny-llama")).max_seq_len == 96
+    )
 
 
 class _Trial:
@@ -104,7 +108,9 @@ def test_a_model_that_has_not_passed_is_not_served_silently(tmp_path: Path) -> N
     assert doubt in LLM(checkpoint, root=root, device="cpu").engine.facts
     path = registry.models_path(root)
     path.write_text(set_fields(path.read_text(), "tiny", {"status": "passed"}))
-    assert not [fact for fact in LLM(checkpoint, root=root, device="cpu").engine.facts if "run of" in fact]
+    assert not [
+        fact for fact in LLM(checkpoint, root=root, device="cpu").engine.facts if "run of" in fact
+    ]
 
 
 def test_a_second_run_changes_nothing(context_for: ContextFactory) -> None:
@@ -116,7 +122,9 @@ def test_a_second_run_changes_nothing(context_for: ContextFactory) -> None:
     assert context.read_json("registration.json")["entry_status"] == "already there"
 
 
-def test_a_config_that_came_with_the_root_is_kept_and_a_broken_one_is_refused(context_for: ContextFactory) -> None:
+def test_a_config_that_came_with_the_root_is_kept_and_a_broken_one_is_refused(
+    context_for: ContextFactory,
+) -> None:
     context = context_for("org/tiny")
     Register().run(context)
     context.artifact("registration.json").unlink()
@@ -140,13 +148,17 @@ def test_our_own_older_config_is_renewed(context_for: ContextFactory) -> None:
     assert registry.load_standalone(registry.config_path(context.root, "tiny")).dtype == "bfloat16"
 
 
-def test_a_local_folder_is_registered_under_its_name(context_for: ContextFactory, tmp_path: Path) -> None:
+def test_a_local_folder_is_registered_under_its_name(
+    context_for: ContextFactory, tmp_path: Path
+) -> None:
     folder = tmp_path / "My Model"
     folder.mkdir()
     context = context_for(str(folder))
     Register().run(context)
     assert [entry.name for entry in registry.load_entries(context.root)] == ["My Model"]
-    assert registry.load_standalone(registry.config_path(context.root, "my_model")).model == str(folder)
+    assert registry.load_standalone(registry.config_path(context.root, "my_model")).model == str(
+        folder
+    )
 
 
 def test_family_members_are_those_with_the_same_architecture(context_for: ContextFactory) -> None:

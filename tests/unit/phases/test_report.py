@@ -44,7 +44,9 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag, f"</{tag}> does not close the last tag, after {self.text[-80:]!r}"
+        assert self.open.pop() == tag, (
+            f"</{tag}> does not close the last tag, after {self.text[-80:]!r}"
+        )
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
@@ -62,11 +64,26 @@ def _page(text: str) -> Page:
 
 
 def _tests() -> dict[str, Any]:
-    base = {"status": "passed", "error": 1e-7, "tolerance": 1e-5, "seconds": 0.1, "message": "", "device": "cpu"}
+    base = {
+        "status": "passed",
+        "error": 1e-7,
+        "tolerance": 1e-5,
+        "seconds": 0.1,
+        "message": "",
+        "device": "cpu",
+    }
     tests = [
         base | {"name": "test_block[mlp]", "level": "block", "block": "mlp"},
         base | {"name": "test_full_model", "level": "full_model", "block": "", "error": 0.0},
-        base | {"name": "test_gpu", "level": "gpu", "block": "", "status": "skipped", "error": None, "tolerance": None},
+        base
+        | {
+            "name": "test_gpu",
+            "level": "gpu",
+            "block": "",
+            "status": "skipped",
+            "error": None,
+            "tolerance": None,
+        },
     ]
     return {"command": "ONBOARD_SEED=1 python -m pytest x.py", "output": "3 passed", "tests": tests}
 
@@ -76,11 +93,25 @@ def _finished(context: RunContext, **run: Any) -> RunContext:
     context.write_json("run.json", make_run() | run)
     context.write_json("tests.json", _tests())
     items = [
-        {"id": "C1", "title": "canonical ops", "kind": "contract", "verdict": "PASS", "evidence": []},
-        {"id": "S1", "title": "no repeats", "kind": "style", "verdict": "NOTE", "evidence": ["models/m.py:7: a | b"]},
+        {
+            "id": "C1",
+            "title": "canonical ops",
+            "kind": "contract",
+            "verdict": "PASS",
+            "evidence": [],
+        },
+        {
+            "id": "S1",
+            "title": "no repeats",
+            "kind": "style",
+            "verdict": "NOTE",
+            "evidence": ["models/m.py:7: a | b"],
+        },
     ]
     context.write_json("review.json", {"verdict": "PASS", "notes": 1, "items": items})
-    context.write_json("survey.json", {"plan": "write models/modeling_llama.py", "missing": ["org/big"]})
+    context.write_json(
+        "survey.json", {"plan": "write models/modeling_llama.py", "missing": ["org/big"]}
+    )
     context.write_json("gather.json", {"bytes": 400_000})
     Matrix().run(context)
     Cookbook().run(context)
@@ -105,7 +136,9 @@ def test_the_page_is_well_formed_and_self_contained(context_for: ContextFactory)
 def test_all_twelve_items_are_there(context_for: ContextFactory) -> None:
     context = _finished(context_for("org/tiny", tricky=["scales the embeddings"]))
     for text in (_page(_html(context)).text, context.artifact("report.md").read_text()):
-        assert re.findall(r"(?m)^(?:## )?(\d+)\. [A-Z]", text) == [str(number) for number in range(1, 13)]
+        assert re.findall(r"(?m)^(?:## )?(\d+)\. [A-Z]", text) == [
+            str(number) for number in range(1, 13)
+        ]
         for needed in (
             "scales the embeddings",
             "gqa",
@@ -157,7 +190,13 @@ def test_a_road_that_ended_early_still_has_a_report(context_for: ContextFactory)
     context = context_for("org/tiny")
     Report().run(context)
     text = _page(_html(context)).text
-    for needed in ("No tests ran", "Not reviewed", "Not registered", "Nothing was generated", "Not verified"):
+    for needed in (
+        "No tests ran",
+        "Not reviewed",
+        "Not registered",
+        "Nothing was generated",
+        "Not verified",
+    ):
         assert needed in text
 
 
@@ -173,7 +212,8 @@ def test_a_failed_run_shows_its_error(context_for: ContextFactory) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "position"), [(None, None), (0.0, 0.0), (1e-9, 0.0), (1e-6, 33.3), (1.0, 100.0), (50, 100.0)]
+    ("error", "position"),
+    [(None, None), (0.0, 0.0), (1e-9, 0.0), (1e-6, 33.3), (1.0, 100.0), (50, 100.0)],
 )
 def test_errors_lie_on_a_logarithmic_scale(error: float | None, position: float | None) -> None:
     assert error_position(error) == position
@@ -188,13 +228,21 @@ def test_figures_read_well() -> None:
         "5.0 GiB",
         "2,048.0 GiB",
     ]
-    assert [short_count(n) for n in (12, 1_500, 124_000_000, 8_030_000_000)] == ["12", "1.5 k", "124 M", "8.03 B"]
+    assert [short_count(n) for n in (12, 1_500, 124_000_000, 8_030_000_000)] == [
+        "12",
+        "1.5 k",
+        "124 M",
+        "8.03 B",
+    ]
 
 
 def test_facts_of_the_reduced_run_alone_say_so(context_for: ContextFactory) -> None:
     context = _finished(context_for("org/tiny"))
     run = context.read_json("run.json")
-    run["runs"]["reduced"] = run["runs"]["full"] | {"description": "2 of 9 layers", "facts": ["shared", "left out"]}
+    run["runs"]["reduced"] = run["runs"]["full"] | {
+        "description": "2 of 9 layers",
+        "facts": ["shared", "left out"],
+    }
     run["runs"]["full"]["facts"] = ["own", "shared"]
     assert reduced_facts(run["runs"]) == ["2 of 9 layers: left out"]
 
@@ -244,7 +292,10 @@ def test_what_is_as_it_should_be_is_folded(context_for: ContextFactory) -> None:
 def test_only_what_was_beside_transformers_says_so(context_for: ContextFactory) -> None:
     context = context_for("org/tiny")
     tests = _tests()
-    tests["tests"] = [tests["tests"][0], tests["tests"][1] | {"level": "export", "name": "test_export"}]
+    tests["tests"] = [
+        tests["tests"][0],
+        tests["tests"][1] | {"level": "export", "name": "test_export"},
+    ]
     context.write_json("tests.json", tests)
     Report().run(context)
     text = context.artifact("report.md").read_text()
@@ -257,7 +308,9 @@ def test_a_page_follows_the_readers_colours_and_width(context_for: ContextFactor
     """Every colour of the page is a variable, and each variable has a value for dark pages, too."""
     text = _html(_finished(context_for("org/tiny")))
     style = text.split("<style>")[1].split("</style>")[0]
-    light, dark = (set(re.findall(r"--\w+(?=:)", part)) for part in style.split("* {")[0].split("@media"))
+    light, dark = (
+        set(re.findall(r"--\w+(?=:)", part)) for part in style.split("* {")[0].split("@media")
+    )
     assert light == dark
     assert not re.findall(r"#[0-9a-f]{3,6}\b", style.split("* {")[1])
     assert "width=device-width" in text
@@ -273,7 +326,16 @@ def test_the_picture_of_a_run_has_its_phases_and_words(context_for: ContextFacto
     context.artifact(STATE_FILE).write_text(state.text())
     draw = runpy.run_path(str(CONTENT_ROOT / "scripts" / "picture_of_a_run.py"))["picture"]
     texts = [
-        each.text for each in ElementTree.fromstring(draw(context.work_dir, "onboard org/tiny")).iter() if each.text
+        each.text
+        for each in ElementTree.fromstring(draw(context.work_dir, "onboard org/tiny")).iter()
+        if each.text
     ]
-    assert {"onboard org/tiny", "2 s in all", "gather", "run", "1.2 s", "2030-01-02 03:04 UTC"} <= set(texts)
+    assert {
+        "onboard org/tiny",
+        "2 s in all",
+        "gather",
+        "run",
+        "1.2 s",
+        "2030-01-02 03:04 UTC",
+    } <= set(texts)
     assert {"> How big is the <universe>? & `why`", "Very | big <b>indeed</b>"} <= set(texts)

@@ -81,8 +81,16 @@ def _edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None])
 
 
 def _run(checkpoint: Path, root: Path, **changes: Any) -> dict[str, Any]:
-    options = {name: changes.pop(name) for name in ("num_hidden_layers", "distinct") if name in changes}
-    config = {"model": str(checkpoint), "device": "cpu", "dtype": "float32", "max_seq_len": 64, "max_num_tokens": 64}
+    options = {
+        name: changes.pop(name) for name in ("num_hidden_layers", "distinct") if name in changes
+    }
+    config = {
+        "model": str(checkpoint),
+        "device": "cpu",
+        "dtype": "float32",
+        "max_seq_len": 64,
+        "max_num_tokens": 64,
+    }
     return run(RuntimeConfig.model_validate(config | changes), root, **options)
 
 
@@ -90,11 +98,18 @@ def test_a_trained_model_is_transformers_own_and_everything_is_kept(root: Path) 
     result = _run(DEMO, root, max_seq_len=256)
     assert (result["status"], result["text"]["verdict"]) == ("success", "equal"), result["error"]
     assert result["text"]["perplexity"] == pytest.approx(result["text"]["reference"], rel=1e-4)
-    assert result["text"]["perplexity"] < 1.4  # story by story: training.json says 1.247, as one text it is 1.97
+    assert (
+        result["text"]["perplexity"] < 1.4
+    )  # story by story: training.json says 1.247, as one text it is 1.97
     comparison = result["comparison"]
     assert comparison["agrees"]
     *checks, known = comparison["checks"]
-    assert {check["what"] for check in checks} == {"prefill", "cached decode", "long prompt", "text"}
+    assert {check["what"] for check in checks} == {
+        "prefill",
+        "cached decode",
+        "long prompt",
+        "text",
+    }
     assert all(0 < check["error"] <= check["limit"] == 1e-5 for check in checks)
     assert (known["what"], known["tokens"], known["limit"]) == ("known prefix", LONG_TOKENS, 1e-5)
     assert known["error"] <= 1e-5
@@ -105,12 +120,16 @@ def test_a_trained_model_is_transformers_own_and_everything_is_kept(root: Path) 
         assert prompt["output"]
         assert prompt["token_ids"]
         assert prompt["finish_reason"] in ("stop", "length")
-    assert {entry["key"]: entry["num_matches"] for entry in result["transforms"]}["insert_cached_attention"] == 5
+    assert {entry["key"]: entry["num_matches"] for entry in result["transforms"]}[
+        "insert_cached_attention"
+    ] == 5
     json.dumps(result, allow_nan=False)
 
 
 @pytest.mark.exhaustive
-def test_pages_that_are_a_thousandth_off_when_they_are_reused_show(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_that_are_a_thousandth_off_when_they_are_reused_show(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generate, asked = LLM.generate, list[Any]()
 
     def changed(llm: LLM, prompts: Any, params: Any) -> Any:
@@ -126,13 +145,19 @@ def test_pages_that_are_a_thousandth_off_when_they_are_reused_show(root: Path, m
     assert "known prefix: the logits are not those" in result["error"]
 
 
-def test_random_weights_make_text_that_is_as_unlikely_as_transformers(tmp_path: Path, root: Path) -> None:
+def test_random_weights_make_text_that_is_as_unlikely_as_transformers(
+    tmp_path: Path, root: Path
+) -> None:
     folder = tmp_path / "random"
-    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.safetensors", "heldout.txt", "training.json"))
+    shutil.copytree(
+        DEMO, folder, ignore=shutil.ignore_patterns("*.safetensors", "heldout.txt", "training.json")
+    )
     (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
     )
-    config = LlamaConfig.from_pretrained(folder, num_hidden_layers=1, hidden_size=64, intermediate_size=64, head_dim=8)
+    config = LlamaConfig.from_pretrained(
+        folder, num_hidden_layers=1, hidden_size=64, intermediate_size=64, head_dim=8
+    )
     LlamaForCausalLM(config).save_pretrained(folder)
     result = _run(folder, root)
     assert result["status"] == "success", result["error"]
@@ -171,7 +196,9 @@ def test_without_a_tokenizer_prompts_are_token_ids(random_checkpoint: Path, root
     assert (result["comparison"]["agrees"], result["text"]["verdict"]) == (True, "not judged")
 
 
-def test_random_weights_by_configuration_are_compared_with_nothing(random_checkpoint: Path, root: Path) -> None:
+def test_random_weights_by_configuration_are_compared_with_nothing(
+    random_checkpoint: Path, root: Path
+) -> None:
     result = _run(random_checkpoint, root, skip_loading_weights=True)
     assert result["status"] == "success", result["error"]
     assert result["comparison"]["reference"].startswith("none")
@@ -185,12 +212,19 @@ def _break(root: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-ATTENTION_SCALE = ("sliding_window=self.window", "sliding_window=self.window, scale=1.5 * self.head_dim**-0.5")
+ATTENTION_SCALE = (
+    "sliding_window=self.window",
+    "sliding_window=self.window, scale=1.5 * self.head_dim**-0.5",
+)
 ONE_NORM = ("self.input_layernorm(hidden_states)", "self.input_layernorm(hidden_states) * 1.01")
 
 
-@pytest.mark.parametrize("fault", [ATTENTION_SCALE, ONE_NORM], ids=["attention scale x 1.5", "a norm x 1.01"])
-def test_a_small_fault_in_the_model_file_shows(random_checkpoint: Path, root: Path, fault: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "fault", [ATTENTION_SCALE, ONE_NORM], ids=["attention scale x 1.5", "a norm x 1.01"]
+)
+def test_a_small_fault_in_the_model_file_shows(
+    random_checkpoint: Path, root: Path, fault: tuple[str, str]
+) -> None:
     _break(root, *fault)
     result = _run(random_checkpoint, root)
     assert result["status"] == "bad_generation"
@@ -198,18 +232,27 @@ def test_a_small_fault_in_the_model_file_shows(random_checkpoint: Path, root: Pa
     assert not result["comparison"]["agrees"]
 
 
-def test_a_window_that_only_the_long_prompt_passes_is_compared(random_checkpoint: Path, root: Path) -> None:
+def test_a_window_that_only_the_long_prompt_passes_is_compared(
+    random_checkpoint: Path, root: Path
+) -> None:
     config = json.loads((random_checkpoint / "config.json").read_text())
     config |= {"sliding_window": 120, "max_position_embeddings": 512}
-    (random_checkpoint / "config.json").write_text(json.dumps(config))  # transformers' llama has no window
+    (random_checkpoint / "config.json").write_text(
+        json.dumps(config)
+    )  # transformers' llama has no window
     result = _run(random_checkpoint, root)
-    errors = {check["what"]: (check["longest"], check["error"]) for check in result["comparison"]["checks"]}
+    errors = {
+        check["what"]: (check["longest"], check["error"])
+        for check in result["comparison"]["checks"]
+    }
     assert result["status"] == "bad_generation"
     assert errors["prefill"][1] <= 1e-5 < 1e-3 < errors["long prompt"][1]
     assert errors["long prompt"][0] > 120
 
 
-def test_a_length_that_the_model_refuses_is_not_read_and_noted(random_checkpoint: Path, root: Path) -> None:
+def test_a_length_that_the_model_refuses_is_not_read_and_noted(
+    random_checkpoint: Path, root: Path
+) -> None:
     config = json.loads((random_checkpoint / "config.json").read_text())
     config |= {"inference_chunksize": 150, "max_position_embeddings": 512}
     (random_checkpoint / "config.json").write_text(json.dumps(config))
@@ -219,7 +262,9 @@ def test_a_length_that_the_model_refuses_is_not_read_and_noted(random_checkpoint
     assert result["status"] == "success", result["error"]
     assert {check["longest"] for check in result["comparison"]["checks"]} == {63}
     [note] = result["comparison"]["notes"]
-    assert "the long prompt has no 171 tokens: the code of LlamaForCausalLM takes another path" in note
+    assert (
+        "the long prompt has no 171 tokens: the code of LlamaForCausalLM takes another path" in note
+    )
 
 
 def test_weights_that_are_bad_for_both_are_no_fault(demo: Path, root: Path) -> None:
@@ -234,15 +279,22 @@ def test_weights_that_are_bad_for_both_are_no_fault(demo: Path, root: Path) -> N
 
 
 def test_logits_that_are_not_finite_fail(random_checkpoint: Path, root: Path) -> None:
-    _break(root, "return self.norm(hidden_states)", "return self.norm(hidden_states) / (position_ids[..., None] - 3)")
+    _break(
+        root,
+        "return self.norm(hidden_states)",
+        "return self.norm(hidden_states) / (position_ids[..., None] - 3)",
+    )
     result = _run(random_checkpoint, root)
     assert (result["status"], result["error"]) == ("bad_generation", "the logits are not finite")
     json.dumps(result, allow_nan=False)
 
 
 def test_cached_steps_that_differ_from_a_prefill_fail(random_checkpoint: Path, root: Path) -> None:
-    # What a wrong cache does: a row's result depends on how many rows are computed with it, if these are many.
-    mixed = "self.norm(hidden_states) + (input_ids.shape[1] // 10) * torch.roll(hidden_states, 1, -1)"
+    # What a wrong cache does: a row's result depends on how many rows are computed with it, if
+    # these are many.
+    mixed = (
+        "self.norm(hidden_states) + (input_ids.shape[1] // 10) * torch.roll(hidden_states, 1, -1)"
+    )
     _break(root, "return self.norm(hidden_states)", f"return {mixed}")
     result = _run(random_checkpoint, root)
     assert result["status"] == "bad_generation"
@@ -256,7 +308,9 @@ def test_a_broken_model_file_is_a_compile_error(demo: Path, root: Path) -> None:
 
 
 def test_departures_from_the_config_are_facts(random_checkpoint: Path, root: Path) -> None:
-    config = RuntimeConfig(model=str(random_checkpoint), world_size=2, dtype="bfloat16", max_seq_len=64)
+    config = RuntimeConfig(
+        model=str(random_checkpoint), world_size=2, dtype="bfloat16", max_seq_len=64
+    )
     result = run(config, root, dtype="float32", num_hidden_layers=2)
     assert result["settings"]["dtype"] == "float32"
     assert result["settings"]["num_hidden_layers"] == 2
@@ -274,21 +328,35 @@ def test_departures_from_the_config_are_facts(random_checkpoint: Path, root: Pat
         ({"a": list(range(20)), "b": list(range(20, 40))}, (2, 40)),
     ],
 )
-def test_a_reduced_run_keeps_every_kind_of_layer(kinds: dict[str, list[int]], expected: tuple[int, int]) -> None:
-    layer_kinds = [LayerKind(name=name, layers=layers, path="model.layers.0") for name, layers in kinds.items()]
+def test_a_reduced_run_keeps_every_kind_of_layer(
+    kinds: dict[str, list[int]], expected: tuple[int, int]
+) -> None:
+    layer_kinds = [
+        LayerKind(name=name, layers=layers, path="model.layers.0") for name, layers in kinds.items()
+    ]
     config = {"num_hidden_layers": expected[1]}
     assert reduced_layers(make_spec("org/x", layer_kinds=layer_kinds, config=config)) == expected
 
 
 def test_a_count_that_transformers_refuses_is_passed_over(tmp_path: Path) -> None:
     kinds = {5: ["mamba", "hybrid", "mamba", "hybrid", "mamba"], 3: ["mamba", "hybrid", "hybrid"]}
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "mamba_d_state": 4, "vocab_size": 40}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "mamba_d_state": 4,
+        "vocab_size": 40,
+    }
     sizes |= {"mamba_expand": 2, "n_mamba_heads": 2, "num_key_value_heads": 2}
     found = []
-    for count in kinds:  # all hybrid layers share the first one's block: of one alone transformers makes no model
+    for count in (
+        kinds
+    ):  # all hybrid layers share the first one's block: of one alone transformers makes no model
         config = ZambaConfig(num_hidden_layers=count, layers_block_type=kinds[count], **sizes)
         config.save_pretrained(tmp_path)
-        context = make_context(tmp_path, str(tmp_path), config=json.loads((tmp_path / "config.json").read_text()))
+        context = make_context(
+            tmp_path, str(tmp_path), config=json.loads((tmp_path / "config.json").read_text())
+        )
         found.append(accepted_layers(context, 2, count))
     assert found[0] == (4, "")
     assert found[1][0] == 3
@@ -296,10 +364,24 @@ def test_a_count_that_transformers_refuses_is_passed_over(tmp_path: Path) -> Non
 
 
 def test_layers_that_share_a_table_of_all_are_run_together(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
-    sizes |= {"vocab_size": 32, "vocab_size_per_layer_input": 32, "hidden_size_per_layer_input": 4, "laurel_rank": 4}
-    Gemma3nTextConfig(**sizes, head_dim=8, num_hidden_layers=4, num_kv_shared_layers=0).save_pretrained(tmp_path)
-    context = make_context(tmp_path, str(tmp_path), config=json.loads((tmp_path / "config.json").read_text()))
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    sizes |= {
+        "vocab_size": 32,
+        "vocab_size_per_layer_input": 32,
+        "hidden_size_per_layer_input": 4,
+        "laurel_rank": 4,
+    }
+    Gemma3nTextConfig(
+        **sizes, head_dim=8, num_hidden_layers=4, num_kv_shared_layers=0
+    ).save_pretrained(tmp_path)
+    context = make_context(
+        tmp_path, str(tmp_path), config=json.loads((tmp_path / "config.json").read_text())
+    )
     layers, refusal = accepted_layers(context, 2, 4)
     assert layers == 4
     assert "embed_tokens_per_layer.weight has another shape than in all 4" in refusal
@@ -315,7 +397,9 @@ def _registered(root: Path, checkpoint: Path) -> RunContext:
 
 
 @pytest.mark.slow
-def test_the_phase_runs_reduced_then_full_and_archives_the_log(random_checkpoint: Path, root: Path, warm: Warm) -> None:
+def test_the_phase_runs_reduced_then_full_and_archives_the_log(
+    random_checkpoint: Path, root: Path, warm: Warm
+) -> None:
     context = _registered(root, random_checkpoint)
     context.run_module = warm.run_module
     result = Run().run(context)
@@ -327,7 +411,9 @@ def test_the_phase_runs_reduced_then_full_and_archives_the_log(random_checkpoint
     assert log.name.endswith("_success.log")
     assert "=== all layers" in log.read_text()
     assert str(root) not in "".join(line for line in log.read_text().splitlines() if "$ " in line)
-    assert log.read_text().splitlines()[0].endswith("$ onboard path/to/random --root . --device cpu")
+    assert (
+        log.read_text().splitlines()[0].endswith("$ onboard path/to/random --root . --device cpu")
+    )
     assert record["provenance"]["versions"]["torch"] == torch.__version__
     for told in (
         "settings: device cpu",
@@ -345,23 +431,29 @@ def test_the_phase_runs_reduced_then_full_and_archives_the_log(random_checkpoint
 def test_a_fault_that_half_precision_may_hide_fails_a_run_in_half_precision(
     random_checkpoint: Path, root: Path
 ) -> None:
-    # The tiny model's attention is all but even: 1.5 times its scores are within a fifth of what bfloat16 rounds away.
+    # The tiny model's attention is all but even: 1.5 times its scores are within a fifth of what
+    # bfloat16 rounds away.
     _break(root, *ATTENTION_SCALE)
     context = _registered(root, random_checkpoint)
     context.options.dtype = "bfloat16"
-    with pytest.raises(OnboardError, match="the 2 of 3 layers, float32 run ended in bad_generation: prefill"):
+    with pytest.raises(
+        OnboardError, match="the 2 of 3 layers, float32 run ended in bad_generation: prefill"
+    ):
         Run().run(context)
     record = context.read_json("run.json")
     assert (record["status"], list(record["runs"])) == ("bad_generation", ["reduced"])
 
 
 @pytest.mark.slow
-def test_a_failing_run_names_its_log_and_keeps_the_record(random_checkpoint: Path, root: Path) -> None:
+def test_a_failing_run_names_its_log_and_keeps_the_record(
+    random_checkpoint: Path, root: Path
+) -> None:
     context = _registered(root, random_checkpoint)
     path = config_path(root, "random")
     path.write_text(path.read_text().replace("transforms: {}", "transforms: {fuse_everything: {}}"))
     with pytest.raises(
-        OnboardError, match=r"compile_error: there is no transform 'fuse_everything'.*_compile_error\.log"
+        OnboardError,
+        match=r"compile_error: there is no transform 'fuse_everything'.*_compile_error\.log",
     ):
         Run().run(context)
     record = context.read_json("run.json")
@@ -393,7 +485,9 @@ def test_a_process_that_dies_is_a_runtime_error(
 def test_the_agent_ends_with_its_parent(tmp_path: Path) -> None:
     code = "from onboard.workflow.run_model import run_model; import threading, time; threading.Thread("
     code += "target=run_model._exit_with_parent, daemon=True).start(); print('up', flush=True); time.sleep(60)"
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdout.readline()
@@ -420,8 +514,12 @@ def test_the_cookbook_runs(root: Path) -> None:
     context = _registered(root, DEMO)
     Cookbook().run(context)
     notebook = nbformat.read(notebook_path(context), as_version=4)
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(root / "cookbooks")}}).execute()
-    printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
+    NotebookClient(
+        notebook, timeout=300, resources={"metadata": {"path": str(root / "cookbooks")}}
+    ).execute()
+    printed = "".join(
+        output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])
+    )
     assert "'Once upon a time' -> ', there was a" in printed
     assert "logits (" in printed
 

@@ -1,4 +1,6 @@
-"""What is seen in code without running it: of a repository's files, and of the text that comes from the child."""
+"""What is seen in code without running it: of a repository's files, and of the text that comes from
+the child.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def test_a_survey_follows_imports_and_shows_what_reaches_beyond_tensors(tmp_path
         (AUTO_MAP, "from .gone import x", "lacks gone.py"),
     ],
 )
-def test_code_that_is_not_whole_is_refused(tmp_path: Path, auto_map: object, modeling: str, message: str) -> None:
+def test_code_that_is_not_whole_is_refused(
+    tmp_path: Path, auto_map: object, modeling: str, message: str
+) -> None:
     _write(tmp_path, modeling)
     with pytest.raises(OnboardError, match=message):
         survey_code(tmp_path, {"auto_map": auto_map})

@@ -1,4 +1,6 @@
-"""What a text model adds between its layers is measured; any other effect of its arguments is refused."""
+"""What a text model adds between its layers is measured; any other effect of its arguments is
+refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Texts that hold a code of each of several codebooks at a position: one token here, a row for each in transformers.
+"""Texts that hold a code of each of several codebooks at a position: one token here, a row for each
+in transformers.
 
 What is expected is asked of transformers by hand, with rows that nothing of ours has made.
 """
@@ -98,7 +99,9 @@ def test_tokens_are_codes_and_codes_tokens() -> None:
 
 def test_tokens_that_64_bits_cannot_hold_are_refused() -> None:
     assert Codebooks(5, 2049).tokens < 2**63
-    with pytest.raises(OnboardError, match="a code of each of 6 codebooks of 2049, which 64 bits cannot hold"):
+    with pytest.raises(
+        OnboardError, match="a code of each of 6 codebooks of 2049, which 64 bits cannot hold"
+    ):
         Codebooks(6, 2049)
 
 
@@ -111,7 +114,9 @@ def test_transformers_reads_tokens(small: Small) -> None:
     tokens, twice = books.pack(torch.tensor(texts)), copy.deepcopy(model)
     twice.lm_heads[1].weight.data *= 2
     with torch.no_grad():
-        actual = books.split(model(tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits)
+        actual = books.split(
+            model(tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits
+        )
         other = books.split(twice(input_ids=tokens, use_cache=False).logits)
     expected = torch.stack([small.logits(text) for text in texts])
     torch.testing.assert_close(actual, expected)
@@ -123,7 +128,10 @@ def test_a_generated_file_that_mixes_codebooks_up_is_refused(small: Small) -> No
     with pytest.raises(OnboardError, match="embed_tokens.1"):
         prove(small.source.replace("input[:, codebook]", "input[:, 0]"), small.spec, export=False)
     with pytest.raises(OnboardError, match="differs from transformers"):
-        prove(small.source.replace("for head in self.lm_heads]", "for head in self.lm_heads][::-1]"), small.spec)
+        prove(
+            small.source.replace("for head in self.lm_heads]", "for head in self.lm_heads][::-1]"),
+            small.spec,
+        )
 
 
 def test_ragged_texts_in_chunks_and_preempted_go_on_as_transformers(small: Small, llm: LLM) -> None:
@@ -144,7 +152,9 @@ def test_ragged_texts_in_chunks_and_preempted_go_on_as_transformers(small: Small
 
 def test_logits_are_those_of_one_codebook_after_the_other(small: Small, llm: LLM) -> None:
     text = small.codes(11)
-    torch.testing.assert_close(llm.logits(llm.pack(text)), small.logits(text).flatten(1), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        llm.logits(llm.pack(text)), small.logits(text).flatten(1), atol=1e-5, rtol=1e-4
+    )
 
 
 def test_drawn_tokens_are_a_requests_own(small: Small, llm: LLM) -> None:
@@ -152,9 +162,14 @@ def test_drawn_tokens_are_a_requests_own(small: Small, llm: LLM) -> None:
     prompts = [llm.pack(text) for text in texts]
     params = [SamplingParams(max_tokens=6, seed=seed, top_k=40, ignore_eos=True) for seed in (1, 2)]
     both = [output.token_ids for output in llm.generate(prompts, params)]
-    alone = [llm.generate(prompt, own)[0].token_ids for prompt, own in zip(prompts, params, strict=True)]
+    alone = [
+        llm.generate(prompt, own)[0].token_ids for prompt, own in zip(prompts, params, strict=True)
+    ]
     assert both == alone
-    assert llm.generate(prompts[0], SamplingParams(max_tokens=6, seed=3, top_k=40))[0].token_ids != both[0]
+    assert (
+        llm.generate(prompts[0], SamplingParams(max_tokens=6, seed=3, top_k=40))[0].token_ids
+        != both[0]
+    )
 
 
 def test_a_token_ends_a_text_and_others_are_refused(small: Small, llm: LLM) -> None:
@@ -179,7 +194,9 @@ def test_a_token_ends_a_text_and_others_are_refused(small: Small, llm: LLM) -> N
 @pytest.mark.parametrize("mode", ["hf", "transformers"])
 def test_transformers_own_module_is_refused(small: Small, mode: Any) -> None:
     factory = ModelFactory(small.folder, root=None, dtype=torch.float32, model_kwargs={}, mode=mode)
-    with pytest.raises(OnboardError, match="texts of one code a position, MusicgenForCausalLM has 3 codebooks"):
+    with pytest.raises(
+        OnboardError, match="texts of one code a position, MusicgenForCausalLM has 3 codebooks"
+    ):
         factory.build_model()
 
 
@@ -190,7 +207,8 @@ def test_tables_have_the_dtype_that_transformers_makes_them_in(small: Small) -> 
     ours, expected = dict(factory.build_model().named_buffers()), dict(theirs.named_buffers())
     assert ours.keys() == expected.keys()
     assert all(
-        torch.equal(ours[name], tensor) and ours[name].dtype == tensor.dtype for name, tensor in expected.items()
+        torch.equal(ours[name], tensor) and ours[name].dtype == tensor.dtype
+        for name, tensor in expected.items()
     )
 
 
@@ -204,7 +222,9 @@ def test_each_codebook_has_a_choice_of_its_own(temperature: float) -> None:
     uniform = torch.rand(50, 3, dtype=torch.float64)
     chosen = books.unpack(choose_codes(logits.flatten(1), [*_how(50, temperature), uniform], books))
     for k in range(3):
-        assert torch.equal(chosen[:, k], choose_tokens(logits[:, k], *_how(50, temperature), uniform[:, k]))
+        assert torch.equal(
+            chosen[:, k], choose_tokens(logits[:, k], *_how(50, temperature), uniform[:, k])
+        )
 
 
 def test_one_codebook_without_a_choice_leaves_no_token() -> None:
@@ -218,7 +238,10 @@ def test_the_numbers_of_a_token_are_independent() -> None:
     """As they are drawn for a running text: of each place and codebook one."""
     rows = SequenceRows(2, 8, 1, codebooks=COUNT)
     places = 30 * np.arange(2)[:, None] + np.arange(30)
-    host = {name: np.zeros((30,), dtype=np.float32) for name in ("temperature", "top_k", "top_p", "min_p")}
+    host = {
+        name: np.zeros((30,), dtype=np.float32)
+        for name in ("temperature", "top_k", "top_p", "min_p")
+    }
     host["uniform"] = np.zeros((30, COUNT))
     rows.set_sampling(1, (1.0, 0, 1.0, 0), key=7)
     drawn = []
@@ -228,13 +251,19 @@ def test_the_numbers_of_a_token_are_independent() -> None:
     numbers = np.concatenate(drawn)
     assert len(np.unique(numbers)) == numbers.size
     key = np.full(numbers.size, 7, dtype=np.uint64)
-    np.testing.assert_array_equal(np.sort(numbers.flatten()), np.sort(uniforms(key, np.arange(numbers.size))))
+    np.testing.assert_array_equal(
+        np.sort(numbers.flatten()), np.sort(uniforms(key, np.arange(numbers.size)))
+    )
 
 
 def test_log_probabilities_are_those_of_a_codebook() -> None:
     row, books = torch.randn(22), Codebooks(2, 12)
     expected = row.view(2, 11).log_softmax(dim=-1).flatten()
     found = logprobs(row, int(books.pack(torch.tensor([3, 4]))), 2, books)
-    best = {int(index) + 11 * k for k, part in enumerate(row.view(2, 11)) for index in part.topk(2).indices}
+    best = {
+        int(index) + 11 * k
+        for k, part in enumerate(row.view(2, 11))
+        for index in part.topk(2).indices
+    }
     assert found.keys() == best | {3, 15}
     assert all(found[column] == pytest.approx(float(expected[column])) for column in found)

@@ -1,4 +1,6 @@
-"""The whole road against transformers: ragged batches, chunked prefill, windows, preemption, padding, long RoPE."""
+"""The whole road against transformers: ragged batches, chunked prefill, windows, preemption,
+padding, long RoPE.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def _prompt(length: int) -> list[int]:
     return [random.randrange(TINY["vocab_size"]) for _ in range(length)]
 
 
-def _generate(engine: Engine, prompts: list[list[int]], params: SamplingParams = GREEDY) -> list[list[int]]:
+def _generate(
+    engine: Engine, prompts: list[list[int]], params: SamplingParams = GREEDY
+) -> list[list[int]]:
     outputs = [engine.submit(prompt, params)[0] for prompt in prompts]
     engine.run()
     assert all(output.finish_reason == "length" for output in outputs)
@@ -51,15 +55,21 @@ def test_logits_are_those_of_transformers(llama: Tiny, engine: Engine) -> None:
     assert _rmse_ratio(logits, llama.logits(prompt)) < 1e-5
 
 
-def test_four_ragged_prompts_in_one_batch_decode_as_transformers_does(llama: Tiny, engine: Engine) -> None:
+def test_four_ragged_prompts_in_one_batch_decode_as_transformers_does(
+    llama: Tiny, engine: Engine
+) -> None:
     prompts = [_prompt(length) for length in (3, 17, 9, 30)]
     steps = engine.stats.steps
     assert _generate(engine, prompts) == [llama.greedy(prompt, 32) for prompt in prompts]
-    assert engine.stats.steps - steps == 32  # one for all prompts, then one for each further token of all
+    assert (
+        engine.stats.steps - steps == 32
+    )  # one for all prompts, then one for each further token of all
 
 
 @pytest.mark.parametrize("max_num_tokens", [5, 16])
-def test_prefill_in_chunks_gives_the_same_tokens_and_logits(llama: Tiny, max_num_tokens: int) -> None:
+def test_prefill_in_chunks_gives_the_same_tokens_and_logits(
+    llama: Tiny, max_num_tokens: int
+) -> None:
     engine = llama.engine(max_num_tokens=max_num_tokens)
     prompts = [_prompt(length) for length in (23, 2, 31)]
     assert _generate(engine, prompts) == [llama.greedy(prompt, 32) for prompt in prompts]
@@ -86,7 +96,9 @@ def test_padding_to_captured_sizes_changes_no_token(llama: Tiny) -> None:
     sizes = []
     outputs = [engine.submit(prompt, GREEDY)[0] for prompt in prompts]
     engine.run(lambda _: sizes.append(engine.cache.info.args["kv_lens"].shape[0]))
-    assert [output.generated for output in outputs] == [llama.greedy(prompt, 32) for prompt in prompts]
+    assert [output.generated for output in outputs] == [
+        llama.greedy(prompt, 32) for prompt in prompts
+    ]
     assert sizes[1:] == [4] * 31
 
 
@@ -108,11 +120,17 @@ def test_what_was_done_is_counted(llama: Tiny) -> None:
     assert 0 < engine.stats.seconds < time.perf_counter() - start
     assert (engine.stats.prompt_tokens, engine.stats.generated_tokens) == (17, 65)
     assert engine.stats.tokens_per_second * engine.stats.seconds == pytest.approx(65)
-    assert [fact for fact in engine.facts if "CUDA" in fact] == ["decode steps of 2 sequences ran without a CUDA graph"]
+    assert [fact for fact in engine.facts if "CUDA" in fact] == [
+        "decode steps of 2 sequences ran without a CUDA graph"
+    ]
 
 
-@pytest.mark.parametrize(("row", "ended", "fails"), [(0, None, False), (1, "length", False), (1, None, True)])
-def test_logits_that_are_not_finite_are_an_error_where_a_token_is_wanted(row: int, ended: Any, fails: bool) -> None:
+@pytest.mark.parametrize(
+    ("row", "ended", "fails"), [(0, None, False), (1, "length", False), (1, None, True)]
+)
+def test_logits_that_are_not_finite_are_an_error_where_a_token_is_wanted(
+    row: int, ended: Any, fails: bool
+) -> None:
     complete = [(row, SimpleNamespace(finish_reason=ended))]
     step: Any = SimpleNamespace(rows=SimpleNamespace(complete=complete))
     flight = Flight(step, lambda: [5, NOT_A_TOKEN], None)
@@ -124,7 +142,14 @@ def test_logits_that_are_not_finite_are_an_error_where_a_token_is_wanted(row: in
 
 
 def test_a_prompt_may_leave_room_for_a_single_token(llama: Tiny) -> None:
-    assert len(_generate(llama.engine(), [_prompt(63)], SamplingParams(temperature=0.0, max_tokens=1))[0]) == 1
+    assert (
+        len(
+            _generate(llama.engine(), [_prompt(63)], SamplingParams(temperature=0.0, max_tokens=1))[
+                0
+            ]
+        )
+        == 1
+    )
 
 
 def test_logits_are_given_in_float32_whatever_the_model_computes_in(llama: Tiny) -> None:
@@ -148,7 +173,9 @@ LONGROPE = {
 }
 
 
-@pytest.mark.parametrize("runtime", [{}, {"max_num_tokens": 7}, {"kv_cache_config": {"max_tokens": 80}}])
+@pytest.mark.parametrize(
+    "runtime", [{}, {"max_num_tokens": 7}, {"kv_cache_config": {"max_tokens": 80}}]
+)
 def test_steps_never_mix_rotary_tables(tiny: Callable[..., Tiny], runtime: dict[str, Any]) -> None:
     """Prompts below, at and above the switch, most of which cross it while they decode."""
     model = tiny(rope_parameters=LONGROPE)
@@ -167,7 +194,9 @@ def test_ends_by_eos_stop_tokens_and_lengths(llama: Tiny) -> None:
     engine.eos_token_ids = frozenset([tokens[10]])
 
     def run(**options: Any) -> tuple[list[int], str | None]:
-        [output] = engine.submit(prompt, SamplingParams(temperature=0.0, **{"max_tokens": 32, **options}))
+        [output] = engine.submit(
+            prompt, SamplingParams(temperature=0.0, **{"max_tokens": 32, **options})
+        )
         engine.run()
         return output.generated, output.finish_reason
 
@@ -199,7 +228,11 @@ def test_several_outputs_of_one_prompt(llama: Tiny) -> None:
     assert len(outputs) == 3
     engine.run()
     assert len({tuple(output.generated) for output in outputs}) > 1
-    assert all(token in logprobs for o in outputs for token, logprobs in zip(o.generated, o.logprobs, strict=True))
+    assert all(
+        token in logprobs
+        for o in outputs
+        for token, logprobs in zip(o.generated, o.logprobs, strict=True)
+    )
 
 
 def test_prompts_that_cannot_be_served_are_refused(engine: Engine) -> None:
@@ -211,7 +244,8 @@ def test_prompts_that_cannot_be_served_are_refused(engine: Engine) -> None:
         engine.submit(_prompt(3), SamplingParams(stop="x"))
     for token in (-1, TINY["vocab_size"]):
         with pytest.raises(
-            UsageError, match=f"a prompt has token {token}. Token ids go from 0 to {TINY['vocab_size'] - 1}$"
+            UsageError,
+            match=f"a prompt has token {token}. Token ids go from 0 to {TINY['vocab_size'] - 1}$",
         ):
             engine.submit([1, token], GREEDY)
         with pytest.raises(UsageError, match=f"a prompt has token {token}"):

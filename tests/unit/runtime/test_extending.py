@@ -1,4 +1,6 @@
-"""docs/extending.md as it stands: its files are found, run, listed and part of the key; broken ones are refused."""
+"""docs/extending.md as it stands: its files are found, run, listed and part of the key; broken ones
+are refused.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,12 @@ OP = "ops/exact_rmsnorm.py"
 FILES = examples("extending.md")
 
 
-def install(site: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], project: str) -> None:
-    """What pip leaves of a package: its files, and the entry points that its pyproject.toml names."""
+def install(
+    site: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], project: str
+) -> None:
+    """What pip leaves of a package: its files, and the entry points that its pyproject.toml
+    names.
+    """
     metadata = tomllib.loads(project)["project"]
     folder = f"{metadata['name'].replace('-', '_')}-{metadata['version']}.dist-info"
     points = "".join(
@@ -64,7 +70,11 @@ def is_from_cache(engine: Engine) -> bool:
 
 
 def test_the_examples_compute_what_they_say(
-    tiny: Callable[..., Tiny], root_files: dict[str, str], site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Callable[..., Tiny],
+    root_files: dict[str, str],
+    site: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = tiny("llama")
     monkeypatch.setenv("ONBOARD_CACHE", str(tmp_path / "cache"))
@@ -74,17 +84,30 @@ def test_the_examples_compute_what_they_say(
     expected = 20 * torch.tanh(model.logits(IDS).double() / 20) / 0.5
     assert (expected - model.logits(IDS)).abs().max() > 0.1
     for engine in (first, second):
-        error = (engine.logits(IDS) - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+        error = (
+            engine.logits(IDS) - expected
+        ).square().mean().sqrt() / expected.square().mean().sqrt()
         assert error <= 1e-5
         calls = [str(node.target) for node in engine.gm.graph.nodes]
-        assert calls.count("onboard.exact_cached_attention.default") == model.hf.config.num_hidden_layers
-        assert calls.count("onboard.exact_rmsnorm.default") == 2 * model.hf.config.num_hidden_layers + 1
+        assert (
+            calls.count("onboard.exact_cached_attention.default")
+            == model.hf.config.num_hidden_layers
+        )
+        assert (
+            calls.count("onboard.exact_rmsnorm.default")
+            == 2 * model.hf.config.num_hidden_layers + 1
+        )
         assert calls.count("temperature.divide.default") == 1
         named = "\n".join(fact for fact in engine.facts if "no part of onboard" in fact)
-        assert all(each in named for each in (TRANSFORM, "exact_norms.py", "onboard-temperature 1.0", "back end exact"))
+        assert all(
+            each in named
+            for each in (TRANSFORM, "exact_norms.py", "onboard-temperature 1.0", "back end exact")
+        )
     assert not is_from_cache(first)
     assert is_from_cache(second)
-    context = make_context(model.checkpoint, RuntimeConfig(device="cpu", **settings), root=model.root)
+    context = make_context(
+        model.checkpoint, RuntimeConfig(device="cpu", **settings), root=model.root
+    )
     keys = [key_parts(context, pipeline_for(context))]
     for path in (model.root / TRANSFORM, site / "onboard_temperature/ops.py"):
         path.write_text(path.read_text() + "\n# edited\n")
@@ -106,11 +129,17 @@ def test_a_file_runs_as_it_is_written(tmp_path: Path) -> None:
     write(tmp_path, {"ops/plain.py": "def plain(x: int): ...  # register_op\n"})
     (file,) = find_extensions(tmp_path)
     load(file)
-    assert sys.modules[file.module].plain.__annotations__ == {"x": int}, "not text, as under a __future__ of ours"
+    assert sys.modules[file.module].plain.__annotations__ == {"x": int}, (
+        "not text, as under a __future__ of ours"
+    )
 
 
 def test_an_op_of_a_root_declares_what_shipped_ones_do(tmp_path: Path) -> None:
-    text = FILES[OP].replace("exact_rmsnorm", "declared_rmsnorm").replace("register_op()", "register_op(row_wise=True)")
+    text = (
+        FILES[OP]
+        .replace("exact_rmsnorm", "declared_rmsnorm")
+        .replace("register_op()", "register_op(row_wise=True)")
+    )
     write(tmp_path, {OP: text})
     (file,) = find_extensions(tmp_path)
     load(file)
@@ -121,13 +150,23 @@ def order_of(root: Path, *keys: str, **overrides: dict[str, object]) -> list[str
     return [each.key for each in load_pipeline(overrides, root=root) if each.key in keys]
 
 
-def test_a_new_transform_runs_where_the_roots_pipeline_has_it(tmp_path: Path, root_files: dict[str, str]) -> None:
+def test_a_new_transform_runs_where_the_roots_pipeline_has_it(
+    tmp_path: Path, root_files: dict[str, str]
+) -> None:
     write(tmp_path, root_files)
-    shown = ("exact_norms", "fuse_rmsnorm", "gather_logits_before_lm_head", "soft_cap", "fuse_linears")
+    shown = (
+        "exact_norms",
+        "fuse_rmsnorm",
+        "gather_logits_before_lm_head",
+        "soft_cap",
+        "fuse_linears",
+    )
     assert order_of(tmp_path, *shown) == list(shown)
     (tmp_path / "transforms/default.yaml").unlink()
     assert order_of(tmp_path, "soft_cap") == [], "nobody asks for it"
-    assert order_of(tmp_path, "mlir_elementwise_fusion", "soft_cap", "insert_cached_attention", soft_cap={}) == [
+    assert order_of(
+        tmp_path, "mlir_elementwise_fusion", "soft_cap", "insert_cached_attention", soft_cap={}
+    ) == [
         "mlir_elementwise_fusion",
         "soft_cap",
         "insert_cached_attention",
@@ -145,16 +184,28 @@ def soft_cap(gm, context): ...
 """
 
 BROKEN: dict[str, tuple[dict[str, str], str]] = {
-    "syntax": (broken_by(lambda text: text.replace("class SoftCapConfig", "klass SoftCapConfig")), "SyntaxError"),
+    "syntax": (
+        broken_by(lambda text: text.replace("class SoftCapConfig", "klass SoftCapConfig")),
+        "SyntaxError",
+    ),
     "import": (broken_by(lambda text: f"import no_such_module\n{text}"), "no_such_module"),
     "exit": (broken_by(lambda text: f"{text}\nraise SystemExit(0)"), "SystemExit"),
-    "another key": (broken_by(lambda text: text.replace('transform("soft_cap")', 'transform("other")')), "'other'"),
-    "nothing registered": (broken_by(lambda text: text.replace("@register_transform", "# ")), "no transform"),
+    "another key": (
+        broken_by(lambda text: text.replace('transform("soft_cap")', 'transform("other")')),
+        "'other'",
+    ),
+    "nothing registered": (
+        broken_by(lambda text: text.replace("@register_transform", "# ")),
+        "no transform",
+    ),
     "no class": (
         {TRANSFORM: FUNCTION},
         "soft_cap is no BaseTransform",
     ),
-    "no apply": (broken_by(lambda text: text.replace("def rewrite", "def use")), "`apply` or `rewrite`"),
+    "no apply": (
+        broken_by(lambda text: text.replace("def rewrite", "def use")),
+        "`apply` or `rewrite`",
+    ),
     "no stage": ({"transforms/fusion/soft_cap.py": FILES[TRANSFORM]}, "'fusion'.*Valid"),
     "a shipped key": (
         {"transforms/compile/fuse_moe.py": FILES[TRANSFORM].replace("soft_cap", "fuse_moe")},
@@ -168,7 +219,10 @@ BROKEN: dict[str, tuple[dict[str, str], str]] = {
         {"ops/mine.py": FILES[OP].replace("def exact_rmsnorm", "def torch_rmsnorm")},
         "'torch_rmsnorm'.*another name",
     ),
-    "unknown in the pipeline": ({"transforms/default.yaml": "soft_cup: {}"}, "default.yaml.*soft_cup"),
+    "unknown in the pipeline": (
+        {"transforms/default.yaml": "soft_cup: {}"},
+        "default.yaml.*soft_cup",
+    ),
     "no pipeline": ({"transforms/default.yaml": "[soft_cap]"}, "default.yaml.*list"),
     "no YAML": ({"transforms/default.yaml": "{"}, "default.yaml.*YAML"),
     "no fields": ({"transforms/default.yaml": "fuse_moe: 3"}, "default.yaml.*fuse_moe"),
@@ -192,16 +246,18 @@ def test_a_broken_file_is_refused_with_its_name(tmp_path: Path, name: str) -> No
         ("import no_such_module", "no_such_module"),
         ("", "registers no transform"),
         (FILES[TRANSFORM], "no stage 'None'"),
-        (FILES[TRANSFORM].replace('("soft_cap")', '("fuse_moe", stage="compile")'), "shipped transform 'fuse_moe'"),
+        (
+            FILES[TRANSFORM].replace('("soft_cap")', '("fuse_moe", stage="compile")'),
+            "shipped transform 'fuse_moe'",
+        ),
     ],
 )
 def test_a_broken_package_is_refused_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, message: str
 ) -> None:
     name = f"broken_{abs(hash(tmp_path))}"
-    project = (
-        f'[project]\nname = "{name}"\nversion = "2"\n[project.entry-points."onboard.transforms"]\nmine = "{name}"\n'
-    )
+    entry = f'[project.entry-points."onboard.transforms"]\nmine = "{name}"\n'
+    project = f'[project]\nname = "{name}"\nversion = "2"\n{entry}'
     install(tmp_path, monkeypatch, {f"{name}.py": module}, project)
     with pytest.raises(UsageError, match=message) as caught:
         load_pipeline({})
@@ -222,16 +278,24 @@ class _Given(BaseTransform[TransformConfig]):
 def _capped(root: Path, **fields: object) -> nn.Module:
     """Run the root's `soft_cap` alone, on a graph that returns what it is given."""
     given = _Given(TransformConfig(stage=Stages.FACTORY, run_per_gm=False))
-    own = [each for each in load_pipeline({"soft_cap": fields}, root=root) if each.key == "soft_cap"]
+    own = [
+        each for each in load_pipeline({"soft_cap": fields}, root=root) if each.key == "soft_cap"
+    ]
     context = TransformContext(None, RuntimeConfig(), torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
     return Pipeline([given, *own]).run(context)
 
 
 @pytest.mark.parametrize(
-    ("body", "message"), [("raise KeyError('inside')", "KeyError: 'inside'"), ("return None", "NoneType")]
+    ("body", "message"),
+    [("raise KeyError('inside')", "KeyError: 'inside'"), ("return None", "NoneType")],
 )
-def test_a_transform_that_breaks_is_refused_with_its_name(tmp_path: Path, body: str, message: str) -> None:
-    write(tmp_path, {TRANSFORM: FILES[TRANSFORM].replace("output = gm", f"{body}\n        output = gm", 1)})
+def test_a_transform_that_breaks_is_refused_with_its_name(
+    tmp_path: Path, body: str, message: str
+) -> None:
+    write(
+        tmp_path,
+        {TRANSFORM: FILES[TRANSFORM].replace("output = gm", f"{body}\n        output = gm", 1)},
+    )
     with pytest.raises(UsageError, match=message) as caught:
         _capped(tmp_path)
     assert TRANSFORM in str(caught.value)
@@ -246,10 +310,20 @@ def test_a_graph_computes_what_it_says_at_once(tmp_path: Path) -> None:
 
 def test_an_op_that_mixes_tokens_is_refused(tiny: Callable[..., Tiny]) -> None:
     model = tiny("llama")
-    op = FILES[OP].replace("exact_rmsnorm", "mixing_rmsnorm").replace("weight.double())", "weight.double()).flip(1)")
-    transform = FILES["transforms/post_load_fusion/exact_norms.py"].replace("exact_rmsnorm", "mixing_rmsnorm")
-    write(model.root, {"ops/mixing.py": op, "transforms/post_load_fusion/exact_norms.py": transform})
-    with pytest.raises(OnboardError, match="mixing_rmsnorm mixes the tokens|mixing_rmsnorm in .* mixes the tokens"):
+    op = (
+        FILES[OP]
+        .replace("exact_rmsnorm", "mixing_rmsnorm")
+        .replace("weight.double())", "weight.double()).flip(1)")
+    )
+    transform = FILES["transforms/post_load_fusion/exact_norms.py"].replace(
+        "exact_rmsnorm", "mixing_rmsnorm"
+    )
+    write(
+        model.root, {"ops/mixing.py": op, "transforms/post_load_fusion/exact_norms.py": transform}
+    )
+    with pytest.raises(
+        OnboardError, match="mixing_rmsnorm mixes the tokens|mixing_rmsnorm in .* mixes the tokens"
+    ):
         model.engine(transforms={"exact_norms": {}, "fuse_rmsnorm": {"enabled": False}})
 
 
@@ -262,7 +336,9 @@ def test_doctor_lists_each_with_where_it_comes_from(
 ) -> None:
     monkeypatch.setattr("onboard.cli.commands.doctor._PACKAGES", ())
     left_alone = {"ops/deploy.py": "raise SystemExit('run by nobody')"}
-    write(tmp_path, {**root_files, **left_alone, "transforms/compile/bad.py": "register_transform("})
+    write(
+        tmp_path, {**root_files, **left_alone, "transforms/compile/bad.py": "register_transform("}
+    )
     assert main.run(["doctor", "--root", str(tmp_path)]) == 0
     found = dict(re.findall(r"^extension +(.*?): (.*)$", capsys.readouterr().out, re.MULTILINE))
     assert found[TRANSFORM] == "transform soft_cap (post_load_fusion)"

@@ -32,7 +32,9 @@ def _matches(engine: Engine, key: str) -> int:
     return sum(entry.num_matches for entry in engine.history if entry.key == key)
 
 
-def test_each_layer_of_latent_attention_has_a_branch_with_projections_joined(tiny: Callable[..., Tiny]) -> None:
+def test_each_layer_of_latent_attention_has_a_branch_with_projections_joined(
+    tiny: Callable[..., Tiny],
+) -> None:
     made = tiny("deepseek_v3", own_file=False, **LATENT)
     engine = made.engine(transforms={"multi_stream_mla_attn": {"enabled": True}})
     assert _matches(engine, "fuse_gemms") > 0
@@ -56,5 +58,7 @@ def test_sums_in_float32_join_norms_of_16_bits(tiny: Callable[..., Tiny]) -> Non
     apart = made.engine(dtype="bfloat16", transforms={"fuse_add_rms_norm": {"enabled": False}})
     assert _matches(fused, "fuse_add_rms_norm") == 2
     calls = nodes_of(getattr(fused.gm, "gm", fused.gm), torch.ops.onboard.torch_fused_add_rmsnorm)
-    assert [node.args[4:] for node in calls] == [(torch.bfloat16,), ()], "the last norm reads the sum as it is"
+    assert [node.args[4:] for node in calls] == [(torch.bfloat16,), ()], (
+        "the last norm reads the sum as it is"
+    )
     assert torch.equal(fused.logits(IDS), apart.logits(IDS))

@@ -1,4 +1,6 @@
-"""The second start takes the graph of the first; whatever the graph depends on, a change of it makes a new one."""
+"""The second start takes the graph of the first; whatever the graph depends on, a change of it
+makes a new one.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ from onboard.runtime.sampling import SamplingParams
 from tests.support.runtime.tiny import Tiny
 
 IDS = [5, 1, 40, 7, 7, 23, 9]
-RUN = {"max_seq_len": 64, "max_batch_size": 4, "max_num_tokens": 64, "device": "cpu", "dtype": "float32"}
+RUN = {
+    "max_seq_len": 64,
+    "max_batch_size": 4,
+    "max_num_tokens": 64,
+    "device": "cpu",
+    "dtype": "float32",
+}
 
 
 @pytest.fixture
@@ -56,7 +64,13 @@ def test_the_second_start_takes_the_graph_of_the_first(made: Tiny, folder: Path)
     assert not _from_cache(first)
     assert len(list(folder.glob("*.safetensors"))) == 1
     ran = [entry.key for entry in second.history if entry.enabled and not entry.from_cache]
-    acting = ["load_weights", "initialize_cache", "resize_kv_cache", "compile_model", "call_ops_directly"]
+    acting = [
+        "load_weights",
+        "initialize_cache",
+        "resize_kv_cache",
+        "compile_model",
+        "call_ops_directly",
+    ]
     assert ran == ["find_kept_graph", *acting]
     _close(first, made)
     _close(second, made)
@@ -64,11 +78,17 @@ def test_the_second_start_takes_the_graph_of_the_first(made: Tiny, folder: Path)
     assert first.facts == second.facts
     before = {entry.key: entry for entry in first.history}
     for entry in filter(lambda entry: entry.from_cache, second.history):
-        now, then = ((each.num_matches, each.enabled, each.skipped) for each in (entry, before[entry.key]))
+        now, then = (
+            (each.num_matches, each.enabled, each.skipped) for each in (entry, before[entry.key])
+        )
         assert now == then
-    assert [str(node.target) for node in first.gm.graph.nodes] == [str(node.target) for node in second.gm.graph.nodes]
+    assert [str(node.target) for node in first.gm.graph.nodes] == [
+        str(node.target) for node in second.gm.graph.nodes
+    ]
     assert first.cache.resources == second.cache.resources
-    assert [name for name, _ in first.gm.named_parameters()] == [name for name, _ in second.gm.named_parameters()]
+    assert [name for name, _ in first.gm.named_parameters()] == [
+        name for name, _ in second.gm.named_parameters()
+    ]
 
 
 def test_other_weights_of_the_same_shapes_are_the_new_ones(made: Tiny, folder: Path) -> None:
@@ -83,7 +103,9 @@ def test_other_weights_of_the_same_shapes_are_the_new_ones(made: Tiny, folder: P
     _close(second, made)
 
 
-def test_parameters_computed_from_others_are_computed_again(tiny: Callable[..., Tiny], folder: Path) -> None:
+def test_parameters_computed_from_others_are_computed_again(
+    tiny: Callable[..., Tiny], folder: Path
+) -> None:
     made = tiny("gemma", own_file=False, head_dim=8)
     runtime = {"transforms": {"fuse_rmsnorm": {"rmsnorm_backend": "torch"}}}
     first, second = made.engine(**runtime), made.engine(**runtime)
@@ -95,7 +117,9 @@ def test_parameters_computed_from_others_are_computed_again(tiny: Callable[..., 
     _close(second, made)
 
 
-def test_stacked_experts_are_read_into_their_stacks(tiny: Callable[..., Tiny], folder: Path) -> None:
+def test_stacked_experts_are_read_into_their_stacks(
+    tiny: Callable[..., Tiny], folder: Path
+) -> None:
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
     made = tiny("qwen3_moe", own_file=False, **sizes)
     first, second = made.engine(), made.engine()
@@ -178,13 +202,20 @@ def test_a_run_of_other_room_takes_the_kept_graph_and_computes_the_same(
     options = {} if window is None else {"sliding_window": window, "head_dim": 8}
     model = tiny("llama" if window is None else "gemma2", own_file=window is None, **options)
     model.engine()
-    room = {"max_seq_len": 50, "max_batch_size": 3, "max_num_tokens": 5, "kv_cache_config": {"tokens_per_block": 8}}
+    room = {
+        "max_seq_len": 50,
+        "max_batch_size": 3,
+        "max_num_tokens": 5,
+        "kv_cache_config": {"tokens_per_block": 8},
+    }
     kept = model.engine(**room)
     monkeypatch.setenv("ONBOARD_CACHE", "")
     fresh = model.engine(**room)
     assert _from_cache(kept)
     assert not _from_cache(fresh)
-    assert [str(node.target) for node in kept.gm.graph.nodes] == [str(node.target) for node in fresh.gm.graph.nodes]
+    assert [str(node.target) for node in kept.gm.graph.nodes] == [
+        str(node.target) for node in fresh.gm.graph.nodes
+    ]
     assert kept.cache.resources == fresh.cache.resources
     assert {name: each.shape for name, each in kept.cache.caches.items()} == {
         name: each.shape for name, each in fresh.cache.caches.items()
@@ -195,7 +226,9 @@ def test_a_run_of_other_room_takes_the_kept_graph_and_computes_the_same(
     assert output.generated == model.greedy(IDS, 30)
 
 
-def test_a_graph_is_kept_for_the_lengths_that_would_give_the_same(tiny: Callable[..., Tiny], folder: Path) -> None:
+def test_a_graph_is_kept_for_the_lengths_that_would_give_the_same(
+    tiny: Callable[..., Tiny], folder: Path
+) -> None:
     """Where sequences are no longer than a window, its pages are everyone's."""
     model = tiny("gemma2", own_file=False, sliding_window=9, head_dim=8)
     model.engine()
@@ -209,7 +242,9 @@ def test_a_graph_is_kept_for_the_lengths_that_would_give_the_same(tiny: Callable
     assert _lengths(context) == [1, 1000]
 
 
-def test_code_libraries_device_and_switches_are_in_the_key(made: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_libraries_device_and_switches_are_in_the_key(
+    made: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = _key(made)
     for module, name, other in [
         (graph_cache, "code_digest", lambda: "other"),
@@ -236,25 +271,34 @@ def _file(folder: Path) -> Path:
 
 def _rewrite(path: Path, change: Callable[[str], str]) -> None:
     with safe_open(path, framework="pt") as file:
-        graph, tensors = file.metadata()["graph"], {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        graph = file.metadata()["graph"]
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     assert change(graph) != graph
     save_file(tensors, path, metadata={"graph": change(graph)})
 
 
 CHANGES: dict[str, Callable[[str], str]] = {
     "another function": lambda text: text.replace("_operator:getitem", "os:system"),
-    "another class": lambda text: text.replace("onboard.cache.resources:KVPagedResource", "subprocess:Popen"),
+    "another class": lambda text: text.replace(
+        "onboard.cache.resources:KVPagedResource", "subprocess:Popen"
+    ),
     "cut off": lambda text: text[:-20],
-    "another key": lambda text: text.replace(r"\"cache_dtype\": \"auto\"", r"\"cache_dtype\": \"other\""),
+    "another key": lambda text: text.replace(
+        r"\"cache_dtype\": \"auto\"", r"\"cache_dtype\": \"other\""
+    ),
 }
 
 
-def test_a_file_that_was_tampered_with_or_damaged_is_not_taken(made: Tiny, folder: Path, tmp_path: Path) -> None:
+def test_a_file_that_was_tampered_with_or_damaged_is_not_taken(
+    made: Tiny, folder: Path, tmp_path: Path
+) -> None:
     first = made.engine()
     path, cache = _file(folder), GraphCache(folder)
     kept = path.read_bytes()
     context = make_context(
-        made.checkpoint, RuntimeConfig(**RUN, kv_cache_config={"tokens_per_block": 4}), root=made.root
+        made.checkpoint,
+        RuntimeConfig(**RUN, kv_cache_config={"tokens_per_block": 4}),
+        root=made.root,
     )
     parts = key_parts(context, load_pipeline({}))
     assert cache.find(parts, context) is not None
@@ -301,11 +345,15 @@ def test_observers_see_every_step(made: Tiny, folder: Path) -> None:
     made.engine()
     seen: list[str] = []
     runtime = RuntimeConfig(**RUN, kv_cache_config={"tokens_per_block": 4})
-    build_engine(made.checkpoint, runtime, root=made.root, observer=lambda key, *_: seen.append(key))
+    build_engine(
+        made.checkpoint, runtime, root=made.root, observer=lambda key, *_: seen.append(key)
+    )
     assert "export_to_gm" in seen
 
 
-def test_whoever_looks_at_the_graph_sees_it_at_every_start(made: Tiny, folder: Path, tmp_path: Path) -> None:
+def test_whoever_looks_at_the_graph_sees_it_at_every_start(
+    made: Tiny, folder: Path, tmp_path: Path
+) -> None:
     pages, seen = tmp_path / "pages", list[dict[str, bytes]]()
     looking = {"enabled": True, "debug_visualize_dir": str(pages)}
     for _ in range(2):
@@ -325,12 +373,16 @@ def test_whoever_looks_at_the_graph_sees_it_at_every_start(made: Tiny, folder: P
         ({"fuse_gemms": {"debug_visualize_dir": "dumps", "enabled": False}}, False),
     ],
 )
-def test_a_start_in_which_nobody_looks_may_use_the_cache(fields: dict[str, Any], is_shown: bool) -> None:
+def test_a_start_in_which_nobody_looks_may_use_the_cache(
+    fields: dict[str, Any], is_shown: bool
+) -> None:
     assert Pipeline(load_pipeline(fields))._is_shown() == is_shown
     assert Pipeline(load_pipeline(fields), dump_dir=Path("dumps"))._is_shown()
 
 
-def test_that_a_transform_found_nothing_is_a_fact_of_the_start_that_asks_for_it(made: Tiny, folder: Path) -> None:
+def test_that_a_transform_found_nothing_is_a_fact_of_the_start_that_asks_for_it(
+    made: Tiny, folder: Path
+) -> None:
     fact = "match_l2norm_pattern found nothing to do, and the run's settings enable it"
     for told in (False, True, False):
         settings = {"match_l2norm_pattern": {"enabled": True}} if told else {}
@@ -347,7 +399,9 @@ def test_what_was_not_used_for_longest_is_forgotten(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2.safetensors", "3.safetensors"]
 
 
-def test_the_folder_is_the_users_cache_unless_one_is_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_folder_is_the_users_cache_unless_one_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("ONBOARD_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "onboard" / "graphs"

@@ -16,7 +16,9 @@ from onboard.cache.resources import KVPagedResource, StateResource
 from onboard.config import RuntimeConfig
 from onboard.runtime.kept_plan import KeptPlan
 
-LIMITS = Limits(max_batch_size=3, max_seq_len=100, max_num_tokens=24, page_size=4, snapshots=2, max_tokens=90)
+LIMITS = Limits(
+    max_batch_size=3, max_seq_len=100, max_num_tokens=24, page_size=4, snapshots=2, max_tokens=90
+)
 RESOURCES = (
     *[KVPagedResource(2, 8, torch.bfloat16, 4)] * 3,
     KVPagedResource(2, 8, torch.float8_e4m3fn, 4, sliding_window=16, tokens_per_key=2),
@@ -26,8 +28,22 @@ RESOURCES = (
 )
 PLAN = MemoryPlan(
     cache=CachePlan(LIMITS, RESOURCES),
-    **{"parameters": 1000, "weights": 2000, "tables": 64, "inputs": 300, "activations": 4000, "step_tokens": 24},
-    **{"graphs": 80, "reserve": 90, "memory": 2**20, "positions": 256, "fraction": 0.9, "chosen": ("max_seq_len",)},
+    **{
+        "parameters": 1000,
+        "weights": 2000,
+        "tables": 64,
+        "inputs": 300,
+        "activations": 4000,
+        "step_tokens": 24,
+    },
+    **{
+        "graphs": 80,
+        "reserve": 90,
+        "memory": 2**20,
+        "positions": 256,
+        "fraction": 0.9,
+        "chosen": ("max_seq_len",),
+    },
 )
 
 
@@ -57,9 +73,14 @@ def test_a_kept_plan_says_what_the_one_that_was_made_says(tmp_path: Path) -> Non
             other.total,
             other.fits(),
         )
-        forms = [[(g.form, g.caches, g.units, g.num_bytes) for g in each.cache.groups(7)] for each in (plan, other)]
+        forms = [
+            [(g.form, g.caches, g.units, g.num_bytes) for g in each.cache.groups(7)]
+            for each in (plan, other)
+        ]
         assert forms[0] == forms[1]
-        assert [plan.largest_batch(length) for length in (8, 64)] == [other.largest_batch(length) for length in (8, 64)]
+        assert [plan.largest_batch(length) for length in (8, 64)] == [
+            other.largest_batch(length) for length in (8, 64)
+        ]
 
 
 def test_what_a_plan_depends_on_is_in_its_key(tmp_path: Path) -> None:
@@ -68,7 +89,11 @@ def test_what_a_plan_depends_on_is_in_its_key(tmp_path: Path) -> None:
     assert _place(tmp_path, config="{ }").find() is None
     assert _place(tmp_path, gpu=False).find() is None
     assert _place(tmp_path, max_seq_len=99).find() is None
-    for name in ("models/modeling_other.py", "transforms/default.yaml", ".onboard/other/tests.json"):
+    for name in (
+        "models/modeling_other.py",
+        "transforms/default.yaml",
+        ".onboard/other/tests.json",
+    ):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("# new")
         assert _place(tmp_path).find() is None, name
@@ -100,5 +125,7 @@ def test_it_is_found_without_torch(tmp_path: Path) -> None:
         folder = Path({str(tmp_path)!r})
         plan, _ = KeptPlan(folder, RuntimeConfig(), gpu=True, root=folder).find()
         print(plan.total, "torch" in sys.modules)"""
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert said.split() == [str(PLAN.total), "False"]

@@ -19,7 +19,9 @@ from tests.support.runtime.tiny import TINY
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}
 
 
-def _context(folder: Path, model_type: str, dtype: torch.dtype, options: dict[str, Any]) -> TransformContext:
+def _context(
+    folder: Path, model_type: str, dtype: torch.dtype, options: dict[str, Any]
+) -> TransformContext:
     seed = int(torch.randint(2**31, ()))
     print(f"weights seed {seed}")
     torch.manual_seed(seed)
@@ -32,10 +34,20 @@ def _context(folder: Path, model_type: str, dtype: torch.dtype, options: dict[st
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("model_type", "options"),
-    [("llama", {}), ("llama", {"tie_word_embeddings": True}), ("qwen3_moe", MOE), ("gpt2", {}), ("mamba", {})],
+    [
+        ("llama", {}),
+        ("llama", {"tie_word_embeddings": True}),
+        ("qwen3_moe", MOE),
+        ("gpt2", {}),
+        ("mamba", {}),
+    ],
 )
 def test_layer_by_layer_is_the_whole_model(
-    model_type: str, options: dict[str, Any], dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_type: str,
+    options: dict[str, Any],
+    dtype: torch.dtype,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     context = _context(tmp_path, model_type, dtype, options)
     asked = [Asked.whole(torch.randint(90, (length,)).tolist()) for length in (7, 12, 3)]
@@ -43,6 +55,8 @@ def test_layer_by_layer_is_the_whole_model(
     monkeypatch.setattr(reference, "fits", lambda _: False)
     parts = reference_logits(context, asked)
     assert (whole.how, parts.how) == ("whole", "layer by layer")
-    for ours, theirs in zip([*parts.exact, *(parts.own or [])], [*whole.exact, *(whole.own or [])], strict=True):
+    for ours, theirs in zip(
+        [*parts.exact, *(parts.own or [])], [*whole.exact, *(whole.own or [])], strict=True
+    ):
         assert torch.equal(ours, theirs)
     assert (parts.own is None) == (dtype == torch.float32)

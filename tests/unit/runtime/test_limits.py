@@ -1,4 +1,6 @@
-"""Limits that nobody asked for: by the model, the device and its memory; those asked for are kept or refused."""
+"""Limits that nobody asked for: by the model, the device and its memory; those asked for are kept
+or refused.
+"""
 
 from __future__ import annotations
 
@@ -61,23 +63,46 @@ def test_positions_are_those_of_the_text_whatever_they_are_called() -> None:
     text = {"model_type": "llama", "max_position_embeddings": 77}
     composite = AutoConfig.for_model("llava", text_config=text)
     assert (max_positions(composite), max_positions(text_config(composite))) == (None, 77)
-    scaled = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
+    scaled = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 64,
+    }
     config = AutoConfig.for_model("llama", max_position_embeddings=256, rope_parameters=scaled)
     assert max_positions(config) == 256, "as transformers reads it, which is where tables end"
 
 
 def test_a_device_takes_what_it_has_room_for_unless_somebody_says_so() -> None:
     found, chosen = settled(RuntimeConfig(), _config(40960), 0, ON_GPU)
-    assert (found.max_batch_size, found.max_num_tokens, found.kv_cache_config.max_tokens) == (256, 8192, None)
+    assert (found.max_batch_size, found.max_num_tokens, found.kv_cache_config.max_tokens) == (
+        256,
+        8192,
+        None,
+    )
     assert chosen == {"max_seq_len", "max_batch_size", "max_num_tokens"}
     found, chosen = settled(RuntimeConfig(), _config(40960), 0, ON_CPU)
-    assert (found.max_batch_size, found.max_num_tokens, found.kv_cache_config.max_tokens) == (8, 2048, 8 * 1024)
+    assert (found.max_batch_size, found.max_num_tokens, found.kv_cache_config.max_tokens) == (
+        8,
+        2048,
+        8 * 1024,
+    )
     assert "max_tokens" in chosen
-    found, chosen = settled(RuntimeConfig(max_seq_len=20_000, max_num_tokens=64), _config(40960), 0, ON_CPU)
-    assert (found.max_num_tokens, found.kv_cache_config.max_tokens) == (64, 20_000), "room for one at least"
-    found, chosen = settled(RuntimeConfig(max_seq_len=2000, max_batch_size=99), _config(40960), 0, ON_CPU)
-    assert (found.kv_cache_config.max_tokens, chosen) == (None, {"max_num_tokens"}), "room for all that was asked for"
-    own = RuntimeConfig.model_validate({"max_batch_size": 9000, "kv_cache_config": {"max_tokens": 5}})
+    found, chosen = settled(
+        RuntimeConfig(max_seq_len=20_000, max_num_tokens=64), _config(40960), 0, ON_CPU
+    )
+    assert (found.max_num_tokens, found.kv_cache_config.max_tokens) == (64, 20_000), (
+        "room for one at least"
+    )
+    found, chosen = settled(
+        RuntimeConfig(max_seq_len=2000, max_batch_size=99), _config(40960), 0, ON_CPU
+    )
+    assert (found.kv_cache_config.max_tokens, chosen) == (None, {"max_num_tokens"}), (
+        "room for all that was asked for"
+    )
+    own = RuntimeConfig.model_validate(
+        {"max_batch_size": 9000, "kv_cache_config": {"max_tokens": 5}}
+    )
     found, chosen = settled(own, _config(40960), 0, ON_CPU)
     assert (found.max_num_tokens, found.kv_cache_config.max_tokens) == (9000, 5), "a token of each"
     assert "max_tokens" not in chosen
@@ -87,7 +112,10 @@ def test_a_device_takes_what_it_has_room_for_unless_somebody_says_so() -> None:
 
 RESOURCES: dict[str, list[CacheResource]] = {
     "pages": [KVPagedResource(2, 8, torch.float32, 4)],
-    "windows": [KVPagedResource(2, 8, torch.float32, 4), KVPagedResource(2, 8, torch.float32, 4, 16)],
+    "windows": [
+        KVPagedResource(2, 8, torch.float32, 4),
+        KVPagedResource(2, 8, torch.float32, 4, 16),
+    ],
     "window alone": [KVPagedResource(2, 8, torch.float32, 4, 16)],
     "states": [StateResource((64, 64), torch.float32)],
     "both": [KVPagedResource(2, 8, torch.float32, 4), StateResource((64, 64), torch.float32)],
@@ -95,7 +123,13 @@ RESOURCES: dict[str, list[CacheResource]] = {
 
 
 def _plan(kind: str, **limits: int) -> CachePlan:
-    sizes = {"max_batch_size": 256, "max_seq_len": 4096, "max_num_tokens": 64, "page_size": 4, "snapshots": 256}
+    sizes = {
+        "max_batch_size": 256,
+        "max_seq_len": 4096,
+        "max_num_tokens": 64,
+        "page_size": 4,
+        "snapshots": 256,
+    }
     return CachePlan(Limits(**{**sizes, **limits}), tuple(RESOURCES[kind]))
 
 
@@ -132,7 +166,9 @@ def _greedy(count: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
 
 
-def test_long_prompts_are_read_where_nobody_asks_for_limits(long: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_prompts_are_read_where_nobody_asks_for_limits(
+    long: Tiny, capsys: pytest.CaptureFixture[str]
+) -> None:
     seed = random.randrange(2**31)
     print(f"seed {seed}")
     draw = random.Random(seed)
@@ -150,7 +186,9 @@ def test_long_prompts_are_read_where_nobody_asks_for_limits(long: Tiny, capsys: 
     assert document.limits == llm.engine.limits
 
 
-def test_what_memory_does_not_hold_is_lowered_and_said_or_refused(long: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_memory_does_not_hold_is_lowered_and_said_or_refused(
+    long: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = 32 * 2 * 2 * 2 * 8 * 4  # keys and values of two layers and heads, float32
     monkeypatch.setattr(MEMORY, lambda: 149 * page)
     llm = LLM(long.checkpoint, root=long.root, device="cpu", dtype="float32")
@@ -162,28 +200,58 @@ def test_what_memory_does_not_hold_is_lowered_and_said_or_refused(long: Tiny, mo
     assert fact.startswith("max_batch_size 8 -> 2: ")
     assert llm.engine.limits["max_batch_size"] == 2
     prompts = [[5, 6, 7], [8, 9], [3] * 5]
-    assert [each.token_ids for each in llm.generate(prompts, _greedy(4))] == [long.greedy(ids, 4) for ids in prompts]
-    with pytest.raises(UsageError, match=r"max_seq_len is 2,048 and a cache of .* holds 1,664 tokens"):
-        LLM(long.checkpoint, root=long.root, device="cpu", dtype="float32", config={"max_seq_len": LONG})
+    assert [each.token_ids for each in llm.generate(prompts, _greedy(4))] == [
+        long.greedy(ids, 4) for ids in prompts
+    ]
+    with pytest.raises(
+        UsageError, match=r"max_seq_len is 2,048 and a cache of .* holds 1,664 tokens"
+    ):
+        LLM(
+            long.checkpoint,
+            root=long.root,
+            device="cpu",
+            dtype="float32",
+            config={"max_seq_len": LONG},
+        )
 
 
-def test_states_bound_the_batch_and_nothing_the_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"hidden_size": 32, "state_size": 8, "num_hidden_layers": 2, "vocab_size": 97, "eos_token_id": None}
+def test_states_bound_the_batch_and_nothing_the_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {
+        "hidden_size": 32,
+        "state_size": 8,
+        "num_hidden_layers": 2,
+        "vocab_size": 97,
+        "eos_token_id": None,
+    }
     config = AutoConfig.for_model("mamba", **options, bos_token_id=None, pad_token_id=0)
     config.save_pretrained(tmp_path)
-    state = 2 * 4 * (64 * 8 + 64 * 4)  # of two layers: that of the scan, and the convolution's last inputs
-    slots = 2 * 3 + 2  # three sequences, as many known beginnings, the spare one, and that of one alone
+    state = (
+        2 * 4 * (64 * 8 + 64 * 4)
+    )  # of two layers: that of the scan, and the convolution's last inputs
+    slots = (
+        2 * 3 + 2
+    )  # three sequences, as many known beginnings, the spare one, and that of one alone
     monkeypatch.setattr(MEMORY, lambda: 4 * (slots * state + 1))
     runtime = RuntimeConfig(device="cpu", dtype="float32", skip_loading_weights=True)
     llm = LLM(tmp_path, root=tmp_path, device="cpu", config=runtime)
-    assert llm.engine.limits == {"max_seq_len": ENDLESS, "max_batch_size": 3, "max_num_tokens": 2048}
+    assert llm.engine.limits == {
+        "max_seq_len": ENDLESS,
+        "max_batch_size": 3,
+        "max_num_tokens": 2048,
+    }
     outputs = llm.generate([[number, 5] for number in range(9)], _greedy(3))
     alone = [llm.generate([number, 5], _greedy(3))[0].token_ids for number in range(9)]
     assert [each.token_ids for each in outputs] == alone
 
 
-def test_a_plan_shows_what_a_run_would_settle_on(long: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    plan, facts = plan_memory(long.checkpoint, RuntimeConfig(dtype="float32"), 80 * 2**30, gpu=True, root=long.root)
+def test_a_plan_shows_what_a_run_would_settle_on(
+    long: Tiny, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, facts = plan_memory(
+        long.checkpoint, RuntimeConfig(dtype="float32"), 80 * 2**30, gpu=True, root=long.root
+    )
     limits = plan.limits
     assert (limits.max_seq_len, limits.max_batch_size, limits.max_num_tokens) == (LONG, 256, 8192)
     assert not any("->" in fact for fact in facts)
@@ -194,5 +262,7 @@ def test_a_plan_shows_what_a_run_would_settle_on(long: Tiny, capsys: pytest.Capt
     longest = document["limits"]["max_seq_len"]
     assert 0 < longest < LONG
     assert any(fact.startswith(f"max_seq_len 2,048 -> {longest:,}: ") for fact in document["facts"])
-    assert document["wanted"] == [1, LONG], "how many GPUs are enough is asked for the model's own length"
+    assert document["wanted"] == [1, LONG], (
+        "how many GPUs are enough is asked for the model's own length"
+    )
     assert document["gpus_needed"]["H100"] == 1

@@ -49,22 +49,38 @@ def test_texts_and_tokens_give_the_same(speaking: Tiny, llm: LLM) -> None:
     assert by_text.prompt == "the dog"
     assert by_ids.prompt is None
     assert by_text.prompt_token_ids == by_ids.prompt_token_ids == ids
-    assert by_text.text == by_ids.text == llm.engine.tokenizer.hf.decode(expected, skip_special_tokens=True)
+    assert (
+        by_text.text
+        == by_ids.text
+        == llm.engine.tokenizer.hf.decode(expected, skip_special_tokens=True)
+    )
     assert by_text.finish_reason == "length"
     assert by_text.logprobs is None
 
 
 def test_one_prompt_need_not_be_in_a_list(llm: LLM) -> None:
-    assert [output.prompt for output in llm.generate("the cat", _greedy(max_tokens=1))] == ["the cat"]
-    assert [output.prompt_token_ids for output in llm.generate([5, 6, 7], _greedy(max_tokens=1))] == [[5, 6, 7]]
+    assert [output.prompt for output in llm.generate("the cat", _greedy(max_tokens=1))] == [
+        "the cat"
+    ]
+    assert [
+        output.prompt_token_ids for output in llm.generate([5, 6, 7], _greedy(max_tokens=1))
+    ] == [[5, 6, 7]]
 
 
 def test_tokens_may_be_a_tensor_an_array_or_in_a_mapping(llm: LLM) -> None:
     ids = llm.engine.tokenizer.encode("the dog")
     [expected] = llm.generate([ids], _greedy())
-    forms = [torch.tensor(ids), np.array(ids), tuple(ids), {"prompt_token_ids": ids}, {"prompt": "the dog"}]
+    forms = [
+        torch.tensor(ids),
+        np.array(ids),
+        tuple(ids),
+        {"prompt_token_ids": ids},
+        {"prompt": "the dog"},
+    ]
     outputs = [llm.generate(form, _greedy())[0] for form in forms]
-    assert [each.token_ids for each in (*outputs, *llm.generate(forms, _greedy()))] == [expected.token_ids] * 10
+    assert [each.token_ids for each in (*outputs, *llm.generate(forms, _greedy()))] == [
+        expected.token_ids
+    ] * 10
     assert [each.prompt for each in outputs] == [None, None, None, None, "the dog"]
 
 
@@ -80,7 +96,9 @@ def test_logits_are_those_of_transformers(speaking: Tiny, llm: LLM) -> None:
 
 
 def _early_text(llm: LLM) -> tuple[str, str]:
-    """Return a prompt and three whole characters that its text begins with, or soon has: half ones change later."""
+    """Return a prompt and three whole characters that its text begins with, or soon has: half ones
+    change later.
+    """
     for words in product(TEXT.split(), repeat=2):
         [output] = llm.generate(" ".join(words), _greedy(max_tokens=15))
         if whole := re.search(r"[\x20-\x7e]{3}", output.text):
@@ -111,7 +129,10 @@ def test_the_token_that_stops_an_output_is_not_in_its_text(llm: LLM) -> None:
 
 
 def test_a_prompt_may_have_its_own_parameters_and_several_outputs(llm: LLM) -> None:
-    params = [_greedy(max_tokens=2, logprobs=1), SamplingParams(n=2, max_tokens=5, ignore_eos=True, seed=1)]
+    params = [
+        _greedy(max_tokens=2, logprobs=1),
+        SamplingParams(n=2, max_tokens=5, ignore_eos=True, seed=1),
+    ]
     first, second = llm.generate(["the", "cat"], params)
     assert [len(each.token_ids) for each in first.outputs + second.outputs] == [2, 5, 5]
     assert first.logprobs is not None
@@ -131,7 +152,9 @@ def test_generation_config_names_the_tokens_that_end_a_text(speaking: Tiny, tmp_
     assert output.finish_reason == "stop"
 
 
-def test_a_generation_config_without_an_end_leaves_it_to_the_config(speaking: Tiny, tmp_path: Path) -> None:
+def test_a_generation_config_without_an_end_leaves_it_to_the_config(
+    speaking: Tiny, tmp_path: Path
+) -> None:
     checkpoint = shutil.copytree(speaking.checkpoint, tmp_path / "checkpoint")
     for text in ('{"eos_token_id": null}', "{}"):
         (checkpoint / "generation_config.json").write_text(text)
@@ -139,15 +162,20 @@ def test_a_generation_config_without_an_end_leaves_it_to_the_config(speaking: Ti
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"), [("{", "is not JSON"), ("[]", "no JSON object"), ('{"eos_token_id": "x"}', "eos_token_id")]
+    ("text", "problem"),
+    [("{", "is not JSON"), ("[]", "no JSON object"), ('{"eos_token_id": "x"}', "eos_token_id")],
 )
-def test_a_damaged_generation_config_is_named(speaking: Tiny, tmp_path: Path, text: str, problem: str) -> None:
+def test_a_damaged_generation_config_is_named(
+    speaking: Tiny, tmp_path: Path, text: str, problem: str
+) -> None:
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(OnboardError, match=f"generation_config.json.*{problem}"):
         eos_token_ids(tmp_path, None)
 
 
-def test_a_registered_model_is_found_by_name_with_its_configuration(speaking: Tiny, tmp_path: Path) -> None:
+def test_a_registered_model_is_found_by_name_with_its_configuration(
+    speaking: Tiny, tmp_path: Path
+) -> None:
     root = shutil.copytree(speaking.root, tmp_path / "root")
     configs = root / "registry" / "configs"
     configs.mkdir(parents=True)
@@ -161,11 +189,18 @@ def test_a_registered_model_is_found_by_name_with_its_configuration(speaking: Ti
     assert model.generate([1, 2], _greedy())[0].token_ids == speaking.greedy([1, 2], 20)
 
 
-def test_a_configuration_may_be_given_as_mapping_file_or_object(speaking: Tiny, tmp_path: Path) -> None:
+def test_a_configuration_may_be_given_as_mapping_file_or_object(
+    speaking: Tiny, tmp_path: Path
+) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("max_seq_len: 40\n")
     for config in ({"max_seq_len": 40}, path, RuntimeConfig(max_seq_len=40)):
-        assert LLM(speaking.checkpoint, root=speaking.root, device="cpu", config=config).engine.capacity == 40
+        assert (
+            LLM(
+                speaking.checkpoint, root=speaking.root, device="cpu", config=config
+            ).engine.capacity
+            == 40
+        )
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="config.yaml cannot be read"):
         LLM(speaking.checkpoint, root=speaking.root, config=path)
@@ -184,7 +219,9 @@ def test_a_model_that_was_not_onboarded_says_which_command_to_run(
 ) -> None:
     model = make_tiny(tmp_path, "mistral", sliding_window=None)
     monkeypatch.setattr("onboard.content.CONTENT_ROOT", tmp_path / "nothing shipped")
-    with pytest.raises(OnboardError, match=rf"was not onboarded. Run: onboard {model.checkpoint} --root {tmp_path}"):
+    with pytest.raises(
+        OnboardError, match=rf"was not onboarded. Run: onboard {model.checkpoint} --root {tmp_path}"
+    ):
         LLM(model.checkpoint, root=tmp_path, device="cpu")
 
 
@@ -211,7 +248,9 @@ def test_results_say_what_was_cached_and_how_the_cache_fared(llama: Tiny) -> Non
     outputs = model.generate(
         [prompt, [1, 2], prompt],
         _greedy(),
-        on_step=lambda step: finished.extend(chunk.sequence.prompt for chunk in step.chunks if not finished),
+        on_step=lambda step: finished.extend(
+            chunk.sequence.prompt for chunk in step.chunks if not finished
+        ),
         priority=[0, -1, 0],
     )
     assert finished == [[1, 2]]
@@ -220,7 +259,10 @@ def test_results_say_what_was_cached_and_how_the_cache_fared(llama: Tiny) -> Non
     assert model.engine.stats.cache() == {
         "preemptions": 0, "prefix_hits": 1, "reused_tokens": 4, "state_snapshots": 0, "most_pages": 7, "pages": 8,
     }  # fmt: skip
-    assert "at most 7 of 8 cache pages in use, 0 preemptions, 4 tokens reused" in model.engine.stats.cache_line()
+    assert (
+        "at most 7 of 8 cache pages in use, 0 preemptions, 4 tokens reused"
+        in model.engine.stats.cache_line()
+    )
     with pytest.raises(UsageError, match="there are 1 prompts and 2 priorities"):
         model.generate([prompt], _greedy(), priority=[0, 1])
 
@@ -232,11 +274,16 @@ def test_bad_parameters_leave_nothing_queued(llm: LLM) -> None:
 
 
 SKIPPED = {"insert_cached_attention": {"skip_on_error": True, "backend": "none"}}
-UNMATCHED = {"match_sdpa_to_torch_attention": {"enabled": False}, "insert_cached_attention": {"enabled": False}}
+UNMATCHED = {
+    "match_sdpa_to_torch_attention": {"enabled": False},
+    "insert_cached_attention": {"enabled": False},
+}
 
 
 @pytest.mark.parametrize("transforms", [SKIPPED, UNMATCHED])
-def test_a_model_whose_attention_has_no_cache_does_not_generate(llama: Tiny, transforms: dict[str, Any]) -> None:
+def test_a_model_whose_attention_has_no_cache_does_not_generate(
+    llama: Tiny, transforms: dict[str, Any]
+) -> None:
     with pytest.raises(OnboardError, match="2 attention calls have no cache"):
         LLM(llama.checkpoint, root=llama.root, device="cpu", config={"transforms": transforms})
 

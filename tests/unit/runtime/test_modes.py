@@ -1,4 +1,6 @@
-"""transformers' own models, exported and eager: each type gives its own greedy tokens and logits."""
+"""transformers' own models, exported and eager: each type gives its own greedy tokens and
+logits.
+"""
 
 from __future__ import annotations
 
@@ -42,26 +44,39 @@ NEEDS_A_GRAPH = {"bart"}
 
 
 def checkpoint_of(model_type: str, folder: Path) -> Path:
-    build_tiny(AutoConfig.for_model(model_type, **TYPES.get(model_type, {}))).save_pretrained(folder)
+    build_tiny(AutoConfig.for_model(model_type, **TYPES.get(model_type, {}))).save_pretrained(
+        folder
+    )
     return folder
 
 
 def load(checkpoint: Path, mode: Mode, **config: Any) -> LLM:
     settings = {"max_seq_len": 128, "kv_cache_config": {"tokens_per_block": 4}, **config}
-    return LLM(checkpoint, root=checkpoint.parent, device="cpu", dtype="float32", config=settings, mode=mode)
+    return LLM(
+        checkpoint,
+        root=checkpoint.parent,
+        device="cpu",
+        dtype="float32",
+        config=settings,
+        mode=mode,
+    )
 
 
 @torch.no_grad()
 def expected(checkpoint: Path, prompts: list[list[int]]) -> list[tuple[list[int], torch.Tensor]]:
     """Return each prompt's greedy tokens, each from a full pass, and the logits of the whole."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     found = []
     for prompt in prompts:
         known = list(prompt)
         for _ in range(NEW_TOKENS):
             logits = model(torch.tensor([known]), use_cache=False).logits[0]
             known.append(int(logits[-1].argmax()))
-        found.append((known[len(prompt) :], model(torch.tensor([known]), use_cache=False).logits[0]))
+        found.append(
+            (known[len(prompt) :], model(torch.tensor([known]), use_cache=False).logits[0])
+        )
     return found
 
 
@@ -76,7 +91,9 @@ def test_both_modes_are_transformers_own_model(model_type: str, tmp_path: Path) 
     reference = expected(checkpoint, prompts)
     for mode in ("hf",) if model_type in NEEDS_A_GRAPH else ("transformers", "hf"):
         llm = load(checkpoint, mode)
-        outputs = llm.generate(prompts, SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True))
+        outputs = llm.generate(
+            prompts, SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+        )
         for prompt, output, (tokens, logits) in zip(prompts, outputs, reference, strict=True):
             assert output.token_ids == tokens, mode
             assert rmse_ratio(llm.logits([*prompt, *tokens]), logits) <= 1e-5, mode
@@ -97,7 +114,11 @@ def test_layers_of_several_kinds_have_caches_of_their_own_shape(tmp_path: Path) 
             {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
             "with caches the logits are others|aten.conv1d have no cached form",
         ),  # short convolutions between attention layers
-        ("camembert", {}, "with caches the logits are others"),  # its own positions begin after the padding token's
+        (
+            "camembert",
+            {},
+            "with caches the logits are others",
+        ),  # its own positions begin after the padding token's
         ("mpt", {}, "attention|another path"),  # written-out attention with ALiBi
         ("mamba", {}, "attention|cannot be exported"),  # none at all
     ],
@@ -124,7 +145,9 @@ def test_it_says_what_was_lost(tmp_path: Path) -> None:
     facts = load(checkpoint, "hf").engine.facts
     layers = AutoConfig.from_pretrained(checkpoint).num_hidden_layers
     assert any(f"{layers} attention calls are cached" in fact for fact in facts)
-    assert any(f"{2 * layers} products of experts are transformers' grouped ones" in fact for fact in facts)
+    assert any(
+        f"{2 * layers} products of experts are transformers' grouped ones" in fact for fact in facts
+    )
     assert not any("norms were not matched" in fact for fact in facts)
     off = {"match_rmsnorm_pattern": {"enabled": False}}
     facts = load(checkpoint, "hf", transforms=off).engine.facts
@@ -140,7 +163,9 @@ def test_a_checkpoint_that_does_not_fill_the_model_is_refused(mode: Mode, tmp_pa
     weights = load_file(checkpoint / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(OnboardError, match=r"the checkpoint has no model\.layers\.1\.mlp\.up_proj\.weight"):
+    with pytest.raises(
+        OnboardError, match=r"the checkpoint has no model\.layers\.1\.mlp\.up_proj\.weight"
+    ):
         load(checkpoint, mode)
 
 
@@ -151,9 +176,9 @@ def test_a_count_that_matters_only_far_into_a_text_is_found(tmp_path: Path) -> N
     build_tiny(config).save_pretrained(tmp_path / "model")
     with pytest.raises(OnboardError, match="counts positions itself in some of its code"):
         load(tmp_path / "model", "transformers")
-    build_tiny(type(config).from_dict({**config.to_dict(), "attn_temperature_tuning": False})).save_pretrained(
-        tmp_path / "model"
-    )
+    build_tiny(
+        type(config).from_dict({**config.to_dict(), "attn_temperature_tuning": False})
+    ).save_pretrained(tmp_path / "model")
     load(tmp_path / "model", "transformers")
 
 
@@ -162,7 +187,9 @@ def test_verify_knows_the_modes(mode: Mode, tmp_path: Path) -> None:
     checkpoint = checkpoint_of("gemma2", tmp_path / "gemma2")
     report = verify_model(checkpoint, root=tmp_path, device="cpu", mode=mode)
     assert report.passed, report.first_failure
-    assert {"prefill", "chunked prefill", "decode", "batched decode"} == set(report.checks[-1].errors)
+    assert {"prefill", "chunked prefill", "decode", "batched decode"} == set(
+        report.checks[-1].errors
+    )
 
 
 def test_the_command_line_runs_a_model_that_was_not_onboarded(
@@ -170,7 +197,17 @@ def test_the_command_line_runs_a_model_that_was_not_onboarded(
 ) -> None:
     checkpoint = checkpoint_of("llama", tmp_path / "llama")
     [(tokens, _)] = expected(checkpoint, [[5, 6, 7]])
-    words = ["run", str(checkpoint), "--device", "cpu", "--token-ids", "5,6,7", "--max-tokens", "4", "--ignore-eos"]
+    words = [
+        "run",
+        str(checkpoint),
+        "--device",
+        "cpu",
+        "--token-ids",
+        "5,6,7",
+        "--max-tokens",
+        "4",
+        "--ignore-eos",
+    ]
     assert main.run([*words, "--mode", "transformers", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["outputs"][0]["outputs"][0]["token_ids"] == tokens[:4]

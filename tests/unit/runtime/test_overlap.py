@@ -1,4 +1,6 @@
-"""Steps that are started before the tokens of the one before are known: the same answers, and nothing lost."""
+"""Steps that are started before the tokens of the one before are known: the same answers, and
+nothing lost.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def _prompt(length: int) -> list[int]:
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     layers = ["conv", "full_attention"]
-    return make_tiny(tmp_path_factory.mktemp("lfm2"), "lfm2", layer_types=layers, block_ff_dim=48, own_file=False)
+    return make_tiny(
+        tmp_path_factory.mktemp("lfm2"), "lfm2", layer_types=layers, block_ff_dim=48, own_file=False
+    )
 
 
 def _answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
@@ -33,12 +37,18 @@ def _answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) -
 
 
 @pytest.mark.parametrize(("name", "tokens"), [("llama", 88), ("hybrid", 72)])
-def test_no_request_of_a_soak_notices_that_steps_overlap(name: str, tokens: int, request: Any) -> None:
-    """With stops, cancels, priorities, preemptions, reused prefixes and chunked prompts; a soak may drop no token."""
+def test_no_request_of_a_soak_notices_that_steps_overlap(
+    name: str, tokens: int, request: Any
+) -> None:
+    """With stops, cancels, priorities, preemptions, reused prefixes and chunked prompts; a soak may
+    drop no token.
+    """
     model: Tiny = request.getfixturevalue(name)
     seed = random.randrange(2**31)
     print(f"seed {seed}")
-    engine = in_double(model.engine(max_num_tokens=24, overlap=True, kv_cache_config={"max_tokens": tokens}))
+    engine = in_double(
+        model.engine(max_num_tokens=24, overlap=True, kv_cache_config={"max_tokens": tokens})
+    )
     alone = in_double(model.engine(kv_cache_config={"enable_block_reuse": False}))
     report = Soak(engine, alone, questions=40, seed=seed).run(250)
     assert report.wrong == []
@@ -49,7 +59,10 @@ def test_no_request_of_a_soak_notices_that_steps_overlap(name: str, tokens: int,
 
 def test_a_step_ends_with_its_tokens_known(llama: Tiny) -> None:
     engine, prompts = llama.engine(overlap=True), [_prompt(5), _prompt(9)]
-    first, second = (engine.submit(prompt, SamplingParams(temperature=0.0, max_tokens=8))[0] for prompt in prompts)
+    first, second = (
+        engine.submit(prompt, SamplingParams(temperature=0.0, max_tokens=8))[0]
+        for prompt in prompts
+    )
     for count in range(1, 4):
         engine.step()
         assert first.generated == llama.greedy(prompts[0], count)
@@ -68,11 +81,16 @@ def test_what_ends_by_its_length_computes_no_token_too_many(llama: Tiny) -> None
 
 
 @pytest.mark.parametrize("options", [{"seed": 3}, {"seed": 4, "top_k": 5, "top_p": 0.9}])
-def test_sampled_tokens_and_log_probabilities_are_the_same(llama: Tiny, options: dict[str, Any]) -> None:
+def test_sampled_tokens_and_log_probabilities_are_the_same(
+    llama: Tiny, options: dict[str, Any]
+) -> None:
     params = SamplingParams(max_tokens=12, logprobs=2, **options)
     prompts = [_prompt(7), _prompt(18)]
     ours, theirs = llama.engine(overlap=True, max_num_tokens=10), llama.engine()
-    found = [[ours.submit(p, params)[0] for p in prompts], [theirs.submit(p, params)[0] for p in prompts]]
+    found = [
+        [ours.submit(p, params)[0] for p in prompts],
+        [theirs.submit(p, params)[0] for p in prompts],
+    ]
     for engine in (ours, theirs):
         engine.run()
     assert [each.generated for each in found[0]] == [each.generated for each in found[1]]
@@ -83,7 +101,9 @@ def test_sampled_tokens_and_log_probabilities_are_the_same(llama: Tiny, options:
         )
 
 
-def test_rotary_tables_that_depend_on_the_length_wait_for_each_token(tiny: Callable[..., Tiny]) -> None:
+def test_rotary_tables_that_depend_on_the_length_wait_for_each_token(
+    tiny: Callable[..., Tiny],
+) -> None:
     model = tiny(rope_parameters=LONGROPE)
     engine, prompts = model.engine(overlap=True), [_prompt(22), _prompt(3)]
     answers = _answers(engine, prompts, SamplingParams(temperature=0.0, max_tokens=8))

@@ -1,4 +1,6 @@
-"""A request that overflowed leaves no numbers in its pages; who has them next answers as transformers does."""
+"""A request that overflowed leaves no numbers in its pages; who has them next answers as
+transformers does.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def _healthy(model: Tiny, length: int) -> tuple[list[int], list[int]]:
-    """A prompt and transformers' 20 tokens after it, neither with the poison: that would be a request's own."""
+    """A prompt and transformers' 20 tokens after it, neither with the poison: that would be a
+    request's own.
+    """
     while True:
         prompt = [random.randrange(1, TINY["vocab_size"]) for _ in range(length)]
         answer = model.greedy(prompt, 20)
@@ -52,7 +56,9 @@ def _poisoned(model: Tiny) -> Engine:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_a_request_left_in_a_page_reaches_no_other(tiny: Callable[..., Tiny], family: str) -> None:
+def test_what_a_request_left_in_a_page_reaches_no_other(
+    tiny: Callable[..., Tiny], family: str
+) -> None:
     model = tiny(family, own_file=False, **FAMILIES[family])
     engine = _poisoned(model)
     assert any(cache.isnan().any() for cache in engine.cache.caches.values())

@@ -70,9 +70,21 @@ MODELS: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4},
     "qwen3_next": _HYBRID,
 }
-_LAYERS = {"llama": 7, "gemma2": 9, "gemma3_text": 13, "deepseek_v3": 7, "mixtral": 5, "qwen3_next": 17}
+_LAYERS = {
+    "llama": 7,
+    "gemma2": 9,
+    "gemma3_text": 13,
+    "deepseek_v3": 7,
+    "mixtral": 5,
+    "qwen3_next": 17,
+}
 """So many that a plan leaves some of them out."""
-LIMITS = {"max_seq_len": 100, "max_batch_size": 3, "max_num_tokens": 24, "kv_cache_config": {"tokens_per_block": 4}}
+LIMITS = {
+    "max_seq_len": 100,
+    "max_batch_size": 3,
+    "max_num_tokens": 24,
+    "kv_cache_config": {"tokens_per_block": 4},
+}
 
 
 def _config(folder: Path, family: str, **options: Any) -> Path:
@@ -80,14 +92,18 @@ def _config(folder: Path, family: str, **options: Any) -> Path:
     return folder
 
 
-def _plan(checkpoint: Path, memory: int = 2**40, *, gpu: bool = False, **runtime: Any) -> MemoryPlan:
+def _plan(
+    checkpoint: Path, memory: int = 2**40, *, gpu: bool = False, **runtime: Any
+) -> MemoryPlan:
     config = RuntimeConfig.model_validate({"dtype": "float32", **LIMITS, **runtime})
     return plan_memory(checkpoint, config, memory, gpu=gpu)[0]
 
 
 @pytest.mark.parametrize("family", some_of(MODELS, always=("gemma2",), by_chance=1))
 def test_the_plan_is_what_a_run_allocates(family: str, tmp_path: Path) -> None:
-    checkpoint = _config(tmp_path, family, **MODELS[family] | {"num_hidden_layers": _LAYERS[family]})
+    checkpoint = _config(
+        tmp_path, family, **MODELS[family] | {"num_hidden_layers": _LAYERS[family]}
+    )
     plan = _plan(checkpoint)
     runtime = RuntimeConfig.model_validate(
         {"device": "cpu", "dtype": "float32", "skip_loading_weights": True, **LIMITS}
@@ -119,11 +135,16 @@ def test_a_few_layers_and_experts_say_what_all_of_them_take(
     config = RuntimeConfig.model_validate({"dtype": "float32", **LIMITS})
     built = []
     build = ModelFactory.build_model
-    monkeypatch.setattr(ModelFactory, "build_model", lambda *args: built.append(build(*args)) or built[-1])
-    (quick, facts), (whole, same) = (
-        plan_memory(checkpoint, config, 2**30, gpu=True, reduced=reduced) for reduced in (True, False)
+    monkeypatch.setattr(
+        ModelFactory, "build_model", lambda *args: built.append(build(*args)) or built[-1]
     )
-    assert replace(quick, cache=whole.cache) == whole  # weights, tables, activations, graphs: to the byte
+    (quick, facts), (whole, same) = (
+        plan_memory(checkpoint, config, 2**30, gpu=True, reduced=reduced)
+        for reduced in (True, False)
+    )
+    assert (
+        replace(quick, cache=whole.cache) == whole
+    )  # weights, tables, activations, graphs: to the byte
     assert Counter(quick.cache.resources) == Counter(whole.cache.resources)
     assert facts == same
     assert not any("by itself" in fact for fact in facts)
@@ -144,9 +165,21 @@ def test_experts_that_are_not_stacked_are_planned_one_by_one(tmp_path: Path) -> 
 
 def test_the_last_exported_layer_of_a_kind_stands_for_those_that_were_left_out() -> None:
     occurrences = Occurrences(Stack("model.layers", (0, 1, 1, 1, 1, 0, 2, 1)))
-    assert [occurrences.of_layer(index) for index in (0, 1, 2, 3, 5, 6, None)] == [1, 1, 1, 3, 1, 1, 1]
+    assert [occurrences.of_layer(index) for index in (0, 1, 2, 3, 5, 6, None)] == [
+        1,
+        1,
+        1,
+        3,
+        1,
+        1,
+        1,
+    ]
     assert occurrences.of_tensor("model.layers.3.mlp.weight") == 3
-    assert occurrences.of_tensor("other.model.layers.3.weight") == occurrences.of_tensor("lm_head.weight") == 1
+    assert (
+        occurrences.of_tensor("other.model.layers.3.weight")
+        == occurrences.of_tensor("lm_head.weight")
+        == 1
+    )
 
 
 def test_a_model_that_was_not_onboarded_is_planned_as_that_of_transformers(tmp_path: Path) -> None:
@@ -162,14 +195,18 @@ def _reference(checkpoint: Path) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model: torch.nn.Module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint))
+        model: torch.nn.Module = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(checkpoint)
+        )
     return model
 
 
 def test_activations_are_those_of_the_largest_step(tmp_path: Path) -> None:
     checkpoint = _config(tmp_path, "llama", intermediate_size=4096)
     small, large = (_plan(checkpoint, max_num_tokens=tokens).activations for tokens in (32, 64))
-    gate_and_up = 2 * 64 * 4096 * 4  # float32, the largest tensor of a step, which the product and its parts join
+    gate_and_up = (
+        2 * 64 * 4096 * 4
+    )  # float32, the largest tensor of a step, which the product and its parts join
     assert gate_and_up < large < 2.2 * gate_and_up
     assert large == pytest.approx(2 * small, rel=0.01)
 
@@ -230,8 +267,17 @@ def test_what_does_not_fit_is_one_line_and_exit_code_3(
 
 
 def test_sizes() -> None:
-    assert [parse_size(text) for text in ("80GiB", "80 gb", "0.5", "512MiB")] == [80 * 2**30, 80 * 10**9, 2**29, 2**29]
-    assert [gib(size) for size in (80 * 2**30, 3 * 2**29, 2**20)] == ["80.0 GiB", "1.50 GiB", "1.00 MiB"]
+    assert [parse_size(text) for text in ("80GiB", "80 gb", "0.5", "512MiB")] == [
+        80 * 2**30,
+        80 * 10**9,
+        2**29,
+        2**29,
+    ]
+    assert [gib(size) for size in (80 * 2**30, 3 * 2**29, 2**20)] == [
+        "80.0 GiB",
+        "1.50 GiB",
+        "1.00 MiB",
+    ]
     h200 = known_gpus()["H200"]
     words = {
         "h100": (1, known_gpus()["H100"]),
@@ -239,14 +285,18 @@ def test_sizes() -> None:
         "2 x 80GiB": (2, 80 * 2**30),
         "24": (1, 24 * 2**30),
     }
-    assert {text: parse_gpus(text) for text in words} == {text: Gpus(*pair) for text, pair in words.items()}
+    assert {text: parse_gpus(text) for text in words} == {
+        text: Gpus(*pair) for text, pair in words.items()
+    }
     for text in ("", "much", "80 apples", "0GiB", "0xH100", "4x"):
         with pytest.raises(UsageError):
             parse_gpus(text)
 
 
 def test_several_gpus_share_weights_and_caches_and_nothing_else(tmp_path: Path) -> None:
-    plan, _ = plan_memory(_config(tmp_path, "llama"), RuntimeConfig(max_batch_size=4, max_seq_len=64), 2**33, gpu=True)
+    plan, _ = plan_memory(
+        _config(tmp_path, "llama"), RuntimeConfig(max_batch_size=4, max_seq_len=64), 2**33, gpu=True
+    )
     four = plan.over(4, 2**33)
     own = plan.tables + plan.inputs + plan.activations + plan.reserve
     assert (four.memory, four.fixed) == (4 * 2**33, plan.weights + 4 * own)
@@ -282,8 +332,17 @@ def test_each_captured_size_keeps_its_logits_and_shares_the_rest(tmp_path: Path)
     checkpoint = _config(tmp_path, "llama")
     sizes = {"max_batch_size": 7, "kv_cache_config": {"tokens_per_block": 4, "max_tokens": 400}}
     one, three = (
-        _plan(checkpoint, gpu=True, **sizes, max_num_tokens=tokens, cuda_graph_config={"batch_sizes": each}).graphs
-        for each, tokens in (([7], 24), ([2, 3, 7], 48))  # a prompt's tokens are in no captured step
+        _plan(
+            checkpoint,
+            gpu=True,
+            **sizes,
+            max_num_tokens=tokens,
+            cuda_graph_config={"batch_sizes": each},
+        ).graphs
+        for each, tokens in (
+            ([7], 24),
+            ([2, 3, 7], 48),
+        )  # a prompt's tokens are in no captured step
     )
     assert three - one == (2 + 3) * _BASE["vocab_size"] * 4  # float32
 
@@ -293,8 +352,8 @@ def test_pages_are_as_many_as_can_be_in_use() -> None:
     assert limits.useful_pages == 1 + 3 * 8
     assert replace(limits, max_tokens=45).useful_pages == 1 + 12
     assert replace(limits, max_tokens=1000).useful_pages == 1 + 3 * 8
-    # A query sees 5 earlier tokens of its window in 2 pages, begun and ended anywhere in one: 4; of a batch and of one
-    # alone; and a step brings 16 tokens.
+    # A query sees 5 earlier tokens of its window in 2 pages, begun and ended anywhere in one: 4; of
+    # a batch and of one alone; and a step brings 16 tokens.
     assert limits.window_pages(6) == 1 + (3 + 1) * 4 + 4
 
 
@@ -305,7 +364,9 @@ def test_a_budget_is_used_to_the_last_byte(tmp_path: Path) -> None:
         assert caches.pages_within(caches.num_bytes(pages) - 1) == pages - 1
 
 
-def test_the_longest_context_is_the_last_that_fits_and_no_longer_than_the_models(tmp_path: Path) -> None:
+def test_the_longest_context_is_the_last_that_fits_and_no_longer_than_the_models(
+    tmp_path: Path,
+) -> None:
     checkpoint = _config(tmp_path, "llama")
     roomy = _plan(checkpoint, kv_cache_config={"tokens_per_block": 3})
     assert roomy.positions == roomy.longest_context() == _BASE["max_position_embeddings"]

@@ -1,4 +1,6 @@
-"""What requests leave in the cache for later ones, against transformers: pages of attention, states of recurrences."""
+"""What requests leave in the cache for later ones, against transformers: pages of attention, states
+of recurrences.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,14 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """A model with short convolutions, whose state is no matter of pages, between layers of attention."""
+    """A model with short convolutions, whose state is no matter of pages, between layers of
+    attention.
+    """
     folder = tmp_path_factory.mktemp("lfm2")
     layers = ["conv", "full_attention", "conv"]
-    return make_tiny(folder, "lfm2", num_hidden_layers=3, layer_types=layers, block_ff_dim=48, own_file=False)
+    return make_tiny(
+        folder, "lfm2", num_hidden_layers=3, layer_types=layers, block_ff_dim=48, own_file=False
+    )
 
 
 def _prompt(length: int) -> list[int]:
@@ -36,7 +42,9 @@ def _answers(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", ["llama", "hybrid"])
-def test_prompts_that_begin_alike_are_answered_as_transformers_does(name: str, request: Any) -> None:
+def test_prompts_that_begin_alike_are_answered_as_transformers_does(
+    name: str, request: Any
+) -> None:
     model: Tiny = request.getfixturevalue(name)
     engine = model.engine(max_num_tokens=11)
     stem = _prompt(18)
@@ -65,11 +73,15 @@ def test_logits_are_computed_beside_a_full_batch_that_decodes(hybrid: Tiny) -> N
         engine.step()
     torch.testing.assert_close(engine.logits(other), hybrid.logits(other), rtol=1e-4, atol=1e-4)
     engine.run()
-    assert [output.generated for output in outputs] == [hybrid.greedy(prompt, 8) for prompt in prompts]
+    assert [output.generated for output in outputs] == [
+        hybrid.greedy(prompt, 8) for prompt in prompts
+    ]
 
 
 @pytest.mark.parametrize(("name", "tokens"), [("llama", 88), ("hybrid", 72)])
-def test_no_request_of_a_small_soak_notices_the_others(name: str, tokens: int, request: Any) -> None:
+def test_no_request_of_a_small_soak_notices_the_others(
+    name: str, tokens: int, request: Any
+) -> None:
     model: Tiny = request.getfixturevalue(name)
     seed = random.randrange(2**31)
     print(f"seed {seed}")
@@ -83,7 +95,9 @@ def test_no_request_of_a_small_soak_notices_the_others(name: str, tokens: int, r
     assert engine.stats.cancelled == report.cancelled
     assert engine.stats.preemptions > 0
     assert engine.stats.prefix_hits > 0
-    with pytest.raises(UsageError, match=f"a prompt has 70 tokens and a sequence can have {min(64, tokens)}"):
+    with pytest.raises(
+        UsageError, match=f"a prompt has 70 tokens and a sequence can have {min(64, tokens)}"
+    ):
         engine.submit(_prompt(70), GREEDY)
 
 

@@ -26,7 +26,9 @@ def test_a_table_nested_by_layer_kind_is_found() -> None:
         "full": {"rope_type": "longrope", "original_max_position_embeddings": 7},
         "window": {"rope_type": "default"},
     }
-    assert length_dependent_rope({"rope_parameters": kinds, "max_position_embeddings": 99}) == LengthDependentRope(7)
+    assert length_dependent_rope(
+        {"rope_parameters": kinds, "max_position_embeddings": 99}
+    ) == LengthDependentRope(7)
 
 
 def test_the_table_is_that_of_the_length() -> None:

@@ -28,18 +28,41 @@ def _invoke(command: Any, *words: object) -> Any:
 
 
 def test_run_prints_one_document_and_nothing_else_on_stdout(llama: Tiny, capsys: Capture) -> None:
-    options = ["--root", llama.root, "--device", "cpu", "--max-tokens", 5, "--token-ids", "1,2,3", "--json"]
+    options = [
+        "--root",
+        llama.root,
+        "--device",
+        "cpu",
+        "--max-tokens",
+        5,
+        "--token-ids",
+        "1,2,3",
+        "--json",
+    ]
     assert main.run(["run", str(llama.checkpoint), *map(str, options)]) == 0
     printed = capsys.readouterr()
     document = json.loads(printed.out)
     RunDocument.model_validate(document)
-    assert [output["outputs"][0]["token_ids"] for output in document["outputs"]] == [llama.greedy([1, 2, 3], 5)]
+    assert [output["outputs"][0]["token_ids"] for output in document["outputs"]] == [
+        llama.greedy([1, 2, 3], 5)
+    ]
     assert document["stats"]["generated_tokens"] == 5
     assert "5 tokens in" in printed.err
 
 
 def test_run_without_a_tokenizer_prints_token_ids(llama: Tiny, capsys: Capture) -> None:
-    options = ["--root", llama.root, "--device", "cpu", "--max-tokens", 3, "--token-ids", "1,2", "--token-ids", "4"]
+    options = [
+        "--root",
+        llama.root,
+        "--device",
+        "cpu",
+        "--max-tokens",
+        3,
+        "--token-ids",
+        "1,2",
+        "--token-ids",
+        "4",
+    ]
     _invoke(run, llama.checkpoint, *options)
     first, second = (",".join(map(str, llama.greedy(ids, 3))) for ids in ([1, 2], [4]))
     assert capsys.readouterr().out == f"> 1,2\n{first}\n\n> 4\n{second}\n\n"
@@ -57,7 +80,9 @@ def test_run_refuses_bad_input_in_one_line(llama: Tiny, monkeypatch: pytest.Monk
 
 def test_what_cannot_be_batch_invariant_is_refused(llama: Tiny) -> None:
     options = ["--root", llama.root, "--device", "cpu", "--token-ids", "1,2,3", "--batch-invariant"]
-    with pytest.raises(UsageError, match="batch_invariant needs Triton's kernels; this is cpu with torch"):
+    with pytest.raises(
+        UsageError, match="batch_invariant needs Triton's kernels; this is cpu with torch"
+    ):
         _invoke(run, llama.checkpoint, *options)
     with pytest.raises(UsageError, match="nothing does it in mode transformers"):
         _invoke(run, llama.checkpoint, *options, "--mode", "transformers")
@@ -69,14 +94,18 @@ def test_verify_prints_a_row_for_each_transform_and_exits_by_the_verdict(
     options = [llama.checkpoint, "--root", llama.root, "--device", "cpu", "--seed", 3]
     assert _invoke(verify, *options) == 0
     printed = capsys.readouterr()
-    assert printed.out.endswith("seed 3\nnote: models/modeling_llama.py has passed no tests here\npassed\n")
+    assert printed.out.endswith(
+        "seed 3\nnote: models/modeling_llama.py has passed no tests here\npassed\n"
+    )
     assert "checked" not in printed.err
     rows = [line for line in printed.out.splitlines() if line.endswith("  ok")]
     assert len(rows) > 5
     cached = next(row for row in rows if row.startswith("insert_cached_attention ")).split()[1:-1]
     assert len(cached) == 4
     assert all(float(cell) < 1e-5 for cell in cached)
-    assert not any(row.startswith("insert_cached_ssm_attention ") for row in rows), "it matched nothing"
+    assert not any(row.startswith("insert_cached_ssm_attention ") for row in rows), (
+        "it matched nothing"
+    )
     assert " more transforms matched nothing in this model" in printed.out
     monkeypatch.setattr(verification, "SAME", 1e-12)
     assert main.run(["verify", *map(str, options), "--json"]) == 1

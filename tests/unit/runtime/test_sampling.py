@@ -76,10 +76,13 @@ def test_tokens_are_drawn_from_the_documented_distribution(options: dict[str, fl
 
 
 @pytest.mark.parametrize(
-    ("options", "kept"), [({"top_p": 0.5}, 2), ({"top_p": 0.75}, 3), ({"top_k": 2}, 2), ({"min_p": 1.0}, 4)]
+    ("options", "kept"),
+    [({"top_p": 0.5}, 2), ({"top_p": 0.75}, 3), ({"top_k": 2}, 2), ({"min_p": 1.0}, 4)],
 )
 def test_of_equals_on_the_border_the_first_are_kept(options: dict[str, float], kept: int) -> None:
-    """Each of four has a quarter: with two of them half is reached, and the third is one too many."""
+    """Each of four has a quarter: with two of them half is reached, and the third is one too
+    many.
+    """
     uniform = torch.arange(100, dtype=torch.float64) / 100
     chosen = _choose(torch.zeros(100, 4), [SamplingParams(**options)] * 100, uniform)
     assert sorted(set(chosen)) == list(range(kept))
@@ -105,10 +108,16 @@ def test_greedy_is_the_first_of_the_likeliest() -> None:
 def test_a_row_is_chosen_alike_beside_any_others(options: dict[str, Any]) -> None:
     logits, uniform, params = torch.randn(20, VOCABULARY), _uniform(20), SamplingParams(**options)
     alone = [_choose(logits[i : i + 1], [params], uniform[i : i + 1])[0] for i in range(20)]
-    others = [SamplingParams(top_k=2), SamplingParams(temperature=0.0), SamplingParams(temperature=3.0, min_p=0.1)]
+    others = [
+        SamplingParams(top_k=2),
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=3.0, min_p=0.1),
+    ]
     mixed = []
     for i in range(20):
-        batch = torch.cat([torch.randn(2, VOCABULARY), logits[i : i + 1], torch.randn(1, VOCABULARY)])
+        batch = torch.cat(
+            [torch.randn(2, VOCABULARY), logits[i : i + 1], torch.randn(1, VOCABULARY)]
+        )
         numbers = torch.cat([_uniform(2), uniform[i : i + 1], _uniform(1)])
         mixed.append(_choose(batch, [*others[:2], params, others[2]], numbers)[2])
     assert alone == mixed
@@ -118,9 +127,15 @@ def test_a_row_is_chosen_alike_beside_any_others(options: dict[str, Any]) -> Non
 def test_the_host_says_what_no_row_needs() -> None:
     logits, uniform = torch.randn(6, VOCABULARY), _uniform(6)
     plain = _rows([SamplingParams(temperature=0.7)] * 6)
-    assert torch.equal(choose_tokens(logits, *plain, uniform), choose_tokens(logits, *plain, uniform, filtered=False))
+    assert torch.equal(
+        choose_tokens(logits, *plain, uniform),
+        choose_tokens(logits, *plain, uniform, filtered=False),
+    )
     greedy = _rows([SamplingParams(temperature=0.0)] * 6)
-    assert torch.equal(choose_tokens(logits, *greedy, uniform), choose_tokens(logits, *greedy, uniform, drawn=False))
+    assert torch.equal(
+        choose_tokens(logits, *greedy, uniform),
+        choose_tokens(logits, *greedy, uniform, drawn=False),
+    )
 
 
 def test_keys_follow_the_seed_and_the_output() -> None:
@@ -133,7 +148,9 @@ def test_keys_follow_the_seed_and_the_output() -> None:
 
 
 def test_numbers_are_those_that_others_compute() -> None:
-    """The first outputs of SplitMix64 from the state 1234567, as published (rosettacode.org, "Splitmix64")."""
+    """The first outputs of SplitMix64 from the state 1234567, as published (rosettacode.org,
+    "Splitmix64").
+    """
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     numbers = uniforms(np.full(4, 1234567, dtype=np.uint64), np.arange(1, 5))
     assert numbers.tolist() == [(number >> 11) / 2**53 for number in published]
@@ -190,9 +207,13 @@ def test_what_the_device_alone_knows_is_put_in_its_place() -> None:
 def test_what_is_no_token_is_not_looked_up_by_the_next_step() -> None:
     latest = LatestTokens(3, torch.device("cpu"))
     latest.by_slot[:] = 7
-    args = dict(zip(CHOICE_NAMES, [*_rows([SamplingParams(temperature=0)]), _uniform(1)], strict=True))
+    args = dict(
+        zip(CHOICE_NAMES, [*_rows([SamplingParams(temperature=0)]), _uniform(1)], strict=True)
+    )
     args |= {"state_slots": torch.tensor([2]), "kv_lens": torch.tensor([5])}
-    chosen = latest.choose(torch.full((1, VOCABULARY), torch.nan), args, drawn=False, filtered=False)
+    chosen = latest.choose(
+        torch.full((1, VOCABULARY), torch.nan), args, drawn=False, filtered=False
+    )
     assert chosen.tolist() == [NOT_A_TOKEN]
     assert latest.fill(torch.tensor([[-2]])).tolist() == [[0]]
 
@@ -222,7 +243,9 @@ def test_bad_parameters_are_refused() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.999}])
-def test_tokens_that_float32_would_lose_beside_the_likeliest_count(options: dict[str, float]) -> None:
+def test_tokens_that_float32_would_lose_beside_the_likeliest_count(
+    options: dict[str, float],
+) -> None:
     """Each of a million has a billionth of its weight, and together a thousandth."""
     logits = torch.full((1, 1_000_001), -20.723)
     logits[0, 0] = 0.0
@@ -230,5 +253,7 @@ def test_tokens_that_float32_would_lose_beside_the_likeliest_count(options: dict
     kept = 1.0 if not options else float(np.float32(options["top_p"]))
     cumulated = weights.cumsum()
     last = np.searchsorted(cumulated, kept * cumulated[-1])
-    [found] = _choose(logits, [SamplingParams(**options)], torch.full((1,), 1 - 2.0**-53, dtype=torch.float64))
+    [found] = _choose(
+        logits, [SamplingParams(**options)], torch.full((1,), 1 - 2.0**-53, dtype=torch.float64)
+    )
     assert abs(found - int(last)) <= 2

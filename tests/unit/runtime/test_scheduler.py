@@ -1,4 +1,6 @@
-"""The scheduler over a simulated cache: whatever the order, every sequence sees its own tokens in order."""
+"""The scheduler over a simulated cache: whatever the order, every sequence sees its own tokens in
+order.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def _random_requests(count: int) -> list[Request]:
     for _ in range(count):
         own = [random.randrange(1000) for _ in range(random.randrange(1, 30))]
         prompt = (stem[: random.choice((0, 0, 8, 11, 20))] + own)[: random.randrange(1, 30)]
-        requests.append(make_request(prompt, random.randrange(1, 14), priority=random.choice((0, 0, 0, 1, -1))))
+        requests.append(
+            make_request(prompt, random.randrange(1, 14), priority=random.choice((0, 0, 0, 1, -1)))
+        )
     return requests
 
 
@@ -60,7 +64,9 @@ def test_random_loads_finish_with_every_token_in_place(kind: str, pages: int) ->
             assert any(step.rope_length for step in steps)
         reused += simulation.memory.stats.reused_tokens
         preempted += simulation.scheduler.num_preemptions
-    assert bool(preempted) == (pages == 12) or KINDS[kind].get("windows") == (6,)  # these need few pages
+    assert bool(preempted) == (pages == 12) or KINDS[kind].get("windows") == (
+        6,
+    )  # these need few pages
     assert bool(reused) == simulation.memory.reuse
 
 
@@ -83,7 +89,10 @@ def test_requests_that_arrive_and_are_cancelled_at_any_time_lose_nothing(kind: s
         simulation.check_nothing_is_held()
         for request in open_requests:
             assert alone(request)[: len(request.tokens)] == request.tokens
-            assert request.finish_reason == "abort" or len(request.generated) == request.params.max_tokens
+            assert (
+                request.finish_reason == "abort"
+                or len(request.generated) == request.params.max_tokens
+            )
 
 
 def test_a_tight_pool_preempts_the_last_to_arrive_and_it_goes_on_next() -> None:
@@ -102,7 +111,11 @@ def test_a_tight_pool_preempts_the_last_to_arrive_and_it_goes_on_next() -> None:
 
 def test_what_comes_first_takes_the_place_of_what_can_wait() -> None:
     simulation = Simulation(pages=7, max_batch_size=2)
-    late, early, urgent = make_request(9, 9, priority=1), make_request(9, 9, priority=1), make_request(9, 3)
+    late, early, urgent = (
+        make_request(9, 9, priority=1),
+        make_request(9, 9, priority=1),
+        make_request(9, 3),
+    )
     for request in (late, early):
         simulation.scheduler.add(request)
     simulation.step()
@@ -157,9 +170,16 @@ def test_a_sequence_that_outgrows_its_table_is_computed_anew() -> None:
 def test_a_second_request_computes_only_what_it_does_not_share() -> None:
     simulation = Simulation()
     stem = list(range(2 * PAGE + 1))
-    first, second, same = make_request([*stem, 50], 2), make_request([*stem, 60, 61], 2), make_request([*stem, 50], 2)
+    first, second, same = (
+        make_request([*stem, 50], 2),
+        make_request([*stem, 60, 61], 2),
+        make_request([*stem, 50], 2),
+    )
     simulation.run([first])
-    assert [step.num_tokens for step in simulation.run([second])] == [len(second.prompt) - 2 * PAGE, 1]
+    assert [step.num_tokens for step in simulation.run([second])] == [
+        len(second.prompt) - 2 * PAGE,
+        1,
+    ]
     simulation.run([same])
     assert (first.num_reused, second.num_reused, same.num_reused) == (0, 2 * PAGE, 2 * PAGE)
     assert simulation.memory.stats.prefix_hits == 2
@@ -186,7 +206,9 @@ def test_pages_are_forgotten_when_others_need_them_those_used_last_at_last() -> 
     old, new = list(range(100, 109)), list(range(200, 209))
     for prompt in (old, new):
         simulation.run([make_request(prompt, 1)])  # two full pages each stay
-    simulation.run([make_request(list(range(300, 315)), 1)])  # four pages: two free ones, then the oldest two
+    simulation.run(
+        [make_request(list(range(300, 315)), 1)]
+    )  # four pages: two free ones, then the oldest two
     assert simulation.groups[0].allocator.num_evicted == 2
     found = [make_request(prompt, 1) for prompt in (new, old)]
     for request in found:
@@ -242,7 +264,9 @@ def test_a_chunk_completes_the_pages_that_it_fills_and_no_later_ones() -> None:
 
 
 def test_a_request_longer_than_what_is_free_of_a_window_is_admitted() -> None:
-    """It needs what a query sees and a step brings, three pages and a half, of the five that there are."""
+    """It needs what a query sees and a step brings, three pages and a half, of the five that there
+    are.
+    """
     simulation = Simulation(pages=1 + 5, windows=(6,), max_num_tokens=8)
     first = make_request(2, 4)
     simulation.scheduler.add(first)
@@ -304,7 +328,9 @@ def test_the_state_behind_a_prompt_of_whole_pages_is_kept() -> None:
 
 
 def test_positions_of_a_step_follow_what_came_with_the_prompts() -> None:
-    """An image whose three tokens have two places: what comes after it is one place nearer, from its first step on."""
+    """An image whose three tokens have two places: what comes after it is one place nearer, from
+    its first step on.
+    """
     image = PromptInputs(embeds=torch.zeros(4, 2), place=np.array([0, 1, 1, 2]), after=-1)
     rows: Any = SimpleNamespace(num_cached=np.array([0, 4, 5, 2]))  # by slot
     requests = []
@@ -319,7 +345,9 @@ def test_positions_of_a_step_follow_what_came_with_the_prompts() -> None:
     now.add(inside, 3, 4)
     assert (later.has_given(), now.has_given()) == (False, True)
     assert list(later.position_ids()) == [3, 5]
-    assert later.position_ids(shifted=True) is None, "whoever adds the shifts reads the tokens' places"
+    assert later.position_ids(shifted=True) is None, (
+        "whoever adds the shifts reads the tokens' places"
+    )
     assert list(now.position_ids()) == [3, 5, 1, 2, 3]
     assert list(now.position_ids(shifted=True)) == [4, 5, 2, 3, 4]
     plain = Step()

@@ -49,7 +49,9 @@ def test_a_file_counts_as_tested_while_it_is_the_one_that_any_model_passed_with(
     _tested(tmp_path)
     assert why_untested(model_file, tmp_path) is None
     model_file.write_text("a = 1.5\n")
-    assert f"{NAME} is not the file whose tests passed" in (why_untested(model_file, tmp_path) or "")
+    assert f"{NAME} is not the file whose tests passed" in (
+        why_untested(model_file, tmp_path) or ""
+    )
     _tested(tmp_path, "another")
     assert why_untested(model_file, tmp_path) is None
 
@@ -62,7 +64,9 @@ def test_an_entry_vouches_only_for_the_file_that_passed(tmp_path: Path) -> None:
     passed = entry.model_copy(update={"status": "passed", "model_file": registry.digest(path)})
     assert why_not_run(passed, path) is None
     path.write_text("X = 2\n")
-    assert "is not the file that the run of org/New-7B passed with" in str(why_not_run(passed, path))
+    assert "is not the file that the run of org/New-7B passed with" in str(
+        why_not_run(passed, path)
+    )
     assert "failed" in str(why_not_run(entry.model_copy(update={"status": "failed"}), path))
 
 
@@ -83,7 +87,11 @@ def test_a_shipped_file_was_tested_before(tmp_path: Path) -> None:
 
 def test_llm_says_so_and_refuses_with_strict(llama: Tiny, caplog: pytest.LogCaptureFixture) -> None:
     _tested(llama.root)
-    assert not [fact for fact in LLM(llama.checkpoint, root=llama.root, device="cpu").engine.facts if "tests" in fact]
+    assert not [
+        fact
+        for fact in LLM(llama.checkpoint, root=llama.root, device="cpu").engine.facts
+        if "tests" in fact
+    ]
     path = llama.root / NAME
     text = path.read_text()
     path.write_text(text + "\n# edited\n")

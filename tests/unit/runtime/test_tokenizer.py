@@ -32,7 +32,9 @@ def test_a_checkpoint_without_a_tokenizer_has_none(tmp_path: Path) -> None:
 
 def test_a_broken_tokenizer_is_an_error_that_names_the_folder(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+    )
     with pytest.raises(OnboardError, match=f"tokenizer in {tmp_path} does not load"):
         Tokenizer.load(tmp_path)
 
@@ -64,17 +66,23 @@ raise AssertionError("code of a repository was imported")
 
 @pytest.fixture
 def _eager_user(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One who says yes to every question; and nothing of a repository may have been imported in the end."""
+    """One who says yes to every question; and nothing of a repository may have been imported in the
+    end.
+    """
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
     monkeypatch.setattr("builtins.input", lambda question="": pytest.fail(f"asked {question!r}"))
     before = set(sys.modules)
     yield
-    assert not [name for name in set(sys.modules) - before if name.startswith("transformers_modules")]
+    assert not [
+        name for name in set(sys.modules) - before if name.startswith("transformers_modules")
+    ]
 
 
 def _with_code(folder: Path, **auto_map: str) -> None:
     (folder / "theirs.py").write_text(CODE)
-    (folder / "config.json").write_text(json.dumps({"model_type": "their_own", "auto_map": auto_map}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "their_own", "auto_map": auto_map})
+    )
 
 
 @pytest.mark.usefixtures("_eager_user")
@@ -87,26 +95,37 @@ def test_a_model_that_brings_code_has_its_tokenizer_without_a_question(tmp_path:
 
 
 @pytest.mark.usefixtures("_eager_user")
-@pytest.mark.parametrize("auto_map", [{"AutoTokenizer": ["theirs.Slow", None]}, ["theirs.Slow", "theirs.Fast"]])
+@pytest.mark.parametrize(
+    "auto_map", [{"AutoTokenizer": ["theirs.Slow", None]}, ["theirs.Slow", "theirs.Fast"]]
+)
 def test_a_tokenizer_that_is_code_is_refused_in_one_line(tmp_path: Path, auto_map: object) -> None:
     save_tokenizer(tmp_path, TEXT)
     _with_code(tmp_path, AutoConfig="theirs.Config")
     path = tmp_path / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_class": "Their", "auto_map": auto_map}))
-    with pytest.raises(OnboardError, match="is code of the model's repository, which is not run here") as caught:
+    path.write_text(
+        json.dumps(
+            {**json.loads(path.read_text()), "tokenizer_class": "Their", "auto_map": auto_map}
+        )
+    )
+    with pytest.raises(
+        OnboardError, match="is code of the model's repository, which is not run here"
+    ) as caught:
         Tokenizer.load(tmp_path)
     assert "tokenizer.json" in caught.value.hint
     assert "\n" not in str(caught.value)
 
 
 def test_no_auto_class_is_left_to_ask() -> None:
-    """Each `Auto....from_pretrained` of the package says that code of repositories is not to be run."""
+    """Each `Auto....from_pretrained` of the package says that code of repositories is not to be
+    run.
+    """
     calls = [
         (path, call)
         for path in sorted(Path(onboard.__file__).parent.rglob("*.py"))
         if "from_pretrained" in (text := path.read_text(encoding="utf-8"))
         for call in ast.walk(ast.parse(text))
-        if isinstance(call, ast.Call) and re.match(r"Auto\w+\.from_pretrained$", ast.unparse(call.func))
+        if isinstance(call, ast.Call)
+        and re.match(r"Auto\w+\.from_pretrained$", ast.unparse(call.func))
     ]
     assert calls
     for path, call in calls:

@@ -17,9 +17,17 @@ from tests.support.runtime.tiny import Tiny
 
 CONFIG = {"max_seq_len": 64, "kv_cache_config": {"tokens_per_block": 4}}
 LENGTHS = (11, 17, 33, 48)
-NEEDED = ("build_model", "export_to_gm", "cleanup_noop_add", "load_weights", "insert_cached_attention")
+NEEDED = (
+    "build_model",
+    "export_to_gm",
+    "cleanup_noop_add",
+    "load_weights",
+    "insert_cached_attention",
+)
 NEEDED += ("initialize_cache", "resize_kv_cache", "compile_model")
-"""What serves this model, whose file is written in canonical ops: a broken transform is looked for among these."""
+"""What serves this model, whose file is written in canonical ops: a broken transform is looked for
+among these.
+"""
 CACHED = {"prefill", "chunked prefill", "decode", "batched decode"}
 
 
@@ -37,7 +45,9 @@ class _Spoil(BaseTransform[TransformConfig]):
         return gm, TransformInfo(num_matches=1)
 
 
-def _verify(model: Tiny, spoil: _Spoil | None = None, after: str = "", **options: Any) -> VerifyReport:
+def _verify(
+    model: Tiny, spoil: _Spoil | None = None, after: str = "", **options: Any
+) -> VerifyReport:
     transforms = load_pipeline({})
     if spoil is not None:
         transforms = [transform for transform in transforms if transform.key in NEEDED]
@@ -68,7 +78,9 @@ def _double_a_projection(gm: nn.Module, context: TransformContext) -> None:
 
 
 def _forget_the_cache(gm: nn.Module, context: TransformContext) -> None:
-    """Write all keys to the spare page: also a whole prefill reads them from the cache, so every way is wrong."""
+    """Write all keys to the spare page: also a whole prefill reads them from the cache, so every
+    way is wrong.
+    """
     [(_, graph)] = graph_modules(gm)
     for node in nodes_of(graph, torch.ops.onboard.torch_cached_attention):
         with graph.graph.inserting_before(node):
@@ -78,18 +90,27 @@ def _forget_the_cache(gm: nn.Module, context: TransformContext) -> None:
 
 
 def _ignore_cached_keys(gm: nn.Module, context: TransformContext) -> None:
-    """Let each token see only the step's own keys: right for whole prefill, wrong for everything else."""
+    """Let each token see only the step's own keys: right for whole prefill, wrong for everything
+    else.
+    """
     [(_, graph)] = graph_modules(gm)
     for node in nodes_of(graph, torch.ops.onboard.torch_cached_attention):
         with graph.graph.inserting_before(node):
-            args = [graph.graph.call_function(torch.ops.aten.clone.default, (node.args[i],)) for i in (8, 9)]
+            args = [
+                graph.graph.call_function(torch.ops.aten.clone.default, (node.args[i],))
+                for i in (8, 9)
+            ]
         node.update_arg(8, args[0])
         node.update_arg(9, args[1])
     graph.recompile()
 
 
-def _spoil_steps(factor: float, wrong: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., None]:
-    """Multiply the attention outputs by `factor` in the steps for which `wrong`, given batch_info_host, is true."""
+def _spoil_steps(
+    factor: float, wrong: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[..., None]:
+    """Multiply the attention outputs by `factor` in the steps for which `wrong`, given
+    batch_info_host, is true.
+    """
 
     def apply(output: torch.Tensor, info: torch.Tensor) -> torch.Tensor:
         return output * factor if wrong(info) else output
@@ -99,7 +120,9 @@ def _spoil_steps(factor: float, wrong: Callable[[torch.Tensor], torch.Tensor]) -
         for node in nodes_of(graph, torch.ops.onboard.torch_cached_attention):
             with graph.graph.inserting_after(node):
                 spoiled = graph.graph.call_function(apply, (node, node.args[7]))
-            node.replace_all_uses_with(spoiled, delete_user_cb=lambda user, new=spoiled: user is not new)
+            node.replace_all_uses_with(
+                spoiled, delete_user_cb=lambda user, new=spoiled: user is not new
+            )
         graph.recompile()
 
     return spoil
@@ -147,7 +170,9 @@ def test_a_broken_transform_is_the_one_that_is_named(
     assert failure is not None
     assert failure.transform == "spoil"
     assert {way for way, error in failure.errors.items() if error <= report.tolerance} == right
-    assert not any(check.passes(report.tolerance) for check in report.checks[report.checks.index(failure) :])
+    assert not any(
+        check.passes(report.tolerance) for check in report.checks[report.checks.index(failure) :]
+    )
 
 
 def test_a_graph_that_does_not_run_is_a_finding(llama: Tiny) -> None:
@@ -166,7 +191,12 @@ def test_half_precision_is_measured_against_transformers_in_float32(llama: Tiny)
 
 def test_a_window_and_a_rotary_table_that_depend_on_the_length(tiny: Callable[..., Tiny]) -> None:
     factors = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 5.0, 9.0]}
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 24, **factors}
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 24,
+        **factors,
+    }
     report = _verify(tiny("mistral", sliding_window=40, rope_parameters=rope))
     assert report.passed, report.first_failure
     assert max(report.prompt_lengths) > 40

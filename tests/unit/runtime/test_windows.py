@@ -1,4 +1,6 @@
-"""Layers with a sliding window have pages of their own, too few for all of a sequence, and see what they should."""
+"""Layers with a sliding window have pages of their own, too few for all of a sequence, and see what
+they should.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from tests.support.checkpoints import TINY
 from tests.support.runtime.tiny import Tiny
 
 WINDOW, PAGE, LENGTH = 9, 4, 96
-_CONFIG = {**TINY, "head_dim": 8, "bos_token_id": None, "eos_token_id": None, "sliding_window": WINDOW}
+_CONFIG = {
+    **TINY,
+    "head_dim": 8,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "sliding_window": WINDOW,
+}
 FAMILIES = {"gemma2": [None, WINDOW], "mistral": [WINDOW]}
 """What the layers of each see."""
 
@@ -28,7 +36,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     print(f"weights seed {seed}")
     torch.manual_seed(seed)
     config = AutoConfig.for_model(request.param, **_CONFIG)
-    hf = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    hf = AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager", dtype=torch.float32
+    ).eval()
     for parameter in hf.parameters():
         parameter.data.normal_(std=0.2).add_(1.0 if parameter.ndim == 1 else 0.0)
     folder = tmp_path_factory.mktemp(request.param)
@@ -37,9 +47,17 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def _engine(model: Tiny, **runtime: object) -> Engine:
-    settings = {"max_seq_len": LENGTH, "max_batch_size": 2, "max_num_tokens": 8, "max_tokens": None, **runtime}
+    settings = {
+        "max_seq_len": LENGTH,
+        "max_batch_size": 2,
+        "max_num_tokens": 8,
+        "max_tokens": None,
+        **runtime,
+    }
     cache = {"tokens_per_block": PAGE, "max_tokens": settings.pop("max_tokens")}
-    config = RuntimeConfig.model_validate({"device": "cpu", "dtype": "float32", "kv_cache_config": cache, **settings})
+    config = RuntimeConfig.model_validate(
+        {"device": "cpu", "dtype": "float32", "kv_cache_config": cache, **settings}
+    )
     return build_engine(model.checkpoint, config)
 
 
@@ -60,7 +78,9 @@ def _generate(engine: Engine, prompts: list[list[int]], tokens: int) -> list[lis
 
 
 def test_a_window_shorter_than_the_prompt_needs_no_room_for_all_of_it(model: Tiny) -> None:
-    """More prompts than the batch holds, in chunks, by a pool that is smaller than one of the sequences."""
+    """More prompts than the batch holds, in chunks, by a pool that is smaller than one of the
+    sequences.
+    """
     engine = _engine(model)
     windows = [group.window for group in engine.cache.groups]
     assert sorted(windows, key=str) == sorted(FAMILIES[model.hf.config.model_type], key=str)

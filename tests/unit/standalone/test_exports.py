@@ -46,10 +46,14 @@ def _check(case: Case) -> None:
 
 def test_an_export_names_no_place_and_says_what_was_proven(cases: Cases) -> None:
     for case in cases.values():
-        texts = {path: case.exported.folder.joinpath(path).read_text() for path in case.exported.files}
+        texts = {
+            path: case.exported.folder.joinpath(path).read_text() for path in case.exported.files
+        }
         assert not [path for path, text in texts.items() if str(case.tiny.root.parent) in text]
         assert not [
-            path for path, text in texts.items() if re.search(r"^\s*(import|from) onboard\b", text, re.MULTILINE)
+            path
+            for path, text in texts.items()
+            if re.search(r"^\s*(import|from) onboard\b", text, re.MULTILINE)
         ]
         assert "passed before onboard" in texts["README.md"]
 
@@ -65,7 +69,12 @@ def proven(tmp_path: Path) -> Tiny:
 def _pass(root: Path, error: float) -> None:
     path = root / "models" / "modeling_llama.py"
     rows = [
-        {"name": "test_block[cpu-model.norm]", "status": "passed", "error": 1e-9, "tolerance": 1e-5},
+        {
+            "name": "test_block[cpu-model.norm]",
+            "status": "passed",
+            "error": 1e-9,
+            "tolerance": 1e-5,
+        },
         {"name": "test_model[cpu]", "status": "passed", "error": error, "tolerance": 1e-5},
         {"name": "test_model[cuda]", "status": "skipped", "error": None, "tolerance": None},
     ]
@@ -78,13 +87,17 @@ def _pass(root: Path, error: float) -> None:
 
 def test_only_a_file_whose_tests_passed_is_exported(proven: Tiny, tmp_path: Path) -> None:
     model, out = str(proven.checkpoint), tmp_path / "out"
-    with pytest.raises(OnboardError, match="has passed no tests here: only a proven file") as refused:
+    with pytest.raises(
+        OnboardError, match="has passed no tests here: only a proven file"
+    ) as refused:
         export_model(model, "plain", root=proven.root, out=out)
     assert refused.value.hint == f"Run: onboard {model} --root {proven.root}"
     _pass(proven.root, 3.2e-7)
     path = proven.root / "models" / "modeling_llama.py"
     done = export_model(model, "plain", root=proven.root, out=out)
-    assert "2 passed; the largest error, rmse / rmse, is 3.2e-07 in test_model[cpu]" in str(done.provenance)
+    assert "2 passed; the largest error, rmse / rmse, is 3.2e-07 in test_model[cpu]" in str(
+        done.provenance
+    )
     path.write_text(path.read_text() + "# edited\n")
     with pytest.raises(OnboardError, match="is not the file whose tests passed"):
         export_model(model, "plain", root=proven.root, out=out)
@@ -96,29 +109,51 @@ def test_a_run_that_failed_is_refused(proven: Tiny, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("onboard.standalone.subject.find_entry", lambda *_: entry)
     with pytest.raises(OnboardError, match="the run of a failed on"):
         open_subject(str(proven.checkpoint), proven.root)
-    passed = entry.model_copy(update={"status": "passed", "model_file": registry.digest(Path("none"))})
+    passed = entry.model_copy(
+        update={"status": "passed", "model_file": registry.digest(Path("none"))}
+    )
     monkeypatch.setattr("onboard.standalone.subject.find_entry", lambda *_: passed)
-    assert open_subject(str(proven.checkpoint), proven.root).provenance()["whole run beside transformers"] == "passed"
+    assert (
+        open_subject(str(proven.checkpoint), proven.root).provenance()[
+            "whole run beside transformers"
+        ]
+        == "passed"
+    )
 
 
-def test_a_folder_that_is_there_is_kept(proven: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_there_is_kept(
+    proven: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     _pass(proven.root, 0.0)
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine").write_text("mine")
-    words = ["export", str(proven.checkpoint), "--to", "plain", "--root", str(proven.root), "--out", str(out)]
+    words = [
+        "export",
+        str(proven.checkpoint),
+        "--to",
+        "plain",
+        "--root",
+        str(proven.root),
+        "--out",
+        str(out),
+    ]
     assert main.run([*words, "--json"]) == UsageError.exit_code
     assert json.loads(capsys.readouterr().out)["error"]["hint"].startswith("Choose another --out")
     assert [path.name for path in out.iterdir()] == ["mine"]
     assert main.run([*words, "--force", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["package"] == "onboarded_llama"
-    assert {"mine", *found["files"]} == {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
+    assert {"mine", *found["files"]} == {
+        path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()
+    }
 
 
 def test_what_has_no_counterpart_in_vllm_is_named(tmp_path: Path) -> None:
     tiny = make_tiny(tmp_path, "mamba", own_file=False, state_size=4)
-    with pytest.raises(OnboardError, match="torch_causal_conv1d has no counterpart in vLLM's attention layer"):
+    with pytest.raises(
+        OnboardError, match="torch_causal_conv1d has no counterpart in vLLM's attention layer"
+    ):
         export_model(str(tiny.checkpoint), "vllm-plugin", root=tiny.root)
 
 
@@ -140,7 +175,9 @@ def _node(*shape: int, op: str = "get_attr") -> Any:
     ],
 )
 def test_attention_of_another_kind_is_refused(changes: dict[str, Any], what: str) -> None:
-    names = [argument.name for argument in torch.ops.onboard.torch_attention.default._schema.arguments]
+    names = [
+        argument.name for argument in torch.ops.onboard.torch_attention.default._schema.arguments
+    ]
     usual = {
         "is_causal": True,
         "dropout_p": 0.0,
@@ -149,7 +186,11 @@ def test_attention_of_another_kind_is_refused(changes: dict[str, Any], what: str
         "logit_cap": 2.0,
         "sinks": _node(4),
     }
-    given = {**dict.fromkeys(names), **{name: _node(1, 3, 2, 16) for name in ("query", "key", "value")}, **usual}
+    given = {
+        **dict.fromkeys(names),
+        **{name: _node(1, 3, 2, 16) for name in ("query", "key", "value")},
+        **usual,
+    }
     refuse_other_attention(given)
     with pytest.raises(OnboardError, match=f"torch_attention with {what} has no counterpart"):
         refuse_other_attention({**given, **changes})

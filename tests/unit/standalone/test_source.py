@@ -43,7 +43,11 @@ register_causal_lm("Config", Net)
 
 
 def _functions(files: dict[str, str], path: str) -> set[str]:
-    return {node.name for node in ast.parse(files[path]).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    return {
+        node.name
+        for node in ast.parse(files[path]).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
 
 
 def test_a_bundle_has_what_is_called_and_what_that_needs() -> None:
@@ -69,10 +73,14 @@ def test_an_op_of_an_extension_does_not_go_along() -> None:
 
 
 def test_attention_becomes_a_layer_and_the_head_a_method() -> None:
-    text = TEXT.replace("        x = self.a(input_ids)\n", "").replace("(x, x, x)", "(*self.a(input_ids))")
+    text = TEXT.replace("        x = self.a(input_ids)\n", "").replace(
+        "(x, x, x)", "(*self.a(input_ids))"
+    )
     made = ast.parse(with_paged_attention(text.replace("HEAD", "self.a(x)")))
     [net] = [node for node in made.body if isinstance(node, ast.ClassDef)]
-    methods = {node.name: ast.unparse(node) for node in net.body if isinstance(node, ast.FunctionDef)}
+    methods = {
+        node.name: ast.unparse(node) for node in net.body if isinstance(node, ast.FunctionDef)
+    }
     assert "super().__init__()\n    self.paged_attention = PagedAttention()" in methods["__init__"]
     assert "x = self.paged_attention(*self.a(input_ids)) + torch.ops" in methods["forward"]
     assert methods["forward"].endswith("return x")

@@ -1,4 +1,6 @@
-"""The committed coverage is one that this version reads, and its document and picture were made of it."""
+"""The committed coverage is one that this version reads, and its document and picture were made of
+it.
+"""
 
 from __future__ import annotations
 

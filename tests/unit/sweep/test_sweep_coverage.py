@@ -15,7 +15,15 @@ from onboard.workflow.sweep.document import COLORS, document, picture, write_cov
 from onboard.workflow.sweep.record import LEVELS, STATUSES, TESTED, Entry, Status
 from onboard.workflow.sweep.verdict import Verdict
 
-VERDICT = Verdict(seed=1, lengths=[3], tokens=48, prefill_error=3e-7, decode_error=5e-7, differing=0, largest_gap=0.0)
+VERDICT = Verdict(
+    seed=1,
+    lengths=[3],
+    tokens=48,
+    prefill_error=3e-7,
+    decode_error=5e-7,
+    differing=0,
+    largest_gap=0.0,
+)
 
 
 def entry(name: str, status: Status = "pass", reason: str = "", **changes: Any) -> Entry:
@@ -26,9 +34,13 @@ def entry(name: str, status: Status = "pass", reason: str = "", **changes: Any) 
         "architecture": f"{name.capitalize()}ForCausalLM",
         "status": status,
         "level": "cached_decode" if passed else "checkpoint",
-        "levels": dict.fromkeys(LEVELS, "passed") if passed else {"checkpoint": "passed", "analyze": "failed"},
+        "levels": dict.fromkeys(LEVELS, "passed")
+        if passed
+        else {"checkpoint": "passed", "analyze": "failed"},
         "errors": dict.fromkeys(TESTED, 3e-7) if passed else {},
-        "phases": dict.fromkeys(PHASES, "done") if passed else {"gather": "done", "analyze": "failed"},
+        "phases": dict.fromkeys(PHASES, "done")
+        if passed
+        else {"gather": "done", "analyze": "failed"},
         "exit_code": 0 if passed else 1,
         "verdict": VERDICT if passed else None,
         "notes": 2 if name == "zeta" else 0 if passed else None,
@@ -54,11 +66,17 @@ def coverage(*entries: Entry, asked: int | None = None) -> Coverage:
 
 ENTRIES = (
     entry("zeta"),
-    entry("beta", "refused", "generate: cannot translate BetaForCausalLM: While at modeling_beta.py:12. Report this"),
+    entry(
+        "beta",
+        "refused",
+        "generate: cannot translate BetaForCausalLM: While at modeling_beta.py:12. Report this",
+    ),
     entry("alpha"),
     entry("alpha", variant="varied"),
     entry(
-        "gamma", "refused", "generate: cannot translate GammaForCausalLM: While at modeling_gamma.py:340. Report this"
+        "gamma",
+        "refused",
+        "generate: cannot translate GammaForCausalLM: While at modeling_gamma.py:340. Report this",
     ),
     entry("delta", "fail", "a | b <script>alert(1)</script> ![x](http://y)", level=""),
 )
@@ -75,7 +93,11 @@ def test_the_order_does_not_depend_on_who_was_first() -> None:
 def test_counts_are_of_the_entries() -> None:
     counts = coverage(*ENTRIES).counts()
     assert list(counts) == list(STATUSES)
-    assert {status: count for status, count in counts.items() if count} == {"pass": 3, "fail": 1, "refused": 2}
+    assert {status: count for status, count in counts.items() if count} == {
+        "pass": 3,
+        "fail": 1,
+        "refused": 2,
+    }
     reached = coverage(*ENTRIES).reached("default")
     assert list(reached) == ["checkpoint", *PHASES, "exit code 0", "the judge agrees"]
     assert (reached.pop("checkpoint"), reached.pop("gather")) == (5, 5)
@@ -84,8 +106,14 @@ def test_counts_are_of_the_entries() -> None:
 
 
 def test_a_type_succeeds_on_both_checkpoints_or_not_at_all() -> None:
-    pairs = [entry(name, variant=variant) for name in ("alpha", "mu", "nu") for variant in ("default", "varied")]
-    made = coverage(*pairs, entry("zeta"), entry("beta"), entry("beta", "wrong", "judge: x", variant="varied"))
+    pairs = [
+        entry(name, variant=variant)
+        for name in ("alpha", "mu", "nu")
+        for variant in ("default", "varied")
+    ]
+    made = coverage(
+        *pairs, entry("zeta"), entry("beta"), entry("beta", "wrong", "judge: x", variant="varied")
+    )
     assert made.succeeded() == ["alpha", "mu", "nu"]
     assert made.summary().endswith("on both checkpoints: 3 of 5 causal types")
     assert coverage(*ENTRIES).succeeded() == ["alpha"]
@@ -93,12 +121,17 @@ def test_a_type_succeeds_on_both_checkpoints_or_not_at_all() -> None:
 
 
 def test_types_that_are_not_causal_are_apart() -> None:
-    both = [entry("xi", "not-causal", "it looks ahead", variant=variant) for variant in ("default", "varied")]
+    both = [
+        entry("xi", "not-causal", "it looks ahead", variant=variant)
+        for variant in ("default", "varied")
+    ]
     made = coverage(entry("alpha"), entry("alpha", variant="varied"), *both)
     assert made.summary().endswith("1 of 1 causal types")
     assert "| xi |" not in document(made)
     assert "it looks ahead" in document(made)
-    lost = coverage(entry("alpha"), entry("alpha", "not-causal", "it looks ahead", variant="varied"))
+    lost = coverage(
+        entry("alpha"), entry("alpha", "not-causal", "it looks ahead", variant="varied")
+    )
     assert lost.summary().endswith("0 of 1 causal types")  # what variation did is no excuse
 
 
@@ -117,7 +150,10 @@ def test_reasons_that_differ_in_names_and_numbers_only_are_one_group() -> None:
     [
         ("model.layers.3.mlp differs: rmse ratio 1.2e-03", "… differs: rmse ratio N"),
         ("KeyError: 'sinks'", "KeyError: 'sinks'"),
-        ("cannot translate BetaForCausalLM: Continue at modeling_beta.py:9. Report it", "cannot translate …: Continue"),
+        (
+            "cannot translate BetaForCausalLM: Continue at modeling_beta.py:9. Report it",
+            "cannot translate …: Continue",
+        ),
         ("cannot shrink the beta config", "cannot shrink the … config"),
         ("'BetaConfig' object has no attribute 'heads'", "'…' object has no attribute 'heads'"),
         ("'NoneType' and a ModuleList", "'NoneType' and a ModuleList"),
@@ -138,11 +174,17 @@ def test_the_document_tells_the_numbers() -> None:
 
 def test_both_checkpoints_of_a_type_are_in_its_row() -> None:
     phases = {name: "done" for name in PHASES[:5]} | {"review": "failed"}
-    text = document(coverage(entry("alpha"), entry("alpha", "fail", "review: P01", phases=phases, variant="varied")))
+    text = document(
+        coverage(
+            entry("alpha"), entry("alpha", "fail", "review: P01", phases=phases, variant="varied")
+        )
+    )
     row = next(line for line in text.splitlines() if line.startswith("| alpha "))
     assert "| pass | 3e-07 | 5e-07 | 0 | 1.0 |" in row
     assert "| fail, test |" in row
-    width = {line.count("|") for line in text[text.index("| type |") :].split("\n\n")[0].splitlines()}
+    width = {
+        line.count("|") for line in text[text.index("| type |") :].split("\n\n")[0].splitlines()
+    }
     assert width == {14}
 
 
@@ -158,7 +200,11 @@ def test_hostile_reasons_stay_text() -> None:
 def test_the_picture_has_a_square_of_its_colour_for_each_type() -> None:
     tree = ElementTree.fromstring(picture(coverage(*ENTRIES)))
     squares = [
-        rect.get("fill") for group in tree.iter() if group.tag.endswith("}g") for rect in group if rect.get("rx")
+        rect.get("fill")
+        for group in tree.iter()
+        if group.tag.endswith("}g")
+        for rect in group
+        if rect.get("rx")
     ]
     statuses: list[Status] = ["pass", "refused", "fail", "refused", "pass"]
     assert squares == [COLORS[status] for status in statuses]
@@ -167,7 +213,9 @@ def test_the_picture_has_a_square_of_its_colour_for_each_type() -> None:
 
 
 def test_every_name_of_the_picture_can_be_read_whole() -> None:
-    """Names overlap neither each other nor the picture's border, and what is no pass says so in words."""
+    """Names overlap neither each other nor the picture's border, and what is no pass says so in
+    words.
+    """
     types = [entry(f"{letter * 12}_unified_assistant{letter}") for letter in "abcdefghijk"]
     types.append(entry("x_" * 12, "refused", "cannot"))
     made = coverage(*types)
@@ -175,17 +223,28 @@ def test_every_name_of_the_picture_can_be_read_whole() -> None:
     groups = [group for group in tree.iter() if group.tag.endswith("}g")]
     texts = [text for group in groups for text in group if text.tag.endswith("}text")]
     labels = {text.text or "" for text in texts}
-    assert labels == {each.type if each.status == "pass" else f"{each.type}: {each.status}" for each in made.entries}
-    places = sorted((float(text.get("y", 0)), float(text.get("x", 0)), len(text.text or "")) for text in texts)
+    assert labels == {
+        each.type if each.status == "pass" else f"{each.type}: {each.status}"
+        for each in made.entries
+    }
+    places = sorted(
+        (float(text.get("y", 0)), float(text.get("x", 0)), len(text.text or "")) for text in texts
+    )
     width = float(tree.get("width", 0))
-    for (row, x, letters), (next_row, next_x, _) in zip(places, [*places[1:], (0.0, 0.0, 0)], strict=True):
+    for (row, x, letters), (next_row, next_x, _) in zip(
+        places, [*places[1:], (0.0, 0.0, 0)], strict=True
+    ):
         assert x + 6 * letters <= (next_x if next_row == row else width)
 
 
 def test_writing_and_reading_again(tmp_path: Path) -> None:
     made = coverage(*ENTRIES)
     paths = write_coverage(made, tmp_path)
-    assert [path.as_posix() for path in paths] == ["registry/coverage.json", "docs/coverage.md", "docs/coverage.svg"]
+    assert [path.as_posix() for path in paths] == [
+        "registry/coverage.json",
+        "docs/coverage.md",
+        "docs/coverage.svg",
+    ]
     read = Coverage.model_validate_json((tmp_path / "registry/coverage.json").read_text())
     assert read == made
     assert (tmp_path / "docs/coverage.md").read_text() == document(read)

@@ -23,7 +23,10 @@ def test_heads_divide_the_width_where_they_have_no_size(model_type: str) -> None
 
 @pytest.mark.parametrize(
     ("model_type", "chosen", "experts"),
-    [("dots1", "num_experts_per_tok", "n_routed_experts"), ("hunyuan_v1_moe", "moe_topk", "num_experts")],
+    [
+        ("dots1", "num_experts_per_tok", "n_routed_experts"),
+        ("hunyuan_v1_moe", "moe_topk", "num_experts"),
+    ],
 )
 def test_a_mixture_has_experts_to_choose_from(model_type: str, chosen: str, experts: str) -> None:
     fields = _completed(model_type)
@@ -51,6 +54,8 @@ def test_what_lies_in_configs_inside_is_completed() -> None:
     assert config.attn_config.clip_qkv == 8
 
 
-@pytest.mark.parametrize(("model_type", "field", "value"), [("xlm", "causal", True), ("xlnet", "attn_type", "bi")])
+@pytest.mark.parametrize(
+    ("model_type", "field", "value"), [("xlm", "causal", True), ("xlnet", "attn_type", "bi")]
+)
 def test_a_decoder_sees_no_later_token(model_type: str, field: str, value: object) -> None:
     assert _completed(model_type)[field] == value

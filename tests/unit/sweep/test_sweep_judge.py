@@ -29,7 +29,9 @@ Edit = Callable[[str, str], Path]
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    config = AutoConfig.for_model("llama", **{**TINY, "max_position_embeddings": 180, "pad_token_id": 0})
+    config = AutoConfig.for_model(
+        "llama", **{**TINY, "max_position_embeddings": 180, "pad_token_id": 0}
+    )
     folder = tmp_path / "checkpoint"
     build_small(config, secrets.randbelow(2**31)).save_pretrained(folder)  # type: ignore[operator]
     return folder
@@ -64,14 +66,29 @@ def test_the_judge_agrees_with_what_is_right(checkpoint: Path, edited: Edit) -> 
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        pytest.param("self.head_dim**-0.5", "1.5 * self.head_dim**-0.5", "logits of prompts differ", id="scale"),
         pytest.param(
-            "return self.norm(hidden_states)", "return 1.01 * self.norm(hidden_states)", "logits of", id="norm"
+            "self.head_dim**-0.5",
+            "1.5 * self.head_dim**-0.5",
+            "logits of prompts differ",
+            id="scale",
         ),
-        pytest.param("return self.norm(hidden_states)", "return self.norm(hidden_states) / 0", "not finite", id="NaN"),
+        pytest.param(
+            "return self.norm(hidden_states)",
+            "return 1.01 * self.norm(hidden_states)",
+            "logits of",
+            id="norm",
+        ),
+        pytest.param(
+            "return self.norm(hidden_states)",
+            "return self.norm(hidden_states) / 0",
+            "not finite",
+            id="NaN",
+        ),
     ],
 )
-def test_a_wrong_model_file_gets_no_agreement(old: str, new: str, reason: str, checkpoint: Path, edited: Edit) -> None:
+def test_a_wrong_model_file_gets_no_agreement(
+    old: str, new: str, reason: str, checkpoint: Path, edited: Edit
+) -> None:
     verdict = judge(checkpoint, edited(old, new))
     assert not verdict.agrees
     assert reason in verdict.reason
@@ -113,7 +130,9 @@ def test_an_error_is_relative_and_never_lost() -> None:
     theirs = torch.tensor([[3.0, 4.0, -math.inf], [0.0, 5.0, -3e38]])
     assert relative_error(theirs.clone(), theirs) == 0
     off = theirs + torch.tensor([[0.0, 0.05, 0.0]])
-    assert relative_error(off, theirs) == pytest.approx((2 * 0.05**2 / 4 / (50 / 4)) ** 0.5, rel=1e-5)
+    assert relative_error(off, theirs) == pytest.approx(
+        (2 * 0.05**2 / 4 / (50 / 4)) ** 0.5, rel=1e-5
+    )
     for wrong in (theirs[:1], theirs.clamp_min(-9), torch.full_like(theirs, math.nan)):
         assert not relative_error(wrong, theirs) <= SAME
 
@@ -126,7 +145,10 @@ class Reader(torch.nn.Module):
         self.share = share
 
     def forward(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
-        logits = torch.nn.functional.one_hot(input_ids, 8).float().cumsum(1) + self.share * input_ids.shape[1]
+        logits = (
+            torch.nn.functional.one_hot(input_ids, 8).float().cumsum(1)
+            + self.share * input_ids.shape[1]
+        )
         return type("Output", (), {"logits": logits})
 
 
@@ -135,7 +157,9 @@ def test_where_the_length_matters_each_prefix_is_read_by_itself(share: float) ->
     model, prompt, tokens = Reader(share), [1, 2, 3], [4, 5]
     own = model(torch.tensor([prompt]), False).logits[0]
     rows = next_logits(model, prompt, tokens, own)
-    alone = [model(torch.tensor([[*prompt, *tokens[:count]]]), False).logits[0, -1] for count in range(2)]
+    alone = [
+        model(torch.tensor([[*prompt, *tokens[:count]]]), False).logits[0, -1] for count in range(2)
+    ]
     assert torch.equal(rows, torch.stack(alone))
 
 
@@ -147,7 +171,8 @@ def test_no_root_is_no_agreement(checkpoint: Path, tmp_path: Path) -> None:
 
 
 class Ranked(torch.nn.Module):
-    """The positions of the four tokens of the best scores so far, of equals in an order that the length decides or not.
+    """The positions of the four tokens of the best scores so far, of equals in an order that the
+    length decides or not.
 
     Its table of positions has `most` rows.
     """
@@ -163,7 +188,9 @@ class Ranked(torch.nn.Module):
         places = torch.arange(length)
         order = (7 * places) % length if self.arbitrary else places
         scores = self.get_buffer("scores")[input_ids[0]] + 1e-3 * order / length
-        scores = scores.expand(length, -1).masked_fill(torch.ones(length, length).triu(1).bool(), -1.0)
+        scores = scores.expand(length, -1).masked_fill(
+            torch.ones(length, length).triu(1).bool(), -1.0
+        )
         best = scores.topk(min(4, length), dim=-1).indices
         seen = self.get_buffer("table")[torch.arange(length)][best] * scores.gather(-1, best).ge(0)
         return type("Output", (), {"logits": seen.sum(-1)[None, :, None] + 1.0})
@@ -174,7 +201,9 @@ def test_what_a_model_does_with_equal_keys_is_asked_of_the_model(arbitrary: bool
     seed = secrets.randbelow(2**31)
     print(f"seed {seed}")
     assert is_arbitrary(Ranked(arbitrary), range(100), 60, seed) == arbitrary
-    assert not is_arbitrary(Reader(0.5), range(8), 60, seed)  # the length counts, whatever the tokens
+    assert not is_arbitrary(
+        Reader(0.5), range(8), 60, seed
+    )  # the length counts, whatever the tokens
 
 
 def test_prompts_of_distinct_tokens_leave_others_to_go_on_with() -> None:
@@ -194,10 +223,23 @@ def test_texts_are_as_long_as_transformers_can_read(most: int) -> None:
     ("ours", "theirs", "agrees"),
     [(2e-5, 2e-5, True), (2e-5, 1.5e-5, False), (2e-4, 3e-4, False), (math.nan, 2e-5, False)],
 )
-def test_beyond_the_limit_ours_may_round_as_transformers_does(ours: float, theirs: float, agrees: bool) -> None:
-    said = {"lengths": [3], "tokens": NEW_TOKENS, "largest_gap": 0.0, "decode_error": 1e-6, "prefill_error": 2e-5}
+def test_beyond_the_limit_ours_may_round_as_transformers_does(
+    ours: float, theirs: float, agrees: bool
+) -> None:
+    said = {
+        "lengths": [3],
+        "tokens": NEW_TOKENS,
+        "largest_gap": 0.0,
+        "decode_error": 1e-6,
+        "prefill_error": 2e-5,
+    }
     assert not Verdict.model_validate(said).agrees
-    assert Verdict.model_validate({**said, "prefill_rounding": {"ours": ours, "theirs": theirs}}).agrees == agrees
+    assert (
+        Verdict.model_validate(
+            {**said, "prefill_rounding": {"ours": ours, "theirs": theirs}}
+        ).agrees
+        == agrees
+    )
 
 
 class Rounded(torch.nn.Module):

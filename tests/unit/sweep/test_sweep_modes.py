@@ -40,22 +40,41 @@ def test_logits_and_tokens_make_a_pass() -> None:
 
 
 @pytest.mark.parametrize("level", ["logits", "tokens"])
-@pytest.mark.parametrize("change", [{"error": 2e-5}, {"error": float("nan")}, {"status": "failed"}, None])
-def test_a_level_that_is_missing_or_off_is_a_failure(level: str, change: dict[str, Any] | None) -> None:
-    rows = [row if row["level"] != level else change and {**row, **change} for row in _record().tests]
+@pytest.mark.parametrize(
+    "change", [{"error": 2e-5}, {"error": float("nan")}, {"status": "failed"}, None]
+)
+def test_a_level_that_is_missing_or_off_is_a_failure(
+    level: str, change: dict[str, Any] | None
+) -> None:
+    rows = [
+        row if row["level"] != level else change and {**row, **change} for row in _record().tests
+    ]
     assert conclude(_record(tests=[row for row in rows if row]), "test").status == "fail"
 
 
 def test_a_model_that_is_not_built_is_refused_with_its_reason() -> None:
-    phase = PhaseRecord(name="build", status="failed", seconds=1.0, error="its mask depends on more than positions")
+    phase = PhaseRecord(
+        name="build", status="failed", seconds=1.0, error="its mask depends on more than positions"
+    )
     entry = conclude(_record(phases=[phase], tests=[]), "test")
-    assert (entry.status, entry.reason) == ("refused", "build: its mask depends on more than positions")
+    assert (entry.status, entry.reason) == (
+        "refused",
+        "build: its mask depends on more than positions",
+    )
     assert conclude(_record(phases=[], tests=[]), "test").status == "fail"
 
 
 def test_results_of_one_mode_are_none_of_another() -> None:
     job = Job(target=Target(name="llama"), folder=Path("x"))
-    assert len({job_key(job.model_copy(update={"mode": mode}), "") for mode in ("graph", "hf", "transformers")}) == 3
+    assert (
+        len(
+            {
+                job_key(job.model_copy(update={"mode": mode}), "")
+                for mode in ("graph", "hf", "transformers")
+            }
+        )
+        == 3
+    )
 
 
 def _emitted(checkpoint: Path) -> dict[str, Any]:
@@ -68,7 +87,10 @@ def test_a_wrong_model_is_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     build_tiny(AutoConfig.for_model("gpt_neox")).save_pretrained(tmp_path / "tiny")
     events = _emitted(tmp_path / "tiny")
     assert events["phase"]["status"] == "done"
-    assert [(row["level"], row["status"]) for row in events["tests"]] == [("logits", "passed"), ("tokens", "passed")]
+    assert [(row["level"], row["status"]) for row in events["tests"]] == [
+        ("logits", "passed"),
+        ("tokens", "passed"),
+    ]
     own = CachedTransformersModel._attend
 
     def off(self: Any, *args: Any) -> torch.Tensor:

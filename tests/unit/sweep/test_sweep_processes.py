@@ -43,7 +43,9 @@ def do(job: Job, monkeypatch: pytest.MonkeyPatch) -> Do:
 
 def write_events(job: Job, *events: dict[str, object]) -> None:
     text = "".join(json.dumps(event) + "\n" for event in events)
-    (job.folder / EVENTS).write_text(text + '{"step": "cut')  # as a kill in the middle of a line leaves it
+    (job.folder / EVENTS).write_text(
+        text + '{"step": "cut'
+    )  # as a kill in the middle of a line leaves it
 
 
 def gone(pid: int) -> bool:
@@ -95,19 +97,49 @@ def test_a_child_that_leaves_without_a_word_is_lost(do: Do, code: int) -> None:
 
 
 def test_a_child_that_said_everything_is_done(do: Do) -> None:
-    made = {"architecture": "X", "is_causal": False, "why_not_causal": "it looks ahead", "options": ["a"]}
+    made = {
+        "architecture": "X",
+        "is_causal": False,
+        "why_not_causal": "it looks ahead",
+        "options": ["a"],
+    }
     made |= {"refused": {"b": "c"}, "missing": [], "flow": 0.5}
-    phase = {"name": "gather", "status": "done", "seconds": 0.1, "error": "", "proving": False, "internal": False}
-    record = do(lambda job: write_events(job, {"checkpoint": made}, {"phase": phase}, {"lines": 7}, {"end": True}))
-    assert (record.end, record.architecture, record.options, record.lines) == ("exited", "X", ["a"], 7)
+    phase = {
+        "name": "gather",
+        "status": "done",
+        "seconds": 0.1,
+        "error": "",
+        "proving": False,
+        "internal": False,
+    }
+    record = do(
+        lambda job: write_events(
+            job, {"checkpoint": made}, {"phase": phase}, {"lines": 7}, {"end": True}
+        )
+    )
+    assert (record.end, record.architecture, record.options, record.lines) == (
+        "exited",
+        "X",
+        ["a"],
+        7,
+    )
     assert (record.is_causal, record.why_not_causal, record.flow) == (False, "it looks ahead", 0.5)
     assert [phase.name for phase in record.phases] == ["gather"]
     assert record.verdict is None  # there is nothing to judge
 
 
 @pytest.mark.parametrize("judged", [True, False])
-def test_the_judge_has_a_process_of_its_own(judged: bool, do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
-    phase = {"name": "test", "status": "done", "seconds": 0.1, "error": "", "proving": False, "internal": False}
+def test_the_judge_has_a_process_of_its_own(
+    judged: bool, do: Do, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phase = {
+        "name": "test",
+        "status": "done",
+        "seconds": 0.1,
+        "error": "",
+        "proving": False,
+        "internal": False,
+    }
 
     def work(job: Job) -> None:
         (job.folder / "pid").write_text(str(os.getpid()))
@@ -134,8 +166,12 @@ def test_nothing_of_an_earlier_run_is_taken(do: Do, job: Job) -> None:
     assert do(lambda job: None).end == "lost"
 
 
-def test_a_worker_that_dies_costs_one_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # a module that ends every interpreter at its start
+def test_a_worker_that_dies_costs_one_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "PYTHONPATH", str(tmp_path)
+    )  # a module that ends every interpreter at its start
     (tmp_path / "sitecustomize.py").write_text("import os; os._exit(3)\n")
     jobs = [Job(target=Target(name=name), folder=tmp_path / name) for name in ("llama", "gpt2")]
     found = list(LocalExecutor(1).run(jobs, lambda job: None))
@@ -162,12 +198,18 @@ def test_a_fork_is_given_folder_and_environment(tmp_path: Path) -> None:
 
 def test_a_fork_that_dies_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("import os\ndef test_it():\n    os.kill(os.getpid(), 9)\n")
-    assert "passed" not in run_pytest(["-p", "no:cacheprovider", "test_it.py"], tmp_path, {}, ForkServer())
+    assert "passed" not in run_pytest(
+        ["-p", "no:cacheprovider", "test_it.py"], tmp_path, {}, ForkServer()
+    )
 
 
-def test_nothing_of_one_program_is_in_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_one_program_is_in_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "one.py").write_text("import json, sys; json.left = 1; sys.exit(int(sys.argv[1]))")
-    (tmp_path / "two.py").write_text("import json, os; print(hasattr(json, 'left'), os.environ.get('GIVEN'))")
+    (tmp_path / "two.py").write_text(
+        "import json, os; print(hasattr(json, 'left'), os.environ.get('GIVEN'))"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     server = ForkServer()
     with (tmp_path / "output").open("w") as output:
@@ -211,7 +253,11 @@ def test_what_ends_a_worker_ends_its_child_wherever_it_is(job: Job) -> None:
     script = ENDED_IN_A_FINALIZER.format(job=job.model_dump_json())
     started = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", script], input=job.model_dump_json() + "\n", text=True, capture_output=True, timeout=60
+        [sys.executable, "-c", script],
+        input=job.model_dump_json() + "\n",
+        text=True,
+        capture_output=True,
+        timeout=60,
     )
     assert done.returncode == 1, done.stderr
     assert time.monotonic() - started < 30

@@ -14,7 +14,13 @@ from onboard.workflow.sweep.record import Entry
 def entry(name: str, status: str, reason: str = "") -> Entry:
     return Entry.model_validate(
         {
-            **{"type": name, "variant": "varied", "architecture": "X", "status": status, "level": "model"},
+            **{
+                "type": name,
+                "variant": "varied",
+                "architecture": "X",
+                "status": status,
+                "level": "model",
+            },
             **{"levels": {}, "errors": {}, "lines": None, "seconds": 2.5, "reason": reason},
         }
     )
@@ -55,4 +61,7 @@ def test_a_log_has_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
         progress.finished(entry("llama", "pass"), True)
         progress.finished(entry("gpt2", "refused", "no"), False)
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["[1/2] llama (varied): pass, 2.5 s", "[2/2] gpt2 (varied): refused, unchanged: no"]
+    assert lines == [
+        "[1/2] llama (varied): pass, 2.5 s",
+        "[2/2] gpt2 (varied): refused, unchanged: no",
+    ]

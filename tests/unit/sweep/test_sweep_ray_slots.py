@@ -15,12 +15,16 @@ from onboard.workflow.sweep.ray_executor import Slot, pack, ray_executor, unpack
 from onboard.workflow.sweep.record import TargetRecord
 
 
-def test_what_a_job_left_on_its_node_comes_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_job_left_on_its_node_comes_back_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def work(_: Worker, job: Job) -> TargetRecord:
         assert job.folder.is_relative_to(tmp_path / "node")
         (job.folder / "root" / "models").mkdir(parents=True)
         (job.folder / "root" / "models" / "x.py").write_text("1")
-        (job.folder / "link.to").symlink_to(job.folder / "root")  # pytest leaves such; on another node it is nothing
+        (job.folder / "link.to").symlink_to(
+            job.folder / "root"
+        )  # pytest leaves such; on another node it is nothing
         return TargetRecord(target=job.target, lines=1)
 
     monkeypatch.setattr(Worker, "do", work)

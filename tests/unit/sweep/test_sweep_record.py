@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from onboard.workflow.sweep.inputs.targets import Target
-from onboard.workflow.sweep.record import LEVELS, STATUSES, TESTED, Entry, PhaseRecord, TargetRecord, conclude
+from onboard.workflow.sweep.record import (
+    LEVELS,
+    STATUSES,
+    TESTED,
+    Entry,
+    PhaseRecord,
+    TargetRecord,
+    conclude,
+)
 from onboard.workflow.sweep.verdict import NEW_TOKENS, Verdict
 
 
@@ -19,12 +27,25 @@ def phases(*names: str) -> list[PhaseRecord]:
 
 def row(level: str, **changes: Any) -> dict[str, Any]:
     measured = {"status": "passed", "error": 2e-7, "tolerance": 1e-5, "seconds": 0.1, "message": ""}
-    return {"name": f"test_{level}", "level": level, "block": "", "device": "cpu", **measured, **changes}
+    return {
+        "name": f"test_{level}",
+        "level": level,
+        "block": "",
+        "device": "cpu",
+        **measured,
+        **changes,
+    }
 
 
 def agreement(**changes: Any) -> Verdict:
-    measured: dict[str, Any] = {"prefill_error": 4e-7, "decode_error": 6e-7, "tokens": 2 * NEW_TOKENS}
-    return Verdict(**{"seed": 5, "lengths": [1, 70], "differing": 0, "largest_gap": 0.0, **measured, **changes})
+    measured: dict[str, Any] = {
+        "prefill_error": 4e-7,
+        "decode_error": 6e-7,
+        "tokens": 2 * NEW_TOKENS,
+    }
+    return Verdict(
+        **{"seed": 5, "lengths": [1, 70], "differing": 0, "largest_gap": 0.0, **measured, **changes}
+    )
 
 
 def good() -> TargetRecord:
@@ -63,7 +84,9 @@ def test_everything_measured_is_a_pass() -> None:
 
 
 def without(level: str) -> Callable[[TargetRecord], None]:
-    return lambda record: setattr(record, "tests", [test for test in record.tests if test["level"] != level])
+    return lambda record: setattr(
+        record, "tests", [test for test in record.tests if test["level"] != level]
+    )
 
 
 def with_row(level: str, **changes: Any) -> Callable[[TargetRecord], None]:
@@ -93,7 +116,9 @@ DISAGREEMENTS: dict[str, dict[str, Any]] = {
 
 BREAKS: dict[str, Callable[[TargetRecord], None]] = {
     **{f"no {level} test": without(level) for level in TESTED},
-    **{f"a skipped {level} test": with_row(level, status="skipped", error=None) for level in TESTED},
+    **{
+        f"a skipped {level} test": with_row(level, status="skipped", error=None) for level in TESTED
+    },
     **{f"a failed {level} test": with_row(level, status="failed", error=0.3) for level in TESTED},
     "a test that compared nothing": with_row("model", error=None),
     "a NaN": with_row("model", error=math.nan),
@@ -112,7 +137,9 @@ BREAKS: dict[str, Callable[[TargetRecord], None]] = {
     "it died": lambda record: setattr(record, "end", "lost"),
     "nobody knows whether it is causal": lambda record: setattr(record, "is_causal", None),
     "it is not causal": lambda record: setattr(record, "is_causal", False),
-    "a kind of layer is not in the checkpoint": lambda record: setattr(record, "missing", ["LlamaMoE"]),
+    "a kind of layer is not in the checkpoint": lambda record: setattr(
+        record, "missing", ["LlamaMoE"]
+    ),
     "no token moves later logits": lambda record: setattr(record, "flow", 3e-7),
     "its logits are no numbers": lambda record: setattr(record, "flow", float("nan")),
     "nobody moved a token": lambda record: setattr(record, "flow", None),
@@ -141,11 +168,17 @@ def test_what_is_not_causal_is_no_failure_of_ours() -> None:
     record.is_causal, record.phases, record.tests, record.lines = False, [], [], None
     record.why_not_causal = "it looks ahead"
     entry = conclude(record, "test")
-    assert (entry.status, entry.level, entry.reason) == ("not-causal", "checkpoint", "it looks ahead")
+    assert (entry.status, entry.level, entry.reason) == (
+        "not-causal",
+        "checkpoint",
+        "it looks ahead",
+    )
 
 
 @pytest.mark.parametrize("name", DISAGREEMENTS)
-def test_a_command_that_succeeds_with_what_the_judge_does_not_agree_with_is_wrong(name: str) -> None:
+def test_a_command_that_succeeds_with_what_the_judge_does_not_agree_with_is_wrong(
+    name: str,
+) -> None:
     record = good()
     record.verdict = agreement(**DISAGREEMENTS[name])
     entry = conclude(record, "test")
@@ -156,12 +189,20 @@ def test_a_command_that_succeeds_with_what_the_judge_does_not_agree_with_is_wron
 def test_phases_and_notes_are_told() -> None:
     record = good()
     record.notes = 3
-    record.phases = [*record.phases, PhaseRecord(name="review", status="failed", seconds=0.1, error="P01")]
+    record.phases = [
+        *record.phases,
+        PhaseRecord(name="review", status="failed", seconds=0.1, error="P01"),
+    ]
     entry = conclude(record, "run")
-    assert entry.phases == dict.fromkeys(("gather", "survey", "analyze", "generate", "test"), "done") | {
-        "review": "failed"
-    }
-    assert (entry.reached, entry.notes, entry.status, entry.reason) == ("test", 3, "fail", "review: P01")
+    assert entry.phases == dict.fromkeys(
+        ("gather", "survey", "analyze", "generate", "test"), "done"
+    ) | {"review": "failed"}
+    assert (entry.reached, entry.notes, entry.status, entry.reason) == (
+        "test",
+        3,
+        "fail",
+        "review: P01",
+    )
 
 
 def test_phases_beyond_the_tests_count_when_they_are_asked_for() -> None:
@@ -211,7 +252,11 @@ def test_a_skipped_level_is_shown_as_such() -> None:
     without("export")(record)
     entry = conclude(record, "test")
     assert entry.levels["export"] == "skipped"
-    assert (entry.status, entry.level, entry.reason) == ("fail", "model", "the level export was skipped")
+    assert (entry.status, entry.level, entry.reason) == (
+        "fail",
+        "model",
+        "the level export was skipped",
+    )
 
 
 def test_a_gpu_has_limits_of_its_own() -> None:
@@ -228,7 +273,8 @@ def test_entries_survive_json() -> None:
 
 
 UNCACHED = (
-    "onboard.errors.NoCachedFormError: 2 calls of torch_ssm have no cached form, so the model cannot generate yet"
+    "onboard.errors.NoCachedFormError: 2 calls of torch_ssm have no cached form, "
+    "so the model cannot generate yet"
 )
 
 
@@ -247,7 +293,10 @@ def test_a_state_without_a_cached_form_is_a_status_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     "message",
-    ["AssertionError: decode after 3 tokens: rmse ratio 4e-02", "onboard.errors.OnboardError: it has no cached form"],
+    [
+        "AssertionError: decode after 3 tokens: rmse ratio 4e-02",
+        "onboard.errors.OnboardError: it has no cached form",
+    ],
 )
 def test_a_cache_that_is_wrong_or_missing_for_another_reason_is_a_failure(message: str) -> None:
     assert conclude(prefill_only(message), "test").status == "fail"
@@ -256,7 +305,9 @@ def test_a_cache_that_is_wrong_or_missing_for_another_reason_is_a_failure(messag
 BEYOND_PREFILL = ("cached_decode", "test phase", "exit code", "judge")
 
 
-@pytest.mark.parametrize("name", [name for name in BREAKS if not any(part in name for part in BEYOND_PREFILL)])
+@pytest.mark.parametrize(
+    "name", [name for name in BREAKS if not any(part in name for part in BEYOND_PREFILL)]
+)
 def test_prefill_is_as_strict_as_a_pass(name: str) -> None:
     record = prefill_only()
     BREAKS[name](record)

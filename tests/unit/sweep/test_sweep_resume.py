@@ -34,11 +34,18 @@ class Noting:
             yield job, TargetRecord(target=job.target, end="lost", detail=job.target.name)
 
 
-def sweep(root: Path, options: SweepOptions | None = None, *, source: str = "s", left: int = 0) -> list[str]:
-    """Return the targets that were run; every target has to have its entry, unless the executor stopped early."""
+def sweep(
+    root: Path, options: SweepOptions | None = None, *, source: str = "s", left: int = 0
+) -> list[str]:
+    """Return the targets that were run; every target has to have its entry, unless the executor
+    stopped early.
+    """
     executor = Noting(left)
     entries = [
-        entry for entry, _ in Sweep(TARGETS, root, options or SweepOptions(), source).run(executor, lambda _: None)
+        entry
+        for entry, _ in Sweep(TARGETS, root, options or SweepOptions(), source).run(
+            executor, lambda _: None
+        )
     ]
     assert len(entries) == len(TARGETS) - left
     assert all(entry.reason.endswith(entry.type) for entry in entries)
@@ -63,7 +70,9 @@ def test_fresh_runs_all(tmp_path: Path) -> None:
     assert sweep(tmp_path, SweepOptions(fresh=True)) == NAMES
 
 
-@pytest.mark.parametrize("change", [{"until": "run"}, {"device": "cuda"}, {"seconds": 9.0}, {"gibibytes": 1.0}])
+@pytest.mark.parametrize(
+    "change", [{"until": "run"}, {"device": "cuda"}, {"seconds": 9.0}, {"gibibytes": 1.0}]
+)
 def test_other_options_are_another_result(change: dict[str, object], tmp_path: Path) -> None:
     sweep(tmp_path)
     assert sweep(tmp_path, replace(SweepOptions(), **change)) == NAMES  # type: ignore[arg-type]
@@ -97,7 +106,14 @@ def test_the_source_hash_is_of_the_content(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 @pytest.mark.parametrize(
-    "options", [{"until": "tests"}, {"until": "analyze"}, {"seconds": 0}, {"gibibytes": -1}, {"seconds": float("nan")}]
+    "options",
+    [
+        {"until": "tests"},
+        {"until": "analyze"},
+        {"seconds": 0},
+        {"gibibytes": -1},
+        {"seconds": float("nan")},
+    ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(UsageError):

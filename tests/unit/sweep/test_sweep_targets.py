@@ -17,7 +17,13 @@ from onboard.analysis.tiny.tiny_model import build_tiny, tiny_config
 from onboard.errors import UsageError
 from onboard.workflow.sweep.inputs import tiny_checkpoint as checkpoint
 from onboard.workflow.sweep.inputs.options_on import Option, options
-from onboard.workflow.sweep.inputs.targets import VARIANTS, Target, causal_types, check_types, resolve
+from onboard.workflow.sweep.inputs.targets import (
+    VARIANTS,
+    Target,
+    causal_types,
+    check_types,
+    resolve,
+)
 from onboard.workflow.sweep.inputs.tiny_checkpoint import (
     flow,
     is_causal,
@@ -61,7 +67,9 @@ def test_an_unknown_type_is_refused_with_the_nearest_one() -> None:
 
 def test_folders_are_safe_and_apart(tmp_path: Path) -> None:
     names = ["../../etc", "a/b", "a-b", "a.b", "..", "é", "e"]
-    folders = [Target(name=name).folder for name in names] + [Target(name="e", variant="varied").folder]
+    folders = [Target(name=name).folder for name in names] + [
+        Target(name="e", variant="varied").folder
+    ]
     assert len(set(folders)) == len(folders)
     for folder in folders:
         assert (tmp_path / folder).resolve().parent == tmp_path.resolve()
@@ -93,10 +101,17 @@ def test_a_class_that_serves_encoders_too_is_saved_as_a_decoder(name: str, tmp_p
 def test_a_model_that_looks_ahead_or_rolls_dice_is_not_causal() -> None:
     config = AutoConfig.for_model("bert", **TINY, is_decoder=False)
     bidirectional = AutoModelForCausalLM.from_config(config).eval()
-    assert why_not_causal(_larger_vocabulary(bidirectional)).startswith("a token changes the logits of tokens before")
-    dropout = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **TINY, attention_dropout=0.5))
+    assert why_not_causal(_larger_vocabulary(bidirectional)).startswith(
+        "a token changes the logits of tokens before"
+    )
+    dropout = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("llama", **TINY, attention_dropout=0.5)
+    )
     assert is_causal(_larger_vocabulary(dropout.eval()))
-    assert why_not_causal(_larger_vocabulary(dropout.train())) == "its logits differ from one run to the next"
+    assert (
+        why_not_causal(_larger_vocabulary(dropout.train()))
+        == "its logits differ from one run to the next"
+    )
 
 
 def _larger_vocabulary(model: nn.Module) -> nn.Module:
@@ -106,34 +121,50 @@ def _larger_vocabulary(model: nn.Module) -> nn.Module:
 
 def test_a_class_that_shrinking_lost_is_found() -> None:
     config = AutoConfig.for_model("qwen2_moe")
-    sparse, dense = ({**TINY, "mlp_only_layers": layers, "num_experts": 4} for layers in ([], [0, 1]))
+    sparse, dense = (
+        {**TINY, "mlp_only_layers": layers, "num_experts": 4} for layers in ([], [0, 1])
+    )
     for fields, missing in ((sparse, False), (dense, True)):
         tiny = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2_moe", **fields))
         assert ("Qwen2MoeSparseMoeBlock" in missing_classes(config, tiny)) is missing
 
 
 def test_options_are_what_the_defaults_leave_off() -> None:
-    changes = {key: value for option in options(AutoConfig.for_model("llama")) for key, value in option.changes.items()}
+    changes = {
+        key: value
+        for option in options(AutoConfig.for_model("llama"))
+        for key, value in option.changes.items()
+    }
     assert changes["attention_bias"] is True
     assert changes["mlp_bias"] is True
     assert changes["tie_word_embeddings"] is True
     assert changes["num_key_value_heads"] == 16
     assert changes["rope_parameters"]["rope_type"] == "linear"
-    windowed = {option.name: option.changes for option in options(AutoConfig.for_model("qwen2"))}["sliding window"]
+    windowed = {option.name: option.changes for option in options(AutoConfig.for_model("qwen2"))}[
+        "sliding window"
+    ]
     assert windowed["use_sliding_window"] is True
 
 
 def test_options_share_caches_and_mix_experts_and_cap() -> None:
     names = {option.name for option in options(AutoConfig.for_model("gemma4_text"))}
-    assert {"num_kv_shared_layers=15", "a mixture in every layer", "final_logit_softcapping=2.5"} <= names
-    assert "first_k_dense_replace=1" in {option.name for option in options(AutoConfig.for_model("dots1"))}
+    assert {
+        "num_kv_shared_layers=15",
+        "a mixture in every layer",
+        "final_logit_softcapping=2.5",
+    } <= names
+    assert "first_k_dense_replace=1" in {
+        option.name for option in options(AutoConfig.for_model("dots1"))
+    }
 
 
 def test_the_second_variant_is_another_model_and_runs(tmp_path: Path) -> None:
     made = make_checkpoint(Target(name="llama", variant="varied"), tmp_path / "llama")
     assert made.is_causal
     assert made.missing == []
-    assert {"attention_bias=True", "mlp_bias=True", "grouped heads", "rope scaling"} <= {*made.options}
+    assert {"attention_bias=True", "mlp_bias=True", "grouped heads", "rope scaling"} <= {
+        *made.options
+    }
     assert not set(made.options) & made.refused.keys()
     tensors = load_file(tmp_path / "llama" / "model.safetensors")
     assert "model.layers.0.self_attn.q_proj.bias" in tensors
@@ -146,7 +177,13 @@ def test_the_second_variant_is_another_model_and_runs(tmp_path: Path) -> None:
     assert config["intermediate_size"] % 2 == 1
     assert config["max_position_embeddings"] > 300 + 48
     usual = tiny_config(AutoConfig.for_model("llama")).to_dict()
-    for name in ("vocab_size", "hidden_size", "intermediate_size", "rms_norm_eps", "num_hidden_layers"):
+    for name in (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "rms_norm_eps",
+        "num_hidden_layers",
+    ):
         assert config[name] != usual[name], name
 
 
@@ -156,7 +193,9 @@ def test_a_variant_is_the_same_every_time_and_other_for_each_type(tmp_path: Path
         make_checkpoint(Target(name=name, variant="varied"), tmp_path / folder)
         texts.append((tmp_path / folder / "config.json").read_text())
     assert texts[0] == texts[1]
-    sizes = [[json.loads(text)[name] for name in ("vocab_size", "intermediate_size")] for text in texts]
+    sizes = [
+        [json.loads(text)[name] for name in ("vocab_size", "intermediate_size")] for text in texts
+    ]
     assert sizes[0] != sizes[2]
 
 
@@ -180,7 +219,10 @@ def test_a_composite_varies_in_its_text_model(tmp_path: Path) -> None:
 
 def test_what_transformers_refuses_is_told(tmp_path: Path) -> None:
     made = make_checkpoint(Target(name="mamba2", variant="varied"), tmp_path / "mamba2")
-    assert any(name.startswith("head_dim=") and "validate_architecture" in why for name, why in made.refused.items())
+    assert any(
+        name.startswith("head_dim=") and "validate_architecture" in why
+        for name, why in made.refused.items()
+    )
     assert any(name.startswith("state_size=") for name in made.options)
 
 

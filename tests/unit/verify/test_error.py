@@ -1,4 +1,6 @@
-"""The one measure of an error: no unit, and nothing that is no number or proves nothing is small."""
+"""The one measure of an error: no unit, and nothing that is no number or proves nothing is
+small.
+"""
 
 from __future__ import annotations
 

@@ -22,12 +22,16 @@ def test_phases_are_loaded_without_torch_and_transformers() -> None:
     """So that a run that skips everything takes no longer than its hashes."""
     code = "import sys; from onboard.workflow.phase_runner import load_phases; load_phases(); import onboard.cli.main\n"
     code += "print([name for name in ('torch', 'transformers', 'nbformat') if name in sys.modules])"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert loaded.strip() == "[]"
 
 
 class Workflow:
-    """gather -> spec -> code -> test on a folder that holds one config.json; `spec` is a file that users edit."""
+    """gather -> spec -> code -> test on a folder that holds one config.json; `spec` is a file that
+    users edit.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.model, self.root = folder / "model", folder / "root"
@@ -78,7 +82,9 @@ def test_runs_in_order_then_skips(workflow: Workflow) -> None:
     assert outcome.document()["artifacts"]["code.txt"] == str(workflow.file("code.txt"))
     before = tree(workflow.root)
     again = workflow.run()
-    assert [(phase.status, phase.summary) for phase in again.phases] == [("skipped", "unchanged")] * 4
+    assert [(phase.status, phase.summary) for phase in again.phases] == [
+        ("skipped", "unchanged")
+    ] * 4
     assert again.document()["artifacts"] == outcome.document()["artifacts"]
     assert [phase.runs for phase in workflow.phases] == [1, 1, 1, 1]
     assert tree(workflow.root) == before
@@ -180,7 +186,10 @@ def test_a_failure_ends_the_run_and_is_resumed(workflow: Workflow) -> None:
     sound = workflow.phases[2]
     workflow.fail(2, OnboardError("it broke", hint="Mend it"))
     outcome = workflow.run()
-    assert (outcome.status, [phase.status for phase in outcome.phases]) == ("failed", ["done", "done", "failed"])
+    assert (outcome.status, [phase.status for phase in outcome.phases]) == (
+        "failed",
+        ["done", "done", "failed"],
+    )
     assert outcome.phases[2].error == "it broke. Mend it"
     assert workflow.state()["code"]["status"] == "failed"
     assert workflow.state()["code"]["error"] == "it broke. Mend it"
@@ -232,8 +241,13 @@ def test_dry_run_writes_nothing_and_shows_all(workflow: Workflow) -> None:
     outcome = workflow.run(RunOptions(dry_run=True))
     assert [phase.status for phase in outcome.phases] == ["done"] * 4
     assert not workflow.root.exists()
-    assert workflow.context.files.pending[workflow.file("test.txt")] == "config\ngather\nspec\ncode\ntest\n"
-    assert "+config\n+gather" in workflow.context.files.diff(workflow.file("spec.txt"), workflow.root)
+    assert (
+        workflow.context.files.pending[workflow.file("test.txt")]
+        == "config\ngather\nspec\ncode\ntest\n"
+    )
+    assert "+config\n+gather" in workflow.context.files.diff(
+        workflow.file("spec.txt"), workflow.root
+    )
 
 
 def test_dry_run_of_a_finished_model_shows_what_would_change(workflow: Workflow) -> None:
@@ -244,7 +258,10 @@ def test_dry_run_of_a_finished_model_shows_what_would_change(workflow: Workflow)
     assert edited != before
     outcome = workflow.run(RunOptions(dry_run=True))
     assert [phase.status for phase in outcome.phases] == ["skipped", "skipped", "done", "done"]
-    assert set(workflow.context.files.pending) == {workflow.file("code.txt"), workflow.file("test.txt")}
+    assert set(workflow.context.files.pending) == {
+        workflow.file("code.txt"),
+        workflow.file("test.txt"),
+    }
     assert tree(workflow.root) == edited
 
 
@@ -276,7 +293,13 @@ def test_damaged_state(workflow: Workflow) -> None:
 def test_the_observer_hears_of_every_phase(workflow: Workflow) -> None:
     workflow.run(until="gather")
     workflow.run(until="spec")
-    expected = [("gather", "started"), ("gather", "done"), ("gather", "skipped"), ("spec", "started"), ("spec", "done")]
+    expected = [
+        ("gather", "started"),
+        ("gather", "done"),
+        ("gather", "skipped"),
+        ("spec", "started"),
+        ("spec", "done"),
+    ]
     assert workflow.recorder.heard == expected
 
 
@@ -293,7 +316,9 @@ def test_the_documents_have_the_phases_in_order(page: str, begins: str) -> None:
     assert tuple(named[start : named.index(PHASES[-1]) + 1]) == PHASES
 
 
-def test_folders_of_one_name_have_work_folders_of_their_own(workflow: Workflow, tmp_path: Path) -> None:
+def test_folders_of_one_name_have_work_folders_of_their_own(
+    workflow: Workflow, tmp_path: Path
+) -> None:
     workflow.run()
     other = tmp_path / "elsewhere" / "model"
     other.mkdir(parents=True)
@@ -309,7 +334,9 @@ def test_folders_of_one_name_have_work_folders_of_their_own(workflow: Workflow, 
     assert (own / "code.txt").read_text() != workflow.file("code.txt").read_text()
 
 
-def test_the_work_folder_of_a_folder_that_is_gone_is_free(workflow: Workflow, tmp_path: Path) -> None:
+def test_the_work_folder_of_a_folder_that_is_gone_is_free(
+    workflow: Workflow, tmp_path: Path
+) -> None:
     workflow.run()
     moved = tmp_path / "elsewhere" / "model"
     moved.parent.mkdir()
@@ -319,7 +346,9 @@ def test_the_work_folder_of_a_folder_that_is_gone_is_free(workflow: Workflow, tm
     assert json.loads(workflow.file("state.json").read_text())["model"] == str(moved)
 
 
-def test_a_work_folder_that_another_model_took_meanwhile_is_refused(workflow: Workflow, tmp_path: Path) -> None:
+def test_a_work_folder_that_another_model_took_meanwhile_is_refused(
+    workflow: Workflow, tmp_path: Path
+) -> None:
     other = tmp_path / "elsewhere" / "model"
     other.mkdir(parents=True)
     late = open_run(str(other), workflow.root, RunOptions())
@@ -333,15 +362,22 @@ def test_an_empty_name_is_not_the_current_folder(tmp_path: Path) -> None:
         open_run("", tmp_path, RunOptions())
 
 
-def test_a_folder_is_the_same_model_however_it_is_written(workflow: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_the_same_model_however_it_is_written(
+    workflow: Workflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workflow.run()
     monkeypatch.chdir(workflow.model.parent)
     for written in ("model", "./model/", "model/../model"):
         context = open_run(written, workflow.root, RunOptions())
-        assert (context.model, context.work_dir) == (workflow.context.model, workflow.context.work_dir)
+        assert (context.model, context.work_dir) == (
+            workflow.context.model,
+            workflow.context.work_dir,
+        )
 
 
-def test_libraries_are_imported_ahead_of_the_programs_that_a_later_phase_starts(workflow: Workflow) -> None:
+def test_libraries_are_imported_ahead_of_the_programs_that_a_later_phase_starts(
+    workflow: Workflow,
+) -> None:
     workflow.phases[2].starts_programs = True  # type: ignore[misc]
     warmed: list[str] = []
 

@@ -22,7 +22,9 @@ VARYING = ("state.json", "worklog.md")
 def start(model: Path, root: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.support.fakes", str(model), str(root), str(PAUSE)]
     environment = {"PYTHONPATH": str(Path(__file__).parents[3])}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def finish(process: subprocess.Popen[str]) -> str:
@@ -48,13 +50,17 @@ def undisturbed(model: Path, tmp_path: Path) -> tuple[dict[str, str], float]:
     return tree(tmp_path / "undisturbed", ignore=VARYING), time.monotonic() - began
 
 
-def test_killed_at_random_moments(model: Path, undisturbed: tuple[dict[str, str], float], tmp_path: Path) -> None:
+def test_killed_at_random_moments(
+    model: Path, undisturbed: tuple[dict[str, str], float], tmp_path: Path
+) -> None:
     expected, seconds = undisturbed
     seed = random.SystemRandom().randrange(2**31)
     print(f"seed {seed}")
     moments = random.Random(seed)
     killed = 0
-    for attempt in itertools.count():  # a run that ends before its moment is right too, and is not one of the ten
+    for attempt in (
+        itertools.count()
+    ):  # a run that ends before its moment is right too, and is not one of the ten
         root = tmp_path / f"root{attempt}"
         process = start(model, root)
         assert process.stdout is not None
@@ -66,12 +72,16 @@ def test_killed_at_random_moments(model: Path, undisturbed: tuple[dict[str, str]
         finish(start(model, root))
         assert tree(root, ignore=VARYING) == expected, f"attempt {attempt}"
         repeated = finish(start(model, root))
-        assert repeated.split()[1:] == [f"{name}:skipped" for name in ("one", "two", "three", "four", "five")]
+        assert repeated.split()[1:] == [
+            f"{name}:skipped" for name in ("one", "two", "three", "four", "five")
+        ]
         if killed == 10:
             break
 
 
-def test_killed_again_and_again(model: Path, undisturbed: tuple[dict[str, str], float], tmp_path: Path) -> None:
+def test_killed_again_and_again(
+    model: Path, undisturbed: tuple[dict[str, str], float], tmp_path: Path
+) -> None:
     """Each run lives a little longer than a phase needs, so that the work gets done in pieces."""
     expected, seconds = undisturbed
     root = tmp_path / "root"
@@ -101,10 +111,14 @@ def test_two_models_at_once(tmp_path: Path) -> None:
     assert (together / "registry" / "models.txt").read_text() == "a\nb\n"
 
 
-def test_the_same_model_twice_at_once(model: Path, undisturbed: tuple[dict[str, str], float], tmp_path: Path) -> None:
+def test_the_same_model_twice_at_once(
+    model: Path, undisturbed: tuple[dict[str, str], float], tmp_path: Path
+) -> None:
     """One of them works, the other waits and then finds all of it done."""
     root = tmp_path / "root"
-    lines = sorted(finish(process).split("\n")[1] for process in [start(model, root) for _ in range(2)])
+    lines = sorted(
+        finish(process).split("\n")[1] for process in [start(model, root) for _ in range(2)]
+    )
     assert lines[0].count("done") == 5
     assert lines[1].count("skipped") == 5
     assert tree(root, ignore=VARYING) == undisturbed[0]

@@ -1,4 +1,6 @@
-"""Runs of registry entries: chosen by expressions, each in a process, resumable, and nothing of two at once is lost."""
+"""Runs of registry entries: chosen by expressions, each in a process, resumable, and nothing of two
+at once is lost.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,10 @@ def _make_root(folder: Path, names: Sequence[str]) -> Path:
         (folder / "models" / f"modeling_{slug}.py").write_text("X = 1\n")
         fields = {"architecture": f"{slug.upper()}ForCausalLM", "family": slug}
         entry = RegistryEntry(
-            name=name, config_id=slug, yaml_extra=["dashboard_default.yaml", f"{slug}.yaml"], **fields
+            name=name,
+            config_id=slug,
+            yaml_extra=["dashboard_default.yaml", f"{slug}.yaml"],
+            **fields,
         )
         text = insert_entry(text, entry)
     registry.models_path(folder).write_text(text)
@@ -127,7 +132,9 @@ def _calls(root: Path) -> list[str]:
     return found
 
 
-ENTRY = RegistryEntry(name="meta/Llama-8B", config_id="l", yaml_extra=[], family="llama", status="passed")
+ENTRY = RegistryEntry(
+    name="meta/Llama-8B", config_id="l", yaml_extra=[], family="llama", status="passed"
+)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +157,8 @@ def test_what_an_expression_means(expression: str, holds: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "expression", ["family", "famly=llama", "=x", "family==x y", "__class__=x", "(name=a)", "name<a"]
+    "expression",
+    ["family", "famly=llama", "=x", "family==x y", "__class__=x", "(name=a)", "name<a"],
 )
 def test_what_is_no_expression_is_one_line(expression: str) -> None:
     with pytest.raises(UsageError, match="--filter") as error:
@@ -166,7 +174,12 @@ def test_each_runs_in_a_process_and_leaves_log_row_verdict_and_matrix(
     rows, told = _run(root, jobs=3)
     assert sorted(_calls(root)) == sorted(NAMES)
     a, b, c = (rows[name] for name in NAMES)
-    assert (a.status, a.tokens_per_second, a.perplexity, a.reference_perplexity) == ("passed", 12.5, 9.5, 9.25)
+    assert (a.status, a.tokens_per_second, a.perplexity, a.reference_perplexity) == (
+        "passed",
+        12.5,
+        9.5,
+        9.25,
+    )
     assert (a.peak_memory_bytes, a.device, a.dtype, a.gpu) == (7, "cpu", "float32", None)
     assert a.versions.keys() == {"onboard", "torch", "transformers"}
     assert a.features == {
@@ -177,7 +190,9 @@ def test_each_runs_in_a_process_and_leaves_log_row_verdict_and_matrix(
     assert (c.status, c.outcome) == ("failed", "lost")
     assert "code 7" in str(c.error)
     assert sorted(load_results(root), key=lambda row: row.name) == [a, b, c]
-    assert str(root) not in (root / "registry" / "results.jsonl").read_text(), "rows hold on another machine, too"
+    assert str(root) not in (root / "registry" / "results.jsonl").read_text(), (
+        "rows hold on another machine, too"
+    )
     assert all((root / row.log).read_text().startswith("$ ") for row in rows.values())
     assert "agent of org/a" in (root / a.log).read_text()
     assert {entry.name: entry.status for entry in load_entries(root)} == {
@@ -206,7 +221,9 @@ def test_what_passed_as_it_is_is_not_run_again(root: Path, monkeypatch: pytest.M
     assert sorted(_calls(root)) == sorted(NAMES)
 
 
-def test_changed_are_those_with_another_file_config_or_program(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_are_those_with_another_file_config_or_program(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _run(root, changed=True)
     assert _calls(root) == [], "there is no row that anything could differ from"
     _run(root)
@@ -259,7 +276,9 @@ def _start(root: Path, seconds: float) -> subprocess.Popen[str]:
     path = os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "AGENT_SECONDS": str(seconds)}
     program = PROGRAM.format(root=str(root))
-    return subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True
+    )
 
 
 def _lines(root: Path) -> set[str]:
@@ -270,7 +289,9 @@ def _lines(root: Path) -> set[str]:
 
 
 def _kill_with(number: int, root: Path, more: int) -> set[str]:
-    """Run until there are `more` rows and end it with a signal; return the rows, of which none was lost or changed."""
+    """Run until there are `more` rows and end it with a signal; return the rows, of which none was
+    lost or changed.
+    """
     before, process = _lines(root), _start(root, 0.5)
     _calls(root)
     deadline = time.monotonic() + 120
@@ -282,7 +303,9 @@ def _kill_with(number: int, root: Path, more: int) -> set[str]:
     after = _lines(root)
     assert len(after) >= len(before) + more
     assert before <= after
-    assert not {json.loads(line)["name"] for line in before} & set(_calls(root)), "what had passed was not run again"
+    assert not {json.loads(line)["name"] for line in before} & set(_calls(root)), (
+        "what had passed was not run again"
+    )
     return after
 
 
@@ -304,7 +327,9 @@ def test_killed_it_goes_on_and_two_at_once_lose_nothing(tmp_path: Path) -> None:
     errors = [process.communicate(timeout=120)[1] for process in two]
     assert [process.returncode for process in two] == [0, 0], errors
     calls = _calls(root)
-    assert sorted([*(json.loads(line)["name"] for line in done), *calls]) == sorted(names), "each was run once"
+    assert sorted([*(json.loads(line)["name"] for line in done), *calls]) == sorted(names), (
+        "each was run once"
+    )
     assert done <= _lines(root)
     assert {entry.status for entry in load_entries(root)} == {"passed"}
     assert matrix_path(root).read_text() == _matrix_of_rows(root)
@@ -333,7 +358,10 @@ def test_killed_between_two_files_an_entry_is_as_if_it_had_not_run(
     write, found = runner.write_atomically, set()
     for writes in range(4):
         root = _make_root(tmp_path / str(writes), NAMES)
-        entry, row = load_entries(root)[0], _row("2026-01-01", name="org/a", device="cpu", dtype="float32")
+        entry, row = (
+            load_entries(root)[0],
+            _row("2026-01-01", name="org/a", device="cpu", dtype="float32"),
+        )
         monkeypatch.setattr(runner, "write_atomically", _ends_after(writes, write))
         try:
             runner.keep(root, entry, row)
@@ -358,7 +386,13 @@ def test_an_entry_that_another_run_has_is_waited_for_and_not_run_twice(root: Pat
     thread.start()
     while not told.waits:
         time.sleep(0.01)
-    row = Result(name="org/a", status="passed", date="2026-01-01T00:00:00+00:00", device="cpu", key=runs._key(entry))
+    row = Result(
+        name="org/a",
+        status="passed",
+        date="2026-01-01T00:00:00+00:00",
+        device="cpu",
+        key=runs._key(entry),
+    )
     save_result(root, row)
     lock.release()
     thread.join(30)
@@ -377,7 +411,9 @@ def test_an_entry_that_another_run_did_since_this_one_began_is_not_run_again(roo
     assert ran
 
 
-def test_gpus_are_taken_when_they_are_free_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_taken_when_they_are_free_and_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free = [0, 2]
     monkeypatch.setattr(places, "free_gpus", lambda: list(free))
     mine, others = (GpuPlaces(tmp_path, poll_seconds=0.01) for _ in range(2))
@@ -405,12 +441,16 @@ def test_free_gpus_are_those_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -
 
 
 def _row(date: str, **fields: Any) -> Result:
-    return Result.model_validate({"name": "a", "status": "passed", "date": date, "text": "equal", **fields})
+    return Result.model_validate(
+        {"name": "a", "status": "passed", "date": date, "text": "equal", **fields}
+    )
 
 
 def test_rows_say_where_a_model_works_and_that_its_last_run_failed() -> None:
     cpu = _row("2026-01-01", device="cpu", dtype="float32", features={"batched_decode": "Yes"})
-    cuda = _row("2026-01-02", device="cuda", dtype="bfloat16", features={"cuda_graphs": "No"}, text="")
+    cuda = _row(
+        "2026-01-02", device="cuda", dtype="bfloat16", features={"cuda_graphs": "No"}, text=""
+    )
     failed = _row("2026-01-03", device="cuda", dtype="float32", status="failed")
     reduced = _row("2026-01-04", device="cuda", dtype="float16", layers=2)
     assert verified([cpu, cuda, reduced]) == "cpu float32; cuda bfloat16, text not judged"
@@ -418,12 +458,22 @@ def test_rows_say_where_a_model_works_and_that_its_last_run_failed() -> None:
     assert verified([reduced]) == verified([]) == ""
     assert verified([failed, _row("2026-01-05", device="cuda", dtype="float32")]) == "cuda float32"
     found = features_of([cpu, cuda, _row("2026-01-01T01", features={"cuda_graphs": "Yes"})])
-    assert (found["cuda_graphs"], found["batched_decode"], found["chunked_prefill"]) == ("No", "Yes", "Untested")
+    assert (found["cuda_graphs"], found["batched_decode"], found["chunked_prefill"]) == (
+        "No",
+        "Yes",
+        "Untested",
+    )
 
 
 def test_a_broken_line_of_results_is_named() -> None:
     good = _row("2026-01-01").model_dump_json()
-    for bad in ("{", '{"name": 3}', '{"name": "a", "status": "fine", "date": ""}', '{"nme": 1}', "[]"):
+    for bad in (
+        "{",
+        '{"name": 3}',
+        '{"name": "a", "status": "fine", "date": ""}',
+        '{"nme": 1}',
+        "[]",
+    ):
         with pytest.raises(OnboardError, match=r"results\.jsonl:2") as error:
             parse_results(f"{good}\n{bad}\n")
         assert "\n" not in str(error.value)
@@ -435,13 +485,20 @@ def test_the_command(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [entry["name"] for entry in json.loads(capsys.readouterr().out)] == ["org/a"]
     (root / "registry" / "configs" / "small.yaml").write_text("max_seq_len: 64\n")
     models = registry.models_path(root)
-    models.write_text(models.read_text().replace("      - a.yaml\n", "      - small.yaml\n      - a.yaml\n"))
+    models.write_text(
+        models.read_text().replace("      - a.yaml\n", "      - small.yaml\n      - a.yaml\n")
+    )
     assert command(["registry", "show", "org/a", "--resolved", *where]) == 0
     assert "max_seq_len: 64  # small.yaml" in capsys.readouterr().out
     assert command(["registry", "show", "org/A", *where]) == 2
     assert "Did you mean 'org/" in capsys.readouterr().err
     assert command(["registry", "validate", *where]) == 0
-    assert command(["registry", "run", "--device", "cpu", "--jobs", "3", "--filter", "family=a,b", *where]) == 0
+    assert (
+        command(
+            ["registry", "run", "--device", "cpu", "--jobs", "3", "--filter", "family=a,b", *where]
+        )
+        == 0
+    )
     out, err = capsys.readouterr()
     assert "2 passed" in out
     assert "2 of 2 entries to run" in err
@@ -453,11 +510,15 @@ def test_the_command(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["registry", "list", "--root", str(root / "nowhere")]) == 1
 
 
-def test_a_fragment_after_which_all_is_said_again_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fragment_after_which_all_is_said_again_is_named(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (root / "registry" / "configs" / "first.yaml").write_text("max_seq_len: 64\n")
     (root / "registry" / "configs" / "a.yaml").write_text("model: org/a\nmax_seq_len: 96\n")
     models = registry.models_path(root)
-    models.write_text(models.read_text().replace("      - a.yaml\n", "      - first.yaml\n      - a.yaml\n"))
+    models.write_text(
+        models.read_text().replace("      - a.yaml\n", "      - first.yaml\n      - a.yaml\n")
+    )
     assert command(["registry", "validate", "--root", str(root)]) == 0
     assert "org/a: first.yaml changes nothing" in capsys.readouterr().out
     assert layers(load_entries(root)[0], root)[-1].values == {"model": "org/a", "max_seq_len": 96}

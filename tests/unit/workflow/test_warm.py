@@ -1,4 +1,6 @@
-"""Programs that start from a process with the libraries imported, and what becomes of them without it."""
+"""Programs that start from a process with the libraries imported, and what becomes of them without
+it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ import pytest
 from onboard.workflow.processes.warm import WarmPrograms
 
 PROGRAM = (
-    "import os, sys, signal; print('torch' in sys.modules, os.getppid(), signal.getsignal(signal.SIGINT).__name__)"
+    "import os, sys, signal; "
+    "print('torch' in sys.modules, os.getppid(), signal.getsignal(signal.SIGINT).__name__)"
 )
 
 

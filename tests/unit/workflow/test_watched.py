@@ -29,7 +29,9 @@ def test_wrong():
 def test_tests_are_counted_while_they_run(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     heard: list[str] = []
-    output = run_pytest(["-v", "-p", "no:cacheprovider", "test_it.py"], tmp_path, {}, tell=heard.append)
+    output = run_pytest(
+        ["-v", "-p", "no:cacheprovider", "test_it.py"], tmp_path, {}, tell=heard.append
+    )
     assert len(heard) >= 3
     assert heard == sorted(set(heard))
     assert all(each.endswith(" of 5 tests") for each in heard)
@@ -37,7 +39,10 @@ def test_tests_are_counted_while_they_run(tmp_path: Path) -> None:
 
 
 def test_what_is_not_selected_does_not_count() -> None:
-    assert count_of_tests(b"collected 9 items / 6 deselected / 3 selected\n\nt.py::a PASSED [ 33%]\n") == "1 of 3 tests"
+    assert (
+        count_of_tests(b"collected 9 items / 6 deselected / 3 selected\n\nt.py::a PASSED [ 33%]\n")
+        == "1 of 3 tests"
+    )
     assert count_of_tests(b"===== test session starts =====\n") == ""
 
 

@@ -64,7 +64,10 @@ def test_a_dry_run_reads_what_it_would_have_written(tmp_path: Path) -> None:
     assert files.digest(tmp_path / "none") is None
     assert (tmp_path / "old").read_text() == "a\nb\n"
     assert not (tmp_path / "new").exists()
-    assert files.diff(tmp_path / "old", tmp_path) == "--- a/old\n+++ b/old\n@@ -1,2 +1,2 @@\n a\n-b\n+c"
+    assert (
+        files.diff(tmp_path / "old", tmp_path)
+        == "--- a/old\n+++ b/old\n@@ -1,2 +1,2 @@\n a\n-b\n+c"
+    )
     assert files.diff(tmp_path / "new", tmp_path).startswith("--- /dev/null\n+++ b/new\n")
 
 
@@ -78,7 +81,9 @@ def test_a_dry_run_reads_what_it_would_have_written(tmp_path: Path) -> None:
         ("x'); import os", None),
     ],
 )
-def test_slug(model: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slug(
+    model: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "inside").mkdir()
     monkeypatch.chdir(tmp_path / "inside")
     name = slug(model)
@@ -89,7 +94,12 @@ def test_slug(model: str, expected: str | None, tmp_path: Path, monkeypatch: pyt
 
 def test_slug_of_a_folder_is_its_name(tmp_path: Path) -> None:
     (tmp_path / "tiny").mkdir()
-    assert slug(str(tmp_path / "tiny")) == slug(f"{tmp_path}/tiny/") == slug(f"{tmp_path}/tiny/../tiny") == "tiny"
+    assert (
+        slug(str(tmp_path / "tiny"))
+        == slug(f"{tmp_path}/tiny/")
+        == slug(f"{tmp_path}/tiny/../tiny")
+        == "tiny"
+    )
     (tmp_path / "..hidden").mkdir()
     assert slug(str(tmp_path / "..hidden")) != slug("hidden")
 
@@ -171,7 +181,9 @@ def test_a_file_that_another_models_run_left_is_no_users(tmp_path: Path) -> None
 
 
 def test_no_run_sees_a_file_before_it_is_known_who_wrote_it(tmp_path: Path) -> None:
-    """Wherever a run is killed, what it left is not a user's: neither the old file nor the new one."""
+    """Wherever a run is killed, what it left is not a user's: neither the old file nor the new
+    one.
+    """
     path, seen = tmp_path / "file.py", list[tuple[str, int]]()
 
     def remember() -> None:
@@ -208,9 +220,14 @@ def test_the_files_of_a_release_that_did_not_say_what_it_wrote_are_no_users(tmp_
         write_atomically(file, "old\n")
     digest = sha256(b"old\n").hexdigest()
     left = {"model_file": path, "config": config}
-    artifacts = {name: {"path": str(file.relative_to(tmp_path)), "sha256": digest} for name, file in left.items()}
+    artifacts = {
+        name: {"path": str(file.relative_to(tmp_path)), "sha256": digest}
+        for name, file in left.items()
+    }
     phases = {"generate": {"status": "done", "input_hash": "", "artifacts": artifacts}}
-    write_atomically(tmp_path / "work" / "m" / "state.json", json.dumps({"model": "m", "phases": phases}))
+    write_atomically(
+        tmp_path / "work" / "m" / "state.json", json.dumps({"model": "m", "phases": phases})
+    )
     files = FileWriter(root=tmp_path, written=RunState.load(tmp_path / "work" / "m", "m").written)
     assert files.put(path, "new\n")
     assert not files.put(config, "new\n")  # it may have been kept as a user's

@@ -1,4 +1,5 @@
-"""Python, partially evaluated: what modeling code has besides it is asked of mechanisms (`frame.Mechanism`).
+"""Python, partially evaluated: what modeling code has besides it is asked of mechanisms
+(`frame.Mechanism`).
 
 | file or folder | holds |
 |---|---|

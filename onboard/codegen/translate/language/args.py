@@ -24,7 +24,9 @@ class Args:
 
     def known(self) -> bool:
         """Whether all are constants."""
-        return all(isinstance(value, Known) for value in (*self.positional, *self.keywords.values()))
+        return all(
+            isinstance(value, Known) for value in (*self.positional, *self.keywords.values())
+        )
 
     def code(self) -> tuple[list[ast.expr], list[ast.keyword]]:
         """Return the arguments as code."""

@@ -1,4 +1,6 @@
-"""What the analysis says of a model, in the terms that the translation needs: by the names of classes and functions."""
+"""What the analysis says of a model, in the terms that the translation needs: by the names of
+classes and functions.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Recognised:
 
     @property
     def last_dimension_only(self) -> bool:
-        """Whether the block treats all dimensions but the last alike, so that swapping these does not matter."""
+        """Whether the block treats all dimensions but the last alike, so that swapping these does
+        not matter.
+        """
         return self.kind in NORMS and not self.parameters.get("per_head")
 
 

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 COMPLEX = "complex"
-"""Form of a rotary embedding's output that generated code holds as one complex tensor instead of (cos, sin)."""
+"""Form of a rotary embedding's output that generated code holds as one complex tensor instead of
+(cos, sin).
+"""
 
 POSITIONS = "positions"
 """Form of `position_ids` where they stand for positions of one row that transformers counts."""
 
 TRIANGLE = "triangle"
-"""Form of a buffer of ones where a query (row) may see a key (column), zeros above the diagonal; or of its corner."""
+"""Form of a buffer of ones where a query (row) may see a key (column), zeros above the diagonal; or
+of its corner.
+"""
 
 ROWS = "rows"
-"""Form of a table's rows at `POSITIONS`: transformers has [sequence, dim], generated code [batch, sequence, dim]."""
+"""Form of a table's rows at `POSITIONS`: transformers has [sequence, dim], generated code [batch,
+sequence, dim].
+"""
 
 CHUNKED = "chunks"
-"""Form of the mask of attention in chunks, which exists at run time; where it is None, attention is plainly causal."""
+"""Form of the mask of attention in chunks, which exists at run time; where it is None, attention is
+plainly causal.
+"""
 
 UPCAST = "upcast"
-"""Form of a tensor that was cast to float32, as modeling code does with queries and keys before it multiplies them."""
+"""Form of a tensor that was cast to float32, as modeling code does with queries and keys before it
+multiplies them.
+"""
 
 MAYBE = "what may be None"
 """What a dict of that form has."""
@@ -27,16 +37,22 @@ SHARED = "shared"
 """Form of a dict, empty at first, in which layers leave keys and values for later layers."""
 
 CHANNELS = "channels"
-"""Form of a tensor [batch, channels, sequence]: a transposition of 1 and 2 moves its last dimension, too."""
+"""Form of a tensor [batch, channels, sequence]: a transposition of 1 and 2 moves its last
+dimension, too.
+"""
 
 KEYS = "keys"
-"""Form of consecutive numbers that count keys, in a model whose attention has a bias that is linear in them (ALiBi)."""
+"""Form of consecutive numbers that count keys, in a model whose attention has a bias that is linear
+in them (ALiBi).
+"""
 
 ONES = "ones"
 """Form of a vector that was made of ones, one for each text."""
 
 UNIFORM = "uniform"
-"""Form of a number, known before any text is, that stands for a vector which has it for each text."""
+"""Form of a number, known before any text is, that stands for a vector which has it for each
+text.
+"""
 
 ZEROS = "zeros"
 """Form of a tensor that was made of zeros."""

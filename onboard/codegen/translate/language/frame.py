@@ -1,7 +1,8 @@
-"""Where code is evaluated: the function's variables, the class it belongs to, the statements that are left of it.
+"""Where code is evaluated: the function's variables, the class it belongs to, the statements that
+are left of it.
 
-What evaluation asks of others goes through the frame: `Program` is the translation of the whole model, `Mechanism` what
-modeling code has besides plain Python.
+What evaluation asks of others goes through the frame: `Program` is the translation of the whole
+model, `Mechanism` what modeling code has besides plain Python.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class Frame:
     """The modules of the class that get to the evaluated branch; None: no branch tells."""
 
     numbered: list[tuple[str, str, str]] = field(default_factory=list)
-    """Of each loop over modules and their numbers: the variables of both, and the attribute that holds the modules."""
+    """Of each loop over modules and their numbers: the variables of both, and the attribute that
+    holds the modules.
+    """
     items: dict[str, Value] = field(default_factory=dict)
     """Variables of such loops whose modules can only be of some classes in the evaluated branch."""
 
@@ -61,7 +64,9 @@ class Frame:
         return self.translator.mechanisms
 
     def evaluate(self, node: ast.expr) -> Value:
-        """Return what is known of an expression's value; statements that it needs first are emitted."""
+        """Return what is known of an expression's value; statements that it needs first are
+        emitted.
+        """
         return self.translator.evaluate(node, self)
 
     def code(self, node: ast.expr) -> ast.expr:
@@ -73,7 +78,9 @@ class Frame:
         if not isinstance(value, Result):
             return value
         variable = self.fresh("outputs")
-        return self.bind_result(value, [f"{variable}_{index}" for index in range(value.holes)], None)
+        return self.bind_result(
+            value, [f"{variable}_{index}" for index in range(value.holes)], None
+        )
 
     def bind_result(self, result: Result, names: list[str], origin: ast.AST | None) -> Value:
         """Emit `a, b = call(...)` and return the call's value in terms of the names."""
@@ -81,7 +88,9 @@ class Frame:
         for item in names:
             self.env.values.setdefault(item, NONE)
         self.emit(ast.Assign([target], result.expr), origin)
-        return fill(result.shape, [Code(name(item), transposed=result.transposed) for item in names])
+        return fill(
+            result.shape, [Code(name(item), transposed=result.transposed) for item in names]
+        )
 
     @contextmanager
     def loop(self, start: Env) -> Iterator[None]:
@@ -93,7 +102,9 @@ class Frame:
             self.loops.pop()
 
     def emit(self, statement: ast.stmt, origin: ast.AST | None = None) -> None:
-        """Append a statement to what is left of the function; `origin` is the statement it stands for."""
+        """Append a statement to what is left of the function; `origin` is the statement it stands
+        for.
+        """
         if origin is not None:
             ast.copy_location(statement, origin)
         self.out.append(statement)
@@ -118,13 +129,22 @@ class Frame:
                 self.emit(ast.Assign([name(variable, store=True)], value.expr), origin)
             value = replace(value, expr=name(variable))
         if isinstance(value, Mapping):
-            value = Mapping({key: self._once(f"{variable}_{key}", item, origin) for key, item in value.items.items()})
+            value = Mapping(
+                {
+                    key: self._once(f"{variable}_{key}", item, origin)
+                    for key, item in value.items.items()
+                }
+            )
         self.env.values[variable] = value
 
     def _once(self, variable: str, value: Value, origin: ast.AST | None) -> Value:
-        """Give what a module of `self` computes for a dict a name of its own: the dict may be read many times."""
+        """Give what a module of `self` computes for a dict a name of its own: the dict may be read
+        many times.
+        """
         match value:
-            case Code(expr=ast.Call(func=ast.Attribute(value=ast.Name(id="self")))) if variable.isidentifier():
+            case Code(expr=ast.Call(func=ast.Attribute(value=ast.Name(id="self")))) if (
+                variable.isidentifier()
+            ):
                 own = self.fresh(variable)
                 self.emit(ast.Assign([name(own, store=True)], value.expr), origin)
                 self.env.values[own] = replace(value, expr=name(own))
@@ -134,12 +154,21 @@ class Frame:
     def fresh(self, stem: str) -> str:
         """Return a variable name that is not taken."""
         taken = {key for key in self.env.values} | {
-            node.id for statement in self.out for node in ast.walk(statement) if isinstance(node, ast.Name)
+            node.id
+            for statement in self.out
+            for node in ast.walk(statement)
+            if isinstance(node, ast.Name)
         }
-        return next(item for item in (stem, *(f"{stem}_{index}" for index in range(1, 1000))) if item not in taken)
+        return next(
+            item
+            for item in (stem, *(f"{stem}_{index}" for index in range(1, 1000)))
+            if item not in taken
+        )
 
     def protect(self, variable: str, origin: ast.AST | None) -> None:
-        """Save the old value of `variable` where tuples or dicts in other variables still mean it."""
+        """Save the old value of `variable` where tuples or dicts in other variables still mean
+        it.
+        """
         for key, value in list(self.env.values.items()):
             if key != variable and value.lazy and value.mentions(variable):
                 if key.isidentifier() and _is_computed(value, variable):
@@ -152,19 +181,28 @@ class Frame:
 
 
 def _is_computed(value: Value, variable: str) -> bool:
-    """Whether a value is a tuple with parts computed from `variable`, as shapes are, and so best kept whole."""
+    """Whether a value is a tuple with parts computed from `variable`, as shapes are, and so best
+    kept whole.
+    """
     if not isinstance(value, Items):
         return False
-    plain = all(isinstance(item, Known) or (type(item) is Code and not item.transposed) for item in value.items)
-    bare = any(isinstance(item, Code) and ast.unparse(item.expr) == variable for item in value.items)
+    plain = all(
+        isinstance(item, Known) or (type(item) is Code and not item.transposed)
+        for item in value.items
+    )
+    bare = any(
+        isinstance(item, Code) and ast.unparse(item.expr) == variable for item in value.items
+    )
     return plain and not bare
 
 
 class Mechanism:
-    """What modeling code may have besides plain Python: attention's scores, masks, convolutions, ...
+    """What modeling code may have besides plain Python: attention's scores, masks, convolutions,
+    ...
 
-    The language asks its mechanisms, in their order, before it takes anything for plain Python: the first that does not
-    answer None has answered. Each says what it knows by overriding what it needs; here nothing is known.
+    The language asks its mechanisms, in their order, before it takes anything for plain Python: the
+    first that does not answer None has answered. Each says what it knows by overriding what it
+    needs; here nothing is known.
     """
 
     def unary(self, op: ast.unaryop, operand: Value) -> Value | None:
@@ -191,7 +229,9 @@ class Mechanism:
         """Return `owner.attr`."""
         return None
 
-    def own_attribute(self, cls: ClassState, attr: str, path: ast.expr, frame: Frame) -> Value | None:
+    def own_attribute(
+        self, cls: ClassState, attr: str, path: ast.expr, frame: Frame
+    ) -> Value | None:
         """Return an attribute that the `__init__` of a class sets, read from `path`."""
         return None
 
@@ -200,7 +240,9 @@ class Mechanism:
         return None
 
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
-        """Return `function(*args)` of a function or class of the module's namespace; `expr` names it."""
+        """Return `function(*args)` of a function or class of the module's namespace; `expr` names
+        it.
+        """
         return None
 
     def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
@@ -232,7 +274,9 @@ class Mechanism:
         return None
 
     def joined(self, sides: Sides) -> Value | None:
-        """Return what a variable holds behind a branch: one value or the other, and the statements that lead there."""
+        """Return what a variable holds behind a branch: one value or the other, and the statements
+        that lead there.
+        """
         return None
 
     def loop(self, node: ast.For, frame: Frame) -> Literal[True] | None:
@@ -251,12 +295,16 @@ class Mechanism:
         """Return the forward of a class that is not translated."""
         return None
 
-    def init_body(self, cls: ClassState, body: list[ast.stmt], program: Program) -> list[ast.stmt] | None:
+    def init_body(
+        self, cls: ClassState, body: list[ast.stmt], program: Program
+    ) -> list[ast.stmt] | None:
         """Return what is written for the statements of a class's `__init__`."""
         return None
 
     def finish(self, program: Program) -> None:
-        """Add what the whole translation has to take for granted; raise `Untranslatable` where that does not hold."""
+        """Add what the whole translation has to take for granted; raise `Untranslatable` where that
+        does not hold.
+        """
 
 
 class Program(Protocol):
@@ -279,19 +327,27 @@ class Program(Protocol):
     specialised: bool
     """Branches on the config are decided, and guarded, as this config has them."""
     pairs_positions: bool
-    """Distances were found between positions that transformers counts, which tell nothing of the batch."""
+    """Distances were found between positions that transformers counts, which tell nothing of the
+    batch.
+    """
     writes_positions: bool
     """Counted positions stay `torch.arange`, as they are written."""
 
     @property
     def counts_positions(self) -> bool:
-        """Whether transformers' model counts positions by itself, so that what it counts is `position_ids` here."""
+        """Whether transformers' model counts positions by itself, so that what it counts is
+        `position_ids` here.
+        """
 
     def evaluate(self, node: ast.expr, frame: Frame) -> Value:
-        """Return what is known of an expression's value; statements that it needs first are emitted."""
+        """Return what is known of an expression's value; statements that it needs first are
+        emitted.
+        """
 
     def decide(self, node: ast.expr, test: Value, frame: Frame) -> bool:
-        """Return a static condition's value in this config, the same for all modules of the class."""
+        """Return a static condition's value in this config, the same for all modules of the
+        class.
+        """
 
     def guard(self, condition: ast.expr, frame: Frame) -> None:
         """Have `__init__` assert what this translation takes for granted."""
@@ -317,7 +373,9 @@ class Program(Protocol):
     def construct(self, cls: type, args: Args) -> Instance:
         """Return the module that `cls(*args)` makes."""
 
-    def call_module(self, module: Instance, args: Args, frame: Frame, attr: str = "forward") -> Value:
+    def call_module(
+        self, module: Instance, args: Args, frame: Frame, attr: str = "forward"
+    ) -> Value:
         """Return the result of calling a submodule, or one of its methods."""
 
     def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value:

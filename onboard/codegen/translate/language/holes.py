@@ -32,7 +32,11 @@ class Hole(Value):
 
 def fill(shape: Value, parts: Sequence[Code]) -> Value:
     """Return the shape of a result with its holes replaced by `parts`."""
-    return shape.filled(parts) if isinstance(shape, Hole) else shape.mapped(lambda item: fill(item, parts))
+    return (
+        shape.filled(parts)
+        if isinstance(shape, Hole)
+        else shape.mapped(lambda item: fill(item, parts))
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +52,11 @@ class Result(Value):
     def is_plain_tuple(self) -> bool:
         """Whether it is a tuple of its run-time parts and nothing else."""
         shape = self.shape
-        return not self.transposed and isinstance(shape, Items) and all(isinstance(item, Hole) for item in shape.items)
+        return (
+            not self.transposed
+            and isinstance(shape, Items)
+            and all(isinstance(item, Hole) for item in shape.items)
+        )
 
     def code(self) -> ast.expr:
         """Return the call."""

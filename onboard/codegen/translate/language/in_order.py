@@ -49,7 +49,9 @@ class Mechanisms(Mechanism):
         """Return `owner.attr`."""
         return _first(item.attribute(owner, attr, frame) for item in self.each)
 
-    def own_attribute(self, cls: ClassState, attr: str, path: ast.expr, frame: Frame) -> Value | None:
+    def own_attribute(
+        self, cls: ClassState, attr: str, path: ast.expr, frame: Frame
+    ) -> Value | None:
         """Return an attribute that the `__init__` of a class sets."""
         return _first(item.own_attribute(cls, attr, path, frame) for item in self.each)
 
@@ -109,7 +111,9 @@ class Mechanisms(Mechanism):
         """Return the forward of a class that is not translated."""
         return _first(item.forward(cls, node, frame) for item in self.each)
 
-    def init_body(self, cls: ClassState, body: list[ast.stmt], program: Program) -> list[ast.stmt] | None:
+    def init_body(
+        self, cls: ClassState, body: list[ast.stmt], program: Program
+    ) -> list[ast.stmt] | None:
         """Return what is written for the statements of a class's `__init__`."""
         return _first(item.init_body(cls, body, program) for item in self.each)
 

@@ -1,4 +1,6 @@
-"""Values that are objects of the program: functions, classes, the config, modules and their methods."""
+"""Values that are objects of the program: functions, classes, the config, modules and their
+methods.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,9 @@ class Super(Value):
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A constructor call: class and arguments. They count for the class's translation once its forward is reached."""
+    """A constructor call: class and arguments. They count for the class's translation once its
+    forward is reached.
+    """
 
     cls: type
     arguments: dict[str, Value] = field(default_factory=dict)
@@ -124,7 +128,9 @@ def joined_ways(first: tuple[Made, ...], second: tuple[Made, ...]) -> tuple[Made
 
 @dataclass(frozen=True, eq=False)
 class Instance(Value):
-    """A module: made in one of the ways `made`, by `expr` (a constructor call) or found there (an attribute)."""
+    """A module: made in one of the ways `made`, by `expr` (a constructor call) or found there (an
+    attribute).
+    """
 
     made: tuple[Made, ...]
     expr: ast.expr
@@ -163,7 +169,9 @@ class Instance(Value):
     def joined(self, other: Value) -> Value:
         """Return a module made in the ways of either."""
         if isinstance(other, Instance):
-            return Instance(joined_ways(self.made, other.made), name("_"), self.optional or other.optional)
+            return Instance(
+                joined_ways(self.made, other.made), name("_"), self.optional or other.optional
+            )
         return either(self, other)
 
     def as_parameter(self, parameter: str) -> Value:

@@ -38,12 +38,16 @@ class Routine:
             known = dict.fromkeys((*order, *self.parameters, *sorted(keys)))
             self.parameters = [key for key in known if key in wanted]
         counted = {"position_ids"}  # a call that has none passes those of the caller
-        self.optional = {key for key in self.parameters if key in facts and facts[key].may_be_none} - counted
+        self.optional = {
+            key for key in self.parameters if key in facts and facts[key].may_be_none
+        } - counted
         if keys:  # those that other classes' calls have come first
             self.parameters.sort(key=lambda key: key in self.optional - keys)
 
     def omitting(self, given: Container[str]) -> list[str]:
-        """Return the parameters that a call passes: not the last ones that it has nothing for and that may be None."""
+        """Return the parameters that a call passes: not the last ones that it has nothing for and
+        that may be None.
+        """
         passed = list(self.parameters)
         while passed and passed[-1] in self.optional and passed[-1] not in given:
             passed.pop()

@@ -1,7 +1,8 @@
 """What is known of a value while code is evaluated partially.
 
-Every value can be turned back into code (`Value.code`); what is known lets branches be decided and arguments dropped.
-A class of values says all of this itself; those of one mechanism (attention's scores, say) stand in its module.
+Every value can be turned back into code (`Value.code`); what is known lets branches be decided and
+arguments dropped. A class of values says all of this itself; those of one mechanism (attention's
+scores, say) stand in its module.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from onboard.codegen.translate.language.trees.syntax import (
 
 
 class Value:
-    """A value of the evaluated program: by itself no code, never None, and certainly equal to itself alone."""
+    """A value of the evaluated program: by itself no code, never None, and certainly equal to
+    itself alone.
+    """
 
     lazy: ClassVar[bool] = False
     """A variable that holds it has no assignment of its own: it means other variables."""
@@ -79,7 +82,9 @@ class Value:
         return self.mapped(lambda part: part.renamed(old, new))
 
     def fact(self) -> Value:
-        """Return what a function may know of it as an argument: of run-time values no more than their kind."""
+        """Return what a function may know of it as an argument: of run-time values no more than
+        their kind.
+        """
         return Code(name("_"))
 
     def same_fact(self, other: Value) -> bool:
@@ -87,7 +92,9 @@ class Value:
         return self.equals(other)
 
     def joined(self, other: Value) -> Value:
-        """Return the fact that holds for two uses of a function, of which this and another one hold."""
+        """Return the fact that holds for two uses of a function, of which this and another one
+        hold.
+        """
         return either(self, other)
 
     def as_parameter(self, parameter: str) -> Value:
@@ -138,7 +145,9 @@ class Code(Value):
 
     expr: ast.expr
     static: bool = False
-    """It depends on config and constants only (not on a tensor), so it may be None or decide a branch."""
+    """It depends on config and constants only (not on a tensor), so it may be None or decide a
+    branch.
+    """
     transposed: bool = False
     """The value is `expr.transpose(1, 2)`: heads and sequence are swapped later, or never."""
     form: str | None = None
@@ -146,11 +155,15 @@ class Code(Value):
     optional: bool = False
     """It may be None."""
     masked: bool = False
-    """Its value needs a mask, which generated code does not have: it may become attention, but not be read."""
+    """Its value needs a mask, which generated code does not have: it may become attention, but not
+    be read.
+    """
     unread: ClassVar[str] = ""
     """Why only attention may take it."""
     typed: ClassVar[bool] = False
-    """A function that it is passed to is translated for values of its class, and is given `expr` alone."""
+    """A function that it is passed to is translated for values of its class, and is given `expr`
+    alone.
+    """
     returned: ClassVar[bool] = False
     """A function that returns `expr` alone gives its callers a value of its class."""
 
@@ -202,8 +215,14 @@ class Code(Value):
 
     def joined(self, other: Value) -> Value:
         """Return what holds for both."""
-        if isinstance(other, Code) and self.form != other.form and COMPLEX in (self.form, other.form):
-            raise Untranslatable("an argument that is a complex RoPE table here and something else there")
+        if (
+            isinstance(other, Code)
+            and self.form != other.form
+            and COMPLEX in (self.form, other.form)
+        ):
+            raise Untranslatable(
+                "an argument that is a complex RoPE table here and something else there"
+            )
         return either(self, other)
 
     def as_parameter(self, parameter: str) -> Code:
@@ -217,7 +236,9 @@ class Code(Value):
         return self.expr if self.typed and type(self) is type(fact) else self.code()
 
     def of_result(self, parts: Sequence[Code], index: int) -> Code:
-        """Return it as a call's result has it, whose run-time parts are given, its own from `index` on."""
+        """Return it as a call's result has it, whose run-time parts are given, its own from `index`
+        on.
+        """
         return replace(self, expr=parts[index].expr)
 
 
@@ -263,7 +284,9 @@ class Items(Value):
     def whole(self) -> Code | None:
         """The complex table that this is cos and sin of; None: it is something else."""
         match self.items:
-            case (Half(whole=whole, part=0), Half(whole=other, part=1)) if same_code(whole.expr, other.expr):
+            case (Half(whole=whole, part=0), Half(whole=other, part=1)) if same_code(
+                whole.expr, other.expr
+            ):
                 return whole
         return None
 
@@ -341,7 +364,9 @@ class Mapping(_Entries):
 
     def code(self) -> ast.expr:
         """Return the dict."""
-        return ast.Dict([ast.Constant(key) for key in self.items], [item.code() for item in self.items.values()])
+        return ast.Dict(
+            [ast.Constant(key) for key in self.items], [item.code() for item in self.items.values()]
+        )
 
     @property
     def is_static(self) -> bool:
@@ -372,7 +397,9 @@ class Output(_Entries):
 
 @dataclass(frozen=True, eq=False)
 class Mask(Value):
-    """A causal attention mask: it may only reach the attention interface, whose canonical op is causal by itself."""
+    """A causal attention mask: it may only reach the attention interface, whose canonical op is
+    causal by itself.
+    """
 
     def code(self) -> ast.expr:
         """Raise: generated code has none."""
@@ -393,14 +420,18 @@ class Mask(Value):
 
 @dataclass(frozen=True, eq=False)
 class PaddingMask(Mask):
-    """A mask that is None without padding, for layers without attention; or one of those and causal ones of others."""
+    """A mask that is None without padding, for layers without attention; or one of those and causal
+    ones of others.
+    """
 
 
 NONE = Known(None)
 
 
 def either(one: Value, other: Value) -> Code:
-    """Return the fact that is all that two facts have in common: whether it is static, whether it may be None."""
+    """Return the fact that is all that two facts have in common: whether it is static, whether it
+    may be None.
+    """
     static = all(item.is_static and not item.lazy for item in (one, other))
     return Code(name("_"), static, optional=one.may_be_none or other.may_be_none)
 

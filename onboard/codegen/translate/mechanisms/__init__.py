@@ -1,1 +1,3 @@
-"""What modeling code has besides plain Python, a module each; `order.py` has all of them in their order."""
+"""What modeling code has besides plain Python, a module each; `order.py` has all of them in their
+order.
+"""

@@ -1,4 +1,6 @@
-"""Tables of activations of a modeling file's own, in terms of transformers' table of all of them."""
+"""Tables of activations of a modeling file's own, in terms of transformers' table of all of
+them.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ from onboard.codegen.translate.language.values import Code, Value
 
 
 def activation(table: Mapping[Any, Any], index: Code, frame: Frame) -> Code | None:
-    """Return the entry that this config takes from a table, as one of `ACT2FN`; None for what is no such table.
+    """Return the entry that this config takes from a table, as one of `ACT2FN`; None for what is no
+    such table.
 
-    An entry of the same class computes the same, for activations in these tables have neither weights nor options.
+    An entry of the same class computes the same, for activations in these tables have neither
+    weights nor options.
     """
     if frame.cls is None or not all(isinstance(entry, nn.Module) for entry in table.values()):
         return None
@@ -28,7 +32,9 @@ def activation(table: Mapping[Any, Any], index: Code, frame: Frame) -> Code | No
         known = next((own for own in ACT2FN if _same(ACT2FN[own], entry)), None)
         if known is not None and frame.translator.decide(test, Code(test, static=True), frame):
             frame.translator.guard(test, frame)
-            frame.translator.remember_global("ACT2FN", ACT2FN, module_source("transformers.activations"))
+            frame.translator.remember_global(
+                "ACT2FN", ACT2FN, module_source("transformers.activations")
+            )
             return Code(ast.Subscript(name("ACT2FN"), constant(known), ast.Load()), static=True)
     return None
 
@@ -36,7 +42,13 @@ def activation(table: Mapping[Any, Any], index: Code, frame: Frame) -> Code | No
 def _same(one: nn.Module, other: nn.Module) -> bool:
     """Whether two activations without weights are of one class and have the same options."""
     options = [
-        repr({key: value for key, value in sorted(vars(item).items()) if not key.startswith("_") and key != "training"})
+        repr(
+            {
+                key: value
+                for key, value in sorted(vars(item).items())
+                if not key.startswith("_") and key != "training"
+            }
+        )
         for item in (one, other)
     ]
     return type(one) is type(other) and options[0] == options[1] and not list(one.parameters())

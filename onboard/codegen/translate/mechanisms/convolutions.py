@@ -1,4 +1,6 @@
-"""Convolutions along the sequence that look at no later token: `conv(x)[..., :length]` of a padded `nn.Conv1d`."""
+"""Convolutions along the sequence that look at no later token: `conv(x)[..., :length]` of a padded
+`nn.Conv1d`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def convolved(module: Instance, called: Code, args: Args) -> Code:
 
 
 def padded(module: Instance, args: Args, frame: Frame) -> Code:
-    """Return the result of calling an `nn.ZeroPad2d`: what shifts tokens by one is the canonical op."""
+    """Return the result of calling an `nn.ZeroPad2d`: what shifts tokens by one is the canonical
+    op.
+    """
     made = _modules(module.expr, frame)
     if made and all(getattr(item, "padding", None) == (0, 0, 1, -1) for item in made):
         return Code(ast.Call(op("torch_token_shift"), [args.positional[0].code()], []))
@@ -39,9 +43,13 @@ def padded(module: Instance, args: Args, frame: Frame) -> Code:
 
 
 def cut(owner: Convolved, index: ast.expr, frame: Frame) -> Code | None:
-    """Return the canonical form of a convolution that is cut to the length of the text; None for another index."""
+    """Return the canonical form of a convolution that is cut to the length of the text; None for
+    another index.
+    """
     match index:
-        case ast.Tuple(elts=[*_, ast.Slice(lower=None, upper=ast.expr(), step=None)]) if owner.source is not None:
+        case ast.Tuple(elts=[*_, ast.Slice(lower=None, upper=ast.expr(), step=None)]) if (
+            owner.source is not None
+        ):
             pass
         case _:
             return None
@@ -66,7 +74,9 @@ def _modules(path: ast.expr, frame: Frame) -> list[nn.Module]:
 def _is_causal(module: nn.Module) -> bool:
     if not isinstance(module, nn.Conv1d) or module.padding_mode != "zeros":
         return False
-    return module.stride == (1,) and module.padding == (module.dilation[0] * (module.kernel_size[0] - 1),)
+    return module.stride == (1,) and module.padding == (
+        module.dilation[0] * (module.kernel_size[0] - 1),
+    )
 
 
 class CausalConvolutions(Mechanism):
@@ -78,7 +88,11 @@ class CausalConvolutions(Mechanism):
             return None
         if set(callee.classes) == {nn.ZeroPad2d}:
             return padded(callee, args, frame)
-        return convolved(callee, plain_call(callee.expr, args), args) if set(callee.classes) == {nn.Conv1d} else None
+        return (
+            convolved(callee, plain_call(callee.expr, args), args)
+            if set(callee.classes) == {nn.Conv1d}
+            else None
+        )
 
     def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
         """What is left of the result for the text."""

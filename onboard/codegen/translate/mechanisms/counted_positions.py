@@ -20,7 +20,9 @@ class CountedPositions(Mechanism):
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
         """Positions for `torch.arange([0,] length)` of a length that is known at run time only."""
         match args.positional:
-            case [Code(static=False)] | [Known(value=0), Code(static=False)] if function is torch.arange:
+            case [Code(static=False)] | [Known(value=0), Code(static=False)] if (
+                function is torch.arange
+            ):
                 return positions(frame)
         return None
 

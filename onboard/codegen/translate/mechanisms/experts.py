@@ -1,4 +1,6 @@
-"""The experts of a mixture in generated files: one module each where checkpoints have them so, else the stacks."""
+"""The experts of a mixture in generated files: one module each where checkpoints have them so, else
+the stacks.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,13 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name, same_code
+from onboard.codegen.translate.language.trees.syntax import (
+    Untranslatable,
+    attribute,
+    call,
+    name,
+    same_code,
+)
 from onboard.render import render
 
 KIND = "experts"
@@ -15,7 +23,11 @@ MODULES = "modules"
 
 def is_separate(recognised: Any) -> bool:
     """Whether a recognised class (or None) becomes a list of one module an expert."""
-    return recognised is not None and recognised.kind == KIND and recognised.parameters["layout"] == MODULES
+    return (
+        recognised is not None
+        and recognised.kind == KIND
+        and recognised.parameters["layout"] == MODULES
+    )
 
 
 def inputs(parameters: Mapping[str, Any], names: list[str]) -> list[str]:
@@ -24,11 +36,14 @@ def inputs(parameters: Mapping[str, Any], names: list[str]) -> list[str]:
     return [item for item in names if item in wanted]
 
 
-def init_body(body: list[ast.stmt], class_name: str, recognised: Mapping[str, Any]) -> list[ast.stmt]:
+def init_body(
+    body: list[ast.stmt], class_name: str, recognised: Mapping[str, Any]
+) -> list[ast.stmt]:
     """Return the statements of a class's `__init__` as experts need them, others' as they are.
 
-    The activation's name stands in place of its function, and one module an expert in place of the stacks where
-    checkpoints have them so. `recognised` is what the analysis found: class name -> how its block is generated.
+    The activation's name stands in place of its function, and one module an expert in place of the
+    stacks where checkpoints have them so. `recognised` is what the analysis found: class name ->
+    how its block is generated.
     """
     for own_class, block in recognised.items():
         if block.kind != KIND or class_name not in (own_class, block.parameters["act_class"]):
@@ -46,39 +61,65 @@ def _with_name(body: list[ast.stmt], parameters: Mapping[str, Any]) -> list[ast.
     leaf = (parameters["act"] or "").split(".")[-1]
     for statement in body:
         match statement:
-            case ast.Assign(targets=[ast.Attribute(attr=attr) as target], value=value) if attr == leaf:
-                key = value.slice if isinstance(value, ast.Subscript) else ast.Constant(parameters["activation"])
+            case ast.Assign(targets=[ast.Attribute(attr=attr) as target], value=value) if (
+                attr == leaf
+            ):
+                key = (
+                    value.slice
+                    if isinstance(value, ast.Subscript)
+                    else ast.Constant(parameters["activation"])
+                )
                 out.append(ast.copy_location(ast.Assign([target], key), statement))
             case _:
                 out.append(statement)
     return out
 
 
-def _with_modules(body: list[ast.stmt], class_name: str, parameters: Mapping[str, Any]) -> list[ast.stmt]:
-    """Return the statements with one module an expert in place of the stacks, where checkpoints have them so."""
+def _with_modules(
+    body: list[ast.stmt], class_name: str, parameters: Mapping[str, Any]
+) -> list[ast.stmt]:
+    """Return the statements with one module an expert in place of the stacks, where checkpoints
+    have them so.
+    """
     separate = parameters["layout"] == MODULES
     out: list[ast.stmt] = []
     for statement in body:
         match statement:
             case ast.If(test=test, body=inside, orelse=[]) if separate:
                 inside = _with_modules(inside, class_name, parameters)
-                out.extend(inside if _counts_more_than_none(test, inside) else [ast.If(test, inside, [])])
-            case ast.Assign(targets=[ast.Attribute(attr=attr)], value=value) if separate and _is_parameter(value):
+                out.extend(
+                    inside if _counts_more_than_none(test, inside) else [ast.If(test, inside, [])]
+                )
+            case ast.Assign(targets=[ast.Attribute(attr=attr)], value=value) if (
+                separate and _is_parameter(value)
+            ):
                 if attr == parameters["down_stack"]:
-                    out.append(ast.copy_location(_extend(value, class_name, parameters["down_transposed"]), statement))
+                    out.append(
+                        ast.copy_location(
+                            _extend(value, class_name, parameters["down_transposed"]), statement
+                        )
+                    )
             case _:
                 out.append(statement)
     return out
 
 
 def _counts_more_than_none(test: ast.expr, body: list[ast.stmt]) -> bool:
-    """Whether a condition is `experts > 0` and what it guards makes that many experts, so that it says nothing."""
+    """Whether a condition is `experts > 0` and what it guards makes that many experts, so that it
+    says nothing.
+    """
     match test, body:
         case (
             ast.Compare(left=number, ops=[ast.Gt()], comparators=[ast.Constant(value=0)]),
             [
                 ast.Expr(
-                    value=ast.Call(args=[ast.GeneratorExp(generators=[ast.comprehension(iter=ast.Call(args=[n]))])])
+                    value=ast.Call(
+                        args=[
+                            ast.GeneratorExp(
+                                generators=[ast.comprehension(iter=ast.Call(args=[n]))]
+                            )
+                        ]
+                    )
                 )
             ],
         ):
@@ -91,9 +132,15 @@ def _is_parameter(value: ast.expr) -> bool:
 
 
 def _extend(value: ast.expr, class_name: str, transposed: bool) -> ast.stmt:
-    """Return `self.extend(Expert(hidden, intermediate) for _ in range(experts))`, the sizes those of the stack."""
+    """Return `self.extend(Expert(hidden, intermediate) for _ in range(experts))`, the sizes those
+    of the stack.
+    """
     match value:
-        case ast.Call(args=[ast.Call(args=[ast.Tuple(elts=[experts, first, second])] | [experts, first, second])]):
+        case ast.Call(
+            args=[
+                ast.Call(args=[ast.Tuple(elts=[experts, first, second])] | [experts, first, second])
+            ]
+        ):
             hidden, intermediate = (second, first) if transposed else (first, second)
         case _:
             raise Untranslatable(f"the sizes of the experts in {ast.unparse(value)}")

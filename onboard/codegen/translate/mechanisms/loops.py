@@ -20,7 +20,9 @@ from onboard.codegen.translate.mechanisms.recurrent import argument
 
 @dataclass(frozen=True, eq=False)
 class Pieces(Value):
-    """A list of tensors that a loop along the sequence fills: together, along dimension `dim`, they are `whole`."""
+    """A list of tensors that a loop along the sequence fills: together, along dimension `dim`, they
+    are `whole`.
+    """
 
     whole: Code
     dim: int
@@ -29,7 +31,8 @@ class Pieces(Value):
 def scan(node: ast.For, frame: Frame) -> bool:
     """Write a loop as the canonical op that it is; return whether it is one.
 
-    What the loop carries from token to token is None behind it: generated code keeps it in caches, if at all.
+    What the loop carries from token to token is None behind it: generated code keeps it in caches,
+        if at all.
     """
     found = _found(node, frame)
     if found is None:
@@ -37,8 +40,14 @@ def scan(node: ast.For, frame: Frame) -> bool:
     turned, result = found.turned, found.result
     arguments = [_argument(key, turned, frame) for key in found.arguments]
     made = Code(ast.Call(op(found.op), arguments, []), transposed=turned)
-    assigned = [item.id for item in ast.walk(node) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)]
-    frame.env.values.update(dict.fromkeys(_filled(node), Unread(f"what the loop before leaves besides {result}")))
+    assigned = [
+        item.id
+        for item in ast.walk(node)
+        if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)
+    ]
+    frame.env.values.update(
+        dict.fromkeys(_filled(node), Unread(f"what the loop before leaves besides {result}"))
+    )
     frame.env.values.update(dict.fromkeys(assigned, NONE))
     if found.joined is None:
         frame.bind(result, made, node)
@@ -50,29 +59,52 @@ def scan(node: ast.For, frame: Frame) -> bool:
 def _filled(node: ast.For) -> list[str]:
     """Return the variables whose items a loop sets or to which it appends."""
     inside = list(ast.walk(node))
-    stores = [item.value for item in inside if isinstance(item, ast.Subscript) and isinstance(item.ctx, ast.Store)]
-    grown = [item.value for item in inside if isinstance(item, ast.Attribute) and item.attr == "append"]
+    stores = [
+        item.value
+        for item in inside
+        if isinstance(item, ast.Subscript) and isinstance(item.ctx, ast.Store)
+    ]
+    grown = [
+        item.value for item in inside if isinstance(item, ast.Attribute) and item.attr == "append"
+    ]
     return [owner.id for owner in (*stores, *grown) if isinstance(owner, ast.Name)]
 
 
 def joined(function: Any, args: Args) -> Value | None:
     """Return what `torch.cat(pieces, dim)` gives of the pieces that a loop leaves."""
     match args.positional:
-        case [Pieces(whole=whole, dim=dim), *rest] if function in (torch.cat, torch.concat, torch.concatenate):
+        case [Pieces(whole=whole, dim=dim), *rest] if function in (
+            torch.cat,
+            torch.concat,
+            torch.concatenate,
+        ):
             along = args.keywords.get("dim", rest[0] if rest else Known(0))
             if any(along.equals(Known(place)) for place in (dim, dim - 4)):
                 return whole
-            raise Untranslatable("the results of a loop, joined along another dimension than the sequence")
+            raise Untranslatable(
+                "the results of a loop, joined along another dimension than the sequence"
+            )
     return None
 
 
 def is_short_cut(node: ast.If, frame: Frame) -> bool:
-    """Whether `if x.shape[1] == 1: ... else: loop` takes a short cut for a single token, which changes nothing."""
+    """Whether `if x.shape[1] == 1: ... else: loop` takes a short cut for a single token, which
+    changes nothing.
+    """
     inner = [item for side in node.orelse for item in ast.walk(side) if isinstance(item, ast.For)]
     loops = [found for item in inner if (found := _found(item, frame)) is not None]
-    tests = {f"{key}.{form} == 1" for found in loops for key in found.arguments for form in ("shape[1]", "size(1)")}
+    tests = {
+        f"{key}.{form} == 1"
+        for found in loops
+        for key in found.arguments
+        for form in ("shape[1]", "size(1)")
+    }
     is_plain = all(not found.turned for found in loops)
-    return is_plain and ast.unparse(node.test) in tests and first_token_is_plain(frame.translator.model)
+    return (
+        is_plain
+        and ast.unparse(node.test) in tests
+        and first_token_is_plain(frame.translator.model)
+    )
 
 
 def _found(node: ast.For, frame: Frame) -> LoopParameters | None:

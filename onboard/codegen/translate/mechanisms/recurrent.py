@@ -1,4 +1,6 @@
-"""The canonical ops of recurrent mixers: convolutions and scans that transformers writes as helper functions."""
+"""The canonical ops of recurrent mixers: convolutions and scans that transformers writes as helper
+functions.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,19 @@ from onboard.codegen.translate.language.values import NONE, Code, Items, Known, 
 
 
 def form_of(obj: Any, frame: Frame) -> Form | None:
-    """Return how a helper function is called that the analysis found to be a canonical op of recurrent mixers."""
-    return FORMS.get(frame.translator.findings.scans.get(obj.__name__, "")) if inspect.isfunction(obj) else None
+    """Return how a helper function is called that the analysis found to be a canonical op of
+    recurrent mixers.
+    """
+    return (
+        FORMS.get(frame.translator.findings.scans.get(obj.__name__, ""))
+        if inspect.isfunction(obj)
+        else None
+    )
 
 
 def scan(function: Any, form: Form, args: Args) -> Value:
-    """Return the canonical form of a call of a helper function that the analysis found to be `form`.
+    """Return the canonical form of a call of a helper function that the analysis found to be
+    `form`.
 
     Raises:
         Untranslatable: the call asks for something that the canonical op does not have.
@@ -32,7 +41,9 @@ def scan(function: Any, form: Form, args: Args) -> Value:
 
 
 def scan_module(cls: Any, args: Args, frame: Frame) -> Value:
-    """Return the canonical form of a call of a module without weights; its setting is read from the config."""
+    """Return the canonical form of a call of a module without weights; its setting is read from the
+    config.
+    """
     found = frame.translator.findings.scan_modules[cls.__name__]
     form = MODULE_FORMS[found.op]
     own = attribute_of(frame.cls, "config", name("self"), frame) if frame.cls is not None else NONE
@@ -48,7 +59,9 @@ def _written(function: Any, form: Form, values: dict[str, Value]) -> Value:
     """Return the canonical form of a call whose arguments are known."""
     _check(function, form, values)
     code = {key: argument(values[key], key in form.turned) for key in form.parameters}
-    called = _Simplify().visit(_Substitute(code).visit(ast.parse(form.expression, mode="eval").body))
+    called = _Simplify().visit(
+        _Substitute(code).visit(ast.parse(form.expression, mode="eval").body)
+    )
     out = Code(called, transposed=bool(form.turned))
     return Items((out, NONE)) if form.with_state else out
 
@@ -58,10 +71,16 @@ def _bound(function: Any, args: Args) -> dict[str, Value]:
     if args.stars:
         raise Untranslatable(f"a call of {function.__name__} with *args")
     values: dict[str, Value] = {
-        key: Known(item.default) for key, item in signature.parameters.items() if item.default is not item.empty
+        key: Known(item.default)
+        for key, item in signature.parameters.items()
+        if item.default is not item.empty
     }
-    names = [key for key, item in signature.parameters.items() if item.kind is item.POSITIONAL_OR_KEYWORD]
-    keywords = {key: value for key, value in args.keywords.items() if key in names}  # `**kwargs` are for kernels
+    names = [
+        key for key, item in signature.parameters.items() if item.kind is item.POSITIONAL_OR_KEYWORD
+    ]
+    keywords = {
+        key: value for key, value in args.keywords.items() if key in names
+    }  # `**kwargs` are for kernels
     return values | dict(zip(names, args.positional, strict=False)) | keywords
 
 
@@ -96,7 +115,9 @@ class _Simplify(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
         match node:
-            case ast.Call(func=ast.Attribute(value=inner, attr="unsqueeze"), args=[ast.Constant(value=1)]):
+            case ast.Call(
+                func=ast.Attribute(value=inner, attr="unsqueeze"), args=[ast.Constant(value=1)]
+            ):
                 return _squeezed(inner) or node
         return node
 
@@ -105,14 +126,18 @@ class _Simplify(ast.NodeTransformer):
             case ast.Subscript(value=ast.Attribute(value=inner, attr="shape")) if (
                 owner := _squeezed(inner)
             ) is not None:
-                return ast.Subscript(ast.Attribute(owner, "shape", ast.Load()), node.slice, ast.Load())
+                return ast.Subscript(
+                    ast.Attribute(owner, "shape", ast.Load()), node.slice, ast.Load()
+                )
         return node
 
 
 def _squeezed(node: ast.expr) -> ast.expr | None:
     """Return x of `x.squeeze(1)`."""
     match node:
-        case ast.Call(func=ast.Attribute(value=inner, attr="squeeze"), args=[ast.Constant(value=1)]):
+        case ast.Call(
+            func=ast.Attribute(value=inner, attr="squeeze"), args=[ast.Constant(value=1)]
+        ):
             return inner
     return None
 

@@ -1,4 +1,6 @@
-"""Layers whose weights transformers divides before its first step: generated files divide what they give."""
+"""Layers whose weights transformers divides before its first step: generated files divide what they
+give.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,29 @@ def _settled(model: nn.Module) -> Settled:
 
 
 def switched(state: ClassState, attr: str, frame: Frame) -> Known | None:
-    """Return what an attribute is from the first forward on, where that is not what `__init__` sets."""
+    """Return what an attribute is from the first forward on, where that is not what `__init__`
+    sets.
+    """
     switches = {(cls, key): value for cls, key, value in _settled(frame.translator.model).switches}
     return Known(switches[state.cls, attr]) if (state.cls, attr) in switches else None
 
 
 def divided(attr: str, value: Value, frame: Frame) -> Value:
-    """Return what `__init__` assigns to `self.<attr>`, with the division of what the layer gives."""
+    """Return what `__init__` assigns to `self.<attr>`, with the division of what the layer
+    gives.
+    """
     found = [
-        item for item in _settled(frame.translator.model).linears if frame.cls is not None and item.cls is frame.cls.cls
+        item
+        for item in _settled(frame.translator.model).linears
+        if frame.cls is not None and item.cls is frame.cls.cls
     ]
     for item in (item for item in found if item.attr == attr):
         frame.translator.guard(ast.parse(item.test, mode="eval").body, frame)
-        if item.divisor is not None and isinstance(value, Instance) and value.classes == (nn.Linear,):
+        if (
+            item.divisor is not None
+            and isinstance(value, Instance)
+            and value.classes == (nn.Linear,)
+        ):
             assert isinstance(value.expr, ast.Call)
             divisor = _simplified(ast.parse(item.divisor, mode="eval").body)
             called = ast.Call(name(LINEAR), [divisor, *value.expr.args], value.expr.keywords)
@@ -51,7 +63,9 @@ def _simplified(divisor: ast.expr) -> ast.expr:
     for node in ast.walk(divisor):
         for field, child in ast.iter_fields(node):
             match child:
-                case ast.Call(func=ast.Name(id="int"), args=[ast.BinOp(op=ast.FloorDiv()) as inner]):
+                case ast.Call(
+                    func=ast.Name(id="int"), args=[ast.BinOp(op=ast.FloorDiv()) as inner]
+                ):
                     setattr(node, field, inner)
     return divisor
 
@@ -59,7 +73,9 @@ def _simplified(divisor: ast.expr) -> ast.expr:
 class RescaledWeights(Mechanism):
     """Weights that transformers divides."""
 
-    def own_attribute(self, cls: ClassState, attr: str, path: ast.expr, frame: Frame) -> Value | None:
+    def own_attribute(
+        self, cls: ClassState, attr: str, path: ast.expr, frame: Frame
+    ) -> Value | None:
         """A switch that the first forward turns."""
         known = isinstance(cls.attributes.get(attr), Known)
         return switched(cls, attr, frame) if known and frame.kind != "init" else None

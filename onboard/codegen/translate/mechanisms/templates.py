@@ -1,4 +1,6 @@
-"""Blocks that are generated from a template instead of being translated: norms, rotary embeddings, experts."""
+"""Blocks that are generated from a template instead of being translated: norms, rotary embeddings,
+experts.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from onboard.render import render
 
 
 def forward(recognised: Recognised, node: ast.FunctionDef, source: ModuleSource) -> Routine:
-    """Return the forward of a recognised block from its template; a rotary class is rendered later."""
+    """Return the forward of a recognised block from its template; a rotary class is rendered
+    later.
+    """
     inputs = [item.arg for item in node.args.args[1:]]
     if recognised.kind == "rotary":
         form = COMPLEX if recognised.parameters["style"] == COMPLEX else None
@@ -43,7 +47,9 @@ def _shape(recognised: Recognised) -> tuple[Value, int]:
     """Return what a template's forward gives, and of how many parts."""
     if recognised.kind == compressed.COMPRESSOR:
         return compressed.shape(recognised.parameters), 2
-    return Hole(0, like=chosen.Chosen(ast.Constant(None)) if recognised.kind == chosen.KIND else None), 1
+    return Hole(
+        0, like=chosen.Chosen(ast.Constant(None)) if recognised.kind == chosen.KIND else None
+    ), 1
 
 
 class Templates(Mechanism):
@@ -54,6 +60,8 @@ class Templates(Mechanism):
         found = frame.translator.findings.recognised.get(cls.cls.__name__)
         return None if found is None else forward(found, node, frame.source)
 
-    def init_body(self, cls: ClassState, body: list[ast.stmt], program: Program) -> list[ast.stmt] | None:
+    def init_body(
+        self, cls: ClassState, body: list[ast.stmt], program: Program
+    ) -> list[ast.stmt] | None:
         """The constructor of experts."""
         return experts.init_body(body, cls.cls.__name__, program.findings.recognised)

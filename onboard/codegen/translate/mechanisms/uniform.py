@@ -1,6 +1,8 @@
-"""Vectors with one number for all texts of a batch, and what code does with the texts that have a certain number.
+"""Vectors with one number for all texts of a batch, and what code does with the texts that have a
+certain number.
 
-`mask = numbers == n; y = x[mask]; out[mask] = f(y)` is `if number == n: out = f(x)` where all texts have one number.
+`mask = numbers == n; y = x[mask]; out[mask] = f(y)` is `if number == n: out = f(x)` where all texts
+have one number.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from onboard.codegen.translate.language.values import Code, Value
 
 
 def chosen(statement: ast.stmt, after: Sequence[ast.stmt], frame: Frame) -> ast.If | None:
-    """Return the statements after `mask = ...`, all about the texts in a mask of all or none, as what to do if all."""
+    """Return the statements after `mask = ...`, all about the texts in a mask of all or none, as
+    what to do if all.
+    """
     match statement:
         case ast.Assign(targets=[ast.Name(id=mask)]):
             known = frame.env.values.get(mask)
@@ -34,15 +38,24 @@ def chosen(statement: ast.stmt, after: Sequence[ast.stmt], frame: Frame) -> ast.
 
 
 def _works_on(mask: str, statements: Sequence[ast.stmt]) -> bool:
-    """Whether statements assign variables first and then `out[mask]`, and read the mask as an index alone."""
+    """Whether statements assign variables first and then `out[mask]`, and read the mask as an index
+    alone.
+    """
     nodes = [node for statement in statements for node in ast.walk(statement)]
     uses = [node for node in nodes if isinstance(node, ast.Name) and node.id == mask]
     indices = [node.slice for node in nodes if isinstance(node, ast.Subscript)]
     *before, last = statements
     match last:
         case ast.Assign(targets=[ast.Subscript(value=ast.Name(), slice=ast.Name(id=index))]):
-            plain = all(isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name) for item in before)
-            return plain and index == mask and all(any(use is index for index in indices) for use in uses)
+            plain = all(
+                isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name)
+                for item in before
+            )
+            return (
+                plain
+                and index == mask
+                and all(any(use is index for index in indices) for use in uses)
+            )
     return False
 
 
@@ -69,13 +82,27 @@ class UniformBatches(Mechanism):
 
     def compare(self, op: ast.cmpop, left: Value, right: Value) -> Value | None:
         """Which texts have a number: all or none."""
-        uniform = isinstance(left, Code) and left.form == UNIFORM and left.static and right.is_static
-        return Code(ast.Compare(left.code(), [op], [right.code()]), static=True, form=UNIFORM) if uniform else None
+        uniform = (
+            isinstance(left, Code) and left.form == UNIFORM and left.static and right.is_static
+        )
+        return (
+            Code(ast.Compare(left.code(), [op], [right.code()]), static=True, form=UNIFORM)
+            if uniform
+            else None
+        )
 
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
         """A vector of ones."""
-        if function is torch.ones and len(args.positional) == 1 and type(args.positional[0]) is Code:
-            return None if is_static_call(function, args) else replace(plain_call(expr, args), form=ONES)
+        if (
+            function is torch.ones
+            and len(args.positional) == 1
+            and type(args.positional[0]) is Code
+        ):
+            return (
+                None
+                if is_static_call(function, args)
+                else replace(plain_call(expr, args), form=ONES)
+            )
         return None
 
     def rest(self, statement: ast.stmt, after: Sequence[ast.stmt], frame: Frame) -> ast.stmt | None:

@@ -9,11 +9,24 @@ from onboard.codegen.translate.language.program.facts import default_nodes
 
 SIMPLE = {"int", "float", "bool", "str"}
 ANY_DICT = "dict[str, Any]"
-_SIZED = {"range", "arange", "view", "reshape", "expand", "repeat", "split", "zeros", "ones", "empty"}
+_SIZED = {
+    "range",
+    "arange",
+    "view",
+    "reshape",
+    "expand",
+    "repeat",
+    "split",
+    "zeros",
+    "ones",
+    "empty",
+}
 
 
 def written(node: ast.FunctionDef, key: str) -> str | None:
-    """Return the plain type that a definition gives a parameter, by annotation or default; None: it says nothing."""
+    """Return the plain type that a definition gives a parameter, by annotation or default; None: it
+    says nothing.
+    """
     parameter = next(item for item in (*node.args.args, *node.args.kwonlyargs) if item.arg == key)
     text = ast.unparse(parameter.annotation) if parameter.annotation is not None else ""
     simple = [part.strip() for part in text.split("|") if part.strip() in SIMPLE]
@@ -24,7 +37,9 @@ def written(node: ast.FunctionDef, key: str) -> str | None:
 
 
 def of_module(node: ast.FunctionDef, key: str) -> str:
-    """Return the type of a parameter of a module's `__init__`: what is not said or told by its use is a size."""
+    """Return the type of a parameter of a module's `__init__`: what is not said or told by its use
+    is a size.
+    """
     if (said := written(node, key)) is not None:
         return said
     if any(_reads_as_dict(item, key) for item in ast.walk(node)):
@@ -33,8 +48,8 @@ def of_module(node: ast.FunctionDef, key: str) -> str:
 
 
 def in_use(node: ast.FunctionDef, key: str) -> str:
-    """Return a parameter's type as the code of its function tells it; one without annotation may have a default of 1
-    and stand for any number.
+    """Return a parameter's type as the code of its function tells it; one without annotation may
+    have a default of 1 and stand for any number.
     """
     parameter = next(item for item in (*node.args.args, *node.args.kwonlyargs) if item.arg == key)
     said = written(node, key)
@@ -43,12 +58,18 @@ def in_use(node: ast.FunctionDef, key: str) -> str:
     if any(_reads_as_dict(item, key) for item in ast.walk(node)):
         return ANY_DICT
     sizes = any(key in names for names in _sizes(node))
-    return "float" if not sizes and any(_calculates(item, key) for item in ast.walk(node)) else "int"
+    return (
+        "float" if not sizes and any(_calculates(item, key) for item in ast.walk(node)) else "int"
+    )
 
 
 def returned(node: ast.FunctionDef, types: dict[str, str]) -> str:
     """Return the type of a function that returns no tensor; `types` are those of its parameters."""
-    values = [item.value for item in ast.walk(node) if isinstance(item, ast.Return) and item.value is not None]
+    values = [
+        item.value
+        for item in ast.walk(node)
+        if isinstance(item, ast.Return) and item.value is not None
+    ]
     kinds = {_kind(value, types) for value in values}
     return kinds.pop() if len(kinds) == 1 else "float" if kinds == {"int", "float"} else "Any"
 
@@ -59,7 +80,10 @@ def _kind(value: ast.expr, types: dict[str, str]) -> str:
             return type(known).__name__
         case ast.Name(id=variable):
             return types.get(variable, "Any")
-        case ast.BinOp(op=ast.Div() | ast.Pow()) | ast.Call(func=ast.Attribute(value=ast.Name(id="math"))):
+        case (
+            ast.BinOp(op=ast.Div() | ast.Pow())
+            | ast.Call(func=ast.Attribute(value=ast.Name(id="math")))
+        ):
             return "float"
         case ast.BinOp(left=left, right=right):
             kinds = {_kind(left, types), _kind(right, types)}
@@ -87,12 +111,21 @@ def _sizes(node: ast.FunctionDef) -> Iterator[set[str]]:
     """Yield the variables in sizes of tensors, ranges and slices."""
     for item in ast.walk(node):
         match item:
-            case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called)) if called in _SIZED:
-                yield {part.id for argument in item.args for part in ast.walk(argument) if isinstance(part, ast.Name)}
+            case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called)) if (
+                called in _SIZED
+            ):
+                yield {
+                    part.id
+                    for argument in item.args
+                    for part in ast.walk(argument)
+                    if isinstance(part, ast.Name)
+                }
             case ast.Slice():
                 yield {part.id for part in ast.walk(item) if isinstance(part, ast.Name)}
 
 
 def _calculates(node: ast.AST, key: str) -> bool:
     operands = {ast.BinOp: ("left", "right"), ast.Compare: ("left",)}.get(type(node), ())
-    return any(isinstance(part := getattr(node, side), ast.Name) and part.id == key for side in operands)
+    return any(
+        isinstance(part := getattr(node, side), ast.Name) and part.id == key for side in operands
+    )

@@ -80,26 +80,40 @@ def _order(translator: Translator, top: ClassState) -> list[ClassState]:
         assert state.init is not None
         for statement in state.init.body:
             for node in ast.walk(statement):
-                if isinstance(node, ast.Name) and node.id in by_name and by_name[node.id] is not state:
+                if (
+                    isinstance(node, ast.Name)
+                    and node.id in by_name
+                    and by_name[node.id] is not state
+                ):
                     visit(by_name[node.id])
         if state not in out:
             out.append(state)
 
     visit(top)
     leaves = ("rmsnorm", "layernorm", "l2norm", "rotary")
-    kinds = [getattr(translator.findings.recognised.get(state.cls.__name__), "kind", "") for state in out]
+    kinds = [
+        getattr(translator.findings.recognised.get(state.cls.__name__), "kind", "") for state in out
+    ]
     front = [state for kind in leaves for state, own in zip(out, kinds, strict=True) if own == kind]
     return front + [state for state in out if state not in front]
 
 
 def _constructor_calls(translator: Translator) -> dict[str, list[ast.Call]]:
-    calls: dict[str, list[ast.Call]] = {state.cls.__name__: [] for state in translator.states.values()}
+    calls: dict[str, list[ast.Call]] = {
+        state.cls.__name__: [] for state in translator.states.values()
+    }
     for state in translator.states.values():
         assert state.init is not None
         for statement in state.init.body:
             for node in ast.walk(statement):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in calls:
-                    known = calls[node.func.id]  # a local variable's value may stand in several places
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Name)
+                    and node.func.id in calls
+                ):
+                    known = calls[
+                        node.func.id
+                    ]  # a local variable's value may stand in several places
                     known.extend([] if any(node is other for other in known) else [node])
     for class_name, nodes in calls.items():
         state = next(item for item in translator.states.values() if item.cls.__name__ == class_name)
@@ -109,17 +123,30 @@ def _constructor_calls(translator: Translator) -> dict[str, list[ast.Call]]:
             given = {item.arg: item.value for item in node.keywords}
             node.args = [given[key] for key in state.init.parameters if key not in defaults]
             node.keywords = [
-                ast.keyword(key, given[key]) for key in state.init.parameters if key in defaults and key in given
+                ast.keyword(key, given[key])
+                for key in state.init.parameters
+                if key in defaults and key in given
             ]
     return calls
 
 
 def _kept_defaults(init: Routine, calls: list[ast.Call]) -> dict[str, ast.expr]:
-    """Return the defaults of `__init__` worth keeping: those that a call relies on, and constants other than None."""
-    defaults = {key: node for key, node in default_nodes(init.node).items() if key in init.parameters}
-    given = [{item.arg for item in call.keywords} | set(init.parameters[: len(call.args)]) for call in calls]
+    """Return the defaults of `__init__` worth keeping: those that a call relies on, and constants
+    other than None.
+    """
+    defaults = {
+        key: node for key, node in default_nodes(init.node).items() if key in init.parameters
+    }
+    given = [
+        {item.arg for item in call.keywords} | set(init.parameters[: len(call.args)])
+        for call in calls
+    ]
     omitted = {key for key in defaults if any(key not in names for names in given)}
-    plain = {key for key, node in defaults.items() if isinstance(node, ast.Constant) and node.value is not None}
+    plain = {
+        key
+        for key, node in defaults.items()
+        if isinstance(node, ast.Constant) and node.value is not None
+    }
     kept = {key: node for key, node in defaults.items() if key in omitted or key in plain}
     tail = init.parameters[-len(kept) :] if kept else []
     return kept if set(tail) == set(kept) or omitted else {}
@@ -129,15 +156,26 @@ def _class_text(
     state: ClassState, translator: Translator, top: ClassState, calls: dict[str, list[ast.Call]]
 ) -> ClassText:
     recognised = translator.findings.recognised.get(state.cls.__name__)
-    init = [] if state.inherits_init else [_init_text(state, translator, top, calls[state.cls.__name__])]
+    init = (
+        []
+        if state.inherits_init
+        else [_init_text(state, translator, top, calls[state.cls.__name__])]
+    )
     methods = [method for method in init if not _says_nothing(method)]
     for key, routine in state.methods.items():
         methods.append(_method_text(key, routine, translator, state, state is top))
     if state is top and (places := places_of(translator.model)) is not None:
         methods.insert(1, MethodText("codebooks", *codebooks.property_of(*places), "property"))
     assert state.init is not None
-    trees = [*state.init.body, *state.guards, *(s for routine in state.methods.values() for s in routine.body)]
-    reads = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)} | {"torch", "nn"}
+    trees = [
+        *state.init.body,
+        *state.guards,
+        *(s for routine in state.methods.values() for s in routine.body),
+    ]
+    reads = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)} | {
+        "torch",
+        "nn",
+    }
     kind = recognised.kind if recognised else ""
     unrun = [attr for attr in state.weights_only if isinstance(state.attributes[attr], Instance)]
     base = "nn.ModuleList" if experts.is_separate(recognised) else _base(state.cls)
@@ -158,7 +196,9 @@ def _base(cls: type) -> str:
     return "nn.Module" if base is nn.Module else f"nn.{base.__name__}"
 
 
-def _init_text(state: ClassState, translator: Translator, top: ClassState, calls: list[ast.Call]) -> MethodText:
+def _init_text(
+    state: ClassState, translator: Translator, top: ClassState, calls: list[ast.Call]
+) -> MethodText:
     init = state.init
     assert init is not None
     facts = translator.facts["init", state.cls.__qualname__]
@@ -170,9 +210,15 @@ def _init_text(state: ClassState, translator: Translator, top: ClassState, calls
         kind = kind or _annotation(init.node, key)
         if any(isinstance(value, ast.Tuple) for value in _passed(key, init.parameters, calls)):
             kind += " | tuple[int, ...]"
-        if isinstance(default := defaults.get(key), ast.Constant) and default.value is None and "None" not in kind:
+        if (
+            isinstance(default := defaults.get(key), ast.Constant)
+            and default.value is None
+            and "None" not in kind
+        ):
             kind += " | None"
-        parameters.append(f"{key}: {kind}" + (f" = {ast.unparse(defaults[key])}" if key in defaults else ""))
+        parameters.append(
+            f"{key}: {kind}" + (f" = {ast.unparse(defaults[key])}" if key in defaults else "")
+        )
     body = [*init.body, *(_guard(item) for item in state.guards)]
     if state is top:
         body.extend(_tied(state, translator))
@@ -184,7 +230,13 @@ def _module_type(fact: Value | None) -> str | None:
     if not isinstance(fact, Instance):
         return None
     (cls, *others) = fact.classes
-    return "nn.Module" if others else f"nn.{cls.__name__}" if cls.__module__.startswith("torch.") else cls.__name__
+    return (
+        "nn.Module"
+        if others
+        else f"nn.{cls.__name__}"
+        if cls.__module__.startswith("torch.")
+        else cls.__name__
+    )
 
 
 def _passed(key: str, parameters: list[str], calls: list[ast.Call]) -> list[ast.expr]:
@@ -217,7 +269,9 @@ def _tied(state: ClassState, translator: Translator) -> list[ast.stmt]:
         if not all(_resolves(translator.model, path) for path in (target, source)):
             continue
         assert isinstance(paths[0], ast.Attribute)
-        body.append(ast.Assign([ast.Attribute(paths[0].value, paths[0].attr, ast.Store())], paths[1]))
+        body.append(
+            ast.Assign([ast.Attribute(paths[0].value, paths[0].attr, ast.Store())], paths[1])
+        )
     test = attribute(name("config"), "tie_word_embeddings")
     return [ast.If(test, body, [])] if body else []
 
@@ -226,11 +280,15 @@ def _resolves(model: nn.Module, path: str) -> bool:
     return path in model.state_dict(keep_vars=True)
 
 
-def _method_text(key: str, routine: Routine, translator: Translator, state: ClassState, is_top: bool) -> MethodText:
+def _method_text(
+    key: str, routine: Routine, translator: Translator, state: ClassState, is_top: bool
+) -> MethodText:
     if is_top and key == "forward":
         return _top_forward(routine, translator)
     static = any(ast.unparse(item) == "staticmethod" for item in routine.node.decorator_list)
-    types = {item: _tensor_annotation(item, routine, translator, state) for item in routine.parameters}
+    types = {
+        item: _tensor_annotation(item, routine, translator, state) for item in routine.parameters
+    }
     parameters = [f"{item}: {_or_none(item, kind, routine)}" for item, kind in types.items()]
     head = ", ".join(([] if static else ["self"]) + parameters)
     decorator = "staticmethod" if static else ""
@@ -240,7 +298,9 @@ def _method_text(key: str, routine: Routine, translator: Translator, state: Clas
 
 
 def _or_none(parameter: str, kind: str, routine: Routine) -> str:
-    """Return a parameter's type where it may be None, too; the last ones of these may be left out."""
+    """Return a parameter's type where it may be None, too; the last ones of these may be left
+    out.
+    """
     if parameter not in routine.optional:
         return kind
     after = routine.parameters[routine.parameters.index(parameter) :]
@@ -259,14 +319,20 @@ def _top_forward(routine: Routine, translator: Translator) -> MethodText:
         for node in ast.walk(statement):
             if isinstance(node, ast.Return):
                 assert node.value is not None
-                node.value = ast.Call(name("CausalLMOutput"), [], [ast.keyword("logits", node.value)])
+                node.value = ast.Call(
+                    name("CausalLMOutput"), [], [ast.keyword("logits", node.value)]
+                )
     check = [ast.Assert(ast.Compare(name("position_ids"), [ast.IsNot()], [ast.Constant(None)]))]
     signature = "(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput"
     return MethodText("forward", signature, _printed([*check, *body], routine.source))
 
 
-def _tensor_annotation(parameter: str, routine: Routine, translator: Translator, state: ClassState) -> str:
-    fact = translator.facts.get(("method", f"{state.cls.__qualname__}.{routine.node.name}"), {}).get(parameter)
+def _tensor_annotation(
+    parameter: str, routine: Routine, translator: Translator, state: ClassState
+) -> str:
+    fact = translator.facts.get(
+        ("method", f"{state.cls.__qualname__}.{routine.node.name}"), {}
+    ).get(parameter)
     if fact is not None and fact.annotation is not None:
         return fact.annotation
     if isinstance(fact, Code) and fact.form == SHARED:
@@ -274,7 +340,11 @@ def _tensor_annotation(parameter: str, routine: Routine, translator: Translator,
     if isinstance(fact, Code) and fact.static and not _unpacked(parameter, routine):
         return _annotation(routine.node, parameter) if _is_named(routine.node, parameter) else "int"
     count = _unpacked(parameter, routine)
-    if not count and parameter == "position_embeddings" and not (isinstance(fact, Code) and fact.form):
+    if (
+        not count
+        and parameter == "position_embeddings"
+        and not (isinstance(fact, Code) and fact.form)
+    ):
         count = 2
     kind = f"tuple[{', '.join(['torch.Tensor'] * count)}]" if count else "torch.Tensor"
     return f"{kind} | None" if isinstance(fact, Code) and fact.optional else kind
@@ -287,7 +357,9 @@ def _unpacked(parameter: str, routine: Routine) -> int:
             break  # what is unpacked later is something else
         for node in ast.walk(statement):
             match node:
-                case ast.Assign(targets=[ast.Tuple(elts=parts)], value=ast.Name(id=unpacked)) if unpacked == parameter:
+                case ast.Assign(targets=[ast.Tuple(elts=parts)], value=ast.Name(id=unpacked)) if (
+                    unpacked == parameter
+                ):
                     return len(parts)
     return 0
 
@@ -305,16 +377,32 @@ def _is_named(node: ast.FunctionDef, parameter: str) -> bool:
 def _return_annotation(routine: Routine) -> str:
     if routine.holes == 0:
         return "None"
-    return "torch.Tensor" if routine.holes == 1 else f"tuple[{', '.join(['torch.Tensor'] * routine.holes)}]"
+    return (
+        "torch.Tensor"
+        if routine.holes == 1
+        else f"tuple[{', '.join(['torch.Tensor'] * routine.holes)}]"
+    )
 
 
 def _function_text(key: str, routine: Routine) -> MethodText:
-    static = {item for item, fact in routine.facts.items() if isinstance(fact, Code) and fact.static}
-    types = {item: argument_types.in_use(routine.node, item) for item in static if _is_named(routine.node, item)}
+    static = {
+        item for item, fact in routine.facts.items() if isinstance(fact, Code) and fact.static
+    }
+    types = {
+        item: argument_types.in_use(routine.node, item)
+        for item in static
+        if _is_named(routine.node, item)
+    }
     types |= {item: "torch.device" for item in routine.parameters if item == "device"}
     parameters = [f"{item}: {types.get(item, 'torch.Tensor')}" for item in routine.parameters]
-    kind = argument_types.returned(routine.node, types) if routine.static else _return_annotation(routine)
-    return MethodText(key, f"({', '.join(parameters)}) -> {kind}", _printed(routine.body, routine.source))
+    kind = (
+        argument_types.returned(routine.node, types)
+        if routine.static
+        else _return_annotation(routine)
+    )
+    return MethodText(
+        key, f"({', '.join(parameters)}) -> {kind}", _printed(routine.body, routine.source)
+    )
 
 
 def rope_default(translator: Translator, cls: type) -> MethodText:
@@ -336,4 +424,6 @@ def rope_default(translator: Translator, cls: type) -> MethodText:
     types = {"config": type(config_of(translator, cls)).__name__, "layer_type": "str"}
     head = ", ".join(f"{item}: {types[item]}" for item in parameters)
     body = _printed(cleanup.clean(frame.out), frame.source)
-    return MethodText("default_parameters", f"({head}) -> tuple[torch.Tensor, float]", body, "staticmethod")
+    return MethodText(
+        "default_parameters", f"({head}) -> tuple[torch.Tensor, float]", body, "staticmethod"
+    )

@@ -11,7 +11,9 @@ from onboard.analysis.source import ModuleSource
 _INDENT = "    "
 
 
-def print_block(body: Sequence[ast.stmt], source: ModuleSource | None = None, depth: int = 0) -> str:
+def print_block(
+    body: Sequence[ast.stmt], source: ModuleSource | None = None, depth: int = 0
+) -> str:
     """Return statements as text, indented by `depth` levels; `source` is where they come from."""
     lines: list[str] = []
     for index, statement in enumerate(body):
@@ -32,8 +34,12 @@ def _print(statement: ast.stmt, source: ModuleSource | None, depth: int) -> str:
             return f"{head}\n{print_block(body, source, depth + 1)}"
         case ast.Return(value=ast.Tuple(elts=[_, _, *_] as items)):
             return f"{pad}return {', '.join(map(ast.unparse, items))}"
-        case ast.Assign(targets=[ast.Tuple(elts=places)], value=ast.Tuple(elts=items)) if len(places) == len(items) > 1:
-            return f"{pad}{', '.join(map(ast.unparse, places))} = {', '.join(map(ast.unparse, items))}"
+        case ast.Assign(targets=[ast.Tuple(elts=places)], value=ast.Tuple(elts=items)) if (
+            len(places) == len(items) > 1
+        ):
+            return (
+                f"{pad}{', '.join(map(ast.unparse, places))} = {', '.join(map(ast.unparse, items))}"
+            )
     text = ast.unparse(ast.fix_missing_locations(deepcopy(statement)))
     return "\n".join(pad + line for line in text.splitlines())
 

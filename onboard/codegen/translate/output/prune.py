@@ -1,7 +1,7 @@
 """What is left of `__init__` once it is known what `forward` reads.
 
-Attributes that nothing reads go; those that only `__init__` itself reads become expressions or locals; constructor
-arguments that a class no longer needs go at every call.
+Attributes that nothing reads go; those that only `__init__` itself reads become expressions or
+locals; constructor arguments that a class no longer needs go at every call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from torch import nn
 
 from onboard.codegen.translate.language.object_values import Instance
 from onboard.codegen.translate.language.program.classes import Translator
-from onboard.codegen.translate.language.program.unrun import attributes_read, has_parameters, is_eager
+from onboard.codegen.translate.language.program.unrun import (
+    attributes_read,
+    has_parameters,
+    is_eager,
+)
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.trees import cleanup
 
@@ -33,7 +37,9 @@ def _prune_class(state: ClassState, translator: Translator, done: set[str]) -> N
     assert state.init is not None
     read = attributes_read(state)
     state.weights_only = [
-        attr for attr in state.attributes if attr not in read and _has_weights(state, attr, translator)
+        attr
+        for attr in state.attributes
+        if attr not in read and _has_weights(state, attr, translator)
     ]
     live = frozenset(f"self.{attr}" for attr in (*read, *state.weights_only))
     body = cleanup.clean(_guarded(deepcopy(state.init.body), state.guards), live)
@@ -48,13 +54,17 @@ def _prune_class(state: ClassState, translator: Translator, done: set[str]) -> N
     body = _inline_attributes(body, live)
     body = [_tidy_comprehensions(statement) for statement in cleanup.clean(body, live)]
     state.init.body = body
-    names = [item.arg for item in (*state.init.node.args.args, *state.init.node.args.kwonlyargs)][1:]
+    names = [item.arg for item in (*state.init.node.args.args, *state.init.node.args.kwonlyargs)][
+        1:
+    ]
     free = cleanup.free_names([*body, *_tests(state.guards)], live)
     own = translator.findings.recognised.get(state.cls.__name__)
     if state.inherits_init:
         state.init.parameters = [key for key in names if key not in ("device", "dtype")]
         return
-    state.init.parameters = ["config"] if own is not None and own.own_init else [key for key in names if key in free]
+    state.init.parameters = (
+        ["config"] if own is not None and own.own_init else [key for key in names if key in free]
+    )
 
 
 def _guarded(body: list[ast.stmt], guards: Iterable[ast.expr]) -> list[ast.stmt]:
@@ -74,11 +84,15 @@ def _guarded(body: list[ast.stmt], guards: Iterable[ast.expr]) -> list[ast.stmt]
 
 def _plain_test(test: ast.expr) -> str:
     """Return a condition's text, the same for the config and for an attribute that holds it."""
-    return ast.unparse(ReplaceAttribute("config", ast.Name("config", ast.Load())).visit(deepcopy(test)))
+    return ast.unparse(
+        ReplaceAttribute("config", ast.Name("config", ast.Load())).visit(deepcopy(test))
+    )
 
 
 def _has_weights(state: ClassState, attr: str, translator: Translator) -> bool:
-    """Whether an attribute is a weight of checkpoints, or a module with parameters that the generated file can make."""
+    """Whether an attribute is a weight of checkpoints, or a module with parameters that the
+    generated file can make.
+    """
     if is_eager(state, attr, translator):
         return False
     value = state.attributes[attr]
@@ -101,12 +115,16 @@ def _tests(guards: Iterable[ast.expr]) -> list[ast.stmt]:
 
 
 def _constructions(body: list[ast.stmt], classes: dict[str, ClassState]) -> list[ast.Call]:
-    calls = [node for statement in body for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    calls = [
+        node for statement in body for node in ast.walk(statement) if isinstance(node, ast.Call)
+    ]
     return [node for node in calls if isinstance(node.func, ast.Name) and node.func.id in classes]
 
 
 def _inline_attributes(body: list[ast.stmt], live: frozenset[str]) -> list[ast.stmt]:
-    """Replace attributes that only `__init__` reads: simple ones by their value, others by a local variable."""
+    """Replace attributes that only `__init__` reads: simple ones by their value, others by a local
+    variable.
+    """
     writes: dict[str, list[ast.Assign]] = {}
     for statement in body:
         for node in ast.walk(statement):
@@ -126,7 +144,9 @@ def _inline_attributes(body: list[ast.stmt], live: frozenset[str]) -> list[ast.s
 
 def _is_simple(node: ast.expr) -> bool:
     if isinstance(node, ast.Attribute):
-        return _is_simple(node.value) and not (isinstance(node.value, ast.Name) and node.value.id == "self")
+        return _is_simple(node.value) and not (
+            isinstance(node.value, ast.Name) and node.value.id == "self"
+        )
     return isinstance(node, ast.Name | ast.Constant)
 
 
@@ -144,7 +164,9 @@ class ReplaceAttribute(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         """Replace the attribute."""
         self.generic_visit(node)
-        if not (isinstance(node.value, ast.Name) and node.value.id == "self" and node.attr == self.attr):
+        if not (
+            isinstance(node.value, ast.Name) and node.value.id == "self" and node.attr == self.attr
+        ):
             return node
         if isinstance(node.ctx, ast.Store):
             return ast.Name(self.attr, ast.Store())

@@ -1,4 +1,6 @@
-"""Translated classes before their constructors are pruned: what a careful person would not have written goes."""
+"""Translated classes before their constructors are pruned: what a careful person would not have
+written goes.
+"""
 
 from __future__ import annotations
 
@@ -16,32 +18,52 @@ from onboard.codegen.translate.language.state import ClassState
 
 
 def tidy(translator: Translator) -> None:
-    """Leave out of a model's classes what nothing reads, what never happens, and what only training needs."""
+    """Leave out of a model's classes what nothing reads, what never happens, and what only training
+    needs.
+    """
     states = list(translator.states.values())
     drop_unread_results(states, list(translator.functions.values()))
     calls = _made(states)
     for state in states:
         assert state.init is not None
-        names = [item.arg for item in (*state.init.node.args.args, *state.init.node.args.kwonlyargs)]
+        names = [
+            item.arg for item in (*state.init.node.args.args, *state.init.node.args.kwonlyargs)
+        ]
         given = {key for key in names if _is_given(key, calls[state.cls.__name__], translator)}
         state.init.body = without_initial_values(without_none_tests(state.init.body, given))
 
 
 def _made(states: Sequence[ClassState]) -> dict[str, list[tuple[ClassState, ast.Call]]]:
     """Return the constructor calls of each class, with the classes that make them."""
-    calls: dict[str, list[tuple[ClassState, ast.Call]]] = {state.cls.__name__: [] for state in states}
+    calls: dict[str, list[tuple[ClassState, ast.Call]]] = {
+        state.cls.__name__: [] for state in states
+    }
     for state in states:
         assert state.init is not None
         for node in (node for statement in state.init.body for node in ast.walk(statement)):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in calls:
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in calls
+            ):
                 calls[node.func.id].append((state, node))
     return calls
 
 
-def _is_given(parameter: str, calls: Sequence[tuple[ClassState, ast.Call]], translator: Translator) -> bool:
+def _is_given(
+    parameter: str, calls: Sequence[tuple[ClassState, ast.Call]], translator: Translator
+) -> bool:
     """Whether every call of a constructor passes an argument that is never None."""
-    passed = [(state, item.value) for state, node in calls for item in node.keywords if item.arg == parameter]
-    known = [is_never_none(value, partial(_is_set, config_of(translator, state.cls))) for state, value in passed]
+    passed = [
+        (state, item.value)
+        for state, node in calls
+        for item in node.keywords
+        if item.arg == parameter
+    ]
+    known = [
+        is_never_none(value, partial(_is_set, config_of(translator, state.cls)))
+        for state, value in passed
+    ]
     return bool(calls) and len(passed) == len(calls) and all(known)
 
 

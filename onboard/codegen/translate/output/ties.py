@@ -1,4 +1,6 @@
-"""Blocks that several layers share: transformers ties their weights, and so does the generated file."""
+"""Blocks that several layers share: transformers ties their weights, and so does the generated
+file.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class SharedBlock:
 
 
 def add_ties(translator: Translator) -> None:
-    """Have the classes whose layers share blocks tie them in `__init__`, where transformers ties any weights at all."""
+    """Have the classes whose layers share blocks tie them in `__init__`, where transformers ties
+    any weights at all.
+    """
     for block in shared_blocks(translator.model):
         cls = type(translator.model.get_submodule(block.owner))
         init = translator.states[cls].init
@@ -41,7 +45,8 @@ def add_ties(translator: Translator) -> None:
         count = f"config.{block.field}"
         one = f"    for block in shared[1:]:\n        {FUNCTION}(block, shared[0])"
         several = (
-            f"    for index, block in enumerate(shared[{count} :]):\n        {FUNCTION}(block, shared[index % {count}])"
+            f"    for index, block in enumerate(shared[{count} :]):\n"
+            f"        {FUNCTION}(block, shared[index % {count}])"
         )
         init.body += ast.parse(
             "if config.tie_word_embeddings:\n"
@@ -63,17 +68,25 @@ def shared_blocks(model: nn.Module) -> list[SharedBlock]:
             raise Untranslatable(f"layers that share {block.attr} in another order than in turn")
         found.append(replace(block, field=_field_of(model, block, count)))
         if count != 1 and found[-1].field is None:
-            raise Untranslatable(f"layers that share {count} of {block.attr}, a number of no field of the config")
+            raise Untranslatable(
+                f"layers that share {count} of {block.attr}, a number of no field of the config"
+            )
     return found
 
 
 def _tied(model: nn.Module) -> dict[SharedBlock, dict[str, str]]:
-    """Return the parameters of blocks that are those of another layer's: name -> the other one's name."""
+    """Return the parameters of blocks that are those of another layer's: name -> the other one's
+    name.
+    """
     ties: Mapping[str, str] = getattr(model, "all_tied_weights_keys", {})
     sources: dict[SharedBlock, dict[str, str]] = defaultdict(dict)
     for target, source in ties.items():
         match = _IN_LAYER.fullmatch(target)
-        if match is not None and (other := _IN_LAYER.fullmatch(source)) is not None and match[1] == other[1]:
+        if (
+            match is not None
+            and (other := _IN_LAYER.fullmatch(source)) is not None
+            and match[1] == other[1]
+        ):
             owner, _, layers = match[1].rpartition(".")
             sources[SharedBlock(owner, layers, match[3])][target] = source
     return sources
@@ -88,7 +101,9 @@ def _having(model: nn.Module, block: SharedBlock) -> list[str]:
 
 def _untied(model: nn.Module, block: SharedBlock, tied: Mapping[str, str]) -> int:
     """Return how many layers have a block of their own."""
-    return sum(not any(name.startswith(f"{path}.") for name in tied) for path in _having(model, block))
+    return sum(
+        not any(name.startswith(f"{path}.") for name in tied) for path in _having(model, block)
+    )
 
 
 def _in_turn(model: nn.Module, block: SharedBlock, count: int) -> dict[str, str]:
@@ -96,12 +111,16 @@ def _in_turn(model: nn.Module, block: SharedBlock, count: int) -> dict[str, str]
     paths = _having(model, block)
     names = [name for name, _ in model.get_submodule(paths[0]).named_parameters()]
     return {
-        f"{path}.{name}": f"{paths[i % count]}.{name}" for i, path in enumerate(paths) if i >= count for name in names
+        f"{path}.{name}": f"{paths[i % count]}.{name}"
+        for i, path in enumerate(paths)
+        if i >= count
+        for name in names
     }
 
 
 def _field_of(model: Any, block: SharedBlock, count: int) -> str | None:
-    """Return the field of the config that says how many blocks there are to share; None where none does.
+    """Return the field of the config that says how many blocks there are to share; None where none
+    does.
 
     Raises:
         Untranslatable: other values of a field give another number of blocks than they say.
@@ -117,5 +136,7 @@ def _field_of(model: Any, block: SharedBlock, count: int) -> str | None:
         if found == count + 1:
             return key
         if found != count:
-            raise Untranslatable(f"layers that share {block.attr} in a number that config.{key} changes")
+            raise Untranslatable(
+                f"layers that share {block.attr} in a number that config.{key} changes"
+            )
     return None

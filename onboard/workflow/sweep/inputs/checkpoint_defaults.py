@@ -1,4 +1,6 @@
-"""What checkpoints set and a config class's defaults leave out, by the names of the config's fields."""
+"""What checkpoints set and a config class's defaults leave out, by the names of the config's
+fields.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +35,25 @@ _WHERE_ONE = {"num_experts": 64, "moe_topk": 8, "moe_top_k": 2}
 """A mixture of one expert, or that takes one without a weight, tells nothing of its router."""
 
 _CAUSAL = {"causal": True}
-"""A field that says whether tokens see later ones -> its value in checkpoints for generation, where there are any."""
+"""A field that says whether tokens see later ones -> its value in checkpoints for generation, where
+there are any.
+"""
 
 _NO_EMBEDDINGS_OF_LAYERS = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
 
 
 def _in_vocabulary(fields: _Fields, last: int) -> int | None:
-    """Return one of the last tokens of a composite's text model; None where no part is called so."""
+    """Return one of the last tokens of a composite's text model; None where no part is called
+    so.
+    """
     vocabulary = (fields.get("text_config") or {}).get("vocab_size")
     return vocabulary - last if type(vocabulary) is int else None
 
 
 def default_config(model_type: str) -> PretrainedConfig:
-    """Return the config that a model type's class makes of nothing, or of the least that it accepts."""
+    """Return the config that a model type's class makes of nothing, or of the least that it
+    accepts.
+    """
     try:
         return AutoConfig.for_model(model_type)
     except StrictDataclassError as error:
@@ -55,9 +63,15 @@ def default_config(model_type: str) -> PretrainedConfig:
 
 
 def complete(config: PretrainedConfig) -> PretrainedConfig:
-    """Return a config that a model can be made of, with every kind of layer that its class knows."""
+    """Return a config that a model can be made of, with every kind of layer that its class
+    knows.
+    """
     fields = config.to_dict()
-    plain = {name: value(fields) for name, value in _WHERE_NONE.items() if name in fields and fields[name] is None}
+    plain = {
+        name: value(fields)
+        for name, value in _WHERE_NONE.items()
+        if name in fields and fields[name] is None
+    }
     plain |= {name: value for name, value in _WHERE_ONE.items() if fields.get(name) == 1}
     rope = _rope(fields) | _bases(fields)
     changes = plain | _decoder(fields) | _kinds_of_layers(fields) | rope | _parts(config, fields)
@@ -65,38 +79,58 @@ def complete(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def _decoder(fields: _Fields) -> dict[str, Any]:
-    """Where a class serves encoders too, a checkpoint for generation says that it is a decoder, and causal."""
+    """Where a class serves encoders too, a checkpoint for generation says that it is a decoder, and
+    causal.
+    """
     causal = {name: value for name, value in _CAUSAL.items() if name in fields}
     if fields.get("is_decoder") is not False:
         return causal
     # Attention in blocks of which some are random is an encoder's: no such block is causal.
-    whole = {"attention_type": "original_full"} if fields.get("attention_type") == "block_sparse" else {}
+    whole = (
+        {"attention_type": "original_full"}
+        if fields.get("attention_type") == "block_sparse"
+        else {}
+    )
     return {"is_decoder": True, **whole, **causal}
 
 
 def _kinds_of_layers(fields: _Fields) -> dict[str, Any]:
-    """Convolutions and attention in turn, where the defaults name no layer, or all of them, as attention."""
+    """Convolutions and attention in turn, where the defaults name no layer, or all of them, as
+    attention.
+    """
     count = fields.get("num_hidden_layers", 0)
     if "conv_L_cache" not in fields:
         return {}
     if fields.get("layer_types", ()) is None:
-        return {"layer_types": ["conv" if index % 3 < 2 else "full_attention" for index in range(count)]}
+        return {
+            "layer_types": ["conv" if index % 3 < 2 else "full_attention" for index in range(count)]
+        }
     if fields.get("full_attn_idxs") == list(range(count)):
         return {"full_attn_idxs": list(range(2, count, 3)), "layer_types": None}
     return {}
 
 
 def _rope(fields: _Fields) -> dict[str, Any]:
-    """RoPE of each kind of layer, where it is asked for and there is none: windows with it, whole attention without."""
+    """RoPE of each kind of layer, where it is asked for and there is none: windows with it, whole
+    attention without.
+    """
     if fields.get("rope_parameters") != {} or not fields.get("layer_types"):
         return {}
-    kinds = ["full_attention" if index % 4 == 3 else "sliding_attention" for index in range(len(fields["layer_types"]))]
+    kinds = [
+        "full_attention" if index % 4 == 3 else "sliding_attention"
+        for index in range(len(fields["layer_types"]))
+    ]
     rope = {"rope_type": "default", "rope_theta": 10000.0}
-    return {"layer_types": kinds, "rope_parameters": {"sliding_attention": rope, "full_attention": None}}
+    return {
+        "layer_types": kinds,
+        "rope_parameters": {"sliding_attention": rope, "full_attention": None},
+    }
 
 
 def _bases(fields: _Fields) -> dict[str, Any]:
-    """Bases of RoPE that differ from layer to layer, and layers without it, where each layer may have its own base."""
+    """Bases of RoPE that differ from layer to layer, and layers without it, where each layer may
+    have its own base.
+    """
     bases = fields.get("layer_rope_theta") or []
     if len(set(bases)) != 1 or not bases[0]:
         return {}

@@ -1,4 +1,6 @@
-"""The texts that the judge gives to both models: what transformers can read, of tokens that are text."""
+"""The texts that the judge gives to both models: what transformers can read, of tokens that are
+text.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,32 @@ _PLACE = re.compile(r"(?!bos_|eos_|forced_|decoder_start_|sep_|cls_)\w+_token_(i
 _FEW = 3
 
 
-def draw_prompts(capacity: int, vocabulary: Sequence[int], seed: int, distinct: bool = False) -> list[list[int]]:
-    """Return prompts of different lengths, behind each of which the tokens that are decoded have room.
+def draw_prompts(
+    capacity: int, vocabulary: Sequence[int], seed: int, distinct: bool = False
+) -> list[list[int]]:
+    """Return prompts of different lengths, behind each of which the tokens that are decoded have
+    room.
 
     With `distinct` no token comes twice in one, and the vocabulary has enough others to go on with.
     """
-    draw, room = random.Random(seed), max(1, (min(capacity, len(vocabulary)) if distinct else capacity) - NEW_TOKENS)
+    draw, room = (
+        random.Random(seed),
+        max(1, (min(capacity, len(vocabulary)) if distinct else capacity) - NEW_TOKENS),
+    )
     strata = [(least, min(most, room)) for least, most in _STRATA if least <= room]
     lengths = [draw.randint(*bounds) for bounds in strata]
-    return [draw.sample(vocabulary, length) if distinct else draw.choices(vocabulary, k=length) for length in lengths]
+    return [
+        draw.sample(vocabulary, length) if distinct else draw.choices(vocabulary, k=length)
+        for length in lengths
+    ]
 
 
 def longest_read(model: nn.Module, capacity: int, token: int) -> int:
-    """Return the longest text that transformers' model can compute, `capacity` tokens or what a search finds below.
+    """Return the longest text that transformers' model can compute, `capacity` tokens or what a
+    search finds below.
 
-    Some have tables that end before the model does (a bias of each distance), of which no position says anything.
+    Some have tables that end before the model does (a bias of each distance), of which no position
+    says anything.
     """
     most = min(capacity, LONGEST + NEW_TOKENS)
     if _reads(model, [token] * most):
@@ -56,18 +69,25 @@ def _reads(model: nn.Module, text: list[int]) -> bool:
 
 
 def is_arbitrary(model: nn.Module, vocabulary: Sequence[int], length: int, seed: int) -> bool:
-    """Whether transformers' own logits of repeated tokens change when a text goes on, and of others they do not.
+    """Whether transformers' own logits of repeated tokens change when a text goes on, and of others
+    they do not.
 
-    A top-k over the keys' scores, which are equal where the tokens are, takes any of the equals: which ones hangs on
-    the number of keys. What such a model says can be compared where no token comes twice.
+    A top-k over the keys' scores, which are equal where the tokens are, takes any of the equals:
+    which ones hangs on the number of keys. What such a model says can be compared where no token
+    comes twice.
     """
     draw, size = random.Random(seed), min(length, len(vocabulary))
     few = draw.choices(draw.sample(vocabulary, min(_FEW, len(vocabulary))), k=size)
-    return _dependence(model, few) > ARBITRARY and _dependence(model, draw.sample(vocabulary, size)) <= SAME
+    return (
+        _dependence(model, few) > ARBITRARY
+        and _dependence(model, draw.sample(vocabulary, size)) <= SAME
+    )
 
 
 def _dependence(model: nn.Module, text: list[int]) -> float:
-    """Return the largest error of the logits of a text's beginnings to those that the whole text has there."""
+    """Return the largest error of the logits of a text's beginnings to those that the whole text
+    has there.
+    """
     whole = text_logits(model, text)
     cuts = {len(text) // 3, len(text) // 2, len(text) - 1} - {0}
     return max((_error(text_logits(model, text[:cut]), whole[:cut]) for cut in cuts), default=0.0)
@@ -79,7 +99,9 @@ def _error(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def text_logits(model: nn.Module, tokens: list[int]) -> torch.Tensor:
-    """Return transformers' logits of every token of a text, [tokens, vocabulary] float32, float64 of such a model."""
+    """Return transformers' logits of every token of a text, [tokens, vocabulary] float32, float64
+    of such a model.
+    """
     logits: torch.Tensor = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
@@ -91,7 +113,9 @@ def text_of(tokens: list[int], places: set[int]) -> list[int]:
 
 
 def places(fields: Any) -> Iterator[int]:
-    """Yield the tokens that a config names as something else than text, padding and the places of images among them."""
+    """Yield the tokens that a config names as something else than text, padding and the places of
+    images among them.
+    """
     for name, value in fields.items() if isinstance(fields, dict) else ():
         if isinstance(value, dict):
             yield from places(value)

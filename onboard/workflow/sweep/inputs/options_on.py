@@ -1,4 +1,6 @@
-"""Options that a config's defaults leave off, by the names of its fields: what released checkpoints switch on."""
+"""Options that a config's defaults leave off, by the names of its fields: what released checkpoints
+switch on.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,14 @@ class Option:
 
 
 def options(config: PretrainedConfig) -> list[Option]:
-    """Return what can be changed: biases, QK norm, tied embeddings, grouped heads, a window, RoPE scaling and more."""
+    """Return what can be changed: biases, QK norm, tied embeddings, grouped heads, a window, RoPE
+    scaling and more.
+    """
     values = config.to_dict()
-    heads, rest = _grouped_heads(config, values), (_window, _rope_scaling, _limits, _layers, _mixture)
+    heads, rest = (
+        _grouped_heads(config, values),
+        (_window, _rope_scaling, _limits, _layers, _mixture),
+    )
     return [*_switches(values), *heads, *(option for rule in rest for option in rule(values))]
 
 
@@ -48,7 +55,9 @@ def _grouped_heads(config: PretrainedConfig, values: dict[str, Any]) -> Iterator
 
 
 def _window(values: dict[str, Any]) -> Iterator[Option]:
-    if "sliding_window" in values and (values["sliding_window"] is None or values.get("use_sliding_window") is False):
+    if "sliding_window" in values and (
+        values["sliding_window"] is None or values.get("use_sliding_window") is False
+    ):
         switch = {"use_sliding_window": True} if "use_sliding_window" in values else {}
         # Kinds of layers that were derived from the switch are derived again.
         yield Option("sliding window", {"sliding_window": _WINDOW, "layer_types": None, **switch})
@@ -57,7 +66,9 @@ def _window(values: dict[str, Any]) -> Iterator[Option]:
 def _rope_scaling(values: dict[str, Any]) -> Iterator[Option]:
     rope = values.get("rope_parameters")
     if isinstance(rope, dict) and rope.get("rope_type") == "default":
-        yield Option("rope scaling", {"rope_parameters": {**rope, "rope_type": "linear", "factor": 4.0}})
+        yield Option(
+            "rope scaling", {"rope_parameters": {**rope, "rope_type": "linear", "factor": 4.0}}
+        )
 
 
 def _limits(values: dict[str, Any]) -> Iterator[Option]:

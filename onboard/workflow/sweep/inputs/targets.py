@@ -1,4 +1,6 @@
-"""What a sweep goes over: model types of the installed transformers, and configs of checkpoints, each made tiny."""
+"""What a sweep goes over: model types of the installed transformers, and configs of checkpoints,
+each made tiny.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Target(StrictModel):
     def folder(self) -> str:
         """The name of this target's own folder."""
         safe = re.sub(r"[^A-Za-z0-9._-]+", "-", self.label).strip("-.")
-        return safe if safe == self.name else f"{safe}-{sha256(self.label.encode()).hexdigest()[:8]}"
+        return (
+            safe if safe == self.name else f"{safe}-{sha256(self.label.encode()).hexdigest()[:8]}"
+        )
 
     @property
     def label(self) -> str:
@@ -45,7 +49,9 @@ def label(name: str, variant: Variant) -> str:
 
 
 def causal_types() -> list[str]:
-    """Return the model types that the installed transformers has a causal language model for, sorted."""
+    """Return the model types that the installed transformers has a causal language model for,
+    sorted.
+    """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -54,8 +60,8 @@ def causal_types() -> list[str]:
 def resolve(words: Sequence[str], root: Path) -> list[Target]:
     """Return a target for each word, each one once.
 
-    A word is a model type, the name of a registry entry, the id or folder of a checkpoint, or a text file with one of
-    these on each line.
+    A word is a model type, the name of a registry entry, the id or folder of a checkpoint, or a
+    text file with one of these on each line.
     """
     types = causal_types()
     names = dict.fromkeys(name for word in words for name in _expand(word))
@@ -67,7 +73,9 @@ def check_types(names: Sequence[str]) -> list[str]:
     types = causal_types()
     for name in names:
         if name not in types:
-            raise UsageError(f"transformers has no causal model type {name!r}", hint=suggest(name, types))
+            raise UsageError(
+                f"transformers has no causal model type {name!r}", hint=suggest(name, types)
+            )
     return sorted(set(names))
 
 

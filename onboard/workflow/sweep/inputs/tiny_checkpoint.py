@@ -1,4 +1,6 @@
-"""A tiny random checkpoint of a target, saved by transformers: safetensors under the names that releases have."""
+"""A tiny random checkpoint of a target, saved by transformers: safetensors under the names that
+releases have.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from transformers import PretrainedConfig
 from transformers.utils import logging
 
 from onboard.analysis.behaviour.apart import change_by_later
-from onboard.analysis.tiny.tiny_model import build_small, load_config, one_line, tiny_config, vocabulary
+from onboard.analysis.tiny.tiny_model import (
+    build_small,
+    load_config,
+    one_line,
+    tiny_config,
+    vocabulary,
+)
 from onboard.errors import OnboardError
 from onboard.hf.architecture import decoder_config, find_language_model, is_composite, text_config
 from onboard.hf.hf_model import build_reference
@@ -49,7 +57,9 @@ class Checkpoint:
 
     architecture: str
     is_causal: bool | None
-    """Logits do not depend on later tokens, nor on the time of day; None: the model does not run on a text."""
+    """Logits do not depend on later tokens, nor on the time of day; None: the model does not run on
+    a text.
+    """
     why_not_causal: str = ""
     """What they depend on that they must not."""
     options: list[str] = field(default_factory=list)
@@ -57,15 +67,19 @@ class Checkpoint:
     refused: dict[str, str] = field(default_factory=dict)
     """Changes that the model does not run with, and why."""
     missing: list[str] = field(default_factory=list)
-    """Classes of modules that the full model has and this one lacks: a pass would say nothing of them."""
+    """Classes of modules that the full model has and this one lacks: a pass would say nothing of
+    them.
+    """
     flow: float = 0.0
     """How far a token moves the logits of later ones, in terms of their size."""
 
 
 def make_checkpoint(target: Target, folder: Path, seed: int = 0) -> Checkpoint:
-    """Save the target's tiny model to `folder`; every parameter is random, every kind of layer there.
+    """Save the target's tiny model to `folder`; every parameter is random, every kind of layer
+    there.
 
-    Of a model that is none of texts, or that cannot be built, the config alone: why, the workflow has to say.
+    Of a model that is none of texts, or that cannot be built, the config alone: why, the workflow
+        has to say.
     """
     logging.disable_progress_bar()
     try:
@@ -98,14 +112,18 @@ def _config_alone(config: PretrainedConfig, folder: Path) -> Checkpoint:
 @torch.no_grad()
 def _reads_texts(model: nn.Module) -> bool:
     try:
-        model(input_ids=_text(model)[:1], use_cache=False)  # one text, to whatever takes several rows for one
+        model(
+            input_ids=_text(model)[:1], use_cache=False
+        )  # one text, to whatever takes several rows for one
     except Exception:  # whatever a model's own code raises
         return False
     return True
 
 
 def missing_classes(config: PretrainedConfig, tiny: nn.Module) -> list[str]:
-    """Return the names of the module classes that the full-size model has and `tiny` does not, sorted."""
+    """Return the names of the module classes that the full-size model has and `tiny` does not,
+    sorted.
+    """
     with torch.device("meta"):
         full = build_reference(config)
     names = [{type(module).__name__ for module in model.modules()} for model in (full, tiny)]
@@ -113,7 +131,9 @@ def missing_classes(config: PretrainedConfig, tiny: nn.Module) -> list[str]:
 
 
 def is_causal(model: nn.Module) -> bool:
-    """Tell whether a language model gives the same logits again, and the same ones when only later tokens change."""
+    """Tell whether a language model gives the same logits again, and the same ones when only later
+    tokens change.
+    """
     return not why_not_causal(model)
 
 
@@ -131,19 +151,24 @@ def why_not_causal(model: nn.Module) -> str:
 
 @torch.no_grad()
 def flow(model: nn.Module) -> float:
-    """Return how far a token moves the logits of the three after it: rmse over their root mean square.
+    """Return how far a token moves the logits of the three after it: rmse over their root mean
+    square.
 
     Where it is next to nothing, no comparison of logits shows what became of earlier tokens.
     """
     ids = _text(model)
     changed = ids.clone()
     changed[:, -4] = (changed[:, -4] + 1) % vocabulary(model)
-    first, other = (model(input_ids=text, use_cache=False).logits[:, -3:].double() for text in (ids, changed))
+    first, other = (
+        model(input_ids=text, use_cache=False).logits[:, -3:].double() for text in (ids, changed)
+    )
     return rmse_ratio(other, first)
 
 
 def _text(model: nn.Module) -> torch.Tensor:
-    return torch.randint(vocabulary(model), (2, _LENGTH), generator=torch.Generator().manual_seed(7))
+    return torch.randint(
+        vocabulary(model), (2, _LENGTH), generator=torch.Generator().manual_seed(7)
+    )
 
 
 def _config(target: Target) -> PretrainedConfig:
@@ -186,14 +211,19 @@ def _tried(
 ) -> _Effect | None:
     """Return the effect of a change and note that it is on, or note why it is not.
 
-    One that changes neither the parameters nor the logits did not take effect: a pass would say nothing of it.
+    One that changes neither the parameters nor the logits did not take effect: a pass would say
+        nothing of it.
     """
     try:
         after = _effect(shrink(_with(config, option)))
     except Exception as error:  # whatever a model's own code raises is the reason for the table
         made.refused[option.name] = one_line(error)
         return None
-    problem = "it changes nothing in the tiny model" if option.shows and after.is_that_of(before) else after.problem
+    problem = (
+        "it changes nothing in the tiny model"
+        if option.shows and after.is_that_of(before)
+        else after.problem
+    )
     if problem:
         made.refused[option.name] = problem
         return None
@@ -208,11 +238,15 @@ def _effect(small: PretrainedConfig) -> _Effect:
     problem = why_not_causal(model)
     if not flow(model) >= LEAST_FLOW:
         problem = "with it a token hardly moves later logits"
-    return _Effect({name: tensor.shape for name, tensor in model.state_dict().items()}, logits, problem)
+    return _Effect(
+        {name: tensor.shape for name, tensor in model.state_dict().items()}, logits, problem
+    )
 
 
 def text_part(config: PretrainedConfig) -> tuple[tuple[str, ...], PretrainedConfig]:
-    """Return the text model's config inside a composite's and the names that lead there; else none, and the config."""
+    """Return the text model's config inside a composite's and the names that lead there; else none,
+    and the config.
+    """
     text = text_config(config)
     for name in config.sub_configs if is_composite(config) else ():
         part = getattr(config, name, None)

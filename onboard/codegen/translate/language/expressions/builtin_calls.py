@@ -21,8 +21,12 @@ def _isinstance(expr: ast.expr, args: Args, frame: Frame) -> Value:
     match value, classes:
         case Known(value=known), Global(obj=cls):
             return Known(isinstance(known, cls))
-        case Known(value=known), Items(items=options) if all(isinstance(item, Global) for item in options):
-            return Known(isinstance(known, tuple(item.obj for item in options if isinstance(item, Global))))
+        case Known(value=known), Items(items=options) if all(
+            isinstance(item, Global) for item in options
+        ):
+            return Known(
+                isinstance(known, tuple(item.obj for item in options if isinstance(item, Global)))
+            )
         case Mapping(), Global(obj=cls):
             return Known(cls is dict)
         case Items(), Global(obj=cls):
@@ -32,7 +36,9 @@ def _isinstance(expr: ast.expr, args: Args, frame: Frame) -> Value:
         case Code(static=False), Global(obj=cls):
             return Known(cls is torch.Tensor)
         case Code(static=False), Items(items=options):
-            return Known(any(isinstance(item, Global) and item.obj is torch.Tensor for item in options))
+            return Known(
+                any(isinstance(item, Global) and item.obj is torch.Tensor for item in options)
+            )
     return plain_call(expr, args, args.static())
 
 
@@ -46,7 +52,12 @@ def _getattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
         if objects.declares(owner.obj, key.value) or key.value in objects.CONFIG_FACTS:
             return objects.get_attribute(owner, key.value, frame)
         return plain_call(expr, args, True)
-    if isinstance(owner, Self) and frame.cls is not None and not frame.cls.has(key.value) and default:
+    if (
+        isinstance(owner, Self)
+        and frame.cls is not None
+        and not frame.cls.has(key.value)
+        and default
+    ):
         return default[0]
     return objects.get_attribute(owner, key.value, frame)
 
@@ -55,7 +66,9 @@ def _hasattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
     match args.positional:
         case [Config(obj=config), Known(value=str() as key)] if objects.declares(config, key):
             return Known(True)
-        case [Self(), Known(value=str() as key)] if frame.cls is not None and key not in frame.cls.sometimes:
+        case [Self(), Known(value=str() as key)] if (
+            frame.cls is not None and key not in frame.cls.sometimes
+        ):
             return Known(frame.cls.has(key))
         case [Self(), Known(value=str())]:
             return plain_call(expr, args, static=True)
@@ -82,7 +95,9 @@ def _listing(kind: type) -> Callable[[ast.expr, Args, Frame], Value]:
 
 
 def _smallest(expr: ast.expr, args: Args, frame: Frame) -> Value:
-    """Return `min(a, b)`; of sizes that are symbols in an exported graph it must not compare them."""
+    """Return `min(a, b)`; of sizes that are symbols in an exported graph it must not compare
+    them.
+    """
     if len(args.positional) == 2 and not args.static():
         return plain_call(attribute(name("torch"), "sym_min"), args)
     return _fold(min)(expr, args, frame)
@@ -117,5 +132,8 @@ BUILTINS: dict[Any, Callable[[ast.expr, Args, Frame], Value]] = {
     print: lambda expr, args, frame: NONE,
     **{item: _fold(item) for item in (int, float, str, bool, max, abs, round, slice)},
     min: _smallest,
-    **{item: lambda expr, args, frame: plain_call(expr, args, args.static()) for item in (range, set, sorted, sum)},
+    **{
+        item: lambda expr, args, frame: plain_call(expr, args, args.static())
+        for item in (range, set, sorted, sum)
+    },
 }

@@ -69,7 +69,10 @@ def _arguments(node: ast.Call, frame: Frame) -> Args:
 
 def call_value(callee: Value, args: Args, frame: Frame) -> Value:
     """Return `callee(*args)`."""
-    if not isinstance(callee, Global) and (known_as := frame.mechanisms.call_value(callee, args, frame)) is not None:
+    if (
+        not isinstance(callee, Global)
+        and (known_as := frame.mechanisms.call_value(callee, args, frame)) is not None
+    ):
         return known_as
     match callee:
         case Global(obj=obj, expr=expr):
@@ -114,11 +117,15 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return Known(getattr(value, attr)(*(item.value for item in args.positional)))  # type: ignore[attr-defined]
         case Config() if attr == "get_text_config":
             return composite.text_config(owner)
-        case Global(obj=type() as cls) if attr == "apply" and issubclass(cls, torch.autograd.Function):
+        case Global(obj=type() as cls) if attr == "apply" and issubclass(
+            cls, torch.autograd.Function
+        ):
             return frame.translator.call_autograd(cls, args, frame)
         case Instance() if attr == "forward":
             return call_value(owner, args, frame)
-        case Instance(classes=classes) if all(frame.translator.has_method(cls, attr) for cls in classes):
+        case Instance(classes=classes) if all(
+            frame.translator.has_method(cls, attr) for cls in classes
+        ):
             return frame.translator.call_module(owner, args, frame, attr)
         case Instance() if attr == "register_buffer":
             frame.emit(ast.Expr(plain_call(attribute(owner.code(), attr), args).expr))
@@ -127,7 +134,11 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
 
 
 def _mapping_method(owner: Mapping, attr: str, args: Args, frame: Frame) -> Value:
-    key = args.positional[0].value if args.positional and isinstance(args.positional[0], Known) else None
+    key = (
+        args.positional[0].value
+        if args.positional and isinstance(args.positional[0], Known)
+        else None
+    )
     default = args.positional[1] if len(args.positional) > 1 else NONE
     if attr == "copy":
         return Mapping(dict(owner.items))
@@ -144,7 +155,9 @@ def _mapping_method(owner: Mapping, attr: str, args: Args, frame: Frame) -> Valu
         owner.items.update(args.keywords)
         return NONE
     if attr in ("keys", "values", "items"):
-        pairs: list[tuple[Value, Value]] = [(Known(entry), value) for entry, value in owner.items.items()]
+        pairs: list[tuple[Value, Value]] = [
+            (Known(entry), value) for entry, value in owner.items.items()
+        ]
         if attr == "items":
             return Items(tuple(map(Items, pairs)))
         return Items(tuple(pair[attr == "values"] for pair in pairs))
@@ -164,7 +177,9 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return NONE  # weights come from a checkpoint
     if (known_as := frame.mechanisms.call(obj, expr, args, frame)) is not None:
         return known_as
-    if (handler := BUILTINS.get(obj) if isinstance(obj, type) or callable(obj) else None) is not None:
+    if (
+        handler := BUILTINS.get(obj) if isinstance(obj, type) or callable(obj) else None
+    ) is not None:
         return handler(expr, args, frame)
     if objects.is_cache(obj):
         return NONE  # nothing was before the text
@@ -176,7 +191,11 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return frame.translator.construct(chosen, args)
     if frame.translator.is_helper(obj):
         return frame.translator.call_function(obj, args, frame)
-    if isinstance(obj, type) and issubclass(obj, UserDict) and all(item.equals(NONE) for item in args.positional):
+    if (
+        isinstance(obj, type)
+        and issubclass(obj, UserDict)
+        and all(item.equals(NONE) for item in args.positional)
+    ):
         return Code(ast.Dict([], []), form=SHARED)
     return plain_call(expr, args, is_static_call(obj, args))
 

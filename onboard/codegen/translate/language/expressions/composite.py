@@ -18,23 +18,36 @@ from onboard.hf import architecture
 
 
 def text_config(config: Config) -> Config:
-    """Return `config.get_text_config()`: the config itself, or the attribute that holds the part."""
+    """Return `config.get_text_config()`: the config itself, or the attribute that holds the
+    part.
+    """
     part = architecture.text_config(config.obj)
     if part is config.obj:
         return config
-    holder = next(name for name in config.obj.sub_configs if getattr(config.obj, name, None) is part)
+    holder = next(
+        name for name in config.obj.sub_configs if getattr(config.obj, name, None) is part
+    )
     return Config(attribute(config.expr, holder), part)
 
 
 def chosen_class(obj: Any, args: Args) -> type[nn.Module] | None:
-    """Return the class that `AutoModel.from_config` or a model's own `_from_config` makes, None for others."""
+    """Return the class that `AutoModel.from_config` or a model's own `_from_config` makes, None for
+    others.
+    """
     owner: Any = getattr(obj, "__self__", None)
     if not isinstance(owner, type) or obj.__name__ not in ("from_config", "_from_config"):
         return None
     if not issubclass(owner, _BaseAutoModelClass | PreTrainedModel):
         return None
     nothing: type[nn.Module] = PreTrainedModel
-    config = next((item for item in (*args.positional, args.keywords.get("config")) if isinstance(item, Config)), None)
+    config = next(
+        (
+            item
+            for item in (*args.positional, args.keywords.get("config"))
+            if isinstance(item, Config)
+        ),
+        None,
+    )
     if config is None:
         return nothing  # of a part that this config does not have: it cannot be called
     args.keywords.pop("config", None)
@@ -49,9 +62,13 @@ def chosen_class(obj: Any, args: Args) -> type[nn.Module] | None:
 
 
 def input_embeddings(frame: Frame) -> Value | None:
-    """Return what `self.get_input_embeddings()` is, as a path from `self`; None where transformers finds none."""
+    """Return what `self.get_input_embeddings()` is, as a path from `self`; None where transformers
+    finds none.
+    """
     assert frame.cls is not None
-    modules = [module for module in frame.translator.model.modules() if type(module) is frame.cls.cls]
+    modules = [
+        module for module in frame.translator.model.modules() if type(module) is frame.cls.cls
+    ]
     paths = {_path_of(module) for module in modules}
     if len(paths) != 1 or None in paths:
         return None

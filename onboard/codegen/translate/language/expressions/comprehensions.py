@@ -16,11 +16,14 @@ from onboard.codegen.translate.language.values import Code, Items, Mask, Padding
 
 
 def comprehension(
-    node: ast.ListComp | ast.GeneratorExp | ast.SetComp, frame: Frame, before: Sequence[ast.Assign] = ()
+    node: ast.ListComp | ast.GeneratorExp | ast.SetComp,
+    frame: Frame,
+    before: Sequence[ast.Assign] = (),
 ) -> Value:
     """Return a comprehension with one loop; a list of modules is recognised by its element.
 
-    `before` are assignments that come before each element, whose values are written where they are read.
+    `before` are assignments that come before each element, whose values are written where they are
+    read.
     """
     generator = _only_loop(node, frame)
     if (items := _known_items(generator, frame)) is not None and not before:
@@ -46,19 +49,33 @@ def dict_comprehension(node: ast.DictComp, frame: Frame) -> Value:
     over, env = _loop_variables(generator, frame)
     with frame.branch(env) as statements:
         key, value = frame.evaluate(node.key).code(), frame.evaluate(node.value)
-        value = Code(value.expr) if isinstance(value, Result) and value.is_plain_tuple else frame.settle(value)
+        value = (
+            Code(value.expr)
+            if isinstance(value, Result) and value.is_plain_tuple
+            else frame.settle(value)
+        )
         tests = [frame.evaluate(item).code() for item in generator.ifs]
     if isinstance(value, Mask):
         return value if not isinstance(value, PaddingMask) else PaddingMask()
     _check_pure(statements, node, frame)
     if (original := dicts.copied(node, key, value)) is not None:
         return frame.evaluate(original)
-    form = f"dict of {value.form or MAYBE}" if isinstance(value, Code) and (value.form or value.optional) else None
+    form = (
+        f"dict of {value.form or MAYBE}"
+        if isinstance(value, Code) and (value.form or value.optional)
+        else None
+    )
     loop = ast.comprehension(generator.target, over, tests, 0)
-    return Code(ast.DictComp(key, value.code(), [loop]), _is_static(generator, env) and value.is_static, form=form)
+    return Code(
+        ast.DictComp(key, value.code(), [loop]),
+        _is_static(generator, env) and value.is_static,
+        form=form,
+    )
 
 
-def _only_loop(node: ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp, frame: Frame) -> ast.comprehension:
+def _only_loop(
+    node: ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp, frame: Frame
+) -> ast.comprehension:
     if len(node.generators) > 1:
         raise Untranslatable(f"a nested comprehension at {frame.source.location(node)}")
     return node.generators[0]
@@ -82,7 +99,9 @@ def _substitute(assignment: ast.Assign, frame: Frame) -> None:
     assert isinstance(target, ast.Name)
     value = frame.evaluate(assignment.value)
     if not (value.is_static or isinstance(value, Choice)):
-        raise Untranslatable(f"a list whose elements are computed in several steps, {target.id} first")
+        raise Untranslatable(
+            f"a list whose elements are computed in several steps, {target.id} first"
+        )
     frame.env.values[target.id] = value
 
 
@@ -110,8 +129,14 @@ def _unrolled(element: ast.expr, target: ast.expr, items: tuple[Value, ...], fra
             out.append(frame.evaluate(element))
         _check_pure(statements, element, frame)
     first = out[0] if out else None
-    if isinstance(first, Instance) and len(out) > 1 and all(_same_module(first, other) for other in out):
-        loop = ast.comprehension(name("_", store=True), call(name("range"), ast.Constant(len(out))), [], 0)
+    if (
+        isinstance(first, Instance)
+        and len(out) > 1
+        and all(_same_module(first, other) for other in out)
+    ):
+        loop = ast.comprehension(
+            name("_", store=True), call(name("range"), ast.Constant(len(out))), [], 0
+        )
         return ModuleList(first.made, ast.ListComp(first.expr, [loop]))
     return Items(tuple(out))
 

@@ -14,7 +14,9 @@ from onboard.codegen.translate.language.values import Code, Value
 
 
 def decided_here(test: Value, frame: Frame) -> bool | None:
-    """Return what this config makes of a static test, and guard it; None where that cannot be told."""
+    """Return what this config makes of a static test, and guard it; None where that cannot be
+    told.
+    """
     if not test.is_static or frame.cls is None:
         return None
     try:
@@ -27,23 +29,41 @@ def decided_here(test: Value, frame: Frame) -> bool | None:
 
 
 def own_arguments(module: Any, frame: Frame) -> dict[str, Any]:
-    """Return a module as `self`, and what it kept of its constructor's arguments under their own names."""
-    if frame.cls is None or frame.kind != "init" or (found := find_method(frame.cls.cls, "__init__")) is None:
+    """Return a module as `self`, and what it kept of its constructor's arguments under their own
+    names.
+    """
+    if (
+        frame.cls is None
+        or frame.kind != "init"
+        or (found := find_method(frame.cls.cls, "__init__")) is None
+    ):
         return {"self": module}
-    kept = [key for key in frame.env.values if _keeps(found[1], key) and isinstance(getattr(module, key, None), int)]
+    kept = [
+        key
+        for key in frame.env.values
+        if _keeps(found[1], key) and isinstance(getattr(module, key, None), int)
+    ]
     return {**{key: getattr(module, key) for key in kept}, "self": module}
 
 
 def _keeps(node: ast.FunctionDef, key: str) -> bool:
-    """Whether a constructor says `self.key = key` of an argument, and assigns neither anything else."""
+    """Whether a constructor says `self.key = key` of an argument, and assigns neither anything
+    else.
+    """
     stores = [item for item in ast.walk(node) if isinstance(getattr(item, "ctx", None), ast.Store)]
     own = [item for item in stores if ast.unparse(item) in (key, f"self.{key}")]
-    said = [item for item in ast.walk(node) if isinstance(item, ast.Assign) and ast.unparse(item.value) == key]
+    said = [
+        item
+        for item in ast.walk(node)
+        if isinstance(item, ast.Assign) and ast.unparse(item.value) == key
+    ]
     return len(own) == 1 and any(item.targets == own for item in said)
 
 
 def absent_here(test: Value, made: Value, frame: Frame) -> bool:
-    """Whether a module is made under a test that no layer of this config passes, and its class is nowhere; guarded."""
+    """Whether a module is made under a test that no layer of this config passes, and its class is
+    nowhere; guarded.
+    """
     if not (isinstance(made, Instance) and all(map(frame.translator.translates, made.classes))):
         return False
     if any(frame.translator.modules_of(cls) for cls in made.classes):
@@ -52,7 +72,8 @@ def absent_here(test: Value, made: Value, frame: Frame) -> bool:
 
 
 def deciding(test: ast.expr, frame: Frame) -> tuple[list[ast.expr], bool]:
-    """Return conditions, each true in this config, that together decide a static test, and its value.
+    """Return conditions, each true in this config, that together decide a static test, and its
+    value.
 
     Raises:
         Untranslatable: the layers of this config differ in it.
@@ -63,11 +84,17 @@ def deciding(test: ast.expr, frame: Frame) -> tuple[list[ast.expr], bool]:
             return reasons, not value
         case ast.BoolOp(op=op, values=values):
             return _of_several(isinstance(op, ast.Or), values, frame)
-        case ast.Compare(left=ast.Name(id=key), ops=[ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(None)]):
+        case ast.Compare(
+            left=ast.Name(id=key),
+            ops=[ast.Is() | ast.IsNot() as op],
+            comparators=[ast.Constant(None)],
+        ):
             if (made_if := _made_if(key, frame)) is not None:
                 reasons, value = deciding(made_if, frame)
                 return reasons, value is isinstance(op, ast.IsNot)
-        case ast.Compare(ops=[ast.In()], comparators=[ast.Attribute(value=ast.Name(id="config")) as listed]):
+        case ast.Compare(
+            ops=[ast.In()], comparators=[ast.Attribute(value=ast.Name(id="config")) as listed]
+        ):
             if frame.translator.decide(listed, Code(listed, static=True), frame) is False:
                 return [ast.UnaryOp(ast.Not(), listed)], False  # nothing is in an empty list
     expr = _source_of(test, frame)
@@ -77,9 +104,15 @@ def deciding(test: ast.expr, frame: Frame) -> tuple[list[ast.expr], bool]:
 
 def _made_if(key: str, frame: Frame) -> ast.expr | None:
     """Return the test of a variable's only assignment `key = x if test else None`."""
-    stores = [item for item in frame.out if isinstance(item, ast.Assign) and ast.unparse(item.targets[0]) == key]
+    stores = [
+        item
+        for item in frame.out
+        if isinstance(item, ast.Assign) and ast.unparse(item.targets[0]) == key
+    ]
     match [item.value for item in stores]:
-        case [ast.IfExp(test=test, body=body, orelse=ast.Constant(value=None))] if not isinstance(body, ast.Constant):
+        case [ast.IfExp(test=test, body=body, orelse=ast.Constant(value=None))] if not isinstance(
+            body, ast.Constant
+        ):
             return test
     return None
 
@@ -96,13 +129,17 @@ def _of_several(stop: bool, values: list[ast.expr], frame: Frame) -> tuple[list[
 
 
 def _source_of(expr: ast.expr, frame: Frame) -> ast.expr:
-    """Return `config.x` for `self.config.x` and for an attribute `self.y` that `__init__` set to it."""
+    """Return `config.x` for `self.config.x` and for an attribute `self.y` that `__init__` set to
+    it.
+    """
     assert frame.cls is not None
     expr = _PlainConfig().visit(deepcopy(expr))
     body = frame.out if frame.kind == "init" or frame.cls.init is None else frame.cls.init.body
     for statement in body:
         match statement:
-            case ast.Assign(targets=[target], value=ast.Attribute(value=ast.Name(id="config")) as value):
+            case ast.Assign(
+                targets=[target], value=ast.Attribute(value=ast.Name(id="config")) as value
+            ):
                 if isinstance(expr, ast.Attribute) and ast.unparse(target) == ast.unparse(expr):
                     return value
     return expr

@@ -29,8 +29,14 @@ def unrolled(node: ast.DictComp, frame: Frame) -> Mapping | None:
 def copied(node: ast.DictComp, key: ast.expr, value: Value) -> ast.expr | None:
     """Return `d` for `{k: v for k, v in d.items()}`, whatever was written for `k` and `v`."""
     match node.generators:
-        case [ast.comprehension(target=ast.Tuple(elts=[first, second]), iter=ast.Call() as over, ifs=[])]:
-            kept = ast.unparse(key) == ast.unparse(first) and ast.unparse(value.code()) == ast.unparse(second)
+        case [
+            ast.comprehension(
+                target=ast.Tuple(elts=[first, second]), iter=ast.Call() as over, ifs=[]
+            )
+        ]:
+            kept = ast.unparse(key) == ast.unparse(first) and ast.unparse(
+                value.code()
+            ) == ast.unparse(second)
             if kept and isinstance(over.func, ast.Attribute) and over.func.attr == "items":
                 return over.func.value
     return None

@@ -12,12 +12,21 @@ from typing import Any
 from torch import nn
 
 from onboard.codegen.translate.language.expressions import calls, objects
-from onboard.codegen.translate.language.expressions.comprehensions import comprehension, dict_comprehension
+from onboard.codegen.translate.language.expressions.comprehensions import (
+    comprehension,
+    dict_comprehension,
+)
 from onboard.codegen.translate.language.expressions.decisions import absent_here, decided_here
 from onboard.codegen.translate.language.expressions.items import item_of, slice_code
 from onboard.codegen.translate.language.expressions.module_lists import slice_modules
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.object_values import Choice, Global, Instance, MaskMaker, ModuleList
+from onboard.codegen.translate.language.object_values import (
+    Choice,
+    Global,
+    Instance,
+    MaskMaker,
+    ModuleList,
+)
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
 from onboard.codegen.translate.language.values import (
     NONE,
@@ -70,7 +79,9 @@ def condition(value: Value) -> Value:
     match value:
         case Code(expr=ast.BoolOp(op=op, values=[*values, ast.Constant(value=bool() as last)])):
             if last is isinstance(op, ast.And):
-                return condition(replace(value, expr=values[0] if len(values) == 1 else ast.BoolOp(op, values)))
+                return condition(
+                    replace(value, expr=values[0] if len(values) == 1 else ast.BoolOp(op, values))
+                )
     return value
 
 
@@ -102,7 +113,10 @@ def _subscript(node: ast.Subscript, frame: Frame) -> Value:
 
 
 def _slice(node: ast.Slice, frame: Frame) -> Value:
-    bounds = [NONE if item is None else frame.evaluate(item) for item in (node.lower, node.upper, node.step)]
+    bounds = [
+        NONE if item is None else frame.evaluate(item)
+        for item in (node.lower, node.upper, node.step)
+    ]
     if all(isinstance(bound, Known) for bound in bounds):
         return Known(slice(*(bound.value for bound in bounds)))  # type: ignore[attr-defined]
     return Code(slice_code(node, frame), all(each.is_static for each in bounds))
@@ -115,8 +129,14 @@ def _call(node: ast.Call, frame: Frame) -> Value:
 def _binop(node: ast.BinOp, frame: Frame) -> Value:
     left, right = frame.evaluate(node.left), frame.evaluate(node.right)
     match node, left, right:
-        case ast.BinOp(left=ast.List(), op=ast.Add()), Items(items=items), Code(expr=others):  # [x] + others
-            return Code(ast.List([*(each.code() for each in items), ast.Starred(others, ast.Load())], ast.Load()))
+        case ast.BinOp(left=ast.List(), op=ast.Add()), Items(items=items), Code(
+            expr=others
+        ):  # [x] + others
+            return Code(
+                ast.List(
+                    [*(each.code() for each in items), ast.Starred(others, ast.Load())], ast.Load()
+                )
+            )
     return binary(node.op, left, right, frame)
 
 
@@ -137,7 +157,10 @@ def binary(op: ast.operator, left: Value, right: Value, frame: Frame) -> Value:
         return Items(left.items + right.items)
     transposed = [isinstance(side, Code) and side.transposed for side in (left, right)]
     if all(transposed) or (any(transposed) and any(side.is_static for side in (left, right))):
-        sides = [untransposed(side) if lies else side for side, lies in zip((left, right), transposed, strict=True)]
+        sides = [
+            untransposed(side) if lies else side
+            for side, lies in zip((left, right), transposed, strict=True)
+        ]
         return Code(ast.BinOp(sides[0].code(), op, sides[1].code()), transposed=True)
     base = left.code()
     if isinstance(op, ast.Pow) and isinstance(left, Known) and left.value < 0:
@@ -152,14 +175,20 @@ def _unary(node: ast.UnaryOp, frame: Frame) -> Value:
     if isinstance(node.op, ast.Not):
         known = operand.truth()
         operand = condition(operand)
-        return Code(ast.UnaryOp(node.op, operand.code()), operand.is_static) if known is None else Known(not known)
+        return (
+            Code(ast.UnaryOp(node.op, operand.code()), operand.is_static)
+            if known is None
+            else Known(not known)
+        )
     if isinstance(operand, Known):
         return Known(-operand.value if isinstance(node.op, ast.USub) else +operand.value)
     return Code(ast.UnaryOp(node.op, operand.code()), operand.is_static)
 
 
 def _boolop(node: ast.BoolOp, frame: Frame) -> Value:
-    """`and` stops at the first false value, `or` at the first true one; what is decided leaves no code."""
+    """`and` stops at the first false value, `or` at the first true one; what is decided leaves no
+    code.
+    """
     stop = isinstance(node.op, ast.Or)
     left: list[Value] = []
     for item in node.values:
@@ -176,7 +205,9 @@ def _boolop(node: ast.BoolOp, frame: Frame) -> Value:
         return Known(False)  # evaluation of conditions has no side effects
     if len(left) == 1:
         return left[0]
-    return Code(ast.BoolOp(node.op, [value.code() for value in left]), all(each.is_static for each in left))
+    return Code(
+        ast.BoolOp(node.op, [value.code() for value in left]), all(each.is_static for each in left)
+    )
 
 
 def _compare(node: ast.Compare, frame: Frame) -> Value:
@@ -232,7 +263,9 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
     if test.is_static and (is_rotary(body) or is_rotary(orelse)):
         return _with_or_without(node, test, body, orelse, frame)
     modules = isinstance(body, Instance) and isinstance(orelse, Instance)
-    two_models = frame.translator.specialised or is_identity(body) != is_identity(orelse)  # with a norm or without it
+    two_models = frame.translator.specialised or is_identity(body) != is_identity(
+        orelse
+    )  # with a norm or without it
     if modules and two_models and (chosen := decided_here(test, frame)) is not None:
         return body if chosen else orelse
     expr = ast.IfExp(test.code(), body.code(), orelse.code())
@@ -248,20 +281,28 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
     optional = any(each.may_be_none for each in (body, orelse))
     forms = {side.form for side in (body, orelse) if isinstance(side, Code)}
     form = forms.pop() if optional and len(forms) == 1 else None
-    return Code(expr, test.is_static and body.is_static and orelse.is_static, optional=optional, form=form)
+    return Code(
+        expr, test.is_static and body.is_static and orelse.is_static, optional=optional, form=form
+    )
 
 
 def is_identity(value: Value) -> bool:
     """Whether a value is a module that does nothing."""
-    return isinstance(value, Instance) and all(issubclass(cls, nn.Identity) for cls in value.classes)
+    return isinstance(value, Instance) and all(
+        issubclass(cls, nn.Identity) for cls in value.classes
+    )
 
 
 def is_rotary(value: Value) -> bool:
     """Whether a value is a module that makes RoPE's tables."""
-    return isinstance(value, Instance) and all(hasattr(cls, "compute_default_rope_parameters") for cls in value.classes)
+    return isinstance(value, Instance) and all(
+        hasattr(cls, "compute_default_rope_parameters") for cls in value.classes
+    )
 
 
-def _with_or_without(node: ast.IfExp, test: Value, body: Value, orelse: Value, frame: Frame) -> Value:
+def _with_or_without(
+    node: ast.IfExp, test: Value, body: Value, orelse: Value, frame: Frame
+) -> Value:
     """Take this config's side: with and without RoPE are two models."""
     chosen = frame.translator.decide(node.test, test, frame)
     expr = test.code()
@@ -286,7 +327,9 @@ def _starred(node: ast.Tuple | ast.List, frame: Frame) -> Value:
             opaque = True
             out.append(ast.Starred(value.code(), ast.Load()))
             continue
-        new = value.items if isinstance(item, ast.Starred) and isinstance(value, Items) else (value,)
+        new = (
+            value.items if isinstance(item, ast.Starred) and isinstance(value, Items) else (value,)
+        )
         items.extend(new)
         out.extend(each.code() for each in new)
     return Code(type(node)(out, ast.Load())) if opaque else Items(tuple(items))
@@ -334,7 +377,9 @@ def _walrus(node: ast.NamedExpr, frame: Frame) -> Value:
 
 def _lambda(node: ast.Lambda, frame: Frame) -> Value:
     """Return a function without parameters that makes a mask; others have no translation."""
-    if not (node.args.args or node.args.kwonlyargs) and isinstance(mask := frame.evaluate(node.body), Mask):
+    if not (node.args.args or node.args.kwonlyargs) and isinstance(
+        mask := frame.evaluate(node.body), Mask
+    ):
         return MaskMaker(padding=isinstance(mask, PaddingMask))
     raise Untranslatable(f"Lambda at {frame.source.location(node)}")
 

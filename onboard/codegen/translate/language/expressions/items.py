@@ -5,7 +5,14 @@ from __future__ import annotations
 import ast
 
 from onboard.codegen.translate.language.expressions import objects
-from onboard.codegen.translate.language.forms import CHUNKED, COMPLEX, MAYBE, POSITIONS, ROWS, TRIANGLE
+from onboard.codegen.translate.language.forms import (
+    CHUNKED,
+    COMPLEX,
+    MAYBE,
+    POSITIONS,
+    ROWS,
+    TRIANGLE,
+)
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import Global, Instance, MaskMaker, ModuleList
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
@@ -41,9 +48,13 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
             raise Untranslatable(f"an item of None at {frame.source.location(node)}")
         case Known(value=known), Known(value=key):
             return Known(known[key])
-        case Global(obj=dict() as table), Code(static=True) if choice := objects.choice(table, index, frame):
+        case Global(obj=dict() as table), Code(static=True) if choice := objects.choice(
+            table, index, frame
+        ):
             return choice
-        case Mapping(), Known(value=str()) | Code(static=True) if entry := _of_mapping(owner, index, node, frame):
+        case Mapping(), Known(value=str()) | Code(static=True) if entry := _of_mapping(
+            owner, index, node, frame
+        ):
             return entry
         case Output(fields=fields), Known(value=int() as position):
             return [value for value in fields.values() if not value.equals(NONE)][position]
@@ -63,10 +74,14 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
         case Code(form=str() as form), _ if form == f"dict of {MAYBE}":
             return Code(ast.Subscript(owner.expr, index.code(), ast.Load()), optional=True)
         case Code(form=str() as form), _ if form == f"dict of {CHUNKED}":
-            return Code(ast.Subscript(owner.expr, index.code(), ast.Load()), form=CHUNKED, optional=True)
+            return Code(
+                ast.Subscript(owner.expr, index.code(), ast.Load()), form=CHUNKED, optional=True
+            )
         case Code(), Items(items=parts) if _keeps_everything(parts):
             return owner
-        case Code(transposed=True), Items(items=(Known(value=first), Known() | Code())) if first is Ellipsis:
+        case Code(transposed=True), Items(items=(Known(value=first), Known() | Code())) if (
+            first is Ellipsis
+        ):
             sliced = ast.Subscript(owner.expr, index.code(), ast.Load())
             return Code(sliced, transposed=True)
     expr = ast.Subscript(owner.code(), _index_code(node.slice, index, frame), ast.Load())
@@ -75,10 +90,14 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
 
 
 def _of_mapping(owner: Mapping, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
-    """Return an item of a dict; for a key that differs between configs, what all of its items are."""
+    """Return an item of a dict; for a key that differs between configs, what all of its items
+    are.
+    """
     if isinstance(index, Known):
         if index.value not in owner.items:
-            raise Untranslatable(f"the missing key {index.value!r} at {frame.source.location(node)}")
+            raise Untranslatable(
+                f"the missing key {index.value!r} at {frame.source.location(node)}"
+            )
         return owner.items[index.value]
     values = list(owner.items.values())
     if values and all(value.equals(values[0]) for value in values):
@@ -91,7 +110,9 @@ def _of_mapping(owner: Mapping, index: Value, node: ast.Subscript, frame: Frame)
 
 
 def _rows(owner: Value, rest: list[Value]) -> Code:
-    """Return rows of a table with one more dimension in front, which the batch already is, and others behind it."""
+    """Return rows of a table with one more dimension in front, which the batch already is, and
+    others behind it.
+    """
     new = sum(item.equals(NONE) for item in rest)
     if not _keeps_everything(tuple(rest[new:])):
         raise Untranslatable("a part of a table of positions")
@@ -104,12 +125,16 @@ def _rows(owner: Value, rest: list[Value]) -> Code:
 def _cuts_corner(index: ast.expr) -> bool:
     """Whether an index is [:a, :b, ...]."""
     parts = index.elts if isinstance(index, ast.Tuple) else [index]
-    return all(isinstance(part, ast.Slice) and part.lower is None and part.step is None for part in parts)
+    return all(
+        isinstance(part, ast.Slice) and part.lower is None and part.step is None for part in parts
+    )
 
 
 def _keeps_everything(parts: tuple[Value, ...]) -> bool:
     """Whether an index is [:, :, ...]."""
-    return all(isinstance(part, Known) and part.value in (slice(0, None), slice(None)) for part in parts)
+    return all(
+        isinstance(part, Known) and part.value in (slice(0, None), slice(None)) for part in parts
+    )
 
 
 def _index_code(node: ast.expr, value: Value, frame: Frame) -> ast.expr:
@@ -127,5 +152,7 @@ def _index_code(node: ast.expr, value: Value, frame: Frame) -> ast.expr:
 
 def slice_code(node: ast.Slice, frame: Frame) -> ast.Slice:
     """Return a slice as code."""
-    bounds = [None if item is None else frame.code(item) for item in (node.lower, node.upper, node.step)]
+    bounds = [
+        None if item is None else frame.code(item) for item in (node.lower, node.upper, node.step)
+    ]
     return ast.Slice(*bounds)

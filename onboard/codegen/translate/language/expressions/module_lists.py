@@ -25,8 +25,12 @@ def _is_length(owner: ModuleList, field: str, frame: Frame) -> bool:
     init = frame.cls.init.body if frame.cls is not None and frame.cls.init is not None else []
     for statement in init:
         match statement:
-            case ast.Assign(targets=[target], value=ast.Call(args=[ast.ListComp(generators=[loop])])):
+            case ast.Assign(
+                targets=[target], value=ast.Call(args=[ast.ListComp(generators=[loop])])
+            ):
                 made = call(name("range"), ast.parse(field.removeprefix("self."), mode="eval").body)
-                if ast.unparse(target) == ast.unparse(owner.expr) and ast.unparse(loop.iter) == ast.unparse(made):
+                if ast.unparse(target) == ast.unparse(owner.expr) and ast.unparse(
+                    loop.iter
+                ) == ast.unparse(made):
                     return not loop.ifs
     return False

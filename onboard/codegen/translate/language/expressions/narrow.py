@@ -17,7 +17,9 @@ from onboard.codegen.translate.language.values import Value
 
 @contextmanager
 def narrowed(test: Value, outcome: bool, frame: Frame) -> Iterator[None]:
-    """Evaluate a branch that is taken where `test` is `outcome`, knowing which layers of the model take it."""
+    """Evaluate a branch that is taken where `test` is `outcome`, knowing which layers of the model
+    take it.
+    """
     before, items = frame.layers, dict(frame.items)
     frame.items.update(_numbered(test, outcome, frame))
     if frame.kind == "forward" and frame.cls is not None and test.is_static:
@@ -31,13 +33,17 @@ def narrowed(test: Value, outcome: bool, frame: Frame) -> Iterator[None]:
 
 @contextmanager
 def numbered(node: ast.For, frame: Frame) -> Iterator[None]:
-    """Evaluate the body of `for index, item in enumerate(self.modules)`, whose index may tell the item's class."""
+    """Evaluate the body of `for index, item in enumerate(self.modules)`, whose index may tell the
+    item's class.
+    """
     before = list(frame.numbered)
     match node.target, node.iter:
         case (
             ast.Tuple(elts=[ast.Name(id=index), ast.Name(id=item)]),
             ast.Call(
-                func=ast.Name(id="enumerate"), args=[ast.Attribute(value=ast.Name(id="self"), attr=attr)], keywords=[]
+                func=ast.Name(id="enumerate"),
+                args=[ast.Attribute(value=ast.Name(id="self"), attr=attr)],
+                keywords=[],
             ),
         ):
             frame.numbered.append((index, item, attr))
@@ -56,11 +62,16 @@ def _numbered(test: Value, outcome: bool, frame: Frame) -> dict[str, Value]:
             continue
         owners = frame.translator.modules_of(frame.cls.cls)
         parts = [(owner, *pair) for owner in owners for pair in _pairs(owner, attr)]
-        holds = [(type(part), _holds(test, owner, frame, **{index: number})) for owner, number, part in parts]
+        holds = [
+            (type(part), _holds(test, owner, frame, **{index: number}))
+            for owner, number, part in parts
+        ]
         here = {cls for cls, value in holds if value in (outcome, None)}
         elsewhere = {cls for cls, _ in holds} - here
         if here:
-            found[item] = replace(module, made=tuple(way for way in module.made if way.cls not in elsewhere))
+            found[item] = replace(
+                module, made=tuple(way for way in module.made if way.cls not in elsewhere)
+            )
     return found
 
 
@@ -70,12 +81,20 @@ def _pairs(owner: nn.Module, attr: str) -> list[tuple[int, nn.Module]]:
 
 
 def _holds(test: Value, layer: nn.Module, frame: Frame, **numbers: int) -> bool | None:
-    """Return the value of a static condition in one layer; None where it cannot be known before the model runs."""
+    """Return the value of a static condition in one layer; None where it cannot be known before the
+    model runs.
+    """
     expr = _Written(frame.out).visit(deepcopy(test.code()))
     names = {**frame.source.namespace, "config": frame.translator.config, "self": layer, **numbers}
     try:
         return bool(eval(ast.unparse(expr), names))
-    except (AttributeError, NameError, TypeError, KeyError, IndexError):  # it reads arguments, or what others have
+    except (
+        AttributeError,
+        NameError,
+        TypeError,
+        KeyError,
+        IndexError,
+    ):  # it reads arguments, or what others have
         return None
 
 
@@ -88,7 +107,9 @@ class _Written(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.expr:
         for index, statement in reversed(list(enumerate(self.statements))):
             match statement:
-                case ast.Assign(targets=[ast.Name(id=variable)], value=value) if variable == node.id:
+                case ast.Assign(targets=[ast.Name(id=variable)], value=value) if (
+                    variable == node.id
+                ):
                     written: ast.expr = _Written(self.statements[:index]).visit(deepcopy(value))
                     return written
         return node
@@ -99,5 +120,9 @@ def possible(module: Instance, attr: str, frame: Frame) -> Instance:
     if not frame.layers or frame.cls is None:  # no layer of this config does: all may be
         return module
     here = {type(getattr(layer, attr, None)) for layer in frame.layers}
-    everywhere = {type(getattr(layer, attr, None)) for layer in frame.translator.modules_of(frame.cls.cls)}
-    return replace(module, made=tuple(way for way in module.made if way.cls not in everywhere - here))
+    everywhere = {
+        type(getattr(layer, attr, None)) for layer in frame.translator.modules_of(frame.cls.cls)
+    }
+    return replace(
+        module, made=tuple(way for way in module.made if way.cls not in everywhere - here)
+    )

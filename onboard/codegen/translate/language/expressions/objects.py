@@ -1,4 +1,6 @@
-"""Objects with a meaning of their own: namespaces, attributes, transformers' masks, outputs and attention dispatch."""
+"""Objects with a meaning of their own: namespaces, attributes, transformers' masks, outputs and
+attention dispatch.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,31 @@ from transformers.utils import ModelOutput
 
 from onboard.codegen.translate.language.expressions import narrow
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.object_values import Choice, Config, Global, Instance, Method, ModuleList, Self
+from onboard.codegen.translate.language.object_values import (
+    Choice,
+    Config,
+    Global,
+    Instance,
+    Method,
+    ModuleList,
+    Self,
+)
 from onboard.codegen.translate.language.state import ClassState
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, constant, name
-from onboard.codegen.translate.language.values import NONE, Code, Known, Mapping, Mask, Output, Value
+from onboard.codegen.translate.language.trees.syntax import (
+    Untranslatable,
+    attribute,
+    constant,
+    name,
+)
+from onboard.codegen.translate.language.values import (
+    NONE,
+    Code,
+    Known,
+    Mapping,
+    Mask,
+    Output,
+    Value,
+)
 
 CONFIG_FACTS: dict[str, Any] = {
     "use_cache": False,
@@ -35,7 +58,9 @@ CONFIG_FACTS: dict[str, Any] = {
     "gradient_checkpointing": False,
     "_attn_implementation": "onboard",
 }
-"""Config attributes that say how transformers runs a model, not what it computes; fixed in generated code."""
+"""Config attributes that say how transformers runs a model, not what it computes; fixed in
+generated code.
+"""
 _BRINGS_WEIGHTS = ("add_cross_attention",)
 _MODULE_FACTS: dict[str, Any] = {"training": False, "gradient_checkpointing": False}
 _OF_ANY_SHAPE = ("dtype", "device", "is_cuda", "requires_grad")
@@ -52,11 +77,19 @@ def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
 
 
 def choice(table: dict[Any, Any], key: Value, frame: Frame) -> Value | None:
-    """Return `table[key]`, with a key that is known once the config is; None when it is no table of classes."""
-    made = {item: obj for item, obj in table.items() if obj is not None}  # None is none that can be called
-    if not (made and all(inspect.isclass(item) or inspect.isfunction(item) for item in made.values())):
+    """Return `table[key]`, with a key that is known once the config is; None when it is no table of
+    classes.
+    """
+    made = {
+        item: obj for item, obj in table.items() if obj is not None
+    }  # None is none that can be called
+    if not (
+        made and all(inspect.isclass(item) or inspect.isfunction(item) for item in made.values())
+    ):
         return None
-    chosen, *others = [(item, from_namespace(obj, obj.__name__, frame)) for item, obj in reversed(made.items())]
+    chosen, *others = [
+        (item, from_namespace(obj, obj.__name__, frame)) for item, obj in reversed(made.items())
+    ]
     value = chosen[1]
     for item, option in others:
         value = Choice(ast.Compare(key.code(), [ast.Eq()], [constant(item)]), option, value)
@@ -82,7 +115,9 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
         case Config(expr=expr, obj=obj):
             if attr in CONFIG_FACTS:
                 return _config_fact(attr, expr, obj, frame)
-            is_part = attr in getattr(obj, "sub_configs", {})  # other fields may differ from layer to layer
+            is_part = attr in getattr(
+                obj, "sub_configs", {}
+            )  # other fields may differ from layer to layer
             if is_part and isinstance(part := getattr(obj, attr, None), PretrainedConfig):
                 return Config(attribute(expr, attr), part)
             return Code(attribute(expr, attr), static=True)
@@ -95,7 +130,9 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
         case Instance(classes=classes, expr=expr) if len(classes) > 1 and all(
             map(frame.translator.translates, classes)
         ):
-            values = [attribute_of(state, attr, expr, frame) for state in frame.translator.reached(owner)]
+            values = [
+                attribute_of(state, attr, expr, frame) for state in frame.translator.reached(owner)
+            ]
             return Code(attribute(expr, attr), static=all(each.is_static for each in values))
         case Mapping() | ModuleList():
             return Method(owner, attr)
@@ -111,7 +148,9 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
 
 
 def _config_fact(attr: str, expr: ast.expr, config: Any, frame: Frame) -> Known:
-    """Return a fixed attribute; one that brings weights, which nothing runs then, is as the config has it."""
+    """Return a fixed attribute; one that brings weights, which nothing runs then, is as the config
+    has it.
+    """
     if attr in _BRINGS_WEIGHTS and frame.kind == "init" and getattr(config, attr, False):
         frame.translator.guard(attribute(expr, attr), frame)
         return Known(True)
@@ -119,9 +158,15 @@ def _config_fact(attr: str, expr: ast.expr, config: Any, frame: Frame) -> Known:
 
 
 def asks_for_package(obj: Any) -> bool:
-    """Whether a function of transformers tells if a package besides PyTorch, or its kernels, can be used here."""
+    """Whether a function of transformers tells if a package besides PyTorch, or its kernels, can be
+    used here.
+    """
     module, function = str(getattr(obj, "__module__", "")), str(getattr(obj, "__name__", ""))
-    is_question = function.startswith("is_") and function.endswith("_available") and function != "is_torch_available"
+    is_question = (
+        function.startswith("is_")
+        and function.endswith("_available")
+        and function != "is_torch_available"
+    )
     return is_question and module == "transformers.utils.import_utils"
 
 
@@ -130,7 +175,11 @@ def _global_attribute(obj: Any, attr: str, expr: ast.expr) -> Value:
         raise Untranslatable(f"the missing attribute {attr} of {ast.unparse(expr)}")
     value = getattr(obj, attr)
     path = attribute(expr, attr)
-    return Code(path, static=True) if isinstance(value, bool | int | float | str) else Global(value, path)
+    return (
+        Code(path, static=True)
+        if isinstance(value, bool | int | float | str)
+        else Global(value, path)
+    )
 
 
 def module_fact(attr: str) -> Known | None:
@@ -139,9 +188,15 @@ def module_fact(attr: str) -> Known | None:
 
 
 def declares(config: object, attr: str) -> bool:
-    """Whether every config of this class has `attr`, so that getattr and hasattr of it are decided."""
+    """Whether every config of this class has `attr`, so that getattr and hasattr of it are
+    decided.
+    """
     cls = type(config)
-    fields = {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
+    fields = (
+        {field.name for field in dataclasses.fields(cls)}
+        if dataclasses.is_dataclass(cls)
+        else set()
+    )
     return attr in fields or attr in cls.attribute_map or hasattr(cls, attr)  # type: ignore[attr-defined]
 
 
@@ -180,7 +235,11 @@ def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) ->
         case Known() | Mask() | Global():
             return value
         case Instance():
-            return narrow.possible(replace(value, expr=path), attr, frame) if own else replace(value, expr=path)
+            return (
+                narrow.possible(replace(value, expr=path), attr, frame)
+                if own
+                else replace(value, expr=path)
+            )
         case ModuleList(made=made):
             return ModuleList(made, path)
         case Config(obj=obj):

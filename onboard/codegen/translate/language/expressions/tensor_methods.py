@@ -13,15 +13,33 @@ from onboard.codegen.translate.language.object_values import Global
 from onboard.codegen.translate.language.trees.syntax import attribute
 from onboard.codegen.translate.language.values import NONE, Code, Known, Value
 
-_POINTWISE = {"to", "float", "type", "type_as", "half", "bfloat16", "sigmoid", "tanh", "abs", "neg", "clamp"}
+_POINTWISE = {
+    "to",
+    "float",
+    "type",
+    "type_as",
+    "half",
+    "bfloat16",
+    "sigmoid",
+    "tanh",
+    "abs",
+    "neg",
+    "clamp",
+}
 _MOVES = {"transpose", "permute", "view", "reshape", "contiguous", "unsqueeze", "expand"}
 _ALONG_LAST = {"chunk", "split", "mean", "sum", "norm", "softmax"}
 
 
 def tensor_method(owner: Code, attr: str, args: Args) -> Value:
-    """Return a tensor method's result; a transposition of heads and sequence is put off as long as it can be."""
+    """Return a tensor method's result; a transposition of heads and sequence is put off as long as
+    it can be.
+    """
     known = [value.value for value in args.positional if isinstance(value, Known)]
-    if (attr == "float" or (attr == "to" and _is_float32(args))) and owner.form is None and not owner.static:
+    if (
+        (attr == "float" or (attr == "to" and _is_float32(args)))
+        and owner.form is None
+        and not owner.static
+    ):
         return replace(_cast(owner, attr, args), form=UPCAST)
     swaps = attr == "transpose" and sorted(map(str, known)) == ["1", "2"]
     if swaps and not owner.static and owner.form != CHANNELS:
@@ -40,7 +58,12 @@ def tensor_method(owner: Code, attr: str, args: Args) -> Value:
         return swapped
     if attr == "contiguous" and (owner.transposed or _is_reshaped(owner.expr)):
         return owner
-    if attr == "to" and len(args.positional) == 1 and not args.keywords and _is_device(args.positional[0]):
+    if (
+        attr == "to"
+        and len(args.positional) == 1
+        and not args.keywords
+        and _is_device(args.positional[0])
+    ):
         return owner
     if owner.transposed and (attr in _POINTWISE or (attr in _ALONG_LAST and _last_dim(args))):
         called = plain_call(attribute(owner.expr, attr), args)
@@ -52,7 +75,9 @@ def tensor_method(owner: Code, attr: str, args: Args) -> Value:
 
 
 def _rows_at_positions(owner: Code, args: Args) -> Code | None:
-    """Return `table.index_select(0, positions)` for positions of each text, which have a dimension more."""
+    """Return `table.index_select(0, positions)` for positions of each text, which have a dimension
+    more.
+    """
     match args.positional:
         case [Known(value=0), Code(form=str() as form) as positions] if form == POSITIONS:
             return Code(ast.Subscript(owner.code(), positions.code(), ast.Load()), form=ROWS)
@@ -61,7 +86,9 @@ def _rows_at_positions(owner: Code, args: Args) -> Code | None:
 
 def _is_float32(args: Args) -> bool:
     return (
-        len(args.positional) == 1 and isinstance(args.positional[0], Global) and args.positional[0].obj is torch.float32
+        len(args.positional) == 1
+        and isinstance(args.positional[0], Global)
+        and args.positional[0].obj is torch.float32
     )
 
 
@@ -70,23 +97,37 @@ def _cast(owner: Code, attr: str, args: Args) -> Code:
 
 
 def _single_head(owner: Code, attr: str, args: Args) -> Code | None:
-    """Return `x.view(batch, 1, sequence, size)` as the transposed `x.view(batch, sequence, 1, size)`."""
+    """Return `x.view(batch, 1, sequence, size)` as the transposed `x.view(batch, sequence, 1,
+    size)`.
+    """
     match args.positional:
-        case [batch, Known(value=1) as head, sequence, size] if not owner.transposed and not args.keywords:
+        case [batch, Known(value=1) as head, sequence, size] if (
+            not owner.transposed and not args.keywords
+        ):
             turned = Args([batch, sequence, head, size], {}, [])
             return Code(plain_call(attribute(owner.expr, attr), turned).expr, transposed=True)
     return None
 
 
 def _is_device(value: Value) -> bool:
-    """Whether a value is no device or a tensor's: the model lies on one, so that moving changes nothing."""
+    """Whether a value is no device or a tensor's: the model lies on one, so that moving changes
+    nothing.
+    """
     if isinstance(value, Known):
         return value.value is None
-    return isinstance(value, Code) and isinstance(value.expr, ast.Attribute) and value.expr.attr == "device"
+    return (
+        isinstance(value, Code)
+        and isinstance(value.expr, ast.Attribute)
+        and value.expr.attr == "device"
+    )
 
 
 def _is_reshaped(expr: ast.expr) -> bool:
-    return isinstance(expr, ast.Call) and isinstance(expr.func, ast.Attribute) and expr.func.attr == "reshape"
+    return (
+        isinstance(expr, ast.Call)
+        and isinstance(expr.func, ast.Attribute)
+        and expr.func.attr == "reshape"
+    )
 
 
 def _last_dim(args: Args) -> bool:

@@ -1,7 +1,8 @@
 """Translate the classes that a model reaches.
 
-Evaluation is monovariant: a class or helper has one translation, for all its uses. What uses pass to it is joined into
-facts; when a use adds to the facts of something translated already, the round is thrown away and repeated with them.
+Evaluation is monovariant: a class or helper has one translation, for all its uses. What uses pass
+to it is joined into facts; when a use adds to the facts of something translated already, the round
+is thrown away and repeated with them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ from onboard.codegen.translate.language.program.facts import (
     join_facts,
     sets_attributes,
 )
-from onboard.codegen.translate.language.program.inline import absent, call_autograd, defaults, inline
+from onboard.codegen.translate.language.program.inline import (
+    absent,
+    call_autograd,
+    defaults,
+    inline,
+)
 from onboard.codegen.translate.language.program.results import (
     finish_returns,
     given_back,
@@ -62,7 +68,12 @@ class Translator(Program):
         mechanisms: what modeling code has besides plain Python, as one.
     """
 
-    def __init__(self, model: nn.Module, findings: Findings | None = None, mechanisms: Mechanism | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        findings: Findings | None = None,
+        mechanisms: Mechanism | None = None,
+    ) -> None:
         self.model = model
         self.config: Any = model.config
         self.findings = findings or Findings()
@@ -73,12 +84,16 @@ class Translator(Program):
         self.writes_positions = False
         self.facts: dict[tuple[str, str], dict[str, Value]] = {}
         self.shared: dict[tuple[type, str], set[str]] = {}
-        """Parameters that a method takes because other classes' methods, which are called in its place, need them."""
+        """Parameters that a method takes because other classes' methods, which are called in its
+        place, need them.
+        """
         self.reset()
 
     @cached_property
     def counts_positions(self) -> bool:
-        """Whether transformers' model counts positions by itself, so that what it counts is `position_ids` here."""
+        """Whether transformers' model counts positions by itself, so that what it counts is
+        `position_ids` here.
+        """
         return counts_positions(self.model)
 
     def reset(self) -> None:
@@ -90,7 +105,9 @@ class Translator(Program):
         self.own_norms: set[str] = set()
 
     def translate(self) -> ClassState:
-        """Translate the model's class and all that it reaches: for every config or, where that fails, for this one."""
+        """Translate the model's class and all that it reaches: for every config or, where that
+        fails, for this one.
+        """
         try:
             return self._fixed_point()
         except Untranslatable:
@@ -147,7 +164,9 @@ class Translator(Program):
         for made in module.made:
             found = find_method(made.cls, "__init__")
             assert found is not None
-            self._learn(("init", made.cls.__qualname__), found[1], made.arguments, made.cls in self.states)
+            self._learn(
+                ("init", made.cls.__qualname__), found[1], made.arguments, made.cls in self.states
+            )
             if made.cls not in self.states:
                 self.states[made.cls] = ClassState(made.cls)
                 self._evaluate_init(self.states[made.cls])
@@ -155,14 +174,21 @@ class Translator(Program):
         return list(dict.fromkeys(states))
 
     def decide(self, node: ast.expr, test: Value, frame: Frame) -> bool:
-        """Return a static condition's value in this config, the same for all modules of the class."""
-        known = [(key, value) for key, value in frame.env.values.items() if isinstance(value, Config)]
+        """Return a static condition's value in this config, the same for all modules of the
+        class.
+        """
+        known = [
+            (key, value) for key, value in frame.env.values.items() if isinstance(value, Config)
+        ]
         configs = {key: value.obj for key, value in known if value.copy is None}
         names = {**frame.source.namespace, "config": self.config, **configs}
         modules: list[Any] = [] if frame.cls is None else [*self.modules_of(frame.cls.cls)]
         try:
             code = ast.unparse(test.code())
-            values = {bool(eval(code, {**names, **own_arguments(module, frame)})) for module in modules or [None]}
+            values = {
+                bool(eval(code, {**names, **own_arguments(module, frame)}))
+                for module in modules or [None]
+            }
         except Exception as error:
             raise Untranslatable(f"the condition {ast.unparse(node)}") from error
         if len(values) != 1:
@@ -192,9 +218,13 @@ class Translator(Program):
     def has_method(self, cls: type, attr: str) -> bool:
         """Whether a class has a method that is translated from its source."""
         found = find_method(cls, attr) if self.translates(cls) else None
-        return found is not None and not found[0].__module__.startswith(("torch.", "transformers.modeling_"))
+        return found is not None and not found[0].__module__.startswith(
+            ("torch.", "transformers.modeling_")
+        )
 
-    def call_module(self, module: Instance, args: Args, frame: Frame, attr: str = "forward") -> Value:
+    def call_module(
+        self, module: Instance, args: Args, frame: Frame, attr: str = "forward"
+    ) -> Value:
         """Return the result of calling a submodule, or one of its methods."""
         torch_classes = [cls for cls in module.classes if not self.translates(cls)]
         if len(torch_classes) == len(module.classes):
@@ -202,25 +232,45 @@ class Translator(Program):
         own = replace(module, made=tuple(made for made in module.made if self.translates(made.cls)))
         states = self.reached(own)
         routines = [self._method(state, attr, args) for state in states]
-        if torch_classes and not (torch_classes == [nn.Identity] and all(item.keeps_one for item in routines)):
-            raise Untranslatable(f"{ast.unparse(module.expr)}, which may be a {torch_classes[0].__name__}")
+        if torch_classes and not (
+            torch_classes == [nn.Identity] and all(item.keeps_one for item in routines)
+        ):
+            raise Untranslatable(
+                f"{ast.unparse(module.expr)}, which may be a {torch_classes[0].__name__}"
+            )
         self._share_parameters(states, attr, routines, args)
         keeps_order = attr == "forward" and self._keeps_order(own, args)
         function = module.expr if attr == "forward" else attribute(module.expr, attr)
-        results = [self._result(function, r, all_bound(r.node, args), keeps_order) for r in routines]
+        results = [
+            self._result(function, r, all_bound(r.node, args), keeps_order) for r in routines
+        ]
         if not all(same_call(results[0], result) for result in results):
             if (plain := same_code_of(results)) is not None:
                 return plain
-            raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
+            raise Untranslatable(
+                f"{ast.unparse(module.expr)}, whose classes take different arguments"
+            )
         return self.mechanisms.given(results[0], module) or results[0]
 
-    def _share_parameters(self, states: list[ClassState], attr: str, routines: list[Routine], args: Args) -> None:
-        """What one class of a module that may be of several needs of a call, the others take, too, where they can."""
+    def _share_parameters(
+        self, states: list[ClassState], attr: str, routines: list[Routine], args: Args
+    ) -> None:
+        """What one class of a module that may be of several needs of a call, the others take, too,
+        where they can.
+        """
         given = [set(all_bound(routine.node, args)) for routine in routines]
-        needed = {key for routine, own in zip(routines, given, strict=True) for key in routine.parameters if key in own}
+        needed = {
+            key
+            for routine, own in zip(routines, given, strict=True)
+            for key in routine.parameters
+            if key in own
+        }
         if not all(own.issuperset(needed) for own in given):
             return
-        lacking = {state.cls: needed.difference(r.parameters) for state, r in zip(states, routines, strict=True)}
+        lacking = {
+            state.cls: needed.difference(r.parameters)
+            for state, r in zip(states, routines, strict=True)
+        }
         for cls, keys in lacking.items():
             self.shared.setdefault((cls, attr), set()).update(keys)
         if any(lacking.values()):
@@ -228,14 +278,22 @@ class Translator(Program):
 
     def _call_torch_module(self, module: Instance, args: Args) -> Value:
         called = plain_call(module.expr, args)
-        return looked_up(called, args) if all(issubclass(cls, nn.Embedding) for cls in module.classes) else called
+        return (
+            looked_up(called, args)
+            if all(issubclass(cls, nn.Embedding) for cls in module.classes)
+            else called
+        )
 
     def _keeps_order(self, module: Instance, args: Args) -> bool:
-        """Whether a module works on the last dimension alone and its only argument is transposed."""
+        """Whether a module works on the last dimension alone and its only argument is
+        transposed.
+        """
         kinds = [self.findings.recognised.get(cls.__name__) for cls in module.classes]
         values = (*args.positional, *args.keywords.values())
         pointwise = all(kind is not None and kind.last_dimension_only for kind in kinds)
-        return pointwise and len(values) == 1 and isinstance(values[0], Code) and values[0].transposed
+        return (
+            pointwise and len(values) == 1 and isinstance(values[0], Code) and values[0].transposed
+        )
 
     def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value:
         """Return `self.attr(...)`."""
@@ -248,7 +306,10 @@ class Translator(Program):
             return known_as
         if attr == "register_buffer" and frame.kind == "init":
             return supers.register_buffer(args, frame)
-        if attr == "get_input_embeddings" and (embeddings := composite.input_embeddings(frame)) is not None:
+        if (
+            attr == "get_input_embeddings"
+            and (embeddings := composite.input_embeddings(frame)) is not None
+        ):
             return embeddings
         found = find_method(state.cls, attr)
         if found is None or found[0].__module__.startswith("transformers.modeling_utils"):
@@ -276,7 +337,9 @@ class Translator(Program):
         return call_autograd(self, cls, args, frame)
 
     def call_function(self, function: Any, args: Args, frame: Frame) -> Value:
-        """Return a helper's result: inline when it comes down to an expression, else as a call of its translation."""
+        """Return a helper's result: inline when it comes down to an expression, else as a call of
+        its translation.
+        """
         source = module_source(function.__module__)
         node = source.functions.get(function.__name__)
         if node is None:
@@ -304,10 +367,15 @@ class Translator(Program):
         frame.env.values["self"] = Self()
         facts = self.facts["init", state.cls.__qualname__]
         frame.env.values.update(defaults(node, frame) | as_parameters(facts))
-        if not (recognised := self.findings.recognised.get(state.cls.__name__)) or not recognised.own_init:
+        if (
+            not (recognised := self.findings.recognised.get(state.cls.__name__))
+            or not recognised.own_init
+        ):
             execute(node.body, frame)
         prefix = "self."
-        state.attributes = {k.removeprefix(prefix): v for k, v in frame.env.values.items() if k.startswith(prefix)}
+        state.attributes = {
+            k.removeprefix(prefix): v for k, v in frame.env.values.items() if k.startswith(prefix)
+        }
         body = self.mechanisms.init_body(state, frame.out, self)
         state.init = Routine(node, frame.source, body=frame.out if body is None else body)
 
@@ -342,9 +410,15 @@ class Translator(Program):
         if execute(node.body, frame) == RAISES:
             raise Untranslatable(f"{node.name}, which raises")
         if frame.cls is not None and frame.cls.cls is type(self.model) and node.name == "forward":
-            frame.returns = [(statement, with_logits_alone(value)) for statement, value in frame.returns]
+            frame.returns = [
+                (statement, with_logits_alone(value)) for statement, value in frame.returns
+            ]
         routine = Routine(node, frame.source, facts=facts)
-        if frame.kind == "forward" and node.name != "forward" and (given := given_back(frame)) is not None:
+        if (
+            frame.kind == "forward"
+            and node.name != "forward"
+            and (given := given_back(frame)) is not None
+        ):
             routine.given = given
             return routine
         routine.static = bool(frame.returns) and all(value.is_static for _, value in frame.returns)
@@ -352,19 +426,25 @@ class Translator(Program):
         routine.body = cleanup.clean(frame.out)
         used = cleanup.free_names(routine.body)
         order = [item.arg for item in (*node.args.args, *node.args.kwonlyargs)]
-        routine.parameters = [key for key in dict.fromkeys((*order, *facts)) if key in used and key in facts]
+        routine.parameters = [
+            key for key in dict.fromkeys((*order, *facts)) if key in used and key in facts
+        ]
         if "position_ids" in used - facts.keys():
             routine.parameters.append("position_ids")  # counted here by transformers
         return routine
 
-    def _result(self, function: ast.expr, routine: Routine, bound: dict[str, Value], keeps_order: bool) -> Value:
+    def _result(
+        self, function: ast.expr, routine: Routine, bound: dict[str, Value], keeps_order: bool
+    ) -> Value:
         """Return the value of a call of translated code."""
         if routine.given is not None:
             return in_terms_of(routine.given, bound)
         arguments = []
         for key in routine.omitting(bound):
             value = bound[key] if key in bound else absent(routine, key, self.counts_positions)
-            arguments.append((untransposed(value) if keeps_order else value).passed(routine.facts.get(key)))
+            arguments.append(
+                (untransposed(value) if keeps_order else value).passed(routine.facts.get(key))
+            )
         called = ast.Call(function, arguments, [])
         if routine.holes > 1:
             return Result(called, routine.shape, routine.holes)
@@ -372,16 +452,25 @@ class Translator(Program):
             return routine.shape
         return fill(routine.shape, [Code(called, transposed=keeps_order)])
 
-    def _learn(self, key: tuple[str, str], node: ast.FunctionDef, bound: dict[str, Value], translated: bool) -> None:
-        """Join what a use passes into the facts of a function; a parameter that a use leaves out has its default."""
+    def _learn(
+        self, key: tuple[str, str], node: ast.FunctionDef, bound: dict[str, Value], translated: bool
+    ) -> None:
+        """Join what a use passes into the facts of a function; a parameter that a use leaves out
+        has its default.
+        """
         defaults = {item: default_fact(default) for item, default in default_nodes(node).items()}
         new = {**defaults, **{item: value.fact() for item, value in bound.items()}}
         known = self.facts.get(key)
         if known is None:
             self.facts[key] = new
             return
-        joined = {item: join_facts(known.get(item, NONE), new.get(item, NONE)) for item in {**known, **new}}
-        if any(item not in known or not known[item].same_fact(fact) for item, fact in joined.items()):
+        joined = {
+            item: join_facts(known.get(item, NONE), new.get(item, NONE))
+            for item in {**known, **new}
+        }
+        if any(
+            item not in known or not known[item].same_fact(fact) for item, fact in joined.items()
+        ):
             self.facts[key] = joined
             if translated:
                 raise Restart

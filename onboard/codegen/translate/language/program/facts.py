@@ -9,7 +9,9 @@ from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import Code, Items, Known, Value
 
 
-def bind(node: ast.FunctionDef, args: Args, *, method: bool) -> tuple[dict[str, Value], dict[str, Value]]:
+def bind(
+    node: ast.FunctionDef, args: Args, *, method: bool
+) -> tuple[dict[str, Value], dict[str, Value]]:
     """Bind arguments to a definition's parameters; return them and what falls into `**kwargs`."""
     if args.stars:
         raise Untranslatable(f"a call of {node.name} with *args")
@@ -31,7 +33,9 @@ def bind(node: ast.FunctionDef, args: Args, *, method: bool) -> tuple[dict[str, 
 def default_nodes(node: ast.FunctionDef) -> dict[str, ast.expr]:
     """Return a definition's defaults by parameter."""
     names = [item.arg for item in (*node.args.posonlyargs, *node.args.args)]
-    defaults = dict(zip(names[len(names) - len(node.args.defaults) :], node.args.defaults, strict=True))
+    defaults = dict(
+        zip(names[len(names) - len(node.args.defaults) :], node.args.defaults, strict=True)
+    )
     pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
     return defaults | {item.arg: default for item, default in pairs if default is not None}
 
@@ -58,8 +62,14 @@ def sets_attributes(node: ast.FunctionDef) -> bool:
     """Whether a method works on `self` and returns nothing before its end."""
     inside = [item for statement in node.body[:-1] for item in ast.walk(statement)]
     last = [] if isinstance(node.body[-1], ast.Return) else list(ast.walk(node.body[-1]))
-    stores = [item for item in inside + last if isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Store)]
-    return bool(stores) and not any(isinstance(item, ast.Return) and item.value is not None for item in inside + last)
+    stores = [
+        item
+        for item in inside + last
+        if isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Store)
+    ]
+    return bool(stores) and not any(
+        isinstance(item, ast.Return) and item.value is not None for item in inside + last
+    )
 
 
 def all_bound(node: ast.FunctionDef, args: Args) -> dict[str, Value]:

@@ -1,4 +1,6 @@
-"""Functions that come down to an expression, and are written where they are called; parameters left out."""
+"""Functions that come down to an expression, and are written where they are called; parameters left
+out.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,29 @@ from onboard.codegen.translate.language.values import NONE, Code, Value
 
 
 def call_autograd(translator: Program, cls: type, args: Args, frame: Frame) -> Value:
-    """Return `cls.apply(...)` of a function with a derivative of its own: what its forward computes."""
+    """Return `cls.apply(...)` of a function with a derivative of its own: what its forward
+    computes.
+    """
     found = find_method(cls, "forward")
     if found is None:
         raise Untranslatable(f"{cls.__name__}.apply")
-    given = Args([NONE, *args.positional], args.keywords, args.stars)  # no context to save anything in
-    result = inline(translator, found[1], module_source(found[0].__module__), given, frame.cls or frame.caller)
+    given = Args(
+        [NONE, *args.positional], args.keywords, args.stars
+    )  # no context to save anything in
+    result = inline(
+        translator, found[1], module_source(found[0].__module__), given, frame.cls or frame.caller
+    )
     if result is None:
         raise Untranslatable(f"{cls.__name__}.forward")
     return result
 
 
 def inline(
-    translator: Program, node: ast.FunctionDef, source: ModuleSource, args: Args, caller: ClassState | None
+    translator: Program,
+    node: ast.FunctionDef,
+    source: ModuleSource,
+    args: Args,
+    caller: ClassState | None,
 ) -> Value | None:
     """Return what a function gives where that comes down to an expression."""
     bound, rest = bind(node, args, method=False)

@@ -9,11 +9,23 @@ from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole, Result
 from onboard.codegen.translate.language.object_values import Config
 from onboard.codegen.translate.language.trees.syntax import same_code
-from onboard.codegen.translate.language.values import NONE, Code, Half, Items, Known, Mapping, Mask, Output, Value
+from onboard.codegen.translate.language.values import (
+    NONE,
+    Code,
+    Half,
+    Items,
+    Known,
+    Mapping,
+    Mask,
+    Output,
+    Value,
+)
 
 
 def finish_returns(frame: Frame) -> tuple[Value, int]:
-    """Give every return statement its code; return the shape of what a caller gets and its run-time parts."""
+    """Give every return statement its code; return the shape of what a caller gets and its run-time
+    parts.
+    """
     if not frame.returns:
         return NONE, 0
     values = [value for _, value in frame.returns]
@@ -21,30 +33,44 @@ def finish_returns(frame: Frame) -> tuple[Value, int]:
     for statement, value in frame.returns:
         parts = _run_time_parts(shape, value)
         codes = [part.code() for part in parts]
-        statement.value = codes[0] if len(codes) == 1 else ast.Tuple(codes, ast.Load()) if codes else None
+        statement.value = (
+            codes[0] if len(codes) == 1 else ast.Tuple(codes, ast.Load()) if codes else None
+        )
     return shape, holes
 
 
 def with_logits_alone(value: Value) -> Value:
     """Return a model's output without what other losses and other modalities read."""
     return (
-        Output({"logits": value.fields["logits"]}) if isinstance(value, Output) and "logits" in value.fields else value
+        Output({"logits": value.fields["logits"]})
+        if isinstance(value, Output) and "logits" in value.fields
+        else value
     )
 
 
 def given_back(frame: Frame) -> Value | None:
-    """Return what a function returns whichever way it goes, where that is nothing but what it was given.
+    """Return what a function returns whichever way it goes, where that is nothing but what it was
+    given.
 
     It may have decided which part of its arguments to take, and have taken all of them each time.
     """
     values = [value for _, value in frame.returns]
     nodes = [node for statement in frame.out for node in ast.walk(statement)]
-    if any(isinstance(node, ast.Expr | ast.AugAssign | ast.For) or _is_store_inside(node) for node in nodes):
+    if any(
+        isinstance(node, ast.Expr | ast.AugAssign | ast.For) or _is_store_inside(node)
+        for node in nodes
+    ):
         return None
-    assigned = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    assigned = {
+        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
     if len(values) < 2 or not all(values[0].equals(value) for value in values):
         return None
-    return values[0] if isinstance(values[0], Code | Items) and _is_given(values[0], assigned) else None
+    return (
+        values[0]
+        if isinstance(values[0], Code | Items) and _is_given(values[0], assigned)
+        else None
+    )
 
 
 def _is_store_inside(node: ast.AST) -> bool:
@@ -79,20 +105,30 @@ def _shape(values: list[Value], index: int) -> tuple[Value, int]:
     match first:
         case Items(items=(Half(), Half())):
             return Hole(index, form=first.items[0].whole.form), index + 1  # type: ignore[attr-defined]
-        case Items(items=items) if all(isinstance(v, Items) and len(v.items) == len(items) for v in values):
+        case Items(items=items) if all(
+            isinstance(v, Items) and len(v.items) == len(items) for v in values
+        ):
             for column in zip(*(value.items for value in values), strict=True):  # type: ignore[attr-defined]
                 part, index = _shape(list(column), index)
                 parts.append(part)
             return Items(tuple(parts)), index
-        case Output(fields=fields) if all(isinstance(v, Output) and v.fields.keys() == fields.keys() for v in values):
+        case Output(fields=fields) if all(
+            isinstance(v, Output) and v.fields.keys() == fields.keys() for v in values
+        ):
             for key in fields:
                 part, index = _shape([value.fields[key] for value in values], index)  # type: ignore[attr-defined]
                 parts.append(part)
             return Output(dict(zip(fields, parts, strict=True))), index
     form = first.form if isinstance(first, Code) else None
-    kept = isinstance(first, Code) and first.returned and all(type(value) is type(first) for value in values)
+    kept = (
+        isinstance(first, Code)
+        and first.returned
+        and all(type(value) is type(first) for value in values)
+    )
     like = first if isinstance(first, Code) and kept else None
-    optional = any(value.equals(NONE) or (isinstance(value, Code) and value.optional) for value in values)
+    optional = any(
+        value.equals(NONE) or (isinstance(value, Code) and value.optional) for value in values
+    )
     return Hole(index, form, optional, like), index + 1
 
 
@@ -103,7 +139,9 @@ def _run_time_parts(shape: Value, value: Value) -> list[Value]:
         case Hole(), _:
             return [value]
         case Items(items=shapes), Items(items=items):
-            return [part for item in zip(shapes, items, strict=True) for part in _run_time_parts(*item)]
+            return [
+                part for item in zip(shapes, items, strict=True) for part in _run_time_parts(*item)
+            ]
         case Output(fields=shapes), Output(fields=fields):
             return [part for key in shapes for part in _run_time_parts(shapes[key], fields[key])]
     return []
@@ -120,9 +158,11 @@ def same_call(first: Value, second: Value) -> bool:
 
 
 def same_code_of(results: Sequence[Value]) -> Code | None:
-    """Return calls that are the same code and give a tensor here, a tuple there, as one; None for others.
+    """Return calls that are the same code and give a tensor here, a tuple there, as one; None for
+    others.
 
-    What is given is as in the original where all of it exists at run time; so the code behind tells the cases apart.
+    What is given is as in the original where all of it exists at run time; so the code behind tells
+    the cases apart.
     """
     codes = [item.expr for item in results if isinstance(item, Code | Result) and _is_plain(item)]
     same = len(codes) == len(results) and all(same_code(codes[0], item) for item in codes)
@@ -134,4 +174,8 @@ def _is_plain(result: Code | Result) -> bool:
     if isinstance(result, Code):
         return not result.transposed and result.form is None
     items = result.shape.items if isinstance(result.shape, Items) else ()
-    return not result.transposed and bool(items) and all(isinstance(item, Hole) and not item.form for item in items)
+    return (
+        not result.transposed
+        and bool(items)
+        and all(isinstance(item, Hole) and not item.form for item in items)
+    )

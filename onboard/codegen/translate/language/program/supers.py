@@ -1,4 +1,6 @@
-"""What a class has from PyTorch's and other bases: those that the generated class does not have are written into it."""
+"""What a class has from PyTorch's and other bases: those that the generated class does not have are
+written into it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from onboard.codegen.translate.language.values import NONE, Code, Known, Mapping
 
 
 def call_super(translator: Program, attr: str, args: Args, frame: Frame) -> Value:
-    """Return `super().attr(...)`; the bases that the generated class does not have are written into it."""
+    """Return `super().attr(...)`; the bases that the generated class does not have are written into
+    it.
+    """
     assert frame.cls is not None
     if attr != "__init__":
         called = plain_call(attribute(call(name("super")), attr), args)
@@ -37,20 +41,32 @@ def call_super(translator: Program, attr: str, args: Args, frame: Frame) -> Valu
         assert found is not None
         execute_inside(translator, *found, args, frame)
         return NONE
-    arguments = args if base.__module__.startswith("torch.") and base is not nn.Module else Args([], {}, [])
+    arguments = (
+        args if base.__module__.startswith("torch.") and base is not nn.Module else Args([], {}, [])
+    )
     frame.emit(ast.Expr(plain_call(attribute(call(name("super")), "__init__"), arguments).expr))
     configs = [value for value in args.positional if isinstance(value, Config)]
     if configs and base.__module__ == "transformers.modeling_utils":
-        frame.emit(ast.Assign([ast.Attribute(name("self"), "config", ast.Store())], configs[0].expr))
+        frame.emit(
+            ast.Assign([ast.Attribute(name("self"), "config", ast.Store())], configs[0].expr)
+        )
         frame.env.values["self.config"] = configs[0]
     return NONE
 
 
-def execute_inside(translator: Program, owner: type, node: ast.FunctionDef, args: Args, frame: Frame) -> Value:
-    """Write what a method does into the `__init__` that calls it; return what it returns at its end."""
+def execute_inside(
+    translator: Program, owner: type, node: ast.FunctionDef, args: Args, frame: Frame
+) -> Value:
+    """Write what a method does into the `__init__` that calls it; return what it returns at its
+    end.
+    """
     bound, rest = bind(node, args, method=True)
-    inner = Frame(translator, module_source(owner.__module__), "init", frame.cls, owner, out=frame.out)
-    inner.env = Env({key: value for key, value in frame.env.values.items() if key.startswith("self.")})
+    inner = Frame(
+        translator, module_source(owner.__module__), "init", frame.cls, owner, out=frame.out
+    )
+    inner.env = Env(
+        {key: value for key, value in frame.env.values.items() if key.startswith("self.")}
+    )
     inner.env.values["self"] = Self()
     inner.env.values.update(defaults(node, inner) | bound | rest)
     if node.args.kwarg is not None:
@@ -59,7 +75,9 @@ def execute_inside(translator: Program, owner: type, node: ast.FunctionDef, args
     returned = last.value if isinstance(last, ast.Return) else None
     execute(node.body if returned is None else node.body[:-1], inner)
     value = NONE if returned is None else inner.evaluate(returned)
-    frame.env.values.update({key: value for key, value in inner.env.values.items() if key.startswith("self.")})
+    frame.env.values.update(
+        {key: value for key, value in inner.env.values.items() if key.startswith("self.")}
+    )
     return value
 
 

@@ -1,4 +1,5 @@
-"""Modules that no translated code runs: those that templates name, and those that checkpoints have weights of.
+"""Modules that no translated code runs: those that templates name, and those that checkpoints have
+weights of.
 
 The classes of the latter are translated for `__init__` alone.
 """
@@ -19,13 +20,19 @@ from onboard.codegen.translate.language.values import Code, Known
 
 
 def reach(translator: Program) -> None:
-    """Translate the constructors of the modules with weights that nothing runs, and of what these are made of."""
+    """Translate the constructors of the modules with weights that nothing runs, and of what these
+    are made of.
+    """
     done: list[ClassState] = []
     while new := [state for state in translator.states.values() if state not in done]:
         for state in new:
             read = attributes_read(state)
             for attr, value in state.attributes.items():
-                if attr not in read and isinstance(value, Instance) and _is_to_reach(state, attr, value, translator):
+                if (
+                    attr not in read
+                    and isinstance(value, Instance)
+                    and _is_to_reach(state, attr, value, translator)
+                ):
                     translator.reached(value)
                 elif isinstance(value, ModuleList):
                     _reach_items(state, attr, value, translator)
@@ -33,7 +40,9 @@ def reach(translator: Program) -> None:
 
 
 def _reach_items(state: ClassState, attr: str, value: ModuleList, translator: Program) -> None:
-    """Translate the constructors of a list's modules with weights: the model may run some of them only."""
+    """Translate the constructors of a list's modules with weights: the model may run some of them
+    only.
+    """
     left = tuple(made for made in value.made if made.cls not in translator.states)
     own = tuple(made for made in left if translator.translates(made.cls))
     if own and has_parameters(state, attr, translator):
@@ -41,12 +50,21 @@ def _reach_items(state: ClassState, attr: str, value: ModuleList, translator: Pr
 
 
 def reach_parts(state: ClassState, frame: Frame) -> None:
-    """Translate what the template of a class's forward uses of the class's modules: constructors, forwards."""
+    """Translate what the template of a class's forward uses of the class's modules: constructors,
+    forwards.
+    """
     translator = frame.translator
-    nodes = [node for routine in state.methods.values() for item in routine.body for node in ast.walk(item)]
+    nodes = [
+        node
+        for routine in state.methods.values()
+        for item in routine.body
+        for node in ast.walk(item)
+    ]
     for node in nodes:
         match node:
-            case ast.Attribute(value=ast.Attribute(value=ast.Name(id="self"), attr=part), attr=attr):
+            case ast.Attribute(
+                value=ast.Attribute(value=ast.Name(id="self"), attr=part), attr=attr
+            ):
                 value = state.attributes.get(part)
                 if isinstance(value, Instance) and all(map(translator.translates, value.classes)):
                     for reached in translator.reached(value):
@@ -58,7 +76,9 @@ def reach_parts(state: ClassState, frame: Frame) -> None:
 
 
 def _arguments(node: ast.Call) -> Args:
-    given = [Known(item.value) if isinstance(item, ast.Constant) else Code(item) for item in node.args]
+    given = [
+        Known(item.value) if isinstance(item, ast.Constant) else Code(item) for item in node.args
+    ]
     return Args(list(given), {str(item.arg): Code(item.value) for item in node.keywords}, [])
 
 
@@ -72,13 +92,17 @@ def _is_to_reach(state: ClassState, attr: str, value: Instance, translator: Prog
 def is_eager(state: ClassState, attr: str, translator: Program) -> bool:
     """Whether an attribute is one of a composite's towers, which the generated model leaves out."""
     paths = [path for path, module in translator.model.named_modules() if type(module) is state.cls]
-    return bool(paths) and all(f"{path}.{attr}".lstrip(".") in translator.findings.eager for path in paths)
+    return bool(paths) and all(
+        f"{path}.{attr}".lstrip(".") in translator.findings.eager for path in paths
+    )
 
 
 def has_parameters(state: ClassState, attr: str, translator: Program) -> bool:
     """Whether an attribute is a module with parameters, in some instance of the class."""
     inside = [getattr(module, attr, None) for module in translator.modules_of(state.cls)]
-    return any(isinstance(item, nn.Module) and any(True for _ in item.parameters()) for item in inside)
+    return any(
+        isinstance(item, nn.Module) and any(True for _ in item.parameters()) for item in inside
+    )
 
 
 def attributes_read(state: ClassState) -> set[str]:

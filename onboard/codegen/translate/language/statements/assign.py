@@ -11,9 +11,24 @@ from onboard.codegen.translate.language.expressions import objects
 from onboard.codegen.translate.language.forms import COMPLEX, MAYBE
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole, Result
-from onboard.codegen.translate.language.object_values import Config, Instance, ModuleList, Self, joined_ways
+from onboard.codegen.translate.language.object_values import (
+    Config,
+    Instance,
+    ModuleList,
+    Self,
+    joined_ways,
+)
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
-from onboard.codegen.translate.language.values import NONE, Code, Half, Items, Known, Mapping, Mask, Value
+from onboard.codegen.translate.language.values import (
+    NONE,
+    Code,
+    Half,
+    Items,
+    Known,
+    Mapping,
+    Mask,
+    Value,
+)
 
 
 def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None:
@@ -33,8 +48,12 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             return
         case ast.Attribute(value=owner, attr=attr) if _takes_away(owner, value, frame):
             path = frame.code(owner)
-            frame.emit(ast.Assign([ast.Attribute(path, attr, ast.Store())], ast.Constant(None)), origin)
-        case ast.Attribute(value=ast.Name(id=variable), attr=attr) if _is_copied_config(variable, frame):
+            frame.emit(
+                ast.Assign([ast.Attribute(path, attr, ast.Store())], ast.Constant(None)), origin
+            )
+        case ast.Attribute(value=ast.Name(id=variable), attr=attr) if _is_copied_config(
+            variable, frame
+        ):
             _change_config(variable, attr, frame.settle(value), frame, origin)
         case ast.Subscript():
             _store_item(target, frame.settle(value), frame, origin)
@@ -45,15 +64,26 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
 def _states_a_fact(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
     """Whether `config.attr = value` says what every generated model takes for granted."""
     fact = objects.CONFIG_FACTS.get(attr)
-    return isinstance(frame.evaluate(owner), Config) and isinstance(value, Known) and value.value is fact
+    return (
+        isinstance(frame.evaluate(owner), Config)
+        and isinstance(value, Known)
+        and value.value is fact
+    )
 
 
 def _is_so_already(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
-    """Whether a forward forgets what it would have kept for the next call: nothing, where there is no cache."""
+    """Whether a forward forgets what it would have kept for the next call: nothing, where there is
+    no cache.
+    """
     module = frame.evaluate(owner) if frame.kind != "init" and value.equals(NONE) else NONE
-    if not isinstance(module, Instance) or not all(map(frame.translator.translates, module.classes)):
+    if not isinstance(module, Instance) or not all(
+        map(frame.translator.translates, module.classes)
+    ):
         return False
-    return all(state.attributes.get(attr, module).equals(NONE) for state in frame.translator.reached(module))
+    return all(
+        state.attributes.get(attr, module).equals(NONE)
+        for state in frame.translator.reached(module)
+    )
 
 
 def _takes_away(owner: ast.expr, value: Value, frame: Frame) -> bool:
@@ -124,7 +154,9 @@ def _hole_names(targets: list[ast.expr], result: Result) -> list[str] | None:
     return [names[index] for index in range(result.holes)] if len(names) == result.holes else None
 
 
-def _unpack_items(targets: list[ast.expr], items: tuple[Value, ...], frame: Frame, origin: ast.AST) -> None:
+def _unpack_items(
+    targets: list[ast.expr], items: tuple[Value, ...], frame: Frame, origin: ast.AST
+) -> None:
     """Assign one by one, or in one statement when a later item reads an earlier target."""
     stores = {target.id for target in targets if isinstance(target, ast.Name)}
     reads = {
@@ -136,7 +168,10 @@ def _unpack_items(targets: list[ast.expr], items: tuple[Value, ...], frame: Fram
     }
     if stores & reads and all(isinstance(item, Code) for item in items):
         elements = [item.expr for item in items if isinstance(item, Code)]
-        if any(ast.unparse(target) != ast.unparse(item) for target, item in zip(targets, elements, strict=True)):
+        if any(
+            ast.unparse(target) != ast.unparse(item)
+            for target, item in zip(targets, elements, strict=True)
+        ):
             frame.emit(ast.Assign([_store_tuple(targets)], ast.Tuple(elements, ast.Load())), origin)
         for target, item in zip(targets, items, strict=True):
             assert isinstance(target, ast.Name)
@@ -160,13 +195,20 @@ def _stored(target: ast.expr) -> ast.expr:
 
 
 def _unpack_code(targets: list[ast.expr], value: Code, frame: Frame, origin: ast.AST) -> None:
-    """Unpack a run-time tuple; parts of a transposed whole (chunks of the last dimension) are transposed too."""
+    """Unpack a run-time tuple; parts of a transposed whole (chunks of the last dimension) are
+    transposed too.
+    """
     attributes = [target for target in targets if isinstance(target, ast.Attribute)]
-    names = [name(f"{item.attr}_value", True) if item in attributes else _stored(item) for item in targets]
+    names = [
+        name(f"{item.attr}_value", True) if item in attributes else _stored(item)
+        for item in targets
+    ]
     frame.emit(ast.Assign([ast.Tuple(list(names), ast.Store())], value.expr), origin)
     for target, part in zip(targets, names, strict=True):
         inner = [item.id for item in ast.walk(part) if isinstance(item, ast.Name)]
-        frame.env.values.update({item: Code(name(item), value.static, value.transposed) for item in inner})
+        frame.env.values.update(
+            {item: Code(name(item), value.static, value.transposed) for item in inner}
+        )
         if not isinstance(part, ast.Name):
             continue
         if target in attributes:
@@ -174,14 +216,20 @@ def _unpack_code(targets: list[ast.expr], value: Code, frame: Frame, origin: ast
 
 
 def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | None) -> None:
-    """Assign `self.attr`; only `__init__` may. What transformers notes of its own models is dropped."""
+    """Assign `self.attr`; only `__init__` may. What transformers notes of its own models is
+    dropped.
+    """
     if attr.startswith("_") and hasattr(PreTrainedModel, attr):
         return
     if frame.kind != "init":
         if isinstance(value, Code) and ast.unparse(value.expr).split(".to(")[0] == f"self.{attr}":
             _move(attr, value.expr, frame)
             return
-        if value.equals(NONE) and frame.cls is not None and frame.cls.attributes.get(attr, Self()).equals(NONE):
+        if (
+            value.equals(NONE)
+            and frame.cls is not None
+            and frame.cls.attributes.get(attr, Self()).equals(NONE)
+        ):
             return  # what one call would keep for the next
         raise Grows(f"forward assigns self.{attr}")
     value = frame.mechanisms.set_attribute(attr, value, frame) or value
@@ -193,9 +241,13 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
 
 
 def _move(attr: str, expr: ast.expr, frame: Frame) -> None:
-    """Have what reads `self.attr` from here on read it in another dtype; it lies where the other tensors are."""
+    """Have what reads `self.attr` from here on read it in another dtype; it lies where the other
+    tensors are.
+    """
     match expr:
-        case ast.Call(func=function, keywords=keywords) if dtype := [item for item in keywords if item.arg == "dtype"]:
+        case ast.Call(func=function, keywords=keywords) if dtype := [
+            item for item in keywords if item.arg == "dtype"
+        ]:
             frame.env.values[f"self.{attr}"] = Code(ast.Call(function, [], dtype))
 
 
@@ -216,7 +268,11 @@ def _at(value: Value, path: ast.expr) -> Value:
 def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.AST) -> None:
     owner, key = frame.evaluate(target.value), frame.evaluate(target.slice)
     computed = isinstance(owner, Mapping) and not owner.items and not isinstance(key, Known)
-    if isinstance(value, Mask) and isinstance(target.value, ast.Name) and (isinstance(owner, Mask) or computed):
+    if (
+        isinstance(value, Mask)
+        and isinstance(target.value, ast.Name)
+        and (isinstance(owner, Mask) or computed)
+    ):
         frame.env.values[target.value.id] = value  # a dict of masks is as good as a mask
         return
     if isinstance(owner, Mapping) and isinstance(key, Known):
@@ -234,26 +290,42 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
     if isinstance(owner, ModuleList) and isinstance(value, Instance):
         place = ast.unparse(target.value)
         frame.env.values[place] = replace(owner, made=joined_ways(owner.made, value.made))
-    if isinstance(owner, Code) and isinstance(target.value, ast.Name) and (form := _form(value)) is not None:
+    if (
+        isinstance(owner, Code)
+        and isinstance(target.value, ast.Name)
+        and (form := _form(value)) is not None
+    ):
         frame.env.values[target.value.id] = Code(owner.expr, owner.static, form=f"dict of {form}")
 
 
 def _form(value: Value) -> str | None:
-    """Return what is known of an item that a dict gets at run time; items without one tell nothing of the others."""
+    """Return what is known of an item that a dict gets at run time; items without one tell nothing
+    of the others.
+    """
     if value.equals(NONE):
         return MAYBE
     return value.form if isinstance(value, Code) else None
 
 
 def refuse_growth(method: ast.FunctionDef, frame: Frame) -> None:
-    """Raise `Grows` where a forward calls a method that gives `self` a new buffer: what that calls need not know."""
-    made = [item.value for item in method.body if isinstance(item, ast.Assign) and isinstance(item.value, ast.Call)]
-    if frame.kind == "forward" and any(ast.unparse(item.func) in ("nn.Buffer", "nn.Parameter") for item in made):
+    """Raise `Grows` where a forward calls a method that gives `self` a new buffer: what that calls
+    need not know.
+    """
+    made = [
+        item.value
+        for item in method.body
+        if isinstance(item, ast.Assign) and isinstance(item.value, ast.Call)
+    ]
+    if frame.kind == "forward" and any(
+        ast.unparse(item.func) in ("nn.Buffer", "nn.Parameter") for item in made
+    ):
         raise Grows(f"forward calls {method.name}")
 
 
 class Grows(Untranslatable):
-    """A forward that replaces a buffer: tables of generated files have all positions from the start."""
+    """A forward that replaces a buffer: tables of generated files have all positions from the
+    start.
+    """
 
 
 class Widened(Exception):

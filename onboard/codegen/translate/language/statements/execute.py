@@ -19,7 +19,16 @@ from onboard.codegen.translate.language.statements.assign import Grows, Widened,
 from onboard.codegen.translate.language.trees import selection
 from onboard.codegen.translate.language.trees.skips import without_continue
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
-from onboard.codegen.translate.language.values import NONE, Code, Known, Mapping, Mask, PaddingMask, Unread, Value
+from onboard.codegen.translate.language.values import (
+    NONE,
+    Code,
+    Known,
+    Mapping,
+    Mask,
+    PaddingMask,
+    Unread,
+    Value,
+)
 
 GOES_ON, RETURNS, RAISES = "goes on", "returns", "raises"
 
@@ -29,7 +38,9 @@ def execute(statements: Sequence[ast.stmt], frame: Frame) -> str:
     for index, statement in enumerate(statements):
         handler = _STATEMENTS.get(type(statement))
         if handler is None:
-            raise Untranslatable(f"{type(statement).__name__} at {frame.source.location(statement)}")
+            raise Untranslatable(
+                f"{type(statement).__name__} at {frame.source.location(statement)}"
+            )
         ending = handler(statement, frame)
         if ending is not None:
             return str(ending)
@@ -60,7 +71,12 @@ def _aug_assign(node: ast.AugAssign, frame: Frame) -> None:
     operand = frame.settle(frame.evaluate(node.value))
     if frame.mechanisms.binary(node.op, old, operand) is old:
         return
-    if isinstance(node.target, ast.Name) and type(old) is Code and not old.static and not old.transposed:
+    if (
+        isinstance(node.target, ast.Name)
+        and type(old) is Code
+        and not old.static
+        and not old.transposed
+    ):
         frame.emit(ast.AugAssign(name(node.target.id, store=True), node.op, operand.code()), node)
         return
     store(node.target, binary(node.op, old, operand, frame), frame, node)
@@ -71,12 +87,16 @@ def _as_load(target: ast.expr) -> ast.expr:
 
 
 def _expr(node: ast.Expr, frame: Frame) -> None:
-    """Keep calls that work in place; everything else an expression statement does is bookkeeping."""
+    """Keep calls that work in place; everything else an expression statement does is
+    bookkeeping.
+    """
     if isinstance(node.value, ast.Constant) or lists.append(node.value, frame):
         return
     value = frame.evaluate(node.value)
     match node.value:
-        case ast.Call(func=ast.Attribute(value=ast.Name(id=variable))) if isinstance(value, Code) and value.lazy:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=variable))) if (
+            isinstance(value, Code) and value.lazy
+        ):
             if _in_place(node.value):
                 frame.env.values[variable] = value
             return
@@ -86,7 +106,8 @@ def _expr(node: ast.Expr, frame: Frame) -> None:
 
 def _in_place(node: ast.Call) -> bool:
     return isinstance(node.func, ast.Attribute) and (
-        (node.func.attr.endswith("_") and not node.func.attr.endswith("__")) or node.func.attr == "append"
+        (node.func.attr.endswith("_") and not node.func.attr.endswith("__"))
+        or node.func.attr == "append"
     )
 
 
@@ -210,13 +231,17 @@ def _fold(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> str | No
 
 
 def _short_texts(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> Side | None:
-    """Return the other side of a condition that holds of texts beyond a length of the config only; assert it."""
+    """Return the other side of a condition that holds of texts beyond a length of the config only;
+    assert it.
+    """
     match test.code() if isinstance(test, Code) and isinstance(sides[0], Untranslatable) else None:
         case ast.Compare(
             left=ast.Attribute() as limit,
             ops=[ast.Lt()],
             comparators=[ast.Subscript(value=ast.Attribute(attr="shape")) as size],
-        ) if not isinstance(sides[1], Untranslatable) and ast.unparse(limit).startswith("self.config."):
+        ) if not isinstance(sides[1], Untranslatable) and ast.unparse(limit).startswith(
+            "self.config."
+        ):
             said = ast.Constant("not covered: texts of more tokens at a time")
             frame.emit(ast.Assert(ast.Compare(size, [ast.LtE()], [limit]), said), node)
             side: Side = sides[1]
@@ -251,7 +276,9 @@ def _note_conditional(one: Env, other: Env, frame: Frame) -> None:
     """Note attributes of `self` that exist after one side of a condition only."""
     if frame.cls is not None and frame.kind == "init":
         either = one.values.keys() ^ other.values.keys()
-        frame.cls.sometimes.update(key.removeprefix("self.") for key in either if key.startswith("self."))
+        frame.cls.sometimes.update(
+            key.removeprefix("self.") for key in either if key.startswith("self.")
+        )
 
 
 def _joined(key: str, sides: Sides, frame: Frame) -> Value:
@@ -277,11 +304,17 @@ def _joined(key: str, sides: Sides, frame: Frame) -> Value:
         if modules and len(modules) + len(nothing) == len(values):
             optional = bool(nothing) or any(module.optional for module in modules)
             return Instance(tuple(way for module in modules for way in module.made), path, optional)
-        return Code(path, all(each.is_static for each in values), optional=any(each.may_be_none for each in values))
+        return Code(
+            path,
+            all(each.is_static for each in values),
+            optional=any(each.may_be_none for each in values),
+        )
     for value, statements in sides:
         new = value.code()
         if not (isinstance(value, Code) and isinstance(new, ast.Name) and new.id == key):
-            lies = isinstance(value, Code) and value.transposed  # what comes after may need it as it looks
+            lies = (
+                isinstance(value, Code) and value.transposed
+            )  # what comes after may need it as it looks
             new = call(attribute(new, "contiguous")) if lies else new
             statements.append(ast.Assign([name(key, store=True)], new))
     optional = any(each.may_be_none for each in values)
@@ -311,7 +344,9 @@ def _for(node: ast.For, frame: Frame) -> str | None:
                 changed = _changed(node.target, start, frame.env)
                 filled = _filled_dicts(start, frame.env)
                 known: dict[str, Value] = {
-                    key: value for key in changed if isinstance(value := frame.env.values[key], Mask)
+                    key: value
+                    for key in changed
+                    if isinstance(value := frame.env.values[key], Mask)
                 }
                 known |= lists.grown(start, frame.env)
         except lists.Filled as appended:
@@ -334,12 +369,16 @@ def _for(node: ast.For, frame: Frame) -> str | None:
 
 
 def _taken_for_granted(frame: Frame) -> tuple[list[ast.expr], int]:
-    """Return the guards of the class whose code is evaluated, and how many of its methods are translated."""
+    """Return the guards of the class whose code is evaluated, and how many of its methods are
+    translated.
+    """
     return ([], 0) if frame.cls is None else (list(frame.cls.guards), len(frame.cls.methods))
 
 
 def _forget(before: tuple[list[ast.expr], int], frame: Frame) -> None:
-    """Drop guards since `before`, of branches decided while a list was taken for empty; methods keep what they need."""
+    """Drop guards since `before`, of branches decided while a list was taken for empty; methods
+    keep what they need.
+    """
     if frame.cls is not None and len(frame.cls.methods) == before[1]:
         frame.cls.guards[:] = before[0]
 
@@ -347,12 +386,18 @@ def _forget(before: tuple[list[ast.expr], int], frame: Frame) -> None:
 def _assigned(body: list[ast.stmt]) -> set[str]:
     """Return the variables that a loop's body assigns."""
     nodes = [node for statement in body for node in ast.walk(statement)]
-    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return {
+        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
 
 
 def _filled_dicts(start: Env, end: Env) -> dict[str, Value]:
     """Return the dicts from before a loop of whose items its body tells something."""
-    dicts = {key: value for key, value in end.values.items() if key in start.values and isinstance(value, Code)}
+    dicts = {
+        key: value
+        for key, value in end.values.items()
+        if key in start.values and isinstance(value, Code)
+    }
     return {key: value for key, value in dicts.items() if (value.form or "").startswith("dict of ")}
 
 
@@ -375,7 +420,9 @@ def _plain_target(target: ast.expr) -> ast.expr:
 
 
 def _with(node: ast.With, frame: Frame) -> str | None:
-    """Execute the body: the contexts of modeling code (no_grad, autocast) do not matter in inference."""
+    """Execute the body: the contexts of modeling code (no_grad, autocast) do not matter in
+    inference.
+    """
     ending = execute(node.body, frame)
     return None if ending == GOES_ON else ending
 

@@ -27,21 +27,29 @@ def comprehended(node: ast.For, frame: Frame) -> tuple[ast.expr, Value] | None:
     match node.body:
         case [
             *before,
-            ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=variable), attr="append"), args=[item])),
+            ast.Expr(
+                value=ast.Call(
+                    func=ast.Attribute(value=ast.Name(id=variable), attr="append"), args=[item]
+                )
+            ),
         ]:
             known = frame.env.values.get(variable)
             if not (isinstance(known, Items) and not known.items and all(map(_is_local, before))):
                 return None
             loop = ast.comprehension(node.target, node.iter, [], 0)
             made = ast.copy_location(ast.ListComp(item, [loop]), node)
-            value = comprehension(made, frame, [part for part in before if isinstance(part, ast.Assign)])
+            value = comprehension(
+                made, frame, [part for part in before if isinstance(part, ast.Assign)]
+            )
             return None if value is None else (name(variable, store=True), value)
     return None
 
 
 def _is_local(statement: ast.stmt) -> bool:
     return (
-        isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name)
+        isinstance(statement, ast.Assign)
+        and len(statement.targets) == 1
+        and isinstance(statement.targets[0], ast.Name)
     )
 
 

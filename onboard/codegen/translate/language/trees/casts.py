@@ -1,7 +1,7 @@
 """Casts to float32 that nothing sees, since each of their readers casts back.
 
-Modeling code computes attention's scores in float32, so casts queries and keys before it multiplies them. The canonical
-op does that itself and wants tensors of one dtype.
+Modeling code computes attention's scores in float32, so casts queries and keys before it multiplies
+them. The canonical op does that itself and wants tensors of one dtype.
 """
 
 from __future__ import annotations
@@ -23,21 +23,33 @@ def cast_to_float32(expr: ast.expr) -> ast.expr | None:
 
 
 def without_unseen(body: Sequence[ast.stmt], live_out: frozenset[str]) -> list[ast.stmt]:
-    """Return statements without casts of a variable whose readers all cast it again, or read its shape alone."""
+    """Return statements without casts of a variable whose readers all cast it again, or read its
+    shape alone.
+    """
     kept = []
     for index, statement in enumerate(body):
         match statement:
             case ast.Assign(targets=[ast.Name(id=variable)], value=value):
                 inner = cast_to_float32(value)
-                if inner is not None and variable not in live_out and _is_unseen(variable, body[index + 1 :]):
+                if (
+                    inner is not None
+                    and variable not in live_out
+                    and _is_unseen(variable, body[index + 1 :])
+                ):
                     statement = ast.copy_location(ast.Assign(statement.targets, inner), statement)
         kept.append(statement)
     return kept
 
 
 def _is_unseen(variable: str, after: Sequence[ast.stmt]) -> bool:
-    """Whether statements read no more of a variable than its shape and what its value is in another dtype."""
+    """Whether statements read no more of a variable than its shape and what its value is in another
+    dtype.
+    """
     nodes = [node for statement in after for node in ast.walk(statement)]
     uses = [node for node in nodes if isinstance(node, ast.Name) and node.id == variable]
-    allowed = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr in {*_SIZES, "type_as"}]
+    allowed = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Attribute) and node.attr in {*_SIZES, "type_as"}
+    ]
     return {id(node) for node in uses} <= {id(node.value) for node in allowed}

@@ -39,18 +39,32 @@ def free_names(body: Sequence[ast.stmt], live_out: frozenset[str] = frozenset())
 
 
 def _of_callers(body: Sequence[ast.stmt]) -> frozenset[str]:
-    """Return marks of the variables whose items are written, and which are never assigned: callers see the items."""
+    """Return marks of the variables whose items are written, and which are never assigned: callers
+    see the items.
+    """
     nodes = [node for statement in body for node in ast.walk(statement)]
-    written = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    owners = [node.value for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    written = {
+        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    owners = [
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+    ]
     return frozenset(
-        f"{owner.id}{_ITEMS}" for owner in owners if isinstance(owner, ast.Name) and owner.id not in written
+        f"{owner.id}{_ITEMS}"
+        for owner in owners
+        if isinstance(owner, ast.Name) and owner.id not in written
     )
 
 
 def places_read(node: ast.AST) -> Iterator[str]:
     """Yield the variables and `self` attributes that a tree reads."""
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+    if (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    ):
         if isinstance(node.ctx, ast.Load):
             yield f"self.{node.attr}"
         return
@@ -65,7 +79,9 @@ def places_read(node: ast.AST) -> Iterator[str]:
 
 
 def places_written(target: ast.expr) -> set[str]:
-    """Return the variables and `self` attributes that an assignment target writes; none for a subscript."""
+    """Return the variables and `self` attributes that an assignment target writes; none for a
+    subscript.
+    """
     match target:
         case ast.Name(id=variable):
             return {variable}
@@ -87,7 +103,9 @@ def _mutated(target: ast.expr) -> set[str]:
 
 
 def _remove_dead(body: list[ast.stmt], live_out: frozenset[str]) -> tuple[list[ast.stmt], set[str]]:
-    """Return the statements whose effect is seen, and the places that are read before they are written."""
+    """Return the statements whose effect is seen, and the places that are read before they are
+    written.
+    """
     live = set(live_out)
     kept: list[ast.stmt] = []
     for statement in reversed(body):
@@ -98,7 +116,9 @@ def _remove_dead(body: list[ast.stmt], live_out: frozenset[str]) -> tuple[list[a
 
 
 def _dead_in(statement: ast.stmt, live: set[str]) -> ast.stmt | None:
-    """Return a statement without its dead parts, None when all of it is dead; update what is live before it."""
+    """Return a statement without its dead parts, None when all of it is dead; update what is live
+    before it.
+    """
     match statement:
         case ast.Assign(targets=[target], value=value):
             return _dead_assign(statement, target, value, live)
@@ -109,7 +129,9 @@ def _dead_in(statement: ast.stmt, live: set[str]) -> ast.stmt | None:
         case ast.Return():
             live.intersection_update([place for place in live if place.endswith(_ITEMS)])
         case ast.AugAssign(target=target):
-            live.update(places_written(target))  # in place: what it changes may have another name that is read
+            live.update(
+                places_written(target)
+            )  # in place: what it changes may have another name that is read
         case ast.Expr(
             value=ast.Call(
                 func=ast.Attribute(value=ast.Name(id="self"), attr="register_buffer"),
@@ -122,7 +144,9 @@ def _dead_in(statement: ast.stmt, live: set[str]) -> ast.stmt | None:
     return statement
 
 
-def _dead_assign(node: ast.Assign, target: ast.expr, value: ast.expr, live: set[str]) -> ast.stmt | None:
+def _dead_assign(
+    node: ast.Assign, target: ast.expr, value: ast.expr, live: set[str]
+) -> ast.stmt | None:
     written = places_written(target)
     wanted = written | _mutated(target)
     if not wanted & live:
@@ -131,7 +155,10 @@ def _dead_assign(node: ast.Assign, target: ast.expr, value: ast.expr, live: set[
         return None
     unread = {item.id for item in ast.walk(target) if isinstance(item, ast.Name)} - live
     if isinstance(target, ast.Tuple) and unread:
-        names = [ast.Name("_", ast.Store()) if isinstance(i, ast.Name) and i.id in unread else i for i in target.elts]
+        names = [
+            ast.Name("_", ast.Store()) if isinstance(i, ast.Name) and i.id in unread else i
+            for i in target.elts
+        ]
         node = ast.copy_location(ast.Assign([ast.Tuple(names, ast.Store())], value), node)
     live.difference_update(written)
     live.update(places_read(node))
@@ -168,7 +195,9 @@ def _dead_for(node: ast.For, live: set[str]) -> ast.stmt | None:
 def _without_index(node: ast.For, read: set[str]) -> tuple[ast.expr, ast.expr]:
     """Turn `for i, x in enumerate(xs)` into `for x in xs` when i is not read."""
     match node.iter, node.target:
-        case ast.Call(func=ast.Name(id="enumerate"), args=[iterable]), ast.Tuple(elts=[ast.Name(id=index), item]):
+        case ast.Call(func=ast.Name(id="enumerate"), args=[iterable]), ast.Tuple(
+            elts=[ast.Name(id=index), item]
+        ):
             if index not in read:
                 return item, iterable
     return node.target, node.iter
@@ -187,7 +216,9 @@ def negated(test: ast.expr) -> ast.expr:
 
 
 def _join_copies(body: list[ast.stmt], live_out: frozenset[str]) -> list[ast.stmt]:
-    """Turn `a = e; b = a` into `b = e` and `a = e; return a` into `return e` where `a` is not read again."""
+    """Turn `a = e; b = a` into `b = e` and `a = e; return a` into `return e` where `a` is not read
+    again.
+    """
     out: list[ast.stmt] = []
     for index, statement in enumerate(body):
         statement = _join_inside(statement, body[index + 1 :], live_out)
@@ -202,7 +233,9 @@ def _join_copies(body: list[ast.stmt], live_out: frozenset[str]) -> list[ast.stm
 def _join_inside(statement: ast.stmt, after: list[ast.stmt], live_out: frozenset[str]) -> ast.stmt:
     if isinstance(statement, ast.If):
         live = frozenset(_remove_dead(after, live_out)[1])
-        new = ast.If(statement.test, _join_copies(statement.body, live), _join_copies(statement.orelse, live))
+        new = ast.If(
+            statement.test, _join_copies(statement.body, live), _join_copies(statement.orelse, live)
+        )
         return ast.copy_location(new, statement)
     if isinstance(statement, ast.For):
         live = frozenset(_remove_dead([statement, *after], live_out)[1])
@@ -219,16 +252,22 @@ class _Renamed(ast.NodeTransformer):
         return deepcopy(self.new) if node.id == self.old else node
 
 
-def _moved(first: ast.stmt, second: ast.stmt, after: list[ast.stmt], live_out: frozenset[str]) -> ast.stmt | None:
-    """Return `b = e(x)` for `a = x; b = e(a)`, where `x` is a variable, or an attribute that `e` reads once."""
+def _moved(
+    first: ast.stmt, second: ast.stmt, after: list[ast.stmt], live_out: frozenset[str]
+) -> ast.stmt | None:
+    """Return `b = e(x)` for `a = x; b = e(a)`, where `x` is a variable, or an attribute that `e`
+    reads once.
+    """
     match first, second:
-        case ast.Assign(targets=[ast.Name(id=variable)], value=place), ast.Assign(value=value) | ast.Return(
+        case ast.Assign(targets=[ast.Name(id=variable)], value=place), ast.Assign(
             value=value
-        ):
+        ) | ast.Return(value=value):
             pass
         case _:
             return None
-    if value is None or not (isinstance(place, ast.Name) or ast.unparse(place) in places_read(place)):
+    if value is None or not (
+        isinstance(place, ast.Name) or ast.unparse(place) in places_read(place)
+    ):
         return None
     if any(isinstance(node, ast.comprehension | ast.Lambda) for node in ast.walk(value)):
         return None
@@ -244,7 +283,9 @@ def _moved(first: ast.stmt, second: ast.stmt, after: list[ast.stmt], live_out: f
     return ast.copy_location(ast.Assign(second.targets, new), second) if gone else None
 
 
-def _joined(first: ast.stmt, second: ast.stmt, after: list[ast.stmt], live_out: frozenset[str]) -> ast.stmt | None:
+def _joined(
+    first: ast.stmt, second: ast.stmt, after: list[ast.stmt], live_out: frozenset[str]
+) -> ast.stmt | None:
     if (moved := _moved(first, second, after, live_out)) is not None:
         return moved
     match first:
@@ -255,7 +296,9 @@ def _joined(first: ast.stmt, second: ast.stmt, after: list[ast.stmt], live_out: 
     match second:
         case ast.Return(value=ast.Name(id=returned)) if returned == variable:
             return ast.copy_location(ast.Return(value), first)
-        case ast.Assign(targets=[ast.Name() as target], value=ast.Name(id=copied)) if copied == variable:
+        case ast.Assign(targets=[ast.Name() as target], value=ast.Name(id=copied)) if (
+            copied == variable
+        ):
             if variable not in _remove_dead(after, live_out)[1]:
                 return ast.copy_location(ast.Assign([target], value), first)
     return None

@@ -1,7 +1,9 @@
-"""A choice of the best that is made only where there are more: `if x.shape[-1] > k: ... topk(x, k) ...`.
+"""A choice of the best that is made only where there are more: `if x.shape[-1] > k: ... topk(x, k)
+...`.
 
-An exported graph holds one side of such a branch. The best `min(k, all)` of a short text are all of it, so that the
-branch may be taken always: it does for long texts what it did, and for short ones it leaves nothing out.
+An exported graph holds one side of such a branch. The best `min(k, all)` of a short text are all of
+it, so that the branch may be taken always: it does for long texts what it did, and for short ones
+it leaves nothing out.
 """
 
 from __future__ import annotations
@@ -13,13 +15,23 @@ _TOP = {"topk"}
 
 
 def always(node: ast.If) -> list[ast.stmt] | None:
-    """Return the body of such a branch with a choice that exists for any length; None for another branch."""
+    """Return the body of such a branch with a choice that exists for any length; None for another
+    branch.
+    """
     match node:
         case ast.If(
-            test=ast.Compare(left=ast.Subscript() as size, ops=[ast.Gt() | ast.GtE()], comparators=[most]), orelse=[]
+            test=ast.Compare(
+                left=ast.Subscript() as size, ops=[ast.Gt() | ast.GtE()], comparators=[most]
+            ),
+            orelse=[],
         ) if (chosen_from := _last_size(size)) is not None:
             body = copy.deepcopy(node.body)
-            tops = [top for statement in body for top in ast.walk(statement) if _chooses(top, chosen_from, most)]
+            tops = [
+                top
+                for statement in body
+                for top in ast.walk(statement)
+                if _chooses(top, chosen_from, most)
+            ]
             for top in tops:
                 assert isinstance(top, ast.Call)
                 _limit(top, most, size)
@@ -35,7 +47,11 @@ def _last_size(node: ast.Subscript) -> str | None:
 
 def _chooses(node: ast.AST, chosen_from: str, most: ast.expr) -> bool:
     """Whether a call is `torch.topk(x, most, ...)` or `x.topk(most, ...)`."""
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _TOP):
+    if not (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in _TOP
+    ):
         return False
     written = [ast.unparse(item) for item in node.args]
     owner = ast.unparse(node.func.value)

@@ -17,7 +17,11 @@ def without_continue(body: Sequence[ast.stmt]) -> list[ast.stmt]:
             case ast.Continue():
                 return list(body[:index])
             case ast.If(test=test, body=inside, orelse=other) if _skips(inside):
-                kept = ast.If(test, without_continue(inside) or [ast.Pass()], without_continue([*other, *after]))
+                kept = ast.If(
+                    test,
+                    without_continue(inside) or [ast.Pass()],
+                    without_continue([*other, *after]),
+                )
             case ast.If(test=test, body=inside, orelse=other) if _skips(other):
                 kept = ast.If(test, without_continue([*inside, *after]), without_continue(other))
             case _:

@@ -24,16 +24,24 @@ def attribute(owner: ast.expr, *names: str) -> ast.expr:
 
 def call(function: ast.expr, *args: ast.expr, **keywords: ast.expr) -> ast.Call:
     """Return a call node."""
-    return ast.Call(function, list(args), [ast.keyword(key, value) for key, value in keywords.items()])
+    return ast.Call(
+        function, list(args), [ast.keyword(key, value) for key, value in keywords.items()]
+    )
 
 
 def constant(value: Any) -> ast.expr:
     """Return a literal; values without one are untranslatable."""
     if isinstance(value, tuple | list):
         items = [constant(item) for item in value]
-        return ast.Tuple(items, ast.Load()) if isinstance(value, tuple) else ast.List(items, ast.Load())
+        return (
+            ast.Tuple(items, ast.Load())
+            if isinstance(value, tuple)
+            else ast.List(items, ast.Load())
+        )
     if isinstance(value, slice):
-        return call(name("slice"), constant(value.start), constant(value.stop), constant(value.step))
+        return call(
+            name("slice"), constant(value.start), constant(value.stop), constant(value.step)
+        )
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return call(name("float"), ast.Constant(str(value)))
     if value is None or value is Ellipsis or isinstance(value, str | bytes | int | float | bool):

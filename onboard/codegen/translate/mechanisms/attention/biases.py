@@ -1,7 +1,9 @@
-"""Biases of attention that are linear in the key's position (ALiBi, Press et al. 2022, arXiv:2108.12409).
+"""Biases of attention that are linear in the key's position (ALiBi, Press et al. 2022,
+arXiv:2108.12409).
 
-Softmax does not see what all keys of a query have in common, so the slopes are all that counts of such a bias: where it
-starts to count, how it is repeated over the batch and cut to the keys that there are does not matter.
+Softmax does not see what all keys of a query have in common, so the slopes are all that counts of
+such a bias: where it starts to count, how it is repeated over the batch and cut to the keys that
+there are does not matter.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from onboard.codegen.translate.language.values import Code, Known, Value
 
 @dataclass(frozen=True, eq=False)
 class KeyBias(Code):
-    """A bias of attention that is linear in the key's position (ALiBi); `expr`, its slopes, is what is left of it."""
+    """A bias of attention that is linear in the key's position (ALiBi); `expr`, its slopes, is what
+    is left of it.
+    """
 
     unread = "a bias of positions that more than attention reads"
     typed = True
@@ -30,7 +34,18 @@ class KeyBias(Code):
     annotation = "AlibiSlopes"
 
 
-_SHAPES = {"view", "reshape", "repeat", "expand", "squeeze", "unsqueeze", "contiguous", "to", "float", "type_as"}
+_SHAPES = {
+    "view",
+    "reshape",
+    "repeat",
+    "expand",
+    "squeeze",
+    "unsqueeze",
+    "contiguous",
+    "to",
+    "float",
+    "type_as",
+}
 _ROUNDS = {"half", "bfloat16"}
 
 
@@ -55,9 +70,18 @@ def key_method(keys: Code, attr: str, args: Args) -> Code | None:
 def combined(operator: ast.operator, left: Value, right: Value) -> KeyBias | None:
     """Return slopes times counted keys, and a bias times a number; None for anything else."""
     for one, other in ((left, right), (right, left)):
-        if isinstance(one, KeyBias) and other.is_static and (one is left or isinstance(operator, ast.Mult)):
+        if (
+            isinstance(one, KeyBias)
+            and other.is_static
+            and (one is left or isinstance(operator, ast.Mult))
+        ):
             return scaled(one, operator, other)
-        if isinstance(operator, ast.Mult) and _is_keys(one) and isinstance(other, Code) and not other.static:
+        if (
+            isinstance(operator, ast.Mult)
+            and _is_keys(one)
+            and isinstance(other, Code)
+            and not other.static
+        ):
             return KeyBias(_vector(other.expr))
     return None
 
@@ -123,4 +147,8 @@ class PositionBiases(Mechanism):
             if attr not in _SHAPES:
                 raise Untranslatable(f"a bias of positions and its {attr}")
             return owner
-        return key_method(owner, attr, args) if isinstance(owner, Code) and owner.form == KEYS else None
+        return (
+            key_method(owner, attr, args)
+            if isinstance(owner, Code) and owner.form == KEYS
+            else None
+        )

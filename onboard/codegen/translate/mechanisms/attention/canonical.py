@@ -14,7 +14,12 @@ from transformers.modeling_utils import AttentionInterface as HFAttentionInterfa
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.holes import Hole, Result
-from onboard.codegen.translate.language.object_values import AttentionInterface, Global, Instance, Made
+from onboard.codegen.translate.language.object_values import (
+    AttentionInterface,
+    Global,
+    Instance,
+    Made,
+)
 from onboard.codegen.translate.language.trees.syntax import (
     Untranslatable,
     attribute,
@@ -24,12 +29,23 @@ from onboard.codegen.translate.language.trees.syntax import (
     op,
     same_code,
 )
-from onboard.codegen.translate.language.values import NONE, Code, Half, Items, Known, Mask, Value, untransposed
+from onboard.codegen.translate.language.values import (
+    NONE,
+    Code,
+    Half,
+    Items,
+    Known,
+    Mask,
+    Value,
+    untransposed,
+)
 from onboard.codegen.translate.mechanisms.attention import chosen, compressed
 from onboard.codegen.translate.mechanisms.attention.windows import with_window
 
 NORMS = (nn.LayerNorm,)
-"""PyTorch's norms that generated files have a subclass of, of the same name, which calls the canonical op."""
+"""PyTorch's norms that generated files have a subclass of, of the same name, which calls the
+canonical op.
+"""
 COMPLEX_ROPE = "torch_rope_with_complex_freqs"
 
 
@@ -39,7 +55,10 @@ def attention(args: Args) -> Value:
     The interface returns (output [batch, sequence, heads, dim], weights); weights are None here.
     """
     heads_first = args.positional[1:4]
-    given = {**dict(zip(("attention_mask", "scaling"), args.positional[4:], strict=False)), **args.keywords}
+    given = {
+        **dict(zip(("attention_mask", "scaling"), args.positional[4:], strict=False)),
+        **args.keywords,
+    }
     by_sequence = all(isinstance(value, Code) and value.transposed for value in heads_first)
     if not (by_query := given.get("sinks", NONE)).equals(NONE):
         given = {**given, "s_aux": Code(_sinks(by_query.code()))}
@@ -51,13 +70,21 @@ def attention(args: Args) -> Value:
     layout = constant("bsnd" if by_sequence else "bnsd")
     qkv = [(untransposed(value) if by_sequence else value).code() for value in heads_first]
     fixed = [_bias(given).code(), constant(0.0), constant(True)]
-    called = ast.Call(op("torch_attention"), [*qkv, *fixed, *(each.code() for each in settings), layout], [])
+    called = ast.Call(
+        op("torch_attention"), [*qkv, *fixed, *(each.code() for each in settings), layout], []
+    )
     return Items((Code(called, transposed=not by_sequence), NONE))
 
 
 def _to_entries(args: Args, heads_first: list[Value], settings: list[Value]) -> Value:
-    """Return the canonical form of attention to keys that have those of blocks behind them, or to the former alone."""
-    alone = [Code(each.expr, transposed=each.transposed) for each in heads_first if isinstance(each, Code)]
+    """Return the canonical form of attention to keys that have those of blocks behind them, or to
+    the former alone.
+    """
+    alone = [
+        Code(each.expr, transposed=each.transposed)
+        for each in heads_first
+        if isinstance(each, Code)
+    ]
     positional = [args.positional[0], *alone, *args.positional[4:]]
     plain = attention(replace(args, positional=positional))
     assert isinstance(plain, Items)
@@ -65,16 +92,23 @@ def _to_entries(args: Args, heads_first: list[Value], settings: list[Value]) -> 
 
 
 def _sinks(expr: ast.expr) -> ast.expr:
-    """Return a logit of each query as [batch, sequence, heads]; modeling code has it as [batch, heads, sequence, 1]."""
+    """Return a logit of each query as [batch, sequence, heads]; modeling code has it as [batch,
+    heads, sequence, 1].
+    """
     match expr:
         case ast.Call(
             func=ast.Attribute(
-                value=ast.Call(func=ast.Attribute(value=inner, attr="transpose"), args=[one, two]), attr="unsqueeze"
+                value=ast.Call(func=ast.Attribute(value=inner, attr="transpose"), args=[one, two]),
+                attr="unsqueeze",
             ),
             args=[last],
         ) if [ast.unparse(item) for item in (one, two, last)] == ["1", "2", "-1"]:
             return inner
-    return call(attribute(call(attribute(expr, "squeeze"), constant(-1)), "transpose"), constant(1), constant(2))
+    return call(
+        attribute(call(attribute(expr, "squeeze"), constant(-1)), "transpose"),
+        constant(1),
+        constant(2),
+    )
 
 
 def _sparse(heads_first: list[Value], keys: Value, settings: list[Value]) -> Code:
@@ -94,7 +128,9 @@ def turned(value: Value) -> Code:
 
 
 def _bias(given: Mapping[str, Value]) -> Value:
-    """Return what is added to the scores besides the causal mask: a mask with more in it, a bias of positions."""
+    """Return what is added to the scores besides the causal mask: a mask with more in it, a bias of
+    positions.
+    """
     mask, bias = (given.get(key, NONE) for key in ("attention_mask", "position_bias"))
     if isinstance(mask, Mask) or mask.equals(NONE) or (isinstance(mask, Code) and mask.static):
         return bias
@@ -104,12 +140,17 @@ def _bias(given: Mapping[str, Value]) -> Value:
 
 
 def rope(
-    function: Any, op_name: str, args: Args, complex_dim: int | None = None, table_dims: int | None = None
+    function: Any,
+    op_name: str,
+    args: Args,
+    complex_dim: int | None = None,
+    table_dims: int | None = None,
 ) -> Value:
     """Return the canonical form of `apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1)`.
 
-    A function that gets complex numbers instead of cos and sin gives them the dimension of heads at `complex_dim`. With
-    `table_dims`, cos and sin are whole tables with so many dimensions, and positions follow them.
+    A function that gets complex numbers instead of cos and sin gives them the dimension of heads at
+    `complex_dim`. With `table_dims`, cos and sin are whole tables with so many dimensions, and
+    positions follow them.
     """
     bound = inspect.signature(function).bind(*args.positional, **args.keywords)
     given = list(bound.arguments.values())
@@ -127,7 +168,9 @@ def rope(
 
 
 def _taken(table: Value, positions: Value, dims: int) -> Code:
-    """Return `table[positions]` of a table [positions, dim], or of one with two dimensions of size one before these."""
+    """Return `table[positions]` of a table [positions, dim], or of one with two dimensions of size
+    one before these.
+    """
     whole = table.code()
     if dims == 4:
         whole = ast.Subscript(whole, ast.Tuple([constant(0), constant(0)], ast.Load()), ast.Load())
@@ -138,7 +181,9 @@ def _tables(op_name: str, tables: list[Value]) -> list[ast.expr]:
     if op_name != COMPLEX_ROPE or len(tables) == 1:
         return [each.code() for each in tables]
     match tables:
-        case [Half(whole=first, part=0), Half(whole=second, part=1)] if same_code(first.expr, second.expr):
+        case [Half(whole=first, part=0), Half(whole=second, part=1)] if same_code(
+            first.expr, second.expr
+        ):
             return [first.expr]
     raise Untranslatable("interleaved RoPE whose cos and sin do not come from the rotary embedding")
 
@@ -163,7 +208,9 @@ class CanonicalOps(Mechanism):
         match callee, args.positional:
             case AttentionInterface(), _:
                 return attention(with_window(args, frame))
-            case Instance(made=made), [Code(transposed=True) as only] if all("canonical" in m.arguments for m in made):
+            case Instance(made=made), [Code(transposed=True) as only] if all(
+                "canonical" in m.arguments for m in made
+            ):
                 return Code(ast.Call(callee.code(), [only.expr], []), transposed=True)
         return None
 
@@ -175,6 +222,8 @@ class CanonicalOps(Mechanism):
     def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
         """The eager one of a table of attention classes."""
         match owner, index:
-            case Global(obj=dict() as table), Known(value=key) if "eager" in table and key not in table:
+            case Global(obj=dict() as table), Known(value=key) if (
+                "eager" in table and key not in table
+            ):
                 return Global(table["eager"], name(table["eager"].__name__))
         return None

@@ -1,4 +1,6 @@
-"""Masks that code other than attention reads: an indexer keeps its scores causal with attention's own mask."""
+"""Masks that code other than attention reads: an indexer keeps its scores causal with attention's
+own mask.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,23 @@ from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.forms import CHUNKED
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Global, MaskMaker
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, constant, name
-from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Mask, PaddingMask, Value
+from onboard.codegen.translate.language.trees.syntax import (
+    Untranslatable,
+    attribute,
+    call,
+    constant,
+    name,
+)
+from onboard.codegen.translate.language.values import (
+    NONE,
+    Code,
+    Items,
+    Known,
+    Mapping,
+    Mask,
+    PaddingMask,
+    Value,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,13 +46,17 @@ class Ones(Value):
 
 
 def made(kinds: Sequence[str]) -> Value:
-    """Return what a function returns that makes masks of these kinds, as `analysis.masks` names them."""
+    """Return what a function returns that makes masks of these kinds, as `analysis.masks` names
+    them.
+    """
     values: dict[str, Value] = {"added": Mask(), "seen": Seen(), "ones": Ones()}
     return values[kinds[0]] if len(kinds) == 1 else Items(tuple(values[kind] for kind in kinds))
 
 
 def mask_attribute(attr: str) -> Value | None:
-    """Return an attribute of an attention mask that is known without one: transformers' eager masks are added."""
+    """Return an attribute of an attention mask that is known without one: transformers' eager masks
+    are added.
+    """
     return Global(torch.float32, attribute(name("torch"), "float32")) if attr == "dtype" else None
 
 
@@ -46,7 +67,8 @@ def hidden(op: ast.cmpop, mask: Value, other: Value) -> Mask | None:
 
 
 def filled(owner: Code, value: ast.expr, window: ast.expr | None = None) -> Code:
-    """Return `x.masked_fill(hidden, value)` for x [..., queries, keys] of one text's tokens: those after each query.
+    """Return `x.masked_fill(hidden, value)` for x [..., queries, keys] of one text's tokens: those
+    after each query.
 
     With a window, those that lie so far back, too.
     """
@@ -60,12 +82,16 @@ def filled(owner: Code, value: ast.expr, window: ast.expr | None = None) -> Code
 
 
 def masked(scores: Code) -> Code:
-    """Return `scores + mask` for scores [..., queries, keys] of one text's tokens: later keys get the least number."""
+    """Return `scores + mask` for scores [..., queries, keys] of one text's tokens: later keys get
+    the least number.
+    """
     return filled(scores, constant(float("-inf")))
 
 
 def same_chunk(keywords: dict[str, Value], frame: Frame) -> Code:
-    """Return which tokens lie in one chunk, [sequence, sequence], for `create_chunked_causal_mask(**keywords)`."""
+    """Return which tokens lie in one chunk, [sequence, sequence], for
+    `create_chunked_causal_mask(**keywords)`.
+    """
     if not {"config", "inputs_embeds"} <= keywords.keys():
         raise Untranslatable("a mask of chunks without a config")
     text = keywords["inputs_embeds"].code()
@@ -79,7 +105,9 @@ def same_chunk(keywords: dict[str, Value], frame: Frame) -> Code:
 
 
 def stands_at_run_time(value: Value) -> Code | None:
-    """Return a dict of masks, one of which exists at run time, as the code of a dict; None for any other value."""
+    """Return a dict of masks, one of which exists at run time, as the code of a dict; None for any
+    other value.
+    """
     masks = value.items.values() if isinstance(value, Mapping) else ()
     chunked = [isinstance(item, Code) and item.form == CHUNKED for item in masks]
     if not isinstance(value, Mapping) or not any(chunked):
@@ -142,7 +170,9 @@ class CausalMasks(Mechanism):
         match owner:
             case Mask() if attr == "get" or attr in _OF_MASKS:
                 return owner
-            case Mapping(items=items) if attr == "get" and items and all(isinstance(v, Mask) for v in items.values()):
+            case Mapping(items=items) if (
+                attr == "get" and items and all(isinstance(v, Mask) for v in items.values())
+            ):
                 match args.positional:
                     case [Known(value=key), *_] if key is not None:
                         return None

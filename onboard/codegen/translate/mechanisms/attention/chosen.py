@@ -1,4 +1,6 @@
-"""Choices of keys: modeling code makes masks of them, canonical ops take the positions of the keys themselves."""
+"""Choices of keys: modeling code makes masks of them, canonical ops take the positions of the keys
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ KIND = "block_indexer"
 
 @dataclass(frozen=True, eq=False)
 class Chosen(Code):
-    """The keys that each query sees: positions [batch, queries, chosen] where modeling code has truth values."""
+    """The keys that each query sees: positions [batch, queries, chosen] where modeling code has
+    truth values.
+    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +37,11 @@ class ChosenMask(Mask):
 
 def inverted(operator: ast.unaryop, operand: Value) -> Others | None:
     """Return `~chosen`; None for anything else."""
-    return Others(operand) if isinstance(operator, ast.Invert) and isinstance(operand, Chosen) else None
+    return (
+        Others(operand)
+        if isinstance(operator, ast.Invert) and isinstance(operand, Chosen)
+        else None
+    )
 
 
 def narrowed(mask: Mask, attr: str, args: Args) -> ChosenMask | None:

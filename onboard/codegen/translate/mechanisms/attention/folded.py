@@ -1,4 +1,6 @@
-"""Tensors whose batch and heads are one dimension, as attention by `bmm` has them: kept apart where they can be."""
+"""Tensors whose batch and heads are one dimension, as attention by `bmm` has them: kept apart where
+they can be.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ class Folded(Code):
         """Return [batch * heads, sequence, dim], or turned."""
         unfolded = Code(self.expr, transposed=self.transposed).code()
         folded = call(attribute(unfolded, "flatten"), ast.Constant(0), ast.Constant(1))
-        return call(attribute(folded, "transpose"), ast.Constant(1), ast.Constant(2)) if self.turned else folded
+        return (
+            call(attribute(folded, "transpose"), ast.Constant(1), ast.Constant(2))
+            if self.turned
+            else folded
+        )
 
     def same_as(self, other: Folded) -> bool:
         """Whether both are folded alike."""
@@ -40,19 +46,29 @@ _SHAPES = ("view", "reshape")
 
 
 def fold(owner: Code, attr: str, args: Args) -> Code | None:
-    """Return `x.view(batch * heads, sequence, dim)` as a folded tensor (or a shape that `x` has)."""
+    """Return `x.view(batch * heads, sequence, dim)` as a folded tensor (or a shape that `x`
+    has).
+    """
     if attr == "flatten" and owner.transposed and _ints(args) == [0, 1]:
         return Folded(owner.expr, transposed=True)
     if attr not in _SHAPES or args.keywords:
         return None
     match args.positional:
-        case [Code(expr=ast.BinOp(left=batch, op=ast.Mult(), right=heads), static=False), length, dim]:
+        case [
+            Code(expr=ast.BinOp(left=batch, op=ast.Mult(), right=heads), static=False),
+            length,
+            dim,
+        ]:
             if owner.transposed:
                 return Folded(owner.expr, transposed=True)
             sizes = [batch, heads, length.code(), dim.code()]
             return Folded(call(attribute(owner.expr, attr), *sizes))
-        case [_, heads, Code(static=False, expr=length), _] if owner.transposed and not heads.equals(Known(1)):
-            return None if isinstance(length, ast.BinOp) else owner  # [batch, heads, sequence, dim], as it is
+        case [_, heads, Code(static=False, expr=length), _] if (
+            owner.transposed and not heads.equals(Known(1))
+        ):
+            return (
+                None if isinstance(length, ast.BinOp) else owner
+            )  # [batch, heads, sequence, dim], as it is
     return None
 
 
@@ -87,12 +103,20 @@ def shape(owner: Folded) -> Items:
 
 def unfolded(value: Value) -> Code | None:
     """Return [batch, heads, sequence, dim] of a folded tensor that is not turned."""
-    return Code(value.expr, transposed=value.transposed) if isinstance(value, Folded) and not value.turned else None
+    return (
+        Code(value.expr, transposed=value.transposed)
+        if isinstance(value, Folded) and not value.turned
+        else None
+    )
 
 
 def turned_back(value: Value) -> Code | None:
     """Return [batch, heads, sequence, dim] of a folded tensor that is turned, as keys are."""
-    return unfolded(replace(value, turned=False)) if isinstance(value, Folded) and value.turned else None
+    return (
+        unfolded(replace(value, turned=False))
+        if isinstance(value, Folded) and value.turned
+        else None
+    )
 
 
 def _size(owner: Folded, index: int) -> ast.expr:
@@ -100,7 +124,11 @@ def _size(owner: Folded, index: int) -> ast.expr:
 
 
 def _ints(args: Args) -> list[int]:
-    return [item.value for item in args.positional if isinstance(item, Known) and type(item.value) is int]
+    return [
+        item.value
+        for item in args.positional
+        if isinstance(item, Known) and type(item.value) is int
+    ]
 
 
 class FoldedHeads(Mechanism):

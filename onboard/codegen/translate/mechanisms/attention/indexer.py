@@ -1,6 +1,8 @@
-"""The lightning indexer: top_k(sum over heads of weight * relu(q k^T * scale) + mask) becomes the canonical op.
+"""The lightning indexer: top_k(sum over heads of weight * relu(q k^T * scale) + mask) becomes the
+canonical op.
 
-It begins like attention, so that its scores are known as `Scores` up to the relu, and from there on as `IndexScores`.
+It begins like attention, so that its scores are known as `Scores` up to the relu, and from there on
+as `IndexScores`.
 """
 
 from __future__ import annotations
@@ -14,9 +16,20 @@ from torch import nn
 
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.frame import Frame, Mechanism
-from onboard.codegen.translate.language.trees.syntax import attribute, constant, name, op, renamed, same_code
+from onboard.codegen.translate.language.trees.syntax import (
+    attribute,
+    constant,
+    name,
+    op,
+    renamed,
+    same_code,
+)
 from onboard.codegen.translate.language.values import Code, Known, Mask, Output, Unread, Value
-from onboard.codegen.translate.mechanisms.attention.scores import Scores, unmasked_call, unmasked_method
+from onboard.codegen.translate.mechanisms.attention.scores import (
+    Scores,
+    unmasked_call,
+    unmasked_method,
+)
 
 _RECTIFIERS = (nn.functional.relu, torch.relu)
 _FUNCTIONS = (*_RECTIFIERS, torch.matmul, torch.topk)
@@ -24,7 +37,9 @@ _FUNCTIONS = (*_RECTIFIERS, torch.matmul, torch.topk)
 
 @dataclass(frozen=True, eq=False)
 class IndexScores(Scores):
-    """Rectified scores [batch, queries, heads, keys] of keys that all heads share, or their weighted sum over heads."""
+    """Rectified scores [batch, queries, heads, keys] of keys that all heads share, or their
+    weighted sum over heads.
+    """
 
     weights: ast.expr | None = None
     """[batch, queries, heads]; None: not summed yet."""
@@ -38,7 +53,9 @@ class IndexScores(Scores):
         """Return the scores with another name for a variable in what they are made of."""
         changed = super().renamed(old, new)
         assert isinstance(changed, IndexScores)
-        return replace(changed, weights=None if self.weights is None else renamed(self.weights, old, new))
+        return replace(
+            changed, weights=None if self.weights is None else renamed(self.weights, old, new)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +71,9 @@ def call_of(obj: object, args: Args, expr: ast.expr) -> Value | None:
     match args.positional:
         case [Scores() as scores] if obj in _RECTIFIERS and not isinstance(scores, IndexScores):
             return _rectified(scores, expr)
-        case [Code() as weights, IndexScores(weights=None, masked=False) as scores] if obj is torch.matmul:
+        case [Code() as weights, IndexScores(weights=None, masked=False) as scores] if (
+            obj is torch.matmul
+        ):
             inner = _unsqueezed(weights)
             return None if inner is None else replace(scores, expr=expr, weights=inner)
         case [IndexScores() as scores, top] if obj is torch.topk:
@@ -70,7 +89,9 @@ def combined(operator: ast.operator, left: Value, right: Value) -> IndexScores |
 
 
 def _rectified(scores: Scores, expr: ast.expr) -> IndexScores | None:
-    """Return `relu(scores)`, None where the keys are not the same for all heads or something was added."""
+    """Return `relu(scores)`, None where the keys are not the same for all heads or something was
+    added.
+    """
     key = None if scores.key is None else _shared(scores.key.expr)
     if key is None or scores.bias or scores.slopes or scores.gate or scores.masked or scores.normed:
         return None
@@ -78,9 +99,14 @@ def _rectified(scores: Scores, expr: ast.expr) -> IndexScores | None:
 
 
 def _shared(expr: ast.expr) -> ast.expr | None:
-    """Return k of `k.transpose(-1, -2).float().unsqueeze(1).transpose(-1, -2)`, keys that have no heads."""
+    """Return k of `k.transpose(-1, -2).float().unsqueeze(1).transpose(-1, -2)`, keys that have no
+    heads.
+    """
     match expr:
-        case ast.Call(func=ast.Attribute(value=inner, attr="transpose")) if _numbers(expr) == [-2, -1]:
+        case ast.Call(func=ast.Attribute(value=inner, attr="transpose")) if _numbers(expr) == [
+            -2,
+            -1,
+        ]:
             return _turned_back(inner)
     return None
 
@@ -89,7 +115,11 @@ def _turned_back(expr: ast.expr) -> ast.expr | None:
     match expr:
         case ast.Call(func=ast.Attribute(value=inner, attr="unsqueeze")) if _numbers(expr) == [1]:
             inner = _narrow(inner)
-            if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr == "transpose":
+            if (
+                isinstance(inner, ast.Call)
+                and isinstance(inner.func, ast.Attribute)
+                and inner.func.attr == "transpose"
+            ):
                 return _narrow(inner.func.value) if _numbers(inner) == [-2, -1] else None
     return None
 
@@ -113,7 +143,9 @@ def _narrow(expr: ast.expr) -> ast.expr:
 def _unsqueezed(weights: Code) -> ast.expr | None:
     """Return w of `w.unsqueeze(-2)`."""
     match weights.expr:
-        case ast.Call(func=ast.Attribute(value=inner, attr="unsqueeze")) as called if _numbers(called) == [-2]:
+        case ast.Call(func=ast.Attribute(value=inner, attr="unsqueeze")) as called if _numbers(
+            called
+        ) == [-2]:
             return inner if not weights.transposed else None
     return None
 
@@ -129,14 +161,20 @@ def method(scores: IndexScores, attr: str, args: Args, expr: ast.expr) -> Value 
 
 def _chosen(scores: IndexScores, top: Value, args: Args) -> Output | None:
     """Return the result of `topk(top, dim=-1)` of masked scores, whose values nothing may read."""
-    if not (scores.causal and scores.weights is not None and args.keywords.get("dim", Known(-1)).equals(Known(-1))):
+    if not (
+        scores.causal
+        and scores.weights is not None
+        and args.keywords.get("dim", Known(-1)).equals(Known(-1))
+    ):
         return None
     assert scores.query is not None
     assert scores.key is not None
     query = _narrow(scores.query.code())
     scale = scores.scale or constant(1.0)
     called = ast.Call(
-        op("torch_lightning_indexer"), [query, scores.key.expr, scores.weights, _limit(scores, top), scale], []
+        op("torch_lightning_indexer"),
+        [query, scores.key.expr, scores.weights, _limit(scores, top), scale],
+        [],
     )
     return Output({"values": Unread("the scores of an indexer's keys"), "indices": Code(called)})
 
@@ -168,7 +206,9 @@ class LightningIndexer(Mechanism):
         """Rectified scores, their sum over heads, the best of them."""
         if function is min and len(args.positional) == 2 and not args.static():
             return at_most(args, plain_call(attribute(name("torch"), "sym_min"), args).expr)
-        return call_of(function, args, unmasked_call(expr, args)) if function in _FUNCTIONS else None
+        return (
+            call_of(function, args, unmasked_call(expr, args)) if function in _FUNCTIONS else None
+        )
 
     def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
         """Methods of such scores."""

@@ -1,4 +1,6 @@
-"""Multi-head latent attention, kept whole: the op gets the latents and the weight that would expand them."""
+"""Multi-head latent attention, kept whole: the op gets the latents and the weight that would expand
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from onboard.analysis.spec_blocks import AttentionParameters
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import AttentionInterface
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, constant, name, op
+from onboard.codegen.translate.language.trees.syntax import (
+    Untranslatable,
+    attribute,
+    call,
+    constant,
+    name,
+    op,
+)
 from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Value, untransposed
 
 
@@ -27,7 +36,11 @@ class Joined(Value):
 
     def code(self) -> ast.expr:
         """Return the concatenation."""
-        return call(attribute(name("torch"), "cat"), Items((self.first, self.second)).code(), dim=constant(-1))
+        return call(
+            attribute(name("torch"), "cat"),
+            Items((self.first, self.second)).code(),
+            dim=constant(-1),
+        )
 
     def parts(self) -> list[Value]:
         """Return both parts."""
@@ -40,7 +53,9 @@ class Joined(Value):
 
 @dataclass(frozen=True, eq=False)
 class Expanded(Value):
-    """The keys (part 0) or values (part 1) that latent attention expands from one vector a token."""
+    """The keys (part 0) or values (part 1) that latent attention expands from one vector a
+    token.
+    """
 
     latent: Value
     kpe: Value
@@ -59,7 +74,11 @@ class Expanded(Value):
 
 def names_of(frame: Frame) -> AttentionParameters | None:
     """Return the names of the parts of latent attention when it is its code that is evaluated."""
-    return frame.translator.findings.latents.get(frame.cls.cls.__name__) if frame.cls is not None else None
+    return (
+        frame.translator.findings.latents.get(frame.cls.cls.__name__)
+        if frame.cls is not None
+        else None
+    )
 
 
 def expand(names: AttentionParameters, args: Args) -> Items:
@@ -70,20 +89,26 @@ def expand(names: AttentionParameters, args: Args) -> Items:
 
 
 def rearranged(function: Any, expr: ast.expr, args: Args) -> Value | None:
-    """Return `torch.cat((a, b), dim=-1)` as its parts, and those of a transposed `torch.split(x, sizes, dim=-1)`."""
+    """Return `torch.cat((a, b), dim=-1)` as its parts, and those of a transposed `torch.split(x,
+    sizes, dim=-1)`.
+    """
     if not args.keywords.get("dim", NONE).equals(Known(-1)):
         return None
     match args.positional:
         case [Items(items=(first, second))] if function is torch.cat:
             return Joined(first, second)
-        case [Code(transposed=True) as whole, sizes] if function is torch.split:  # [batch, heads, sequence, size]
+        case [Code(transposed=True) as whole, sizes] if (
+            function is torch.split
+        ):  # [batch, heads, sequence, size]
             called = ast.Call(expr, [whole.expr, sizes.code()], [ast.keyword("dim", constant(-1))])
             return Code(called, transposed=True)
     return None
 
 
 def attention(args: Args) -> Value | None:
-    """Return the canonical form of attention to expanded latents; None when keys and values are something else."""
+    """Return the canonical form of attention to expanded latents; None when keys and values are
+    something else.
+    """
     match args.positional[1:4]:
         case [Joined(first=q_nope, second=q_pe), Expanded(part=0) as key, Expanded(part=1)]:
             pass
@@ -91,8 +116,13 @@ def attention(args: Args) -> Value | None:
             q_nope, q_pe = _split(query, key.kpe)
         case _:
             return None
-    given = {**dict(zip(("attention_mask", "scaling"), args.positional[4:], strict=False)), **args.keywords}
-    indices, sinks, window = (given.get(key, NONE) for key in ("indices", "s_aux", "sliding_window"))
+    given = {
+        **dict(zip(("attention_mask", "scaling"), args.positional[4:], strict=False)),
+        **args.keywords,
+    }
+    indices, sinks, window = (
+        given.get(key, NONE) for key in ("indices", "s_aux", "sliding_window")
+    )
     sparse = not (indices.equals(NONE) and window.equals(NONE))
     not_there = ("softcap",) if sparse else ("softcap", "s_aux")
     if odd := [item for item in not_there if not given.get(item, NONE).equals(NONE)]:
@@ -109,11 +139,18 @@ def attention(args: Args) -> Value | None:
 
 
 def _split(query: Code, kpe: Value) -> tuple[Code, Code]:
-    """Return the channels of a query for the latent's keys and those for the keys that are the same for all heads."""
-    size = ast.UnaryOp(ast.USub(), ast.Subscript(attribute(_by_sequence(kpe), "shape"), constant(-1), ast.Load()))
+    """Return the channels of a query for the latent's keys and those for the keys that are the same
+    for all heads.
+    """
+    size = ast.UnaryOp(
+        ast.USub(), ast.Subscript(attribute(_by_sequence(kpe), "shape"), constant(-1), ast.Load())
+    )
     tensor = _by_sequence(query)
     parts = [ast.Slice(None, size, None), ast.Slice(size, None, None)]
-    codes = [ast.Subscript(tensor, ast.Tuple([constant(...), part], ast.Load()), ast.Load()) for part in parts]
+    codes = [
+        ast.Subscript(tensor, ast.Tuple([constant(...), part], ast.Load()), ast.Load())
+        for part in parts
+    ]
     first, second = (Code(code, transposed=True) for code in codes)
     return first, second
 

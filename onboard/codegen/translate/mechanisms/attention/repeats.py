@@ -1,4 +1,6 @@
-"""Heads of keys and values that are repeated for grouped queries: attention ops do that by themselves."""
+"""Heads of keys and values that are repeated for grouped queries: attention ops do that by
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,15 @@ from onboard.codegen.translate.language.values import Code, Known, Value
 
 @dataclass(frozen=True, eq=False)
 class Repeated(Code):
-    """`expr` [batch, heads, sequence, dim] with each head `times` times, as grouped queries need it."""
+    """`expr` [batch, heads, sequence, dim] with each head `times` times, as grouped queries need
+    it.
+    """
 
     times: ast.expr = field(default_factory=lambda: ast.Constant(1))
     swapped: bool = False
-    """`expr` is [batch, sequence, heads, dim]: `transposed` it is not, for whoever reads it has to repeat it."""
+    """`expr` is [batch, sequence, heads, dim]: `transposed` it is not, for whoever reads it has to
+    repeat it.
+    """
 
     @property
     def single(self) -> Code:
@@ -32,30 +38,53 @@ class Repeated(Code):
 
     def code(self) -> ast.expr:
         """Return the repetition."""
-        return call(attribute(self.single.code(), "repeat_interleave"), self.times, dim=ast.Constant(1))
+        return call(
+            attribute(self.single.code(), "repeat_interleave"), self.times, dim=ast.Constant(1)
+        )
 
     def same_as(self, other: Repeated) -> bool:
         """Whether both are repeated alike."""
-        return super().same_as(other) and self.swapped == other.swapped and same_code(self.times, other.times)
+        return (
+            super().same_as(other)
+            and self.swapped == other.swapped
+            and same_code(self.times, other.times)
+        )
 
 
 _KEEPS = {"to", "float", "type", "type_as", "contiguous"}
 
 
 def call_of(obj: Any, args: Args) -> Repeated | None:
-    """Return what a function gives that repeats each head of [batch, heads, sequence, dim]; None for others."""
-    given = {**dict(zip(("input", "repeats", "dim"), args.positional, strict=False)), **args.keywords}
+    """Return what a function gives that repeats each head of [batch, heads, sequence, dim]; None
+    for others.
+    """
+    given = {
+        **dict(zip(("input", "repeats", "dim"), args.positional, strict=False)),
+        **args.keywords,
+    }
     if obj is torch.repeat_interleave:
         return _repeated(given.get("input"), given.get("repeats"), given.get("dim"))
-    if inspect.isfunction(obj) and len(args.positional) == 2 and not args.keywords and not args.stars:
+    if (
+        inspect.isfunction(obj)
+        and len(args.positional) == 2
+        and not args.keywords
+        and not args.stars
+    ):
         tensor, times = args.positional
-        if isinstance(tensor, Code) and not tensor.static and times.is_static and _repeats_heads(obj):
+        if (
+            isinstance(tensor, Code)
+            and not tensor.static
+            and times.is_static
+            and _repeats_heads(obj)
+        ):
             return _repeated(tensor, times, Known(1))
     return None
 
 
 def method(owner: Code, attr: str, args: Args) -> Value | None:
-    """Return `owner.repeat_interleave(times, dim=1)`, or a method's result where the owner is that; None for others."""
+    """Return `owner.repeat_interleave(times, dim=1)`, or a method's result where the owner is that;
+    None for others.
+    """
     if attr == "repeat_interleave":
         given = {**dict(zip(("repeats", "dim"), args.positional, strict=False)), **args.keywords}
         return _repeated(owner, given.get("repeats"), given.get("dim"))
@@ -92,7 +121,10 @@ def _repeats_heads(function: Any) -> bool:
     """Whether a helper repeats heads, by what it does to numbers."""
     x = torch.arange(2 * 3 * 5 * 4).view(2, 3, 5, 4).float()
     try:
-        return all(torch.equal(function(x, times), x.repeat_interleave(times, dim=1)) for times in (1, 2, 3))
+        return all(
+            torch.equal(function(x, times), x.repeat_interleave(times, dim=1))
+            for times in (1, 2, 3)
+        )
     except Exception:  # whatever a helper of another kind raises says that it is of another kind
         return False
 

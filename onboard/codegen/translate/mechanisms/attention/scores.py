@@ -1,8 +1,10 @@
-"""Attention that modeling code writes out: softmax(q k^T * scale + bias + mask) v becomes the canonical op.
+"""Attention that modeling code writes out: softmax(q k^T * scale + bias + mask) v becomes the
+canonical op.
 
-A product of two run-time tensors may be the scores of attention. It stays known as such through scaling, biases, the
-mask, casts and changes of shape, until a softmax and a second product make it attention, or something else reads it:
-then it is the plain code that it was. The mask is causal (the analysis probed it), so that the op needs none.
+A product of two run-time tensors may be the scores of attention. It stays known as such through
+scaling, biases, the mask, casts and changes of shape, until a softmax and a second product make it
+attention, or something else reads it: then it is the plain code that it was. The mask is causal
+(the analysis probed it), so that the op needs none.
 """
 
 from __future__ import annotations
@@ -20,22 +22,49 @@ from onboard.codegen.translate.language.forms import TRIANGLE, UPCAST, ZEROS
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Instance
 from onboard.codegen.translate.language.state import ClassState
-from onboard.codegen.translate.language.trees.syntax import attribute, call, constant, mentions, op, renamed, same_code
-from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mask, Output, Value, untransposed
+from onboard.codegen.translate.language.trees.syntax import (
+    attribute,
+    call,
+    constant,
+    mentions,
+    op,
+    renamed,
+    same_code,
+)
+from onboard.codegen.translate.language.values import (
+    NONE,
+    Code,
+    Items,
+    Known,
+    Mask,
+    Output,
+    Value,
+    untransposed,
+)
 from onboard.codegen.translate.mechanisms.attention import biases, folded, repeats
 from onboard.codegen.translate.mechanisms.attention.biases import KeyBias
 from onboard.codegen.translate.mechanisms.attention.folded import Folded
 from onboard.codegen.translate.mechanisms.attention.repeats import Repeated
 
 SOFTMAXES = (nn.functional.softmax, torch.softmax)
-_FUNCTIONS = (torch.bmm, torch.matmul, *SOFTMAXES, torch.where, torch.max, torch.maximum, torch.baddbmm)
+_FUNCTIONS = (
+    torch.bmm,
+    torch.matmul,
+    *SOFTMAXES,
+    torch.where,
+    torch.max,
+    torch.maximum,
+    torch.baddbmm,
+)
 _SHAPES = {"view", "reshape", "to", "float", "type", "type_as", "contiguous"}
 _READS = {"size", "dim"}
 
 
 @dataclass(frozen=True, eq=False)
 class Scores(Code):
-    """The product of two tensors, perhaps attention's scores or (`normed`) weights; `expr` computes them unmasked."""
+    """The product of two tensors, perhaps attention's scores or (`normed`) weights; `expr` computes
+    them unmasked.
+    """
 
     query: Code | None = None
     key: Code | None = None
@@ -55,8 +84,14 @@ class Scores(Code):
 
     def same_as(self, other: Scores) -> bool:
         """Whether both lead to the same attention."""
-        flags = (self.masked, self.causal, self.normed) == (other.masked, other.causal, other.normed)
-        return flags and [ast.dump(part) for part in self.made_of()] == [ast.dump(part) for part in other.made_of()]
+        flags = (self.masked, self.causal, self.normed) == (
+            other.masked,
+            other.causal,
+            other.normed,
+        )
+        return flags and [ast.dump(part) for part in self.made_of()] == [
+            ast.dump(part) for part in other.made_of()
+        ]
 
     def made_of(self) -> list[ast.expr]:
         """Return the code of query, key, scale, bias and slopes, those that there are."""
@@ -83,7 +118,9 @@ class Scores(Code):
 
 
 def product(left: Value, right: Value, expr: ast.expr) -> Value | None:
-    """Return `left @ right`: attention when `left` are its weights, scores when it may become that, else None."""
+    """Return `left @ right`: attention when `left` are its weights, scores when it may become that,
+    else None.
+    """
     if isinstance(left, Scores) and left.normed and isinstance(right, Code):
         return _attention(left, right)
     if not all(isinstance(side, Code) and not side.static for side in (left, right)):
@@ -97,7 +134,9 @@ def product(left: Value, right: Value, expr: ast.expr) -> Value | None:
 
 
 def added(bias: Value, first: Value, second: Value, keywords: Mapping[str, Value]) -> Value | None:
-    """Return `bias.baddbmm(first, second, beta=..., alpha=...)` where the bias is ALiBi's or zero."""
+    """Return `bias.baddbmm(first, second, beta=..., alpha=...)` where the bias is ALiBi's or
+    zero.
+    """
     found = product(first, second, ast.Constant(None))
     alpha, beta = keywords.get("alpha", Known(1)), keywords.get("beta", Known(1))
     if not isinstance(found, Scores) or found.normed or not (alpha.is_static and beta.is_static):
@@ -112,10 +151,14 @@ def added(bias: Value, first: Value, second: Value, keywords: Mapping[str, Value
 
 
 def _unfolded(value: Value) -> Value:
-    """Return a tensor whose first dimension is batch times heads as one of batch one, and others as they are."""
+    """Return a tensor whose first dimension is batch times heads as one of batch one, and others as
+    they are.
+    """
     if type(value) is not Code or value.static:
         return value
-    turned = replace(value, expr=call(attribute(value.expr, "unsqueeze"), ast.Constant(0)), transposed=False)
+    turned = replace(
+        value, expr=call(attribute(value.expr, "unsqueeze"), ast.Constant(0)), transposed=False
+    )
     return (
         Code(call(attribute(turned.expr, "transpose"), ast.Constant(-1), ast.Constant(-2)))
         if value.transposed
@@ -127,7 +170,10 @@ def _turned(key: Code) -> Code:
     """Return `key.transpose(-1, -2)`; a transposition that is written there goes."""
     match key.expr:
         case ast.Call(func=ast.Attribute(value=inner, attr="transpose"), args=[first, second]):
-            if {ast.unparse(first), ast.unparse(second)} in ({"-1", "-2"}, {"2", "3"}) and not key.transposed:
+            if {ast.unparse(first), ast.unparse(second)} in (
+                {"-1", "-2"},
+                {"2", "3"},
+            ) and not key.transposed:
                 return replace(_lifted(inner), form=key.form)
     return Code(call(attribute(key.code(), "transpose"), ast.Constant(-1), ast.Constant(-2)))
 
@@ -138,25 +184,39 @@ def _lifted(expr: ast.expr) -> Code:
         whole = _lifted(repeated[0])
         return Repeated(whole.expr, times=repeated[1], swapped=whole.transposed)
     match expr:
-        case ast.Call(func=ast.Attribute(value=inner, attr="transpose"), args=[ast.Constant(1), ast.Constant(2)]):
+        case ast.Call(
+            func=ast.Attribute(value=inner, attr="transpose"),
+            args=[ast.Constant(1), ast.Constant(2)],
+        ):
             return Code(inner, transposed=True)
     return Code(expr)
 
 
 def combined(operator: ast.operator, left: Value, right: Value, expr: ast.expr) -> Value | None:
     """Return `left operator right` where one side is scores; None where that is nothing known."""
-    if isinstance(right, Scores) and not isinstance(left, Scores) and isinstance(operator, ast.Add | ast.Mult):
+    if (
+        isinstance(right, Scores)
+        and not isinstance(left, Scores)
+        and isinstance(operator, ast.Add | ast.Mult)
+    ):
         left, right = right, left
     if not isinstance(left, Scores) or isinstance(right, Scores) or left.normed:
         return None
     if isinstance(operator, ast.Add) and isinstance(right, Mask):
         return replace(left, masked=True, causal=True)
     if isinstance(operator, ast.Add) and isinstance(right, KeyBias):
-        slopes = right.expr if left.slopes is None else ast.BinOp(left.slopes, ast.Add(), right.expr)
+        slopes = (
+            right.expr if left.slopes is None else ast.BinOp(left.slopes, ast.Add(), right.expr)
+        )
         return replace(left, masked=True, slopes=slopes)
     if left.gate is not None:
         return _closed(left, operator, right)
-    if isinstance(operator, ast.Mult) and isinstance(right, Code) and right.form == TRIANGLE and left.bias is None:
+    if (
+        isinstance(operator, ast.Mult)
+        and isinstance(right, Code)
+        and right.form == TRIANGLE
+        and left.bias is None
+    ):
         return replace(left, expr=expr, gate=right)
     if isinstance(operator, ast.Add) and isinstance(right, Code) and not right.static:
         plain = left.expr if left.masked else expr
@@ -169,7 +229,11 @@ def combined(operator: ast.operator, left: Value, right: Value, expr: ast.expr) 
 
 def _is_root(value: Value) -> bool:
     """Whether a value is a number that Python's own square root gives, of a size."""
-    return isinstance(value, Code) and isinstance(value.expr, ast.Call) and ast.unparse(value.expr.func) == "math.sqrt"
+    return (
+        isinstance(value, Code)
+        and isinstance(value.expr, ast.Call)
+        and ast.unparse(value.expr.func) == "math.sqrt"
+    )
 
 
 def _closed(scores: Scores, operator: ast.operator, right: Value) -> Value | None:
@@ -179,7 +243,9 @@ def _closed(scores: Scores, operator: ast.operator, right: Value) -> Value | Non
         return None
     match right.expr:
         case ast.BinOp(
-            left=least, op=ast.Mult(), right=ast.BinOp(left=ast.Constant(value=1), op=ast.Sub(), right=gate)
+            left=least,
+            op=ast.Mult(),
+            right=ast.BinOp(left=ast.Constant(value=1), op=ast.Sub(), right=gate),
         ):
             if same_code(gate, scores.gate.expr) and _is_minimum(least):
                 return replace(scores, gate=None, causal=True, masked=True)
@@ -197,11 +263,18 @@ def _is_minimum(expr: ast.expr) -> bool:
 
 def _scaled(scores: Scores, operator: ast.operator, factor: ast.expr, expr: ast.expr) -> Scores:
     old = scores.scale or ast.Constant(1.0)
-    scale = factor if scores.scale is None and isinstance(operator, ast.Mult) else ast.BinOp(old, operator, factor)
-    bias, slopes = (
-        None if part is None else ast.BinOp(part, operator, factor) for part in (scores.bias, scores.slopes)
+    scale = (
+        factor
+        if scores.scale is None and isinstance(operator, ast.Mult)
+        else ast.BinOp(old, operator, factor)
     )
-    return replace(scores, expr=scores.expr if scores.masked else expr, scale=scale, bias=bias, slopes=slopes)
+    bias, slopes = (
+        None if part is None else ast.BinOp(part, operator, factor)
+        for part in (scores.bias, scores.slopes)
+    )
+    return replace(
+        scores, expr=scores.expr if scores.masked else expr, scale=scale, bias=bias, slopes=slopes
+    )
 
 
 def method(scores: Scores, attr: str, args: Args, expr: ast.expr) -> Value | None:
@@ -228,7 +301,9 @@ def _size(scores: Scores, args: Args) -> Code | None:
     match args.positional:
         case [Known(value=int() as index)] if index in tensors:
             owner = tensors[index]
-            return Code(call(attribute(owner.expr, "size"), constant(-3 if owner.transposed else -2)))
+            return Code(
+                call(attribute(owner.expr, "size"), constant(-3 if owner.transposed else -2))
+            )
     return None
 
 
@@ -272,7 +347,9 @@ def call_of(obj: Any, args: Args, expr: ast.expr) -> Value | None:
 
 
 def without_weights(value: Value) -> Value:
-    """Return what a function returns without attention's weights, which canonical ops do not give."""
+    """Return what a function returns without attention's weights, which canonical ops do not
+    give.
+    """
     match value:
         case Scores(normed=True):
             return NONE
@@ -282,8 +359,14 @@ def without_weights(value: Value) -> Value:
 
 
 def _ungrouped(key: Code, value: Code) -> tuple[Code, Code]:
-    """Return keys and values before their heads are repeated for grouped queries: the op does that."""
-    if isinstance(key, Repeated) and isinstance(value, Repeated) and same_code(key.times, value.times):
+    """Return keys and values before their heads are repeated for grouped queries: the op does
+    that.
+    """
+    if (
+        isinstance(key, Repeated)
+        and isinstance(value, Repeated)
+        and same_code(key.times, value.times)
+    ):
         return key.single, value.single
     return key, value
 
@@ -296,7 +379,9 @@ def _attention(weights: Scores, value: Code) -> Code:
     by_sequence = all(item.transposed for item in tensors)
     qkv = [(untransposed(item) if by_sequence else item).code() for item in tensors]
     for index in (0, 1):
-        if tensors[index].form == UPCAST:  # the op has its statistics in float32, but wants tensors of one dtype
+        if (
+            tensors[index].form == UPCAST
+        ):  # the op has its statistics in float32, but wants tensors of one dtype
             qkv[index] = call(attribute(qkv[index], "type_as"), qkv[2])
     scale = weights.scale or constant(1.0)
     bias = weights.bias or constant(None)
@@ -307,14 +392,20 @@ def _attention(weights: Scores, value: Code) -> Code:
     if isinstance(value, Folded):
         return Folded(called, transposed=by_sequence)
     single = isinstance(value.expr, ast.Call) and ast.unparse(value.expr).endswith(".unsqueeze(0)")
-    return Code(call(attribute(called, "squeeze"), ast.Constant(0))) if single else Code(called, transposed=by_sequence)
+    return (
+        Code(call(attribute(called, "squeeze"), ast.Constant(0)))
+        if single
+        else Code(called, transposed=by_sequence)
+    )
 
 
 class WrittenAttention(Mechanism):
     """Attention that modeling code writes out."""
 
     def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
-        """Products of queries and keys, of weights and values; scores that are scaled, biased, masked."""
+        """Products of queries and keys, of weights and values; scores that are scaled, biased,
+        masked.
+        """
         if isinstance(op, ast.MatMult):
             if isinstance(left, Scores) and left.normed:
                 return product(left, right, left.expr)
@@ -322,8 +413,13 @@ class WrittenAttention(Mechanism):
         sides = [side for side in (left, right) if isinstance(side, Scores)]
         if not sides or not all(side.attends for side in sides):
             return None
-        bare = [replace(side, masked=False) if isinstance(side, Code) else side for side in (left, right)]
-        codes = [ast.Constant(None) if isinstance(side, Mask | KeyBias) else side.code() for side in bare]
+        bare = [
+            replace(side, masked=False) if isinstance(side, Code) else side
+            for side in (left, right)
+        ]
+        codes = [
+            ast.Constant(None) if isinstance(side, Mask | KeyBias) else side.code() for side in bare
+        ]
         return combined(op, left, right, ast.BinOp(codes[0], op, codes[1]))
 
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
@@ -348,14 +444,20 @@ class WrittenAttention(Mechanism):
             return method(owner, attr, args, unmasked_method(owner, attr, args))
         if isinstance(owner, KeyBias) and attr == "baddbmm":
             keys = ("batch1", "batch2")
-            first, second = (args.keywords.get(key) or args.positional[i] for i, key in enumerate(keys))
+            first, second = (
+                args.keywords.get(key) or args.positional[i] for i, key in enumerate(keys)
+            )
             return added(owner, first, second, args.keywords)
         return None
 
-    def own_attribute(self, cls: ClassState, attr: str, path: ast.expr, frame: Frame) -> Value | None:
+    def own_attribute(
+        self, cls: ClassState, attr: str, path: ast.expr, frame: Frame
+    ) -> Value | None:
         """A buffer that is a causal mask of zeros and ones."""
         match cls.attributes.get(attr):
-            case Code(static=static, optional=optional) if frame.kind == "forward" and _is_triangle(cls, attr, frame):
+            case Code(static=static, optional=optional) if frame.kind == "forward" and _is_triangle(
+                cls, attr, frame
+            ):
                 return Code(path, static, optional=optional, form=TRIANGLE)
         return None
 
@@ -372,18 +474,24 @@ def unmasked_call(expr: ast.expr, args: Args) -> ast.expr:
 
 def unmasked_method(owner: Scores, attr: str, args: Args) -> ast.expr:
     """Return the code of a method's call with scores as they are before the mask."""
-    return plain_call(attribute(owner.expr, attr), Args(_unmasked(args), args.keywords, args.stars)).expr
+    return plain_call(
+        attribute(owner.expr, attr), Args(_unmasked(args), args.keywords, args.stars)
+    ).expr
 
 
 def _unmasked(args: Args) -> list[Value]:
-    bare = [replace(item, masked=False) if isinstance(item, Code) else item for item in args.positional]
+    bare = [
+        replace(item, masked=False) if isinstance(item, Code) else item for item in args.positional
+    ]
     return [item for item in bare if not isinstance(item, Mask)]
 
 
 def _is_triangle(cls: ClassState, attr: str, frame: Frame) -> bool:
     """Whether a buffer is a causal mask of zeros and ones in all modules of this class."""
     buffers = [module._buffers.get(attr) for module in frame.translator.modules_of(cls.cls)]
-    return bool(buffers) and all(buffer is not None and _is_triangular(buffer) for buffer in buffers)
+    return bool(buffers) and all(
+        buffer is not None and _is_triangular(buffer) for buffer in buffers
+    )
 
 
 def _is_triangular(buffer: torch.Tensor) -> bool:

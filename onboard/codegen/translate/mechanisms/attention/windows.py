@@ -1,4 +1,6 @@
-"""Windows that only the masks of a model have: its attention passes none on, though eager attention keeps to them."""
+"""Windows that only the masks of a model have: its attention passes none on, though eager attention
+keeps to them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from onboard.codegen.translate.language.expressions.decisions import decided_her
 from onboard.codegen.translate.language.frame import Frame, Mechanism, Program
 from onboard.codegen.translate.language.object_values import Config, MaskMaker
 from onboard.codegen.translate.language.state import ClassState, Routine
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, constant, name
+from onboard.codegen.translate.language.trees.syntax import (
+    Untranslatable,
+    attribute,
+    constant,
+    name,
+)
 from onboard.codegen.translate.language.values import NONE, Code, Mask, Value
 from onboard.codegen.translate.mechanisms.attention.causal import filled
 from onboard.codegen.translate.mechanisms.attention.scores import Scores
@@ -30,21 +37,31 @@ _OPS = "torch.ops.onboard"
 
 
 def note(obj: object, frame: Frame) -> None:
-    """Note which class has code that makes masks with a window; code of no class counts as the model's own."""
+    """Note which class has code that makes masks with a window; code of no class counts as the
+    model's own.
+    """
     if _cuts(obj):
         translator = frame.translator
-        translator.windowed.add(frame.cls or frame.caller or translator.states[type(translator.model)])
+        translator.windowed.add(
+            frame.cls or frame.caller or translator.states[type(translator.model)]
+        )
 
 
 @cache
 def _cuts(maker: object) -> bool:
-    """Whether masks by a function of transformers hide what lies before the config's window, as a small one shows."""
+    """Whether masks by a function of transformers hide what lies before the config's window, as a
+    small one shows.
+    """
     parameters = inspect.signature(maker).parameters if inspect.isfunction(maker) else {}
     if not (inspect.isfunction(maker) and "config" in parameters):
         return False
     config = PretrainedConfig(sliding_window=_LENGTH // 2, attention_chunk_size=_LENGTH)
     config._attn_implementation = "eager"
-    needed = (key for key, item in parameters.items() if item.default is item.empty and item.kind != item.VAR_KEYWORD)
+    needed = (
+        key
+        for key, item in parameters.items()
+        if item.default is item.empty and item.kind != item.VAR_KEYWORD
+    )
     known = {"config": config, "cache_position": torch.arange(_LENGTH)}
     known |= dict.fromkeys(("inputs_embeds", "input_embeds"), torch.zeros(1, _LENGTH, 1))
     mask = maker(**{key: known.get(key) for key in needed})
@@ -54,7 +71,8 @@ def _cuts(maker: object) -> bool:
 def of_masks(frame: Frame) -> Value:
     """Return the window of attention that passes none: that of the masks.
 
-    Where layers differ, it is that of the layers that are called sliding, which a class can tell that knows its index.
+    Where layers differ, it is that of the layers that are called sliding, which a class can tell
+    that knows its index.
     """
     if not frame.translator.windowed or frame.cls is None:
         return NONE
@@ -71,8 +89,13 @@ def of_masks(frame: Frame) -> Value:
 
 
 def with_window(args: Args, frame: Frame) -> Args:
-    """Return the arguments of attention with the window of its mask, where it is given none itself."""
-    given = [*args.positional[4:5], *(args.keywords[key] for key in ("attention_mask",) if key in args.keywords)]
+    """Return the arguments of attention with the window of its mask, where it is given none
+    itself.
+    """
+    given = [
+        *args.positional[4:5],
+        *(args.keywords[key] for key in ("attention_mask",) if key in args.keywords),
+    ]
     own = frame.cls is not None and frame.cls.fills_window
     if not (own or any(isinstance(value, Mask) for value in given)):
         return args
@@ -80,14 +103,18 @@ def with_window(args: Args, frame: Frame) -> Args:
 
 
 def of_filled(frame: Frame) -> ast.expr | None:
-    """Return the window of a mask by which a tensor is filled, which the class's attention gets, too.
+    """Return the window of a mask by which a tensor is filled, which the class's attention gets,
+    too.
 
-    With and without one are two models. Where layers differ there is none: then no attention has the mask's window.
+    With and without one are two models. Where layers differ there is none: then no attention has
+        the mask's window.
     """
     if frame.cls is None or _kinds(frame.translator):
         return None
     window = of_masks(frame)
-    if not getattr(text_config(frame.translator.config), "sliding_window", None) or not decided_here(window, frame):
+    if not getattr(
+        text_config(frame.translator.config), "sliding_window", None
+    ) or not decided_here(window, frame):
         return None
     frame.cls.fills_window = True
     return window.code()
@@ -95,24 +122,34 @@ def of_filled(frame: Frame) -> ast.expr | None:
 
 def _is_sliding() -> ast.expr:
     """Return `self.config.layer_types[self.layer_idx] == "sliding_attention"`."""
-    kinds, index = attribute(name("self"), "config", "layer_types"), attribute(name("self"), "layer_idx")
+    kinds, index = (
+        attribute(name("self"), "config", "layer_types"),
+        attribute(name("self"), "layer_idx"),
+    )
     kind = ast.Subscript(kinds, index, ast.Load())
     return ast.Compare(kind, [ast.Eq()], [constant(_SLIDING)])
 
 
 def guard(translator: Program) -> None:
-    """Where masks may have a window that attention does not get, have classes that make them assert that none has one.
+    """Where masks may have a window that attention does not get, have classes that make them assert
+    that none has one.
 
-    Where one window holds for all layers, all attention has to get it; where layers differ, some may be without one.
+    Where one window holds for all layers, all attention has to get it; where layers differ, some
+    may be without one.
 
     Raises:
-        Untranslatable: this config has one that no attention gets; where some does, the proof tells if it should.
+        Untranslatable: this config has one that no attention gets; where some does, the proof tells
+            if it should.
     """
     given = [_has_window(call) for call in _calls(translator) if _attends(call)]
     kinds = _kinds(translator)
     if not translator.windowed or (any(given) if kinds else given and all(given)):
         return
-    if _SLIDING in kinds if kinds else getattr(text_config(translator.config), "sliding_window", None):
+    if (
+        _SLIDING in kinds
+        if kinds
+        else getattr(text_config(translator.config), "sliding_window", None)
+    ):
         if any(given):
             return
         raise Untranslatable("attention with a window that only its mask has")
@@ -121,12 +158,18 @@ def guard(translator: Program) -> None:
 
 
 def _without_window(state: ClassState, field: str) -> ast.expr:
-    """Return what holds in a class's `__init__` when its masks have no window, by a field of its config."""
+    """Return what holds in a class's `__init__` when its masks have no window, by a field of its
+    config.
+    """
     match state.attributes.get("config"):
         case Config(expr=expr, obj=config) if hasattr(config, field):
             value = attribute(expr, field)
             no_window = ast.UnaryOp(ast.Not(), value)
-            return ast.Compare(constant(_SLIDING), [ast.NotIn()], [value]) if field == "layer_types" else no_window
+            return (
+                ast.Compare(constant(_SLIDING), [ast.NotIn()], [value])
+                if field == "layer_types"
+                else no_window
+            )
     raise Untranslatable("masks with a window by a class that does not know the layers' config")
 
 
@@ -136,22 +179,36 @@ def _kinds(translator: Program) -> Sequence[str]:
 
 
 def _calls(translator: Program) -> list[ast.Call]:
-    methods: chain[Routine] = chain.from_iterable(state.methods.values() for state in translator.states.values())
+    methods: chain[Routine] = chain.from_iterable(
+        state.methods.values() for state in translator.states.values()
+    )
     routines = chain(methods, translator.functions.values())
-    nodes = (node for routine in routines for statement in routine.body for node in ast.walk(statement))
+    nodes = (
+        node for routine in routines for statement in routine.body for node in ast.walk(statement)
+    )
     return [node for node in nodes if isinstance(node, ast.Call)]
 
 
 def _attends(call: ast.Call) -> bool:
     """Whether a canonical op is called that is attention."""
     func = call.func
-    return isinstance(func, ast.Attribute) and ast.unparse(func.value) == _OPS and func.attr in attention_ops()
+    return (
+        isinstance(func, ast.Attribute)
+        and ast.unparse(func.value) == _OPS
+        and func.attr in attention_ops()
+    )
 
 
 def _has_window(call: ast.Call) -> bool:
     """Whether a call of an attention op gives it a window."""
-    arguments = getattr(torch.ops.onboard, ast.unparse(call.func).removeprefix(f"{_OPS}.")).default._schema.arguments
-    windows = [value for item, value in zip(arguments, call.args, strict=False) if item.name == "sliding_window"]
+    arguments = getattr(
+        torch.ops.onboard, ast.unparse(call.func).removeprefix(f"{_OPS}.")
+    ).default._schema.arguments
+    windows = [
+        value
+        for item, value in zip(arguments, call.args, strict=False)
+        if item.name == "sliding_window"
+    ]
     return any(not (isinstance(value, ast.Constant) and value.value is None) for value in windows)
 
 
@@ -169,7 +226,9 @@ class Windows(Mechanism):
 
     def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
         """`x.masked_fill(mask, value)` of a mask that may have a window."""
-        fills = attr == "masked_fill" and isinstance(owner, Code) and type(args.positional[0]) is Mask
+        fills = (
+            attr == "masked_fill" and isinstance(owner, Code) and type(args.positional[0]) is Mask
+        )
         if not (fills and isinstance(owner, Code)) or owner.static or isinstance(owner, Scores):
             return None
         return filled(owner, args.positional[1].code(), of_filled(frame))

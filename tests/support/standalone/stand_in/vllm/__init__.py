@@ -1,4 +1,6 @@
-"""What an exported plugin uses of vLLM, by its names and arguments (`vllm_interface.json`): attention by hand."""
+"""What an exported plugin uses of vLLM, by its names and arguments (`vllm_interface.json`):
+attention by hand.
+"""
 
 
 class ModelRegistry:

@@ -1,4 +1,6 @@
-"""Attention over rows of several texts, number by number in float64: no code in common with the exported op."""
+"""Attention over rows of several texts, number by number in float64: no code in common with the
+exported op.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,17 @@ class Attention(nn.Module):
         assert prefix not in names
         assert [part.isdigit() for part in prefix.split(".")].count(True) == 1, prefix
         names.append(prefix)
-        self.heads, self.size, self.scale, self.kv_heads = num_heads, head_size, scale, num_kv_heads or num_heads
-        self.slopes, self.cap, self.sliding_window = alibi_slopes, logits_soft_cap, per_layer_sliding_window
+        self.heads, self.size, self.scale, self.kv_heads = (
+            num_heads,
+            head_size,
+            scale,
+            num_kv_heads or num_heads,
+        )
+        self.slopes, self.cap, self.sliding_window = (
+            alibi_slopes,
+            logits_soft_cap,
+            per_layer_sliding_window,
+        )
         self.sinks = sinks
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -60,7 +71,13 @@ class Attention(nn.Module):
         if self.cap is not None:
             scores = [self.cap * math.tanh(score / self.cap) for score in scores]
         if self.slopes is not None:
-            scores = [score - self.slopes[head] * (seen - 1 - place) for place, score in enumerate(scores)]
+            scores = [
+                score - self.slopes[head] * (seen - 1 - place) for place, score in enumerate(scores)
+            ]
         weights = [math.exp(score) for score in scores]
-        total = sum(weights) + (math.exp(float(self.sinks[head])) if self.sinks is not None else 0.0)
-        return sum(weight / total * row for weight, row in zip(weights, values[-seen:], strict=True))
+        total = sum(weights) + (
+            math.exp(float(self.sinks[head])) if self.sinks is not None else 0.0
+        )
+        return sum(
+            weight / total * row for weight, row in zip(weights, values[-seen:], strict=True)
+        )
