@@ -26,7 +26,10 @@ REGISTER = 'register_causal_lm("LlamaConfig", LlamaForCausalLM)\n'
 CLASS = "class LlamaMLP(nn.Module):\n"
 BLOCK_TEST = "def test_block(pair: Pair, path: str) -> None:\n"
 DECORATOR = '@pytest.mark.parametrize("path", BLOCKS)\n'
-LAST = '        assert_rmse_close(actual, expected, pair.limit("model"), f"decode after {len(prompt)} tokens")\n'
+LAST = """        assert_rmse_close(
+            actual, expected, pair.limit("model"), f"decode after {len(prompt)} tokens"
+        )
+"""
 SECOND = "\n\n@pytest.fixture\ndef pair() -> None:\n    return None\n"
 PATCH = "import onboard.testing.compare\nonboard.testing.compare.rmse_ratio = lambda *_: 0.0\n"
 DECODE = "expected = logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)"
@@ -133,7 +136,7 @@ CUNNING = [
         TEST,
         {"        actual = all_logprobs(output.logprobs)\n": "        actual = expected\n"},
         "E09",
-        "assert_rmse_close(actual, expected",
+        "assert_rmse_close(",
     ),
     Mutation(
         "the fixture gives one model twice",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from onboard.analysis.spec import ModelSpec
+from onboard.codegen.format import LINE_LENGTH
 from onboard.review.reviewer import CHECKLIST, Review, review
 
 MODEL, TEST = "models/modeling_llama.py", "tests/equivalence/test_llama_modeling.py"
@@ -270,7 +271,16 @@ def reviewed(root: Path, files: dict[str, str], spec: ModelSpec) -> Review:
 
 def formatted(text: str) -> str:
     """A violation is about content: it must not show as bad form as well."""
-    command = [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length", "120", "-"]
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "format",
+        "--isolated",
+        "--line-length",
+        str(LINE_LENGTH),
+        "-",
+    ]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 

@@ -27,7 +27,7 @@ def test_a_model_file_registers_where_positions_begin_and_takes_no_code_from_a_s
     assert (
         generate_model_file(spec)
         .strip()
-        .endswith("first_position=lambda config: config.pad_token_id + 1)")
+        .endswith("first_position=lambda config: config.pad_token_id + 1\n)")
     )
     spec.traits["first_position"] = spec.traits["first_position"].model_copy(
         update={"value": "pad_token_id + 1 + x()"}

@@ -16,7 +16,7 @@ from onboard.verify.blocks import prove
 from onboard.verify.limits import SAME
 from tests.support.families import FAMILIES, VARIANTS, config_dict
 
-MOST_LINES = {"llama": 200, "mistral": 200, "qwen2": 205, "olmo2": 210, "granite": 220}
+MOST_LINES = {"llama": 210, "mistral": 210, "qwen2": 215, "olmo2": 220, "granite": 220}
 LEFTOVERS = (
     "kwargs",
     "attention_dropout",
@@ -72,7 +72,7 @@ def test_export_with_dynamic_batch_and_sequence(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_files_are_lean(family: str) -> None:
     text = _text(family)
-    assert len(text.splitlines()) < MOST_LINES.get(family, 250)
+    assert len(text.splitlines()) < MOST_LINES.get(family, 270)
     assert [word for word in LEFTOVERS if word in text] == []
     assert "torch.ops.onboard.torch_attention(" in text
 

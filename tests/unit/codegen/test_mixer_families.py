@@ -73,7 +73,7 @@ def test_mixers_are_canonical_ops(family: str) -> None:
         for word in ("cumsum", "conv1d_fn", "cache_params", "expand_kv", "kv_b_proj(")
         if word in text
     ] == []
-    assert len(text.splitlines()) < 420
+    assert len(text.splitlines()) < 450
 
 
 def test_how_many_blocks_are_shared_in_turn_is_read_from_the_config() -> None:

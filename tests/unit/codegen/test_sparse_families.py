@@ -64,7 +64,7 @@ def test_own_and_shared_choices_of_keys_equal_transformers_and_export() -> None:
     [
         ("self.index_topk, scale", "self.index_topk - 1, scale", "indexer"),
         ("weights, self.index_topk", "weights.abs(), self.index_topk", "indexer"),
-        ("topk_indices, scale", "topk_indices.sort(dim=-1).values[..., 1:], scale", "self_attn"),
+        ("topk_indices,\n", "topk_indices.sort(dim=-1).values[..., 1:],\n", "self_attn"),
     ],
 )
 def test_another_choice_of_keys_is_found_out(right: str, wrong: str, block: str) -> None:
@@ -119,7 +119,7 @@ def test_windows_with_compressed_keys_behind_them_equal_transformers_and_export(
         ("self.index_topk, size", "self.index_topk - 1, size"),
         ("// size * size, ", ", "),
         ("block_bias,\n", "None,\n"),
-        ("position_bias, overlap=True", "position_bias.flip(0), overlap=True"),
+        ("position_bias,\n            overlap", "position_bias.flip(0),\n            overlap"),
         ("position_bias\n", "position_bias.flip(0)\n"),
         ("input_ids.reshape(-1)]", "0 * input_ids.reshape(-1)]"),
     ],
