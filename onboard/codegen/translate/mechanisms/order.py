@@ -13,8 +13,8 @@ from onboard.codegen.translate.mechanisms.attention.folded import FoldedHeads
 from onboard.codegen.translate.mechanisms.attention.indexer import LightningIndexer
 from onboard.codegen.translate.mechanisms.attention.latent import LatentAttention
 from onboard.codegen.translate.mechanisms.attention.repeats import RepeatedHeads
-from onboard.codegen.translate.mechanisms.attention.scores import WrittenAttention
 from onboard.codegen.translate.mechanisms.attention.windows import Windows
+from onboard.codegen.translate.mechanisms.attention.written import WrittenAttention
 from onboard.codegen.translate.mechanisms.convolutions import CausalConvolutions
 from onboard.codegen.translate.mechanisms.counted_positions import CountedPositions
 from onboard.codegen.translate.mechanisms.loops import Loops

@@ -8,7 +8,7 @@ from typing import Any
 
 from onboard.analysis.source import find_method
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.object_values import Instance
+from onboard.codegen.translate.language.object_values import Config, Instance
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import Code, Value
 
@@ -28,7 +28,29 @@ def decided_here(test: Value, frame: Frame) -> bool | None:
     return chosen
 
 
-def own_arguments(module: Any, frame: Frame) -> dict[str, Any]:
+def decided_by_modules(node: ast.expr, test: Value, frame: Frame, config: Any) -> bool:
+    """Return a static condition's value in a config, the same for all modules of the class.
+
+    Raises:
+        Untranslatable: modules of the class differ in it, or it cannot be evaluated.
+    """
+    known = [(key, value) for key, value in frame.env.values.items() if isinstance(value, Config)]
+    configs = {key: value.obj for key, value in known if value.copy is None}
+    names = {**frame.source.namespace, "config": config, **configs}
+    own: list[Any] = [] if frame.cls is None else [*frame.translator.modules_of(frame.cls.cls)]
+    try:
+        code = ast.unparse(test.code())
+        values = {
+            bool(eval(code, {**names, **_own_arguments(module, frame)})) for module in own or [None]
+        }
+    except Exception as error:
+        raise Untranslatable(f"the condition {ast.unparse(node)}") from error
+    if len(values) != 1:
+        raise Untranslatable(f"the condition {ast.unparse(node)}, which differs between layers")
+    return values.pop()
+
+
+def _own_arguments(module: Any, frame: Frame) -> dict[str, Any]:
     """Return a module as `self`, and what it kept of its constructor's arguments under their own
     names.
     """

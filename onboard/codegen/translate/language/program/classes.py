@@ -20,11 +20,10 @@ from onboard.analysis.tiny.tiny_model import counts_positions
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.expressions import composite, objects
 from onboard.codegen.translate.language.expressions.calls import call_value
-from onboard.codegen.translate.language.expressions.decisions import own_arguments
+from onboard.codegen.translate.language.expressions.decisions import decided_by_modules
 from onboard.codegen.translate.language.expressions.evaluate import evaluate
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.frame import Frame, Mechanism, Program
-from onboard.codegen.translate.language.holes import Result, fill
 from onboard.codegen.translate.language.object_values import Config, Instance, Made, Method, Self
 from onboard.codegen.translate.language.program import supers, unrun
 from onboard.codegen.translate.language.program.facts import (
@@ -37,15 +36,14 @@ from onboard.codegen.translate.language.program.facts import (
     sets_attributes,
 )
 from onboard.codegen.translate.language.program.inline import (
-    absent,
     call_autograd,
     defaults,
     inline,
 )
 from onboard.codegen.translate.language.program.results import (
+    called,
     finish_returns,
     given_back,
-    in_terms_of,
     same_call,
     same_code_of,
     with_logits_alone,
@@ -56,7 +54,7 @@ from onboard.codegen.translate.language.statements.assign import refuse_growth
 from onboard.codegen.translate.language.statements.execute import RAISES, execute
 from onboard.codegen.translate.language.trees import cleanup
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
-from onboard.codegen.translate.language.values import NONE, Code, Mapping, Value, untransposed
+from onboard.codegen.translate.language.values import NONE, Code, Mapping, Value
 
 
 class Translator(Program):
@@ -177,23 +175,7 @@ class Translator(Program):
         """Return a static condition's value in this config, the same for all modules of the
         class.
         """
-        known = [
-            (key, value) for key, value in frame.env.values.items() if isinstance(value, Config)
-        ]
-        configs = {key: value.obj for key, value in known if value.copy is None}
-        names = {**frame.source.namespace, "config": self.config, **configs}
-        modules: list[Any] = [] if frame.cls is None else [*self.modules_of(frame.cls.cls)]
-        try:
-            code = ast.unparse(test.code())
-            values = {
-                bool(eval(code, {**names, **own_arguments(module, frame)}))
-                for module in modules or [None]
-            }
-        except Exception as error:
-            raise Untranslatable(f"the condition {ast.unparse(node)}") from error
-        if len(values) != 1:
-            raise Untranslatable(f"the condition {ast.unparse(node)}, which differs between layers")
-        return values.pop()
+        return decided_by_modules(node, test, frame, self.config)
 
     def modules_of(self, cls: type) -> list[nn.Module]:
         """Return the modules of a class in the small model."""
@@ -242,7 +224,7 @@ class Translator(Program):
         keeps_order = attr == "forward" and self._keeps_order(own, args)
         function = module.expr if attr == "forward" else attribute(module.expr, attr)
         results = [
-            self._result(function, r, all_bound(r.node, args), keeps_order) for r in routines
+            called(function, r, all_bound(r.node, args), self, keeps_order) for r in routines
         ]
         if not all(same_call(results[0], result) for result in results):
             if (plain := same_code_of(results)) is not None:
@@ -277,12 +259,9 @@ class Translator(Program):
             raise Restart
 
     def _call_torch_module(self, module: Instance, args: Args) -> Value:
-        called = plain_call(module.expr, args)
-        return (
-            looked_up(called, args)
-            if all(issubclass(cls, nn.Embedding) for cls in module.classes)
-            else called
-        )
+        result = plain_call(module.expr, args)
+        is_embedding = all(issubclass(cls, nn.Embedding) for cls in module.classes)
+        return looked_up(result, args) if is_embedding else result
 
     def _keeps_order(self, module: Instance, args: Args) -> bool:
         """Whether a module works on the last dimension alone and its only argument is
@@ -326,7 +305,8 @@ class Translator(Program):
                 return routine.shape
         static = "staticmethod" in {ast.unparse(item) for item in found[1].decorator_list}
         bound, rest = bind(routine.node, args, method=not static)
-        return self._result(attribute(name("self"), attr), routine, rest | bound, False)
+        function = attribute(name("self"), attr)
+        return called(function, routine, rest | bound, self)
 
     def call_super(self, attr: str, args: Args, frame: Frame) -> Value:
         """Return `super().attr(...)`."""
@@ -353,7 +333,7 @@ class Translator(Program):
         if key not in self.functions:
             inner = Frame(self, source, "function")
             self.functions[key] = self._routine(node, inner, self.facts["function", key])
-        return self._result(name(key), self.functions[key], bound, False)
+        return called(name(key), self.functions[key], bound, self)
 
     def _evaluate_init(self, state: ClassState) -> None:
         found = find_method(state.cls, "__init__")
@@ -432,25 +412,6 @@ class Translator(Program):
         if "position_ids" in used - facts.keys():
             routine.parameters.append("position_ids")  # counted here by transformers
         return routine
-
-    def _result(
-        self, function: ast.expr, routine: Routine, bound: dict[str, Value], keeps_order: bool
-    ) -> Value:
-        """Return the value of a call of translated code."""
-        if routine.given is not None:
-            return in_terms_of(routine.given, bound)
-        arguments = []
-        for key in routine.omitting(bound):
-            value = bound[key] if key in bound else absent(routine, key, self.counts_positions)
-            arguments.append(
-                (untransposed(value) if keeps_order else value).passed(routine.facts.get(key))
-            )
-        called = ast.Call(function, arguments, [])
-        if routine.holes > 1:
-            return Result(called, routine.shape, routine.holes)
-        if routine.holes == 0:
-            return routine.shape
-        return fill(routine.shape, [Code(called, transposed=keeps_order)])
 
     def _learn(
         self, key: tuple[str, str], node: ast.FunctionDef, bound: dict[str, Value], translated: bool

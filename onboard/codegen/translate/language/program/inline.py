@@ -1,6 +1,4 @@
-"""Functions that come down to an expression, and are written where they are called; parameters left
-out.
-"""
+"""Functions that come down to an expression, and are written where they are called."""
 
 from __future__ import annotations
 
@@ -9,11 +7,11 @@ import ast
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.frame import Frame, Program
-from onboard.codegen.translate.language.program.facts import bind, default_fact, default_nodes
-from onboard.codegen.translate.language.state import ClassState, Routine
+from onboard.codegen.translate.language.program.facts import bind, default_nodes
+from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.statements.execute import execute
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
-from onboard.codegen.translate.language.values import NONE, Code, Value
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.values import NONE, Value
 
 
 def call_autograd(translator: Program, cls: type, args: Args, frame: Frame) -> Value:
@@ -56,11 +54,3 @@ def inline(
 def defaults(node: ast.FunctionDef, frame: Frame) -> dict[str, Value]:
     """Return the values of the parameters that have a default."""
     return {key: frame.evaluate(item) for key, item in default_nodes(node).items()}
-
-
-def absent(routine: Routine, key: str, counts_positions: bool) -> Value:
-    """Return what a call that leaves a parameter out passes for it."""
-    if key == "position_ids" and counts_positions:
-        return Code(name("position_ids"))
-    default = default_nodes(routine.node).get(key)
-    return NONE if default is None else default_fact(default)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.holes import Hole, Result
+from onboard.codegen.translate.language.frame import Frame, Program
+from onboard.codegen.translate.language.holes import Hole, Result, fill
 from onboard.codegen.translate.language.object_values import Config
-from onboard.codegen.translate.language.trees.syntax import same_code
+from onboard.codegen.translate.language.program.facts import default_fact, default_nodes
+from onboard.codegen.translate.language.state import Routine
+from onboard.codegen.translate.language.trees.syntax import name, same_code
 from onboard.codegen.translate.language.values import (
     NONE,
     Code,
@@ -19,6 +21,7 @@ from onboard.codegen.translate.language.values import (
     Mask,
     Output,
     Value,
+    untransposed,
 )
 
 
@@ -94,6 +97,45 @@ def in_terms_of(value: Value, arguments: dict[str, Value]) -> Value:
         case Code(expr=ast.Name(id=parameter)):
             return arguments[parameter]
     return value.mapped(lambda part: in_terms_of(part, arguments))
+
+
+def called(
+    function: ast.expr,
+    routine: Routine,
+    bound: dict[str, Value],
+    program: Program,
+    keeps_order: bool = False,
+) -> Value:
+    """Return the value of a call of translated code.
+
+    Args:
+        function: the code of what is called.
+        routine: its translation.
+        bound: the arguments, by parameter.
+        program: what is translated: its model may count `position_ids` by itself.
+        keeps_order: dimensions of the only argument that are swapped are so in the result.
+    """
+    if routine.given is not None:
+        return in_terms_of(routine.given, bound)
+    arguments = []
+    for key in routine.omitting(bound):
+        value = bound[key] if key in bound else _absent(routine, key, program)
+        value = untransposed(value) if keeps_order else value
+        arguments.append(value.passed(routine.facts.get(key)))
+    code = ast.Call(function, arguments, [])
+    if routine.holes > 1:
+        return Result(code, routine.shape, routine.holes)
+    if routine.holes == 0:
+        return routine.shape
+    return fill(routine.shape, [Code(code, transposed=keeps_order)])
+
+
+def _absent(routine: Routine, key: str, program: Program) -> Value:
+    """Return what a call that leaves a parameter out passes for it."""
+    if key == "position_ids" and program.counts_positions:
+        return Code(name("position_ids"))
+    default = default_nodes(routine.node).get(key)
+    return NONE if default is None else default_fact(default)
 
 
 def _shape(values: list[Value], index: int) -> tuple[Value, int]:

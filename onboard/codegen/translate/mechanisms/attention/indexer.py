@@ -25,11 +25,8 @@ from onboard.codegen.translate.language.trees.syntax import (
     same_code,
 )
 from onboard.codegen.translate.language.values import Code, Known, Mask, Output, Unread, Value
-from onboard.codegen.translate.mechanisms.attention.scores import (
-    Scores,
-    unmasked_call,
-    unmasked_method,
-)
+from onboard.codegen.translate.mechanisms.attention.scores import Scores
+from onboard.codegen.translate.mechanisms.attention.written import unmasked_call, unmasked_method
 
 _RECTIFIERS = (nn.functional.relu, torch.relu)
 _FUNCTIONS = (*_RECTIFIERS, torch.matmul, torch.topk)

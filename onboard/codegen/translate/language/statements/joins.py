@@ -1,0 +1,87 @@
+"""What is known where the two sides of a condition meet again."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+
+from onboard.codegen.translate.language.env import Env
+from onboard.codegen.translate.language.frame import Frame, Sides
+from onboard.codegen.translate.language.object_values import Instance, ModuleList, joined_ways
+from onboard.codegen.translate.language.trees.syntax import attribute, call, name
+from onboard.codegen.translate.language.values import (
+    Code,
+    Known,
+    Mapping,
+    Mask,
+    PaddingMask,
+    Value,
+)
+
+Branch = tuple[list[ast.stmt], Env]
+
+
+def joined_env(one_side: Branch, other_side: Branch, frame: Frame) -> Env:
+    """Return what is known after either branch; what differs becomes a run-time variable."""
+    (first, one), (second, other) = one_side, other_side
+    joined = Env()
+    for key in {**one.values, **other.values}:
+        a, b = one.values.get(key), other.values.get(key)
+        if a is None or b is None:
+            joined.values[key] = a if a is not None else b  # type: ignore[assignment]
+        elif isinstance(a, ModuleList) and isinstance(b, ModuleList) and a.equals(b):
+            joined.values[key] = replace(a, made=joined_ways(a.made, b.made))
+        elif a.equals(b):
+            joined.values[key] = b if isinstance(a, Code) and a.form is None else a
+        else:
+            joined.values[key] = _joined(key, [(a, first), (b, second)], frame)
+    return joined
+
+
+def note_conditional(one: Env, other: Env, frame: Frame) -> None:
+    """Note attributes of `self` that exist after one side of a condition only."""
+    if frame.cls is not None and frame.kind == "init":
+        either = one.values.keys() ^ other.values.keys()
+        frame.cls.sometimes.update(
+            key.removeprefix("self.") for key in either if key.startswith("self.")
+        )
+
+
+def _joined(key: str, sides: Sides, frame: Frame) -> Value:
+    values = [value for value, _ in sides]
+    if (known_as := frame.mechanisms.joined(sides)) is not None:
+        return known_as
+    if all(isinstance(value, Mapping) for value in values):
+        first, second = (value.items for value in values if isinstance(value, Mapping))
+        merged = {**second, **first}
+        if all(first[item].equals(second[item]) for item in first.keys() & second.keys()):
+            return Mapping(merged)
+    if all(isinstance(value, Mask) for value in values):
+        return PaddingMask()
+    modules = [value for value in values if isinstance(value, Instance)]
+    if len(modules) == len(values) and not key.startswith("self."):
+        for module, (_, statements) in zip(modules, sides, strict=True):
+            statements.append(ast.Assign([name(key, store=True)], module.expr))
+        made = tuple(way for module in modules for way in module.made)
+        return Instance(made, name(key), any(module.optional for module in modules))
+    if key.startswith("self."):
+        path = attribute(name("self"), key.removeprefix("self."))
+        nothing = [value for value in values if isinstance(value, Known) and value.value is None]
+        if modules and len(modules) + len(nothing) == len(values):
+            optional = bool(nothing) or any(module.optional for module in modules)
+            return Instance(tuple(way for module in modules for way in module.made), path, optional)
+        return Code(
+            path,
+            all(each.is_static for each in values),
+            optional=any(each.may_be_none for each in values),
+        )
+    for value, statements in sides:
+        new = value.code()
+        if not (isinstance(value, Code) and isinstance(new, ast.Name) and new.id == key):
+            lies = (
+                isinstance(value, Code) and value.transposed
+            )  # what comes after may need it as it looks
+            new = call(attribute(new, "contiguous")) if lies else new
+            statements.append(ast.Assign([name(key, store=True)], new))
+    optional = any(each.may_be_none for each in values)
+    return Code(name(key), all(each.is_static for each in values), optional=optional)

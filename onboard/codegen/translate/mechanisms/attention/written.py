@@ -1,0 +1,160 @@
+"""What modeling code does with attention's scores, operator by operator and call by call."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from onboard.codegen.translate.language.args import Args, is_static_call, plain_call
+from onboard.codegen.translate.language.forms import TRIANGLE, ZEROS
+from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.object_values import Instance
+from onboard.codegen.translate.language.state import ClassState
+from onboard.codegen.translate.language.trees.syntax import (
+    attribute,
+)
+from onboard.codegen.translate.language.values import (
+    NONE,
+    Code,
+    Items,
+    Mask,
+    Output,
+    Value,
+)
+from onboard.codegen.translate.mechanisms.attention.biases import KeyBias
+from onboard.codegen.translate.mechanisms.attention.scores import (
+    SOFTMAXES,
+    Scores,
+    added,
+    call_of,
+    combined,
+    method,
+    product,
+    softmax,
+)
+
+_FUNCTIONS = (
+    torch.bmm,
+    torch.matmul,
+    *SOFTMAXES,
+    torch.where,
+    torch.max,
+    torch.maximum,
+    torch.baddbmm,
+)
+
+
+def without_weights(value: Value) -> Value:
+    """Return what a function returns without attention's weights, which canonical ops do not
+    give.
+    """
+    match value:
+        case Scores(normed=True):
+            return NONE
+        case Items() | Output():
+            return value.mapped(without_weights)
+    return value
+
+
+class WrittenAttention(Mechanism):
+    """Attention that modeling code writes out."""
+
+    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+        """Products of queries and keys, of weights and values; scores that are scaled, biased,
+        masked.
+        """
+        if isinstance(op, ast.MatMult):
+            if isinstance(left, Scores) and left.normed:
+                return product(left, right, left.expr)
+            return product(left, right, ast.BinOp(left.code(), op, right.code()))
+        sides = [side for side in (left, right) if isinstance(side, Scores)]
+        if not sides or not all(side.attends for side in sides):
+            return None
+        bare = [
+            replace(side, masked=False) if isinstance(side, Code) else side
+            for side in (left, right)
+        ]
+        codes = [
+            ast.Constant(None) if isinstance(side, Mask | KeyBias) else side.code() for side in bare
+        ]
+        return combined(op, left, right, ast.BinOp(codes[0], op, codes[1]))
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """PyTorch's functions for all of these."""
+        if function is torch.zeros and not is_static_call(function, args):
+            return replace(plain_call(expr, args), form=ZEROS)
+        attends = all(item.attends for item in args.positional if isinstance(item, Scores))
+        if function not in _FUNCTIONS or not attends or is_static_call(function, args):
+            return None
+        return call_of(function, args, unmasked_call(expr, args))
+
+    def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
+        """A module that is a softmax."""
+        match callee, args.positional:
+            case Instance(classes=(cls,)), [first, *_] if cls is nn.Softmax:
+                return softmax(first)
+        return None
+
+    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
+        """Methods of scores, and of biases to which they are added."""
+        if isinstance(owner, Scores) and owner.attends:
+            return method(owner, attr, args, unmasked_method(owner, attr, args))
+        if isinstance(owner, KeyBias) and attr == "baddbmm":
+            keys = ("batch1", "batch2")
+            first, second = (
+                args.keywords.get(key) or args.positional[i] for i, key in enumerate(keys)
+            )
+            return added(owner, first, second, args.keywords)
+        return None
+
+    def own_attribute(
+        self, cls: ClassState, attr: str, path: ast.expr, frame: Frame
+    ) -> Value | None:
+        """A buffer that is a causal mask of zeros and ones."""
+        match cls.attributes.get(attr):
+            case Code(static=static, optional=optional) if frame.kind == "forward" and _is_triangle(
+                cls, attr, frame
+            ):
+                return Code(path, static, optional=optional, form=TRIANGLE)
+        return None
+
+    def returned(self, value: Value) -> Value | None:
+        """Nothing of attention's weights."""
+        changed = without_weights(value)
+        return None if changed.equals(value) else changed
+
+
+def unmasked_call(expr: ast.expr, args: Args) -> ast.expr:
+    """Return a call's code with scores as they are before the mask."""
+    return plain_call(expr, Args(_unmasked(args), args.keywords, [])).expr
+
+
+def unmasked_method(owner: Scores, attr: str, args: Args) -> ast.expr:
+    """Return the code of a method's call with scores as they are before the mask."""
+    return plain_call(
+        attribute(owner.expr, attr), Args(_unmasked(args), args.keywords, args.stars)
+    ).expr
+
+
+def _unmasked(args: Args) -> list[Value]:
+    bare = [
+        replace(item, masked=False) if isinstance(item, Code) else item for item in args.positional
+    ]
+    return [item for item in bare if not isinstance(item, Mask)]
+
+
+def _is_triangle(cls: ClassState, attr: str, frame: Frame) -> bool:
+    """Whether a buffer is a causal mask of zeros and ones in all modules of this class."""
+    buffers = [module._buffers.get(attr) for module in frame.translator.modules_of(cls.cls)]
+    return bool(buffers) and all(
+        buffer is not None and _is_triangular(buffer) for buffer in buffers
+    )
+
+
+def _is_triangular(buffer: torch.Tensor) -> bool:
+    rows, columns = buffer.shape[-2:] if buffer.dim() > 1 else (0, 1)
+    return rows == columns and bool((buffer == torch.ones_like(buffer).tril()).all())
