@@ -14,25 +14,21 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import fx, nn
-from torch.export import Dim
+from torch import nn
 
 from onboard import modeling
 from onboard.analysis.behaviour.thresholds import (
     build_roomy,
     crossing_prompts,
     exact_prompts,
-    positions,
 )
-from onboard.analysis.counterparts import counterparts, is_choice, without_later
 from onboard.analysis.multimodal import is_under
-from onboard.analysis.recognise.recorder import ModuleCall, first_tensor, modules_recorded
+from onboard.analysis.recognise.recorder import ModuleCall, modules_recorded
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny.tiny_model import (
     from_zero,
@@ -45,25 +41,11 @@ from onboard.analysis.tiny.tiny_model import (
 )
 from onboard.codegen.translate.mechanisms.attention import chosen, compressed
 from onboard.errors import OnboardError
-from onboard.graph.export.guards import broken_guards
 from onboard.hf.expert_weights import separate_experts
-from onboard.ops.rope.rope import complex_freqs
-from onboard.ops.sparse.sparse import chosen_keys
-from onboard.verify.error import rmse_ratio, worst
-from onboard.verify.limits import SAME
+from onboard.verify.block_outputs import BlockProof, compare_outputs, note, sizes
+from onboard.verify.exported import check_export
 
 _REMEMBERS = -1.5
-_TRIED = 2048
-"""The most tokens with which another path of the code is tried."""
-
-
-@dataclass(frozen=True)
-class BlockProof:
-    """How far a block's output is from transformers', in the worst of all prompts."""
-
-    path: str
-    class_name: str
-    error: float
 
 
 def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[BlockProof]:
@@ -98,7 +80,7 @@ def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[Blo
                 f"the generated {spec.architecture} does not run: {one_line(error)}"
             ) from error
         if export:
-            _check_export(model, reference, spec, shapes)
+            check_export(model, reference, spec, shapes)
     return list(proofs.values())
 
 
@@ -270,8 +252,8 @@ def _paths(model: nn.Module, spec: ModelSpec, kinds: set[str]) -> list[str]:
 def _forcing_hook(path: str, calls: list[ModuleCall], proofs: dict[str, BlockProof]) -> Any:
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
         expected = calls.pop(_counterpart(args, calls)).output
-        forced, error = _compare(path, type(module).__name__, output, expected)
-        _note(proofs, path, type(module).__name__, error)
+        forced, error = compare_outputs(path, type(module).__name__, output, expected)
+        note(proofs, path, type(module).__name__, error)
         return forced
 
     return hook
@@ -290,66 +272,6 @@ def _counterpart(args: tuple[Any, ...], calls: list[ModuleCall]) -> int:
     return 0
 
 
-def _compare(path: str, class_name: str, output: Any, expected: Any) -> tuple[Any, float]:
-    """Return the expected output in the generated block's form, and the error."""
-    if isinstance(output, tuple):
-        expected = list(expected.values()) if isinstance(expected, dict) else expected
-        pairs = zip(output, counterparts(output, expected), strict=True)
-        parts = [_compare(path, class_name, ours, theirs) for ours, theirs in pairs]
-        return tuple(part for part, _ in parts), worst(error for _, error in parts)
-    if output is None and expected is None:
-        return None, 0.0
-    if isinstance(output, list) and all(
-        type(item) is int for item in output
-    ):  # sizes that a block reads off its data
-        if output != expected:
-            raise OnboardError(f"{path} ({class_name}) gives {output}, not {expected}")
-        return output, 0.0
-    target = _counterpart_of(output, expected)
-    assert target is not None
-    if output.is_complex() and isinstance(expected, tuple):
-        target = complex_freqs(*expected)
-    if is_choice(output, target):  # positions here, a mask there
-        _, error = _compare(
-            path, class_name, chosen_keys(output, target.shape[-1]).float(), target.float()
-        )
-        return output, error
-    if (
-        output.shape != target.shape
-        and target.dim() == 4
-        and output.shape == target.transpose(1, 2).shape
-    ):
-        target = target.transpose(
-            1, 2
-        )  # a norm of heads, which generated attention applies before it swaps dimensions
-    if target.shape in (output.shape[1:], (1, *output.shape[1:])):
-        target = target.expand_as(
-            output
-        )  # one row of positions, which transformers counted for the whole batch
-    if output.shape != target.shape:
-        raise OnboardError(
-            f"{path} ({class_name}) gives shape {list(output.shape)}, not {list(target.shape)}"
-        )
-    # Whether other ids that are hidden here made a difference, the logits tell, where nothing is
-    # replaced.
-    error = rmse_ratio(without_later(output), without_later(target))
-    if not error <= SAME:
-        raise OnboardError(_difference(path, class_name, output, target, error))
-    return target, error
-
-
-def _counterpart_of(output: torch.Tensor, expected: Any) -> torch.Tensor | None:
-    """Return the tensor that a block's only one stands for, where transformers' may return others,
-    too.
-    """
-    items = expected if isinstance(expected, tuple | list) else ()
-    tensors = [item for item in items if isinstance(item, torch.Tensor)]
-    if not tensors or any(isinstance(item, tuple | list | dict) for item in items):
-        return first_tensor(expected)
-    found: torch.Tensor = counterparts([output], tensors)[0]
-    return found
-
-
 def _compare_logits(
     reference: nn.Module,
     model: nn.Module,
@@ -362,97 +284,6 @@ def _compare_logits(
         ).logits
         actual = model(**inputs).logits
     name = type(model).__name__
-    _, error = _compare(f"logits {_sizes(inputs)}", name, actual, expected)
+    _, error = compare_outputs(f"logits {sizes(inputs)}", name, actual, expected)
     proofs.pop("", None) if error >= (proofs[""].error if "" in proofs else 0.0) else None
-    _note(proofs, "", name, error)
-
-
-def _note(proofs: dict[str, BlockProof], path: str, class_name: str, error: float) -> None:
-    if path not in proofs or error > proofs[path].error:
-        proofs[path] = BlockProof(path, class_name, error)
-
-
-def _difference(
-    path: str, class_name: str, actual: torch.Tensor, expected: torch.Tensor, error: float
-) -> str:
-    worst = int((actual - expected).abs().flatten().nan_to_num(torch.inf).argmax())
-    ours, theirs = actual.flatten()[worst].item(), expected.flatten()[worst].item()
-    return (
-        f"{path} ({class_name}) differs from transformers: rmse ratio {error:.1e}, "
-        f"largest difference {ours:.6g} where transformers has {theirs:.6g}"
-    )
-
-
-def _check_export(
-    model: nn.Module, reference: Any, spec: ModelSpec, shapes: list[dict[str, torch.Tensor]]
-) -> None:
-    """Export with dynamic batch and sequence: the graph has to be right for every size."""
-    tokens = vocabulary(reference)
-    inputs = prompt(2, length=11, batch=3, tokens=tokens)
-    dims = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
-    name = type(model).__name__
-    try:
-        program = torch.export.export(
-            model, (), inputs, dynamic_shapes={key: dims for key in inputs}, strict=False
-        )
-    except Exception as error:
-        text = " ".join(str(error).split())[:300]
-        raise OnboardError(f"torch.export fails on the generated {name}: {text}") from error
-    graph = program.module(check_guards=False)  # these are looked at all at once
-    assert isinstance(graph, fx.GraphModule)
-    # and export's bounds of sizes with them: what the graph computes is compared
-    graph._forward_pre_hooks.clear()
-    _check_guards(graph, model, positions(reference.config), spec)
-    for other in (prompt(4, length=17, batch=2, tokens=tokens), *shapes):
-        _compare_graph(graph, model, other)
-
-
-def _compare_graph(
-    graph: fx.GraphModule, model: nn.Module, inputs: dict[str, torch.Tensor]
-) -> None:
-    with torch.no_grad():
-        actual, expected = graph(**inputs).logits, model(**inputs).logits
-    _compare(f"exported logits {_sizes(inputs)}", type(model).__name__, actual, expected)
-
-
-def _check_guards(graph: fx.GraphModule, model: nn.Module, small: int, spec: ModelSpec) -> None:
-    """Refuse code that takes another path for texts that the checkpoint has positions for.
-
-    Another path may compute the same: that is tried. What lies just behind the `small` number of
-    positions of the tiny model is the end of its tables, and an assertion is one of what
-    transformers itself takes.
-    """
-    full = positions(load_config(spec.config))
-    for broken in broken_guards(graph, full, shortest=1):
-        is_end = broken.code.startswith("assert ") or (broken.length == small + 1 and small != full)
-        is_tried = broken.length * broken.batch <= _TRIED
-        inputs = (
-            from_zero(prompt(0, length=broken.length, batch=broken.batch)) if is_tried else None
-        )
-        if not (is_end or (inputs is not None and _is_same_path(graph, model, inputs))):
-            raise OnboardError(
-                f"the code of {spec.architecture} takes another path {broken}",
-                hint="No graph can follow that; report this architecture",
-            )
-
-
-def _is_same_path(graph: fx.GraphModule, model: nn.Module, inputs: dict[str, torch.Tensor]) -> bool:
-    """Whether a graph computes what the model does, or the model has no such length."""
-    try:
-        with torch.no_grad():
-            model(**inputs)
-    except Exception:
-        return True
-    try:
-        _compare_graph(graph, model, inputs)
-    except (
-        OnboardError,
-        RuntimeError,
-        IndexError,
-    ):  # it computes something else, or its shapes do not fit
-        return False
-    return True
-
-
-def _sizes(inputs: dict[str, torch.Tensor]) -> list[int]:
-    return list(inputs["input_ids"].shape)
+    note(proofs, "", name, error)

@@ -14,9 +14,10 @@ from torch import nn
 
 from onboard.config import Mode, SettledConfig, with_settings
 from onboard.errors import UsageError
+from onboard.graph.assembly.assemble import pipeline_for
 from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.invariants import uncached_mixers
-from onboard.graph.pipeline import Pipeline, pipeline_for
+from onboard.graph.pipeline import Pipeline
 from onboard.graph.transform import BaseTransform
 from onboard.hf.text_tokens import text_tokens
 from onboard.runtime.build import make_context

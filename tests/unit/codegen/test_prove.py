@@ -11,7 +11,8 @@ from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import OnboardError
-from onboard.verify.blocks import _compare, prove
+from onboard.verify.block_outputs import compare_outputs
+from onboard.verify.blocks import prove
 from tests.support.families import config_dict
 
 
@@ -117,6 +118,6 @@ def test_a_file_that_cannot_be_built_says_why() -> None:
 
 
 def test_sizes_that_a_block_reads_off_its_data_must_be_the_same() -> None:
-    assert _compare("gate", "Gate", [3, 0, 2], [3, 0, 2]) == ([3, 0, 2], 0.0)
+    assert compare_outputs("gate", "Gate", [3, 0, 2], [3, 0, 2]) == ([3, 0, 2], 0.0)
     with pytest.raises(OnboardError, match=r"gate \(Gate\) gives \[3, 0, 2\], not \[3, 1, 1\]"):
-        _compare("gate", "Gate", [3, 0, 2], [3, 1, 1])
+        compare_outputs("gate", "Gate", [3, 0, 2], [3, 1, 1])

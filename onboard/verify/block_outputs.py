@@ -1,0 +1,108 @@
+"""What a block gives beside its counterpart of transformers: the error, and where it is largest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from onboard.analysis.counterparts import counterparts, is_choice, without_later
+from onboard.analysis.recognise.recorder import first_tensor
+from onboard.errors import OnboardError
+from onboard.ops.rope.rope import complex_freqs
+from onboard.ops.sparse.sparse import chosen_keys
+from onboard.verify.error import rmse_ratio, worst
+from onboard.verify.limits import SAME
+
+
+@dataclass(frozen=True)
+class BlockProof:
+    """How far a block's output is from transformers', in the worst of all prompts."""
+
+    path: str
+    class_name: str
+    error: float
+
+
+def compare_outputs(path: str, class_name: str, output: Any, expected: Any) -> tuple[Any, float]:
+    """Return the expected output in the generated block's form, and the error."""
+    if isinstance(output, tuple):
+        expected = list(expected.values()) if isinstance(expected, dict) else expected
+        pairs = zip(output, counterparts(output, expected), strict=True)
+        parts = [compare_outputs(path, class_name, ours, theirs) for ours, theirs in pairs]
+        return tuple(part for part, _ in parts), worst(error for _, error in parts)
+    if output is None and expected is None:
+        return None, 0.0
+    # Sizes that a block reads off its data.
+    if isinstance(output, list) and all(type(item) is int for item in output):
+        if output != expected:
+            raise OnboardError(f"{path} ({class_name}) gives {output}, not {expected}")
+        return output, 0.0
+    target = _counterpart_of(output, expected)
+    assert target is not None
+    if output.is_complex() and isinstance(expected, tuple):
+        target = complex_freqs(*expected)
+    if is_choice(output, target):  # positions here, a mask there
+        _, error = compare_outputs(
+            path, class_name, chosen_keys(output, target.shape[-1]).float(), target.float()
+        )
+        return output, error
+    target = _laid_out_as(output, target)
+    if output.shape != target.shape:
+        raise OnboardError(
+            f"{path} ({class_name}) gives shape {list(output.shape)}, not {list(target.shape)}"
+        )
+    # Whether other ids that are hidden here made a difference, the logits tell, where nothing is
+    # replaced.
+    error = rmse_ratio(without_later(output), without_later(target))
+    if not error <= SAME:
+        raise OnboardError(_difference(path, class_name, output, target, error))
+    return target, error
+
+
+def _laid_out_as(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return transformers' tensor as the generated block lays it out, where that is known."""
+    if output.shape == target.shape:
+        return target
+    # A norm of heads: generated attention applies it before it swaps dimensions.
+    if target.dim() == 4 and output.shape == target.transpose(1, 2).shape:
+        return target.transpose(1, 2)
+    # One row of positions, which transformers counted for the whole batch.
+    if target.shape in (output.shape[1:], (1, *output.shape[1:])):
+        return target.expand_as(output)
+    return target
+
+
+def _counterpart_of(output: torch.Tensor, expected: Any) -> torch.Tensor | None:
+    """Return the tensor that a block's only one stands for, where transformers' may return others,
+    too.
+    """
+    items = expected if isinstance(expected, tuple | list) else ()
+    tensors = [item for item in items if isinstance(item, torch.Tensor)]
+    if not tensors or any(isinstance(item, tuple | list | dict) for item in items):
+        return first_tensor(expected)
+    found: torch.Tensor = counterparts([output], tensors)[0]
+    return found
+
+
+def note(proofs: dict[str, BlockProof], path: str, class_name: str, error: float) -> None:
+    """Keep a block's worst error."""
+    if path not in proofs or error > proofs[path].error:
+        proofs[path] = BlockProof(path, class_name, error)
+
+
+def _difference(
+    path: str, class_name: str, actual: torch.Tensor, expected: torch.Tensor, error: float
+) -> str:
+    worst = int((actual - expected).abs().flatten().nan_to_num(torch.inf).argmax())
+    ours, theirs = actual.flatten()[worst].item(), expected.flatten()[worst].item()
+    return (
+        f"{path} ({class_name}) differs from transformers: rmse ratio {error:.1e}, "
+        f"largest difference {ours:.6g} where transformers has {theirs:.6g}"
+    )
+
+
+def sizes(inputs: dict[str, torch.Tensor]) -> list[int]:
+    """Return batch and sequence length of a prompt."""
+    return list(inputs["input_ids"].shape)
