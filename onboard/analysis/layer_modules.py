@@ -8,9 +8,14 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from onboard.analysis.multimodal import is_under
 from onboard.analysis.recognise.recorder import Recording
 from onboard.analysis.spec import LayerKind
 from onboard.analysis.spec_blocks import Block
+from onboard.analysis.tiny.tiny_model import (
+    layer_kind_names,
+)
+from onboard.errors import OnboardError
 
 
 def with_modules(
@@ -47,3 +52,32 @@ def mark_mixtures(names: list[str], model: nn.Module, path: str, experts: set[st
     return [
         f"{name}_moe" if is_mixed else name for name, is_mixed in zip(names, mixed, strict=True)
     ]
+
+
+def layer_kinds(
+    whole: nn.Module, tiny: nn.Module, recording: Recording, experts: set[str], eager: list[str]
+) -> list[LayerKind]:
+    """Group the checkpoint's decoder layers by kind; a path is that of the tiny model's first one
+    that runs, if any.
+
+    A window that all layers have is no field of theirs: the probe tells. Which layers are mixtures,
+    where not all are, their modules tell: `experts` are the classes to look for.
+    """
+    windows = {call.window for call in recording.attention}
+    names, small = (layer_kind_names(model.config) for model in (whole, tiny))
+    if set(names) == {"full_attention"} and windows and None not in windows:
+        names, small = (["sliding_attention"] * len(item) for item in (names, small))
+    modules = [item for item in tiny.named_modules() if not is_under(item[0], eager)]
+    lists = {path: module for path, module in modules if isinstance(module, nn.ModuleList)}
+    path = max(lists, key=lambda item: len(list(lists[item].modules())), default="layers")
+    names, small = (mark_mixtures(*pair, path, experts) for pair in ((names, whole), (small, tiny)))
+    kinds: dict[str, LayerKind] = {}
+    for index, name in enumerate(names):
+        if name not in small:
+            raise OnboardError(
+                f"the small model has no layer of the kind {name}", hint="Report this config"
+            )
+        paths = [f"{path}.{place}" for place, other in enumerate(small) if other == name]
+        ran = next((each for each in paths if each in recording.modules), paths[0])
+        kinds.setdefault(name, LayerKind(name=name, layers=[], path=ran)).layers.append(index)
+    return list(kinds.values())

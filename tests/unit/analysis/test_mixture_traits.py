@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from transformers import MixtralConfig, MixtralForCausalLM, PretrainedConfig
 
-from onboard.analysis.analyze import _layer_kinds
-from onboard.analysis.layer_modules import with_modules
+from onboard.analysis.layer_modules import layer_kinds, with_modules
 from onboard.analysis.mixture_traits import active_parameters, mixture
 from onboard.analysis.recognise.recorder import Recording, record
 from onboard.analysis.spec import LayerKind
@@ -118,7 +117,7 @@ def test_a_kind_of_layer_has_its_modules_in_the_order_in_which_they_run(
 def test_a_layer_that_runs_stands_for_its_kind(mixtral: MixtralForCausalLM) -> None:
     """Layers of cross-attention are left out of a text without an image."""
     seen = Recording(torch.empty(0), modules={"model.layers.1": []})
-    (kind,) = _layer_kinds(mixtral, mixtral, seen, set(), [])
+    (kind,) = layer_kinds(mixtral, mixtral, seen, set(), [])
     assert (kind.path, kind.layers) == ("model.layers.1", [0, 1])
-    (kind,) = _layer_kinds(mixtral, mixtral, Recording(torch.empty(0)), set(), [])
+    (kind,) = layer_kinds(mixtral, mixtral, Recording(torch.empty(0)), set(), [])
     assert kind.path == "model.layers.0"

@@ -132,7 +132,7 @@ def test_other_compressed_keys_are_found_out(right: str, wrong: str) -> None:
 
 
 def test_keys_of_an_unknown_origin_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onboard.analysis.analyze.probe_compressor", lambda *_: None)
+    monkeypatch.setattr("onboard.analysis.classify.probe_compressor", lambda *_: None)
     with pytest.raises(
         OnboardError, match="more keys than the text has tokens: what makes these keys has no"
     ):
