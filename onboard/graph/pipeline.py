@@ -1,46 +1,32 @@
-"""The runner: loads the pipeline, runs the transforms in order and accounts for each of them.
+"""The runner: runs the transforms in order and accounts for each of them.
 
-Everything that is not the transform's own edit happens here: validation of the configuration,
-order, timing, memory, clean-up, shape propagation, dumps, invariants between stages, observers,
-history.
+Everything that is not the transform's own edit happens here: timing, memory, clean-up, shape
+propagation, dumps, invariants between stages, observers, history. Which transforms there are, and
+in which order, `graph/assembly/` says.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import yaml
 from torch import nn
 
-from onboard.config import Mode, deep_merge, suggest
-from onboard.content import content_path
-from onboard.errors import OnboardError, UsageError
+from onboard.errors import OnboardError
 from onboard.extensions import broken
 from onboard.graph.cleanup import clean_up
 from onboard.graph.context import HistoryEntry, TransformContext
-from onboard.graph.extensions import in_order, outside_transforms, own_pipeline
 from onboard.graph.fx import copy_graphs, graph_modules, set_submodule
 from onboard.graph.graph_cache import Done, GraphCache, KeptRun
 from onboard.graph.invariants import check_stage
-from onboard.graph.planned import PLANNED, check_planned
 from onboard.graph.shapes import propagate_shapes
-from onboard.graph.transform import (
-    BaseTransform,
-    Stages,
-    TransformInfo,
-    get_transform,
-    transform_keys,
-    validated,
-)
+from onboard.graph.transform import BaseTransform, Stages, TransformInfo
 from onboard.graph.visualize.dump import dump
 
 T = TypeVar("T")
@@ -48,112 +34,10 @@ Observer = Callable[[str, nn.Module, TransformContext], None]
 
 log = logging.getLogger("onboard.pipeline")
 
-_MEMORY_TOLERANCE = (
-    64 * 2**20
-)  # bytes of CUDA memory that any transform may take without having said so
-
-
-_PIPELINES: dict[Mode, str] = {
-    "graph": "default.yaml",
-    "hf": "default.yaml",
-    "transformers": "transformers.yaml",
-}
-
-
-def load_pipeline(
-    overrides: Mapping[str, Mapping[str, Any]], mode: Mode = "graph", root: Path | None = None
-) -> list[BaseTransform[Any]]:
-    """Return the transforms of the mode's pipeline, with `overrides` merged in, in the order in
-    which they run.
-
-    Pipelines are `transforms/default.yaml` and, for mode "transformers",
-    `transforms/transformers.yaml`; a root's file of that name is merged over the shipped one.
-    Installed packages and the root may bring transforms of their own.
-
-    A key with `*` stands for all transforms of that name that the file does not list by their own,
-    by name. A transform that no file lists runs when `overrides` names it, at the end of its stage.
-    One that is not there yet (`onboard.graph.planned`) may be named, and not be enabled. Raises
-    `UsageError` for an unknown transform or field, and names the nearest valid one, and for an
-    extension that is broken.
-    """
-    outside = outside_transforms(root)
-    stages = {**transform_keys(), **{key: each.stage for key, each in outside.items()}}
-    name = _PIPELINES[mode]
-    default = _expanded(deepcopy(_shipped(mode)), stages)
-    own = _expanded(own_pipeline(root, name), default)
-    _check_known(own, stages, f"transforms/{name} of {root}: ")
-    _check_known([*default, *overrides], stages)
-    said = deep_merge(own, overrides)
-    check_planned({key: fields for key, fields in said.items() if key not in stages})
-    own, overrides = (
-        {key: each[key] for key in each if key in stages} for each in (own, overrides)
-    )
-    merged = deep_merge(in_order(default, own, stages), overrides)
-    classes = {
-        key: outside[key].transform if key in outside else get_transform(key) for key in merged
-    }
-    transforms = [
-        _configured(classes[key], {"stage": stages[key].value, **merged[key]}) for key in merged
-    ]
-    for transform in transforms:
-        transform.asked_for = _asks_for(said.get(transform.key), transform.key in default)
-    order = list(Stages)
-    return sorted(transforms, key=lambda transform: order.index(transform.config.stage))
-
-
-def _asks_for(fields: Mapping[str, Any] | None, is_shipped: bool) -> bool:
-    """Whether what a user says of a transform (None: nothing) puts it into the pipeline, or keeps
-    it there.
-    """
-    return fields is not None and (not is_shipped or bool(fields.get("enabled", False)))
-
-
-def pipeline_for(
-    context: TransformContext, overrides: Mapping[str, Mapping[str, Any]] | None = None
-) -> list[BaseTransform[Any]]:
-    """Return the transforms that a run's context asks for, with more `overrides`; what comes from
-    outside is a fact.
-    """
-    runtime, root = context.runtime, context.factory.root
-    transforms = load_pipeline(deep_merge(runtime.transforms, overrides or {}), runtime.mode, root)
-    facts = (each.from_outside() for each in transforms if each.config.enabled)
-    context.facts.extend(filter(None, facts))
-    return transforms
-
-
-def _check_known(keys: Iterable[str], known: Iterable[str], where: str = "") -> None:
-    for key in keys:
-        if key not in known and key not in PLANNED:
-            raise UsageError(
-                f"{where}there is no transform {key!r}", hint=suggest(key, [*known, *PLANNED])
-            )
-
-
-@cache
-def _shipped(mode: Mode) -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load(
-        content_path("transforms", _PIPELINES[mode]).read_text("utf-8")
-    )
-    return document
-
-
-def _expanded(pipeline: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """Return the pipeline with a key for each transform that a key with `*` stands for."""
-    others = [key for key in keys if key not in pipeline]
-    return {
-        each: fields
-        for key, fields in pipeline.items()
-        for each in (fnmatch.filter(others, key) if "*" in key else [key])
-    }
-
-
-def _configured(
-    transform: type[BaseTransform[Any]], fields: Mapping[str, Any]
-) -> BaseTransform[Any]:
-    return transform(validated(transform.key, transform.config_class, fields))
-
-
-_NOTICEABLE = 0.05  # seconds
+_MEMORY_TOLERANCE = 64 * 2**20
+"""Bytes of CUDA memory that any transform may take without having said so."""
+_NOTICEABLE = 0.05
+"""Seconds from which a check has an entry in the history."""
 
 CACHE_ENTRIES = ("find_kept_graph", "keep_graph")
 """What the history calls the time that the cache takes."""

@@ -13,11 +13,12 @@ from torch import nn
 from onboard.config import RuntimeConfig
 from onboard.content import content_path
 from onboard.errors import NoCachedFormError, OnboardError, UsageError
+from onboard.graph.assembly.assemble import pipeline_for
 from onboard.graph.context import TransformContext
 from onboard.graph.factory import ModelFactory
 from onboard.graph.graph_cache import GraphCache, cache_folder
 from onboard.graph.invariants import uncached_attention
-from onboard.graph.pipeline import Observer, Pipeline, pipeline_for
+from onboard.graph.pipeline import Observer, Pipeline
 from onboard.runtime.engine import Engine
 from onboard.runtime.limits import ON_CPU, ON_GPU, Defaults, settled
 from onboard.runtime.rope import length_dependent_rope

@@ -16,6 +16,7 @@ from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.config import RuntimeConfig
 from onboard.content import content_path
 from onboard.errors import OnboardError
+from onboard.graph.assembly.assemble import pipeline_for
 from onboard.graph.cache_init.interface import cache_plan, cache_share
 from onboard.graph.compile.capture import capture_sizes
 from onboard.graph.context import TransformContext
@@ -25,7 +26,7 @@ from onboard.graph.export.left_out import Occurrences, restore_experts
 from onboard.graph.factory import read_config
 from onboard.graph.fx import graph_modules
 from onboard.graph.peak import peak_bytes
-from onboard.graph.pipeline import Pipeline, pipeline_for
+from onboard.graph.pipeline import Pipeline
 from onboard.ops import has_triton
 from onboard.runtime.build import check_cached, make_context, resolve_dtype
 from onboard.runtime.fitted_plan import fitted

@@ -13,10 +13,11 @@ from torch import fx
 
 from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError
+from onboard.graph.assembly.assemble import pipeline_for
 from onboard.graph.cache_init.token_mixing import token_mixing
 from onboard.graph.fx import arguments, graph_modules, op_name
 from onboard.graph.pattern_matcher.patterns import is_number
-from onboard.graph.pipeline import Pipeline, pipeline_for
+from onboard.graph.pipeline import Pipeline
 from onboard.graph.transform import Stages
 from onboard.ops import stateful_ops
 from onboard.runtime.build import make_context

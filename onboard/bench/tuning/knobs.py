@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from onboard.config import RuntimeConfig, deep_merge
+from onboard.graph.assembly.assemble import load_pipeline
 from onboard.graph.backends import FOREIGN_BACKENDS
 from onboard.graph.context import HistoryEntry
-from onboard.graph.pipeline import load_pipeline
 from onboard.graph.transform import TransformConfig
 
 _SUFFIX = "backend"

@@ -44,7 +44,7 @@ def doctor(
 
 
 def _extensions(root: Path) -> Iterator[tuple[str, str]]:
-    from onboard.graph.extensions import listing
+    from onboard.graph.assembly.outside import listing
 
     return listing(root)
 
@@ -92,7 +92,7 @@ def _hardware() -> Iterator[tuple[str, str]]:
 
 
 def _transforms() -> Iterator[tuple[str, str]]:
-    from onboard.graph.planned import by_reason
+    from onboard.graph.assembly.planned import by_reason
     from onboard.graph.transform import transform_keys
 
     yield "transforms", f"{len(transform_keys())}, see transforms/default.yaml"

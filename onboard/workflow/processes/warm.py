@@ -86,7 +86,7 @@ def import_all(*more: str) -> None:
     with _for_good():
         for name in (*_LIBRARIES, *_OF_PROGRAMS, *more):
             importlib.import_module(name)
-        from onboard.graph.pipeline import load_pipeline
+        from onboard.graph.assembly.assemble import load_pipeline
         from onboard.graph.transform import get_transform, transform_keys
         from onboard.workflow.phase_runner import load_phases
 

@@ -16,8 +16,8 @@ from onboard.bench.tuning.tuned_config import MARK, write
 from onboard.cli import main
 from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError
+from onboard.graph.assembly.assemble import load_pipeline
 from onboard.graph.context import HistoryEntry
-from onboard.graph.pipeline import load_pipeline
 from onboard.registry import load_standalone
 from onboard.runtime.engine import Engine
 from tests.support.apart import run_apart

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from onboard.experiments.elementwise import triton_pointwise as pointwise
-from onboard.graph.pipeline import Pipeline, load_pipeline
+from onboard.graph.assembly.assemble import load_pipeline
+from onboard.graph.pipeline import Pipeline
 from onboard.graph.transform import Stages
 from tests.support.graph.fusion import apply
 from tests.support.graph.harness import make_context, random_inputs, randomize, rmse

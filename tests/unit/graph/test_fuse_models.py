@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from onboard.graph.pipeline import Pipeline, load_pipeline
+from onboard.graph.assembly.assemble import load_pipeline
+from onboard.graph.pipeline import Pipeline
 from onboard.graph.transform import Stages
 from tests.support.graph.harness import make_context, random_inputs, randomize, rmse
 

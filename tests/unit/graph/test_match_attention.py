@@ -10,8 +10,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import repeat_kv
 
+from onboard.graph.assembly.assemble import load_pipeline
 from onboard.graph.fx import arguments, nodes_of
-from onboard.graph.pipeline import load_pipeline
 from onboard.graph.transform import Stages
 from tests.support.graph.harness import (
     make_context,

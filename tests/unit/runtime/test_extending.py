@@ -19,9 +19,10 @@ from onboard.cli import main
 from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError
 from onboard.extensions import extensions_digest, find_extensions, load
+from onboard.graph.assembly.assemble import load_pipeline, pipeline_for
 from onboard.graph.context import TransformContext
 from onboard.graph.graph_cache import key_parts
-from onboard.graph.pipeline import Pipeline, load_pipeline, pipeline_for
+from onboard.graph.pipeline import Pipeline
 from onboard.graph.transform import BaseTransform, Stages, TransformConfig, TransformInfo
 from onboard.ops.library import declared
 from onboard.runtime.build import make_context

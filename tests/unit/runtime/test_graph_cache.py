@@ -19,8 +19,9 @@ from safetensors.torch import load_file, save_file
 from onboard import user_cache
 from onboard.config import RuntimeConfig
 from onboard.graph import graph_cache
+from onboard.graph.assembly.assemble import load_pipeline
 from onboard.graph.graph_cache import GraphCache, _lengths, cache_folder, key_parts
-from onboard.graph.pipeline import Pipeline, load_pipeline
+from onboard.graph.pipeline import Pipeline
 from onboard.graph.saved_graph import CannotSaveError, decode, encode
 from onboard.runtime.build import make_context
 from onboard.runtime.engine import Engine

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from onboard.graph.assembly.assemble import load_pipeline
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import graph_modules, nodes_of
-from onboard.graph.pipeline import load_pipeline
 from onboard.graph.transform import BaseTransform, Stages, TransformConfig, TransformInfo
 from onboard.verify.stages import VerifyReport, verify_model
 from tests.support.runtime.tiny import Tiny

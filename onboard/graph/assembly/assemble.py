@@ -1,0 +1,121 @@
+"""The transforms that a run has, from the pipeline's file, the root's, extensions and settings."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from onboard.config import Mode, deep_merge, suggest
+from onboard.content import content_path
+from onboard.errors import UsageError
+from onboard.graph.assembly.outside import in_order, outside_transforms, own_pipeline
+from onboard.graph.assembly.planned import PLANNED, check_planned
+from onboard.graph.context import TransformContext
+from onboard.graph.transform import BaseTransform, Stages, get_transform, transform_keys, validated
+
+_PIPELINES: dict[Mode, str] = {
+    "graph": "default.yaml",
+    "hf": "default.yaml",
+    "transformers": "transformers.yaml",
+}
+
+
+def load_pipeline(
+    overrides: Mapping[str, Mapping[str, Any]], mode: Mode = "graph", root: Path | None = None
+) -> list[BaseTransform[Any]]:
+    """Return the transforms of the mode's pipeline, with `overrides` merged in, in the order in
+    which they run.
+
+    Pipelines are `transforms/default.yaml` and, for mode "transformers",
+    `transforms/transformers.yaml`; a root's file of that name is merged over the shipped one.
+    Installed packages and the root may bring transforms of their own.
+
+    A key with `*` stands for all transforms of that name that the file does not list by their own,
+    by name. A transform that no file lists runs when `overrides` names it, at the end of its stage.
+    One that is not there yet (`onboard.graph.assembly.planned`) may be named, and not be enabled.
+
+    Raises:
+        UsageError: an unknown transform or field, with the nearest valid one, or a broken
+            extension.
+    """
+    outside = outside_transforms(root)
+    stages = {**transform_keys(), **{key: each.stage for key, each in outside.items()}}
+    name = _PIPELINES[mode]
+    default = _expanded(deepcopy(_shipped(mode)), stages)
+    own = _expanded(own_pipeline(root, name), default)
+    _check_known(own, stages, f"transforms/{name} of {root}: ")
+    _check_known([*default, *overrides], stages)
+    said = deep_merge(own, overrides)
+    check_planned({key: fields for key, fields in said.items() if key not in stages})
+    own, overrides = (
+        {key: each[key] for key in each if key in stages} for each in (own, overrides)
+    )
+    merged = deep_merge(in_order(default, own, stages), overrides)
+    classes = {
+        key: outside[key].transform if key in outside else get_transform(key) for key in merged
+    }
+    transforms = [
+        _configured(classes[key], {"stage": stages[key].value, **merged[key]}) for key in merged
+    ]
+    for transform in transforms:
+        transform.asked_for = _asks_for(said.get(transform.key), transform.key in default)
+    order = list(Stages)
+    return sorted(transforms, key=lambda transform: order.index(transform.config.stage))
+
+
+def _asks_for(fields: Mapping[str, Any] | None, is_shipped: bool) -> bool:
+    """Whether what a user says of a transform (None: nothing) puts it into the pipeline, or keeps
+    it there.
+    """
+    return fields is not None and (not is_shipped or bool(fields.get("enabled", False)))
+
+
+def pipeline_for(
+    context: TransformContext, overrides: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[BaseTransform[Any]]:
+    """Return the transforms that a run's context asks for, with more `overrides`; what comes from
+    outside is a fact.
+    """
+    runtime, root = context.runtime, context.factory.root
+    transforms = load_pipeline(deep_merge(runtime.transforms, overrides or {}), runtime.mode, root)
+    facts = (each.from_outside() for each in transforms if each.config.enabled)
+    context.facts.extend(filter(None, facts))
+    return transforms
+
+
+def _check_known(keys: Iterable[str], known: Iterable[str], where: str = "") -> None:
+    for key in keys:
+        if key not in known and key not in PLANNED:
+            raise UsageError(
+                f"{where}there is no transform {key!r}", hint=suggest(key, [*known, *PLANNED])
+            )
+
+
+@cache
+def _shipped(mode: Mode) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load(
+        content_path("transforms", _PIPELINES[mode]).read_text("utf-8")
+    )
+    return document
+
+
+def _expanded(pipeline: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Return the pipeline with a key for each transform that a key with `*` stands for."""
+    others = [key for key in keys if key not in pipeline]
+    return {
+        each: fields
+        for key, fields in pipeline.items()
+        for each in (fnmatch.filter(others, key) if "*" in key else [key])
+    }
+
+
+def _configured(
+    transform: type[BaseTransform[Any]], fields: Mapping[str, Any]
+) -> BaseTransform[Any]:
+    return transform(validated(transform.key, transform.config_class, fields))
