@@ -27,54 +27,61 @@ _DEFAULTS = {"cuda": ("1,8,32,64,128", "128,1024,8192", 129), "cpu": ("1,4", "64
 """Batches, contexts and tokens to generate, by device."""
 
 
+_Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A folder, an id, a name in the registry, or a config.json."
+    ),
+]
+_Batch = Annotated[
+    str | None,
+    typer.Option(metavar="N,N,...", help="Sequences at a time.", show_default="by device"),
+]
+_Context = Annotated[
+    str | None,
+    typer.Option(metavar="N,N,...", help="Tokens of a prompt.", show_default="by device"),
+]
+_OutputLen = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", min=2, help="Tokens to generate for a prompt.", show_default="by device"
+    ),
+]
+_Repeats = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Times that each shape is measured.")
+]
+_Compare = Annotated[
+    str,
+    typer.Option(
+        metavar="PEER,...", help="Measure beside it: hf, hf-compiled.", show_default="none"
+    ),
+]
+_Profile = Annotated[bool, typer.Option("--profile", help="Draw the kernels of one decode step.")]
+_Seed = Annotated[
+    int | None, typer.Option(metavar="N", min=0, help="Of the prompts.", show_default="random")
+]
+_Output = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Where the pictures go.", show_default="under the root"),
+]
+
+
 def bench(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL", help="A folder, an id, a name in the registry, or a config.json."
-        ),
-    ],
+    model: _Model,
     root: options.Root = Path(),
     config: options.Config = None,
     device: options.OnDevice = Device.AUTO,
     dtype: options.InDType = DTypeName.AUTO,
     mode: options.Mode = ModeName.GRAPH,
     random_weights: options.RandomWeights = False,
-    batch: Annotated[
-        str | None,
-        typer.Option(metavar="N,N,...", help="Sequences at a time.", show_default="by device"),
-    ] = None,
-    context: Annotated[
-        str | None,
-        typer.Option(metavar="N,N,...", help="Tokens of a prompt.", show_default="by device"),
-    ] = None,
-    output_len: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=2, help="Tokens to generate for a prompt.", show_default="by device"
-        ),
-    ] = None,
-    repeats: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Times that each shape is measured.")
-    ] = 3,
-    compare: Annotated[
-        str,
-        typer.Option(
-            metavar="PEER,...", help="Measure beside it: hf, hf-compiled.", show_default="none"
-        ),
-    ] = "",
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Draw the kernels of one decode step.")
-    ] = False,
-    seed: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Of the prompts.", show_default="random")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Where the pictures go.", show_default="under the root"
-        ),
-    ] = None,
+    batch: _Batch = None,
+    context: _Context = None,
+    output_len: _OutputLen = None,
+    repeats: _Repeats = 3,
+    compare: _Compare = "",
+    profile: _Profile = False,
+    seed: _Seed = None,
+    output: _Output = None,
     revision: options.Revision = None,
     set_: options.Set = None,
     offline: options.Offline = False,

@@ -33,45 +33,51 @@ Exit codes: 0 done; 1 failed; 2 cannot be done as asked; 3 needs your word; 130 
 """
 
 
+_Model = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="A model's folder, or its id on the Hugging Face Hub."),
+]
+_Root = Annotated[
+    Path, typer.Option(help="Folder that everything is written to.", show_default="here")
+]
+_Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the id.")]
+_Until = Annotated[str | None, typer.Option(metavar="PHASE", help="Stop after this phase.")]
+_From = Annotated[
+    str | None, typer.Option("--from", metavar="PHASE", help="Rerun from this phase on.")
+]
+_Fresh = Annotated[bool, typer.Option("--fresh", help="Rerun every phase.")]
+_DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON document.")]
+_TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run Python code that the model brings.")
+]
+_Yes = Annotated[
+    bool, typer.Option("--yes", help="Go on even if the model does not fit in memory.")
+]
+_Strict = Annotated[bool, typer.Option("--strict", help="A fallback in the full run is an error.")]
+_Debug = Annotated[
+    bool, typer.Option("--debug", help="Show tracebacks and the libraries' warnings.")
+]
+
+
 def onboard(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL", help="A model's folder, or its id on the Hugging Face Hub."
-        ),
-    ],
-    root: Annotated[
-        Path, typer.Option(help="Folder that everything is written to.", show_default="here")
-    ] = Path(),
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the id.")] = None,
+    model: _Model,
+    root: _Root = Path(),
+    revision: _Revision = None,
     device: OnDevice = Device.AUTO,
     dtype: InDType = DTypeName.AUTO,
-    until: Annotated[
-        str | None, typer.Option(metavar="PHASE", help="Stop after this phase.")
-    ] = None,
-    from_: Annotated[
-        str | None, typer.Option("--from", metavar="PHASE", help="Rerun from this phase on.")
-    ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Rerun every phase.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the outcome as one JSON document.")
-    ] = False,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run Python code that the model brings.")
-    ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Go on even if the model does not fit in memory.")
-    ] = False,
+    until: _Until = None,
+    from_: _From = None,
+    fresh: _Fresh = False,
+    dry_run: _DryRun = False,
+    as_json: _AsJson = False,
+    trust_remote_code: _TrustRemoteCode = False,
+    yes: _Yes = False,
     offline: Offline = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="A fallback in the full run is an error.")
-    ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks and the libraries' warnings.")
-    ] = False,
+    strict: _Strict = False,
+    debug: _Debug = False,
 ) -> Result | int:
     """Run the phases for one model; `ABOUT` is what the help says of it."""
     if offline:

@@ -126,30 +126,39 @@ def validate(root: Root = Path(), as_json: AsJson = False) -> int:
     return 1 if any(line.startswith("error") for said in found.values() for line in said) else 0
 
 
+_Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="NAME", help="Entries by name.", show_default="all"),
+]
+_Device = Annotated[Device, typer.Option(help="Where the models run.")]
+_Jobs = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Entries at a time.", show_default="1, or one a GPU"),
+]
+_Reduced = Annotated[
+    bool, typer.Option("--reduced", help="Only as many layers as show every kind of them.")
+]
+_Changed = Annotated[
+    bool,
+    typer.Option(
+        "--changed", help="Only entries with a row of another model file, config or program."
+    ),
+]
+_Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what passed as it is.")]
+_LimitSeconds = Annotated[float, typer.Option(help="Time limit of an entry.")]
+
+
 @app.command("run")
 def run(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME", help="Entries by name.", show_default="all"),
-    ] = None,
+    names: _Names = None,
     root: Root = Path(),
     expression: Filter = "",
-    device: Annotated[Device, typer.Option(help="Where the models run.")] = Device.AUTO,
-    jobs: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Entries at a time.", show_default="1, or one a GPU"),
-    ] = None,
-    reduced: Annotated[
-        bool, typer.Option("--reduced", help="Only as many layers as show every kind of them.")
-    ] = False,
-    changed: Annotated[
-        bool,
-        typer.Option(
-            "--changed", help="Only entries with a row of another model file, config or program."
-        ),
-    ] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what passed as it is.")] = False,
-    limit_seconds: Annotated[float, typer.Option(help="Time limit of an entry.")] = 3600.0,
+    device: _Device = Device.AUTO,
+    jobs: _Jobs = None,
+    reduced: _Reduced = False,
+    changed: _Changed = False,
+    fresh: _Fresh = False,
+    limit_seconds: _LimitSeconds = 3600.0,
     offline: Offline = False,
     as_json: AsJson = False,
 ) -> int:

@@ -26,44 +26,66 @@ if TYPE_CHECKING:
     from onboard.runtime.sampling import SamplingParams
 
 
+_Prompts = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="PROMPT", help="Texts to go on from.", show_default="read stdin"),
+]
+_TokenIds = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ID,ID,...", help="A prompt as token ids; may be repeated."),
+]
+_MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate for a prompt.")]
+_Temperature = Annotated[float, typer.Option(help="0: always the most likely token.")]
+_TopP = Annotated[float, typer.Option(help="Sample from this share of the probability.")]
+_TopK = Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0: from all.")]
+_MinP = Annotated[
+    float, typer.Option(help="Drop tokens less likely than this, relative to the best.")
+]
+_Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
+_Stop = Annotated[
+    list[str] | None, typer.Option(metavar="TEXT", help="Ends the output; may be repeated.")
+]
+_IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.")]
+_N = Annotated[int, typer.Option("-n", help="Outputs for each prompt.")]
+_StopTokenIds = Annotated[
+    str | None, typer.Option(metavar="ID,ID,...", help="Tokens that end the output.")
+]
+_Logprobs = Annotated[
+    int | None, typer.Option(help="Report this many log-probabilities a token (--json).")
+]
+_BatchInvariant = Annotated[
+    bool,
+    typer.Option("--batch-invariant", help="Round the same whatever else is in the batch; slower."),
+]
+_Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="A fallback, or a model that is not as it was tested and run, is an error.",
+    ),
+]
+
+
 def run(
     model: options.Model,
-    prompts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="PROMPT", help="Texts to go on from.", show_default="read stdin"),
-    ] = None,
+    prompts: _Prompts = None,
     root: options.Root = Path(),
     config: options.Config = None,
     device: options.OnDevice = Device.AUTO,
     dtype: options.InDType = DTypeName.AUTO,
     mode: options.Mode = ModeName.GRAPH,
-    token_ids: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ID,ID,...", help="A prompt as token ids; may be repeated."),
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate for a prompt.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0: always the most likely token.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample from this share of the probability.")] = 1.0,
-    top_k: Annotated[
-        int, typer.Option(help="Sample from the k most likely tokens; 0: from all.")
-    ] = 0,
-    min_p: Annotated[
-        float, typer.Option(help="Drop tokens less likely than this, relative to the best.")
-    ] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Ends the output; may be repeated.")
-    ] = None,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.")
-    ] = False,
-    n: Annotated[int, typer.Option("-n", help="Outputs for each prompt.")] = 1,
-    stop_token_ids: Annotated[
-        str | None, typer.Option(metavar="ID,ID,...", help="Tokens that end the output.")
-    ] = None,
-    logprobs: Annotated[
-        int | None, typer.Option(help="Report this many log-probabilities a token (--json).")
-    ] = None,
+    token_ids: _TokenIds = None,
+    max_tokens: _MaxTokens = 64,
+    temperature: _Temperature = 0.0,
+    top_p: _TopP = 1.0,
+    top_k: _TopK = 0,
+    min_p: _MinP = 0.0,
+    seed: _Seed = None,
+    stop: _Stop = None,
+    ignore_eos: _IgnoreEos = False,
+    n: _N = 1,
+    stop_token_ids: _StopTokenIds = None,
+    logprobs: _Logprobs = None,
     max_seq_len: options.MaxSeqLen = None,
     max_batch_size: options.MaxBatchSize = None,
     kv_cache_dtype: options.KVCacheDType = None,
@@ -71,19 +93,8 @@ def run(
     compile_backend: options.AnyCompileBackend = None,
     revision: options.Revision = None,
     set_: options.Set = None,
-    batch_invariant: Annotated[
-        bool,
-        typer.Option(
-            "--batch-invariant", help="Round the same whatever else is in the batch; slower."
-        ),
-    ] = False,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            help="A fallback, or a model that is not as it was tested and run, is an error.",
-        ),
-    ] = False,
+    batch_invariant: _BatchInvariant = False,
+    strict: _Strict = False,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
     debug: options.Debug = False,
@@ -95,30 +106,17 @@ def run(
     if offline:
         go_offline()
     wanted = _prompts(prompts or [], token_ids or [])
-    chosen: dict[str, Any] = {
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "seed": seed,
-    }
-    chosen |= {
-        "max_tokens": max_tokens,
-        "stop": stop,
-        "ignore_eos": ignore_eos,
-        "n": n,
-        "logprobs": logprobs,
-    }
-    params = _sampling_params(**chosen, stop_token_ids=_parse_ids("stop-token-ids", stop_token_ids))
+    chance = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+    ends = {"max_tokens": max_tokens, "stop": stop, "ignore_eos": ignore_eos}
+    ids = _parse_ids("stop-token-ids", stop_token_ids)
+    params = _sampling_params(
+        **chance, **ends, seed=seed, n=n, logprobs=logprobs, stop_token_ids=ids
+    )
     limits = {"max_seq_len": max_seq_len, "max_batch_size": max_batch_size, "revision": revision}
     backends = {"attn_backend": attn_backend, "compile_backend": compile_backend}
     settings = settings_of(set_, **limits, **backends, kv_cache_config__dtype=kv_cache_dtype)
-    overrides = {
-        "device": device.value,
-        "dtype": dtype.value,
-        "mode": mode.value,
-        "batch_invariant": batch_invariant,
-    }
+    where = {"device": device.value, "dtype": dtype.value, "mode": mode.value}
+    overrides: dict[str, Any] = {**where, "batch_invariant": batch_invariant}
     with registered_names(model, root):
         check_config(model, root, config, overrides, settings)
         llm = _load(model, root=root, config=config, strict=strict, settings=settings, **overrides)

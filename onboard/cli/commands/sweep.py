@@ -29,72 +29,79 @@ class ExecutorName(StrEnum):
     RAY = "ray"
 
 
+_Models = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="Model types, registry names, ids, folders, or files with one of these a line.",
+    ),
+]
+_AllTransformers = Annotated[
+    bool,
+    typer.Option("--all-transformers", help="Every causal language model type of transformers."),
+]
+_Types = Annotated[str | None, typer.Option(metavar="A,B,...", help="Of those, only these types.")]
+_Variants = Annotated[
+    bool | None,
+    typer.Option(
+        "--variants/--no-variants",
+        help="Each a second time: other sizes, another order of layers, options on that the defaults leave off.",
+        show_default="with --all-transformers",
+    ),
+]
+_Root = Annotated[
+    Path, typer.Option(help="Folder that everything is written to.", show_default="here")
+]
+_Device = Annotated[Device, typer.Option(help="Where the models run.")]
+_Jobs = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Models at a time.", show_default="one a core or GPU"),
+]
+_Executor = Annotated[
+    ExecutorName,
+    typer.Option(
+        help="local: on this machine; ray: spread over the cores or GPUs of a Ray cluster."
+    ),
+]
+_Address = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="The Ray cluster.",
+        show_default="RAY_ADDRESS, or one started on this machine",
+    ),
+]
+_Mode = Annotated[
+    ModeName,
+    typer.Option(
+        help="graph: onboard; hf, transformers: run transformers' own model, without a file."
+    ),
+]
+_Until = Annotated[str, typer.Option(metavar="PHASE", help="Stop each model after this phase.")]
+_LimitSeconds = Annotated[float, typer.Option(help="Time limit of a model.")]
+_LimitMemory = Annotated[
+    float, typer.Option(metavar="GIB", help="Memory limit of each process of a model.")
+]
+_Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what did not change.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print the coverage as one JSON document.")]
+
+
 def sweep(
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="Model types, registry names, ids, folders, or files with one of these a line.",
-        ),
-    ] = None,
-    all_transformers: Annotated[
-        bool,
-        typer.Option(
-            "--all-transformers", help="Every causal language model type of transformers."
-        ),
-    ] = False,
-    types: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Of those, only these types.")
-    ] = None,
-    variants: Annotated[
-        bool | None,
-        typer.Option(
-            "--variants/--no-variants",
-            help="Each a second time: other sizes, another order of layers, options on that the defaults leave off.",
-            show_default="with --all-transformers",
-        ),
-    ] = None,
-    root: Annotated[
-        Path, typer.Option(help="Folder that everything is written to.", show_default="here")
-    ] = Path(),
-    device: Annotated[Device, typer.Option(help="Where the models run.")] = Device.CPU,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, help="Models at a time.", show_default="one a core or GPU"
-        ),
-    ] = None,
-    executor: Annotated[
-        ExecutorName,
-        typer.Option(
-            help="local: on this machine; ray: spread over the cores or GPUs of a Ray cluster."
-        ),
-    ] = ExecutorName.LOCAL,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="The Ray cluster.",
-            show_default="RAY_ADDRESS, or one started on this machine",
-        ),
-    ] = None,
-    mode: Annotated[
-        ModeName,
-        typer.Option(
-            help="graph: onboard; hf, transformers: run transformers' own model, without a file."
-        ),
-    ] = ModeName.GRAPH,
-    until: Annotated[
-        str, typer.Option(metavar="PHASE", help="Stop each model after this phase.")
-    ] = "pull_request",
-    limit_seconds: Annotated[float, typer.Option(help="Time limit of a model.")] = 600.0,
-    limit_memory: Annotated[
-        float, typer.Option(metavar="GIB", help="Memory limit of each process of a model.")
-    ] = 8.0,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what did not change.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the coverage as one JSON document.")
-    ] = False,
+    models: _Models = None,
+    all_transformers: _AllTransformers = False,
+    types: _Types = None,
+    variants: _Variants = None,
+    root: _Root = Path(),
+    device: _Device = Device.CPU,
+    jobs: _Jobs = None,
+    executor: _Executor = ExecutorName.LOCAL,
+    address: _Address = None,
+    mode: _Mode = ModeName.GRAPH,
+    until: _Until = "pull_request",
+    limit_seconds: _LimitSeconds = 600.0,
+    limit_memory: _LimitMemory = 8.0,
+    fresh: _Fresh = False,
+    as_json: _AsJson = False,
 ) -> Result | None:
     """Onboard many architectures as tiny checkpoints; show what works.
 
