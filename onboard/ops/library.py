@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
@@ -16,18 +16,47 @@ R = TypeVar("R")
 
 NAMESPACE = "onboard"
 
-
 State = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of what a cached op keeps of each sequence."""
 StateOf = Callable[..., State]
 """The arguments of a canonical op, by name -> what its cached form keeps of each sequence."""
 
 
+class OpProperties(TypedDict, total=False):
+    """What transforms have to know of an op, declared where it is registered and nowhere else."""
+
+    mutates: tuple[str, ...]
+    """Names of the arguments that the op writes to."""
+    carries_state: bool
+    """It carries something from token to token and sees only the tokens of its own step, so that a
+    cached op must take its place before a graph can generate."""
+    inserted: bool
+    """Transforms put it into graphs; model files may not use it."""
+    cached_form_of: str
+    """The canonical op whose place it takes in a cached graph. Ops of the same name with another
+    word in place of "torch" are other back ends of it."""
+    state: StateOf
+    """What a recurrence's cached form keeps of each sequence, in its first cache."""
+    invariant_form_of: str
+    """The op whose place it takes where results may not depend on the batch."""
+    row_wise: bool
+    """Each row of its results follows from the same row of its inputs, and is the same, bit for
+    bit, for any number of rows."""
+    attends: bool
+    """For each token it gives a mean of values of tokens, by the softmax of scores."""
+    rotary: tuple[str, ...]
+    """Its arguments that hold the rotary embedding's table, cos and sin or complex numbers."""
+    adds_residual: bool
+    """It returns a norm of the sum of its first two arguments, and the sum."""
+    no_capture: str
+    """Why no CUDA graph can hold it."""
+    no_pieces: str
+    """Why no CUDA graph of steps with many tokens should hold it."""
+
+
 @dataclass(frozen=True)
 class OpSource:
-    """What is known of a registered op: where it comes from, and what `register_op` was told of
-    it.
-    """
+    """What is known of a registered op: where it comes from, and its `OpProperties`."""
 
     module: str
     """The module that it comes from."""
@@ -60,54 +89,25 @@ NOT_OURS = OpSource("", lambda *_, **__: None)
 def register_op(
     fake: Callable[..., Any] | None = None,
     *,
-    mutates: tuple[str, ...] = (),
     schema: str | None = None,
-    carries_state: bool = False,
-    inserted: bool = False,
-    cached_form_of: str = "",
-    state: StateOf | None = None,
-    invariant_form_of: str = "",
-    row_wise: bool = False,
-    attends: bool = False,
-    rotary: tuple[str, ...] = (),
-    adds_residual: bool = False,
-    no_capture: str = "",
-    no_pieces: str = "",
+    **properties: Unpack[OpProperties],
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Register the decorated function as `torch.ops.onboard.<its name>`; the schema comes from its
     annotations.
-
-    What transforms have to know of an op is declared here, once; nothing else lists ops by name.
 
     Args:
         fake: computes outputs of the right shape, dtype and strides from fake tensors. None: the
             function itself does, which is right for a composition of PyTorch operators that never
             reads a value.
-        mutates: names of the arguments that the op writes to.
         schema: the schema where annotations cannot say it (an optional list of tensors), without
             the op's name.
-        carries_state: it carries something from token to token and sees only the tokens of its own
-            step, so that a cached op must take its place before a graph can generate.
-        inserted: transforms put it into graphs; model files may not use it.
-        cached_form_of: the canonical op whose place it takes in a cached graph. Ops of the same
-            name with another word in place of "torch" are other back ends of it.
-        state: what a recurrence's cached form keeps of each sequence, in its first cache.
-        invariant_form_of: the op whose place it takes where results may not depend on the batch.
-        row_wise: each row of its results follows from the same row of its inputs, and is the same,
-            bit for bit, for any number of rows.
-        attends: for each token a mean of values of tokens, by the softmax of scores.
-        rotary: its arguments that hold the rotary embedding's table, cos and sin or complex
-            numbers.
-        adds_residual: it returns a norm of the sum of its first two arguments, and the sum.
-        no_capture: why no CUDA graph can hold it.
-        no_pieces: why no CUDA graph of steps with many tokens should hold it.
+        properties: what transforms have to know of the op.
 
     The function itself is returned, so that ops can be composed without a second trip through the
     dispatcher. Raises `UsageError` for a name that is taken: graphs that are there already call the
     op that has it.
     """
-
-    properties = {name: value for name, value in locals().items() if name not in ("fake", "schema")}
+    mutates = properties.get("mutates", ())
 
     def register(function: Callable[P, R]) -> Callable[P, R]:
         if function.__name__ in _SOURCES:

@@ -46,7 +46,7 @@ ROOMS: dict[str, Room] = {
 # The package's public face, which imports names of the runtime when asked for them, and `python -m
 # onboard`.
 ENTRANCES = (PACKAGE / "__init__.py", PACKAGE / "__main__.py")
-MOST_FILE_LINES, MOST_FUNCTION_LINES, MOST_FILES = 545, 100, 16
+MOST_FILE_LINES, MOST_FUNCTION_LINES, MOST_FILES = 450, 60, 16
 
 
 def python_files(*folders: Path) -> list[Path]:

@@ -114,9 +114,8 @@ def _explicit_attention(
         # The query heads of one key head become rows of one product, so keys and values are never
         # repeated.
         scores = (rows.reshape(batch, kv_heads, -1, dim) @ keys).view(batch, heads, -1, sk) * scale
-        if (
-            logit_cap is not None
-        ):  # before the mask: tanh would make a forbidden -inf an allowed -cap
+        # Before the mask: tanh would make a forbidden -inf an allowed -cap.
+        if logit_cap is not None:
             scores = logit_cap * torch.tanh(scores / logit_cap)
         if alibi_slopes is not None:
             positions = torch.arange(sk - sq, sk, device=query.device)[start : start + block]
@@ -230,23 +229,12 @@ def torch_attention(
     """
     if layout not in ("bsnd", "bnsd"):
         raise ValueError(f"torch_attention: layout is {layout!r}; use 'bsnd' or 'bnsd'")
-    options = (
-        attn_mask,
-        dropout_p,
-        is_causal,
-        scale,
-        sinks,
-        sliding_window,
-        logit_cap,
-        alibi_slopes,
-        chunk_size,
-    )
+    options = (attn_mask, dropout_p, is_causal, scale, sinks, sliding_window, logit_cap)
+    biases = (alibi_slopes, chunk_size)
     if layout == "bnsd":
-        return _attention_bnsd(query, key, value, *options).contiguous()
-    out = _attention_bnsd(
-        query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), *options
-    )
-    return out.transpose(1, 2).contiguous()
+        return _attention_bnsd(query, key, value, *options, *biases).contiguous()
+    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    return _attention_bnsd(query, key, value, *options, *biases).transpose(1, 2).contiguous()
 
 
 @register_op(_fake_attention, attends=True)

@@ -101,11 +101,9 @@ def torch_cached_attention(
     alibi_slopes: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """Causal attention of a flat row of tokens: store their keys and values, then attend over the
-    pages.
+    """Causal attention of a flat row of tokens: store keys and values, then attend over the pages.
 
-    Prefill, chunked prefill, decode and mixes of them are all one to it: a sequence's new tokens
-        are its last ones.
+    Prefill, chunked prefill, decode and mixes of them are one to it: new tokens are the last ones.
 
     Args:
         query: [1, tokens, heads, head_dim].

@@ -51,8 +51,7 @@ def torch_moe(
     gate_cap: float | None = None,
     up_cap: float | None = None,
 ) -> Tensor:
-    """Sparse mixture of experts (Shazeer et al. 2017, arXiv:1701.06538), the choice of experts made
-    already.
+    """Sparse mixture of experts (Shazeer et al. 2017, arXiv:1701.06538), the experts chosen already.
 
     Each token's output is the sum over its chosen experts of routing weight times w2(act(w1(x)) *
     w3(x)), without the factor w3(x) when the experts are not gated. An id outside [0, experts) adds
@@ -82,33 +81,26 @@ def torch_moe(
     Raises:
         UsageError: unknown activation.
     """
-    act = (
-        activation_function(act_fn)
-        if alpha is None and gate_cap is None
-        else _swish(alpha or 1.0, gate_cap)
-    )
-    tokens = x.reshape(-1, x.shape[-1])
-    selected_experts = selected_experts.reshape(-1, selected_experts.shape[-1])
-    routing_weights = routing_weights.reshape(-1, routing_weights.shape[-1])
+    act = _activation(act_fn, alpha, gate_cap)
+    tokens, selected, weights = map(_flat, (x, selected_experts, routing_weights))
     out = torch.zeros_like(tokens)
 
     def expert(index: int, chosen: Tensor) -> Tensor:
-        gate = F.linear(chosen, w1_weight[index], w1_bias[index] if w1_bias else None)
-        up = (
-            F.linear(chosen, w3_weight[index], w3_bias[index] if w3_bias else None)
-            if is_gated_mlp
-            else None
-        )
-        up = None if up is None else _capped(up, up_cap)
-        return F.linear(
-            _gated(gate, up, act, limit, up_offset),
-            w2_weight[index],
-            w2_bias[index] if w2_bias else None,
-        )
+        gate = _layer(chosen, index, w1_weight, w1_bias)
+        up = _capped(_layer(chosen, index, w3_weight, w3_bias), up_cap) if is_gated_mlp else None
+        return _layer(_gated(gate, up, act, limit, up_offset), index, w2_weight, w2_bias)
 
-    for index in _experts_to_run(selected_experts, len(w1_weight)):
-        _add(out, tokens, selected_experts == index, routing_weights, partial(expert, index))
+    for index in _experts_to_run(selected, len(w1_weight)):
+        _add(out, tokens, selected == index, weights, partial(expert, index))
     return out.view(x.shape)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def _layer(x: Tensor, index: int, weights: list[Tensor], biases: list[Tensor] | None) -> Tensor:
+    return F.linear(x, weights[index], biases[index] if biases else None)
 
 
 def _experts_to_run(selected: Tensor, experts: int) -> Iterable[int]:
@@ -141,6 +133,12 @@ def _add(
     if rows.numel():
         weighted = expert(tokens[rows]) * routing_weights[rows, slots, None]
         out.index_add_(0, rows, weighted.to(out.dtype))
+
+
+def _activation(act_fn: str, alpha: float | None, gate_cap: float | None) -> Activation:
+    if alpha is None and gate_cap is None:
+        return activation_function(act_fn)
+    return _swish(alpha or 1.0, gate_cap)
 
 
 def _swish(alpha: float, cap: float | None) -> Activation:

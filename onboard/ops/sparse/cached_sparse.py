@@ -75,29 +75,41 @@ def torch_cached_sparse_mla(
     sequences, _, longest_query, longest_kv, *_ = batch_info_host.tolist()
     if longest_query == 1:
         positions = _positions(indices, kv_lens, sliding_window, longest_kv)
-        factor = (q_nope.shape[-1] + q_pe.shape[-1]) ** -0.5 if scale is None else scale
-        seen = positions >= 0
-        stored = only_seen(_gathered(mla_cache, block_table, positions).to(q_nope.dtype), seen)
-        return _absorbed(
-            q_nope[0], q_pe[0], kv_b_proj_weight, stored, seen, sinks, factor
-        ).unsqueeze(0)
+        return _decode(
+            q_nope, q_pe, kv_b_proj_weight, mla_cache, block_table, positions, scale, sinks
+        )
     out = fake_mla(q_nope, q_pe, compressed_kv, kpe, kv_b_proj_weight).zero_()
     starts, lengths, rank = cu_seqlens.tolist(), kv_lens.tolist(), compressed_kv.shape[-1]
+    options = (scale, sinks, sliding_window)
     for index in range(sequences):
         rows = slice(starts[index], starts[index + 1])
         first = first_seen(lengths[index] - (rows.stop - rows.start), sliding_window)
-        stored = (
-            read_sequence(mla_cache, block_table[index], lengths[index], first)
-            .transpose(1, 2)
-            .to(q_nope.dtype)
-        )
+        stored = read_sequence(mla_cache, block_table[index], lengths[index], first)
+        stored = stored.transpose(1, 2).to(q_nope.dtype)
         latent, key = stored[:, :, 0, :rank], stored[..., rank:]
         chosen = None if indices is None else indices[:, rows]
         queries = (q_nope[:, rows], q_pe[:, rows])
-        out[:, rows] = torch_sparse_mla(
-            *queries, latent, key, kv_b_proj_weight, chosen, scale, sinks, sliding_window
-        )
+        out[:, rows] = torch_sparse_mla(*queries, latent, key, kv_b_proj_weight, chosen, *options)
     return out
+
+
+def _decode(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    weight: Tensor,
+    cache: Tensor,
+    block_table: Tensor,
+    positions: Tensor,
+    scale: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Return the attention of each sequence's one token to its `positions`, [1, sequences, heads,
+    value_dim].
+    """
+    factor = (q_nope.shape[-1] + q_pe.shape[-1]) ** -0.5 if scale is None else scale
+    seen = positions >= 0
+    stored = only_seen(_gathered(cache, block_table, positions).to(q_nope.dtype), seen)
+    return _absorbed(q_nope[0], q_pe[0], weight, stored, seen, sinks, factor).unsqueeze(0)
 
 
 def _positions(

@@ -133,6 +133,10 @@ class _Entries:
         pages = table.long().gather(1, last // self.page_size)
         return self.cache[pages, 0, last % self.page_size // self.block_size]
 
+    def first(self, table: Tensor, count: int) -> Tensor:
+        """Return a sequence's first entries, [1, count, dim]; `table` is its row, [1, pages]."""
+        return self.read(table, torch.arange(count, device=table.device).unsqueeze(0))
+
 
 @register_op(
     _fake, mutates=("kv_cache", "entry_cache"), cached_form_of="torch_compressed_attention"
@@ -156,8 +160,7 @@ def torch_cached_compressed_attention(
     scale: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """`torch_compressed_attention` of a flat row of tokens: store them and their entries, then
-    attend over the pages.
+    """`torch_compressed_attention` of a flat row of tokens, stored first, over the pages.
 
     A decode step attends for all sequences at once, reads the chosen entries alone, and nothing
     back from the device.
@@ -168,11 +171,9 @@ def torch_cached_compressed_attention(
             token's sequence.
         cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host: as in
             `torch_cached_attention`.
-        entry_table, entry_slots: as `block_table` and `slot_mapping`, where the pages of entries
-            lie.
+        entry_table, entry_slots: `block_table` and `slot_mapping` of the pages of entries.
         kv_cache: [pages, 1, page_size, dim], written to.
-        entry_cache: [pages, 1, entries of a page, dim], written to: the entries of the blocks that
-            end in the page.
+        entry_cache: [pages, 1, entries of a page, dim], written to: of blocks that end in the page.
 
     Returns:
         Like query; zeros for tokens beyond the last sequence.
@@ -184,26 +185,21 @@ def torch_cached_compressed_attention(
         store.write(entries[0], entry_slots, kv_lens % block_size == 0)
         near, tokens = _window(kv_cache, block_table, kv_lens, min(sliding_window, longest_kv))
         shown, others = _blocks(store, entry_table, kv_lens, chosen, longest_kv)
-        return _attend(query.transpose(0, 1), tokens, others, near, shown, scale, sinks).transpose(
-            0, 1
-        )
+        one = query.transpose(0, 1)
+        return _attend(one, tokens, others, near, shown, scale, sinks).transpose(0, 1)
     out = torch.zeros_like(query)
     starts, lengths = cu_seqlens.tolist(), kv_lens.tolist()
     for index in range(sequences):
         rows, length = slice(starts[index], starts[index + 1]), lengths[index]
-        last = torch.arange(
-            length - (rows.stop - rows.start), length, device=query.device
-        ).unsqueeze(-1)
-        store.write(entries[0, rows], entry_slots[rows], (last[:, 0] + 1) % block_size == 0)
+        last = torch.arange(length - (rows.stop - rows.start), length, device=query.device)
+        store.write(entries[0, rows], entry_slots[rows], (last + 1) % block_size == 0)
         first = first_seen(length - len(last), sliding_window)
-        tokens = read_sequence(kv_cache, block_table[index], length, first)[:, :, first:].transpose(
-            1, 2
-        )
-        numbers = torch.arange(length // block_size, device=query.device)
-        others = store.read(entry_table[index : index + 1], numbers.unsqueeze(0))
-        near, ended = _masks(last, first, length, block_size, sliding_window)
+        tokens = read_sequence(kv_cache, block_table[index], length, first)[:, :, first:]
+        others = store.first(entry_table[index : index + 1], length // block_size)
+        near, ended = _masks(last.unsqueeze(-1), first, length, block_size, sliding_window)
         shown = _among(ended, None if chosen is None else chosen[:, rows], 1)
-        out[:, rows] = _attend(query[:, rows], tokens, others, near, shown, scale, sinks)
+        seen = (tokens.transpose(1, 2), others, near, shown)
+        out[:, rows] = _attend(query[:, rows], *seen, scale, sinks)
     return out
 
 
