@@ -27,7 +27,7 @@ class InitializeCache(BaseTransform[TransformConfig]):
         """
         cache: CachedSequenceInterface | None = context.cache
         if cache is None:
-            return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
+            return gm, SKIPPED
         fit_batch(context)
         info = cache.info
         cache.allocate(1 + min(info.pages_per_sequence, -(-info.max_num_tokens // info.page_size)))

@@ -37,7 +37,7 @@ class ResizeKVCache(BaseTransform[TransformConfig]):
         """
         cache: CachedSequenceInterface | None = context.cache
         if cache is None or not cache.resources:
-            return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
+            return gm, SKIPPED
         plan = cache_plan(context)
         pages = _affordable_pages(gm, plan, context)
         _check_longest(plan, pages, context)

@@ -25,7 +25,7 @@ class CallOpsDirectly(BaseTransform[TransformConfig]):
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Count one match a call."""
         if context.device.type != "cpu" or not isinstance(gm, fx.GraphModule):
-            return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
+            return gm, SKIPPED
         direct = DirectCalls(gm)
         return direct, TransformInfo(
             num_matches=direct.num_calls, is_clean=True, has_valid_shapes=True

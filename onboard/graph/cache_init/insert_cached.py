@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from torch import fx, nn
+from torch import fx
 
 from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.cache.step_buffer import table_names
@@ -13,7 +13,7 @@ from onboard.graph.cache_init.descriptor import CachedOpDescriptor, source_nodes
 from onboard.graph.cache_init.interface import cache_dtype, make_interface
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import add_placeholder, arguments, replace_with
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo
+from onboard.graph.transform import SKIPPED, GraphTransform, TransformConfig, TransformInfo
 
 
 class InsertCachedConfig(TransformConfig):
@@ -23,16 +23,15 @@ class InsertCachedConfig(TransformConfig):
     """The back end of the mechanism; None: that of the run, or the one that there is."""
 
 
-class InsertCached(BaseTransform[InsertCachedConfig]):
+class InsertCached(GraphTransform[InsertCachedConfig]):
     """From here on the graph takes one flat row of tokens, the sequence metadata and the caches."""
 
     config_class = InsertCachedConfig
     descriptor: ClassVar[CachedOpDescriptor]
     """The mechanism."""
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> TransformInfo:
         """Replace the nodes and register their caches with `context.cache`."""
-        assert isinstance(gm, fx.GraphModule)
         nodes = source_nodes(gm, self.descriptor)
         for node in nodes:
             self.descriptor.check(node)
@@ -43,7 +42,7 @@ class InsertCached(BaseTransform[InsertCachedConfig]):
         for node in nodes:
             target = self.descriptor.cached_op(self._backend(node, context))
             _swap(gm, self.descriptor.prepare(gm, node), self.descriptor, target, context)
-        return gm, TransformInfo(skipped=not nodes, num_matches=len(nodes))
+        return TransformInfo(num_matches=len(nodes)) if nodes else SKIPPED
 
     @classmethod
     def resolve_backend_for_node(cls, requested_backend: str, source_attn_node: fx.Node) -> str:
