@@ -18,7 +18,7 @@ from onboard.ops.attention.attention_kernels import (
     combine_kernel,
     write_cache_kernel,
 )
-from onboard.ops.attention.cached_attention import fake_cached_attention
+from onboard.ops.attention.cached_attention import fake_cached_attention, torch_cached_attention
 from onboard.ops.attention.dense_prefill import attend_whole_prompts, takes_whole_prompts
 from onboard.ops.library import register_op, schema_of
 from onboard.ops.triton.launch import (
@@ -132,51 +132,34 @@ def _plan(
     return _Plan(decode, blocks, splits, tiles)
 
 
-@register_op(fake_cached_attention, mutates=("k_cache", "v_cache"))
-def triton_cached_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens: Tensor,
-    kv_lens: Tensor,
-    block_table: Tensor,
-    slot_mapping: Tensor,
-    batch_info_host: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    sinks: Tensor | None = None,
-    scale: float | None = None,
-    sliding_window: int | None = None,
-    logit_cap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    chunk_size: int | None = None,
-) -> Tensor:
+_SCHEMA = schema_of(torch_cached_attention.__name__)
+
+
+@register_op(fake_cached_attention, mutates=("k_cache", "v_cache"), schema=_SCHEMA)
+def triton_cached_attention(*arguments: Any, **keywords: Any) -> Tensor:
     """`torch_cached_attention` as kernels: one or two launches in decode, two otherwise.
 
     Where all sequences of a step begin with it, nothing has to be read from pages: `dense_prefill`.
     `batch_info_host` says which kernels run: a captured decode step may be replayed for the same
     number of sequences.
     """
-    return _attend(
-        False, query, key, value, cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host, k_cache, v_cache,
-        sinks, scale, sliding_window, logit_cap, alibi_slopes, chunk_size,
-    )  # fmt: skip
+    return _attend(False, *arguments, **keywords)
 
 
 @register_op(
     fake_cached_attention,
     mutates=("k_cache", "v_cache"),
-    schema=schema_of("triton_cached_attention"),
+    schema=_SCHEMA,
     invariant_form_of="triton_cached_attention",
 )
-def invariant_cached_attention(*arguments: Any) -> Tensor:
+def invariant_cached_attention(*arguments: Any, **keywords: Any) -> Tensor:
     """`triton_cached_attention` whose rows are the same, bit for bit, in every step: alone, with
     others, in chunks.
 
     A row meets the keys of its sequence in order, in tiles that begin where its pages say, in one
     program.
     """
-    return _attend(True, *arguments)
+    return _attend(True, *arguments, **keywords)
 
 
 def _attend(

@@ -14,6 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
+from onboard.ops.experts.fused_moe import torch_moe_fused
 from onboard.ops.experts.moe import fake_moe
 from onboard.ops.experts.moe_kernels import (
     combine_experts_kernel,
@@ -116,44 +117,31 @@ def invariant_tiles(dtype: torch.dtype) -> Tiles:
     return Tiles(16, 64, 32, 4, 2) if dtype == torch.float32 else Tiles(64, 128, 64, 4, 4)
 
 
-@register_op(fake_moe)
-def triton_moe_fused(
-    x: Tensor,
-    selected_experts: Tensor,
-    routing_weights: Tensor,
-    w3_w1_stacked_weight: Tensor,
-    w2_stacked_weight: Tensor,
-    is_gated_mlp: bool = True,
-    act_fn: str = "silu",
-    w3_w1_stacked_bias: Tensor | None = None,
-    w2_stacked_bias: Tensor | None = None,
-    limit: float | None = None,
-    alpha: float | None = None,
-    up_offset: float = 0.0,
-    gate_cap: float | None = None,
-    up_cap: float | None = None,
-) -> Tensor:
+_SCHEMA = schema_of(torch_moe_fused.__name__)
+
+
+@register_op(fake_moe, schema=_SCHEMA)
+def triton_moe_fused(*arguments: Any, **keywords: Any) -> Tensor:
     """`torch_moe_fused` as kernels: a sort, two grouped products and the sum; products add up in
     float32.
 
     There is no kernel for caps: whoever puts this op in another's place leaves those that have one
-        alone.
+    alone.
     """
-    return _fused(
-        False, x, selected_experts, routing_weights, w3_w1_stacked_weight, w2_stacked_weight, is_gated_mlp, act_fn,
-        w3_w1_stacked_bias, w2_stacked_bias, limit, alpha, up_offset, gate_cap, up_cap,
-    )  # fmt: skip
+    return _fused(False, *arguments, **keywords)
 
 
-@register_op(fake_moe, schema=schema_of("triton_moe_fused"), invariant_form_of="triton_moe_fused")
-def invariant_moe_fused(*arguments: Any) -> Tensor:
+@register_op(fake_moe, schema=_SCHEMA, invariant_form_of="triton_moe_fused")
+def invariant_moe_fused(*arguments: Any, **keywords: Any) -> Tensor:
     """`triton_moe_fused` whose rows are the same, bit for bit, whatever other rows there are."""
-    return _fused(True, *arguments)
+    return _fused(True, *arguments, **keywords)
 
 
 def _fused(
-    invariant: bool, x: Tensor, selected: Tensor, routing: Tensor, up: Tensor, down: Tensor,
-    gated: bool = True, act_fn: str = "silu", up_bias: Tensor | None = None, down_bias: Tensor | None = None,
+    invariant: bool, x: Tensor, selected_experts: Tensor, routing_weights: Tensor,
+    w3_w1_stacked_weight: Tensor, w2_stacked_weight: Tensor,
+    is_gated_mlp: bool = True, act_fn: str = "silu",
+    w3_w1_stacked_bias: Tensor | None = None, w2_stacked_bias: Tensor | None = None,
     limit: float | None = None, alpha: float | None = None, up_offset: float = 0.0,
     gate_cap: float | None = None, up_cap: float | None = None,
 ) -> Tensor:  # fmt: skip
@@ -161,17 +149,18 @@ def _fused(
     assert up_cap is None, "no kernel caps what is gated"
     require_device(x)
     tokens = last_contiguous(x.reshape(-1, x.shape[-1]))
-    selected = selected.reshape(len(tokens), -1).contiguous()
-    routing = routing.reshape(len(tokens), -1).contiguous()
+    selected = selected_experts.reshape(len(tokens), -1).contiguous()
+    routing = routing_weights.reshape(len(tokens), -1).contiguous()
     if not tokens.numel():
         return fake_moe(x)
+    weights = (w3_w1_stacked_weight, w3_w1_stacked_bias, w2_stacked_weight, w2_stacked_bias)
     tiles = (
-        invariant_tiles(x.dtype) if invariant else tiles_for(selected.numel(), len(down), x.dtype)
+        invariant_tiles(x.dtype)
+        if invariant
+        else tiles_for(selected.numel(), len(w2_stacked_weight), x.dtype)
     )
-    activation = Activation(gated, act_fn, limit, alpha, up_offset)
-    return mixture(
-        tokens, selected, routing, (up, up_bias, down, down_bias), activation, tiles
-    ).view(x.shape)
+    activation = Activation(is_gated_mlp, act_fn, limit, alpha, up_offset)
+    return mixture(tokens, selected, routing, weights, activation, tiles).view(x.shape)
 
 
 Weights = tuple[Tensor, Tensor | None, Tensor, Tensor | None]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import onboard.ops  # noqa: F401
+from onboard.ops.library import plain_function
 from tests.support.ops.naive import relative_error
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -59,6 +60,15 @@ def test_activations(tokens: int, act: str) -> None:
     tensors, biases = _mixture(tokens)
     actual = ops.triton_moe_fused(*tensors, True, act)
     assert relative_error(actual, _expected(tensors, True, act, biases)) < 1e-6
+
+
+def test_called_by_keyword_without_the_dispatcher() -> None:
+    tensors, _ = _mixture(5)
+    names = ("x", "selected_experts", "routing_weights", "w3_w1_stacked_weight")
+    named = dict(zip((*names, "w2_stacked_weight"), tensors, strict=True))
+    for op in (ops.triton_moe_fused, ops.invariant_moe_fused):
+        actual = plain_function(op)(**named, act_fn="gelu")
+        assert relative_error(actual, _expected(tensors, True, "gelu", [None, None])) < 1e-6
 
 
 @pytest.mark.parametrize("tokens", [1, 5])
