@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from onboard.errors import UsageError
+from onboard.untrusted.bounds import BATCH, CAPTURES, DEVICES, PAGE, SEQUENCE, STEP, TOKENS
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 CacheDType = Literal["auto", "float32", "float16", "bfloat16", "float8_e4m3fn"]
@@ -49,9 +50,9 @@ class KVCacheConfig(StrictModel):
 
     free_gpu_memory_fraction: float = Field(default=0.9, gt=0, le=1)
     """Share of the memory that is free after a full-size forward pass which the cache may take."""
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1, le=TOKENS.most)
     """Upper bound on cached tokens over all sequences; None: as many as fit."""
-    tokens_per_block: int = Field(default=32, ge=1)
+    tokens_per_block: int = Field(default=32, ge=1, le=PAGE.most)
     """Page size, in tokens."""
     dtype: CacheDType = "auto"
     """Of keys and values; auto: that of the run. float8_e4m3fn halves what bfloat16 takes, and
@@ -61,14 +62,16 @@ class KVCacheConfig(StrictModel):
     """Keep what requests leave in the cache, as long as there is room, for requests that begin with
     the same tokens.
     """
-    state_snapshots: int | None = Field(default=None, ge=0)
+    state_snapshots: int | None = Field(default=None, ge=0, le=BATCH.most)
     """Recurrent states that are kept for that; None: as many as `max_batch_size`."""
 
 
 class CudaGraphConfig(StrictModel):
     """Which batch sizes are captured as CUDA graphs."""
 
-    batch_sizes: list[int] | None = None
+    batch_sizes: list[Annotated[int, Field(ge=1, le=BATCH.most)]] | None = Field(
+        default=None, max_length=CAPTURES.most
+    )
     """None: powers of two up to `max_batch_size`."""
     enable_padding: bool = True
     """Round a decode batch up to the next captured size."""
@@ -87,14 +90,14 @@ class RuntimeConfig(StrictModel):
     """
     dtype: DType = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    world_size: int = Field(default=1, ge=1)
-    max_seq_len: int | None = Field(default=None, ge=1)
+    world_size: int = Field(default=1, ge=1, le=DEVICES.most)
+    max_seq_len: int | None = Field(default=None, ge=1, le=SEQUENCE.most)
     """Most tokens of a sequence, prompt included; None: as many as the model reads and the caches
     have room for.
     """
-    max_batch_size: int | None = Field(default=None, ge=1)
+    max_batch_size: int | None = Field(default=None, ge=1, le=BATCH.most)
     """Most sequences at a time; None: 8 on the CPU, on a GPU 256, or what its memory holds."""
-    max_num_tokens: int | None = Field(default=None, ge=1)
+    max_num_tokens: int | None = Field(default=None, ge=1, le=STEP.most)
     """Most tokens in one forward pass, longer prompts are prefilled in chunks; None: 2048 on the
     CPU, 8192 on a GPU.
     """
@@ -125,9 +128,9 @@ class RuntimeConfig(StrictModel):
 class SettledConfig(RuntimeConfig):
     """The configuration of a run whose limits are numbers, whoever chose them."""
 
-    max_seq_len: int = Field(ge=1)
-    max_batch_size: int = Field(ge=1)
-    max_num_tokens: int = Field(ge=1)
+    max_seq_len: int = Field(ge=1, le=SEQUENCE.most)
+    max_batch_size: int = Field(ge=1, le=BATCH.most)
+    max_num_tokens: int = Field(ge=1, le=STEP.most)
 
 
 def with_settings(config: RuntimeConfig, settings: Mapping[str, Any] | None) -> RuntimeConfig:

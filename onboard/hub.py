@@ -7,7 +7,6 @@ for no more than needed and to explain failures.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
 from onboard.errors import NoSuchModelError, OnboardError
+from onboard.untrusted.bounds import INDEX_BYTES, check_config, check_folder, read_json
 
 WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -52,7 +52,7 @@ _WEIGHT_PATTERNS = [
     *("onnx/*", "openvino/*", "coreml/*", "original/*", "*.mlpackage/*"),
 ]
 _SHARD = re.compile(r"[A-Za-z0-9_.-]+\.safetensors")
-_MODEL_TYPE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_MODEL_TYPE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 _asked_to_stay_offline = False
@@ -258,17 +258,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path, values=None)
+        check_folder(folder)
     except FileNotFoundError:
         raise OnboardError(
             f"{folder} has no config.json", hint="Give a model in Hugging Face format"
         ) from None
-    except (ValueError, RecursionError) as error:
-        raise OnboardError(
-            f"{path} is not valid JSON ({error})", hint="Fetch the model again"
-        ) from error
-    except OSError as error:
-        raise OnboardError(f"{path} cannot be read ({error.strerror})") from error
+    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise OnboardError(f"{path} cannot be read ({reason})") from error
     if not isinstance(config, dict):
         raise OnboardError(
             f"{path} holds a {type(config).__name__}, not an object", hint="Fetch the model again"
@@ -280,9 +278,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     # The type names files and classes later on, so that nothing but a plain name may pass.
     if not isinstance(config["model_type"], str) or not _MODEL_TYPE.fullmatch(config["model_type"]):
         raise OnboardError(
-            f"{path} has model_type {config['model_type']!r}, which is not a name",
+            f"{path} has model_type {config['model_type']!r:.80}, which is not a name",
             hint="Do not trust it",
         )
+    check_config(config, path)
     return config
 
 
@@ -294,8 +293,9 @@ def shard_names(folder: Path) -> list[str]:
     if not path.is_file():
         return []
     try:
-        names = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        weight_map = read_json(path, INDEX_BYTES, values=None)["weight_map"]
+        names = sorted(set(weight_map.values()))
+    except (KeyError, TypeError, AttributeError) as error:
         raise OnboardError(
             f"{path} is not an index of safetensors files", hint="Fetch the model again"
         ) from error

@@ -23,12 +23,13 @@ from typing import Any, Literal
 from filelock import FileLock
 from pydantic import Field, ValidationError, field_validator
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from onboard.config import RuntimeConfig, StrictModel
 from onboard.content import CONTENT_ROOT, content_path
 from onboard.errors import OnboardError, UsageError
+from onboard.untrusted.bounds import YAML_BYTES, read_text
+from onboard.untrusted.yaml_text import load_yaml
 
 HEADER = """\
 # Models that were onboarded. Each entry names its configs in configs/, deep-merged from left to right.
@@ -306,21 +307,18 @@ def _first(error: ValidationError) -> str:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path, YAML_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise OnboardError(f"{path} cannot be read: {error}") from error
 
 
 def _load_yaml(text: str, source: str) -> dict[str, Any]:
-    try:
-        document = deepcopy(_parsed(text))
-    except (YAMLError, ValueError, RecursionError) as error:
-        raise OnboardError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+    document = deepcopy(_parsed(text, source))
     if not isinstance(document, dict | None):
         raise OnboardError(f"{source} holds a {type(document).__name__}, not a mapping")
     return document or {}
 
 
 @lru_cache(maxsize=32)
-def _parsed(text: str) -> Any:
-    return YAML(typ="safe").load(text)
+def _parsed(text: str, source: str) -> Any:
+    return load_yaml(text, source)

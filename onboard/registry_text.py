@@ -88,6 +88,10 @@ def _scalar(entry: Node, key: str) -> Any:
 
 def _models_node(text: str) -> SequenceNode | None:
     root: Node | None = YAML().compose(StringIO(text))
+    if not isinstance(root, MappingNode | None):
+        raise OnboardError(
+            "registry/models.yaml is not a mapping", hint="Restore it from version control"
+        )
     pairs = root.value if isinstance(root, MappingNode) else []
     node = next((value for key, value in pairs if key.value == "models"), None)
     if not isinstance(node, SequenceNode):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onboard.errors import OnboardError
+from onboard.untrusted.bounds import CODE_BYTES, CODE_FILES, read_file
 
 WATCHED = {
     *(
@@ -114,6 +115,7 @@ def survey_code(folder: Path, config: Mapping[str, Any]) -> CodeSurvey:
     while waiting:
         name = waiting.pop(0)
         if name not in survey.files:
+            CODE_FILES.check(len(survey.files) + 1, folder)
             waiting += _read(folder, name, survey)
     survey.imports = sorted(set(survey.imports))
     return survey
@@ -147,15 +149,16 @@ def _read(folder: Path, name: str, survey: CodeSurvey) -> list[str]:
     """Add one file to the survey; return the names of the repository's files that it imports."""
     path = folder / name
     try:
-        data = path.read_bytes()
+        data = read_file(path, CODE_BYTES)
         tree = ast.parse(data)
     except FileNotFoundError as error:
         raise OnboardError(
             f"the model's code lacks {name}", hint="Fetch the repository anew"
         ) from error
-    except (SyntaxError, ValueError, RecursionError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise OnboardError(
-            f"{name} of the model's repository is not Python ({error})", hint="Do not trust it"
+            f"{name} of the model's repository is not Python ({error or type(error).__name__})",
+            hint="Do not trust it",
         ) from error
     survey.files[name] = hashlib.sha256(data).hexdigest()
     survey.lines += data.count(b"\n") + 1

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import lru_cache
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from onboard.analysis.spec_blocks import AttributePath, Block, Identifier, ModelType, Record
 from onboard.errors import OnboardError
+from onboard.untrusted.yaml_text import load_yaml
 
 
 class Trait(Record):
@@ -55,7 +55,7 @@ class ModelSpec(Record):
     from.
     """
 
-    schema_version: int = 1
+    schema_version: Literal[1] = 1
     model: str
     revision: str | None = None
     family: ModelType
@@ -97,6 +97,14 @@ class ModelSpec(Record):
     repository: RepositoryCode | None = None
     """None: transformers has the model's code."""
 
+    @field_validator("hf_module")
+    @classmethod
+    def _is_transformers(cls, name: str) -> str:
+        """It is imported: none but transformers' own, or where it keeps the code of repositories."""
+        if name.split(".")[0] not in ("transformers", "transformers_modules"):
+            raise ValueError(f"{name!r:.80} is no module of transformers")
+        return name
+
     def to_yaml(self) -> str:
         """Return the spec as YAML."""
         yaml, stream = YAML(), StringIO()
@@ -114,8 +122,6 @@ class ModelSpec(Record):
         except ValidationError as error:
             first = error.errors()[0]
             reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        except YAMLError as error:
-            reason = " ".join(str(error).split())
         raise OnboardError(
             f"the model's spec is not valid ({reason})",
             hint="Correct it, or rerun with --from analyze",
@@ -136,4 +142,4 @@ def _parsed(cls: type[ModelSpec], text: str) -> ModelSpec:
     """Keep what was read: each phase asks for the spec several times, and reading it takes a tenth
     of a second.
     """
-    return cls.model_validate(YAML(typ="safe").load(text))
+    return cls.model_validate(load_yaml(text, "the model's spec"))

@@ -4,7 +4,6 @@ exported.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from onboard.modeling import (
     registered_config,
     registered_model,
 )
+from onboard.untrusted.bounds import check_config, check_folder, read_json
 
 # Sizes that are neither 1 (which export would specialise on) nor equal (which it would take for one
 # dimension).
@@ -47,7 +47,9 @@ def read_config(checkpoint: Path, root: Path | None) -> Any:
         OnboardError: transformers does not know the model type, and no generated file does.
     """
     path = checkpoint / "config.json"
-    values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    values = read_json(path) if path.exists() else {}
+    check_config(values, path)
+    check_folder(checkpoint)
     model_type = values.get("model_type", "") if isinstance(values, dict) else ""
     if not re.fullmatch(r"\w[\w-]*", str(model_type)) or model_type in CONFIG_MAPPING_NAMES:
         return AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
@@ -98,7 +100,14 @@ class ModelFactory:
     def config(self) -> Any:
         """The Hugging Face config with `model_kwargs` applied; an unknown key is a `UsageError`."""
         config = decoder_config(read_config(self.checkpoint, self.root))
-        return _override(config, self.model_kwargs) if self.model_kwargs else config
+        check_config(self.model_kwargs, "model_kwargs")
+        try:
+            return _override(config, self.model_kwargs) if self.model_kwargs else config
+        except OnboardError:
+            raise
+        except Exception as error:  # values run through whatever a config's class does with them
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise UsageError(f"the model's config does not take model_kwargs ({reason})") from error
 
     @property
     def text_config(self) -> Any:
@@ -276,6 +285,8 @@ def _own(config: Any, overrides: Mapping[str, Any]) -> Any:
         full, {config.attribute_map.get(key, key): overrides[key] for key in overrides}
     )
     fewer, layers = overrides.get("num_hidden_layers"), read_layers(config, full)
+    if isinstance(fewer, int) and fewer < 1:
+        raise UsageError(f"model_kwargs has num_hidden_layers {fewer}", hint="A model has one")
     if layers is not None and isinstance(fewer, int) and fewer < layers.count:
         cut_layers(layers, values, list(range(fewer)))
         if layers.key not in full:  # the config counts a list's entries instead

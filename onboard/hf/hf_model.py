@@ -17,6 +17,7 @@ from transformers import AutoModel
 from onboard.errors import OnboardError
 from onboard.hf.architecture import causal_lm_class
 from onboard.hf.codebooks import with_tokens
+from onboard.untrusted.bounds import bounded_modules
 
 
 class MissingTower(nn.Module):
@@ -59,7 +60,7 @@ def build_reference(config: Any, **kwargs: Any) -> Any:
     """Return transformers' model of a config, with its own initialisation; `kwargs` are those of
     `_from_config`.
     """
-    with without_missing_towers():
+    with without_missing_towers(), bounded_modules(type(config).__name__):
         return with_tokens(causal_lm_class(config)._from_config(config, **kwargs))
 
 

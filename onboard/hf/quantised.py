@@ -5,12 +5,12 @@ Layouts are those that vLLM and transformers document for each method; none is r
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onboard.errors import OnboardError
+from onboard.untrusted.bounds import read_json
 
 if TYPE_CHECKING:
     from onboard.graph.weight_load.safetensors_folder import TensorMeta
@@ -85,10 +85,7 @@ def _beside(folder: Path) -> str | None:
     for path in (folder / name for name in _FILES):
         if not path.is_file():
             continue
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise OnboardError(f"{path} is not valid JSON", hint="Fetch the model again") from error
+        values = read_json(path)
         return _describe(values if isinstance(values, Mapping) else {}) or path.name
     return None
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from onboard.runtime.limits import ON_CPU, ON_GPU, Defaults, settled
 from onboard.runtime.rope import length_dependent_rope
 from onboard.runtime.tested_file import why_untested
 from onboard.runtime.tokenizer import Tokenizer
+from onboard.untrusted.bounds import read_json
 
 if TYPE_CHECKING:
     from onboard.runtime.multimodal.towers import Composite
@@ -49,6 +51,33 @@ def build_engine(
     when the model was not onboarded and `UsageError` for a configuration that does not fit the
     model or the machine.
     """
+    with _enough_memory():
+        return _built(checkpoint, runtime, root, model, observer, dump_dir, strict)
+
+
+@contextmanager
+def _enough_memory() -> Iterator[None]:
+    """Say of what the host's memory does not hold that it does not."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
+        raise OnboardError(
+            f"the host's memory does not hold this run ({' '.join(str(error).split())[:200]})",
+            hint="Lower max_batch_size, max_num_tokens or max_seq_len",
+        ) from error
+
+
+def _built(
+    checkpoint: Path,
+    runtime: RuntimeConfig,
+    root: Path | None,
+    model: str | None,
+    observer: Observer | None,
+    dump_dir: Path | None,
+    strict: bool,
+) -> Engine:
     context = make_context(checkpoint, runtime, root=root, model=model)
     if strict:
         _check_tested(context, _onboard_command(root, model or str(checkpoint)))
@@ -83,7 +112,9 @@ def _text_ends(checkpoint: Path, context: TransformContext) -> dict[str, Any]:
     codebooks, config = context.codebooks, context.factory.text_config
     if codebooks.count == 1:
         ends, size = eos_token_ids(checkpoint, config), getattr(config, "vocab_size", None)
-        return {"tokenizer": Tokenizer.load(checkpoint), "eos_token_ids": ends, "vocab_size": size}
+        tokenizer = Tokenizer.load(checkpoint)
+        context.facts.extend([tokenizer.note] if tokenizer and tokenizer.note else [])
+        return {"tokenizer": tokenizer, "eos_token_ids": ends, "vocab_size": size}
     context.facts.append(
         f"a token is a code of each of {codebooks.count} codebooks: there is no text, outputs end by max_tokens or"
         " stop_token_ids alone, and torch's operators choose the codes"
@@ -267,12 +298,7 @@ def eos_token_ids(checkpoint: Path, config: Any) -> frozenset[int]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise OnboardError(
-            f"{path} is not JSON: {error}", hint="Fetch the checkpoint again"
-        ) from error
+    values = read_json(path)
     if not isinstance(values, dict):
         raise OnboardError(f"{path} holds no JSON object", hint="Fetch the checkpoint again")
     return values

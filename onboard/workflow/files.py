@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from onboard.errors import OnboardError
+from onboard.untrusted.bounds import ARTIFACT_BYTES, read_text
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,12 @@ class FileWriter:
 
     def read(self, path: Path) -> str:
         """Return the text that `path` has, or is to have."""
-        return self.pending[path] if path in self.pending else path.read_text(encoding="utf-8")
+        if path in self.pending:
+            return self.pending[path]
+        try:
+            return read_text(path, ARTIFACT_BYTES)
+        except UnicodeDecodeError as error:
+            raise OnboardError(f"{path} is no UTF-8 text", hint="Restore it") from error
 
     def exists(self, path: Path) -> bool:
         """Tell whether `path` is a file, or is to be one."""

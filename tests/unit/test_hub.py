@@ -261,7 +261,7 @@ def test_an_index_stays_in_its_folder(folders: dict[str, Path], name: Any) -> No
 @pytest.mark.parametrize("text", ["", "[]", '{"weight_map": 3}'])
 def test_a_damaged_index(folders: dict[str, Path], text: str) -> None:
     (folders["sharded"] / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(OnboardError, match="is not an index"):
+    with pytest.raises(OnboardError, match="is not an index|is not valid JSON"):
         shard_names(folders["sharded"])
 
 

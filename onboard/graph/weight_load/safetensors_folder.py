@@ -19,12 +19,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from onboard.errors import OnboardError
+from onboard.untrusted.bounds import DIMENSIONS, HEADER_BYTES, INDEX_BYTES, read_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 _FETCH_AGAIN = "Fetch the checkpoint again"
-_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _MALFORMED = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
 """What reading fields of hostile or damaged JSON can raise."""
 _DTYPES = {
@@ -140,7 +140,7 @@ class Checkpoint:
 def read_index(path: Path) -> dict[str, str]:
     """Return the tensor name -> shard file map of an index."""
     try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = read_json(path, INDEX_BYTES, values=None)["weight_map"]
         return {name: str(PurePosixPath(shard)) for name, shard in weight_map.items()}
     except _MALFORMED as error:
         raise OnboardError(
@@ -155,10 +155,11 @@ def read_header(path: Path) -> dict[str, TensorMeta]:
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
+        if size < 8 or length > size - 8:
             raise OnboardError(
                 f"{path.name} is cut off inside its header ({size} bytes)", hint=_FETCH_AGAIN
             )
+        HEADER_BYTES.check(length, path.name)
         header = file.read(length)
     try:
         entries = json.loads(header)
@@ -187,6 +188,7 @@ def stored_dtype(name: str) -> torch.dtype:
 
 
 def _entry(entry: Mapping[str, Any], data: int) -> TensorMeta:
+    DIMENSIONS.check(len(entry["shape"]), "a tensor")
     shape, dtype = tuple(map(int, entry["shape"])), stored_dtype(entry["dtype"])
     begin, end = entry["data_offsets"]
     if min((*shape, begin), default=0) < 0 or end - begin != math.prod(shape) * dtype.itemsize:

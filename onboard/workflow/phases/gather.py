@@ -5,6 +5,8 @@ written.
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +15,7 @@ from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.gpu import device_memory, gigabytes
 from onboard.hf.quantised import refuse_quantised
 from onboard.hub import has_weights
+from onboard.untrusted.bounds import FILES
 from onboard.workflow.checkpoint.parameter_count import (
     ModelSize,
     build_on_meta,
@@ -38,6 +41,7 @@ class Gather(Phase):
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """Depend on the model's files and on the options that decide what is refused."""
         options = context.options
+        context.source.config()  # refuses what is no model's folder before its files are listed
         return {
             "model": context.model,
             "revision": context.source.revision,
@@ -200,11 +204,22 @@ def _gather_weights(context: RunContext, folder: Path) -> str:
 def fingerprint(folder: Path) -> dict[str, list[int]]:
     """Return size and modification time (ns) of every file in a local model folder."""
     stats = {
-        path.relative_to(folder).as_posix(): path.stat()
-        for path in sorted(folder.rglob("*"))
+        _shown(path.relative_to(folder)): path.stat()
+        for path in sorted(_below(folder))
         if path.is_file()
     }
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for count, path in enumerate(folder.rglob("*"), start=1):
+        FILES.check(count, folder)
+        yield path
+
+
+def _shown(path: Path) -> str:
+    """Return a path as text, with what is not UTF-8 in its name written out."""
+    return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
 
 
 def _facts(
@@ -223,5 +238,7 @@ def _facts(
         "parameters": size.parameters,
         "bytes": size.bytes,
         "size_from": size.basis,
-        "files": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in small},
+        "files": {
+            _shown(Path(path.name)): hashlib.sha256(path.read_bytes()).hexdigest() for path in small
+        },
     }

@@ -135,7 +135,7 @@ def test_index_and_shards_disagree(tmp_path):
 @pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 1}}'])
 def test_malformed_index(tmp_path, content):
     (tmp_path / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(OnboardError, match="not an index"):
+    with pytest.raises(OnboardError, match="not an index|not valid JSON"):
         Checkpoint(tmp_path).validate()
 
 
