@@ -16,6 +16,16 @@ def shown(text: str) -> str:
     return escaped(text) if sys.stdout.isatty() else text
 
 
+def one_line(text: str, most: int = 2000) -> str:
+    """Return a text as one line without commands to a terminal; the middle of a very long one is
+    left out.
+    """
+    line = escaped(" ".join(text.split()))
+    if len(line) <= most:
+        return line
+    return f"{line[: most - 500]} [{len(line) - most:,} more characters] {line[-500:]}"
+
+
 def escaped(text: str) -> str:
     r"""Return a text with control characters, and those that turn its direction, written out:
     \x1b.

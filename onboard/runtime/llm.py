@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
+from threading import Lock, get_ident
 from typing import Any
 
 import numpy as np
@@ -132,6 +134,7 @@ class LLM:
             checkpoint, self.runtime, root=folder, model=str(model), strict=strict
         )
         self.engine.facts.extend([doubted] if doubted else [])
+        self._lock, self._holder = Lock(), None
 
     def _doubt(self, model: str, root: Path, checkpoint: Path) -> str | None:
         """Return why the registry does not vouch for the model; transformers' own needs no such
@@ -155,22 +158,25 @@ class LLM:
 
         `sampling_params` and `priority` are one for all or one a prompt; smaller priorities go
         first. `on_step` is called after each forward pass, and may cancel outputs
-        (`engine.cancel`). How the cache fared is in `engine.stats`.
+        (`engine.cancel`). How the cache fared is in `engine.stats`. Threads may share an `LLM`:
+        one call runs at a time, in no order of their own, and others wait; what belongs into one
+        batch goes into one call.
         """
         batch = [_unwrapped(prompt) for prompt in _as_batch(prompts)]
         params = _as_params(sampling_params, len(batch))
-        encoded = [self._encode(prompt) for prompt in batch]
         inputs = [_inputs(prompt) for prompt in _as_batch(prompts)]
         priorities = _as_priorities(priority, len(batch))
-        try:
-            pending = [
-                self.engine.submit(*each)
-                for each in zip(encoded, params, inputs, priorities, strict=True)
-            ]
-        except BaseException:
-            self.engine.scheduler.abort()
-            raise
-        self.engine.run(on_step)
+        with self._alone():
+            encoded = [self._encode(prompt) for prompt in batch]
+            try:
+                pending = [
+                    self.engine.submit(*each)
+                    for each in zip(encoded, params, inputs, priorities, strict=True)
+                ]
+            except BaseException:
+                self.engine.scheduler.abort()
+                raise
+            self.engine.run(on_step)
         return [
             _result(prompt if isinstance(prompt, str) else None, ids, outputs)
             for prompt, ids, outputs in zip(batch, encoded, pending, strict=True)
@@ -181,7 +187,23 @@ class LLM:
 
         Of several codebooks the logits of one codebook's codes come after those of the other.
         """
-        return self.engine.logits(input_ids)
+        tokens = _tokens(_flat(input_ids))
+        with self._alone():
+            return self.engine.logits(tokens)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other threads out: engine, caches and tokenizer are of one call at a time."""
+        if self._holder == get_ident():
+            raise UsageError(
+                "the LLM is called from its own on_step", hint="Call it after generate has ended"
+            )
+        with self._lock:
+            self._holder = get_ident()
+            try:
+                yield
+            finally:
+                self._holder = None
 
     def pack(self, codes: Sequence[Sequence[int]]) -> list[int]:
         """Return the tokens of positions that hold a code of each codebook; `unpack` is the way
@@ -227,7 +249,7 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
     items = _as_list(prompts)
-    return [items] if items and all(isinstance(item, Integral) for item in items) else items
+    return [items] if items and all(map(_is_whole, items)) else items
 
 
 def _unwrapped(prompt: Any) -> str | list[int]:
@@ -235,14 +257,39 @@ def _unwrapped(prompt: Any) -> str | list[int]:
     if isinstance(prompt, Mapping):
         prompt = prompt.get("prompt_token_ids", prompt.get("prompt"))
     if isinstance(prompt, str):
-        return prompt
+        return _text(prompt)
+    return _tokens(prompt)
+
+
+def _text(prompt: str) -> str:
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"a prompt is {prompt!r:.80}, which is no Unicode text") from None
+    return prompt
+
+
+def _flat(tokens: Any) -> Any:
+    """Return the tokens of one prompt, however nested, as a tensor; anything else as it is."""
+    try:
+        return torch.as_tensor(tokens).flatten()
+    except (TypeError, ValueError, RuntimeError):
+        return tokens
+
+
+def _tokens(prompt: Any) -> list[int]:
+    """Return a prompt's tokens; raise `UsageError` for anything else."""
     tokens = _as_list(prompt)
-    if bad := [token for token in tokens if not isinstance(token, Integral)]:
+    if bad := [token for token in tokens if not _is_whole(token)]:
         raise UsageError(
-            f"a prompt has {bad[0]!r} for a token",
+            f"a prompt has {bad[0]!r:.80} for a token",
             hint="Tokens are whole numbers; LLM.pack makes them of codes",
         )
     return [int(token) for token in tokens]
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _inputs(prompt: Any) -> dict[str, Any] | None:
@@ -259,8 +306,8 @@ def _as_list(values: Any) -> list[Any]:
     """Return a sequence, a tensor or an array as a list; raise `UsageError` for anything else."""
     if isinstance(values, torch.Tensor | np.ndarray):
         values = values.tolist()
-    if not isinstance(values, Sequence):
-        raise UsageError(f"a prompt is {values!r}", hint="Give a text, or a list of token ids")
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes | bytearray):
+        raise UsageError(f"a prompt is {values!r:.80}", hint="Give a text, or a list of token ids")
     return list(values)
 
 
@@ -269,6 +316,12 @@ def _as_params(
 ) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, Sequence) or not all(
+        isinstance(each, SamplingParams) for each in params
+    ):
+        raise UsageError(
+            f"sampling_params is {params!r:.80}", hint="Give SamplingParams, or a list of them"
+        )
     if len(params) != count:
         raise UsageError(
             f"there are {count} prompts and {len(params)} sampling parameters",
@@ -278,12 +331,14 @@ def _as_params(
 
 
 def _as_priorities(priority: int | Sequence[int], count: int) -> list[int]:
-    priorities = [priority] * count if isinstance(priority, int) else list(priority)
+    priorities = [priority] * count if isinstance(priority, int) else priority
+    if not isinstance(priorities, Sequence) or not all(map(_is_whole, priorities)):
+        raise UsageError(f"priority is {priority!r:.80}", hint="Priorities are whole numbers")
     if len(priorities) != count:
         raise UsageError(
             f"there are {count} prompts and {len(priorities)} priorities", hint="Give one for each"
         )
-    return priorities
+    return list(priorities)
 
 
 def _result(prompt: str | None, token_ids: list[int], outputs: Sequence[Request]) -> RequestOutput:

@@ -5,13 +5,17 @@ found at once.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from onboard.config import StrictModel
+from onboard.errors import UsageError
+from onboard.untrusted.bounds import OUTPUTS
 
+_OURS = "Value error, "  # what pydantic puts before words of ours
 _LOWEST_TEMPERATURE = 1e-5  # below it (as in vLLM) division by it may overflow float32
 
 
@@ -36,16 +40,29 @@ class SamplingParams(StrictModel):
     ignore_eos: bool = False
     logprobs: int | None = Field(default=None, ge=0)
     """Report the log-probabilities of the chosen token and of this many most likely ones."""
-    n: int = Field(default=1, ge=1)
+    n: int = Field(default=1, ge=1, le=OUTPUTS.most)
     """Outputs per prompt."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse_in_one_line(cls, values: Any, validate: Callable[[Any], Self]) -> Self:
+        """Raise `UsageError` for what is wrong, the first of it."""
+        try:
+            return validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix(_OURS)
+            raise UsageError(f"{place} is {first['input']!r:.80}: {reason}") from None
 
     @field_validator("stop", mode="before")
     @classmethod
     def _one_stop_is_a_list(cls, value: Any) -> Any:
-        values = [] if value is None else [value] if isinstance(value, str) else list(value)
+        values = [] if value is None else [value] if isinstance(value, str) else value
+        if not isinstance(values, list | tuple):
+            raise ValueError("a stop text is a text, or a list of them")
         if "" in values:
             raise ValueError("an empty stop text would end every output at once")
-        return values
+        return list(values)
 
     @field_validator("stop_token_ids", mode="before")
     @classmethod

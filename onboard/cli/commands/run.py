@@ -17,7 +17,7 @@ from onboard.cli.names import check_config, registered_names
 from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.cli.result import Result
 from onboard.cli.settings import settings_of
-from onboard.cli.terminal import shown
+from onboard.cli.terminal import one_line, shown
 from onboard.errors import UsageError
 from onboard.hub import go_offline
 
@@ -125,7 +125,7 @@ def run(
 
 def _answer(model: str, llm: LLM, outputs: list[RequestOutput], *, as_json: bool) -> Result | None:
     for fact in llm.engine.facts:
-        print(f"note: {fact}", file=sys.stderr)
+        print(f"note: {one_line(fact)}", file=sys.stderr)
     if as_json:
         return Result(_document(model, llm, outputs))
     _print_outputs(outputs)
@@ -153,18 +153,13 @@ def _parse_ids(option: str, text: str | None) -> list[int]:
 
 
 def _sampling_params(**values: Any) -> SamplingParams:
-    from pydantic import ValidationError
-
     from onboard.runtime.sampling import SamplingParams
 
     try:
         return SamplingParams(**values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        option = str(first["loc"][0]).replace("_", "-")
-        raise UsageError(
-            f"--{option} {first['input']}: {first['msg'].removeprefix('Value error, ')}"
-        ) from None
+    except UsageError as error:  # "max_tokens is 0: ..."
+        name, _, found = error.message.partition(" is ")
+        raise UsageError(f"--{name.replace('_', '-')} {found}") from None
 
 
 def _load(model: str, **settings: Any) -> LLM:

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import re
+import secrets
 import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -163,7 +168,11 @@ def test_a_generation_config_without_an_end_leaves_it_to_the_config(
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("{", "is not JSON"), ("[]", "no JSON object"), ('{"eos_token_id": "x"}', "eos_token_id")],
+    [
+        ("{", "is not valid JSON"),
+        ("[]", "no JSON object"),
+        ('{"eos_token_id": "x"}', "eos_token_id"),
+    ],
 )
 def test_a_damaged_generation_config_is_named(
     speaking: Tiny, tmp_path: Path, text: str, problem: str
@@ -268,7 +277,7 @@ def test_results_say_what_was_cached_and_how_the_cache_fared(llama: Tiny) -> Non
 
 
 def test_bad_parameters_leave_nothing_queued(llm: LLM) -> None:
-    with pytest.raises(AttributeError):
+    with pytest.raises(UsageError):
         llm.generate([[1, 2], [3]], [_greedy(), None])  # type: ignore[list-item]
     assert not llm.engine.scheduler.busy
 
@@ -305,3 +314,63 @@ def test_more_than_one_device_is_refused(llama: Tiny) -> None:
 def test_a_gpu_that_is_not_there_is_refused(llama: Tiny) -> None:
     with pytest.raises(UsageError, match="no GPU"):
         LLM(llama.checkpoint, root=llama.root, device="cuda")
+
+
+def test_threads_that_share_it_get_what_each_would_get_alone(speaking: Tiny, llm: LLM) -> None:
+    seed = secrets.randbelow(2**31)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    words = range(1, len(llm.engine.tokenizer.hf))
+    prompts = [draw.choices(words, k=draw.randrange(1, 12)) for _ in range(24)]
+    alone = [llm.generate(prompt, _greedy(max_tokens=6))[0].token_ids for prompt in prompts]
+    logits = llm.logits(prompts[0])
+
+    def ask(index: int) -> tuple[list[int], bool]:
+        (answer,) = llm.generate(prompts[index], _greedy(max_tokens=6))
+        return answer.token_ids, torch.equal(llm.logits(prompts[0]), logits)
+
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(ask, range(len(prompts))))
+    assert found == [(tokens, True) for tokens in alone]
+
+
+def test_it_is_not_called_from_its_own_step(llm: LLM) -> None:
+    with pytest.raises(UsageError, match="called from its own on_step"):
+        llm.generate("the cat", _greedy(), on_step=lambda _: llm.generate("the dog") and None)
+    assert llm.generate("the cat", _greedy())[0].token_ids
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda llm: llm.generate(b"the cat"),
+        lambda llm: llm.generate([True, False]),
+        lambda llm: llm.generate("\ud800"),
+        lambda llm: llm.generate([1.5]),
+        lambda llm: llm.generate({"text": "x"}),
+        lambda llm: llm.generate("the cat", {"max_tokens": 3}),
+        lambda llm: llm.generate("the cat", priority="a"),
+        lambda llm: llm.generate("the cat", priority=math.nan),
+        lambda llm: llm.logits("the cat"),
+        lambda llm: SamplingParams(max_tokens=0),
+        lambda llm: SamplingParams(n=10**9),
+        lambda llm: SamplingParams(stop=5),
+        lambda llm: setattr(SamplingParams(), "top_p", 7),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error_of_one_line(
+    llm: LLM, ask: Callable[[LLM], object]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        ask(llm)
+    assert "\n" not in str(caught.value)
+
+
+def test_model_kwargs_that_make_no_sense_are_usage_errors(speaking: Tiny) -> None:
+    for value, reason in (("x", "expected int"), (10**6, "at most 1,024"), (-3, "model_kwargs")):
+        with pytest.raises(OnboardError, match=reason):
+            LLM(
+                speaking.checkpoint,
+                root=speaking.root,
+                settings={"model_kwargs": {"num_hidden_layers": value}},
+            )
