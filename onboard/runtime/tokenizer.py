@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from onboard.errors import OnboardError
+from onboard.untrusted.bounds import (
+    TEMPLATE_BYTES,
+    TEMPLATE_SECONDS,
+    TEXT_BYTES,
+    VOCABULARY_BYTES,
+    read_json,
+)
+from onboard.untrusted.limited import limited
 
-_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+WHOLE_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+_FILES = (WHOLE_FILE, CONFIG_FILE, "tokenizer.model", "vocab.json", "vocab.txt")
+_NOT_RUN = "the tokenizer is tokenizer.json; the class of the repository is not run"
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
 class Tokenizer:
     """A checkpoint's Hugging Face tokenizer."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, note: str = "") -> None:
         self.hf = tokenizer
+        self.note = note
+        """What it is in place of, if anything."""
 
     @classmethod
     def load(cls, checkpoint: Path) -> Tokenizer | None:
         """Load the tokenizer in `checkpoint`, never by code of its repository; None when the folder
         has none.
+
+        Where a class of the repository is named, tokenizer.json is taken, and `note` says so;
+        without that file it is an `OnboardError`.
         """
         if not any((checkpoint / name).is_file() for name in _FILES):
             return None
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         try:
+            if (checkpoint / WHOLE_FILE).is_file() and _is_code(checkpoint):
+                return cls(PreTrainedTokenizerFast.from_pretrained(checkpoint), _NOT_RUN)
             return cls(AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False))
         except Exception as error:  # the Rust library raises bare exceptions
             raise _no_tokenizer(checkpoint, error) from error
@@ -44,10 +60,27 @@ class Tokenizer:
         text: str = self.hf.decode(tokens, skip_special_tokens=True)
         return text
 
+    def chat(self, messages: list[dict[str, str]]) -> str:
+        """Return the chat template's text of messages, with what an answer begins with.
+
+        Raises `OnboardError` when the template, a program of whoever made the checkpoint, fails or
+        takes more time, memory or text than one should.
+        """
+        try:
+            with limited(TEMPLATE_SECONDS.most, TEMPLATE_BYTES.most):
+                text = self.hf.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True
+                )
+        except Exception as error:  # whatever it raises of its own, `raise_exception` among it
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise OnboardError(f"the chat template fails ({reason})") from error
+        TEXT_BYTES.check(len(text), "what the chat template makes")
+        return str(text)
+
 
 def _no_tokenizer(checkpoint: Path, error: Exception) -> OnboardError:
     """Say why the tokenizer does not load, in one line: code of a repository is not run here."""
-    if _is_code(checkpoint / "tokenizer_config.json"):
+    if _is_code(checkpoint):
         return OnboardError(
             f"the tokenizer in {checkpoint} is code of the model's repository, which is not run here",
             hint="Save it as a tokenizer.json without auto_map (save_pretrained of a fast tokenizer)",
@@ -58,13 +91,22 @@ def _no_tokenizer(checkpoint: Path, error: Exception) -> OnboardError:
     )
 
 
-def _is_code(path: Path) -> bool:
-    """Whether a tokenizer's configuration names a class of the repository."""
+def _is_code(checkpoint: Path) -> bool:
+    """Whether a tokenizer's or a model's configuration names a tokenizer class of the
+    repository.
+    """
+    maps = [_auto_map(checkpoint / name) for name in (CONFIG_FILE, "config.json")]
+    return any(bool(each) if isinstance(each, list) else "AutoTokenizer" in each for each in maps)
+
+
+def _auto_map(path: Path) -> dict[str, Any] | list[Any]:
+    """Return where a configuration says that classes are code; older ones list the tokenizer's."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(values, dict) and bool(values.get("auto_map"))
+        values = read_json(path, VOCABULARY_BYTES, values=None)
+    except (OSError, OnboardError):
+        return {}
+    found = values.get("auto_map") if isinstance(values, dict) else None
+    return found if isinstance(found, dict | list) else {}
 
 
 class Detokenizer:

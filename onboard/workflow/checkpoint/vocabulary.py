@@ -76,7 +76,10 @@ def _tokenizer(folder: Path, *, generates: bool) -> tuple[list[str], int]:
         if generates:
             raise
         return [error.message], -1
-    return [], max(tokenizer.hf.get_vocab().values(), default=-1) if tokenizer else -1
+    if tokenizer is None:
+        return [], -1
+    notes = [tokenizer.note] if tokenizer.note else []
+    return notes, max(tokenizer.hf.get_vocab().values(), default=-1)
 
 
 def _require_an_end(eos: Any, size: int) -> None:

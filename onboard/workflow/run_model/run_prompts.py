@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onboard.errors import OnboardError
 from onboard.runtime.tokenizer import Tokenizer
+from onboard.untrusted.bounds import TEXT_BYTES, read_text
 from onboard.verify.held_out import stories
 from onboard.verify.lengths import thresholds
 
@@ -75,10 +77,13 @@ def build_prompts(
         return [Prompt(None, draw.choices(words, k=min(n, room))) for n in (5, 9, 17, 3)]
     prompts = [Prompt(text, tokenizer.encode(text)) for text in _texts(checkpoint)]
     if getattr(tokenizer.hf, "chat_template", None):
-        text = tokenizer.hf.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
-        prompts.append(
-            Prompt(text, tokenizer.hf(text, add_special_tokens=False)["input_ids"], chat=True)
-        )
+        try:
+            text = tokenizer.chat(CHAT)
+        except OnboardError as error:
+            facts.append(f"no chat turn: {error.message}")
+        else:
+            ids = tokenizer.hf(text, add_special_tokens=False)["input_ids"]
+            prompts.append(Prompt(text, ids, chat=True))
     for prompt in prompts:
         if len(prompt.token_ids) > room:
             facts.append(
@@ -90,7 +95,7 @@ def build_prompts(
 
 def _texts(checkpoint: Path) -> Sequence[str]:
     own = checkpoint / PROMPTS_FILE
-    return own.read_text(encoding="utf-8").splitlines() if own.is_file() else PROMPTS
+    return read_text(own, TEXT_BYTES).splitlines() if own.is_file() else PROMPTS
 
 
 def long_length(

@@ -94,11 +94,7 @@ def test_a_model_that_brings_code_has_its_tokenizer_without_a_question(tmp_path:
     assert tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
 
 
-@pytest.mark.usefixtures("_eager_user")
-@pytest.mark.parametrize(
-    "auto_map", [{"AutoTokenizer": ["theirs.Slow", None]}, ["theirs.Slow", "theirs.Fast"]]
-)
-def test_a_tokenizer_that_is_code_is_refused_in_one_line(tmp_path: Path, auto_map: object) -> None:
+def _tokenizer_of_code(tmp_path: Path, auto_map: object) -> None:
     save_tokenizer(tmp_path, TEXT)
     _with_code(tmp_path, AutoConfig="theirs.Config")
     path = tmp_path / "tokenizer_config.json"
@@ -107,6 +103,33 @@ def test_a_tokenizer_that_is_code_is_refused_in_one_line(tmp_path: Path, auto_ma
             {**json.loads(path.read_text()), "tokenizer_class": "Their", "auto_map": auto_map}
         )
     )
+
+
+AUTO_MAPS = ({"AutoTokenizer": ["theirs.Slow", None]}, ["theirs.Slow", "theirs.Fast"])
+
+
+@pytest.mark.usefixtures("_eager_user")
+@pytest.mark.parametrize("auto_map", AUTO_MAPS)
+def test_of_a_tokenizer_that_is_code_the_whole_file_is_taken(
+    tmp_path: Path, folder: Path, auto_map: object
+) -> None:
+    _tokenizer_of_code(tmp_path, auto_map)
+    tokenizer, plain = Tokenizer.load(tmp_path), Tokenizer.load(folder)
+    assert tokenizer is not None
+    assert plain is not None
+    assert tokenizer.encode(TEXT) == plain.encode(TEXT)
+    assert tokenizer.decode(plain.encode("the cat")) == "the cat"
+    assert "is not run" in tokenizer.note
+    assert not plain.note
+
+
+@pytest.mark.usefixtures("_eager_user")
+@pytest.mark.parametrize("auto_map", AUTO_MAPS)
+def test_a_tokenizer_that_is_code_alone_is_refused_in_one_line(
+    tmp_path: Path, auto_map: object
+) -> None:
+    _tokenizer_of_code(tmp_path, auto_map)
+    (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(
         OnboardError, match="is code of the model's repository, which is not run here"
     ) as caught:
