@@ -22,6 +22,7 @@ from onboard.content import content_path
 from onboard.errors import OnboardError
 from onboard.extensions import extensions_digest
 from onboard.gpu import device_memory
+from onboard.untrusted.bounds import RUN_SECONDS
 from onboard.workflow import run_model
 from onboard.workflow.checkpoint.checkpoint_size import layer_kinds, native_values
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
@@ -276,6 +277,8 @@ def _read_result(output: Path, code: int) -> dict[str, Any]:
         return result
     if code == -signal.SIGKILL:
         error = "the process was killed, most likely because memory ran out"
+    elif code == -signal.SIGALRM:
+        error = f"it was ended after {RUN_SECONDS.most:,} seconds, its bound"
     else:
         error = f"the process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'} and no result"
     return {"status": "runtime_error", "error": error}

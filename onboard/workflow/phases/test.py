@@ -91,8 +91,16 @@ def _run(context: RunContext, test_file: Path) -> dict[str, Any]:
     local = partial(run_pytest, run_module=context.run_module, tell=context.doing)
     with _runnable_root(context) as root:
         run = partial(remote.run_pytest, context) if own_code else local
-        record = run_tests(root, test_file, gpu=gpu, run=run)
+        record = run_tests(root, test_file, gpu=gpu, run=run, scratch=_scratch(context))
     return record | {"command": f"{CONSENT}=1 {record['command']}"} if own_code else record
+
+
+def _scratch(context: RunContext) -> Path | None:
+    """Return the folder whose leftovers the next run removes; a dry run writes nothing there."""
+    if context.options.dry_run or context.files.staging is None:
+        return None
+    context.files.staging.mkdir(parents=True, exist_ok=True)
+    return context.files.staging
 
 
 def tests_text(context: RunContext) -> str:
@@ -139,15 +147,19 @@ def _runnable_root(context: RunContext) -> Iterator[Path]:
 
 
 def run_tests(
-    root: Path, test_file: Path, gpu: bool, run: RunPytest = run_pytest
+    root: Path,
+    test_file: Path,
+    gpu: bool,
+    run: RunPytest = run_pytest,
+    scratch: Path | None = None,
 ) -> dict[str, Any]:
     """Run a test file of `root` with pytest; return {command, output, tests}, `tests` as the plugin
-    wrote them.
+    wrote them, in a folder below `scratch`.
     """
     seed = str(secrets.randbelow(2**31))
     arguments = ["-v", "--no-header", "-p", "no:cacheprovider", "-p", "onboard.testing.plugin"]
     arguments += [str(test_file)] if gpu else ["-m", "not gpu", str(test_file)]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
         results = Path(folder, "results.json")
         output = run([*arguments, "--onboard-results", str(results)], root, {"ONBOARD_SEED": seed})
         tests = json.loads(results.read_text(encoding="utf-8")) if results.exists() else []

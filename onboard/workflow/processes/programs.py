@@ -20,6 +20,7 @@ from typing import IO, Any, Protocol
 
 from onboard.workflow.processes.orphans import die_with
 
+STARTED = "onboard.workflow.processes.started"
 NOTHING: Mapping[str, str] = MappingProxyType({})
 """An environment to which nothing is added."""
 
@@ -56,7 +57,7 @@ def in_new_interpreter(
 ) -> int:
     """Do so in a new interpreter: see `RunModule`."""
     with subprocess.Popen(
-        [sys.executable, "-m", *words],
+        [sys.executable, "-m", STARTED, str(os.getpid()), *words],
         cwd=folder,
         env={**os.environ, **environment},
         stdin=subprocess.PIPE,

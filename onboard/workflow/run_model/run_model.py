@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import resource
+import signal
 import sys
 import threading
 import traceback
@@ -28,6 +29,7 @@ from onboard.config import RuntimeConfig
 from onboard.errors import NotFiniteError, OnboardError
 from onboard.graph.context import TransformContext
 from onboard.runtime.resolve import resolve_config
+from onboard.untrusted.bounds import RUN_SECONDS
 from onboard.verify.comparison import Observed, compare, compare_with_itself
 from onboard.verify.hf_logits import reference_logits, release, why_no_reference
 from onboard.workflow.run_model.run_log import tell_built, tell_compared, tell_ended, tell_generated
@@ -38,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run as told by the command line; the result is the JSON file, failures included."""
     options = _parse(arguments)
     if options.exit_with_parent:
+        signal.alarm(RUN_SECONDS.most)  # ends the process, whatever it is at
         threading.Thread(target=_exit_with_parent, daemon=True).start()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
     logging.getLogger("onboard").setLevel(logging.INFO)
