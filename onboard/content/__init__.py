@@ -12,7 +12,12 @@ from pathlib import Path
 _PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parents[1]
 
-CONTENT_ROOT: Path = _CHECKOUT if (_CHECKOUT / "pyproject.toml").is_file() else _PACKAGE
+# Folders of our own tell a checkout: a `pyproject.toml` may lie beside any installed package.
+_OF_A_CHECKOUT = ("transforms/default.yaml", "templates", "registry/models.yaml")
+
+CONTENT_ROOT: Path = (
+    _CHECKOUT if all((_CHECKOUT / name).exists() for name in _OF_A_CHECKOUT) else _PACKAGE
+)
 """The folder that holds `templates`, `models`, `registry` and `transforms`."""
 
 __path__ = [str(CONTENT_ROOT)]
