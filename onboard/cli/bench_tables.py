@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from onboard.cli.terminal import one_line
 from onboard.gpu import gib
 
 
@@ -32,7 +33,7 @@ def show(document: dict[str, Any]) -> None:
     console.print(_table("decode", document["results"], peers))
     console.print(_table("prefill", document["results"], peers))
     for fact in [*_missing(document["results"]), *document["facts"]]:
-        console.print(Text(f"note: {fact}", style="dim"))
+        console.print(Text(f"note: {one_line(fact)}", style="dim"))
 
 
 def _missing(results: list[dict[str, Any]]) -> list[str]:

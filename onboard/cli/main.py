@@ -27,6 +27,7 @@ from onboard.cli.commands import (
 from onboard.cli.commands import run as run_command
 from onboard.cli.group import DEFAULT, HELP, DefaultCommandGroup
 from onboard.cli.result import Result
+from onboard.cli.terminal import one_line
 from onboard.errors import INTERRUPTED, OnboardError, UsageError, exit_code
 
 # Click's class, or that of the copy of click which newer versions of typer carry.
@@ -110,6 +111,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
 
 def _call(arguments: list[str]) -> Result | int:
     """Run the command; return its exit code or what it leaves to be printed."""
+    _refuse_what_is_no_text(arguments)
     try:
         result = app(arguments, prog_name="onboard", standalone_mode=False)
     except typer.Exit as error:
@@ -124,6 +126,15 @@ def _call(arguments: list[str]) -> Result | int:
     ):  # some versions of typer turn an interrupt into this code, others raise
         raise KeyboardInterrupt
     return result if isinstance(result, Result | int) else 0
+
+
+def _refuse_what_is_no_text(arguments: list[str]) -> None:
+    """Raise `UsageError` for a word that is not Unicode: no file that we write could name it."""
+    for word in arguments:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"the command line has {word!r:.80}, which is no UTF-8") from None
 
 
 def _print_document(arguments: list[str], result: Result) -> None:
@@ -147,6 +158,8 @@ def _words(error: BaseException) -> tuple[str, int]:
         return "interrupted", INTERRUPTED
     if isinstance(error, OnboardError):
         return str(error), exit_code(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'a file'}: {error.strerror}", exit_code(error)
     reason = " ".join(f"{type(error).__name__}: {error}".split())
     return f"internal error: {reason}. Run with --debug for the traceback", exit_code(error)
 
@@ -154,7 +167,7 @@ def _words(error: BaseException) -> tuple[str, int]:
 def _fail(message: str, code: int, *, error: BaseException, debug: bool = False) -> int:
     if debug and not isinstance(error, KeyboardInterrupt):
         traceback.print_exception(error)
-    print(f"onboard: {' '.join(message.split())}", file=sys.stderr)
+    print(f"onboard: {one_line(message)}", file=sys.stderr)
     return code
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
+from onboard.cli.terminal import escaped, one_line
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -70,7 +72,7 @@ class TerminalObserver:
         """Show it beside the phase's name."""
         if self.spinner is not None:
             self.spinner.update(
-                self.spinner.task_ids[0], description=escape(f"{self.phase}: {text}")
+                self.spinner.task_ids[0], description=escape(f"{self.phase}: {escaped(text)}")
             )
 
     def finished(self, outcome: PhaseOutcome) -> None:
@@ -99,5 +101,5 @@ def describe(outcome: PhaseOutcome) -> str:
     An error is left out: it is the command's last line.
     """
     took = f" in {outcome.seconds:.1f} s" if outcome.status in ("done", "failed") else ""
-    summary = f": {outcome.summary}" if outcome.summary else ""
+    summary = f": {one_line(outcome.summary)}" if outcome.summary else ""
     return f"{outcome.name:<12} {outcome.status}{took}{summary}"

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from onboard import __version__
 from onboard.cli import main
@@ -344,27 +345,23 @@ def test_json_of_what_fails_before_the_first_phase(capsys: pytest.CaptureFixture
 
 
 def test_ctrl_c(tmp_path: Path) -> None:
-    """A real signal, while the command waits for a file that never ends."""
-    (tmp_path / "model").mkdir()
-    os.mkfifo(tmp_path / "model" / "config.json")
-    command = [
-        sys.executable,
-        "-m",
-        "onboard",
-        str(tmp_path / "model"),
-        "--root",
-        str(tmp_path / "root"),
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "root").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    """A real signal, while the command waits for another run of the model."""
+    model, root = tmp_path / "model", tmp_path / "root"
+    model.mkdir()
+    (root / ".onboard").mkdir(parents=True)
+    with FileLock(root / ".onboard" / "model.lock"):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "onboard", str(model), "--root", str(root)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stderr is not None
+        assert process.stderr.readline() == "waiting for another run of this model\n"
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=30)
     assert (process.returncode, stderr.splitlines()[-1]) == (130, "onboard: interrupted")
     assert "Traceback" not in stderr
-    assert not (tmp_path / "root").exists()
+    assert not (root / ".onboard" / "model").exists()
 
 
 def test_resume_command() -> None:

@@ -15,6 +15,7 @@ from onboard.cli import options
 from onboard.cli.commands.bench import numbers
 from onboard.cli.options import Device, DTypeName
 from onboard.cli.result import Result
+from onboard.cli.terminal import one_line
 from onboard.hub import go_offline
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def _show(tuning: Tuning, path: Path | None) -> None:
         )
         console.print(f"decode step in ms by batch size, * captured: {', '.join(steps)}")
     for fact in tuning.facts:
-        console.print(Text(f"note: {fact}", style="dim"))
+        console.print(Text(f"note: {one_line(fact)}", style="dim"))
     print(f"wrote {path}" if path is not None else "wrote nothing")
 
 

@@ -13,6 +13,7 @@ from onboard.cli.names import check_config, registered_names
 from onboard.cli.options import CompileBackendName, Device, DTypeName, ModeName
 from onboard.cli.result import Result
 from onboard.cli.settings import settings_of
+from onboard.cli.terminal import one_line
 from onboard.errors import OnboardError
 from onboard.hub import go_offline
 
@@ -129,7 +130,7 @@ def print_end(report: VerifyReport) -> None:
     if report.graph_replays:
         print(f"CUDA graphs replayed: {report.graph_replays}")
     for fact in report.facts:
-        print(f"note: {fact}")
+        print(f"note: {one_line(fact)}")
     failure = report.first_failure
     print(
         f"FAILED: the logits leave their tolerance after {failure.transform}"
