@@ -26,24 +26,66 @@ OLD_DEFAULTS: dict[str, Any] = {
     "pad_token_id": None,
     "bos_token_id": None,
     "eos_token_id": None,
+    "sep_token_id": None,
+    "decoder_start_token_id": None,
     "use_cache": True,
     "is_decoder": False,
+    "is_encoder_decoder": False,
     "add_cross_attention": False,
+    "cross_attention_hidden_size": None,
+    "tie_encoder_decoder": False,
     "torchscript": False,
+    "use_bfloat16": False,
+    "tf_legacy_loss": False,
+    "pruned_heads": {},
+    "chunk_size_feed_forward": 0,
+    "finetuning_task": None,
+    "tokenizer_class": None,
+    "prefix": None,
+    "task_specific_params": None,
+    "problem_type": None,
+    "max_length": 20,
+    "min_length": 0,
+    "do_sample": False,
+    "early_stopping": False,
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0.0,
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 1.0,
+    "typical_p": 1.0,
+    "repetition_penalty": 1.0,
+    "length_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "bad_words_ids": None,
+    "num_return_sequences": 1,
+    "output_scores": False,
+    "return_dict_in_generate": False,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "remove_invalid_values": False,
+    "exponential_decay_length_penalty": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
 }
-"""What every config of older transformers had; code of its time counts on it."""
+"""What every config of transformers 4 had; code of its time counts on it."""
 
 
 class PlainConfig(PretrainedConfig):  # type: ignore[misc]
     """A config that a generated file defines by itself; older code's `rope_scaling` keeps its
-    meaning.
+    meaning, and so do the fields that every config had.
     """
 
     rope_scaling = OLD_ROPE_SCALING
-    pad_token_id = OLD_DEFAULTS["pad_token_id"]
-    bos_token_id = OLD_DEFAULTS["bos_token_id"]
-    eos_token_id = OLD_DEFAULTS["eos_token_id"]
-    use_cache = OLD_DEFAULTS["use_cache"]
-    is_decoder = OLD_DEFAULTS["is_decoder"]
-    add_cross_attention = OLD_DEFAULTS["add_cross_attention"]
-    torchscript = OLD_DEFAULTS["torchscript"]
+
+
+def add_old_defaults(config_class: Any) -> None:
+    """Give a config class what every config had, and it has not."""
+    for name, value in OLD_DEFAULTS.items():
+        if not hasattr(config_class, name):
+            setattr(config_class, name, value)
+
+
+add_old_defaults(PlainConfig)

@@ -92,11 +92,18 @@ def plain_config_class(config_class: type[PretrainedConfig]) -> str:
 
 def _class_values(config_class: type[PretrainedConfig]) -> dict[str, Any]:
     """Return the class attributes that matter, those that are literals."""
-    values = {}
-    for node in class_node(config_class).body:
-        match node:
-            case ast.Assign(targets=[ast.Name(id=key)], value=value) if key in _CLASS_VALUES:
-                values[key] = ast.literal_eval(value)
+    named = {
+        target.id
+        for node in class_node(config_class).body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    values = {
+        key: getattr(config_class, key)
+        for key in _CLASS_VALUES
+        if key in named or key in vars(config_class)
+    }
     if vars(config_class).get("tie_word_embeddings") is True:
         values["tie_word_embeddings"] = True
     return values

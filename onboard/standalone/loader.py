@@ -17,7 +17,8 @@ from torch import nn
 from transformers import AutoConfig
 
 from onboard.errors import OnboardError
-from onboard.graph.factory import default_dtype, parameters_on
+from onboard.graph.factory import default_dtype
+from onboard.hf.parameters_on import parameters_on
 from onboard.graph.weight_load.converted_weights import Source
 from onboard.graph.weight_load.parameters import move_buffers, set_parameter, tied_names
 from onboard.graph.weight_load.safetensors_folder import Checkpoint

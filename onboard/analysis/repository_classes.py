@@ -1,0 +1,137 @@
+"""Classes of a repository, brought up to date: what transformers asks of config and model classes
+today, and code of its time does not do.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from onboard.hf.parameters_on import parameters_on
+from onboard.plain_config import OLD_ROPE_SCALING, add_old_defaults
+
+_LAYERS = "num_hidden_layers"
+
+
+def bring_up_to_date(
+    package: str, config_class: Any, model_class: Any, config: Mapping[str, Any]
+) -> list[str]:
+    """Change the classes of a repository, and make a model of the config with them; return what
+    was changed.
+
+    Parameters of that model are on the meta device: it takes no memory.
+    """
+    facts = [*_config_facts(config_class, model_class, config)]
+    keys = model_class._tied_weights_keys
+    for own in _model_classes(package):
+        if isinstance(own._tied_weights_keys, list | tuple):
+            own._tied_weights_keys = None
+        facts += _posted(own, package)
+    made = config_class.from_dict(dict(config))
+    with parameters_on(torch.device("meta"), torch.float32):
+        model = model_class(made)
+    if isinstance(keys, list | tuple):
+        model_class._tied_weights_keys = _tied(model, list(keys))
+        facts.append(
+            f"_tied_weights_keys is a list; as a mapping: {model_class._tied_weights_keys}"
+        )
+    return facts + _layer_count(config_class, made, model)
+
+
+def _config_facts(
+    config_class: Any, model_class: Any, config: Mapping[str, Any]
+) -> Iterator[str]:
+    if "rope_scaling" not in vars(config_class):
+        config_class.rope_scaling = OLD_ROPE_SCALING
+    if isinstance(model_class._tied_weights_keys, list) and not hasattr(
+        config_class, "tie_word_embeddings"
+    ):
+        config_class.tie_word_embeddings = True  # the default of its time
+    add_old_defaults(config_class)
+    if config_class.model_type != config["model_type"]:
+        yield f"{config_class.__name__}.model_type is {config_class.model_type!r}; the model type is {config['model_type']!r}"
+        config_class.model_type = config["model_type"]
+    known = model_class.config_class
+    if known is None or known is not config_class:
+        model_class.config_class = config_class
+
+
+def _model_classes(package: str) -> list[Any]:
+    """Return the model classes that the repository's files define."""
+    modules = [module for name, module in sys.modules.items() if name.split(".")[0] == package]
+    values = {id(value): value for module in modules for value in vars(module).values()}
+    return [
+        value
+        for value in values.values()
+        if isinstance(value, type)
+        and issubclass(value, PreTrainedModel)
+        and value.__module__.split(".")[0] == package
+    ]
+
+
+def _posted(model_class: Any, package: str) -> list[str]:
+    """Have a class's constructor end with `post_init()`, where none of the repository's calls it."""
+    if "__init__" not in vars(model_class) or _calls_post_init(model_class, package):
+        return []
+    model_class.__init__ = _with_post_init(model_class.__init__)
+    return [f"{model_class.__name__} does not call post_init(); it is called after it is made"]
+
+
+def _calls_post_init(model_class: Any, package: str) -> bool:
+    return any(
+        "post_init" in cls.__init__.__code__.co_names
+        for cls in model_class.__mro__
+        if cls.__module__.split(".")[0] == package and hasattr(cls.__init__, "__code__")
+    )
+
+
+def _with_post_init(init: Any) -> Any:
+    def with_post_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        if type(self).__init__ is with_post_init:  # a subclass has more to make
+            self.post_init()
+
+    with_post_init.__wrapped__ = init  # type: ignore[attr-defined]
+    return with_post_init
+
+
+def _tied(model: Any, keys: list[str]) -> dict[str, str]:
+    """Return which weight each of the old list's is tied to: that of the input embeddings."""
+    inputs = model.get_input_embeddings()
+    sources = [name for name, module in model.named_modules() if module is inputs]
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    source = f"{sources[0]}.weight" if sources else ""
+    return {key: source for key in keys if source and key in names and key != source}
+
+
+def _layer_count(config_class: Any, made: PretrainedConfig, model: nn.Module) -> list[str]:
+    """See to it that the number of layers goes by its usual name: that of the longest list of
+    modules.
+    """
+    if isinstance(getattr(made, _LAYERS, None), int):
+        return []
+    layers = max(map(len, _outermost_lists(model)), default=0)
+    fields = [name for name, value in made.to_dict().items() if type(value) is int]
+    named = [name for name in fields if getattr(made, name, None) == layers]
+    found = sorted(named, key=lambda name: "layer" not in name)
+    if not found:
+        return []
+    config_class.attribute_map = {**config_class.attribute_map, _LAYERS: found[0]}
+    return [f"the config has no {_LAYERS}; {found[0]} has the number of layers"]
+
+
+def _outermost_lists(model: nn.Module) -> list[nn.Module]:
+    lists: list[nn.Module] = []
+    waiting: list[nn.Module] = [model]
+    while waiting:
+        module = waiting.pop()
+        if isinstance(module, nn.ModuleList | nn.Sequential):
+            lists.append(module)
+        else:
+            waiting += module.children()
+    return lists

@@ -1,0 +1,62 @@
+"""What stands for something that is not there: it can be imported, named, asked after and
+inherited from, and refuses to compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Never
+
+from onboard.errors import OnboardError
+
+_importing = 0
+
+
+class Gone:
+    """A name that was imported and is not there."""
+
+    def __init__(self, name: str, hint: str = "Use its own version") -> None:
+        self.__dict__.update(name=name, hint=hint, __name__=name.rpartition(".")[2])
+
+    def __getattr__(self, leaf: str) -> Gone:
+        if leaf.startswith("__"):
+            raise AttributeError(leaf)
+        return Gone(f"{self.name}.{leaf}", self.hint)
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        """Stand for a decorated function while a file is imported; later raise `OnboardError`."""
+        if _importing:
+            return self
+        self.refuse()
+
+    def refuse(self) -> Never:
+        """Raise `OnboardError`: what is not there is needed."""
+        raise OnboardError(
+            f"the model's code uses {self.name}, which is not here", hint=self.hint
+        )
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return (type(self.__name__, (), {"__init__": lambda item, *_, **__: self.refuse()}),)
+
+    def __instancecheck__(self, item: object) -> bool:
+        return False
+
+    def __or__(self, other: Any) -> Any:
+        return Any
+
+    __ror__ = __or__
+
+    def __repr__(self) -> str:
+        return f"<{self.name}, which is not here>"
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Let files be imported that use what is gone as decorators, or in tables that they make."""
+    global _importing
+    _importing += 1
+    try:
+        yield
+    finally:
+        _importing -= 1

@@ -1,0 +1,93 @@
+"""Methods that classes of transformers had, and that older modeling code calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+
+def restore_old_interfaces() -> list[str]:
+    """Give transformers' classes back the methods that older modeling code calls; return what was
+    missing.
+    """
+    facts = []
+    for owner, members in _MEMBERS.items():
+        for name, member in members.items():
+            if name not in dir(owner):
+                setattr(owner, name, member)
+                facts.append(f"{owner.__name__}.{name} is gone; a stand-in takes its place")
+    if "default" not in ROPE_INIT_FUNCTIONS:
+        ROPE_INIT_FUNCTIONS["default"] = _default_rope
+        facts.append('ROPE_INIT_FUNCTIONS["default"] is gone; a stand-in takes its place')
+    return facts
+
+
+def _default_rope(
+    config: PretrainedConfig, device: Any = None, **_: Any
+) -> tuple[torch.Tensor, float]:
+    """Return plain RoPE's inverse frequencies [rotary_dim / 2] and its factor (Su et al. 2021,
+    RoFormer).
+    """
+    own: Any = config
+    head_dim = getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads
+    size = int(head_dim * getattr(own, "partial_rotary_factor", 1.0))
+    exponents = (
+        torch.arange(0, size, 2, dtype=torch.int64).to(device=device, dtype=torch.float) / size
+    )
+    return 1.0 / own.rope_theta**exponents, 1.0
+
+
+def _head_mask(self: Any, head_mask: Any, layers: int, *_: Any) -> list[None]:
+    return [None] * layers
+
+
+def _from_legacy_cache(cls: Any, past_key_values: Any = None, *_: Any) -> Any:
+    cache = cls()
+    for index, (key, value) in enumerate(past_key_values or ()):
+        cache.update(key, value, index)
+    return cache
+
+
+def _to_legacy_cache(self: Any) -> Any:
+    return tuple((layer.keys, layer.values) for layer in self.layers)
+
+
+def _usable_length(self: Any, new: int, layer: int = 0) -> int:
+    return int(self.get_seq_length(layer))
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _device_map(self: Any, *_: Any, **__: Any) -> Any:
+    return self
+
+
+_MEMBERS: dict[type, dict[str, Any]] = {
+    PreTrainedModel: {
+        "get_head_mask": _head_mask,
+        "_convert_head_mask_to_5d": _nothing,
+        "_backward_compatibility_gradient_checkpointing": _nothing,
+        "_set_gradient_checkpointing": _nothing,
+        "_init_weights": _nothing,
+        "prune_heads": _nothing,
+        "parallelize": _device_map,
+        "deparallelize": _device_map,
+        "is_parallelizable": False,
+        "model_parallel": False,
+    },
+    Cache: {"get_max_length": _nothing, "get_usable_length": _usable_length},
+    DynamicCache: {
+        "from_legacy_cache": classmethod(_from_legacy_cache),
+        "to_legacy_cache": _to_legacy_cache,
+        "seen_tokens": property(lambda self: self.get_seq_length()),
+        "_seen_tokens": property(lambda self: self.get_seq_length()),
+        "key_cache": property(lambda self: [layer.keys for layer in self.layers]),
+        "value_cache": property(lambda self: [layer.values for layer in self.layers]),
+    },
+}

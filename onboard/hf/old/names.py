@@ -1,0 +1,106 @@
+"""Names that older transformers had and modeling code of its time imports.
+
+Those that a forward pass may call have a meaning here. Any other can be imported all the same, and
+refuses when it is called: of a repository's code most is for training and generation.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypedDict
+
+import torch
+from transformers.cache_utils import Cache
+
+from onboard.hf.old.gone import Gone
+
+
+class _Keywords(TypedDict, total=False):
+    """Stands for typed keywords, which only annotations mention."""
+
+
+class _NoCache(Cache):  # type: ignore[misc]
+    """Stands for a cache class that is only asked after with isinstance."""
+
+
+def _unchanged(*_: Any, **__: Any) -> Callable[[Any], Any]:
+    return lambda decorated: decorated
+
+
+def _false(*_: Any, **__: Any) -> bool:
+    return False
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+STAND_INS: dict[str, Any] = {
+    "is_torch_fx_available": _false,
+    "is_torch_fx_proxy": _false,
+    "is_flash_attn_available": _false,
+    "is_deepspeed_zero3_enabled": _false,
+    "is_torch_greater_or_equal_than_1_13": True,
+    "is_torch_greater_or_equal_than_2_0": True,
+    "LossKwargs": _Keywords,
+    "KwargsForCausalLM": _Keywords,
+    "FlashAttentionKwargs": _Keywords,
+    "SinkCache": _NoCache,
+    "HybridCache": _NoCache,
+    "SlidingWindowCache": _NoCache,
+    "OffloadedCache": _NoCache,
+    "add_start_docstrings": _unchanged,
+    "add_start_docstrings_to_model_forward": _unchanged,
+    "add_code_sample_docstrings": _unchanged,
+    "replace_return_docstrings": _unchanged,
+    "deprecate_kwarg": _unchanged,
+    "find_pruneable_heads_and_indices": _nothing,
+    "prune_conv1d_layer": _nothing,
+    "prune_linear_layer": _nothing,
+    "assert_device_map": _nothing,
+    "get_device_map": _nothing,
+    "rope_config_validation": _nothing,
+    "ALL_LAYERNORM_LAYERS": [torch.nn.LayerNorm],
+}
+"""Name -> what takes its place, wherever under `transformers` it is looked for."""
+
+
+def provide(module: str, names: list[str]) -> list[str]:
+    """See to it that `from module import names` works; return what it took."""
+    facts = []
+    try:
+        target = importlib.import_module(module)
+    except ModuleNotFoundError:
+        target = _new_module(module)
+        facts.append(f"{module} is gone; an empty module stands in for it")
+    for name in names:
+        if name == "*" or hasattr(target, name) or _is_module(f"{module}.{name}"):
+            continue
+        moved = getattr(importlib.import_module("transformers.pytorch_utils"), name, None)
+        stand_in = STAND_INS.get(name, moved)
+        full = f"{module}.{name}"
+        if stand_in is None:
+            setattr(target, name, Gone(full))
+            facts.append(f"{full} is gone; it can be imported, and not called")
+        else:
+            setattr(target, name, stand_in)
+            facts.append(f"{full} is gone; a stand-in takes its place")
+    return facts
+
+
+def _is_module(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
+
+
+def _new_module(name: str) -> ModuleType:
+    module = sys.modules[name] = ModuleType(name)
+    parent, _, leaf = name.rpartition(".")
+    setattr(importlib.import_module(parent), leaf, module)
+    return module
