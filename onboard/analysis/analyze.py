@@ -35,6 +35,7 @@ from onboard.analysis.tiny.tiny_model import (
     counts_positions,
     load_config,
     one_line,
+    positions_below_length,
     prompts,
 )
 from onboard.analysis.traits import traits
@@ -42,6 +43,7 @@ from onboard.errors import OnboardError
 from onboard.hf.architecture import text_config
 from onboard.hf.codebooks import codebooks_of, places_of
 from onboard.hf.hf_model import build_reference, missing_towers
+from onboard.hf.parameters_on import parameters_on
 from onboard.ops.sparse.indexer import tie_note
 from onboard.verify.error import rmse_ratio
 from onboard.verify.limits import SAME
@@ -49,6 +51,10 @@ from onboard.verify.limits import SAME
 _COUNTED = Trait(value="counted", evidence="probe: position_ids do not change the logits")
 _FROM_ZERO = Trait(
     value="from zero", evidence="probe: at other positions a token changes logits before it"
+)
+
+_BELOW_LENGTH = Trait(
+    value="from zero", evidence="probe: positions as large as the text's length fail"
 )
 
 
@@ -183,6 +189,8 @@ def _codebooks(tiny: nn.Module) -> dict[str, Trait]:
 def _positions(config: PretrainedConfig, tiny: nn.Module) -> dict[str, Trait]:
     if counts_positions(tiny):
         return {"positions": _COUNTED}
+    if positions_below_length(tiny):
+        return {"positions": _BELOW_LENGTH}
     if begins_at_zero(tiny):
         return {"positions": _FROM_ZERO}
     first = first_position(config)
@@ -195,6 +203,9 @@ def _repeated(tiny: nn.Module, recording: Recording) -> dict[str, Trait]:
 
 
 def _without_memory(config: PretrainedConfig) -> nn.Module:
+    if repository.is_installed(config.model_type):  # its constructors may compute
+        with parameters_on(torch.device("meta"), torch.float32):
+            return build_reference(config)  # type: ignore[no-any-return]
     with torch.device("meta"):
         model: nn.Module = build_reference(config)
     return model

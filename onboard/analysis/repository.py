@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 
 from onboard.analysis.repository_classes import bring_up_to_date
@@ -19,6 +20,7 @@ from onboard.analysis.repository_source import CodeSurvey, survey_code
 from onboard.errors import OnboardError
 from onboard.hf.old import interfaces, names, packages
 from onboard.hf.old.gone import importing
+from onboard.hf.parameters_on import parameters_on
 
 PACKAGE = "repository_code"
 """What the repository's files are imported as: `repository_code.modeling_x`."""
@@ -53,6 +55,16 @@ def install(folder: Path, config: Mapping[str, Any]) -> list[str]:
     return _INSTALLED[model_type]
 
 
+def build_without_memory(config: Mapping[str, Any]) -> Any:
+    """Return the model of a parsed config.json, whose code was imported: its parameters are on the
+    meta device, what its constructors compute has values.
+    """
+    config_class = CONFIG_MAPPING[str(config["model_type"])]
+    model_class = AutoModelForCausalLM._model_mapping[config_class]
+    with parameters_on(torch.device("meta"), torch.float32):
+        return model_class(config_class.from_dict(dict(config)))
+
+
 def _standing(
     folder: Path, survey: CodeSurvey, config: Mapping[str, Any], facts: list[str]
 ) -> tuple[Any, Any]:
@@ -83,7 +95,8 @@ def _classes(folder: Path, survey: CodeSurvey, facts: list[str]) -> tuple[Any, A
         except ModuleNotFoundError as error:
             module = error.name or ""
             top = module.split(".")[0]
-            if not packages.is_missing(top) or (folder / f"{top}.py").is_file():
+            known = module in sys.modules or (folder / f"{top}.py").is_file()
+            if known or not packages.is_missing(top):
                 raise _failure(survey.classes["AutoModelForCausalLM"], "cannot be imported", error)
             facts += packages.stand_in(module)
         except Exception as error:

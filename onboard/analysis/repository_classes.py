@@ -4,6 +4,8 @@ today, and code of its time does not do.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,6 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from onboard.hf.parameters_on import parameters_on
 from onboard.plain_config import OLD_ROPE_SCALING, add_old_defaults
 
+_INPUTS = ("position_ids", "attention_mask", "use_cache")
 _LAYERS = "num_hidden_layers"
 
 
@@ -26,8 +29,8 @@ def bring_up_to_date(
 
     Parameters of that model are on the meta device: it takes no memory.
     """
-    facts = [*_config_facts(config_class, model_class, config)]
     keys = model_class._tied_weights_keys
+    facts = [*_config_facts(config_class, model_class, config), *_taking_positions(model_class)]
     for own in _model_classes(package):
         if isinstance(own._tied_weights_keys, list | tuple):
             own._tied_weights_keys = None
@@ -35,11 +38,9 @@ def bring_up_to_date(
     made = config_class.from_dict(dict(config))
     with parameters_on(torch.device("meta"), torch.float32):
         model = model_class(made)
-    if isinstance(keys, list | tuple):
-        model_class._tied_weights_keys = _tied(model, list(keys))
-        facts.append(
-            f"_tied_weights_keys is a list; as a mapping: {model_class._tied_weights_keys}"
-        )
+    if not keys or isinstance(keys, list | tuple):
+        model_class._tied_weights_keys = _tied(model, made, package)
+        facts.append(f"the weights that transformers 4 ties: {model_class._tied_weights_keys}")
     return facts + _layer_count(config_class, made, model)
 
 
@@ -48,9 +49,7 @@ def _config_facts(
 ) -> Iterator[str]:
     if "rope_scaling" not in vars(config_class):
         config_class.rope_scaling = OLD_ROPE_SCALING
-    if isinstance(model_class._tied_weights_keys, list) and not hasattr(
-        config_class, "tie_word_embeddings"
-    ):
+    if not hasattr(config_class, "tie_word_embeddings"):
         config_class.tie_word_embeddings = True  # the default of its time
     add_old_defaults(config_class)
     if config_class.model_type != config["model_type"]:
@@ -100,13 +99,38 @@ def _with_post_init(init: Any) -> Any:
     return with_post_init
 
 
-def _tied(model: Any, keys: list[str]) -> dict[str, str]:
-    """Return which weight each of the old list's is tied to: that of the input embeddings."""
+def _tied(model: Any, made: Any, package: str) -> dict[str, str]:
+    """Return what transformers 4 ties, whatever its lists say: the output embeddings, of a class
+    that says which they are, to those of the input.
+    """
     inputs = model.get_input_embeddings()
-    sources = [name for name, module in model.named_modules() if module is inputs]
-    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    source = f"{sources[0]}.weight" if sources else ""
-    return {key: source for key in keys if source and key in names and key != source}
+    getter = type(model).get_output_embeddings
+    if not made.tie_word_embeddings or getter.__module__.split(".")[0] != package:
+        return {}
+    output = model.get_output_embeddings()
+    names = {id(module): name for name, module in model.named_modules()}
+    if output is None or output is inputs or not hasattr(output, "weight"):
+        return {}
+    return {f"{names[id(output)]}.weight": f"{names[id(inputs)]}.weight"}
+
+
+def _taking_positions(model_class: Any) -> Iterator[str]:
+    """Have a model's forward take the inputs that every other one has; those that it has not make
+    no difference to it.
+    """
+    forward = model_class.forward
+    parameters = inspect.signature(forward).parameters
+    absent = [name for name in _INPUTS if name not in parameters]
+    if not absent or any(item.kind is item.VAR_KEYWORD for item in parameters.values()):
+        return
+
+    @functools.wraps(forward)
+    def taking(self: Any, *args: Any, **kwargs: Any) -> Any:
+        known = {name: value for name, value in kwargs.items() if name not in absent}
+        return forward(self, *args, **known)
+
+    model_class.forward = taking
+    yield f"{model_class.__name__}.forward takes no {' and '.join(absent)}; they are left out"
 
 
 def _layer_count(config_class: Any, made: PretrainedConfig, model: nn.Module) -> list[str]:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from onboard.analysis.source import find_method
-from onboard.analysis.tiny.tiny_model import prompt
+from onboard.analysis.tiny.tiny_model import from_zero, prompt
 from onboard.errors import OnboardError
 
 
@@ -56,7 +56,7 @@ def settled(model: nn.Module) -> Settled:
     if not divisions:
         return Settled()
     after = copy.deepcopy(model)
-    after(**prompt(0, seed=4), use_cache=False)
+    after(**from_zero(prompt(0, seed=4)), use_cache=False)
     _check(model, after, divisions)
     return Settled(
         tuple(item.on_owners(model) for item in divisions), tuple(_switches(model, after))

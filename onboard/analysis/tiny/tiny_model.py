@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -39,6 +40,7 @@ _NO_JSON_FLOATS = ("Infinity", "-Infinity", "NaN")
 _NORM = 0.7
 _LAST = 8
 """Tokens: what becomes of one may show only once a block of them is whole."""
+_BELOW_LENGTH: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -205,6 +207,9 @@ def counts_positions(model: nn.Module) -> bool:
     """
     inputs = prompt(0, seed=3, tokens=vocabulary(model))
     stretched = {**inputs, "position_ids": inputs["position_ids"] * 2}
+    if positions_below_length(model):
+        inputs = from_zero(inputs)
+        stretched = {**inputs, "position_ids": inputs["position_ids"].flip(1)}
     mask = torch.ones_like(
         inputs["input_ids"]
     )  # without one, gaps count as the borders of packed sequences
@@ -219,12 +224,33 @@ def counts_positions(model: nn.Module) -> bool:
 def begins_at_zero(model: nn.Module) -> bool:
     """Whether a transformers model wants texts that begin at position zero.
 
-    It counts positions by itself; or it counts blocks of tokens from the text's first one on and
-    shows them by position, so that elsewhere, and only there, a token changes the logits of those
-    before it.
+    It counts positions by itself; or it has a table of as many positions as the text has tokens;
+    or it counts blocks of tokens from the text's first one on and shows them by position, so that
+    elsewhere, and only there, a token changes the logits of those before it.
     """
+    if positions_below_length(model):
+        return True
     here, there = (prompt(start, batch=1, seed=3, tokens=vocabulary(model)) for start in (0, 9))
     return counts_positions(model) or (sees_ahead(model, there) and not sees_ahead(model, here))
+
+
+def positions_below_length(model: nn.Module) -> bool:
+    """Whether a transformers model fails at positions that its texts are too short for: it cuts
+    its table of positions to the text's length.
+    """
+    if model not in _BELOW_LENGTH:
+        there = prompt(9, batch=1, seed=3, tokens=vocabulary(model))
+        _BELOW_LENGTH[model] = not _runs(model, there) and _runs(model, from_zero(there))
+    return _BELOW_LENGTH[model]
+
+
+@torch.no_grad()
+def _runs(model: nn.Module, inputs: dict[str, torch.Tensor]) -> bool:
+    try:
+        model(**inputs, use_cache=False)
+    except (IndexError, RuntimeError):  # whatever indexing beyond a table's end raises
+        return False
+    return True
 
 
 def sees_ahead(model: nn.Module, inputs: dict[str, torch.Tensor]) -> bool:

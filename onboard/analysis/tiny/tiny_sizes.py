@@ -85,8 +85,16 @@ _RATES = "compress_rates"
 """Of kinds of layers: the tokens that one key stands for."""
 _WIDTHS = ("attention_hidden_size", "lru_width")
 """Widths that are a multiple of the model's own."""
-_HEAD_DIMS = ("head_dim", "d_head", "attention_head_size")
-_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_n_heads", "swa_num_key_value_heads")
+_HEAD_DIMS = ("head_dim", "d_head", "attention_head_size", "kv_channels")
+_KV_HEADS = (
+    "num_key_value_heads",
+    "num_kv_heads",
+    "kv_n_heads",
+    "n_head_kv",
+    "n_kv_heads",
+    "multi_query_group_num",
+    "swa_num_key_value_heads",
+)
 _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 

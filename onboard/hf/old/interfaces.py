@@ -78,6 +78,7 @@ _MEMBERS: dict[type, dict[str, Any]] = {
         "prune_heads": _nothing,
         "parallelize": _device_map,
         "deparallelize": _device_map,
+        "all_tied_weights_keys": {},
         "is_parallelizable": False,
         "model_parallel": False,
     },

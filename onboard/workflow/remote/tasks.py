@@ -13,10 +13,11 @@ from onboard.errors import CONSENT
 
 
 def measure(folder: Path, config: dict[str, Any]) -> dict[str, int]:
-    """Build the model without memory; return its elements by dtype."""
-    from onboard.workflow.checkpoint.parameter_count import build_on_meta, module_counts
+    """Build the model without memory for its parameters; return its elements by dtype."""
+    from onboard.analysis.repository import build_without_memory
+    from onboard.workflow.checkpoint.parameter_count import module_counts
 
-    return module_counts(build_on_meta(folder))
+    return module_counts(build_without_memory(config))
 
 
 def analyze(folder: Path, config: dict[str, Any], model: str, revision: str | None) -> str:
