@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -282,7 +282,26 @@ def read_config(folder: Path) -> dict[str, Any]:
             hint="Do not trust it",
         )
     check_config(config, path)
-    return config
+    return with_own_type(config)
+
+
+OWN_CODE = "_own_code"
+"""What a model type ends with where transformers has another class of that type."""
+
+
+def with_own_type(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a parsed config.json under a model type of its own, if `auto_map` names the class of
+    the language model and transformers has one of the same type.
+
+    They are two architectures: what is known of one must never be taken for the other's.
+    """
+    auto_map, model_type = config.get("auto_map"), str(config.get("model_type"))
+    if not isinstance(auto_map, dict) or "AutoModelForCausalLM" not in auto_map:
+        return dict(config)
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    known = model_type in CONFIG_MAPPING_NAMES
+    return {**config, "model_type": f"{model_type}{OWN_CODE}" if known else model_type}
 
 
 def shard_names(folder: Path) -> list[str]:

@@ -21,6 +21,7 @@ from onboard.errors import OnboardError
 from onboard.hf.old import interfaces, names, packages
 from onboard.hf.old.gone import importing
 from onboard.hf.parameters_on import parameters_on
+from onboard.hub import with_own_type
 
 PACKAGE = "repository_code"
 """What the repository's files are imported as: `repository_code.modeling_x`."""
@@ -38,6 +39,7 @@ def install(folder: Path, config: Mapping[str, Any]) -> list[str]:
     Raises:
         OnboardError: the code cannot be imported, or is not what `auto_map` says.
     """
+    config = with_own_type(config)
     model_type = str(config["model_type"])
     if model_type in _INSTALLED:
         return _INSTALLED[model_type]
@@ -59,6 +61,7 @@ def build_without_memory(config: Mapping[str, Any]) -> Any:
     """Return the model of a parsed config.json, whose code was imported: its parameters are on the
     meta device, what its constructors compute has values.
     """
+    config = with_own_type(config)
     config_class = CONFIG_MAPPING[str(config["model_type"])]
     model_class = AutoModelForCausalLM._model_mapping[config_class]
     with parameters_on(torch.device("meta"), torch.float32):
@@ -95,8 +98,7 @@ def _classes(folder: Path, survey: CodeSurvey, facts: list[str]) -> tuple[Any, A
         except ModuleNotFoundError as error:
             module = error.name or ""
             top = module.split(".")[0]
-            known = module in sys.modules or (folder / f"{top}.py").is_file()
-            if known or not packages.is_missing(top):
+            if (folder / f"{top}.py").is_file() or top not in packages.missing([top]):
                 raise _failure(survey.classes["AutoModelForCausalLM"], "cannot be imported", error)
             facts += packages.stand_in(module)
         except Exception as error:

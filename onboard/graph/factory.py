@@ -24,6 +24,7 @@ from onboard.hf.architecture import decoder_config, text_config
 from onboard.hf.codebooks import codebooks_of
 from onboard.hf.config_layers import cut_layers, read_layers
 from onboard.hf.parameters_on import parameters_on
+from onboard.hub import with_own_type
 from onboard.modeling import (
     ONE_CODEBOOK,
     CausalLMOutput,
@@ -48,10 +49,11 @@ def read_config(checkpoint: Path, root: Path | None) -> Any:
         OnboardError: transformers does not know the model type, and no generated file does.
     """
     path = checkpoint / "config.json"
-    values = read_json(path) if path.exists() else {}
+    values = read_json(path) if path.is_file() else {}
     check_config(values, path)
     check_folder(checkpoint)
-    model_type = values.get("model_type", "") if isinstance(values, dict) else ""
+    values = with_own_type(values) if isinstance(values, dict) else {}
+    model_type = values.get("model_type", "")
     if not re.fullmatch(r"\w[\w-]*", str(model_type)) or model_type in CONFIG_MAPPING_NAMES:
         return AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
     model_file = content_path("models", f"modeling_{model_type}.py", root=root)
@@ -63,7 +65,7 @@ def read_config(checkpoint: Path, root: Path | None) -> Any:
             f"there is no model file for the model type {model_type}",
             hint="Onboard the model first",
         )
-    return config_class.from_pretrained(checkpoint)
+    return config_class.from_dict(values)
 
 
 class ModelFactory:

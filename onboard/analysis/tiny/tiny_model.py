@@ -26,6 +26,7 @@ from onboard.hf.architecture import (
 )
 from onboard.hf.codebooks import codebooks_of
 from onboard.hf.hf_model import build_reference
+from onboard.hub import with_own_type
 from onboard.verify.error import rmse_ratio
 from onboard.verify.limits import SAME
 
@@ -52,6 +53,7 @@ def load_config(config: Mapping[str, Any], *, trust_remote_code: bool = False) -
         ConsentRequiredError: the model needs code from its repository.
         OnboardError: unknown or non-causal architecture, or values that transformers refuses.
     """
+    config = with_own_type(config)
     model_type = config.get("model_type")
     own_code = repository.is_installed(model_type)
     if config.get("auto_map") and not own_code and model_type not in language_model_types():
@@ -143,7 +145,11 @@ def fill_integers(model: nn.Module, generator: torch.Generator) -> None:
 
 
 def is_table(buffer: torch.Tensor) -> bool:
-    """Whether a buffer was computed: what checkpoints fill starts as one number everywhere."""
+    """Whether a buffer was computed: what checkpoints fill starts as one number everywhere, and
+    a single number as 0, 1 or without bound.
+    """
+    if buffer.dim() == 0:
+        return not (buffer.isinf() or float(buffer) in (0.0, 1.0))
     return buffer.numel() > 1 and bool((buffer != buffer.flatten()[0]).any())
 
 

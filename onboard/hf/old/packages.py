@@ -7,9 +7,11 @@ here; any other name can be imported, and says which package to install when it 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 import sys
 from collections.abc import Iterable
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
@@ -45,7 +47,6 @@ class _Absent(ModuleType):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.__spec__ = ModuleSpec(name, None)
         self.__path__: list[str] = []
 
     def __getattr__(self, leaf: str) -> Any:
@@ -58,26 +59,47 @@ class _Absent(ModuleType):
 
 def is_missing(package: str) -> bool:
     """Whether a package is not installed; one that is stood in for is missing, too."""
-    known = sys.modules.get(package)
-    return isinstance(known, _Absent) or (known is None and find_spec(package) is None)
+    return package in _FINDER.packages or (
+        package not in sys.modules and find_spec(package) is None
+    )
 
 
 def missing(packages: Iterable[str]) -> list[str]:
     """Return those of the packages that are neither installed nor stood in for, sorted."""
-    return sorted({name for name in packages if name not in sys.modules and is_missing(name)})
+    wanted = {name for name in packages if name not in _FINDER.packages}
+    return sorted(name for name in wanted if is_missing(name))
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds every module of the packages that are stood in for."""
+
+    def __init__(self) -> None:
+        self.packages: set[str] = set()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return a spec for any module of these packages."""
+        known = name.split(".")[0] in self.packages
+        return ModuleSpec(name, self, is_package=True) if known else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Make an empty module, whose every name stands for something."""
+        return _Absent(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run nothing."""
+
+
+_FINDER = _Finder()
 
 
 def stand_in(module: str) -> list[str]:
-    """Make a module of a package that is not installed importable; return what to say of it."""
-    parts = module.split(".")
-    names = [".".join(parts[: length + 1]) for length in range(len(parts))]
-    for name in names:
-        if name not in sys.modules:
-            sys.modules[name] = _Absent(name)
-            parent, _, leaf = name.rpartition(".")
-            if parent:
-                setattr(sys.modules[parent], leaf, sys.modules[name])
-    return [f"the package {parts[0]} is not installed; {module} is stood in for"]
+    """Make the package of a module importable, with all its modules; return what to say of it."""
+    package = module.split(".")[0]
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.append(_FINDER)
+    _FINDER.packages.add(package)
+    importlib.invalidate_caches()
+    return [f"the package {package} is not installed; what is imported of it is stood in for"]
 
 
 def provide_whole() -> list[str]:

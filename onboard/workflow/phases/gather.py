@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from onboard.analysis.repository_source import survey_code
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.gpu import device_memory, gigabytes
 from onboard.hf.quantised import refuse_quantised
-from onboard.hub import has_weights
+from onboard.hub import OWN_CODE, has_weights
 from onboard.untrusted.bounds import FILES
 from onboard.workflow.checkpoint.parameter_count import (
     ModelSize,
@@ -66,6 +66,7 @@ class Gather(Phase):
         tensors = stored_tensors(context.source)
         refuse_quantised(config, folder, tensors)
         counts, notes = _measure_own_code(context) if remote_code else _measure(folder, tensors)
+        notes += _code_notes(config, remote_code=remote_code)
         size = estimate_size(context.source, context.options.dtype, counts)
         notes += check_vocabulary(folder, config, generates=context.options.weights)
         memory = check_memory(size, context)
@@ -114,10 +115,29 @@ def require_consent_for_code(config: dict[str, Any], folder: Path, *, trusted: b
         )
     if not trusted:
         raise ConsentRequiredError(
-            f"the model type {model_type!r} needs Python code from the model's repository ({_seen(folder, config)})",
-            hint="Read that code; then run again with --trust-remote-code",
+            f"auto_map names Python code of the model's repository, which would be run ({_seen(folder, config)})",
+            hint="Read that code; then run again with --trust-remote-code"
+            + (f". {_instead(model_type)}" if model_type.endswith(OWN_CODE) else ""),
         )
     return True
+
+
+def _instead(model_type: str) -> str:
+    """Return how to have the class of the same type that transformers has."""
+    known = model_type.removesuffix(OWN_CODE)
+    return f"Or take transformers' own {known}: leave auto_map out of a copy's config.json"
+
+
+def _code_notes(config: Mapping[str, Any], *, remote_code: bool) -> list[str]:
+    """Say whose code is the reference, where there are two."""
+    if remote_code and config["model_type"].endswith(OWN_CODE):
+        known = config["model_type"].removesuffix(OWN_CODE)
+        return [f"the reference is the repository's own code, not transformers' {known}"]
+    if not remote_code and _auto_map(config):
+        return [
+            "auto_map names no AutoModelForCausalLM: the reference is transformers' own class"
+        ]
+    return []
 
 
 def _seen(folder: Path, config: dict[str, Any]) -> str:
@@ -160,7 +180,7 @@ def require_causal_lm(config: dict[str, Any]) -> None:
         )
 
 
-def _auto_map(config: dict[str, Any]) -> dict[str, Any]:
+def _auto_map(config: Mapping[str, Any]) -> dict[str, Any]:
     auto_map = config.get("auto_map")
     return auto_map if isinstance(auto_map, dict) else {}
 
