@@ -72,8 +72,8 @@ def _of_own_code(context: RunContext) -> tuple[str, float]:
     there.
     """
     made = remote.call(context, "generate", spec=context.spec.to_yaml())
-    vet_model_file(made["text"])
-    return made["text"], float(made["worst"])
+    vet_model_file(made.text)
+    return made.text, made.worst
 
 
 def same_but_revision(first: str, second: str) -> bool:

@@ -71,7 +71,7 @@ def _review(context: RunContext) -> Review:
             "tests": tests,
             "names": list(map(str, names)),
         }
-        return Review.from_json(remote.call(context, "review", **arguments))
+        return Review.from_json(remote.call(context, "review", **arguments).model_dump())
     with tempfile.TemporaryDirectory() as folder:
         paths = []
         for path, text in zip(names, (model, tests), strict=True):

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from onboard.analysis.spec import RepositoryCode
 from onboard.content import content_path
 from onboard.errors import CONSENT, OnboardError
 from onboard.render import TEST_TEMPLATE
@@ -90,9 +91,23 @@ def _run(context: RunContext, test_file: Path) -> dict[str, Any]:
     gpu = context.options.device != "cpu" and not own_code  # that runs without devices
     local = partial(run_pytest, run_module=context.run_module, tell=context.doing)
     with _runnable_root(context) as root:
-        run = partial(remote.run_pytest, context) if own_code else local
+        run = partial(remote.run_pytest, context, _handed(context)) if own_code else local
         record = run_tests(root, test_file, gpu=gpu, run=run, scratch=_scratch(context))
     return record | {"command": f"{CONSENT}=1 {record['command']}"} if own_code else record
+
+
+def _handed(context: RunContext) -> dict[str, str]:
+    """Return what tests of a model's own code need of the root: the two files and the copy of the
+    code.
+    """
+    assert context.spec.repository is not None
+    code = (context.artifact(CODE) / name for name in _copied(context.spec.repository))
+    paths = [context.root / model_path(context), context.root / test_path(context), *code]
+    return {context.relative(path): context.files.read(path) for path in paths}
+
+
+def _copied(code: RepositoryCode) -> list[str]:
+    return ["config.json", *code.files]
 
 
 def _scratch(context: RunContext) -> Path | None:
@@ -111,7 +126,7 @@ def tests_text(context: RunContext) -> str:
 
     if context.spec.repository is None:
         return generate_test_file(context.spec, context.root)
-    for name in ("config.json", *context.spec.repository.files):
+    for name in _copied(context.spec.repository):
         text = (context.source.files() / name).read_text(encoding="utf-8")
         context.files.write(context.artifact(CODE) / name, text)
     code = context.relative(context.artifact(CODE))

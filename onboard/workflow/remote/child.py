@@ -1,58 +1,86 @@
-"""`python -m onboard.workflow.remote.child FOLDER LIMITS`: do the tasks that files in FOLDER
-describe, answer there.
+"""`python -m onboard.workflow.remote.child PARENT REPLIES LIMITS`: do the tasks that come on standard
+input, answer on the descriptor REPLIES.
 
-The restrictions come first: nothing of the repository is imported before them.
+The restrictions come first: nothing of the repository is read or imported before them.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
 from typing import Any
 
 from onboard.errors import OnboardError
+from onboard.workflow.processes.orphans import die_with
+from onboard.workflow.remote import frames
 from onboard.workflow.remote.sandbox import Limits, enter
 
+_CODE = "code"
+_LATE = 30
+"""Seconds after which the process ends by itself when the parent has not ended it."""
 
-def main(folder: Path, limits: Limits) -> None:
-    """Give up what is not needed; then, for each name on standard input, do `NAME.request` and
-    write `NAME.reply`.
-    """
-    os.chdir(folder)
-    facts = enter(folder, limits)
-    for line in sys.stdin:
-        name = line.strip()
-        request = json.loads((folder / f"{name}.request").read_text(encoding="utf-8"))
-        unfinished = folder / f"{name}.part"
-        unfinished.write_text(json.dumps(_reply(request) | {"facts": facts}), encoding="utf-8")
-        unfinished.rename(folder / f"{name}.reply")
+
+def main(parent: int, replies: int, limits: Limits) -> None:
+    """Give up what is not needed; then take the model, and do one task after another."""
+    die_with(parent)
+    folder = Path.cwd()
+    walls = enter(folder, limits)
+    requests = _private(0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    replies = _private(replies)
+    model: dict[str, Any] = {}
+    while (message := frames.read(requests)) is not None:
+        request = json.loads(message)
+        signal.alarm(int(limits.seconds) + _LATE)
+        if "code" in request:
+            model, reply = request, {"result": None}
+            _unpack(model["code"], folder / _CODE)
+        elif "task" in request:
+            reply = _reply(request, folder / _CODE, model["config"])
+        else:
+            reply = {"walls": walls}
+        signal.alarm(0)
+        frames.write(replies, json.dumps(reply).encode())
     os._exit(0)  # whatever threads the code has started
 
 
-def _reply(request: dict[str, Any]) -> dict[str, Any]:
+def _private(descriptor: int) -> int:
+    """Move a pipe to where programs that the code starts do not have it."""
+    moved = os.dup(descriptor)
+    os.close(descriptor)
+    return moved
+
+
+def _unpack(files: dict[str, str], folder: Path) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode(errors="surrogateescape"))
+
+
+def _reply(request: dict[str, Any], code: Path, config: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"result": _work(request)}
+        return {"result": _work(request, code, config)}
     except OnboardError as error:
         return {"error": error.message, "hint": error.hint}
     except BaseException as error:  # whatever the repository's code raises
         traceback.print_exc()
-        return {
-            "error": f"the model's code failed ({' '.join(f'{type(error).__name__}: {error}'.split())[:300]})"
-        }
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return {"error": f"the model's code failed ({reason})"}
 
 
-def _work(request: dict[str, Any]) -> Any:
+def _work(request: dict[str, Any], code: Path, config: dict[str, Any]) -> Any:
     from onboard.analysis.repository import install
     from onboard.workflow.remote.tasks import TASKS
 
-    code, config = Path(request["code"]), request["config"]
     if request["task"] != "run_pytest":  # that does so in the process that it starts
         install(code, config)
     return TASKS[request["task"]](code, config, **request["arguments"])
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), Limits.model_validate_json(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Limits.model_validate_json(sys.argv[3]))

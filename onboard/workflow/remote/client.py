@@ -8,22 +8,27 @@ import atexit
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.workflow.phase import RunContext
+from onboard.workflow.remote.channel import Channel
+from onboard.workflow.remote.handed import small_files
+from onboard.workflow.remote.messages import REPLIES, Hello, Message, Reply
 from onboard.workflow.remote.sandbox import Limits, environment
 
 LIMITS = Limits()
-_POLL = 0.02
-_MOST_REPLY = 64 * 2**20
+M = TypeVar("M", bound=Message)
 
 
 def call(context: RunContext, task: str, **arguments: Any) -> Any:
@@ -36,114 +41,106 @@ def call(context: RunContext, task: str, **arguments: Any) -> Any:
         raise ConsentRequiredError(
             "this runs code from the model's repository", hint="Pass --trust-remote-code"
         )
-    request = {
-        "task": task,
-        "code": str(context.source.files()),
-        "config": context.source.config(),
-        "arguments": arguments,
-    }
-    reply = _session(f"{context.work_dir} {context.source.files()}").ask(request)
-    if "error" in reply:
-        raise OnboardError(str(reply["error"]), hint=str(reply.get("hint", "")))
-    return reply["result"]
+    reply = _session(context).ask(task, arguments)
+    if reply.error is not None:
+        raise OnboardError(reply.error, hint=reply.hint)
+    return reply.result
 
 
 def run_pytest(
-    context: RunContext, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
+    context: RunContext,
+    files: Mapping[str, str],
+    arguments: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
 ) -> str:
-    """Run pytest as `onboard.workflow.processes.pytest_run` does; what its plugin writes is written
-    from here.
+    """Run pytest as `onboard.workflow.processes.pytest_run` does, on a root of these files alone;
+    what its plugin writes is written from here.
     """
     results = arguments[list(arguments).index("--onboard-results") + 1]
-    os.environ.update(environment)
-    reply = call(
-        context, "run_pytest", arguments=list(arguments), working=str(folder), results=results
-    )
-    if reply["results"]:
-        Path(results).write_text(str(reply["results"]), encoding="utf-8")
-    return str(reply["output"])
+    run = partial(call, context, "run_pytest", files=dict(files), environment=dict(environment))
+    tested = run(arguments=list(arguments), results=results)
+    if tested.rows:
+        rows = [row.model_dump() for row in tested.rows]
+        Path(results).write_text(json.dumps(rows), encoding="utf-8")
+    return str(tested.output)
 
 
 class Session:
-    """A child process and the temporary folder that it may write to; it serves one model's run."""
+    """A child process that serves one model's run, and the folder that is its home."""
 
     def __init__(self, key: str) -> None:
         self.key = key
-        self.temporary = tempfile.TemporaryDirectory(prefix="onboard-", ignore_cleanup_errors=True)
-        self.folder = Path(self.temporary.name).resolve()
-        self.asked = 0
-        command = [
-            sys.executable,
-            "-m",
-            "onboard.workflow.remote.child",
-            str(self.folder),
-            LIMITS.model_dump_json(),
-        ]
-        with (self.folder / "output.txt").open("wb") as output:
-            self.process = subprocess.Popen(
-                command,
-                cwd=self.folder,
-                env=environment(self.folder),
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            )
+        self.folder = Path(tempfile.mkdtemp(prefix="onboard-")).resolve()
+        self._replies, self._write_replies = os.pipe()
+        self.process = self._start()
+        self.channel = Channel(self.process, self._replies)
+        self.hello = self._exchange({}, Hello)
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Have one task done; a process that does not answer in time, or ends, is closed."""
-        self.asked += 1
-        path = self.folder / f"{self.asked}.request"
-        path.write_text(json.dumps(request), encoding="utf-8")
-        assert self.process.stdin is not None
+    def _start(self) -> subprocess.Popen[bytes]:
+        module = "onboard.workflow.remote.child"
+        words = [str(os.getpid()), str(self._write_replies), LIMITS.model_dump_json()]
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *words],
+            cwd=self.folder,
+            env=environment(self.folder),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=[self._write_replies],
+            start_new_session=True,
+        )
+        os.close(self._write_replies)
+        return process
+
+    def give(self, config: Mapping[str, Any], code: Mapping[str, str]) -> None:
+        """Hand over the parsed config.json and the texts of the code."""
+        self._exchange({"config": config, "code": code}, Reply[None])
+
+    def ask(self, task: str, arguments: Mapping[str, Any]) -> Reply[Any]:
+        """Have one task done; a process that does not answer in time, ends, or breaks the schema,
+        is closed.
+        """
+        return self._exchange({"task": task, "arguments": arguments}, REPLIES[task])
+
+    def _exchange(self, message: Mapping[str, Any], schema: type[M]) -> M:
         try:
-            with contextlib.suppress(BrokenPipeError):
-                print(self.asked, file=self.process.stdin, flush=True)
-            return self._answer(path.with_suffix(".reply"))
+            sent = json.dumps(message).encode()
+            return schema.model_validate_json(self.channel.exchange(sent, LIMITS.seconds))
+        except ValidationError as error:
+            self.close()
+            raise _not_as_agreed(error) from None
         except BaseException:
             self.close()
             raise
 
-    def _answer(self, path: Path) -> dict[str, Any]:
-        deadline = time.monotonic() + LIMITS.seconds
-        while not path.exists() and self.process.poll() is None:
-            if time.monotonic() > deadline:
-                raise OnboardError(
-                    f"the model's code was stopped after {LIMITS.seconds:g} s",
-                    hint="Read what it does when it is imported",
-                )
-            time.sleep(_POLL)
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > _MOST_REPLY:
-            last = " ".join(
-                (self.folder / "output.txt").read_bytes()[-2000:].decode(errors="replace").split()
-            )[-200:]
-            code = self.process.poll()
-            raise OnboardError(
-                f"the process that ran the model's code ended ({code}) without a result ({last})"
-            )
-        reply = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(reply, dict) or not reply.keys() & {"error", "result"}:
-            raise OnboardError("the process that ran the model's code gave no result")
-        return reply
-
     def close(self) -> None:
         """End the process and all that it started, and remove its folder."""
+        _SESSIONS.pop(self.key, None)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        if self.process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self.process.stdin.close()
-        self.temporary.cleanup()
-        _SESSIONS.pop(self.key, None)
+        self.channel.close()
+        # tempfile's own removal follows links in some versions of Python, to change modes
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _not_as_agreed(error: ValidationError) -> OnboardError:
+    first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+    place = ".".join(map(str, first["loc"]))[:60]
+    return OnboardError(
+        f"the process that ran the model's code sent what is no reply ({place}: {first['msg'][:200]})",
+        hint="Do not trust this model",
+    )
 
 
 _SESSIONS: dict[str, Session] = {}
 
 
-def _session(key: str) -> Session:
+def _session(context: RunContext) -> Session:
     """Return the session of a model's run; there is never more than one."""
+    folder = context.source.files()
+    key = f"{context.work_dir} {folder}"
     for other in [
         session
         for session in _SESSIONS.values()
@@ -151,7 +148,9 @@ def _session(key: str) -> Session:
     ]:
         other.close()
     if key not in _SESSIONS:
+        code = small_files(folder)
         _SESSIONS[key] = Session(key)
+        _SESSIONS[key].give(context.source.config(), code)
     return _SESSIONS[key]
 
 

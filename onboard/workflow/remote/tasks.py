@@ -4,12 +4,16 @@ child process.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from onboard.analysis.spec import ModelSpec
 from onboard.errors import CONSENT
+
+_MOST_OUTPUT = 2**19
+"""Letters of what tests print that are kept."""
 
 
 def measure(folder: Path, config: dict[str, Any]) -> dict[str, int]:
@@ -52,17 +56,30 @@ def write_tests(folder: Path, config: dict[str, Any], spec: str, root: str, code
 
 
 def run_pytest(
-    folder: Path, config: dict[str, Any], arguments: list[str], working: str, results: str
-) -> dict[str, str]:
-    """Run pytest; return what it printed and the plugin's results."""
+    folder: Path,
+    config: dict[str, Any],
+    files: dict[str, str],
+    arguments: list[str],
+    environment: dict[str, str],
+    results: str,
+) -> dict[str, Any]:
+    """Run pytest on a root of these files; return what it printed and the plugin's rows."""
     from onboard.workflow.processes import pytest_run
 
-    path = Path("results.json").absolute()
+    root, path = Path("root").absolute(), Path("results.json").absolute()
+    path.unlink(missing_ok=True)
+    for name, text in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8", errors="surrogateescape")
     changed = [str(path) if item == results else item for item in arguments]
     output = pytest_run.run_pytest(
-        [*changed, "--basetemp", str(Path("pytest").absolute())], Path(working), {CONSENT: "1"}
+        [*changed, "--basetemp", str(Path("pytest").absolute())],
+        root,
+        {**environment, CONSENT: "1"},
     )
-    return {"output": output, "results": path.read_text(encoding="utf-8") if path.exists() else ""}
+    rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return {"output": output[-_MOST_OUTPUT:], "rows": rows}
 
 
 def review(

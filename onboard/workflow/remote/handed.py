@@ -1,0 +1,53 @@
+"""What a child is given of a model's repository: texts, read here, so that it needs no folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from onboard.errors import OnboardError
+
+_SUFFIXES = (".py", ".json")
+_MOST_OF_FILE = 2**20
+_MOST = 8 * 2**20
+"""Bytes of all of them."""
+
+
+def small_files(folder: Path) -> dict[str, str]:
+    """Return relative name -> text of a repository's Python and JSON files of up to 1 MiB.
+
+    A link that leads out of the repository, or of its place in the Hub's cache, is left out: what
+    it leads to is not the repository's to read. Bytes that are no UTF-8 become lone surrogates.
+
+    Raises:
+        OnboardError: they are too many.
+    """
+    homes = [folder.resolve(), *_cache(folder)]
+    paths = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in _SUFFIXES and _is_small(path) and _is_in(path, homes)
+    ]
+    if sum(path.stat().st_size for path in paths) > _MOST:
+        raise OnboardError(
+            f"the model's repository has more than {_MOST >> 20} MiB of code and JSON",
+            hint="Onboard a copy with the model's own files alone",
+        )
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes().decode(errors="surrogateescape")
+        for path in paths
+    }
+
+
+def _cache(folder: Path) -> list[Path]:
+    """The Hub's cache keeps files apart from the snapshot, which has links to them."""
+    if folder.parent.name != "snapshots":
+        return []
+    return [(folder.parents[1] / "blobs").resolve()]
+
+
+def _is_small(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size <= _MOST_OF_FILE
+
+
+def _is_in(path: Path, homes: list[Path]) -> bool:
+    return any(path.resolve().is_relative_to(home) for home in homes)

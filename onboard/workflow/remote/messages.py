@@ -1,0 +1,99 @@
+"""What a child may send, as a schema: nothing is taken that is not in it.
+
+No field has values of any type, so that the schema bounds the depth, too.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+Word = Annotated[str, Field(max_length=300)]
+Line = Annotated[str, Field(max_length=20_000)]
+Text = Annotated[str, Field(max_length=2**20)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+T = TypeVar("T")
+
+
+class Message(BaseModel):
+    """Exactly the fields that are declared, of exactly their types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Hello(Message):
+    """A child's first words, before it has seen anything of the repository."""
+
+    walls: list[Word] = Field(max_length=20)
+    """What holds of `onboard.workflow.remote.sandbox`."""
+
+
+class Reply(Message, Generic[T]):
+    """What became of a request: a result, or why there is none."""
+
+    result: T | None = None
+    error: Line | None = None
+    hint: Line = ""
+
+
+class Generated(Message):
+    """A model file's text, and the largest error of its proof."""
+
+    text: Text
+    worst: FiniteFloat
+
+
+class TestRow(Message):
+    """A row that the plugin `onboard.testing.plugin` leaves of a test."""
+
+    __test__ = False
+
+    name: Line
+    level: Word
+    block: Line
+    device: Word
+    status: Literal["passed", "failed", "skipped"]
+    error: FiniteFloat | None
+    tolerance: FiniteFloat | None
+    seconds: FiniteFloat
+    message: Line
+
+
+class Tested(Message):
+    """What pytest printed, and the plugin's rows."""
+
+    __test__ = False
+
+    output: Text
+    rows: list[TestRow] = Field(max_length=10_000)
+
+
+class ReviewedItem(Message):
+    """An item of a review (`onboard.review.reviewer.ReviewItem`)."""
+
+    id: Word
+    title: Line
+    kind: Literal["contract", "style"]
+    verdict: Literal["PASS", "FAIL", "NOTE"]
+    evidence: list[Line] = Field(max_length=10_000)
+
+
+class Reviewed(Message):
+    """A review (`onboard.review.reviewer.Review.as_json`)."""
+
+    verdict: Literal["PASS", "FAIL"]
+    notes: Count
+    items: list[ReviewedItem] = Field(max_length=1000)
+
+
+REPLIES: dict[str, type[Reply[Any]]] = {
+    "measure": Reply[dict[Word, Count]],
+    "analyze": Reply[Text],
+    "generate": Reply[Generated],
+    "check": Reply[None],
+    "write_tests": Reply[Text],
+    "run_pytest": Reply[Tested],
+    "review": Reply[Reviewed],
+}
+"""The schema of each task's reply."""
