@@ -59,6 +59,7 @@ def test_the_command_of_tests_that_run_a_models_code_has_the_consent(
     assert phase._run(context, TEST)["command"] == record["command"]
     code = RepositoryCode(classes={}, files={"a.py": "0"}, facts=[], native={})
     llama_spec.model_copy(update={"repository": code}).save(context.artifact("spec.yaml"))
+    monkeypatch.setattr(phase, "_handed", lambda _: {})
     found = phase._run(context, TEST)
     assert (found["command"], found["gpu"]) == (
         f"ONBOARD_TRUST_REMOTE_CODE=1 {record['command']}",
