@@ -15,6 +15,8 @@ from onboard.content import CONTENT_ROOT
 
 TEST_TEMPLATE = "tests/test_modeling.py.j2"
 """What the equivalence tests are made from."""
+TEST_SUITE = Path(__file__).resolve().parent / "testing" / "suite.py"
+"""What they inherit."""
 
 
 def render(template: str, root: Path | None = None, **values: Any) -> str:

@@ -18,20 +18,13 @@ from onboard.analysis.multimodal import is_under
 from onboard.analysis.recognise.compressors import COMPRESSOR, INDEXER
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.spec_blocks import Mask
-from onboard.analysis.tiny.tiny_model import ORIGINAL_POSITIONS, load_config, tiny_config
+from onboard.analysis.tiny.tiny_model import load_config, tiny_config
 from onboard.codegen.format import format_python
 from onboard.codegen.model_file import first_position_expression
 from onboard.errors import OnboardError
-from onboard.hf.architecture import text_config
 from onboard.hf.codebooks import codebooks_of
 from onboard.hf.hf_model import without_missing_towers
 from onboard.render import TEST_TEMPLATE, render
-
-_BATCH, _LENGTH = 2, 24
-# Prompts lie on both sides of the position at which RoPE that scales with length switches.
-_STARTS = (0, ORIGINAL_POSITIONS + 1)
-_PROMPT_LENGTHS = (3, 17, 1, ORIGINAL_POSITIONS + 6)
-_NEW_TOKENS = 32
 
 _KINDS = {
     "embedding": "embedding",
@@ -47,16 +40,6 @@ _KINDS = {
 in the test.
 """
 _NO_BLOCKS = {"decoder_layer", "model", "causal_lm", "scan_module"}
-_GPU_LIMITS = {
-    "embedding": 0.01,
-    "rotary": 0.01,
-    "norm": 0.01,
-    "mlp": 0.01,
-    "other": 0.05,
-    "attention": 0.10,
-    "layer": 0.05,
-    "model": 0.05,
-}
 _NOT_ARCHITECTURE = {
     "architectures",
     "auto_map",
@@ -79,9 +62,9 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | No
     """
     config = tiny_config(load_config(spec.config))
     model = _meta_model(spec, config)
-    text = text_config(config)
     layers = _layers(spec, model)
     blocks, codebooks = _blocks(spec, model, layers), codebooks_of(model)
+    first_position = first_position_expression(spec, "config")
     source = render(
         TEST_TEMPLATE,
         root,
@@ -95,7 +78,8 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | No
         if hasattr(transformers, spec.config_class)
         else type(config).__module__,
         counted="positions" in spec.traits,
-        first_position=first_position_expression(spec, "CONFIG"),
+        suite="FirstPositionSuite" if first_position else "EquivalenceSuite",
+        first_position=first_position,
         distinct="repeated_tokens" in spec.traits,
         codebooks=codebooks if codebooks.count > 1 else None,
         hides_padding=any(
@@ -104,19 +88,6 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | No
         layers=layers,
         blocks=blocks,
         eager=spec.eager,
-        vocabulary="CONFIG.vocab_size"
-        if text is config
-        else "CONFIG.get_text_config(decoder=True).vocab_size",
-        gpu_limits={
-            kind: limit
-            for kind, limit in _GPU_LIMITS.items()
-            if kind in {*blocks.values(), "layer", "model"}
-        },
-        batch=_BATCH,
-        length=_LENGTH,
-        starts=_STARTS,
-        prompt_lengths=_PROMPT_LENGTHS,
-        new_tokens=_NEW_TOKENS,
     )
     return format_python(source)
 

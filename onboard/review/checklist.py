@@ -29,10 +29,13 @@ from onboard.review.python_source import Outcome, Source, definitions, shape
 
 @dataclass(frozen=True)
 class Subject:
-    """The two files under review and the spec that they were made from."""
+    """The two files under review, the suite that the tests inherit, and the spec that they were
+    made from.
+    """
 
     model: Source
     test: Source
+    suite: Source
     spec: ModelSpec
     model_file: Path
 

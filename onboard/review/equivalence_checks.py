@@ -1,139 +1,141 @@
-"""Checklist, part E: the equivalence tests prove what they claim."""
+"""Checklist, part E: the equivalence tests prove what they claim.
+
+A test file says what is its family's own; how that is tested stands in the suite, whose source is
+read here like the file. What a file puts in the place of something of the suite fails the item that
+speaks of it.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-from copy import deepcopy
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from onboard.review.checklist import Subject, contract
+from onboard.review.checklist import Item, Subject, contract
 from onboard.review.dataflow import Dataflow
-from onboard.review.python_source import Function, Outcome, dotted, forbid, require
+from onboard.review.family_class import (
+    added_tests,
+    bindings,
+    fact,
+    family_class,
+    inherits_plainly,
+    literal,
+    said,
+    suite_methods,
+    suite_value,
+    tests_of,
+)
+from onboard.review.python_source import Function, Outcome, Source, dotted, forbid, require
 from onboard.verify.limits import ON_GPU, ON_GPU_ELSE, SAME
 
 _MOST = {"hidden_size": 256, "vocab_size": 2000, "num_hidden_layers": 10}
 _TESTED_KINDS = ("rotary", "rmsnorm", "layernorm", "mlp", "attention")
+_ROOT = "Path(__file__).resolve().parents[2]"
+_NO_CUDA = "not torch.cuda.is_available()"
+_LIMIT = "return self.suite.cpu_float32 if self.device == 'cpu' else self.suite.gpu_bfloat16[kind]"
+LIMITS = ("cpu_float32", "gpu_bfloat16")
 
-
-def _constant(subject: Subject, name: str) -> tuple[ast.Assign | None, Any]:
-    """The module-level assignment of a name, alone or in a tuple, and its literal value; None where
-    there is none.
-    """
-    for node in subject.test.tree.body:
-        if not isinstance(node, ast.Assign):
-            continue
-        target = node.targets[0]
-        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-            pairs = list(zip(target.elts, node.value.elts, strict=False))
-        else:
-            pairs = [(target, node.value)]
-        for left, right in pairs:
-            if dotted(left) == name:
-                return node, _literal(right)
-    return None, None
-
-
-def _literal(node: ast.expr) -> Any:
-    """The value of a literal, or of the keyword arguments of a call as a dict; None for anything
-    else.
-    """
-    try:
-        if isinstance(node, ast.Call):
-            return {
-                key.arg: ast.literal_eval(_WithoutFloatCalls().visit(deepcopy(key.value)))
-                for key in node.keywords
-            }
-        return ast.literal_eval(node)
-    except ValueError:
-        return None
-
-
-class _WithoutFloatCalls(ast.NodeTransformer):
-    """Writes `float("inf")`, which has no literal, as the text that it is made from."""
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        is_float = (
-            dotted(node.func) == "float"
-            and len(node.args) == 1
-            and isinstance(node.args[0], ast.Constant)
-        )
-        return node.args[0] if is_float else node
-
-
-def _tests(subject: Subject) -> dict[str, Function]:
-    return {
-        name: node for name, node in subject.test.functions().items() if name.startswith("test_")
-    }
-
-
-def _calls(subject: Subject, *names: str, inside: ast.AST | None = None) -> list[ast.Call]:
-    return subject.test.calls(lambda name: name in names, inside)
+OWNED = {
+    "E06": ("pair",),
+    "E08": ("batch", "length", "starts", "prompt", "vocabulary", "told", "test_first_position"),
+    "E09": ("assert_close", "assert_rmse_close", "files"),
+    "E10": ("pytestmark", "pytest_generate_tests", "__init__", "__test__"),
+    "E11": ("limit",),
+    "E12": ("test_block",),
+    "E13": ("test_layer",),
+    "E14": ("test_model",),
+    "E15": ("test_export",),
+    "E17": ("test_cached_decode", "continued", "cache_config", "prompt_lengths"),
+}
+"""Names of the suite that a test file may not bind, by the item that speaks of them."""
 
 
 def _tiny(subject: Subject) -> Outcome:
-    node, config = _constant(subject, "CONFIG")
+    config = said(subject, "config")
     small = isinstance(config, dict) and all(
-        config.get(key, 0) <= most for key, most in _MOST.items()
+        isinstance(size := config.get(key, 0), int) and size <= most for key, most in _MOST.items()
     )
-    return require(
-        subject.test, [node] if node and small else [], f"no literal CONFIG within {_MOST}"
-    )
+    return _require_fact(subject, "config", small, f"no literal config within {_MOST}")
+
+
+def _require_fact(subject: Subject, name: str, right: bool, missing: str) -> Outcome:
+    node = fact(subject, name)
+    return require(subject.test, [node] if node and right else [], missing)
 
 
 def _model_file(subject: Subject) -> Outcome:
     wanted = f"modeling_{subject.spec.family}.py"
-    nodes = [node for node in subject.test.all(ast.Constant) if node.value == wanted]
-    roots = [node for node in subject.test.all(ast.Name) if node.id == "__file__"]
-    return require(
-        subject.test, nodes if roots else [], f"it does not find {wanted} from its own path"
-    )
+    node, roots = fact(subject, "model_file"), bindings(subject.test, "ROOT")
+    values = [ast.unparse(each.value) for each in subject.test.all(ast.Assign) if _is_root(each)]
+    named = node is not None and ast.unparse(node.value) == f"ROOT / 'models' / '{wanted}'"
+    right = named and len(roots) == 1 and values == [_ROOT]
+    missing = f"it does not find {wanted} from its own path"
+    return _require_fact(subject, "model_file", right, missing)
+
+
+def _is_root(node: ast.Assign) -> bool:
+    return [dotted(target) for target in node.targets] == ["ROOT"]
 
 
 def _hf_imported(subject: Subject) -> Outcome:
+    wanted, module = subject.spec.architecture, subject.spec.hf_module
     found = [
         node
         for node in subject.test.all(ast.ImportFrom)
-        if node.module == subject.spec.hf_module
-        and any(a.name == subject.spec.architecture for a in node.names)
+        if node.module == module and any(a.name == wanted and not a.asname for a in node.names)
     ]
-    return require(
-        subject.test,
-        found,
-        f"{subject.spec.architecture} is not imported from {subject.spec.hf_module}",
-    )
+    node = fact(subject, "reference")
+    right = len(bindings(subject.test, wanted)) == 1 and node and dotted(node.value) == wanted
+    missing = f"the reference is not {wanted}, imported from {module}"
+    return require(subject.test, found if right else [], missing)
 
 
 def _no_second_reference(subject: Subject) -> Outcome:
-    found = [
-        node
-        for node in subject.test.all(ast.ClassDef)
-        if any("Module" in ast.unparse(b) for b in node.bases)
-    ]
-    return forbid(subject.test, found)
+    return _forbid_in_both(
+        subject,
+        lambda source: [
+            node
+            for node in source.all(ast.ClassDef)
+            if any("Module" in ast.unparse(base) for base in node.bases)
+        ],
+    )
+
+
+def _forbid_in_both(subject: Subject, find: Callable[[Source], Iterable[ast.AST]]) -> Outcome:
+    """Pass when `find` finds nothing in the test file, nor in the suite."""
+    outcome = forbid(subject.test, find(subject.test))
+    return forbid(subject.suite, find(subject.suite)) if outcome.passed else outcome
+
+
+def _fixture(subject: Subject) -> Dataflow | None:
+    fixture = suite_methods(subject).get("pair")
+    return Dataflow(fixture) if fixture else None
 
 
 def _random_weights(subject: Subject) -> Outcome:
-    return require(
-        subject.test,
-        _calls(subject, "hf_causal_lm", "randomize_"),
-        "the weights are not randomized",
-    )
+    """Of the class and the config that the test file says."""
+    flow = _fixture(subject)
+    calls = [
+        call
+        for call in (flow.calls("hf_causal_lm") if flow else [])
+        if [ast.unparse(arg) for arg in call.args[:2]] == ["cls.reference", "cls.config"]
+    ]
+    return require(subject.suite, calls, "the weights are not randomized")
 
 
 def _same_weights(subject: Subject) -> Outcome:
     """From Hugging Face's model to the generated one, and what is compared are these two."""
-    fixture = subject.test.functions().get("pair")
-    flow = Dataflow(fixture) if fixture else None
+    flow = _fixture(subject)
     pairs = (
         [call for call in flow.calls("copy_weights", "Pair") if not _are_the_two(flow, call)]
         if flow
         else []
     )
     if pairs:
-        return forbid(subject.test, pairs)
+        return forbid(subject.suite, pairs)
     missing = "the models do not get the same weights"
-    return require(subject.test, flow.calls("copy_weights") if flow else [], missing)
+    return require(subject.suite, flow.calls("copy_weights") if flow else [], missing)
 
 
 def _are_the_two(flow: Dataflow, call: ast.Call) -> bool:
@@ -142,134 +144,141 @@ def _are_the_two(flow: Dataflow, call: ast.Call) -> bool:
 
 
 def _fresh_seed(subject: Subject) -> Outcome:
-    fixed = subject.test.calls(lambda name: name.endswith("manual_seed"))
-    if fixed:
-        return forbid(subject.test, fixed)
-    return require(subject.test, _calls(subject, "fresh_seed"), "no fresh, printed seed")
+    fixed = _forbid_in_both(
+        subject, lambda source: source.calls(lambda name: name.endswith("manual_seed"))
+    )
+    if not fixed.passed:
+        return fixed
+    flow = _fixture(subject)
+    calls = flow.calls("fresh_seed") if flow else []
+    return require(subject.suite, calls, "no fresh, printed seed")
 
 
 def _inputs(subject: Subject) -> Outcome:
     """Positions are counted here only where the model's own first one is what they begin with."""
-    node, batch = _constant(subject, "BATCH")
+    made_here = _forbid_in_both(subject, _made_here)
+    if not made_here.passed:
+        return made_here
+    node, method = suite_value(subject, "batch"), suite_methods(subject).get("prompt")
+    several = node is not None and node.value is not None and (literal(node.value) or 0) >= 2
+    calls = Dataflow(method).calls("random_prompt") if method else []
+    missing = "no random prompts in a batch of two or more with positions of their own"
+    return require(subject.suite, calls if several else [], missing)
+
+
+def _made_here(source: Source) -> list[ast.Call]:
     counted = {
         part
-        for sum_ in subject.test.all(ast.BinOp)
-        if isinstance(sum_.op, ast.Add) and dotted(sum_.left) == "FIRST_POSITION"
+        for sum_ in source.all(ast.BinOp)
+        if isinstance(sum_.op, ast.Add) and dotted(sum_.left) == "self.first_position"
         for part in ast.walk(sum_.right)
     }
-    made_here = subject.test.calls(lambda name: name.endswith((".arange", ".zeros")))
-    made_here = [call for call in made_here if call not in counted]
-    if made_here:
-        return forbid(subject.test, made_here)
-    found = _calls(subject, "random_prompt") if node and batch and batch >= 2 else []
-    return require(
-        subject.test,
-        found,
-        "no random prompts in a batch of two or more with positions of their own",
-    )
+    calls = source.calls(lambda name: name.endswith((".arange", ".zeros")))
+    return [call for call in calls if call not in counted]
 
 
 def _no_smoke(subject: Subject) -> Outcome:
-    """A test that compares nothing, or a thing with itself, proves nothing."""
-    flows = {node: Dataflow(node) for node in _tests(subject).values()}
-    empty = [node for node, flow in flows.items() if not flow.calls("assert_rmse_close")]
+    """A test that compares nothing, or a thing with itself, proves nothing; nor does a file without
+    the suite.
+    """
+    tests = list(tests_of(suite_methods(subject)).values())
+    outcome = forbid(subject.suite, _smoke(tests))
+    if not outcome.passed:
+        return outcome
+    owner = family_class(subject)
+    if owner is None or not inherits_plainly(subject.test, owner):
+        return require(subject.test, [], "no class that inherits the suite, and it alone")
+    added = _smoke(added_tests(subject))
+    return forbid(subject.test, added) if added else require(subject.test, [owner], "")
+
+
+def _smoke(tests: list[Function]) -> list[ast.AST]:
+    flows = {node: Dataflow(node) for node in tests}
+    empty = [node for node, flow in flows.items() if not flow.calls("pair.assert_close")]
     same = [
         call
         for flow in flows.values()
-        for call in flow.calls("assert_rmse_close")
+        for call in flow.calls("pair.assert_close")
         if len(call.args) < 2 or flow.same(call.args[0], call.args[1])
     ]
-    others = [node for node in subject.test.all(ast.AST) if _redefines(node, "assert_rmse_close")]
-    return forbid(subject.test, [*empty, *same, *others])
-
-
-def _redefines(node: ast.AST, name: str) -> bool:
-    """Whether a name that is imported from onboard's own helpers is bound in some other way."""
-    match node:
-        case (
-            ast.Name(id=bound, ctx=ast.Store())
-            | ast.FunctionDef(name=bound)
-            | ast.ClassDef(name=bound)
-        ):
-            return bound == name
-        case ast.ImportFrom(module=module, names=aliases) if module != "onboard.testing":
-            return any((alias.asname or alias.name) == name for alias in aliases)
-        case ast.ImportFrom(names=aliases):
-            return any(alias.asname == name and alias.name != name for alias in aliases)
-    return False
+    return [*empty, *same]
 
 
 def _no_skips(subject: Subject) -> Outcome:
     """Hardware alone may be a reason."""
-    skips = subject.test.named("^(skip|xfail|importorskip)$")
-    conditions = [call.args[0] for call in subject.test.calls(lambda name: name.endswith("skipif"))]
-    return forbid(
-        subject.test,
-        [
-            *skips,
-            *(node for node in conditions if ast.unparse(node) != "not torch.cuda.is_available()"),
-        ],
-    )
+    return _forbid_in_both(subject, _skips)
+
+
+def _skips(source: Source) -> list[ast.AST]:
+    conditions = [call.args[0] for call in source.calls(lambda name: name.endswith("skipif"))]
+    return [
+        *source.named("^(skip|xfail|importorskip)$"),
+        *(node for node in conditions if ast.unparse(node) != _NO_CUDA),
+    ]
 
 
 def _limits(subject: Subject) -> Outcome:
-    node, cpu = _constant(subject, "CPU_FLOAT32")
-    gpu_node, gpu = _constant(subject, "GPU_BFLOAT16")
-    strict = isinstance(cpu, float) and cpu <= SAME
-    bounded = isinstance(gpu, dict) and all(
-        limit <= ON_GPU.get(kind, ON_GPU_ELSE) for kind, limit in gpu.items()
-    )
-    if loose := [*_second_limits(subject), *_free_limits(subject)]:
+    if loose := [*_own_limits(subject), *_free_limits(subject.test, added_tests(subject))]:
         return forbid(subject.test, loose)
-    found = [node, gpu_node] if node and gpu_node and strict and bounded else []
-    return require(
-        subject.test, found, f"a limit is missing, or above {SAME:.0e} in float32 on the CPU"
+    methods = suite_methods(subject)
+    if free := [*_free_limits(subject.suite, methods.values()), *_other_limits(subject.suite)]:
+        return forbid(subject.suite, free)
+    nodes = [suite_value(subject, name) for name in LIMITS]
+    found = [node for node in nodes if node and node.value and _bounded(node.value, node.target)]
+    missing = f"a limit is missing, or above {SAME:.0e} in float32 on the CPU"
+    return require(subject.suite, found if len(found) == len(nodes) else [], missing)
+
+
+def _bounded(value: ast.expr, target: ast.expr) -> bool:
+    """Whether a limit is written out, and none is above that of `onboard.verify.limits`."""
+    found: Any = literal(value)
+    if dotted(target) == LIMITS[0]:
+        return isinstance(found, float) and found <= SAME
+    return isinstance(found, dict) and all(
+        isinstance(limit, float) and limit <= ON_GPU.get(kind, ON_GPU_ELSE)
+        for kind, limit in found.items()
     )
 
 
-def _second_limits(subject: Subject) -> list[ast.AST]:
-    """Where a limit is given once more, as a whole or in part."""
-    constants = ("CPU_FLOAT32", "GPU_BFLOAT16", "limit")
-    stores = [
-        node
-        for node in subject.test.all(ast.expr)
-        if isinstance(getattr(node, "ctx", None), ast.Store)
-    ]
-    names = [node for node in stores if dotted(node).rpartition(".")[2] in constants]
-    first = {next((node for node in names if dotted(node) == name), None) for name in constants[:2]}
+def _own_limits(subject: Subject) -> list[ast.AST]:
+    """Where a test file gives a limit, unless once and within bounds, or might change one."""
+    loose: list[ast.AST] = []
+    for name in LIMITS:
+        node = fact(subject, name)
+        strict = node is not None and _bounded(node.value, node.targets[0])
+        loose += [] if strict else bindings(subject.test, name)
     parts = [
         node
-        for node in stores
-        if isinstance(node, ast.Subscript) and dotted(node.value) in constants
+        for node in subject.test.all(ast.Subscript)
+        if not isinstance(node.ctx, ast.Load) and dotted(node.value).endswith(LIMITS)
     ]
     changed = subject.test.calls(
-        lambda name: name.startswith("GPU_BFLOAT16.") or name in ("setattr", "globals", "vars")
+        lambda name: "gpu_bfloat16." in name or name in ("setattr", "globals", "vars")
     )
-    return [*(node for node in names if node not in first), *parts, *changed]
+    return [*loose, *parts, *changed]
 
 
-def _free_limits(subject: Subject) -> list[ast.AST]:
-    """Comparisons with another limit than the pair's, and a `limit` that does not return the
-    constants.
-    """
-    method = subject.test.functions(subject.test.classes().get("Pair")).get("limit")
-    wanted = "CPU_FLOAT32 if self.device == 'cpu' else GPU_BFLOAT16[kind]"
-    free = (
-        []
-        if method and [ast.unparse(node) for node in _code(method)] == [f"return {wanted}"]
-        else [method]
-    )
-    calls = [
+def _free_limits(source: Source, tests: Iterable[Function]) -> list[ast.AST]:
+    """Comparisons with another limit than that of the pair."""
+    calls = [call for node in tests for call in Dataflow(node).calls("pair.assert_close")]
+    counted = [call for call in calls if len(call.args) != 4 or call.keywords]
+    direct = [
         call
-        for node in _tests(subject).values()
-        for call in Dataflow(node).calls("assert_rmse_close")
+        for call in source.calls(lambda name: name == "assert_rmse_close")
+        if len(call.args) < 3 or ast.unparse(call.args[2]) != "self.limit(kind)"
     ]
-    loose = [
-        call
-        for call in calls
-        if len(call.args) != 4 or not ast.unparse(call.args[2]).startswith("pair.limit(")
-    ]
-    return [*(node or subject.test.tree.body[0] for node in free), *loose]
+    return [*counted, *direct]
+
+
+def _other_limits(suite: Source) -> list[ast.AST]:
+    """What stands in the place of the pair's `limit` and of the comparison within it."""
+    methods = suite.functions(suite.classes().get("Pair"))
+    limit, compare = methods.get("limit"), methods.get("assert_close")
+    right = limit and [ast.unparse(node) for node in _code(limit)] == [_LIMIT]
+    compared = compare and Dataflow(compare).calls("assert_rmse_close")
+    handed = [ast.unparse(arg) for call in compared or [] for arg in call.args[:2]]
+    wrong = [*([] if right else [limit]), *([] if handed == ["actual", "expected"] else [compare])]
+    return [node or suite.tree.body[0] for node in wrong]
 
 
 def _code(function: Function) -> list[ast.stmt]:
@@ -279,37 +288,46 @@ def _code(function: Function) -> list[ast.stmt]:
 
 def _blocks(subject: Subject) -> Outcome:
     """Each block of the spec is tested in some layer."""
-    node, tested = _constant(subject, "BLOCKS")
-    places = {_anywhere(path) for path in tested or {}}
+    places = {_anywhere(path) for path in said(subject, "blocks") or {}}
     missing = [
         block.path
         for block in subject.blocks(*_TESTED_KINDS)
         if _anywhere(block.path) not in places
     ]
-    used = _parametrized(subject, "test_block", "BLOCKS") and _replays(subject, "test_block")
-    return require(
-        subject.test,
-        [node] if node and used and not missing else [],
-        f"no test_block of {', '.join(missing) or 'BLOCKS'}",
-    )
+    return _tested(subject, "test_block", "blocks", missing)
 
 
 def _anywhere(path: str) -> str:
     return re.sub(r"\.\d+(?=\.|$)", ".*", path)
 
 
-def _parametrized(subject: Subject, test: str, constant: str) -> bool:
-    function = _tests(subject).get(test)
-    return function is not None and any(
-        f", {constant})" in ast.unparse(decorator) for decorator in function.decorator_list
+def _layers(subject: Subject) -> Outcome:
+    kinds = {kind.name for kind in subject.spec.layer_kinds}
+    missing = sorted(kinds - set((said(subject, "layers") or {}).values()))
+    return _tested(subject, "test_layer", "layers", missing)
+
+
+def _tested(subject: Subject, test: str, name: str, missing: list[str]) -> Outcome:
+    """Whether the file names what there is of a kind, and the suite has a test of each."""
+    if not (_parametrized(subject, test, name) and _replays(subject, test)):
+        return require(subject.suite, [], f"no {test} of {name}")
+    what = ", ".join(missing) or name
+    return _require_fact(subject, name, not missing, f"no {test} of {what}")
+
+
+def _parametrized(subject: Subject, test: str, name: str) -> bool:
+    function = suite_methods(subject).get("pytest_generate_tests")
+    wanted = (
+        f"if metafunc.function.__name__ == '{test}':\n    metafunc.parametrize('path', self.{name})"
     )
+    return function is not None and wanted in [ast.unparse(node) for node in function.body]
 
 
 def _replays(
     subject: Subject, test: str, what: str = "pair.actual.get_submodule(path)"
 ) -> list[ast.Call]:
     """The calls by which a test gives the generated model what Hugging Face's was given."""
-    function = _tests(subject).get(test)
+    function = suite_methods(subject).get(test)
     flow = Dataflow(function) if function else None
     calls = flow.calls("call.replay") if flow else []
     replayed = [
@@ -320,38 +338,27 @@ def _replays(
     return replayed if len(replayed) == len(calls) else []
 
 
-def _layers(subject: Subject) -> Outcome:
-    node, tested = _constant(subject, "LAYERS")
-    kinds = {kind.name for kind in subject.spec.layer_kinds}
-    missing = kinds - set((tested or {}).values())
-    used = _parametrized(subject, "test_layer", "LAYERS") and _replays(subject, "test_layer")
-    found = [node] if node and used and not missing else []
-    return require(
-        subject.test, found, f"no test_layer of {', '.join(sorted(missing)) or 'LAYERS'}"
-    )
-
-
 def _whole_model(subject: Subject) -> Outcome:
     """The path "" is the whole model: its recorded call has Hugging Face's logits."""
-    test = _tests(subject).get("test_model")
-    calls = subject.test.all(ast.Subscript, test) if test else []
+    test = suite_methods(subject).get("test_model")
+    calls = subject.suite.all(ast.Subscript, test) if test else []
     recorded = [node for node in calls if ast.unparse(node) == "pair.calls['']"]
     replayed = _replays(subject, "test_model", "pair.actual") if recorded else []
-    return require(subject.test, replayed, "no test_model that compares both models' logits")
+    return require(subject.suite, replayed, "no test_model that compares both models' logits")
 
 
 def _export(subject: Subject) -> Outcome:
     """Exported with a dynamic batch and sequence."""
-    test = _tests(subject).get("test_export")
-    exports = _calls(subject, "torch.export.export", inside=test) if test else []
+    test = suite_methods(subject).get("test_export")
+    exports = Dataflow(test).calls("torch.export.export") if test else []
     dynamic = (
-        [node for node in subject.test.all(ast.Dict, test) if _dynamic_dimensions(node) >= {0, 1}]
+        [node for node in subject.suite.all(ast.Dict, test) if _dynamic_dimensions(node) >= {0, 1}]
         if test
         else []
     )
     shapes = [call for call in exports if any(key.arg == "dynamic_shapes" for key in call.keywords)]
     return require(
-        subject.test, shapes if dynamic else [], "no export with dynamic batch and sequence"
+        subject.suite, shapes if dynamic else [], "no export with dynamic batch and sequence"
     )
 
 
@@ -366,13 +373,13 @@ def _dynamic_dimensions(node: ast.Dict) -> set[Any]:
 
 
 def _second_shape(subject: Subject) -> Outcome:
-    test = _tests(subject).get("test_export")
+    test = suite_methods(subject).get("test_export")
     loops = (
-        [node for node in subject.test.all(ast.For, test) if _distinct_shapes(node) >= 2]
+        [node for node in subject.suite.all(ast.For, test) if _distinct_shapes(node) >= 2]
         if test
         else []
     )
-    return require(subject.test, loops, "the exported graph does not run on a second shape")
+    return require(subject.suite, loops, "the exported graph does not run on a second shape")
 
 
 def _distinct_shapes(loop: ast.For) -> int:
@@ -383,12 +390,14 @@ def _distinct_shapes(loop: ast.For) -> int:
 
 def _cached_decode(subject: Subject) -> Outcome:
     """What the cached graph generates is compared with Hugging Face's logits of the whole text."""
-    test = _tests(subject).get("test_cached_decode")
+    methods = suite_methods(subject)
+    test, ways = methods.get("test_cached_decode"), methods.get("continued")
     flow = Dataflow(test) if test else None
-    compared = flow.calls("assert_rmse_close") if flow else []
+    compared = flow.calls("pair.assert_close") if flow else []
     right = [call for call in compared if flow and len(call.args) > 1 and _is_decode(flow, call)]
-    missing = "no test_cached_decode against whole texts"
-    return require(subject.test, right if len(right) == len(compared) else [], missing)
+    generated = bool(ways and Dataflow(ways).calls("llm.generate"))
+    found = right if len(right) == len(compared) and generated else []
+    return require(subject.suite, found, "no test_cached_decode against whole texts")
 
 
 def _is_decode(flow: Dataflow, call: ast.Call) -> bool:
@@ -396,32 +405,40 @@ def _is_decode(flow: Dataflow, call: ast.Call) -> bool:
     gave.
     """
     actual, expected = (flow.sources(arg) for arg in call.args[:2])
-    cached = bool(actual & {"llm.generate", "continue_distinct"}) and "pair.expected" not in actual
+    cached = "self.continued" in actual and "pair.expected" not in actual
     return cached and "pair.expected" in expected and "all_logprobs" not in expected
 
 
+def _item(id: str, title: str, check: Callable[[Subject], Outcome]) -> Item:
+    """Return an item that fails, too, where the test file has something in the suite's place."""
+
+    def judge(subject: Subject) -> Outcome:
+        found = [node for name in OWNED.get(id, ()) for node in bindings(subject.test, name)]
+        return forbid(subject.test, found) if found else check(subject)
+
+    return contract(id, title, judge)
+
+
 EQUIVALENCE_CHECKS = [
-    contract("E01", "the config is small and written out", _tiny),
-    contract(
-        "E02", "the file under test is modeling_{spec.family}.py of the same root", _model_file
-    ),
-    contract("E03", "the reference is transformers' own {spec.architecture}", _hf_imported),
-    contract("E04", "there is no second implementation of it", _no_second_reference),
-    contract("E05", "all weights are random", _random_weights),
-    contract("E06", "both models get the same weights", _same_weights),
-    contract("E07", "the seed is fresh and printed", _fresh_seed),
-    contract(
+    _item("E01", "the config is small and written out", _tiny),
+    _item("E02", "the file under test is modeling_{spec.family}.py of the same root", _model_file),
+    _item("E03", "the reference is transformers' own {spec.architecture}", _hf_imported),
+    _item("E04", "there is no second implementation of it", _no_second_reference),
+    _item("E05", "all weights are random", _random_weights),
+    _item("E06", "both models get the same weights", _same_weights),
+    _item("E07", "the seed is fresh and printed", _fresh_seed),
+    _item(
         "E08",
         "prompts are random, two or more in a batch, and do not begin at position zero",
         _inputs,
     ),
-    contract("E09", "every test compares numbers: no smoke tests", _no_smoke),
-    contract("E10", "only missing hardware skips a test", _no_skips),
-    contract("E11", "the limits are those of the dtype: 1e-5 in float32", _limits),
-    contract("E12", "every kind of block is tested", _blocks),
-    contract("E13", "every kind of layer is tested", _layers),
-    contract("E14", "the whole model's logits are compared", _whole_model),
-    contract("E15", "it is exported with dynamic batch and sequence", _export),
-    contract("E16", "the exported graph runs on a second shape", _second_shape),
-    contract("E17", "cached decode is compared with whole texts", _cached_decode),
+    _item("E09", "every test compares numbers: no smoke tests", _no_smoke),
+    _item("E10", "only missing hardware skips a test", _no_skips),
+    _item("E11", "the limits are those of the dtype: 1e-5 in float32", _limits),
+    _item("E12", "every kind of block is tested", _blocks),
+    _item("E13", "every kind of layer is tested", _layers),
+    _item("E14", "the whole model's logits are compared", _whole_model),
+    _item("E15", "it is exported with dynamic batch and sequence", _export),
+    _item("E16", "the exported graph runs on a second shape", _second_shape),
+    _item("E17", "cached decode is compared with whole texts", _cached_decode),
 ]

@@ -1,69 +1,117 @@
-"""Checklist, part E, the whole: the tests are the generated ones, or ask more.
+"""Checklist, part E, the whole: the tests are the generated ones, or ask more, of the known suite.
 
 What a text asks cannot be told from the names in it. What is generated is known to ask for
 everything, so that a file is held against it, statement by statement; comments, docstrings and
-layout do not count.
+layout do not count. The suite is known by its digest.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from hashlib import sha256
 from itertools import zip_longest
 from typing import Any
 
 from onboard.review.checklist import Subject, contract
-from onboard.review.python_source import Outcome, Source, dotted, forbid, shape
+from onboard.review.family_class import literal, suite_names, suite_value
+from onboard.review.python_source import Outcome, Source, dotted, forbid, require, shape
 
-_AT_MOST, _AT_LEAST = {"CPU_FLOAT32"}, {"NEW_TOKENS"}
-"""Constants of the template that may ask for more than it does: lower limits, longer texts."""
+SUITE_DIGEST = "b5ec269a0919907ec4487b748fb022aca1f7d38361fe5d24f6600b5bdf2b55f3"
+"""SHA-256 of the suite that part E was written for. Whoever changes the suite reads each item again
+and then writes the new digest here.
+"""
+
+_AT_MOST, _AT_LEAST = {"cpu_float32"}, {"new_tokens"}
+"""Values of the suite of which a test file may ask more: lower limits, longer texts."""
 _CHANGING = {"delattr", "eval", "exec", "globals", "locals", "monkeypatch", "setattr", "vars"}
+_FOR_MORE = {"import pytest", "import torch"}
+"""What a test file may import for tests of its own."""
 
 
 def _as_generated(subject: Subject) -> Outcome:
-    source, made = subject.test, subject.generated_tests
+    made = subject.generated_tests
     if made is None:
+        where = subject.test.path
         return Outcome(
-            False,
-            [f"{source.path}:1: from this spec no tests are generated, to compare these with"],
+            False, [f"{where}:1: from this spec no tests are generated, to compare these with"]
         )
-    found, wanted = _statements(source), _statements(made)
+    known = suite_names(subject) | {name for node in _statements(made) for name in _bound(node)}
+    evidence = list(
+        _differences(
+            subject.test,
+            _statements(subject.test),
+            _statements(made),
+            lambda node: _asks_more(node, subject, known),
+        )
+    )
+    return Outcome(False, evidence) if evidence else forbid(subject.test, [])
+
+
+def _differences(
+    source: Source,
+    found: list[ast.stmt],
+    wanted: list[ast.stmt],
+    adds: Callable[[ast.stmt], bool],
+) -> Iterator[str]:
+    """Yield where statements differ from the wanted ones: the first place, and all that comes
+    behind them but for what `adds` takes.
+    """
     for mine, theirs in zip_longest(found, wanted):
         if mine is None:
-            return Outcome(
-                False, [f"{source.path}:{len(source.lines)}: it ends without `{_shown(theirs)}`"]
-            )
+            yield f"{source.path}:{len(source.lines)}: it ends without `{_shown(theirs)}`"
+            return
         if theirs is None:
             break
-        if not _asks_as_much(mine, theirs):
-            return Outcome(
-                False,
-                [f"{source.place(_difference(mine, theirs))} (generated: `{_shown(theirs)}`)"],
-            )
-    names = {name for node in wanted for name in _bound(node)}
-    return forbid(source, [node for node in found[len(wanted) :] if not _only_adds(node, names)])
+        if _is_one_class(mine, theirs):
+            inside = list(_differences(source, _code(mine), _code(theirs), adds))
+            yield from inside
+            if inside:
+                return
+        elif shape(mine) != shape(theirs):
+            yield f"{source.place(_difference(mine, theirs))} (generated: `{_shown(theirs)}`)"
+            return
+    yield from source.places(node for node in found[len(wanted) :] if not adds(node))
 
 
 def _statements(source: Source) -> list[ast.stmt]:
-    docstring = ast.get_docstring(source.tree) is not None
-    return source.tree.body[docstring:]
+    return [node for node in _code(source.tree) if ast.unparse(node) not in _FOR_MORE]
 
 
-def _asks_as_much(mine: ast.stmt, theirs: ast.stmt) -> bool:
-    return shape(mine) == shape(theirs) or _is_stricter(mine, theirs)
+def _code(node: ast.AST) -> list[ast.stmt]:
+    """The statements of a module or a class but its docstring."""
+    body: list[ast.stmt] = node.body  # type: ignore[attr-defined]
+    return body[ast.get_docstring(node) is not None :]  # type: ignore[arg-type]
 
 
-def _is_stricter(mine: ast.stmt, theirs: ast.stmt) -> bool:
-    match mine, theirs:
-        case ast.Assign(targets=[ast.Name(id=name)]), ast.Assign(targets=[ast.Name(id=other)]) if (
-            name == other
-        ):
-            return _is_stricter_value(name, _literal(mine.value), _literal(theirs.value))
-    return False
+def _is_one_class(mine: ast.stmt, theirs: ast.stmt) -> bool:
+    """Whether two statements are classes that differ in nothing but what stands in them."""
+    classes = isinstance(mine, ast.ClassDef) and isinstance(theirs, ast.ClassDef)
+    return classes and _header(mine) == _header(theirs)
 
 
-def _is_stricter_value(name: str, mine: Any, theirs: Any) -> bool:
-    if name == "GPU_BFLOAT16" and isinstance(mine, dict) and isinstance(theirs, dict):
+def _header(node: ast.stmt) -> list[str]:
+    parts = [part for part in ast.iter_child_nodes(node) if not isinstance(part, ast.stmt)]
+    return [node.name, *map(shape, parts)] if isinstance(node, ast.ClassDef) else []
+
+
+def _asks_more(node: ast.stmt, subject: Subject, known: set[str]) -> bool:
+    """Whether a statement behind the generated ones is one more test, or a stricter value of the
+    suite.
+    """
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            given = suite_value(subject, name)
+            return (
+                given is not None
+                and given.value is not None
+                and _is_stricter(name, literal(value), literal(given.value))
+            )
+    return _only_adds(node, known)
+
+
+def _is_stricter(name: str, mine: Any, theirs: Any) -> bool:
+    if name == "gpu_bfloat16" and isinstance(mine, dict) and isinstance(theirs, dict):
         return mine.keys() == theirs.keys() and all(
             _is_number(mine[key]) and mine[key] <= theirs[key] for key in mine
         )
@@ -80,13 +128,6 @@ def _is_stricter_value(name: str, mine: Any, theirs: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _literal(node: ast.expr) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return None
 
 
 def _difference(mine: ast.stmt, theirs: ast.stmt) -> int:
@@ -149,7 +190,7 @@ def _is_plain(decorator: ast.expr) -> bool:
         case ast.Call(func=function, args=args, keywords=[]):
             known = dotted(function) in {"pytest.mark.parametrize", "torch.no_grad"}
             return known and all(
-                isinstance(arg, ast.Name) or _literal(arg) is not None for arg in args
+                isinstance(arg, ast.Name) or literal(arg) is not None for arg in args
             )
     return False
 
@@ -169,6 +210,13 @@ def _changes(node: ast.AST) -> bool:
     )
 
 
+def _known_suite(subject: Subject) -> Outcome:
+    digest = sha256(subject.suite.text.encode()).hexdigest()
+    known = subject.suite.tree.body[:1] if digest == SUITE_DIGEST else []
+    return require(subject.suite, known, f"this is another suite, of digest {digest}")
+
+
 GENERATED_TESTS = [
-    contract("E18", "the tests are those that are generated, or ask for more", _as_generated)
+    contract("E18", "the tests are those that are generated, or ask for more", _as_generated),
+    contract("E19", "the suite is the one that this checklist was written for", _known_suite),
 ]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from onboard.analysis.spec import ModelSpec
+from onboard.render import TEST_SUITE
 from onboard.review.checklist import Item, Kind, Subject
 from onboard.review.equivalence_checks import EQUIVALENCE_CHECKS
 from onboard.review.generated_tests import GENERATED_TESTS
@@ -81,9 +82,17 @@ class Review:
         return cls([ReviewItem(**item) for item in content["items"]])
 
 
-def review(model_file: Path, test_file: Path, spec: ModelSpec, root: Path | None = None) -> Review:
-    """Review a model file and its test file; evidence shows paths relative to `root` (default: as
-    given).
+def review(
+    model_file: Path,
+    test_file: Path,
+    spec: ModelSpec,
+    root: Path | None = None,
+    suite_file: Path = TEST_SUITE,
+) -> Review:
+    """Review a model file and its test file, and the suite that the latter inherits.
+
+    Evidence shows paths relative to `root` (default: as given), and the suite's as that of this
+    package.
     """
     base = root or Path()
     model = Source.load(model_file, base)
@@ -91,7 +100,8 @@ def review(model_file: Path, test_file: Path, spec: ModelSpec, root: Path | None
         spec.repository is not None
     ):  # its config class is written anew, with all that its checkpoints' configs say
         model = model.without_class(spec.config_class)
-    subject = Subject(model, Source.load(test_file, base), spec, model_file)
+    suite = Source.load(suite_file, suite_file.parents[2])
+    subject = Subject(model, Source.load(test_file, base), suite, spec, model_file)
     return Review([_judge(item, subject) for item in CHECKLIST])
 
 

@@ -23,19 +23,23 @@ MEASUREMENTS: list[Measurement] = []
 
 
 def assert_rmse_close(
-    actual: torch.Tensor, expected: torch.Tensor, tolerance: float, label: str
+    actual: torch.Tensor, expected: torch.Tensor, tolerance: float, label: str, where: str = ""
 ) -> None:
     """Fail unless both have one shape and their `rmse_ratio` is at most `tolerance`; a NaN never
     passes.
+
+    The message says of what (`label`) and `where` it was computed.
     """
+    __tracebackhide__ = True  # pytest shows the line of the test
+    of = f" ({where})" if where else ""
     assert actual.shape == expected.shape, (
-        f"{label}: the shape is {list(actual.shape)}, expected {list(expected.shape)}"
+        f"{label}: the shape is {list(actual.shape)}, expected {list(expected.shape)}{of}"
     )
     error = rmse_ratio(actual, expected.to(actual.device))
     MEASUREMENTS.append(Measurement(label, error, tolerance))
     if not error <= tolerance:  # so written, a NaN fails
         raise AssertionError(
-            f"{label}: rmse ratio {error:.2e}, at most {tolerance:.0e} is allowed; {_worst(actual, expected)}"
+            f"{label}: rmse ratio {error:.2e}, at most {tolerance:.0e} is allowed; {_worst(actual, expected)}{of}"
         )
 
 

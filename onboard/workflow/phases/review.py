@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onboard.errors import OnboardError
+from onboard.render import TEST_SUITE
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.test import model_path, test_path, tests_text
 from onboard.workflow.remote import client as remote
@@ -23,10 +24,11 @@ class ReviewPhase(Phase):
     name = "review"
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
-        """The two files under review, the spec and the reviewer itself."""
+        """The two files under review, the suite of the tests, the spec and the reviewer itself."""
         return {
             "model_file": context.files.digest(context.root / model_path(context)),
             "test_file": context.files.digest(context.root / test_path(context)),
+            "suite": context.files.digest(TEST_SUITE),
             "spec": context.files.digest(context.artifact("spec.yaml")),
             "reviewer": {
                 path.name: context.files.digest(path) for path in sorted(_REVIEWER.glob("*.py"))

@@ -15,7 +15,7 @@ from typing import Any
 from onboard.analysis.spec import RepositoryCode
 from onboard.content import content_path
 from onboard.errors import CONSENT, OnboardError
-from onboard.render import TEST_TEMPLATE
+from onboard.render import TEST_SUITE, TEST_TEMPLATE
 from onboard.workflow.lock import WORK, exclusive
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.processes.pytest_run import RunPytest, run_pytest
@@ -35,13 +35,14 @@ class TestPhase(Phase):
     __test__ = False  # not a test class, whatever pytest thinks of its name
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
-        """The model file, the spec, the template and the device."""
+        """The model file, the spec, what the tests are made from and inherit, and the device."""
         return {
             "model_file": context.files.digest(context.root / model_path(context)),
             "spec": context.files.digest(context.artifact("spec.yaml")),
             "template": context.files.digest(
                 content_path("templates", TEST_TEMPLATE, root=context.root)
             ),
+            "suite": context.files.digest(TEST_SUITE),
             "device": context.options.device,
         }
 

@@ -43,7 +43,7 @@ _OF_PROGRAMS = (
         "pytest",
         "onboard.workflow.phase_runner",
         "onboard.codegen.equivalence_test",
-        "onboard.testing",
+        "onboard.testing",  # not its suite, which asks for GPUs when it is imported
         "onboard.testing.plugin",
     ),
     *("onboard.runtime.llm", "onboard.workflow.run_model.run_model", "nbformat.v4"),

@@ -14,7 +14,7 @@ _MODEL_IMPORTS = re.compile(
     r"|transformers(\.(activations|modeling_rope_utils))?)"
 )
 _TEST_IMPORTS = re.compile(
-    r"(__future__|dataclasses|pathlib|pytest|torch(\.export)?|onboard(\.testing)?|repository_code\..+)"
+    r"(__future__|pathlib|onboard\.(modeling|testing(\.suite)?)|repository_code\..+)"
 )
 _DYNAMIC = {
     "eval",
@@ -46,20 +46,20 @@ def vet_model_file(text: str) -> None:
     """Raise `OnboardError` unless a model file is made of classes and functions that compute with
     tensors.
     """
-    _vet(text, _MODEL_IMPORTS, _REACHING)
+    _vet(text, _MODEL_IMPORTS)
 
 
 def vet_tests(text: str) -> None:
     """Raise `OnboardError` unless a file of tests imports what the template does and calls nothing
     dynamic.
     """
-    _vet(text, _TEST_IMPORTS, set())
+    _vet(text, _TEST_IMPORTS)
 
 
-def _vet(text: str, imports: re.Pattern[str], forbidden: set[str]) -> None:
+def _vet(text: str, imports: re.Pattern[str]) -> None:
     tree = ast.parse(text)
     odd: list[ast.AST] = [node for node in tree.body if not isinstance(node, _TOP_LEVEL)]
-    odd += [node for node in ast.walk(tree) if not _is_harmless(node, imports, forbidden)]
+    odd += [node for node in ast.walk(tree) if not _is_harmless(node, imports)]
     if odd:
         line = getattr(odd[0], "lineno", 0)
         raise OnboardError(
@@ -69,7 +69,7 @@ def _vet(text: str, imports: re.Pattern[str], forbidden: set[str]) -> None:
         )
 
 
-def _is_harmless(node: ast.AST, imports: re.Pattern[str], forbidden: set[str]) -> bool:
+def _is_harmless(node: ast.AST, imports: re.Pattern[str]) -> bool:
     match node:
         case ast.Import(names=names):
             return all(imports.fullmatch(alias.name) for alias in names)
@@ -78,7 +78,7 @@ def _is_harmless(node: ast.AST, imports: re.Pattern[str], forbidden: set[str]) -
         case ast.Name(id=name):
             return name not in _DYNAMIC and (not name.startswith("__") or name == "__file__")
         case ast.Attribute(attr=name):
-            return name not in forbidden and (not name.startswith("__") or name == "__init__")
+            return name not in _REACHING and (not name.startswith("__") or name == "__init__")
         case (
             ast.Global()
             | ast.Nonlocal()

@@ -13,26 +13,31 @@ from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
 from onboard.codegen.equivalence_test import generate_test_file
 from onboard.codegen.model_file import generate_model_file
+from onboard.render import TEST_SUITE
 from onboard.review.checklist import Subject
 from onboard.review.python_source import Source
 from onboard.review.reviewer import CHECKLIST, review
+from onboard.testing.suite import EquivalenceSuite
 
 MODEL, TEST = "models/modeling_llama.py", "tests/equivalence/test_llama_modeling.py"
-CLOSE = "            assert_rmse_close(actual, expected, pair.limit(BLOCKS[path]), path)\n"
-MODEL_CLOSE = '        assert_rmse_close(actual, expected, pair.limit("model"), "logits")\n'
-LIMIT = '        return CPU_FLOAT32 if self.device == "cpu" else GPU_BFLOAT16[kind]\n'
+SUITE = "onboard/testing/suite.py"
+LAYERS = """    layers = {
+        "model.layers.0": "full_attention",
+    }
+"""
+STRICTER = {kind: limit / 2 for kind, limit in EquivalenceSuite.gpu_bfloat16.items()}
+BEGIN = "class TestLlamaForCausalLM("
+BLOCK_CLOSE = "                pair.assert_close(actual, expected, self.blocks[path], path)\n"
+MODEL_CLOSE = '            pair.assert_close(actual, expected, "model", "logits")\n'
+LIMIT = "        return self.suite.cpu_float32 if"
 MLP = "        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))\n"
 REGISTER = 'register_causal_lm("LlamaConfig", LlamaForCausalLM)\n'
 CLASS = "class LlamaMLP(nn.Module):\n"
-BLOCK_TEST = "def test_block(pair: Pair, path: str) -> None:\n"
-DECORATOR = '@pytest.mark.parametrize("path", BLOCKS)\n'
-LAST = """        assert_rmse_close(
-            actual, expected, pair.limit("model"), f"decode after {len(prompt)} tokens"
-        )
-"""
-SECOND = "\n\n@pytest.fixture\ndef pair() -> None:\n    return None\n"
+SECOND = "\n    @staticmethod\n    def pair():\n        return None\n"
+DECODE = (
+    "            expected = self.codebooks.log_softmax(logits[0, len(prompt) - 1 : -1].float())\n"
+)
 PATCH = "import onboard.testing.compare\nonboard.testing.compare.rmse_ratio = lambda *_: 0.0\n"
-DECODE = "expected = logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)"
 EINSUM = """def weigh(s):
     e = (s - s.amax(-1, keepdim=True)).exp()
     return e / e.sum(-1, keepdim=True)
@@ -44,14 +49,17 @@ def mix(x, y):
 
 """
 MORE = """
-
-@pytest.mark.parametrize("path", LAYERS)
-def test_more(pair: Pair, path: str) -> None:
-    for call in pair.calls[path]:
-        ((actual, expected),) = call.replay(pair.actual.get_submodule(path))
-        assert_rmse_close(actual, expected, pair.limit("layer"), path)
+    def test_more(self, pair):
+        for path in self.layers:
+            for call in pair.calls[path]:
+                ((actual, expected),) = call.replay(pair.actual.get_submodule(path))
+                pair.assert_close(actual, expected, "layer", path)
 """
 INIT = "        self.act_fn = ACT2FN[config.hidden_act]\n"
+
+
+WHOLE = {"E18", "E19"}
+"""What holds the test file against the generated one, and the suite against the known one."""
 
 
 @dataclass(frozen=True)
@@ -83,32 +91,32 @@ SOFTMAX = "    return (x @ y.transpose(-1, -2)).softmax(-1) @ y"
 EIGHT = [
     Mutation(
         "every comparison is of a thing with itself",
-        TEST,
-        {"assert_rmse_close(actual, expected, ": "assert_rmse_close(expected, expected, "},
+        SUITE,
+        {"pair.assert_close(actual, expected, ": "pair.assert_close(expected, expected, "},
         "E09",
-        "assert_rmse_close(expected, expected, ",
+        "pair.assert_close(expected, expected, ",
     ),
     Mutation(
         "one model stands for both",
-        TEST,
+        SUITE,
         {
-            "copy_weights(expected, actual)": "copy_weights(expected, expected)",
-            "actual = generated_causal_lm(MODEL_FILE, CONFIG, device, dtype)": "actual = expected",
+            "copy_weights(expected, actual, ": "copy_weights(expected, expected, ",
+            "actual = generated_causal_lm(cls.model_file, cls.config, device, dtype)": "actual = expected",
         },
         "E06",
-        "copy_weights(expected, expected)",
+        "copy_weights(expected, expected, ",
     ),
-    Mutation("the limit is no limit", TEST, {LIMIT: "        return 1e9\n"}, "E11", "def limit"),
+    Mutation("the limit is no limit", SUITE, {LIMIT: "        return 1e9 if"}, "E11", "def limit"),
     Mutation(
         "cached decode is compared with itself",
-        TEST,
-        {DECODE: "expected = all_logprobs(output.logprobs)"},
+        SUITE,
+        {DECODE: "            expected = all_logprobs(logprobs)\n"},
         "E17",
         "no test_cached_decode",
     ),
     Mutation(
         "the whole model is compared with itself",
-        TEST,
+        SUITE,
         {"call.replay(pair.actual)": "call.replay(pair.expected)"},
         "E14",
         "no test_model",
@@ -126,21 +134,21 @@ EIGHT = [
 CUNNING = [
     Mutation(
         "an alias of expected",
-        TEST,
-        {CLOSE: f"            same = expected\n{CLOSE.replace('actual', 'same')}"},
-        "E18",
-        "same",
+        SUITE,
+        {BLOCK_CLOSE: f"                same = expected\n{BLOCK_CLOSE.replace('actual', 'same')}"},
+        "E19",
+        "another suite",
     ),
     Mutation(
         "an alias of expected in cached decode",
-        TEST,
-        {"        actual = all_logprobs(output.logprobs)\n": "        actual = expected\n"},
+        SUITE,
+        {"            actual = all_logprobs(logprobs)\n": "            actual = expected\n"},
         "E09",
-        "assert_rmse_close(",
+        "pair.assert_close(",
     ),
     Mutation(
         "the fixture gives one model twice",
-        TEST,
+        SUITE,
         {"Pair(expected, actual,": "Pair(expected, expected,"},
         "E06",
         "Pair(",
@@ -148,28 +156,65 @@ CUNNING = [
     Mutation(
         "limits that are bound again",
         TEST,
-        {DECORATOR: f"GPU_BFLOAT16 = CPU_FLOAT32 = 1e9\n\n\n{DECORATOR}"},
+        {LAYERS: f"{LAYERS}    cpu_float32 = 1e-6\n    cpu_float32 = 1e9\n"},
+        "E11",
+        "cpu_float32 = 1e-6",
+    ),
+    Mutation(
+        "limits that are changed from outside",
+        TEST,
+        {LAYERS: f"{LAYERS}\n\nTestLlamaForCausalLM.cpu_float32 = 1e9\n"},
         "E11",
         "1e9",
     ),
     Mutation(
         "limits that are changed inside a test",
         TEST,
-        {BLOCK_TEST: f"{BLOCK_TEST}    GPU_BFLOAT16['mlp'] = 1e9\n"},
+        {LAYERS: LAYERS + MORE + "        self.gpu_bfloat16['mlp'] = 1e9\n"},
         "E11",
         "1e9",
     ),
     Mutation(
-        "the largest of limits",
+        "limits that are changed in place",
         TEST,
-        {LIMIT: LIMIT.replace("CPU_FLOAT32", "max(CPU_FLOAT32, 1e9)")},
+        {LAYERS: f"{LAYERS}\n\nEquivalenceSuite.gpu_bfloat16.update(mlp=1e9)\n"},
+        "E11",
+        "1e9",
+    ),
+    Mutation(
+        "a limit that is worked out",
+        TEST,
+        {LAYERS: f"{LAYERS}    cpu_float32 = 1e-5 * 1e9\n"},
+        "E11",
+        "1e9",
+    ),
+    Mutation(
+        "limits that a call makes",
+        TEST,
+        {LAYERS: f"{LAYERS}    gpu_bfloat16 = Loose(**{STRICTER})\n"},
+        "E11",
+        "Loose",
+    ),
+    Mutation(
+        "limits that a call makes of right ones",
+        TEST,
+        {
+            LAYERS: f"{LAYERS}    gpu_bfloat16 = Loose({', '.join(f'{k}={v}' for k, v in STRICTER.items())})\n"
+        },
+        "E11",
+        "Loose",
+    ),
+    Mutation(
+        "the largest of limits",
+        SUITE,
+        {LIMIT: LIMIT.replace("self.suite.cpu_float32", "max(self.suite.cpu_float32, 1e9)")},
         "E11",
         "def limit",
     ),
     Mutation(
         "a limit beside the pair's",
-        TEST,
-        {'pair.limit("model"), "logits"': '1e9, "logits"'},
+        SUITE,
+        {"expected, self.limit(kind), ": "expected, 1e9, "},
         "E11",
         "1e9",
     ),
@@ -177,88 +222,179 @@ CUNNING = [
         "a limit that another class has",
         TEST,
         {
-            "needs_cuda = ": "class Loose:\n    limit = staticmethod(lambda kind: 1e9)\n\n\nneeds_cuda = "
+            BEGIN: f"class Loose:\n    limit = staticmethod(lambda kind: 1e9)\n\n\n{BEGIN}",
         },
         "E11",
         "limit = ",
     ),
     Mutation(
         "a comparison that is never made",
-        TEST,
-        {MODEL_CLOSE: f"\n        def compare() -> None:\n    {MODEL_CLOSE}"},
+        SUITE,
+        {MODEL_CLOSE: f"\n            def compare() -> None:\n    {MODEL_CLOSE}"},
         "E09",
         "def test_model",
     ),
     Mutation(
         "a comparison behind a return",
-        TEST,
-        {'    for call in pair.calls[""]:\n': '    return\n    for call in pair.calls[""]:\n'},
+        SUITE,
+        {
+            '        for call in pair.calls[""]:\n': '        return\n        for call in pair.calls[""]:\n'
+        },
         "E09",
         "def test_model",
     ),
     Mutation(
         "a comparison behind a condition",
-        TEST,
-        {MODEL_CLOSE: f"        if False:\n    {MODEL_CLOSE}"},
+        SUITE,
+        {MODEL_CLOSE: f"            if False:\n    {MODEL_CLOSE}"},
         "E09",
         "def test_model",
     ),
     Mutation(
         "a comparison of one's own",
         TEST,
-        {"needs_cuda = ": "def assert_rmse_close(*_):\n    pass\n\n\nneeds_cuda = "},
+        {BEGIN: f"def assert_rmse_close(*_):\n    pass\n\n\n{BEGIN}"},
         "E09",
         "def assert_rmse_close",
     ),
     Mutation(
-        "an import under the name of the comparison",
+        "an import under the name of the suite",
         TEST,
-        {
-            "ROOT = Path": "from onboard.testing import fresh_seed as assert_rmse_close\n\nROOT = Path"
-        },
+        {"import EquivalenceSuite": "import Pair as EquivalenceSuite"},
         "E09",
-        "as assert_rmse_close",
+        "no class that inherits",
+    ),
+    Mutation(
+        "a suite from elsewhere",
+        TEST,
+        {"onboard.testing.suite import": "copies import"},
+        "E09",
+        "no class that inherits",
+    ),
+    Mutation(
+        "a suite of one's own",
+        TEST,
+        {BEGIN: f"class EquivalenceSuite:\n    pass\n\n\n{BEGIN}"},
+        "E09",
+        "no class that inherits",
+    ),
+    Mutation(
+        "tests that come before the suite's",
+        TEST,
+        {f"{BEGIN}EquivalenceSuite)": f"{BEGIN}Loose, EquivalenceSuite)"},
+        "E09",
+        "no class that inherits",
+    ),
+    Mutation(
+        "a class that pytest does not collect",
+        TEST,
+        {BEGIN: "class LlamaForCausalLM2("},
+        "E09",
+        "no class that inherits",
+    ),
+    Mutation(
+        "a class that is deleted",
+        TEST,
+        {LAYERS: f"{LAYERS}\n\ndel TestLlamaForCausalLM\n"},
+        "E18",
+        "del TestLlama",
+    ),
+    Mutation(
+        "a class that is skipped",
+        TEST,
+        {BEGIN: f"@pytest.mark.skip\n{BEGIN}"},
+        "E10",
+        "skip",
+    ),
+    Mutation(
+        "a file that is skipped",
+        TEST,
+        {LAYERS: f"{LAYERS}\n\npytestmark = []\n"},
+        "E10",
+        "pytestmark",
     ),
     Mutation(
         "no paths to test",
         TEST,
-        {'@pytest.mark.parametrize("path", BLOCKS)': '@pytest.mark.parametrize("path", [])'},
+        {LAYERS: f"{LAYERS}\n    def pytest_generate_tests(self, metafunc):\n        pass\n"},
+        "E10",
+        "def pytest_generate_tests",
+    ),
+    Mutation(
+        "a test that is replaced",
+        TEST,
+        {LAYERS: LAYERS + MORE.replace("test_more", "test_block")},
         "E12",
-        "no test_block",
+        "def test_block",
+    ),
+    Mutation(
+        "a test that is replaced from outside",
+        TEST,
+        {LAYERS: f"{LAYERS}\n\nEquivalenceSuite.test_model = None\n"},
+        "E14",
+        "test_model = None",
+    ),
+    Mutation(
+        "other texts",
+        TEST,
+        {LAYERS: f"{LAYERS}\n    def continued(self, llm):\n        return []\n"},
+        "E17",
+        "def continued",
+    ),
+    Mutation(
+        "another fact of the family",
+        TEST,
+        {LAYERS: f"{LAYERS}    counts_positions = True\n"},
+        "E18",
+        "counts_positions",
     ),
     Mutation(
         "paths that are taken away",
         TEST,
-        {"# Largest rmse": "BLOCKS.clear()\n# Largest rmse"},
+        {LAYERS: f"{LAYERS}    blocks.clear()\n"},
         "E18",
-        "BLOCKS.clear()",
+        "blocks.clear()",
+    ),
+    Mutation(
+        "another kind of block",
+        TEST,
+        {'"model.norm": "norm"': '"model.norm": "attention"'},
+        "E18",
+        "blocks = {",
+    ),
+    Mutation(
+        "another config",
+        TEST,
+        {"num_attention_heads=4": "num_attention_heads=2"},
+        "E18",
+        "config = LlamaConfig(",
     ),
     Mutation(
         "blocks of the reference",
-        TEST,
+        SUITE,
         {"block = pair.actual.get": "block = pair.expected.get"},
         "E12",
         "no test_block",
     ),
     Mutation(
         "calls that are dropped",
-        TEST,
-        {"    return Pair(": "    calls = dict.fromkeys(calls, [])\n    return Pair("},
-        "E18",
-        "calls = dict.fromkeys",
+        SUITE,
+        {"        return Pair(": "        calls = dict.fromkeys(calls, [])\n        return Pair("},
+        "E19",
+        "another suite",
     ),
     Mutation(
         "the reference is set",
-        TEST,
-        {"    return Pair(": "    actual.forward = expected.forward\n    return Pair("},
-        "E18",
-        "actual.forward",
+        SUITE,
+        {"        return Pair(": "        actual.forward = expected.forward\n        return Pair("},
+        "E19",
+        "another suite",
     ),
     Mutation(
         "a second fixture of that name",
         TEST,
-        {LAST: LAST + SECOND},
-        "E18",
+        {LAYERS: LAYERS + SECOND},
+        "E06",
         "def pair",
     ),
     Mutation(
@@ -395,7 +531,8 @@ def spec() -> ModelSpec:
 
 @pytest.fixture(scope="module")
 def files(spec: ModelSpec) -> dict[str, str]:
-    return {MODEL: generate_model_file(spec), TEST: generate_test_file(spec)}
+    suite = TEST_SUITE.read_text(encoding="utf-8")
+    return {MODEL: generate_model_file(spec), TEST: generate_test_file(spec), SUITE: suite}
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -418,9 +555,8 @@ def failures(
 ) -> dict[str, list[str]]:
     """Judge some items of the contract; return the evidence for those that fail."""
     write(root, files)
-    subject = Subject(
-        Source.load(root / MODEL, root), Source.load(root / TEST, root), spec, root / MODEL
-    )
+    sources = [Source.load(root / name, root) for name in (MODEL, TEST, SUITE)]
+    subject = Subject(*sources, spec, root / MODEL)
     vars(subject).update(made)
     outcomes = {
         item.id: item.check(subject)
@@ -434,7 +570,7 @@ def test_what_is_generated_passes_without_a_note(
     tmp_path: Path, files: dict[str, str], spec: ModelSpec
 ) -> None:
     write(tmp_path, files)
-    result = review(tmp_path / MODEL, tmp_path / TEST, spec, tmp_path)
+    result = review(tmp_path / MODEL, tmp_path / TEST, spec, tmp_path, tmp_path / SUITE)
     assert [(item.id, item.evidence) for item in [*result.failed, *result.noted]] == []
 
 
@@ -451,21 +587,22 @@ def test_a_mutation_fails_at_its_line(
         assert old in text
         text = text.replace(old, new)
     compile(text, mutation.file, "exec")
-    failed = failures(tmp_path, {**files, mutation.file: text}, spec, {mutation.item, "E18"}, made)
+    failed = failures(tmp_path, {**files, mutation.file: text}, spec, {mutation.item, *WHOLE}, made)
     assert mutation.shown in failed.get(mutation.item, [""])[0], failed
     assert failed[mutation.item][0].startswith(f"{mutation.file}:")
-    assert mutation.file == MODEL or "E18" in failed
+    whole = {MODEL: mutation.item, TEST: "E18", SUITE: "E19"}[mutation.file]
+    assert whole in failed
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("CPU_FLOAT32 = 1e-5", "CPU_FLOAT32 = 1e-6"),
-        ('"layer": 0.05', '"layer": 0.01'),
-        ("NEW_TOKENS = 32", "NEW_TOKENS = 33"),
-        ("import pytest\n", "# A note.\nimport pytest\n"),
-        ('"""The two models with', '"""Both models, with'),
-        (MODEL_CLOSE, MODEL_CLOSE),
+        (LAYERS, f"{LAYERS}    cpu_float32 = 1e-6\n"),
+        (LAYERS, f"{LAYERS}    new_tokens = 33\n"),
+        (LAYERS, f"{LAYERS}    gpu_bfloat16 = {STRICTER}\n"),
+        ("ROOT = Path", "import pytest\nimport torch\n\n# A note.\nROOT = Path"),
+        ('"""What is this', '"""That is this'),
+        (LAYERS, LAYERS),
     ],
 )
 def test_tests_that_ask_for_more_pass(
@@ -478,13 +615,5 @@ def test_tests_that_ask_for_more_pass(
 ) -> None:
     assert old in files[TEST]
     changed = {**files, TEST: files[TEST].replace(old, new) + MORE}
-    assert (
-        failures(
-            tmp_path,
-            changed,
-            spec,
-            {item.id for item in CHECKLIST if item.id.startswith("E")},
-            made,
-        )
-        == {}
-    )
+    items = {item.id for item in CHECKLIST if item.id.startswith("E")}
+    assert failures(tmp_path, changed, spec, items, made) == {}

@@ -11,9 +11,13 @@ import pytest
 
 from onboard.analysis.spec import ModelSpec
 from onboard.codegen.format import LINE_LENGTH
+from onboard.render import TEST_SUITE
+from onboard.review.equivalence_checks import LIMITS, OWNED
 from onboard.review.reviewer import CHECKLIST, Review, review
+from onboard.testing.suite import EquivalenceSuite, FirstPositionSuite
 
 MODEL, TEST = "models/modeling_llama.py", "tests/equivalence/test_llama_modeling.py"
+SUITE = "onboard/testing/suite.py"
 SIN = "sin: torch.Tensor\n    ) -> torch.Tensor:"
 TOP_FORWARD = (
     "def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:"
@@ -26,17 +30,20 @@ LAYER_RETURN = (
     "        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))\n"
 )
 NORM = "torch.ops.onboard.torch_rmsnorm(hidden_states, self.weight, self.variance_epsilon)"
-LIFTED = """
-def test_loads(pair: Pair) -> None:
-    assert pair.actual is not None
+REFERENCE = "class Reference(nn.Module):\n    pass\n\n\n"
+LAYERS = """    layers = {
+        "model.layers.0": "full_attention",
+    }
 """
-COPY = """
-class Reference(nn.Module):
-    pass
+BATCH = "[(self.batch, self.length), (self.batch + 1, self.length - 7)]"
+CLOSE = '        pair.assert_close(pair.prompts, pair.calls, "mlp", path)\n'
+REFERENCE_FACT = "    reference = LlamaForCausalLM\n"
+PAIR_RETURN = "        return Pair(expected, "
 
 
-@dataclass
-"""
+def behind(code: str) -> str:
+    """The end of the class, and more code behind it."""
+    return LAYERS + "\n" + code
 
 
 @dataclass(frozen=True)
@@ -202,62 +209,83 @@ VIOLATIONS = [
     Violation("E01", TEST, "hidden_size=64", "hidden_size=4096"),
     Violation("E02", TEST, '"modeling_llama.py"', '"modeling_mistral.py"'),
     Violation("E02", TEST, "Path(__file__).resolve().parents[2]", 'Path("/elsewhere")'),
+    Violation("E02", TEST, LAYERS, behind('    model_file = ROOT / "other.py"\n')),
     Violation(
         "E03", TEST, "from transformers.models.llama.modeling_llama import", "from copies import"
     ),
-    Violation("E04", TEST, "\n@dataclass\n", COPY),
+    Violation("E03", TEST, "reference = LlamaForCausalLM", "reference = LlamaConfig"),
+    Violation("E04", TEST, "class TestLlama", REFERENCE + "class TestLlama"),
+    Violation("E04", SUITE, "@dataclass(frozen=True)\nclass Pair", REFERENCE + "class Pair"),
+    Violation("E05", SUITE, "hf_causal_lm(cls.reference, ", "make(cls.reference, "),
+    Violation("E05", SUITE, "hf_causal_lm(cls.reference, ", "hf_causal_lm(cls.other, "),
+    Violation("E06", SUITE, "        copy_weights(expected, actual, cls.eager)\n", ""),
+    Violation("E06", TEST, LAYERS, behind("    def pair(self):\n        return None\n")),
+    Violation("E07", SUITE, "request.param, fresh_seed()", "request.param, torch.manual_seed(0)"),
+    Violation("E07", SUITE, "request.param, fresh_seed()", "request.param, 7"),
+    Violation("E08", SUITE, "batch: ClassVar[int] = 2", "batch: ClassVar[int] = 1"),
+    Violation("E08", SUITE, PAIR_RETURN, "        torch.arange(cls.length)\n" + PAIR_RETURN),
+    Violation("E08", TEST, LAYERS, LAYERS + "    batch = 1\n"),
+    Violation("E08", TEST, LAYERS, LAYERS + "    starts = ()\n"),
+    Violation("E08", TEST, LAYERS, behind("    def vocabulary(self):\n        return 1\n")),
+    Violation("E09", TEST, "(EquivalenceSuite)", "(Loose, EquivalenceSuite)"),
+    Violation("E09", TEST, "import EquivalenceSuite", "import FirstPositionSuite"),
     Violation(
-        "E05",
+        "E09",
         TEST,
-        "expected = hf_causal_lm(LlamaForCausalLM, CONFIG, ",
-        "expected = make(LlamaForCausalLM, CONFIG, ",
+        REFERENCE_FACT,
+        "    def test_loads(self, pair):\n        pass\n\n" + REFERENCE_FACT,
     ),
-    Violation("E06", TEST, "    copy_weights(expected, actual)\n", ""),
     Violation(
-        "E07",
-        TEST,
-        "    device, seed = request.param, fresh_seed()\n",
-        "    device, seed = request.param, torch.manual_seed(0)\n",
+        "E09",
+        SUITE,
+        "    def test_model(",
+        "    def test_made(self, pair):\n        pass\n\n    def test_model(",
     ),
-    Violation("E08", TEST, "BATCH, LENGTH = 2, ", "BATCH, LENGTH = 1, "),
+    Violation("E10", TEST, LAYERS, LAYERS + "    pytestmark = []\n"),
+    Violation("E10", TEST, LAYERS, LAYERS + "    __test__ = False\n"),
+    Violation("E10", TEST, LAYERS, behind("    def __init__(self):\n        pass\n")),
+    Violation("E10", SUITE, "    def test_model(", "    @pytest.mark.xfail\n    def test_model("),
+    Violation("E10", SUITE, "not torch.cuda.is_available()", "True"),
     Violation(
-        "E08",
-        TEST,
-        "    calls = record_calls(",
-        "    torch.arange(LENGTH)\n    calls = record_calls(",
+        "E11", SUITE, "cpu_float32: ClassVar[float] = 1e-5", "cpu_float32: ClassVar[float] = 1e-3"
     ),
-    Violation("E09", TEST, "\n\ndef test_model", "\n" + LIFTED + "\n\ndef test_model"),
-    Violation("E10", TEST, "def test_model", "@pytest.mark.xfail\ndef test_model"),
-    Violation("E10", TEST, "not torch.cuda.is_available()", "True"),
-    Violation("E11", TEST, "CPU_FLOAT32 = 1e-5", "CPU_FLOAT32 = 1e-3"),
-    Violation("E11", TEST, '"layer": 0.05', '"layer": 0.5'),
-    Violation("E12", TEST, '    "model.layers.0.mlp": "mlp",\n', ""),
+    Violation("E11", SUITE, '"layer": 0.05', '"layer": 0.5'),
+    Violation("E11", SUITE, "expected, self.limit(kind), ", "expected, 1e9, "),
+    Violation("E11", TEST, LAYERS, LAYERS + "    cpu_float32 = 1e-3\n"),
+    Violation("E11", TEST, LAYERS, LAYERS + '    gpu_bfloat16 = {"mlp": 0.5}\n'),
+    Violation("E11", TEST, LAYERS, LAYERS + '    gpu_bfloat16 = "any"\n'),
+    Violation("E12", TEST, '        "model.layers.0.mlp": "mlp",\n', ""),
+    Violation("E12", TEST, LAYERS, behind(f"    def test_block(self, pair, path):\n{CLOSE}")),
     Violation(
         "E12",
-        TEST,
-        '@pytest.mark.parametrize("path", BLOCKS)',
-        '@pytest.mark.parametrize("path", [])',
+        SUITE,
+        'metafunc.parametrize("path", self.blocks)',
+        'metafunc.parametrize("path", [])',
     ),
     Violation(
         "E13", TEST, '"model.layers.0": "full_attention"', '"model.layers.0": "sliding_attention"'
     ),
+    Violation("E13", TEST, LAYERS, LAYERS + "    layers = {}\n"),
     Violation(
         "E13",
-        TEST,
-        '@pytest.mark.parametrize("path", LAYERS)',
-        '@pytest.mark.parametrize("path", [])',
+        SUITE,
+        'metafunc.parametrize("path", self.layers)',
+        'metafunc.parametrize("path", [])',
     ),
-    Violation("E14", TEST, 'pair.calls[""]', 'pair.calls["model"]'),
-    Violation("E14", TEST, "call.replay(pair.actual)", "call.replay(pair.expected)"),
+    Violation("E14", SUITE, 'pair.calls[""]', 'pair.calls["model"]'),
+    Violation("E14", SUITE, "call.replay(pair.actual)", "call.replay(pair.expected)"),
+    Violation("E14", TEST, LAYERS, LAYERS + "    test_model = None\n"),
     Violation(
-        "E15", TEST, "dynamic = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}", "dynamic = {0: Dim.DYNAMIC}"
+        "E15", SUITE, "dynamic = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}", "dynamic = {0: Dim.DYNAMIC}"
     ),
-    Violation(
-        "E17", TEST, "pair.expected(text, use_cache=False).logits", "pair.actual(text).logits"
-    ),
-    Violation("E17", TEST, "test_cached_decode", "test_decode"),
-    Violation("E16", TEST, "[(BATCH, LENGTH), (BATCH + 1, LENGTH - 7)]", "[(BATCH, LENGTH)]"),
-    Violation("E18", TEST, "NEW_TOKENS = 32", "NEW_TOKENS = 1"),
+    Violation("E15", TEST, LAYERS, LAYERS + "    test_export = None\n"),
+    Violation("E16", SUITE, BATCH, "[(self.batch, self.length)]"),
+    Violation("E17", SUITE, "logits = pair.expected(text, ", "logits = pair.actual(text, "),
+    Violation("E17", SUITE, "test_cached_decode", "test_decode"),
+    Violation("E17", SUITE, "llm.generate(texts, params)", "made(texts, params)"),
+    Violation("E17", TEST, LAYERS, LAYERS + "    prompt_lengths = (1,)\n"),
+    Violation("E18", TEST, LAYERS, LAYERS + "    new_tokens = 1\n"),
+    Violation("E19", SUITE, "steps are of one token", "steps are of some tokens"),
 ]
 
 
@@ -266,7 +294,7 @@ def reviewed(root: Path, files: dict[str, str], spec: ModelSpec) -> Review:
         path = root / name
         path.parent.mkdir(parents=True)
         path.write_text(text, encoding="utf-8")
-    return review(root / MODEL, root / TEST, spec, root)
+    return review(root / MODEL, root / TEST, spec, root, root / SUITE)
 
 
 def formatted(text: str) -> str:
@@ -284,18 +312,33 @@ def formatted(text: str) -> str:
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.fixture
+def files(llama_files: dict[str, str]) -> dict[str, str]:
+    """The generated files and the suite."""
+    return {**llama_files, SUITE: TEST_SUITE.read_text(encoding="utf-8")}
+
+
+def test_no_name_of_the_suite_can_be_replaced() -> None:
+    facts = {"reference", "model_file", "config", "blocks", "layers", "eager", "codebooks"}
+    facts |= {"counts_positions", "hides_padding", "distinct_tokens", "first_position"}
+    names = {name for suite in (EquivalenceSuite, FirstPositionSuite) for name in vars(suite)}
+    own = {name for name in names if not name.startswith("__")} - {"new_tokens", *LIMITS}
+    owned = {name for owned in OWNED.values() for name in owned}
+    assert own - owned - facts == set()
+
+
 def test_every_item_has_a_violation() -> None:
     assert {violation.item for violation in VIOLATIONS} == {item.id for item in CHECKLIST}
 
 
 def test_good_files_pass_with_evidence(
-    tmp_path: Path, llama_files: dict[str, str], llama_spec: ModelSpec
+    tmp_path: Path, files: dict[str, str], llama_spec: ModelSpec
 ) -> None:
-    verdict = reviewed(tmp_path, llama_files, llama_spec)
+    verdict = reviewed(tmp_path, files, llama_spec)
     assert [(item.id, item.evidence) for item in [*verdict.failed, *verdict.noted]] == []
     assert verdict.notes == 0
     assert all(
-        line.startswith((f"{MODEL}:", f"{TEST}:"))
+        line.startswith((f"{MODEL}:", f"{TEST}:", f"{SUITE}:"))
         for item in verdict.items
         for line in item.evidence
     )
@@ -306,16 +349,17 @@ def test_good_files_pass_with_evidence(
     "violation", VIOLATIONS, ids=[f"{v.item}-{n}" for n, v in enumerate(VIOLATIONS)]
 )
 def test_an_item_notices_its_violation_alone(
-    tmp_path: Path, llama_files: dict[str, str], llama_spec: ModelSpec, violation: Violation
+    tmp_path: Path, files: dict[str, str], llama_spec: ModelSpec, violation: Violation
 ) -> None:
-    text = llama_files[violation.file]
+    text = files[violation.file]
     assert violation.old in text
     text = text.replace(violation.old, violation.new)
-    broken = {**llama_files, violation.file: text if violation.item == "T11" else formatted(text)}
+    broken = {**files, violation.file: text if violation.item == "T11" else formatted(text)}
     result = reviewed(tmp_path, broken, llama_spec)
     found = [*result.failed, *result.noted]
-    also = {"E18"} if violation.file == TEST else set()  # what is not as it is generated
-    assert {item.id: item.evidence for item in found}.keys() == {violation.item} | also
+    also = {TEST: {"E18"}, SUITE: {"E19"}, MODEL: set()}  # what is not as generated, or known
+    broken_items = {item.id: item.evidence for item in found}
+    assert broken_items.keys() == {violation.item} | also[violation.file]
     assert found[0].evidence[0].startswith(f"{violation.file}:")
     kind = next(item.kind for item in CHECKLIST if item.id == violation.item)
     assert [found[0].verdict, result.as_json()["verdict"]] == {

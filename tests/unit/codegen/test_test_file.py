@@ -8,16 +8,22 @@ import ast
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
+from transformers import LlamaConfig
 
 from onboard.analysis.spec import LayerKind, ModelSpec, Trait
 from onboard.codegen.equivalence_test import generate_test_file
 from onboard.errors import OnboardError
+from onboard.runtime.sampling import SamplingParams
+from onboard.testing.suite import EquivalenceSuite, FirstPositionSuite
 from tests.unit.spec_samples import sample_block
 
+VOCABULARY = 131
 MODEL, TEST = Path("models/modeling_llama.py"), Path("tests/equivalence/test_llama_modeling.py")
 
 
@@ -80,6 +86,8 @@ def test_the_first_failure_is_where_the_fault_is(
         assert row["error"] > 1e-5
         assert " it gives " in row["message"]
         assert ", expected " in row["message"]
+        files = "models/modeling_llama.py beside transformers/models/llama/modeling_llama.py"
+        assert row["message"].splitlines()[0].endswith(f"({files})")
 
 
 def test_a_fault_that_only_a_cache_shows(tmp_path: Path, llama_files: dict[str, str]) -> None:
@@ -104,13 +112,14 @@ def test_a_missing_parameter_fails(tmp_path: Path, llama_files: dict[str, str]) 
     assert "parameter names differ: missing ['model.layers.0.mlp.up_proj.weight'" in row["message"]
 
 
-def constants(text: str) -> dict[str, Any]:
-    """The literal module-level assignments; of a call, its keyword arguments."""
+def facts(text: str) -> dict[str, Any]:
+    """What the class of a test file says in literals; of a call, its keyword arguments."""
     found: dict[str, Any] = {}
-    for node in ast.parse(text).body:
+    (owner,) = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef))
+    for node in owner.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name, value = node.targets[0].id, node.value
-            if isinstance(value, ast.Call) and name == "CONFIG":
+            if isinstance(value, ast.Call):
                 found[name] = {key.arg: ast.literal_eval(key.value) for key in value.keywords}
             elif isinstance(value, ast.Dict | ast.Constant):
                 found[name] = ast.literal_eval(value)
@@ -120,8 +129,8 @@ def constants(text: str) -> dict[str, Any]:
 def test_blocks_come_from_what_others_are_made_of_to_what_is_made_of_others(
     llama_files: dict[str, str],
 ) -> None:
-    found = constants(llama_files[str(TEST)])
-    assert list(found["BLOCKS"].items()) == [
+    found = facts(llama_files[str(TEST)])
+    assert list(found["blocks"].items()) == [
         ("model.rotary_emb", "rotary"),
         ("model.layers.0.input_layernorm", "norm"),
         ("model.layers.0.post_attention_layernorm", "norm"),
@@ -129,8 +138,8 @@ def test_blocks_come_from_what_others_are_made_of_to_what_is_made_of_others(
         ("model.layers.0.mlp", "mlp"),
         ("model.layers.0.self_attn", "attention"),
     ]
-    assert found["LAYERS"] == {"model.layers.0": "full_attention"}
-    assert found["GPU_BFLOAT16"].keys() == {"rotary", "norm", "mlp", "attention", "layer", "model"}
+    assert found["layers"] == {"model.layers.0": "full_attention"}
+    assert {"layer", "model", *found["blocks"].values()} <= EquivalenceSuite.gpu_bfloat16.keys()
 
 
 def test_the_config_is_the_checkpoint_s_in_small(llama_spec: ModelSpec) -> None:
@@ -144,7 +153,7 @@ def test_the_config_is_the_checkpoint_s_in_small(llama_spec: ModelSpec) -> None:
     spec = llama_spec.model_copy(
         update={"config": {**llama_spec.config, **values, "rope_parameters": scaled}}
     )
-    config = constants(generate_test_file(spec))["CONFIG"]
+    config = facts(generate_test_file(spec))["config"]
     assert {key: config[key] for key in values} == values
     assert config["rope_parameters"] == scaled
     assert config["hidden_size"] == 64
@@ -155,29 +164,58 @@ def test_each_kind_of_layer_is_tested(llama_spec: ModelSpec) -> None:
         LayerKind(name=name, layers=[i], path=f"model.layers.{i}")
         for i, name in enumerate(("first", "second"))
     ]
-    found = constants(generate_test_file(llama_spec.model_copy(update={"layer_kinds": kinds})))
-    assert found["LAYERS"] == {"model.layers.0": "first", "model.layers.1": "second"}
-    assert {"model.layers.0.mlp", "model.layers.1.mlp"} <= found["BLOCKS"].keys()
+    found = facts(generate_test_file(llama_spec.model_copy(update={"layer_kinds": kinds})))
+    assert found["layers"] == {"model.layers.0": "first", "model.layers.1": "second"}
+    assert {"model.layers.0.mlp", "model.layers.1.mlp"} <= found["blocks"].keys()
 
 
-def test_texts_go_on_without_repetition_where_repeated_tokens_are_arbitrary(
+def test_that_repeated_tokens_are_arbitrary_is_said(
     llama_spec: ModelSpec,
 ) -> None:
     trait = Trait(value="arbitrary", evidence="said here")
     changed = {"traits": {**llama_spec.traits, "repeated_tokens": trait}}
-    usual, distinct = (
-        generate_test_file(llama_spec),
-        generate_test_file(llama_spec.model_copy(update=changed)),
-    )
-    ways = {"ragged_prompts", "llm.generate"}, {"distinct_prompts", "continue_distinct"}
-    for text, called in zip((usual, distinct), ways, strict=True):
-        calls = {
-            ast.unparse(node.func)
-            for node in ast.walk(ast.parse(text))
-            if isinstance(node, ast.Call)
-        }
-        assert calls & set.union(*ways) == called
-    assert constants(distinct)["NEW_TOKENS"] == constants(usual)["NEW_TOKENS"]
+    changed_spec = llama_spec.model_copy(update=changed)
+    texts = [generate_test_file(spec) for spec in (llama_spec, changed_spec)]
+    assert [facts(text).get("distinct_tokens") for text in texts] == [None, True]
+
+
+def suite(**said: Any) -> Any:
+    """A family's class, instantiated, which says some things besides its config."""
+    config = LlamaConfig(vocab_size=VOCABULARY)
+    return type("TestLlama", (EquivalenceSuite,), {"config": config, **said})()
+
+
+class Greedy:
+    """Stands in for `LLM`: goes on with the tokens that follow the last one, and counts requests."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+
+    def generate(self, texts: list[list[int]], params: SamplingParams) -> list[SimpleNamespace]:
+        self.requests += len(texts)
+        logprobs = [{token: -abs(token - 3.0) for token in range(VOCABULARY)}] * params.max_tokens
+        return [
+            SimpleNamespace(token_ids=[3] * params.max_tokens, logprobs=logprobs) for _ in texts
+        ]
+
+
+def test_decoded_texts_have_no_token_twice_where_equal_ones_are_arbitrary() -> None:
+    for said, repeats in (({}, True), ({"distinct_tokens": True}, False)):
+        llm = Greedy()
+        for prompt, tokens, logprobs in suite(**said).continued(llm):
+            text = prompt + tokens
+            assert len(tokens) == len(logprobs) == EquivalenceSuite.new_tokens
+            assert (len(set(text)) < len(text)) == repeats
+        rounds = 1 if repeats else EquivalenceSuite.new_tokens
+        assert llm.requests == rounds * len(EquivalenceSuite.prompt_lengths)
+
+
+def test_one_text_fits_into_the_small_cache_and_all_into_the_large() -> None:
+    longest = max(EquivalenceSuite.prompt_lengths) + EquivalenceSuite.new_tokens
+    small, large = (suite().cache_config(name)["kv_cache_config"] for name in ("small", "large"))
+    assert longest == small["max_tokens"]
+    assert large["max_tokens"] >= longest * len(EquivalenceSuite.prompt_lengths)
+    assert large["tokens_per_block"] == 1
 
 
 def test_a_model_that_hides_padding_by_itself_is_told_that_there_is_none(
@@ -185,13 +223,28 @@ def test_a_model_that_hides_padding_by_itself_is_told_that_there_is_none(
 ) -> None:
     mask = sample_block("masks", "mask", returns=["ones", "seen"])
     hiding = llama_spec.model_copy(update={"blocks": [*llama_spec.blocks, mask]})
-    told = "pair.expected(text, attention_mask=torch.ones_like(text), use_cache=False)"
-    assert [told in generate_test_file(spec) for spec in (llama_spec, hiding)] == [False, True]
+    said = [facts(generate_test_file(spec)).get("hides_padding") for spec in (llama_spec, hiding)]
+    assert said == [None, True]
+    text = torch.tensor([[5, 6, 7]])
+    assert suite().told(text) == {}
+    assert suite(hides_padding=True).told(text)["attention_mask"].tolist() == [[1, 1, 1]]
+
+
+def test_positions_that_begin_later_are_said_and_tested(llama_spec: ModelSpec) -> None:
+    trait = Trait(value="pad_token_id + 1", evidence="said here")
+    changed = {"traits": {**llama_spec.traits, "first_position": trait}}
+    config = {**llama_spec.config, "pad_token_id": 4}
+    text = generate_test_file(llama_spec.model_copy(update={**changed, "config": config}))
+    assert "class TestLlamaForCausalLM(FirstPositionSuite):" in text
+    assert text.endswith("    first_position = config.pad_token_id + 1\n")
+    late = type("TestLate", (FirstPositionSuite,), {"first_position": 5})()
+    told = late.told(torch.zeros(2, 3))["position_ids"]
+    assert told.tolist() == [[5, 6, 7], [5, 6, 7]]
 
 
 def test_a_block_that_transformers_never_calls_is_left_out(llama_spec: ModelSpec) -> None:
     spec = llama_spec.model_copy(update={"never_called": ["model.layers.0.mlp"]})
-    assert "model.layers.0.mlp" not in constants(generate_test_file(spec))["BLOCKS"]
+    assert "model.layers.0.mlp" not in facts(generate_test_file(spec))["blocks"]
 
 
 @pytest.mark.parametrize("field", ["family", "architecture", "config_class", "hf_module"])
@@ -205,7 +258,7 @@ def test_strings_of_a_config_stay_strings(llama_spec: ModelSpec) -> None:
     hostile = '"""\n__import__("os").abort()\n"""'
     config = {**llama_spec.config, "note": hostile}
     text = generate_test_file(llama_spec.model_copy(update={"model": hostile, "config": config}))
-    assert constants(text)["CONFIG"]["note"] == hostile
+    assert facts(text)["config"]["note"] == hostile
     called = {
         node.func.id
         for node in ast.walk(ast.parse(text))

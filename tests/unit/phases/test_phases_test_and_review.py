@@ -201,7 +201,7 @@ def test_the_review_is_of_the_models_own_tests(make: Make, llama_files: dict[str
     """
     context = make()
     path, own = context.root / TEST, llama_files[str(TEST)]
-    relatives = own.replace("CONFIG = LlamaConfig(", "CONFIG = LlamaConfig(attention_bias=True, ")
+    relatives = own.replace("config = LlamaConfig(", "config = LlamaConfig(attention_bias=True, ")
     assert relatives != own
     context.files.put(path, own)
     path.write_text(relatives)

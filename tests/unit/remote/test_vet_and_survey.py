@@ -83,6 +83,21 @@ def test_text_that_reaches_beyond_tensors_is_refused(text: str) -> None:
         vet_model_file(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os",
+        "import torch",
+        "from transformers import LlamaConfig",
+        "from pathlib import Path\nPath(__file__).unlink()",
+        "class TestX:\n    x = getattr(1, 'y')",
+    ],
+)
+def test_tests_that_reach_beyond_their_template_are_refused(text: str) -> None:
+    with pytest.raises(OnboardError, match="not what is ever generated"):
+        vet_tests(text)
+
+
 def test_a_causal_mask_is_exactly_that() -> None:
     mask = torch.full((5, 5), torch.finfo(torch.float32).min).triu(1)[None, None]
     assert is_causal_mask(mask)
