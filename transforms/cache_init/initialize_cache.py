@@ -8,6 +8,7 @@ from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.graph.cache_init.interface import fit_batch
 from onboard.graph.context import TransformContext
 from onboard.graph.transform import (
+    SKIPPED,
     BaseTransform,
     TransformConfig,
     TransformInfo,

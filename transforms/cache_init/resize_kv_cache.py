@@ -12,6 +12,7 @@ from onboard.gpu import gib
 from onboard.graph.cache_init.interface import cache_plan, cache_share, free_memory
 from onboard.graph.context import TransformContext
 from onboard.graph.transform import (
+    SKIPPED,
     BaseTransform,
     TransformConfig,
     TransformInfo,

@@ -7,6 +7,7 @@ from torch import fx, nn
 from onboard.graph.compile.direct_calls import DirectCalls
 from onboard.graph.context import TransformContext
 from onboard.graph.transform import (
+    SKIPPED,
     BaseTransform,
     TransformConfig,
     TransformInfo,
