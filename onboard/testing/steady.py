@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,10 +76,8 @@ def steady_tokens(again: Again, output: torch.Tensor) -> torch.Tensor:
     far = _FAR * eps * output.float().square().mean().sqrt()
     steady = torch.ones(output.shape[:2], dtype=torch.bool, device=output.device)
     for draw in range(_DRAWS):
-        moved = (
-            again(lambda hidden, draw=draw: _rounded_otherwise(hidden, draw)).float()
-            - output.float()
-        )  # type: ignore[misc]
+        other = again(partial(_rounded_otherwise, draw=draw))
+        moved = other.float() - output.float()
         steady &= moved.square().mean(-1).sqrt() <= far
     return steady if float((~steady).float().mean()) <= _MOST_LEFT_OUT else torch.ones_like(steady)
 

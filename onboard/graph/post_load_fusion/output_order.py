@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from onboard.graph.fx import arguments, is_op, nodes_of, replace_with
-from onboard.graph.values import insert_call
+from onboard.graph.new_nodes import insert_call
 from onboard.graph.weight_load.gemm_fusion import LINEARS, private_parameters
 from onboard.graph.weight_load.parameters import set_parameter
 
@@ -150,10 +150,10 @@ def _run(shuffle: _Shuffle, numbered: Tensor) -> Mapping[fx.Node, Any]:
     def value(node: fx.Node) -> Any:
         if node not in values:
             args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), value)
-            is_input = node.op == "placeholder"
-            values[node] = (
-                torch.empty(1, _TOKENS, device="meta") if is_input else node.target(*args, **kwargs)
-            )  # type: ignore[operator]
+            if node.op == "placeholder":
+                values[node] = torch.empty(1, _TOKENS, device="meta")
+            else:
+                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
         return values[node]
 
     for node in shuffle.moves:

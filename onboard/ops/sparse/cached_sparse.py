@@ -80,7 +80,6 @@ def torch_cached_sparse_mla(
         )
     out = fake_mla(q_nope, q_pe, compressed_kv, kpe, kv_b_proj_weight).zero_()
     starts, lengths, rank = cu_seqlens.tolist(), kv_lens.tolist(), compressed_kv.shape[-1]
-    options = (scale, sinks, sliding_window)
     for index in range(sequences):
         rows = slice(starts[index], starts[index + 1])
         first = first_seen(lengths[index] - (rows.stop - rows.start), sliding_window)
@@ -89,7 +88,9 @@ def torch_cached_sparse_mla(
         latent, key = stored[:, :, 0, :rank], stored[..., rank:]
         chosen = None if indices is None else indices[:, rows]
         queries = (q_nope[:, rows], q_pe[:, rows])
-        out[:, rows] = torch_sparse_mla(*queries, latent, key, kv_b_proj_weight, chosen, *options)
+        out[:, rows] = torch_sparse_mla(
+            *queries, latent, key, kv_b_proj_weight, chosen, scale, sinks, sliding_window
+        )
     return out
 
 
