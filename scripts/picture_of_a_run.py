@@ -15,7 +15,7 @@ from typing import Any
 from onboard.content import CONTENT_ROOT
 from onboard.render import render
 from onboard.workflow.reporting.report_view import about
-from onboard.workflow.state import PhaseRecord, RunState
+from onboard.workflow.run_state import PhaseRecord, RunState
 
 WIDTH, FIRST, LINE, LONGEST_BAR = 960, 60, 22, 96
 SUMMARY, TEXT = 104, 112

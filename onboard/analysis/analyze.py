@@ -17,7 +17,7 @@ from onboard.analysis.behaviour.cache_probe import cache_notes
 from onboard.analysis.behaviour.positions import first_position
 from onboard.analysis.behaviour.repeated import repeated_tokens
 from onboard.analysis.behaviour.texts import check_rows
-from onboard.analysis.blocks import mask_blocks, module_blocks, rope_blocks, scan_blocks
+from onboard.analysis.block_findings import mask_blocks, module_blocks, rope_blocks, scan_blocks
 from onboard.analysis.layer_modules import layer_kinds, with_modules
 from onboard.analysis.mixture_traits import active_parameters
 from onboard.analysis.multimodal import unused_parts
@@ -46,7 +46,7 @@ from onboard.hf.hf_model import build_reference, missing_towers
 from onboard.hf.parameters_on import parameters_on
 from onboard.ops.sparse.indexer import tie_note
 from onboard.verify.error import rmse_ratio
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 
 _COUNTED = Trait(value="counted", evidence="probe: position_ids do not change the logits")
 _FROM_ZERO = Trait(

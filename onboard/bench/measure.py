@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from onboard.bench.experts import experts_hit
+from onboard.bench.expert_hits import experts_hit
 from onboard.bench.shape import Shape
 from onboard.runtime.engine import Engine
 from onboard.runtime.sampling import SamplingParams

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onboard.bench.document import work_of
 from onboard.bench.peers import PeerRun
+from onboard.bench.report_document import work_of
 from onboard.bench.suite import Report
 from onboard.render import render
 

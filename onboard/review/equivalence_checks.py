@@ -27,7 +27,7 @@ from onboard.review.family_class import (
     tests_of,
 )
 from onboard.review.python_source import Function, Outcome, Source, dotted, forbid, require
-from onboard.verify.limits import ON_GPU, ON_GPU_ELSE, SAME
+from onboard.verify.tolerances import ON_GPU, ON_GPU_ELSE, SAME
 
 _MOST = {"hidden_size": 256, "vocab_size": 2000, "num_hidden_layers": 10}
 _TESTED_KINDS = ("rotary", "rmsnorm", "layernorm", "mlp", "attention")

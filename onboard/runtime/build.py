@@ -21,8 +21,8 @@ from onboard.graph.graph_cache import GraphCache, cache_folder
 from onboard.graph.invariants import uncached_attention
 from onboard.graph.pipeline import Observer, Pipeline
 from onboard.runtime.engine import Engine
+from onboard.runtime.length_dependent_rope import length_dependent_rope
 from onboard.runtime.limits import ON_CPU, ON_GPU, Defaults, settled
-from onboard.runtime.rope import length_dependent_rope
 from onboard.runtime.tested_file import why_untested
 from onboard.runtime.tokenizer import Tokenizer
 from onboard.untrusted.bounds import read_json

@@ -18,9 +18,9 @@ from onboard.errors import UsageError
 from onboard.graph.cache_init.embedded_inputs import with_given_inputs
 from onboard.graph.fx import graph_modules
 from onboard.modeling import Codebooks
+from onboard.runtime.length_dependent_rope import LengthDependentRope
 from onboard.runtime.logprobs import logprobs
 from onboard.runtime.multimodal.prompt_inputs import PromptInputs, given_rows
-from onboard.runtime.rope import LengthDependentRope
 from onboard.runtime.sampling import SamplingParams, stream_key
 from onboard.runtime.scheduling.pending_step import Flight, Landing
 from onboard.runtime.scheduling.request import FinishReason, Request, Step, StepRows

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from onboard.codegen.format import format_package
-from onboard.standalone.source import PACKAGE, Edit, Module, Statement, is_own
+from onboard.standalone.statements import PACKAGE, Edit, Module, Statement, is_own
 
 
 class Bundle:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onboard.standalone.package import write
 from onboard.standalone.plain import plain_export
-from onboard.standalone.subject import Subject, open_subject
+from onboard.standalone.proven_model import Subject, open_subject
 from onboard.standalone.vllm_plugin import vllm_export
 
 _KINDS: dict[str, Callable[[Subject], dict[str, str]]] = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onboard.errors import OnboardError
 from onboard.ops.library import NAMESPACE, op_sources
-from onboard.standalone.source import Edit, Module, edited, is_own
+from onboard.standalone.statements import Edit, Module, edited, is_own
 
 
 @dataclass(frozen=True)

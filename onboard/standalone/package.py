@@ -16,7 +16,7 @@ from onboard.errors import UsageError
 from onboard.render import render
 from onboard.standalone import loader
 from onboard.standalone.bundle import Bundle, foreign_packages
-from onboard.standalone.subject import Subject
+from onboard.standalone.proven_model import Subject
 
 _NOT_DEPENDENCIES = {"vllm"}
 """What is there already, in one of many builds of other names."""

@@ -8,7 +8,7 @@ from onboard.codegen.format import format_python
 from onboard.render import render
 from onboard.standalone.model_text import with_functions
 from onboard.standalone.package import bundled, package_name, project
-from onboard.standalone.subject import Subject
+from onboard.standalone.proven_model import Subject
 
 
 def plain_export(subject: Subject) -> dict[str, str]:

@@ -9,7 +9,7 @@ import ast
 import builtins
 
 from onboard.errors import OnboardError
-from onboard.standalone.source import Edit, Module
+from onboard.standalone.statements import Edit, Module
 
 _HEAD = '''
 

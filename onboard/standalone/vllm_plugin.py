@@ -18,9 +18,9 @@ from onboard.render import render
 from onboard.standalone.attention_calls import ATTENTION, refuse_other_mixers
 from onboard.standalone.model_text import OpCall, insert_after, op_calls, with_functions
 from onboard.standalone.package import bundled, package_name, project
-from onboard.standalone.source import Edit, Module, edited
+from onboard.standalone.proven_model import Subject
 from onboard.standalone.split_head import split_head
-from onboard.standalone.subject import Subject
+from onboard.standalone.statements import Edit, Module, edited
 
 _LAYER = "paged_attention"
 _IMPORT = "from .paged_attention import PagedAttention\n"

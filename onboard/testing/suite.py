@@ -1,7 +1,7 @@
 """The tests that every generated model file has to pass. A family's test file inherits them and
 says what is its own.
 
-The reviewer reads this file, too (`onboard/review/suite_checks.py`), and knows it by its digest.
+The reviewer reads this file, too (`onboard/review/equivalence_checks.py`), and knows it by its digest.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from onboard.errors import OnboardError
 from onboard.ops.rope.rope import complex_freqs
 from onboard.ops.sparse.sparse import chosen_keys
 from onboard.verify.error import rmse_ratio, worst
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 
 
 @dataclass(frozen=True)

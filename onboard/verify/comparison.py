@@ -18,11 +18,11 @@ from typing import Any, Literal
 import torch
 
 from onboard.modeling import ONE_CODEBOOK, Codebooks
-from onboard.runtime.rope import LengthDependentRope
+from onboard.runtime.length_dependent_rope import LengthDependentRope
 from onboard.verify.error import rmse_ratio
 from onboard.verify.held_out import Text, judge, mean_nll
 from onboard.verify.hf_logits import Asked, Reference
-from onboard.verify.limits import FLOOR_IN_EPS, MARGIN, READ_OTHERWISE, SAME, TEXT, TIE
+from onboard.verify.tolerances import FLOOR_IN_EPS, MARGIN, READ_OTHERWISE, SAME, TEXT, TIE
 
 Kind = Literal["prompt", "long prompt", "text", "media"]
 Logits = list[torch.Tensor]

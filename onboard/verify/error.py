@@ -1,7 +1,7 @@
 """The one measure of how far a result is from what is expected: rmse(actual - expected) /
 rmse(expected).
 
-A few outliers do not decide it, and it has no unit, so that one limit (`onboard.verify.limits`)
+A few outliers do not decide it, and it has no unit, so that one limit (`onboard.verify.tolerances`)
 serves tensors of any scale. It is NaN where either tensor has a NaN, and where `expected` is zero
 throughout: a tensor of zeros proves nothing. A NaN is within no limit: comparisons are written `not
 error <= limit`.

@@ -20,9 +20,9 @@ from onboard.graph.cache_init.counted_positions import counts_positions
 from onboard.graph.context import TransformContext
 from onboard.graph.pipeline import Observer
 from onboard.hf.text_tokens import text_tokens
-from onboard.runtime.rope import length_dependent_rope
+from onboard.runtime.length_dependent_rope import length_dependent_rope
 from onboard.verify.error import rmse_ratio, worst
-from onboard.verify.limits import SELF_CHECK
+from onboard.verify.tolerances import SELF_CHECK
 from onboard.verify.ways import interface_for, plans, run_plain, run_plan
 
 _LENGTHS = (9, 14, 5)

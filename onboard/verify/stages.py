@@ -21,12 +21,12 @@ from onboard.graph.pipeline import Pipeline
 from onboard.graph.transform import BaseTransform
 from onboard.hf.text_tokens import text_tokens
 from onboard.runtime.build import make_context
+from onboard.runtime.length_dependent_rope import LengthDependentRope, length_dependent_rope
 from onboard.runtime.limits import PROOF
 from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
-from onboard.runtime.rope import LengthDependentRope, length_dependent_rope
 from onboard.verify.error import rmse_ratio
 from onboard.verify.hf_logits import Asked, reference_logits
-from onboard.verify.limits import FLOOR_OF_STAGES, MARGIN_OF_STAGES, SAME
+from onboard.verify.tolerances import FLOOR_OF_STAGES, MARGIN_OF_STAGES, SAME
 from onboard.verify.ways import DECODE, Prompt, interface_for, plans, run_plain, run_plan
 
 _LENGTHS = (11, 17, 33, 48)

@@ -18,7 +18,7 @@ from onboard.cache.step_buffer import IntArray
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import copy_graphs
 from onboard.graph.transform import get_transform
-from onboard.runtime.rope import LengthDependentRope
+from onboard.runtime.length_dependent_rope import LengthDependentRope
 
 Prompt = Sequence[int]
 CHUNK = 7

@@ -29,7 +29,7 @@ from onboard.workflow.lock import STAGING, WORK, check_writable, exclusive, slug
 from onboard.workflow.outcome import PhaseOutcome, RunOutcome
 from onboard.workflow.phase import Phase, PhaseResult, RunContext, RunOptions
 from onboard.workflow.phases import PHASES
-from onboard.workflow.state import (
+from onboard.workflow.run_state import (
     STATE_FILE,
     Artifact,
     PhaseRecord,

@@ -23,8 +23,8 @@ from onboard.render import render
 from onboard.workflow.phases.cookbook import TEMPLATE, notebook_of, notebook_text, notebook_values
 from onboard.workflow.phases.generate import same_but_revision
 from onboard.workflow.phases.register import mended, new_entry, standalone_text
+from onboard.workflow.registry_results import Result, load_results
 from onboard.workflow.reporting.support_matrix import matrix_path, update_matrix
-from onboard.workflow.results import Result, load_results
 
 ZOO = Path("registry", "zoo.yaml")
 QUANTISATION = "quantization_config"

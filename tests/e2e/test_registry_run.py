@@ -18,8 +18,8 @@ import pytest
 from onboard import registry
 from onboard.registry import RegistryEntry, load_entries, models_path
 from onboard.registry_text import insert_entry
+from onboard.workflow.registry_results import Result, load_results
 from onboard.workflow.reporting.support_matrix import empty_matrix, matrix_path, refreshed
-from onboard.workflow.results import Result, load_results
 from tests.support.checkpoints import MODEL_FILE, save_checkpoint
 
 pytestmark = pytest.mark.exhaustive

@@ -148,7 +148,7 @@ BROKEN_TOOL = """
 import onboard.codegen.model_file as model_file
 import onboard.verify.blocks as prove
 from onboard.workflow.sweep import worker
-from onboard.workflow.sweep.child import Job
+from onboard.workflow.sweep.job import Job
 
 generate = model_file.generate_model_file
 

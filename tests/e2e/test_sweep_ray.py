@@ -20,7 +20,7 @@ from onboard.workflow.sweep.record import TargetRecord
 TWO_JOBS = """
 from pathlib import Path
 from onboard.workflow.sweep import ray_executor
-from onboard.workflow.sweep.child import Job
+from onboard.workflow.sweep.job import Job
 from onboard.workflow.sweep.ray_executor import RayExecutor
 from onboard.workflow.sweep.inputs.targets import Target
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from onboard.experiments.streams import own_part, run_aside
+from onboard.experiments.side_branches import own_part, run_aside
 from onboard.graph.compile.streams import begin_aux, wait_aux
 from onboard.graph.fx import nodes_of
 

@@ -47,7 +47,7 @@ OUTCOMES = """
 from dataclasses import replace
 from tests.support.mutation.engine_areas import AREAS
 from tests.support.mutation.engine_mutants import ROOT, outcome
-path = ROOT / "onboard/ops/recurrences/state.py"
+path = ROOT / "onboard/ops/recurrences/advance.py"
 text = path.read_text()
 wrong = text.replace("kv_lens == 1", "kv_lens == 2")
 assert wrong != text

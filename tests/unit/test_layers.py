@@ -34,7 +34,7 @@ FLOORS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("graph",),),
     (("cache",),),
     (("ops",), ("hf",)),
-    (("verify.error", "verify.limits"),),
+    (("verify.error", "verify.tolerances"),),
 )
 Room = tuple[int, tuple[str, ...]]
 ROOMS: dict[str, Room] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from onboard.graph.context import TransformContext
-from onboard.graph.post_load_fusion.casts import remove_identity_casts
+from onboard.graph.post_load_fusion.dtype_casts import remove_identity_casts
 from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 
 from torch import fx
 
-from onboard.experiments.streams import run_aside
+from onboard.experiments.side_branches import run_aside
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, attr_tensor, op_name
 from onboard.graph.transform import GraphTransform, TransformConfig, register_transform

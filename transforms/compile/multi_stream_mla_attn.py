@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from torch import fx
 
-from onboard.experiments.streams import (
+from onboard.experiments.side_branches import (
     bring_forward,
     computes,
     cone,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from onboard.experiments.streams import is_product, own_part, run_aside
+from onboard.experiments.side_branches import is_product, own_part, run_aside
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import is_op, only_user, op_name
 from onboard.graph.transform import GraphTransform, TransformConfig, register_transform

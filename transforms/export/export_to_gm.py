@@ -85,7 +85,7 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
     def _export(
         self, gm: nn.Module, context: TransformContext, repeated: Repeated | None
     ) -> nn.Module:
-        from onboard.graph.export.export import export_to_graph
+        from onboard.graph.export.to_graph import export_to_graph
 
         if (repeated is None or self.config.complete) and (few := sorted(unbuilt(gm))):
             raise UnlikeError(

@@ -9,8 +9,8 @@ from torch import fx, nn
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, attr_tensor, nodes_of, replace_with
+from onboard.graph.new_nodes import insert_call
 from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
-from onboard.graph.values import insert_call
 
 aten = torch.ops.aten
 

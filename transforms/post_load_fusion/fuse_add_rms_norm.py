@@ -12,14 +12,14 @@ from torch import fx
 from onboard.graph.backends import fused_op
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import Target, arguments, is_op, nodes_of, replace_with
-from onboard.graph.post_load_fusion.casts import is_cast, remove_identity_casts
+from onboard.graph.new_nodes import insert_call
+from onboard.graph.post_load_fusion.dtype_casts import is_cast, remove_identity_casts
 from onboard.graph.transform import (
     GraphTransform,
     TransformConfig,
     TransformInfo,
     register_transform,
 )
-from onboard.graph.values import insert_call
 from onboard.ops import has_triton
 
 _BACKENDS = ("torch", "triton") if has_triton() else ("torch",)

@@ -13,6 +13,7 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import choose_backend, fused_op
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import Target, arguments, is_op, nodes_of, replace_with
+from onboard.graph.new_nodes import insert_call
 from onboard.graph.pattern_matcher.patterns import (
     Op,
     Var,
@@ -24,9 +25,8 @@ from onboard.graph.pattern_matcher.patterns import (
     rank,
     same_shape,
 )
-from onboard.graph.post_load_fusion.casts import is_cast
+from onboard.graph.post_load_fusion.dtype_casts import is_cast
 from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
-from onboard.graph.values import insert_call
 
 
 def _is_of_heads(value: Any) -> TypeGuard[fx.Node]:

@@ -14,6 +14,7 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import Backend, choose_backend
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, attr_tensor, is_op, nodes_of, only_user, replace_with
+from onboard.graph.new_nodes import insert_call
 from onboard.graph.transform import (
     SKIPPED,
     GraphTransform,
@@ -21,7 +22,6 @@ from onboard.graph.transform import (
     TransformInfo,
     register_transform,
 )
-from onboard.graph.values import insert_call
 from onboard.graph.weight_load.gemm_fusion import LINEARS
 from onboard.ops import has_triton
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS

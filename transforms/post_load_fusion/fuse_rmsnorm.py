@@ -11,15 +11,15 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import Backend, choose_backend, fused_op
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, is_op, nodes_of, only_user, replace_with
-from onboard.graph.post_load_fusion.casts import is_cast
+from onboard.graph.new_nodes import insert_call
 from onboard.graph.post_load_fusion.constants import fold_constant
+from onboard.graph.post_load_fusion.dtype_casts import is_cast
 from onboard.graph.transform import (
     GraphTransform,
     TransformConfig,
     TransformInfo,
     register_transform,
 )
-from onboard.graph.values import insert_call
 
 aten = torch.ops.aten
 

@@ -12,6 +12,7 @@ from torch import fx
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import add_placeholder, arguments, is_op
+from onboard.graph.new_nodes import infer_value, insert_call
 from onboard.graph.transform import (
     SKIPPED,
     GraphTransform,
@@ -19,7 +20,6 @@ from onboard.graph.transform import (
     TransformInfo,
     register_transform,
 )
-from onboard.graph.values import infer_value, insert_call
 from onboard.graph.weight_load.gemm_fusion import LINEARS
 
 aten = torch.ops.aten

@@ -10,7 +10,7 @@ from onboard.experiments.elementwise import has_xdsl
 from onboard.experiments.elementwise.regions import Region, find_regions, sort_graph
 from onboard.graph.backends import triton_runs_on
 from onboard.graph.context import TransformContext
-from onboard.graph.post_load_fusion.casts import remove_identity_casts
+from onboard.graph.post_load_fusion.dtype_casts import remove_identity_casts
 from onboard.graph.transform import (
     SKIPPED,
     GraphTransform,

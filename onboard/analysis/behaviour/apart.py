@@ -11,7 +11,7 @@ from onboard.analysis.tiny.tiny_model import from_zero, prompt, vocabulary
 from onboard.errors import NotCausalError, OnboardError
 from onboard.hf.codebooks import codebooks_of
 from onboard.verify.error import rmse_ratio
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 
 _OTHER = 7
 """How far another token lies from the one whose place it takes."""

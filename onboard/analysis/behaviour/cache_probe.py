@@ -15,7 +15,7 @@ from onboard.analysis.recognise.watch import lines_run
 from onboard.analysis.tiny.tiny_model import one_line, prompts
 from onboard.errors import OnboardError
 from onboard.verify.error import rmse_ratio
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 
 DIFFERS = "transformers' cached decode differs from its prefill"
 _DECODED = 3

@@ -8,7 +8,7 @@ from torch import nn
 from onboard.analysis.spec import Trait
 from onboard.analysis.tiny.tiny_model import VOCABULARY, prompts
 from onboard.verify.error import rmse_ratio, worst
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 
 _FEW = 3
 

@@ -23,7 +23,7 @@ from onboard.analysis.spec_blocks import Block
 from onboard.errors import OnboardError
 from onboard.ops.sparse.sparse import chosen_keys
 from onboard.verify.error import rmse_ratio
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 
 COMPRESSOR, INDEXER = "compressor", "pooled_indexer"
 _Calls = Mapping[str, list[ModuleCall]]

@@ -22,7 +22,7 @@ from onboard.analysis.recognise.probe import Finding
 from onboard.analysis.recognise.recorder import ModuleCall
 from onboard.ops.linear.activation import ACTIVATIONS
 from onboard.verify.error import rmse_ratio
-from onboard.verify.limits import SAME_MIXTURE
+from onboard.verify.tolerances import SAME_MIXTURE
 
 """Sums over experts are added up in another order."""
 _COARSE = {"limit": 0.61, "alpha": 1.37, "gate_cap": 0.83, "up_cap": 0.71}

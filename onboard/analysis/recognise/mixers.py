@@ -21,7 +21,7 @@ from torch import nn
 from onboard.analysis.recognise.probe import Finding
 from onboard.analysis.recognise.recorder import HelperCall
 from onboard.verify.error import rmse_ratio, worst
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 
 from onboard.analysis.recognise.recorder import Recording
 from onboard.analysis.spec import Trait
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 
 
 def position_bias(recording: Recording) -> dict[str, Trait]:

@@ -16,7 +16,7 @@ from transformers.activations import ACT2FN
 from onboard.analysis.recognise.recorder import FunctionCall, first_tensor
 from onboard.ops.rope.rope import complex_freqs
 from onboard.verify.error import rmse_ratio, worst
-from onboard.verify.limits import SAME_FORMULA
+from onboard.verify.tolerances import SAME_FORMULA
 
 _COARSE_EPS = 0.37
 """An epsilon that matters: with it a candidate that forgets or misplaces epsilon is found out."""

@@ -18,7 +18,7 @@ from onboard.analysis.recognise.recorder import Recording
 from onboard.analysis.recognise.watch import Loop, LoopCall
 from onboard.analysis.spec_blocks import Block, make_block
 from onboard.verify.error import rmse_ratio, worst
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from onboard.analysis.recognise.mixers import Form, scan_error
 from onboard.analysis.recognise.probe import Finding
 from onboard.analysis.recognise.recorder import ModuleCall
 from onboard.verify.error import worst
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 
 MODULE_FORMS = {
     "torch_mlstm": Form(

@@ -28,7 +28,7 @@ from onboard.hf.codebooks import codebooks_of
 from onboard.hf.hf_model import build_reference
 from onboard.hub import with_own_type
 from onboard.verify.error import rmse_ratio
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 
 __all__ = [
     "ORIGINAL_POSITIONS",

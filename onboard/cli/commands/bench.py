@@ -158,7 +158,7 @@ def _measure(opened: AbstractContextManager[Subject], settings: Settings) -> Rep
 
 
 def _show(report: Report, folder: Path, *, as_json: bool) -> Result | None:
-    from onboard.bench.document import document
+    from onboard.bench.report_document import document
 
     made = document(report)
     files = _write(report, made, folder)

@@ -15,7 +15,7 @@ from onboard.errors import OnboardError
 
 if TYPE_CHECKING:
     from onboard.registry import RegistryEntry
-    from onboard.workflow.results import Result
+    from onboard.workflow.registry_results import Result
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -247,7 +247,7 @@ def _entries(root: Path) -> list[RegistryEntry]:
 
 
 def _chosen(root: Path, names: list[str], expression: str) -> list[RegistryEntry]:
-    from onboard.workflow.registry_runs.selection import chosen
+    from onboard.workflow.registry_runs.chosen_entries import chosen
 
     return chosen(_entries(root.expanduser()), names, expression)
 

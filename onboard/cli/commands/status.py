@@ -11,7 +11,7 @@ from onboard.cli import options
 from onboard.cli.result import Result
 
 if TYPE_CHECKING:
-    from onboard.workflow.state import RunState
+    from onboard.workflow.run_state import RunState
 
 
 def status(
@@ -38,7 +38,7 @@ def load_states(root: Path) -> dict[str, RunState]:
     What a run left "running" that has ended since was interrupted.
     """
     from onboard.workflow.lock import WORK, is_held
-    from onboard.workflow.state import STATE_FILE, RunState
+    from onboard.workflow.run_state import STATE_FILE, RunState
 
     folders = sorted(path.parent for path in (root / WORK).glob(f"*/{STATE_FILE}"))
     states = {folder: RunState.load(folder, folder.name) for folder in folders}

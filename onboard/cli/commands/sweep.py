@@ -197,7 +197,7 @@ def _run(todo: Sweep, executor: Executor) -> tuple[list[Entry], bool]:
 
 
 def _coverage(todo: Sweep, entries: list[Entry]) -> Coverage:
-    from onboard.workflow.state import current_versions
+    from onboard.workflow.run_state import current_versions
     from onboard.workflow.sweep.coverage import Coverage, ordered
     from onboard.workflow.sweep.inputs.targets import VARIANTS
 
@@ -221,7 +221,7 @@ def _write(coverage: Coverage, root: Path | None, *, shown: bool) -> None:
     """Write the files when there is a `root` for them; print the summary when it is to be
     `shown`.
     """
-    from onboard.workflow.sweep.document import write_coverage
+    from onboard.workflow.sweep.coverage_document import write_coverage
 
     written = write_coverage(coverage, root) if root is not None else []
     if not shown:

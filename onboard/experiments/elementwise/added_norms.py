@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from onboard.graph.fx import arguments, is_op, nodes_of, replace_with
-from onboard.graph.values import insert_call
+from onboard.graph.new_nodes import insert_call
 from onboard.ops import has_triton
 
 _PAIRS = {

@@ -27,7 +27,7 @@ from onboard.experiments.elementwise.dialect import (
     number,
     operation,
 )
-from onboard.experiments.elementwise.evaluate import evaluate_numbers
+from onboard.experiments.elementwise.interpret import evaluate_numbers
 from onboard.experiments.elementwise.program import steps
 
 _EXACT = {

@@ -14,8 +14,8 @@ from onboard.experiments.elementwise.canonicalize import canonicalize, widen
 from onboard.experiments.elementwise.pointwise_programs import region_program
 from onboard.experiments.elementwise.program import results_of, return_only
 from onboard.experiments.elementwise.regions import Region
+from onboard.graph.new_nodes import insert_call
 from onboard.graph.pattern_matcher.patterns import same_shape
-from onboard.graph.values import insert_call
 
 
 def fuse_region(gm: fx.GraphModule, region: Region, *, exact: bool) -> bool:

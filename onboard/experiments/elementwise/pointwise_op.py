@@ -46,7 +46,7 @@ def torch_pointwise(inputs: list[Tensor], program: str) -> list[Tensor]:
     Raises:
         OnboardError: the text is no such program.
     """
-    from onboard.experiments.elementwise.evaluate import evaluate
+    from onboard.experiments.elementwise.interpret import evaluate
     from onboard.experiments.elementwise.program import parse_program
 
     results = evaluate(parse_program(program), inputs)

@@ -128,8 +128,8 @@ def _has_whole_rows(program: str) -> bool:
 @lru_cache(maxsize=1024)
 def _kernel(program: str, outer: int) -> Any:
     """Return the compiled-on-demand kernel of a program for `outer` dimensions before the last."""
+    from onboard.experiments.elementwise.kernel_source import kernel_source
     from onboard.experiments.elementwise.program import parse_program
-    from onboard.experiments.elementwise.source import kernel_source
 
     source = kernel_source(parse_program(program), outer)
     name = f"pointwise_{hashlib.sha256(source.encode()).hexdigest()[:32]}.py"

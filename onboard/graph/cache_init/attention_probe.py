@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from onboard.errors import OnboardError
 from onboard.graph.export.hf_attention import AttentionCall, allowed_keys
 from onboard.verify.error import rmse_ratio
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 
 _EAGER_FUNCTION = "eager_attention_forward"
 _SEED = 20

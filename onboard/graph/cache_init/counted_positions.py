@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from onboard.graph.export.hf_attention import attention_recorded, is_making_mask
 from onboard.graph.export.hf_export import canonical_attention
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 
 _BATCH, _LENGTH = 2, 13
 _FAR = 1 << 20

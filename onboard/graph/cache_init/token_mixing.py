@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 from onboard.graph.fx import ancestors, attribute, is_op, placeholders, writes
 from onboard.graph.pattern_matcher.patterns import aten
 from onboard.ops.library import declared
-from onboard.verify.limits import TOKEN_ALONE, TOKEN_ALONE_ROUNDED
+from onboard.verify.tolerances import TOKEN_ALONE, TOKEN_ALONE_ROUNDED
 
 _ROW, _PIECE = 9, 3
 _NO_VALUE = object()

@@ -15,7 +15,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from onboard.graph.fx import replace_with, writes
-from onboard.graph.values import infer_value
+from onboard.graph.new_nodes import infer_value
 
 
 def replace_in_place(gm: fx.GraphModule) -> None:

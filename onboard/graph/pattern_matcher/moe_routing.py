@@ -19,9 +19,9 @@ from torch.fx import GraphModule, Node, map_arg
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.fx import ancestors, arguments, attr_tensor, is_op, nodes_of
-from onboard.graph.values import insert_call
+from onboard.graph.new_nodes import insert_call
 from onboard.graph.weight_load.gemm_fusion import LINEARS
-from onboard.verify.limits import ROUTER
+from onboard.verify.tolerances import ROUTER
 
 aten = torch.ops.aten
 _MIXTURES = (torch.ops.onboard.torch_moe, torch.ops.onboard.torch_moe_fused)

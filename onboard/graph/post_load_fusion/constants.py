@@ -9,8 +9,8 @@ from torch import fx, nn
 from torch._ops import OpOverload
 
 from onboard.graph.fx import ancestors, attribute, replace_with
+from onboard.graph.new_nodes import read_parameter
 from onboard.graph.saved_graph import CannotSaveError, decoded_graph, encoded_node
-from onboard.graph.values import read_parameter
 from onboard.graph.weight_load.parameters import (
     Folded,
     delete_parameter,

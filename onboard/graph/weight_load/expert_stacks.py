@@ -16,8 +16,8 @@ from torch.fx import GraphModule, Node
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.fx import ancestors, arguments, attr_tensor, nodes_of, replace_with
+from onboard.graph.new_nodes import insert_call, read_parameter
 from onboard.graph.post_load_fusion.constants import evaluate
-from onboard.graph.values import insert_call, read_parameter
 from onboard.graph.weight_load.gemm_fusion import private_parameters
 from onboard.graph.weight_load.parameters import (
     ParameterNames,

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.fx import arguments, is_op, nodes_of, replace_with
-from onboard.graph.values import insert_call, read_parameter
+from onboard.graph.new_nodes import insert_call, read_parameter
 from onboard.graph.weight_load.parameters import (
     ParameterNames,
     further_names,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from onboard.ops.convolution.causal_conv import fake_conv, padding_of, torch_causal_conv1d
 from onboard.ops.library import State, register_op
-from onboard.ops.recurrences.state import advance
+from onboard.ops.recurrences.advance import advance
 
 
 def _state(input: Tensor, weight: Tensor, dilation: int, **_: object) -> State:
@@ -34,7 +34,7 @@ def torch_cached_causal_conv1d(
         input: [1, tokens, channels].
         weight, bias, dilation, groups, activation: as in `torch_causal_conv1d`.
         cu_seqlens, kv_lens, state_slots, batch_info_host: as in
-            `onboard.ops.recurrences.state.advance`.
+            `onboard.ops.recurrences.advance.advance`.
         conv_cache: [slots, dilation * (kernel - 1), channels], each sequence's last inputs; written
             to.
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from onboard.ops.delta_rule.delta_rule import delta_rule, fake_delta_rule
 from onboard.ops.library import State, register_op
-from onboard.ops.recurrences.state import advance
+from onboard.ops.recurrences.advance import advance
 from onboard.ops.ssm.ssm import wide_dtype
 
 
@@ -42,7 +42,7 @@ def torch_cached_gated_delta_rule(
         q, k, v, g, beta, scale, use_qk_l2norm_in_kernel: as in `torch_gated_delta_rule`, with a
             batch of one row.
         cu_seqlens, kv_lens, state_slots, batch_info_host: as in
-            `onboard.ops.recurrences.state.advance`.
+            `onboard.ops.recurrences.advance.advance`.
         delta_cache: [slots, value_heads, key_dim, value_dim], in the recurrence's own dtype;
             written to.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from onboard.ops.delta_rule.cached_delta_rule import delta_state
 from onboard.ops.delta_rule.delta_rule import fake_delta_rule, in_chunks
 from onboard.ops.library import register_op
-from onboard.ops.recurrences.state import advance
+from onboard.ops.recurrences.advance import advance
 from onboard.ops.ssm.ssm import wide_dtype
 
 _CHUNK = 16
@@ -73,7 +73,7 @@ def torch_cached_kda(
         q, k, v, g, beta, scale, use_qk_l2norm_in_kernel: as in `torch_kda`, with a batch of one
             row.
         cu_seqlens, kv_lens, state_slots, batch_info_host: as in
-            `onboard.ops.recurrences.state.advance`.
+            `onboard.ops.recurrences.advance.advance`.
         kda_cache: [slots, heads, key_dim, value_dim], in the recurrence's own dtype; written to.
 
     Returns:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from onboard.ops.library import State, register_op
-from onboard.ops.recurrences.state import advance
+from onboard.ops.recurrences.advance import advance
 from onboard.ops.ssm.ssm import decaying_chunk, wide_dtype
 
 _CHUNK = 64
@@ -64,7 +64,7 @@ def torch_cached_lightning_attention(
     Args:
         q, k, v, slopes: as in `torch_lightning_attention`, with a batch of one row.
         cu_seqlens, kv_lens, state_slots, batch_info_host: as in
-            `onboard.ops.recurrences.state.advance`.
+            `onboard.ops.recurrences.advance.advance`.
         lightning_cache: [slots, heads, value_dim, key_dim], in the recurrence's own dtype; written
             to.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from onboard.ops.library import State, register_op
-from onboard.ops.recurrences.state import advance
+from onboard.ops.recurrences.advance import advance
 from onboard.ops.ssm.ssm import wide_dtype
 
 
@@ -59,7 +59,7 @@ def torch_cached_linear_recurrence(
     Args:
         x, decay: as in `torch_linear_recurrence`, with a batch of one row.
         cu_seqlens, kv_lens, state_slots, batch_info_host: as in
-            `onboard.ops.recurrences.state.advance`.
+            `onboard.ops.recurrences.advance.advance`.
         recurrence_cache: [slots, channels], in the recurrence's own dtype; written to.
 
     Returns:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onboard.ops.library import State, register_op
-from onboard.ops.recurrences.state import advance
+from onboard.ops.recurrences.advance import advance
 from onboard.ops.ssm.ssm import log_pairwise_decay, wide_dtype
 
 _CHUNK = 64
@@ -67,7 +67,7 @@ def torch_cached_mlstm(
     Args:
         q, k, v, igate, fgate, eps: as in `torch_mlstm`, with a batch of one row.
         cu_seqlens, kv_lens, state_slots, batch_info_host: as in
-            `onboard.ops.recurrences.state.advance`.
+            `onboard.ops.recurrences.advance.advance`.
         mlstm_cache: [slots, heads, key_dim + 1, value_dim + 1], in the recurrence's own dtype: the
             memory, its norm as the last column, m in the last row; written to.
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from onboard.ops.library import State, register_op
-from onboard.ops.recurrences.state import advance
+from onboard.ops.recurrences.advance import advance
 
 
 def _fake_token_shift(x: Tensor, *_: object) -> Tensor:
@@ -47,7 +47,7 @@ def torch_cached_token_shift(
     Args:
         x: [1, tokens, channels].
         cu_seqlens, kv_lens, state_slots, batch_info_host: as in
-            `onboard.ops.recurrences.state.advance`.
+            `onboard.ops.recurrences.advance.advance`.
         shift_cache: [slots, channels], each sequence's last token; written to.
 
     Returns:

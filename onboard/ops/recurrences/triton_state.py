@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
 # (The kernel's part is written in Triton's language: its arguments have Triton's types.)
-"""What the kernels of recurrences share; `onboard.ops.recurrences.state` says which rows and slots
+"""What the kernels of recurrences share; `onboard.ops.recurrences.advance` says which rows and slots
 are whose.
 """
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from onboard.ops.library import State, register_op
-from onboard.ops.recurrences.state import advance
+from onboard.ops.recurrences.advance import advance
 from onboard.ops.ssm.ssm import wide_dtype
 
 
@@ -55,7 +55,7 @@ def torch_cached_wkv(
     Args:
         key, value, time_decay, time_first: as in `torch_wkv`, with a batch of one row.
         cu_seqlens, kv_lens, state_slots, batch_info_host: as in
-            `onboard.ops.recurrences.state.advance`.
+            `onboard.ops.recurrences.advance.advance`.
         wkv_cache: [slots, 3, channels], in the recurrence's own dtype: sum of weighted values, sum
             of weights, and the logarithm of the scale of both; written to.
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from onboard.ops.library import State, register_op
-from onboard.ops.recurrences.state import advance
+from onboard.ops.recurrences.advance import advance
 from onboard.ops.ssm.ssm import fake_ssm, scan_channels, scan_heads, wide_dtype
 
 
@@ -38,7 +38,7 @@ def torch_cached_ssm(
         hidden_states, A, B, C, D, dt, dt_bias, time_step_limit, chunk_size: as in `torch_ssm`, a
             batch of one row.
         cu_seqlens, kv_lens, state_slots, batch_info_host: as in
-            `onboard.ops.recurrences.state.advance`.
+            `onboard.ops.recurrences.advance.advance`.
         ssm_cache: [slots, heads, head_dim, state], in the recurrence's own dtype; written to.
 
     Returns:
@@ -89,7 +89,7 @@ def torch_cached_selective_scan(
         hidden_states, dt, A, B, C, D, z, dt_bias: as in `torch_selective_scan`, with a batch of one
             row.
         cu_seqlens, kv_lens, state_slots, batch_info_host: as in
-            `onboard.ops.recurrences.state.advance`.
+            `onboard.ops.recurrences.advance.advance`.
         scan_cache: [slots, channels, state], in the recurrence's own dtype; written to.
 
     Returns:

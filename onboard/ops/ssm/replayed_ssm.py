@@ -52,7 +52,7 @@ def torch_replayed_ssm(
         hidden_states, A, B, C, D, dt, dt_bias, time_step_limit, chunk_size: as in `torch_ssm`, a
             batch of one row.
         cu_seqlens, kv_lens, state_slots, batch_info_host: as in
-            `onboard.ops.recurrences.state.advance`.
+            `onboard.ops.recurrences.advance.advance`.
         ssm_cache: [slots, heads, head_dim, state], before the last step, in its own dtype.
         replay_x_cache: [slots, replay, heads, head_dim], the last step's hidden states.
         replay_b_cache: [slots, replay, groups, state], its B.

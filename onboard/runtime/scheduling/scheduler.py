@@ -18,7 +18,7 @@ from operator import attrgetter
 import numpy as np
 
 from onboard.errors import OnboardError
-from onboard.runtime.rope import LengthDependentRope
+from onboard.runtime.length_dependent_rope import LengthDependentRope
 from onboard.runtime.scheduling.decode_run import DecodeRun
 from onboard.runtime.scheduling.request import FinishReason, Request, Step
 from onboard.runtime.scheduling.sequence_pages import CacheMemory

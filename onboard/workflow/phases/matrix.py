@@ -10,15 +10,7 @@ from onboard.content import content_path
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
 from onboard.workflow.phases.run import ARTIFACT as RUN
-from onboard.workflow.reporting.support_matrix import (
-    empty_matrix,
-    feature_row,
-    matrix_path,
-    model_row,
-    updated_matrix,
-    window,
-)
-from onboard.workflow.results import (
+from onboard.workflow.registry_results import (
     Result,
     load_results,
     result_of,
@@ -26,6 +18,14 @@ from onboard.workflow.results import (
     text_of,
     with_result,
     with_tests,
+)
+from onboard.workflow.reporting.support_matrix import (
+    empty_matrix,
+    feature_row,
+    matrix_path,
+    model_row,
+    updated_matrix,
+    window,
 )
 
 

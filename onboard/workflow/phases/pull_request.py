@@ -18,6 +18,7 @@ from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
 from onboard.workflow.phases.report import SHARED
 from onboard.workflow.phases.run import ARTIFACT as RUN
 from onboard.workflow.phases.test import CODE
+from onboard.workflow.registry_results import load_results
 from onboard.workflow.reporting.human_notes import human_notes
 from onboard.workflow.reporting.provenance import onboard_command
 from onboard.workflow.reporting.report_view import (
@@ -30,7 +31,6 @@ from onboard.workflow.reporting.report_view import (
     short_count,
 )
 from onboard.workflow.reporting.support_matrix import empty_matrix, updated_matrix
-from onboard.workflow.results import load_results
 
 TEMPLATE = "pull_request/pull_request.md.j2"
 VERDICT = {"status", "tested", "model_file"}

@@ -1,7 +1,7 @@
 """register: give the model an entry in the registry and a standalone config that a run needs
 nothing else than.
 
-A new entry is pending until the model's run has ended (`onboard.workflow.verdict`). The sizes of
+A new entry is pending until the model's run has ended (`onboard.workflow.registry_status`). The sizes of
 the family that survey found get entries, too, which say that nobody tried them; entries that do not
 fit are mended, and that is said.
 """

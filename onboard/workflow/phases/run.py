@@ -28,10 +28,10 @@ from onboard.workflow.checkpoint.checkpoint_size import layer_kinds, native_valu
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
 from onboard.workflow.processes.watched import last_line, watched
+from onboard.workflow.registry_results import now
+from onboard.workflow.registry_status import recorded
 from onboard.workflow.reporting.provenance import log_head, provenance
-from onboard.workflow.results import now
-from onboard.workflow.state import hash_inputs
-from onboard.workflow.verdict import recorded
+from onboard.workflow.run_state import hash_inputs
 
 ARTIFACT = "run.json"
 MAX_REDUCED_LAYERS = 8

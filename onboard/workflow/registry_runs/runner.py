@@ -30,10 +30,7 @@ from onboard.registry_text import insert_entry, set_fields
 from onboard.workflow import run_model
 from onboard.workflow.files import write_atomically
 from onboard.workflow.lock import WORK
-from onboard.workflow.registry_runs.places import Place, Places
-from onboard.workflow.registry_runs.selection import key_of, model_file, reduced_layers, row_of
-from onboard.workflow.reporting.support_matrix import empty_matrix, matrix_path, refreshed
-from onboard.workflow.results import (
+from onboard.workflow.registry_results import (
     Result,
     load_results,
     result_of,
@@ -42,6 +39,9 @@ from onboard.workflow.results import (
     with_result,
     with_tests,
 )
+from onboard.workflow.registry_runs.chosen_entries import key_of, model_file, reduced_layers, row_of
+from onboard.workflow.registry_runs.places import Place, Places
+from onboard.workflow.reporting.support_matrix import empty_matrix, matrix_path, refreshed
 from onboard.workflow.sweep.store import source_hash
 
 FOLDER, LOG, OUTPUT = "registry_runs", "run.log", "agent.json"

@@ -12,8 +12,8 @@ from onboard.content import CONTENT_ROOT
 from onboard.git import Checkout, commit_of
 from onboard.gpu import device_memory, gigabytes, processor
 from onboard.workflow.phase import RunContext
-from onboard.workflow.results import now
-from onboard.workflow.state import current_versions
+from onboard.workflow.registry_results import now
+from onboard.workflow.run_state import current_versions
 
 
 def provenance(context: RunContext) -> dict[str, Any]:

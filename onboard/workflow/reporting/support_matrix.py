@@ -13,6 +13,8 @@ from onboard.errors import OnboardError
 from onboard.hf.quantised import describe_config
 from onboard.workflow.phase import RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
+from onboard.workflow.registry_results import FEATURES as RUN_FEATURES
+from onboard.workflow.registry_results import NO, NOT_THERE, UNTESTED, Result, features_of, verified
 from onboard.workflow.reporting.markdown_tables import (
     cell,
     rows_under,
@@ -20,8 +22,6 @@ from onboard.workflow.reporting.markdown_tables import (
     upsert_row,
     with_column,
 )
-from onboard.workflow.results import FEATURES as RUN_FEATURES
-from onboard.workflow.results import NO, NOT_THERE, UNTESTED, Result, features_of, verified
 
 MODELS, FEATURES = "## Models", "## Features"
 ADDED_COLUMN = ("Prefix reuse", "Chunked prefill", UNTESTED)

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from onboard.gpu import list_gpus
-from onboard.workflow.sweep.child import Job
+from onboard.workflow.sweep.job import Job
 from onboard.workflow.sweep.record import TargetRecord
 
 Started = Callable[[Job], None]

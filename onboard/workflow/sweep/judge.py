@@ -46,7 +46,7 @@ from onboard.runtime.llm import LLM
 from onboard.runtime.sampling import SamplingParams
 from onboard.testing import continue_distinct
 from onboard.verify.error import rmse_ratio
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 from onboard.workflow.sweep.exact import InFloat64
 from onboard.workflow.sweep.inputs.judge_prompts import (
     draw_prompts,

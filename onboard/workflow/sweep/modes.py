@@ -20,7 +20,7 @@ from onboard.hf.hf_model import load_reference
 from onboard.runtime.llm import LLM
 from onboard.runtime.sampling import SamplingParams
 from onboard.verify.error import rmse_ratio
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 
 BUILD = "build"
 _LENGTHS = (3, 11, 26, 41)

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from onboard.errors import OnboardError, UsageError
-from onboard.workflow.state import current_versions
-from onboard.workflow.sweep.child import Job
+from onboard.workflow.run_state import current_versions
 from onboard.workflow.sweep.executors import Started, Worker
+from onboard.workflow.sweep.job import Job
 from onboard.workflow.sweep.record import TargetRecord
 from onboard.workflow.sweep.store import source_hash
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from onboard.config import Mode, StrictModel
 from onboard.errors import NoCachedFormError
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 from onboard.workflow.sweep.inputs.targets import Target, Variant, label
 from onboard.workflow.sweep.verdict import Verdict
 

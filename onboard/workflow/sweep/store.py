@@ -11,8 +11,8 @@ from pathlib import Path
 from onboard.content import CONTENT_ROOT
 from onboard.workflow.files import write_atomically
 from onboard.workflow.lock import WORK
-from onboard.workflow.state import current_versions, hash_inputs
-from onboard.workflow.sweep.child import Job
+from onboard.workflow.run_state import current_versions, hash_inputs
+from onboard.workflow.sweep.job import Job
 from onboard.workflow.sweep.record import TargetRecord
 
 _PACKAGE = Path(__file__).resolve().parents[2]

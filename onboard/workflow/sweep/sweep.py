@@ -9,9 +9,9 @@ from pathlib import Path
 from onboard.config import Mode, suggest
 from onboard.errors import UsageError
 from onboard.workflow.phases import PHASES
-from onboard.workflow.sweep.child import Job
 from onboard.workflow.sweep.executors import Executor, Started
 from onboard.workflow.sweep.inputs.targets import Target
+from onboard.workflow.sweep.job import Job
 from onboard.workflow.sweep.record import Entry, conclude
 from onboard.workflow.sweep.store import (
     job_key,

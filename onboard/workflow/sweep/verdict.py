@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from onboard.config import StrictModel
-from onboard.verify.limits import MARGIN, MOST_ROUNDING, SAME
+from onboard.verify.tolerances import MARGIN, MOST_ROUNDING, SAME
 
 NEW_TOKENS = 48
 """Tokens that are generated for each prompt."""

@@ -16,7 +16,7 @@ from torch import fx, nn
 
 from onboard.graph.cleanup import clean_up
 from onboard.graph.context import TransformContext
-from onboard.graph.export.export import export_to_graph
+from onboard.graph.export.to_graph import export_to_graph
 from onboard.graph.shapes import propagate_shapes
 from onboard.graph.transform import TransformInfo, get_transform, transform_keys
 from tests.support.graph.harness import settled_config

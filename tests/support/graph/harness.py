@@ -19,7 +19,7 @@ from transformers import AutoConfig
 from onboard.config import SettledConfig
 from onboard.graph.assembly.assemble import load_pipeline
 from onboard.graph.context import TransformContext
-from onboard.graph.export.export import export_to_graph
+from onboard.graph.export.to_graph import export_to_graph
 from onboard.graph.factory import ModelFactory
 from onboard.graph.fx import nodes_of
 from onboard.graph.pipeline import Pipeline

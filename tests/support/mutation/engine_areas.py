@@ -156,9 +156,11 @@ AREAS = {
         ),
         Area(
             "scheduler",
-            ("onboard/cache/pages.py", "onboard/runtime/rope.py", *(f"onboard/runtime/scheduling/{name}.py" for name in
-             ("sequence_pages", "scheduler", "request", "decode_run"))),
-            ("runtime/test_scheduler.py", "runtime/test_rope.py", "runtime/test_engine.py", "runtime/test_overlap.py",
+            ("onboard/cache/pages.py", "onboard/runtime/length_dependent_rope.py",
+             *(f"onboard/runtime/scheduling/{name}.py" for name in
+               ("sequence_pages", "scheduler", "request", "decode_run"))),
+            ("runtime/test_scheduler.py", "runtime/test_length_dependent_rope.py",
+             "runtime/test_engine.py", "runtime/test_overlap.py",
              "runtime/test_windows.py"),
         ),
         Area(

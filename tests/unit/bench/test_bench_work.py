@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from onboard.bench.ceilings import measure_ceilings
-from onboard.bench.experts import experts_hit
+from onboard.bench.expert_hits import experts_hit
 from onboard.bench.measure import run_batch
 from onboard.bench.shape import Shape
 from onboard.bench.work import ModelWork, weights_of

@@ -13,7 +13,7 @@ from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
 from onboard.codegen.model_file import generate_model_file
 from onboard.verify.blocks import prove
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 from tests.support.families import FAMILIES, VARIANTS, config_dict
 
 MOST_LINES = {"llama": 210, "mistral": 210, "qwen2": 215, "olmo2": 220, "granite": 220}

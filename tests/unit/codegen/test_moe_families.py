@@ -18,7 +18,7 @@ from onboard.codegen.model_file import generate_model_file
 from onboard.errors import OnboardError
 from onboard.hf.expert_weights import separate_experts
 from onboard.verify.blocks import prove
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 from tests.support.moe_families import VARIANTS, config_dict
 from tests.unit.spec_samples import edited
 

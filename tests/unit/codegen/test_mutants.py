@@ -32,7 +32,7 @@ from onboard.testing import fresh_seed
 from onboard.testing.models import randomize_
 from onboard.verify.blocks import _registered, _same_weights, prove
 from onboard.verify.error import rmse_ratio
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 from tests.support.mutation.mutants import (
     BRANCH,
     OPERATORS,

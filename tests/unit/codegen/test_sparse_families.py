@@ -13,7 +13,7 @@ from onboard.analysis.spec import ModelSpec
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import OnboardError
 from onboard.verify.blocks import prove
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 
 FAMILY = "glm_moe_dsa"
 KINDS = {

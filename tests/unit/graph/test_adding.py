@@ -26,7 +26,7 @@ from onboard.config import SettledConfig
 from onboard.graph import transform as transforms
 from onboard.graph.cleanup import clean_up
 from onboard.graph.context import TransformContext
-from onboard.graph.export.export import export_to_graph
+from onboard.graph.export.to_graph import export_to_graph
 from onboard.graph.factory import ModelFactory
 from onboard.graph.transform import Stages
 from onboard.ops import library

@@ -8,7 +8,7 @@ import torch
 from torch import fx, nn
 
 from onboard.errors import OnboardError, UsageError
-from onboard.graph.export.export import export_to_graph
+from onboard.graph.export.to_graph import export_to_graph
 from onboard.graph.factory import ModelFactory
 from onboard.graph.fx import graph_modules, nodes_of, placeholders
 from tests.support.graph.harness import export, make_context, random_inputs, randomize, rmse

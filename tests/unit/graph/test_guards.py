@@ -11,13 +11,13 @@ from torch import fx, nn
 from onboard.config import SettledConfig
 from onboard.errors import OnboardError
 from onboard.graph.context import TransformContext
-from onboard.graph.export.export import export_to_graph
 from onboard.graph.export.guards import (
     broken_guard,
     broken_guards,
     fit_or_refuse,
     refuse_broken_guard,
 )
+from onboard.graph.export.to_graph import export_to_graph
 
 TRACED = (3, 11)
 

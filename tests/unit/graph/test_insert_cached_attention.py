@@ -13,7 +13,7 @@ from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.cache_init.interface import cache_dtype
 from onboard.graph.context import HistoryEntry, TransformContext
-from onboard.graph.export.export import export_to_graph
+from onboard.graph.export.to_graph import export_to_graph
 from onboard.graph.factory import ModelFactory
 from onboard.graph.invariants import check_stage
 from onboard.graph.transform import BaseTransform, Stages, get_transform

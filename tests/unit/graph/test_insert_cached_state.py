@@ -18,7 +18,7 @@ from onboard.config import RuntimeConfig
 from onboard.errors import NoCachedFormError, OnboardError
 from onboard.graph import backends
 from onboard.graph.context import HistoryEntry, TransformContext
-from onboard.graph.export.export import export_to_graph
+from onboard.graph.export.to_graph import export_to_graph
 from onboard.graph.factory import ModelFactory
 from onboard.graph.fx import is_op, nodes_of
 from onboard.graph.invariants import check_stage

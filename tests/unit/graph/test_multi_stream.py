@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from onboard.experiments.streams import is_product
+from onboard.experiments.side_branches import is_product
 from onboard.graph.cleanup import clean_up
 from onboard.graph.compile.streams import begin_aux, end_aux, in_one_stream, wait_aux
 from onboard.graph.fx import arguments, nodes_of

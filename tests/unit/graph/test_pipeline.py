@@ -16,7 +16,7 @@ from onboard.errors import OnboardError, UsageError
 from onboard.graph.assembly.assemble import load_pipeline
 from onboard.graph.assembly.planned import PLANNED
 from onboard.graph.context import TransformContext
-from onboard.graph.export.export import export_to_graph
+from onboard.graph.export.to_graph import export_to_graph
 from onboard.graph.fx import add_placeholder, copy_graphs, fake_mode, nodes_of, placeholders
 from onboard.graph.pipeline import Pipeline
 from onboard.graph.shapes import propagate_shapes

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from onboard.graph.context import TransformContext
-from onboard.graph.export.export import export_to_graph
+from onboard.graph.export.to_graph import export_to_graph
 from onboard.graph.transform import get_transform
 from tests.support.graph.harness import settled_config
 

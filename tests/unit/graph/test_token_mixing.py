@@ -15,7 +15,7 @@ from torch.export import Dim
 
 import onboard.ops  # noqa: F401
 from onboard.graph.cache_init.token_mixing import token_mixing
-from onboard.graph.export.export import export_to_graph
+from onboard.graph.export.to_graph import export_to_graph
 
 ops: Any = torch.ops.onboard
 WIDTH = 6

@@ -16,7 +16,7 @@ from onboard.workflow.outcome import PhaseOutcome
 from onboard.workflow.phase import RunOptions
 from onboard.workflow.phase_runner import open_run
 from onboard.workflow.phases.gather import Gather, fingerprint
-from onboard.workflow.state import hash_inputs
+from onboard.workflow.run_state import hash_inputs
 
 PWN = "\x1b]0;PWN\x07\x1b[2J\u202e\x9b"
 

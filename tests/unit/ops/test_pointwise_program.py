@@ -18,8 +18,8 @@ import onboard.ops  # noqa: F401
 from onboard.errors import OnboardError
 from onboard.experiments.elementwise import dialect
 from onboard.experiments.elementwise.canonicalize import canonicalize, widen
+from onboard.experiments.elementwise.kernel_source import kernel_source
 from onboard.experiments.elementwise.program import make_program, parse_program, steps
-from onboard.experiments.elementwise.source import kernel_source
 from tests.unit.ops.test_triton_compiles import assert_compiled, kernels  # noqa: F401
 
 ops = torch.ops.onboard

@@ -10,7 +10,7 @@ import torch
 from transformers import PretrainedConfig
 
 from onboard.modeling import ONE_CODEBOOK
-from onboard.runtime.rope import LengthDependentRope
+from onboard.runtime.length_dependent_rope import LengthDependentRope
 from onboard.verify import comparison
 from onboard.verify.comparison import (
     Comparison,
@@ -22,7 +22,7 @@ from onboard.verify.comparison import (
 )
 from onboard.verify.hf_logits import Reference
 from onboard.verify.ways import DECODE, plans
-from onboard.workflow import results
+from onboard.workflow import registry_results
 from onboard.workflow.run_model.session import Session, _same_text
 
 VOCABULARY = 50
@@ -145,7 +145,7 @@ def test_without_transformers_cached_decode_is_compared_with_our_own_prefill(
 def test_a_prompt_that_is_asked_again_has_the_same_answer(
     error: float, says: str | None, generator: torch.Generator
 ) -> None:
-    assert results.KNOWN_PREFIX == comparison.KNOWN_PREFIX
+    assert registry_results.KNOWN_PREFIX == comparison.KNOWN_PREFIX
     exact = _exact(generator)
     tokens = tuple(exact[-5:].argmax(-1).tolist())
     passages = [

@@ -10,8 +10,8 @@ from onboard.workflow.phase import RunContext
 from onboard.workflow.phase_runner import Engine
 from onboard.workflow.phases.matrix import Matrix
 from onboard.workflow.phases.register import Register
+from onboard.workflow.registry_results import KNOWN_PREFIX
 from onboard.workflow.reporting.support_matrix import empty_matrix, matrix_path
-from onboard.workflow.results import KNOWN_PREFIX
 from tests.support.phases import ContextFactory, make_run
 
 

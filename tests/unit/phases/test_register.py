@@ -13,8 +13,8 @@ from onboard.registry_text import set_fields
 from onboard.runtime.llm import LLM
 from onboard.workflow.phase import PhaseResult, RunContext
 from onboard.workflow.phases.register import Register
+from onboard.workflow.registry_status import _record, recorded
 from onboard.workflow.reporting.support_matrix import matrix_path
-from onboard.workflow.verdict import _record, recorded
 from tests.support.checkpoints import MODEL_FILE, save_checkpoint
 from tests.support.phases import ContextFactory, make_context
 

@@ -17,7 +17,7 @@ from onboard.workflow.phases.report import Report
 from onboard.workflow.reporting.human_notes import reduced_facts
 from onboard.workflow.reporting.report_view import error_position, ranges, short_count, size
 from onboard.workflow.reporting.report_view import test_groups as group_tests
-from onboard.workflow.state import STATE_FILE, PhaseRecord, RunState
+from onboard.workflow.run_state import STATE_FILE, PhaseRecord, RunState
 from tests.support.phases import ContextFactory, make_run
 
 HOSTILE = '</pre><script>alert("x")</script>\n| ``` & <img src=https://evil.example/x>'

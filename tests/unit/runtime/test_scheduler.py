@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from onboard.runtime.length_dependent_rope import LengthDependentRope
 from onboard.runtime.multimodal.prompt_inputs import PromptInputs
-from onboard.runtime.rope import LengthDependentRope
 from onboard.runtime.scheduling.request import Chunk, Request, Step
 from tests.support.runtime.simulated_cache import PAGE, Simulation, alone, make_request
 

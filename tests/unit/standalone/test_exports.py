@@ -20,7 +20,7 @@ from onboard.errors import OnboardError, UsageError
 from onboard.registry import RegistryEntry
 from onboard.standalone.attention_calls import refuse_other_attention
 from onboard.standalone.export import export_model
-from onboard.standalone.subject import open_subject
+from onboard.standalone.proven_model import open_subject
 from onboard.testing import rmse_ratio
 from tests.support.runtime.tiny import Tiny, make_tiny
 from tests.support.standalone.cases import MODELS, MORE, Case, make_cases
@@ -106,13 +106,13 @@ def test_only_a_file_whose_tests_passed_is_exported(proven: Tiny, tmp_path: Path
 def test_a_run_that_failed_is_refused(proven: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     _pass(proven.root, 0.0)
     entry = RegistryEntry(name="a", config_id="a", yaml_extra=[], status="failed")
-    monkeypatch.setattr("onboard.standalone.subject.find_entry", lambda *_: entry)
+    monkeypatch.setattr("onboard.standalone.proven_model.find_entry", lambda *_: entry)
     with pytest.raises(OnboardError, match="the run of a failed on"):
         open_subject(str(proven.checkpoint), proven.root)
     passed = entry.model_copy(
         update={"status": "passed", "model_file": registry.digest(Path("none"))}
     )
-    monkeypatch.setattr("onboard.standalone.subject.find_entry", lambda *_: passed)
+    monkeypatch.setattr("onboard.standalone.proven_model.find_entry", lambda *_: passed)
     assert (
         open_subject(str(proven.checkpoint), proven.root).provenance()[
             "whole run beside transformers"

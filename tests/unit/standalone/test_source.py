@@ -9,8 +9,8 @@ import pytest
 from onboard.errors import OnboardError
 from onboard.standalone.bundle import Bundle, foreign_packages
 from onboard.standalone.model_text import with_functions
-from onboard.standalone.source import Module
 from onboard.standalone.split_head import split_head
+from onboard.standalone.statements import Module
 from onboard.standalone.vllm_plugin import with_paged_attention
 
 TEXT = '''"""A model."""

@@ -5,10 +5,10 @@ it.
 from __future__ import annotations
 
 from onboard.content import CONTENT_ROOT
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 from onboard.workflow.phases import PHASES
 from onboard.workflow.sweep.coverage import PATH, Coverage, ordered
-from onboard.workflow.sweep.document import DOCUMENT, PICTURE, document, picture
+from onboard.workflow.sweep.coverage_document import DOCUMENT, PICTURE, document, picture
 from onboard.workflow.sweep.record import LEVELS, TESTED
 
 

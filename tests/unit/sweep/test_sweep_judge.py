@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from onboard.analysis.tiny.tiny_model import build_small
 from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.content import CONTENT_ROOT
-from onboard.verify.limits import SAME
+from onboard.verify.tolerances import SAME
 from onboard.workflow.sweep.exact import InFloat64
 from onboard.workflow.sweep.inputs.judge_prompts import draw_prompts, is_arbitrary, longest_read
 from onboard.workflow.sweep.judge import judge, next_logits, relative_error

@@ -11,8 +11,8 @@ from transformers import AutoConfig
 
 from onboard.analysis.tiny.tiny_model import build_tiny
 from onboard.graph.cache_init.cached_hf import CachedTransformersModel
-from onboard.workflow.sweep.child import Job
 from onboard.workflow.sweep.inputs.targets import Target
+from onboard.workflow.sweep.job import Job
 from onboard.workflow.sweep.modes import run_mode
 from onboard.workflow.sweep.record import PhaseRecord, TargetRecord, conclude
 from onboard.workflow.sweep.store import job_key

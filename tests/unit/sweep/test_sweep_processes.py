@@ -15,10 +15,10 @@ import pytest
 
 from onboard.workflow.processes.programs import ForkServer
 from onboard.workflow.processes.pytest_run import run_pytest
-from onboard.workflow.sweep import child, worker
-from onboard.workflow.sweep.child import EVENTS, VERDICT, Job
+from onboard.workflow.sweep import worker
 from onboard.workflow.sweep.executors import LocalExecutor
 from onboard.workflow.sweep.inputs.targets import Target
+from onboard.workflow.sweep.job import EVENTS, VERDICT, Job, _limit_memory
 from onboard.workflow.sweep.record import TargetRecord
 from onboard.workflow.sweep.verdict import Verdict
 
@@ -82,7 +82,7 @@ def test_a_signal_is_named(do: Do) -> None:
 
 def test_memory_is_bounded(do: Do, job: Job) -> None:
     def eat(job: Job) -> None:
-        child._limit_memory(job.gibibytes)
+        _limit_memory(job.gibibytes)
         eaten = bytearray(int((job.gibibytes + 1) * 2**30))
         raise AssertionError(f"{len(eaten)} bytes were there")
 
@@ -226,7 +226,7 @@ def test_a_server_without_work_ends() -> None:
 ENDED_IN_A_FINALIZER = """
 import os, signal, sys, time
 from onboard.workflow.sweep import worker
-from onboard.workflow.sweep.child import Job
+from onboard.workflow.sweep.job import Job
 
 class Finalized:
     def __del__(self):

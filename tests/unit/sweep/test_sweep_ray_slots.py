@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from onboard.errors import UsageError
-from onboard.workflow.sweep.child import Job
 from onboard.workflow.sweep.executors import Worker
 from onboard.workflow.sweep.inputs.targets import Target
+from onboard.workflow.sweep.job import Job
 from onboard.workflow.sweep.ray_executor import Slot, pack, ray_executor, unpack
 from onboard.workflow.sweep.record import TargetRecord
 

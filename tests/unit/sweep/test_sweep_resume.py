@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from onboard.errors import UsageError
-from onboard.workflow.sweep.child import Job
 from onboard.workflow.sweep.executors import Started
 from onboard.workflow.sweep.inputs.targets import Target
+from onboard.workflow.sweep.job import Job
 from onboard.workflow.sweep.record import TargetRecord
 from onboard.workflow.sweep.store import KEY, RECORD, source_hash
 from onboard.workflow.sweep.sweep import Sweep, SweepOptions

@@ -25,12 +25,7 @@ from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError
 from onboard.registry import RegistryEntry, load_entries
 from onboard.registry_text import insert_entry
-from onboard.workflow.registry_runs import places, runner
-from onboard.workflow.registry_runs.expression import parse
-from onboard.workflow.registry_runs.places import CpuPlaces, GpuPlaces
-from onboard.workflow.registry_runs.runner import Runner, RunSettings
-from onboard.workflow.reporting.support_matrix import empty_matrix, matrix_path, refreshed
-from onboard.workflow.results import (
+from onboard.workflow.registry_results import (
     Result,
     features_of,
     load_results,
@@ -39,6 +34,11 @@ from onboard.workflow.results import (
     save_result,
     verified,
 )
+from onboard.workflow.registry_runs import places, runner
+from onboard.workflow.registry_runs.expression import parse
+from onboard.workflow.registry_runs.places import CpuPlaces, GpuPlaces
+from onboard.workflow.registry_runs.runner import Runner, RunSettings
+from onboard.workflow.reporting.support_matrix import empty_matrix, matrix_path, refreshed
 
 NAMES = ("org/a", "org/b", "org/c")
 

@@ -12,7 +12,7 @@ import pytest
 from onboard.errors import OnboardError
 from onboard.workflow.files import FileWriter, write_atomically
 from onboard.workflow.lock import check_writable, exclusive, slug
-from onboard.workflow.state import RunState, written_under
+from onboard.workflow.run_state import RunState, written_under
 
 
 def nothing() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from onboard.verify.error import rmse_ratio
-from onboard.verify.limits import ARBITRARY, SAME
+from onboard.verify.tolerances import ARBITRARY, SAME
 from onboard.workflow.sweep.verdict import NEW_TOKENS
 
 LONGEST = 300

@@ -26,7 +26,7 @@ from onboard.errors import OnboardError
 from onboard.hf.architecture import decoder_config, find_language_model, is_composite, text_config
 from onboard.hf.hf_model import build_reference
 from onboard.verify.error import rmse_ratio
-from onboard.verify.limits import SAME, SAME_ELEMENT
+from onboard.verify.tolerances import SAME, SAME_ELEMENT
 from onboard.workflow.sweep.inputs.checkpoint_defaults import complete, default_config
 from onboard.workflow.sweep.inputs.options_on import Option, options
 from onboard.workflow.sweep.inputs.targets import Target

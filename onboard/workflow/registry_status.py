@@ -20,8 +20,8 @@ from onboard.registry_text import set_fields
 from onboard.workflow.files import write_atomically
 from onboard.workflow.phase import PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
+from onboard.workflow.registry_results import Result, now, save_result
 from onboard.workflow.reporting.support_matrix import empty_matrix, matrix_path, updated_matrix
-from onboard.workflow.results import Result, now, save_result
 
 PhaseRun = Callable[[Any, RunContext], PhaseResult]
 

@@ -17,9 +17,9 @@ from onboard.extensions import extensions_digest
 from onboard.hub import open_source
 from onboard.registry import RegistryEntry
 from onboard.workflow.checkpoint.checkpoint_size import native_values
+from onboard.workflow.registry_results import Result
 from onboard.workflow.registry_runs.expression import parse
-from onboard.workflow.results import Result
-from onboard.workflow.state import current_versions, hash_inputs
+from onboard.workflow.run_state import current_versions, hash_inputs
 
 MOST_REDUCED_LAYERS = 8
 

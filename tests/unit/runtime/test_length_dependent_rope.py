@@ -1,6 +1,6 @@
 from transformers import AutoConfig
 
-from onboard.runtime.rope import LengthDependentRope, length_dependent_rope
+from onboard.runtime.length_dependent_rope import LengthDependentRope, length_dependent_rope
 from tests.support.runtime.tiny import TINY
 
 

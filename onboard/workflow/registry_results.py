@@ -19,7 +19,7 @@ from onboard.errors import OnboardError, UsageError
 from onboard.git import commit_of
 from onboard.runtime.tested_file import passed_tests
 from onboard.workflow.files import write_atomically
-from onboard.workflow.state import current_versions
+from onboard.workflow.run_state import current_versions
 
 YES, NO, UNTESTED, NOT_THERE = "Yes", "No", "Untested", "N/A"
 FEATURES = ("cuda_graphs", "batched_decode", "chunked_prefill", "prefix_reuse", "sliding_window")
