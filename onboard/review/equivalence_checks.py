@@ -230,7 +230,7 @@ def _limits(subject: Subject) -> Outcome:
 
 
 def _bounded(value: ast.expr, target: ast.expr) -> bool:
-    """Whether a limit is written out, and none is above that of `onboard.verify.limits`."""
+    """Whether a limit is written out, and none is above that of `onboard.verify.tolerances`."""
     found: Any = literal(value)
     if dotted(target) == LIMITS[0]:
         return isinstance(found, float) and found <= SAME
