@@ -59,8 +59,7 @@ def torch_cached_sparse_mla(
         q_nope, q_pe, compressed_kv, kpe, kv_b_proj_weight: as in `torch_sparse_mla`, with a batch
             of one row.
         indices: [1, tokens, top_k] integers, positions within each token's sequence; -1 stands for
-            none.
-            None: all are chosen.
+            none. None: all are chosen.
         cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host: as in
             `torch_cached_attention`.
         mla_cache: [pages, 1, page_size, rank + rope_dim], written to.
