@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from onboard.errors import OnboardError
+from onboard.errors import CONSENT, OnboardError
 
 M = TypeVar("M", bound=type[nn.Module])
 T = TypeVar("T")
+_OF_REPOSITORY = b"onboard.plain_config"
+"""What only those files import whose model has a config class in its repository."""
 
 FirstPosition = Callable[[Any], int]
 
@@ -160,26 +163,41 @@ def load_model_file(path: Path) -> None:
     """Execute a generated model file, which registers its class; the same bytes are executed once.
 
     A file of other bytes for the same config class may have been loaded in between: the one loaded
-        last counts.
+        last counts. One that was made from code of a model's repository has to pass the allow-list
+        of `onboard.vetting` first, or have the user's word.
     """
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    name = f"onboard_generated_{path.stem}_{digest}"
+    data = path.read_bytes()
+    name = f"onboard_generated_{path.stem}_{hashlib.sha256(data).hexdigest()[:12]}"
     if name in _OF_FILE:
         for table, own in zip((_MODELS, _CONFIGS), _OF_FILE[name], strict=True):
             table.update(own)
         return
+    if _OF_REPOSITORY in data and os.environ.get(CONSENT) != "1":
+        _vet(path, data)
     module_spec = importlib.util.spec_from_file_location(name, path)
     assert module_spec is not None
-    assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module
     before = dict(_MODELS), dict(_CONFIGS)
     try:
-        module_spec.loader.exec_module(module)
+        # The bytes that were looked at, whatever the file or a compiled one beside it has by now.
+        exec(compile(data, str(path), "exec", dont_inherit=True), module.__dict__)
     except BaseException:
         del sys.modules[name]
         raise
     _OF_FILE[name] = _added(_MODELS, before[0]), _added(_CONFIGS, before[1])
+
+
+def _vet(path: Path, data: bytes) -> None:
+    from onboard.vetting.model_text import vet_model_text
+
+    try:
+        vet_model_text(data.decode())
+    except OnboardError as error:
+        raise OnboardError(
+            f"{path.name}: {error.message}",
+            hint=f"It comes from a repository's code: read it, then set {CONSENT}=1",
+        ) from error
 
 
 def _added(table: dict[str, T], before: dict[str, T]) -> dict[str, T]:

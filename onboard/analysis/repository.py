@@ -16,15 +16,13 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 
 from onboard.analysis.repository_classes import bring_up_to_date
-from onboard.analysis.repository_source import CodeSurvey, survey_code
+from onboard.analysis.repository_source import PACKAGE, CodeSurvey, survey_code
 from onboard.errors import OnboardError
 from onboard.hf.old import interfaces, names, packages
 from onboard.hf.old.gone import importing
 from onboard.hf.parameters_on import parameters_on
 from onboard.hub import with_own_type
 
-PACKAGE = "repository_code"
-"""What the repository's files are imported as: `repository_code.modeling_x`."""
 _INSTALLED: dict[str, list[str]] = {}
 """Model types whose code was imported -> what it took."""
 

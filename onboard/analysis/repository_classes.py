@@ -44,9 +44,7 @@ def bring_up_to_date(
     return facts + _layer_count(config_class, made, model)
 
 
-def _config_facts(
-    config_class: Any, model_class: Any, config: Mapping[str, Any]
-) -> Iterator[str]:
+def _config_facts(config_class: Any, model_class: Any, config: Mapping[str, Any]) -> Iterator[str]:
     if "rope_scaling" not in vars(config_class):
         config_class.rope_scaling = OLD_ROPE_SCALING
     if not hasattr(config_class, "tie_word_embeddings"):

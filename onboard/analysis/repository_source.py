@@ -12,6 +12,8 @@ from typing import Any
 from onboard.errors import OnboardError
 from onboard.untrusted.bounds import CODE_BYTES, CODE_FILES, read_file
 
+PACKAGE = "repository_code"
+"""What the repository's files are imported as: `repository_code.modeling_x`."""
 WATCHED = {
     *(
         "os",

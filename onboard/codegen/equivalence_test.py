@@ -20,10 +20,12 @@ from onboard.analysis.spec import ModelSpec
 from onboard.analysis.spec_blocks import Mask
 from onboard.analysis.tiny.tiny_model import load_config, tiny_config
 from onboard.codegen.format import format_python
+from onboard.codegen.measured import Measured
 from onboard.codegen.model_file import first_position_expression
 from onboard.errors import OnboardError
 from onboard.hf.codebooks import codebooks_of
 from onboard.hf.hf_model import without_missing_towers
+from onboard.modeling import Codebooks
 from onboard.render import TEST_TEMPLATE, render
 
 _KINDS = {
@@ -60,10 +62,29 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | No
     module paths are written into them. Raises `OnboardError` for a spec whose names are not
     identifiers or whose layers the small model does not have.
     """
+    return write_test_file(spec, measure_model(spec), root, code)
+
+
+def measure_model(spec: ModelSpec) -> Measured:
+    """Build the small model without memory; return what the tests need of it."""
     config = tiny_config(load_config(spec.config))
     model = _meta_model(spec, config)
-    layers = _layers(spec, model)
-    blocks, codebooks = _blocks(spec, model, layers), codebooks_of(model)
+    layers, codebooks = _layers(spec, model), codebooks_of(model)
+    return Measured(
+        config=_arguments(config),
+        config_module="transformers"
+        if hasattr(transformers, spec.config_class)
+        else type(config).__module__,
+        layers=layers,
+        blocks=_blocks(spec, model, layers),
+        codebooks=(codebooks.count, codebooks.size) if codebooks.count > 1 else None,
+    )
+
+
+def write_test_file(
+    spec: ModelSpec, measured: Measured, root: Path | None = None, code: str | None = None
+) -> str:
+    """Return the text that `generate_test_file` does, of what was measured elsewhere."""
     first_position = first_position_expression(spec, "config")
     source = render(
         TEST_TEMPLATE,
@@ -73,20 +94,18 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | No
         spec=spec,
         model_file=f"modeling_{spec.family}.py",
         code=code,
-        config=_arguments(config),
-        config_module="transformers"
-        if hasattr(transformers, spec.config_class)
-        else type(config).__module__,
+        config=measured.config,
+        config_module=measured.config_module,
         counted="positions" in spec.traits,
         suite="FirstPositionSuite" if first_position else "EquivalenceSuite",
         first_position=first_position,
         distinct="repeated_tokens" in spec.traits,
-        codebooks=codebooks if codebooks.count > 1 else None,
+        codebooks=Codebooks(*measured.codebooks) if measured.codebooks else None,
         hides_padding=any(
             "ones" in block.parameters.returns for block in spec.blocks if isinstance(block, Mask)
         ),
-        layers=layers,
-        blocks=blocks,
+        layers=measured.layers,
+        blocks=measured.blocks,
         eager=spec.eager,
     )
     return format_python(source)

@@ -12,7 +12,7 @@ import transformers
 from torch import nn
 
 import onboard
-from onboard.analysis.repository import PACKAGE
+from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.source import find_method, module_source
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.spec_blocks import Block

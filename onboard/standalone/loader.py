@@ -18,10 +18,10 @@ from transformers import AutoConfig
 
 from onboard.errors import OnboardError
 from onboard.graph.factory import default_dtype
-from onboard.hf.parameters_on import parameters_on
 from onboard.graph.weight_load.converted_weights import Source
 from onboard.graph.weight_load.parameters import move_buffers, set_parameter, tied_names
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
+from onboard.hf.parameters_on import parameters_on
 from onboard.modeling import first_position, is_registered, registered_config, registered_model
 
 SOURCES = Path(__file__).with_name("weights.json")

@@ -32,9 +32,7 @@ class Gone:
 
     def refuse(self) -> Never:
         """Raise `OnboardError`: what is not there is needed."""
-        raise OnboardError(
-            f"the model's code uses {self.name}, which is not here", hint=self.hint
-        )
+        raise OnboardError(f"the model's code uses {self.name}, which is not here", hint=self.hint)
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         return (type(self.__name__, (), {"__init__": lambda item, *_, **__: self.refuse()}),)

@@ -134,9 +134,7 @@ def _code_notes(config: Mapping[str, Any], *, remote_code: bool) -> list[str]:
         known = config["model_type"].removesuffix(OWN_CODE)
         return [f"the reference is the repository's own code, not transformers' {known}"]
     if not remote_code and _auto_map(config):
-        return [
-            "auto_map names no AutoModelForCausalLM: the reference is transformers' own class"
-        ]
+        return ["auto_map names no AutoModelForCausalLM: the reference is transformers' own class"]
     return []
 
 

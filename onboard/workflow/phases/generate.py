@@ -72,7 +72,7 @@ def _of_own_code(context: RunContext) -> tuple[str, float]:
     there.
     """
     made = remote.call(context, "generate", spec=context.spec.to_yaml())
-    vet_model_file(made.text)
+    vet_model_file(made.text, context.spec)
     return made.text, made.worst
 
 

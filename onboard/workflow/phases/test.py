@@ -20,7 +20,8 @@ from onboard.workflow.lock import WORK, exclusive
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.processes.pytest_run import RunPytest, run_pytest
 from onboard.workflow.remote import client as remote
-from onboard.workflow.remote.vet import vet_tests
+from onboard.workflow.remote.agreed import check_module
+from onboard.workflow.remote.handed import small_files
 
 CODE = "code"
 
@@ -123,19 +124,18 @@ def tests_text(context: RunContext) -> str:
     """Return the generated tests; the code that a model brings is copied to the work folder for
     them.
     """
-    from onboard.codegen.equivalence_test import generate_test_file
+    from onboard.codegen.equivalence_test import generate_test_file, write_test_file
 
-    if context.spec.repository is None:
-        return generate_test_file(context.spec, context.root)
-    for name in _copied(context.spec.repository):
-        text = (context.source.files() / name).read_text(encoding="utf-8")
-        context.files.write(context.artifact(CODE) / name, text)
+    spec = context.spec
+    if spec.repository is None:
+        return generate_test_file(spec, context.root)
+    texts = small_files(context.source.files())
+    for name in _copied(spec.repository):
+        context.files.write(context.artifact(CODE) / name, texts[name])
     code = context.relative(context.artifact(CODE))
-    tests = remote.call(
-        context, "write_tests", spec=context.spec.to_yaml(), root=str(context.root), code=code
-    )
-    vet_tests(tests)
-    return str(tests)
+    measured = remote.call(context, "measure_model", spec=spec.to_yaml())
+    check_module(measured.config_module, spec.repository)
+    return write_test_file(spec, measured, context.root, code)
 
 
 def model_path(context: RunContext) -> Path:

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
+from onboard.codegen.measured import Measured
+
 Word = Annotated[str, Field(max_length=300)]
 Line = Annotated[str, Field(max_length=20_000)]
 Text = Annotated[str, Field(max_length=2**20)]
@@ -92,7 +94,7 @@ REPLIES: dict[str, type[Reply[Any]]] = {
     "analyze": Reply[Text],
     "generate": Reply[Generated],
     "check": Reply[None],
-    "write_tests": Reply[Text],
+    "measure_model": Reply[Measured],
     "run_pytest": Reply[Tested],
     "review": Reply[Reviewed],
 }

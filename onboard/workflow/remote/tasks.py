@@ -48,11 +48,11 @@ def check(folder: Path, config: dict[str, Any], spec: str, text: str) -> None:
     prove(text, ModelSpec.from_yaml(spec), export=False)
 
 
-def write_tests(folder: Path, config: dict[str, Any], spec: str, root: str, code: str) -> str:
-    """Return the text of the model file's tests."""
-    from onboard.codegen.equivalence_test import generate_test_file
+def measure_model(folder: Path, config: dict[str, Any], spec: str) -> dict[str, Any]:
+    """Return what the tests' file needs of the model."""
+    from onboard.codegen.equivalence_test import measure_model
 
-    return generate_test_file(ModelSpec.from_yaml(spec), Path(root), code)
+    return measure_model(ModelSpec.from_yaml(spec)).model_dump()
 
 
 def run_pytest(
@@ -97,5 +97,5 @@ def review(
 
 TASKS: dict[str, Callable[..., Any]] = {
     task.__name__: task
-    for task in (measure, analyze, generate, check, write_tests, run_pytest, review)
+    for task in (measure, analyze, generate, check, measure_model, run_pytest, review)
 }

@@ -1,6 +1,4 @@
-"""What is seen in code without running it: of a repository's files, and of the text that comes from
-the child.
-"""
+"""What is seen in a repository's files without running them, and what a causal mask is."""
 
 from __future__ import annotations
 
@@ -9,14 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from onboard.analysis.analyze import analyze
 from onboard.analysis.recognise.mask_makers import is_causal_mask
 from onboard.analysis.repository_source import survey_code
-from onboard.codegen.equivalence_test import generate_test_file
-from onboard.codegen.model_file import generate_model_file
 from onboard.errors import OnboardError
-from onboard.workflow.remote.vet import vet_model_file, vet_tests
-from tests.support.families import config_dict
 
 AUTO_MAP = {"AutoConfig": "configuration_x.C", "AutoModelForCausalLM": "modeling_x.M"}
 
@@ -58,6 +51,7 @@ def test_code_that_is_not_whole_is_refused(
         survey_code(tmp_path, {"auto_map": auto_map})
 
 
+<<<<<<< HEAD:tests/unit/remote/test_vet_and_survey.py
 def test_generated_text_passes() -> None:
     spec = analyze(config_dict("gpt2"), model="x")
     vet_model_file(generate_model_file(spec))
@@ -98,6 +92,8 @@ def test_tests_that_reach_beyond_their_template_are_refused(text: str) -> None:
         vet_tests(text)
 
 
+=======
+>>>>>>> c9ff664 (vetting: a model file that a repository's code led to is made of listed names, or is not run):tests/unit/remote/test_survey.py
 def test_a_causal_mask_is_exactly_that() -> None:
     mask = torch.full((5, 5), torch.finfo(torch.float32).min).triu(1)[None, None]
     assert is_causal_mask(mask)

@@ -1,0 +1,35 @@
+"""`Measured`: what generated tests need of the model itself, beside its spec."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypeAliasType
+
+from onboard.analysis.spec_blocks import AttributePath, Identifier
+
+Name = Annotated[str, Field(max_length=200)]
+ModulePath = Annotated[str, Field(max_length=500, pattern=r"^[A-Za-z0-9_.]*$")]
+Plain = TypeAliasType(
+    "Plain",
+    "None | bool | int | float | str | list[Plain] | tuple[Plain, ...] | dict[str | int, Plain]",
+)
+"""What a config's argument is made of."""
+
+
+class Measured(BaseModel):
+    """What the tests' file needs of the model itself: data alone, for it may come from a process
+    that runs a repository's code.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    config: dict[Identifier, Plain]
+    """The arguments that make the small config."""
+    config_module: AttributePath
+    layers: dict[ModulePath, Name]
+    """Path -> kind of the decoder layers to test."""
+    blocks: dict[ModulePath, Name]
+    codebooks: tuple[int, int] | None = None
+    """How many, and the codes of each; None: one."""
