@@ -10,7 +10,14 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 from ruamel.yaml import YAML
 
-from onboard.analysis.spec_blocks import AttributePath, Block, Identifier, ModelType, Record
+from onboard.analysis.spec_blocks import (
+    AttributePath,
+    Block,
+    FileName,
+    Identifier,
+    ModelType,
+    Record,
+)
 from onboard.errors import OnboardError
 from onboard.untrusted.yaml_text import load_yaml
 
@@ -40,9 +47,9 @@ class LayerKind(Record):
 class RepositoryCode(Record):
     """A model's own code, and what it took to run it."""
 
-    classes: dict[str, str]
+    classes: dict[Identifier, AttributePath]
     """`AutoConfig` -> "configuration_x.XConfig", and `AutoModelForCausalLM`."""
-    files: dict[str, str]
+    files: dict[FileName, str]
     """Name -> sha256."""
     facts: list[str]
     """Stand-ins for what transformers no longer has."""

@@ -59,6 +59,8 @@ SelfPath = Annotated[str, _Pattern(rf"self(\.{_NAME})+")]
 """An attribute of `self`, written with it."""
 Variable = Annotated[str, _Pattern(rf"(self\.)?{_NAME}")]
 """A variable of a method, or an attribute of `self`."""
+FileName = Annotated[str, _Pattern(r"([A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*")]
+"""A file's name in a folder: it leads nowhere else."""
 ModelType = Annotated[str, _Pattern("[A-Za-z_][A-Za-z0-9_-]*")]
 """A `model_type`, which may have hyphens."""
 

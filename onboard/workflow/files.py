@@ -53,6 +53,8 @@ class FileWriter:
 
     def write(self, path: Path, text: str) -> None:
         """Replace the content of `path` in one step; an equal file is left untouched."""
+        if self.root is not None:
+            check_below(path, self.root)
         if self.dry_run or self.held:
             self.pending[path] = text
         elif not path.exists() or path.read_bytes() != text.encode():
@@ -155,6 +157,15 @@ class FileWriter:
             old.splitlines(), self.pending[path].splitlines(), before, f"b/{name}", lineterm=""
         )
         return "\n".join(lines)
+
+
+def check_below(path: Path, root: Path) -> None:
+    """Raise `OnboardError` where a path leads out of a root, by its names or by a link."""
+    folder = path.parent.resolve()
+    if path.name in ("", "..") or not folder.is_relative_to(root.resolve()):
+        raise OnboardError(
+            f"{path} leads out of the root {root}", hint="Remove the link, or give another --root"
+        )
 
 
 def write_atomically(path: Path, text: str, *, staging: Path | None = None) -> None:

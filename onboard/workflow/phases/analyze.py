@@ -9,6 +9,7 @@ from onboard.analysis.spec import ModelSpec
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.gather import ARTIFACT as GATHER
 from onboard.workflow.remote import client as remote
+from onboard.workflow.remote.agreed import check_spec
 
 ARTIFACT = "spec.yaml"
 SCHEMA = "spec.schema.json"
@@ -62,4 +63,6 @@ def _of_transformers(context: RunContext) -> ModelSpec:
 
 def _of_own_code(context: RunContext) -> ModelSpec:
     text = remote.call(context, "analyze", model=context.model, revision=context.source.revision)
-    return ModelSpec.from_yaml(text)
+    spec = ModelSpec.from_yaml(text)
+    check_spec(spec, context)
+    return spec
