@@ -51,49 +51,6 @@ def test_code_that_is_not_whole_is_refused(
         survey_code(tmp_path, {"auto_map": auto_map})
 
 
-<<<<<<< HEAD:tests/unit/remote/test_vet_and_survey.py
-def test_generated_text_passes() -> None:
-    spec = analyze(config_dict("gpt2"), model="x")
-    vet_model_file(generate_model_file(spec))
-    vet_tests(generate_test_file(spec).replace("from transformers", "from repository_code.x"))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "import os",
-        "import torch.hub",
-        "from onboard.hub import open_source",
-        "from repository_code.modeling_x import M",
-        "x = eval('1')",
-        "import torch\nx = torch.load('x')",
-        "def f(x):\n    return x.__class__.__bases__",
-        "if True:\n    pass",
-        "def f():\n    with open('x') as g:\n        pass",
-    ],
-)
-def test_text_that_reaches_beyond_tensors_is_refused(text: str) -> None:
-    with pytest.raises(OnboardError, match="not what is ever generated"):
-        vet_model_file(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "import os",
-        "import torch",
-        "from transformers import LlamaConfig",
-        "from pathlib import Path\nPath(__file__).unlink()",
-        "class TestX:\n    x = getattr(1, 'y')",
-    ],
-)
-def test_tests_that_reach_beyond_their_template_are_refused(text: str) -> None:
-    with pytest.raises(OnboardError, match="not what is ever generated"):
-        vet_tests(text)
-
-
-=======
->>>>>>> c9ff664 (vetting: a model file that a repository's code led to is made of listed names, or is not run):tests/unit/remote/test_survey.py
 def test_a_causal_mask_is_exactly_that() -> None:
     mask = torch.full((5, 5), torch.finfo(torch.float32).min).triu(1)[None, None]
     assert is_causal_mask(mask)
