@@ -138,8 +138,10 @@ AREAS = {
             "layers",
             _ops(_LAYERS),
             ("ops/test_op_norm.py", "ops/test_op_rope.py", "ops/test_op_linear.py", "ops/test_op_moe.py",
-             "ops/test_op_mixers.py", "graph/test_gather_logits.py", "graph/test_fuse_rmsnorm.py",
-             "graph/test_fuse_silu_mul.py", "graph/test_fuse_gdn_gating.py", "graph/test_fuse_moe.py"),
+             "ops/test_op_mixers.py", "graph/post_load_fusion/test_gather_logits.py",
+             "graph/post_load_fusion/test_fuse_rmsnorm.py",
+             "graph/post_load_fusion/test_fuse_silu_mul.py", "graph/post_load_fusion/test_fuse_gdn_gating.py",
+             "graph/post_load_fusion/test_fuse_moe.py"),
         ),
         Area(
             "sampling",
@@ -151,8 +153,9 @@ AREAS = {
             "steps",
             tuple(f"onboard/cache/{name}.py" for name in
                   ("batch", "step_buffer", "rows", "resources", "cached_sequence", "next_token")),
-            ("graph/test_sequence.py", "graph/test_cache.py", "graph/test_insert_cached_state.py",
-             "graph/test_insert_cached_attention.py", "runtime/test_engine.py", "runtime/test_codebooks.py"),
+            ("cache/test_sequence.py", "cache/test_cache.py", "graph/cache_init/test_insert_cached_state.py",
+             "graph/cache_init/test_insert_cached_attention.py", "runtime/test_engine.py",
+             "runtime/test_codebooks.py"),
         ),
         Area(
             "scheduler",
@@ -173,8 +176,9 @@ AREAS = {
             "caches",
             ("transforms/cache_init/*.py", *(f"onboard/graph/cache_init/{name}.py" for name in
              ("insert_cached", "descriptor", "interface", "counted_positions"))),
-            ("graph/test_insert_cached_state.py", "graph/test_insert_cached_attention.py",
-             "graph/test_replace_counted_positions.py", "graph/test_hf_attention.py", "runtime/test_engine.py",
+            ("graph/cache_init/test_insert_cached_state.py", "graph/cache_init/test_insert_cached_attention.py",
+             "graph/cache_init/test_replace_counted_positions.py", "graph/export/test_hf_attention.py",
+             "runtime/test_engine.py",
              "runtime/test_windows.py"),
         ),
         Area(
@@ -186,20 +190,24 @@ AREAS = {
             "patterns",
             ("transforms/pattern_matcher/*.py", *(f"onboard/graph/pattern_matcher/{name}.py" for name in
              ("masks", "moe_routing", "patterns"))),
-            ("graph/test_match_masks.py", "graph/test_match_attention.py", "graph/test_match_moe_routing.py",
-             "graph/test_match_helpers.py", "graph/test_match_rope_pattern.py", "graph/test_match_layouts.py"),
+            ("graph/pattern_matcher/test_match_masks.py", "graph/pattern_matcher/test_match_attention.py",
+             "graph/pattern_matcher/test_match_moe_routing.py",
+             "graph/pattern_matcher/test_match_helpers.py", "graph/pattern_matcher/test_match_rope_pattern.py",
+             "graph/pattern_matcher/test_match_layouts.py"),
         ),
         Area(
             "fusions",
             ("transforms/post_load_fusion/*.py", "transforms/post_export/*.py"),
-            ("graph/test_cleanup_graph.py", "graph/test_fuse_rmsnorm.py", "graph/test_fuse_silu_mul.py",
-             "graph/test_fuse_gdn_gating.py", "graph/test_fuse_l2norm.py", "graph/test_gather_logits.py",
-             "graph/test_fuse_models.py", "graph/test_fold_constants.py"),
+            ("graph/test_cleanup_graph.py", "graph/post_load_fusion/test_fuse_rmsnorm.py",
+             "graph/post_load_fusion/test_fuse_silu_mul.py",
+             "graph/post_load_fusion/test_fuse_gdn_gating.py", "graph/post_load_fusion/test_fuse_l2norm.py",
+             "graph/post_load_fusion/test_gather_logits.py",
+             "graph/post_load_fusion/test_fuse_models.py", "graph/post_load_fusion/test_fold_constants.py"),
         ),
         Area(
             "kernels in graphs",
             ("transforms/post_load_fusion/*.py", "transforms/cache_init/*.py"),
-            ("graph/interpreted_fusions.py", "graph/interpreted_linears.py"),
+            ("graph/post_load_fusion/interpreted_fusions.py", "graph/post_load_fusion/interpreted_linears.py"),
             interpreted=True,
         ),
         Area(
@@ -208,7 +216,8 @@ AREAS = {
                 "transforms/weight_load/*.py", *(f"onboard/graph/weight_load/{name}.py" for name in
                 ("weight_sources", "expert_stacks", "gemm_fusion")),
             ),
-            ("graph/test_fuse_gemms.py", "graph/test_load_weights.py", "graph/test_fuse_moe.py"),
+            ("graph/weight_load/test_fuse_gemms.py", "graph/weight_load/test_load_weights.py",
+             "graph/post_load_fusion/test_fuse_moe.py"),
         ),
     )
 }  # fmt: skip

@@ -178,8 +178,8 @@ def test_a_rotation_in_float64_stays_and_is_a_fact(on_gpu):
 
 
 def test_lengths_and_gates_use_their_kernels(on_gpu):
-    from tests.unit.graph.test_fuse_gdn_gating import _case as gated
-    from tests.unit.graph.test_fuse_l2norm import Lengths
+    from tests.unit.graph.post_load_fusion.test_fuse_gdn_gating import _case as gated
+    from tests.unit.graph.post_load_fusion.test_fuse_l2norm import Lengths
 
     gm, _, _ = apply("match_l2norm_pattern", exported(Lengths(), 2, 3, 16, device="cpu"))
     gm, info, _ = apply("fuse_l2norm", gm, on_gpu, backend="auto")
@@ -199,7 +199,7 @@ def test_lengths_and_gates_use_their_kernels(on_gpu):
 
 @pytest.mark.parametrize("second_reader", [True, False])
 def test_a_sum_that_is_cast_joins_its_norm(on_gpu, second_reader):
-    from tests.unit.graph.test_fuse_rmsnorm import Wide, exact_wide
+    from tests.unit.graph.post_load_fusion.test_fuse_rmsnorm import Wide, exact_wide
 
     model = Wide(torch.float16, second_reader)
     model.load_state_dict(random_state(model, random.randrange(10**6)))
@@ -268,8 +268,8 @@ def test_gated_norms_take_the_cast_behind_them(on_gpu):
 
 
 def test_mixtures_and_routers_use_the_kernels(on_gpu):
-    from tests.unit.graph.test_fuse_moe import HIDDEN, Mixture
-    from tests.unit.graph.test_match_moe_routing import Model, biased
+    from tests.unit.graph.pattern_matcher.test_match_moe_routing import Model, biased
+    from tests.unit.graph.post_load_fusion.test_fuse_moe import HIDDEN, Mixture
 
     for model in (Mixture(bias=True), Model(biased)):
         model.load_state_dict(random_state(model, random.randrange(10**6)), strict=False)

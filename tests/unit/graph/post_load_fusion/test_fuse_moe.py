@@ -15,7 +15,7 @@ from onboard.graph.weight_load.expert_stacks import fold_experts
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
 from tests.support.graph.fusion import apply, context_for, exported, random_state, targets
 from tests.support.graph.harness import rmse
-from tests.unit.graph.test_fuse_gemms import LiveBytes
+from tests.unit.graph.weight_load.test_fuse_gemms import LiveBytes
 
 EXPERTS, TOP, HIDDEN, INNER = 4, 2, 8, 6
 
