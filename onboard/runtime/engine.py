@@ -22,10 +22,10 @@ from onboard.runtime.length_dependent_rope import LengthDependentRope
 from onboard.runtime.logprobs import logprobs
 from onboard.runtime.multimodal.prompt_inputs import PromptInputs, given_rows
 from onboard.runtime.sampling import SamplingParams, stream_key
-from onboard.runtime.scheduling.pending_step import Flight, Landing
+from onboard.runtime.scheduling.pending_step import PendingStep, TokenReceiver
 from onboard.runtime.scheduling.request import FinishReason, Request, Step, StepRows
 from onboard.runtime.scheduling.scheduler import Scheduler
-from onboard.runtime.scheduling.sequence_pages import CacheMemory
+from onboard.runtime.scheduling.sequence_pages import SequencePages
 from onboard.runtime.tokenizer import Detokenizer, Tokenizer
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         info, cache = self.cache.info, self.cache
-        self.memory = CacheMemory(
+        self.memory = SequencePages(
             cache.groups,
             info.rows,
             page_size=info.page_size,
@@ -140,8 +140,8 @@ class Engine:
             rope=self.rope,
         )
         self.stats = EngineStats(pages=sum(group.allocator.num_usable for group in cache.groups))
-        self._landing = Landing(cache.latest)
-        self._ahead: Flight | None = None
+        self._receiver = TokenReceiver(cache.latest)
+        self._ahead: PendingStep | None = None
         self._detokenizers: dict[int, Detokenizer] = {}
         self._shifts = np.zeros(info.num_slots, dtype=np.int64)  # what the device has for each slot
         self._shifted: StepRows | None = None  # for which it has been told last
@@ -232,13 +232,13 @@ class Engine:
 
     def _step(self) -> Step:
         start = time.perf_counter()
-        flight = self._ahead if self._ahead is not None and self._ahead.step.is_live() else None
-        flight = flight or self._launch(self.scheduler.schedule())
-        self.scheduler.settle(flight.step)
+        pending = self._ahead if self._ahead is not None and self._ahead.step.is_live() else None
+        pending = pending or self._launch(self.scheduler.schedule())
+        self.scheduler.settle(pending.step)
         self._ahead = self._launch_ahead() if self.overlap and self.rope is None else None
-        self._take_in(flight)
-        self._count(flight.step, time.perf_counter() - start)
-        return flight.step
+        self._take_in(pending)
+        self._count(pending.step, time.perf_counter() - start)
+        return pending.step
 
     @torch.inference_mode()
     def logits(self, input_ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
@@ -252,7 +252,7 @@ class Engine:
         with self.cache.lent_pages([len(tokens)]) as pages:
             return torch.cat(list(self._prefill_logits(tokens, pages)))
 
-    def _launch(self, step: Step) -> Flight:
+    def _launch(self, step: Step) -> PendingStep:
         """Start a step; return without its tokens."""
         shifts = self.cache.caches.get(MROPE_DELTA)
         if shifts is not None:
@@ -263,8 +263,8 @@ class Engine:
         )
         tokens, logits = self._run_given(step) if step.has_given() else self._run(step)
         self.scheduler.launched(step)
-        arriving = self._landing.receive(tokens, step.rows.slots, step.ends)
-        return Flight(step, arriving, logits().clone() if step.rows.wants_logprobs else None)
+        arriving = self._receiver.receive(tokens, step.rows.slots, step.ends)
+        return PendingStep(step, arriving, logits().clone() if step.rows.wants_logprobs else None)
 
     def _set_shifts(self, cache: torch.Tensor, step: Step) -> None:
         """Tell the device how far the positions of a step's sequences have moved, where it does not
@@ -280,7 +280,7 @@ class Engine:
             )
         self._shifted = step.rows
 
-    def _launch_ahead(self) -> Flight | None:
+    def _launch_ahead(self) -> PendingStep | None:
         """Start the step after one whose tokens are still to come, if they need not be known for
         it.
         """
@@ -390,15 +390,15 @@ class Engine:
         stats.state_snapshots, stats.most_pages = memory.state_snapshots, memory.most_pages
         stats.graph_replays = self._replays
 
-    def _take_in(self, flight: Flight) -> None:
+    def _take_in(self, pending: PendingStep) -> None:
         """Append the tokens of a step to its sequences, and retire those that have ended."""
-        step, tokens = flight.step, flight.chosen()
+        step, tokens = pending.step, pending.chosen()
         took = self.scheduler.append(step, tokens)
-        if flight.logits is not None:
+        if pending.logits is not None:
             for row, sequence in took:
                 if (most := sequence.params.logprobs) is not None:
                     sequence.logprobs.append(
-                        logprobs(flight.logits[row], tokens[row], most, self.codebooks)
+                        logprobs(pending.logits[row], tokens[row], most, self.codebooks)
                     )
         for row, sequence in took if step.may_end(tokens) else ():
             self._end(sequence, tokens[row])

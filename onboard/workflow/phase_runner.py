@@ -132,7 +132,7 @@ def _may_have(folder: Path, model: str) -> bool:
 
 
 @dataclass
-class Engine:
+class PhaseRunner:
     """Runs phases; `observer` hears of each."""
 
     phases: Sequence[Phase]

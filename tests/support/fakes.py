@@ -14,7 +14,7 @@ from filelock import FileLock
 from onboard.workflow.files import write_atomically
 from onboard.workflow.outcome import PhaseOutcome
 from onboard.workflow.phase import Phase, PhaseResult, RunContext, RunOptions
-from onboard.workflow.phase_runner import Engine, open_run
+from onboard.workflow.phase_runner import PhaseRunner, open_run
 
 Work = Callable[[RunContext], dict[str, str]]
 
@@ -122,7 +122,7 @@ def main() -> None:
     model, root, pause = sys.argv[1:]
     context = open_run(model, Path(root), RunOptions())
     print("ready", flush=True)
-    outcome = Engine(slow_phases(float(pause)), Recorder()).run(context)
+    outcome = PhaseRunner(slow_phases(float(pause)), Recorder()).run(context)
     if outcome.exception is not None:
         raise outcome.exception
     print(*(f"{phase.name}:{phase.status}" for phase in outcome.phases))

@@ -20,7 +20,7 @@ from onboard.cli.terminal import escaped
 from onboard.errors import ConsentRequiredError, NotCausalError, OnboardError
 from onboard.workflow.outcome import PhaseOutcome, RunOutcome
 from onboard.workflow.phase import RunContext
-from onboard.workflow.phase_runner import Engine
+from onboard.workflow.phase_runner import PhaseRunner
 from onboard.workflow.phases import PHASES
 
 
@@ -213,7 +213,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """
     called: dict[str, Any] = {"error": None}
 
-    def run(_: Engine, context: RunContext, **arguments: Any) -> RunOutcome:
+    def run(_: PhaseRunner, context: RunContext, **arguments: Any) -> RunOutcome:
         called.update(arguments, context=context)
         error = called["error"]
         phase = PhaseOutcome(
@@ -227,7 +227,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         )
         return RunOutcome(context.model, context.root, [phase])
 
-    monkeypatch.setattr(Engine, "run", run)
+    monkeypatch.setattr(PhaseRunner, "run", run)
     return called
 
 
@@ -434,15 +434,15 @@ def test_a_dry_run_shows_the_users_files_first_and_no_diff_of_records(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    inner = Engine.run
+    inner = PhaseRunner.run
 
-    def run(self: Engine, context: RunContext, **arguments: Any) -> RunOutcome:
+    def run(self: PhaseRunner, context: RunContext, **arguments: Any) -> RunOutcome:
         context.files.write(context.artifact("tests.json"), "one\ntwo\n")
         (context.root / "model.py").write_text("old\nkept\n")
         context.files.write(context.root / "model.py", "new\nkept\nmore\n")
         return inner(self, context, **arguments)
 
-    monkeypatch.setattr(Engine, "run", run)
+    monkeypatch.setattr(PhaseRunner, "run", run)
     arguments = ["org/name", "--root", str(tmp_path), "--dry-run"]
     assert main.run(arguments) == 0
     lines = capsys.readouterr().out.splitlines()

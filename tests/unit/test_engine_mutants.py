@@ -119,7 +119,7 @@ def _is_of_kernels(path: Path) -> bool:
 
 
 FOR_GPUS = """
-class Landing:
+class TokenReceiver:
     def receive(self, device, tokens, cuda):
         if cuda:
             tokens = tokens.float()

@@ -121,14 +121,14 @@ class ModelRun:
     def execute(self, *, until: str | None, from_: str | None, fresh: bool) -> BaseException | None:
         """Run the engine; return the error that ended it, if any."""
         from onboard.cli.progress import observer
-        from onboard.workflow.phase_runner import Engine, load_phases, open_run
+        from onboard.workflow.phase_runner import PhaseRunner, load_phases, open_run
         from onboard.workflow.processes.warm import WarmPrograms
 
         programs = WarmPrograms()
         try:
             self.context = open_run(self.model, self.root, self.options)
             self.context.run_module, self.context.warm_up = programs, programs.start
-            engine = Engine(load_phases(), observer())
+            engine = PhaseRunner(load_phases(), observer())
             self.outcome = engine.run(self.context, until=until, from_=from_, fresh=fresh)
         except (OnboardError, KeyboardInterrupt) as error:
             return error

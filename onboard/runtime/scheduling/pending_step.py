@@ -18,7 +18,7 @@ _AT_A_TIME = 2  # steps whose tokens may be on their way
 
 
 @dataclass
-class Flight:
+class PendingStep:
     """A step that was started; `tokens` waits for it."""
 
     step: Step
@@ -39,7 +39,7 @@ class Flight:
         return tokens
 
 
-class Landing:
+class TokenReceiver:
     """How a step's tokens come to the host: kernels write them there, and an event says when."""
 
     def __init__(self, latest: LatestTokens) -> None:

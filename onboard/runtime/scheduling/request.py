@@ -74,7 +74,7 @@ class Request:
         self.tokens = list(self.prompt)
         self.single = Chunk(self, 1, True)
 
-    def root(self) -> bytes:
+    def digest_salt(self) -> bytes:
         """Return what its keys depend on besides tokens: its rotary table, and all that was given
         with the prompt.
         """

@@ -21,7 +21,7 @@ from onboard.errors import OnboardError
 from onboard.runtime.length_dependent_rope import LengthDependentRope
 from onboard.runtime.scheduling.decode_run import DecodeRun
 from onboard.runtime.scheduling.request import FinishReason, Request, Step
-from onboard.runtime.scheduling.sequence_pages import CacheMemory
+from onboard.runtime.scheduling.sequence_pages import SequencePages
 
 _in_order = attrgetter("order")
 
@@ -37,7 +37,7 @@ class Scheduler:
 
     def __init__(
         self,
-        memory: CacheMemory,
+        memory: SequencePages,
         *,
         max_batch_size: int,
         max_num_tokens: int,

@@ -40,7 +40,7 @@ class MemoryStats:
     """Pages in use at a time, over all groups."""
 
 
-class CacheMemory:
+class SequencePages:
     """Pages and slots of the running sequences. A request that is not admitted holds nothing.
 
     `snapshots` is how many recurrent states are kept for later, in the slots behind those of a
@@ -358,7 +358,7 @@ class CacheMemory:
         """Return the digests of a request's first `pages` pages, all of whose tokens are known."""
         digests, size = request.digests, self.page_size
         for index in range(len(digests), pages):
-            before = digests[-1] if digests else request.root()
+            before = digests[-1] if digests else request.digest_salt()
             tokens = array("q", request.tokens[index * size : (index + 1) * size])
             digests.append(hashlib.blake2b(before + tokens.tobytes(), digest_size=16).digest())
         return digests[:pages]

@@ -22,7 +22,7 @@ from onboard.user_cache import FOLDER_VARIABLE
 from onboard.workflow.files import write_atomically
 from onboard.workflow.outcome import PhaseOutcome
 from onboard.workflow.phase import RunContext, RunOptions
-from onboard.workflow.phase_runner import Engine, load_phases, open_run
+from onboard.workflow.phase_runner import PhaseRunner, load_phases, open_run
 from onboard.workflow.phases import PHASES
 from onboard.workflow.processes.programs import ForkServer
 from onboard.workflow.sweep.inputs.targets import Target
@@ -123,7 +123,7 @@ def _onboard(job: Job, programs: ForkServer, emit: Emit) -> None:
     _make_checkout(root)
     context = open_run(str(job.checkpoint), root, options)
     context.run_module = programs
-    outcome = Engine(load_phases(), _Observer(emit)).run(context, until=job.until)
+    outcome = PhaseRunner(load_phases(), _Observer(emit)).run(context, until=job.until)
     emit(exit_code=outcome.exit_code)
     _describe(context, emit)
 

@@ -15,7 +15,7 @@ from onboard.runtime.length_dependent_rope import LengthDependentRope
 from onboard.runtime.sampling import SamplingParams
 from onboard.runtime.scheduling.request import Request, Step
 from onboard.runtime.scheduling.scheduler import Scheduler
-from onboard.runtime.scheduling.sequence_pages import CacheMemory
+from onboard.runtime.scheduling.sequence_pages import SequencePages
 
 PAGE = 4
 
@@ -66,7 +66,7 @@ class Simulation:
         )
         self.info.set_groups(len(windows))
         self.groups = [PageGroup(PageAllocator(pages), window) for window in windows]
-        self.memory = CacheMemory(
+        self.memory = SequencePages(
             self.groups,
             self.info.rows,
             page_size=PAGE,

@@ -16,7 +16,7 @@ import pytest
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.object_values import Config
-from onboard.codegen.translate.language.program import unrun
+from onboard.codegen.translate.language.program import unused_modules
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.state import ClassState, Restart
 from onboard.codegen.translate.language.trees.syntax import name
@@ -92,6 +92,6 @@ def _translated(translator: Translator, cls: type, arguments: dict[str, Value]) 
             translator._method(state, "forward", Args([], dict(arguments), []))
         except Restart:
             continue
-        unrun.reach(translator)
+        unused_modules.reach(translator)
         return state
     raise AssertionError("the facts still grow")

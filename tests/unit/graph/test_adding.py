@@ -31,7 +31,7 @@ from onboard.graph.factory import ModelFactory
 from onboard.graph.transform import Stages
 from onboard.ops import library
 from onboard.workflow.phase import RunOptions
-from onboard.workflow.phase_runner import Engine, load_phase, open_run
+from onboard.workflow.phase_runner import PhaseRunner, load_phase, open_run
 from onboard.workflow.zoo import load_zoo
 from tests.support.document_examples import examples, write
 from tests.support.graph.fusion import apply, context_for, exported
@@ -166,7 +166,7 @@ def test_a_phase_runs_is_skipped_and_runs_again(added: Added, tmp_path: Path) ->
         (model / "config.json").write_text(
             json.dumps({"model_type": "llama", "num_hidden_layers": layers})
         )
-        outcome = Engine([load_phase("depth")], Mock()).run(
+        outcome = PhaseRunner([load_phase("depth")], Mock()).run(
             open_run(str(model), tmp_path, RunOptions())
         )
         assert outcome.exception is None

@@ -23,7 +23,7 @@ from onboard.workflow.checkpoint import parameter_count as size
 from onboard.workflow.checkpoint.vocabulary import check_vocabulary
 from onboard.workflow.outcome import PhaseOutcome
 from onboard.workflow.phase import RunContext, RunOptions
-from onboard.workflow.phase_runner import Engine, load_phase, open_run
+from onboard.workflow.phase_runner import PhaseRunner, load_phase, open_run
 from onboard.workflow.phases import gather, survey
 from onboard.workflow.phases.generate import same_but_revision
 from tests.support.checkpoints import edit_config, save_checkpoint, tree
@@ -252,7 +252,7 @@ def test_a_users_model_file_is_kept_proven_and_only_replaced_when_asked(
     def generate(from_: str | None = None) -> PhaseOutcome:
         self = context(checkpoint, tmp_path)
         phases = [load_phase(name) for name in ("gather", "survey", "analyze", "generate")]
-        outcome = Engine(phases, PlainObserver()).run(self, from_=from_)
+        outcome = PhaseRunner(phases, PlainObserver()).run(self, from_=from_)
         assert len(outcome.phases) == 4, outcome.phases[-1].error
         return outcome.phases[-1]
 
@@ -324,13 +324,13 @@ def test_a_sizeable_model_is_judged_before_its_weights_are_fetched(
 from pathlib import Path
 from onboard import gpu
 gpu.system_memory = lambda: gpu.Memory(1000, 1000)
-from onboard.workflow.phase_runner import Engine, open_run, load_phase
+from onboard.workflow.phase_runner import PhaseRunner, open_run, load_phase
 from onboard.workflow.phase import RunOptions
 from onboard.cli.progress import PlainObserver
 phase = load_phase("gather")
 phase.needs_weights = True
 context = open_run("acme/tiny", Path({str(tmp_path / "root")!r}), RunOptions(device="cpu", yes=YES))
-outcome = Engine([phase], PlainObserver()).run(context)
+outcome = PhaseRunner([phase], PlainObserver()).run(context)
 print(outcome.phases[0].error, [(facts["size_from"], facts["memory"]) for facts in
       ([context.read_json("gather.json")] if outcome.status == "done" else [])])
 """

@@ -7,7 +7,7 @@ from onboard.cli.progress import PlainObserver
 from onboard.content import CONTENT_ROOT
 from onboard.errors import OnboardError
 from onboard.workflow.phase import RunContext
-from onboard.workflow.phase_runner import Engine
+from onboard.workflow.phase_runner import PhaseRunner
 from onboard.workflow.phases.matrix import Matrix
 from onboard.workflow.phases.register import Register
 from onboard.workflow.registry_results import KNOWN_PREFIX
@@ -155,7 +155,7 @@ def test_a_new_root_starts_without_the_shipped_rows() -> None:
 
 def test_rows_of_other_models_are_no_edits_that_stop_a_rerun(context_for: ContextFactory) -> None:
     context = _onboarded(context_for, "a/l")
-    engine = Engine([Matrix()], PlainObserver())
+    engine = PhaseRunner([Matrix()], PlainObserver())
     assert engine.run(context).status == "done"
     _onboarded(context_for, "b/m")
     assert engine.run(context).phases[0].status == "skipped"

@@ -17,7 +17,7 @@ from onboard.errors import NotFiniteError, UsageError
 from onboard.ops.sampling.sampling import NOT_A_TOKEN
 from onboard.runtime.engine import Engine
 from onboard.runtime.sampling import SamplingParams
-from onboard.runtime.scheduling.pending_step import Flight
+from onboard.runtime.scheduling.pending_step import PendingStep
 from tests.support.runtime.tiny import TINY, Tiny
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32)
@@ -133,12 +133,12 @@ def test_logits_that_are_not_finite_are_an_error_where_a_token_is_wanted(
 ) -> None:
     complete = [(row, SimpleNamespace(finish_reason=ended))]
     step: Any = SimpleNamespace(rows=SimpleNamespace(complete=complete))
-    flight = Flight(step, lambda: [5, NOT_A_TOKEN], None)
+    pending = PendingStep(step, lambda: [5, NOT_A_TOKEN], None)
     if fails:
         with pytest.raises(NotFiniteError):
-            flight.chosen()
+            pending.chosen()
     else:
-        assert flight.chosen() == [5, NOT_A_TOKEN]
+        assert pending.chosen() == [5, NOT_A_TOKEN]
 
 
 def test_a_prompt_may_leave_room_for_a_single_token(llama: Tiny) -> None:

@@ -12,7 +12,7 @@ import pytest
 from onboard.errors import ConsentRequiredError, OnboardError, UsageError
 from onboard.workflow.outcome import RunOutcome
 from onboard.workflow.phase import RunContext, RunOptions
-from onboard.workflow.phase_runner import Engine, load_phases, open_run
+from onboard.workflow.phase_runner import PhaseRunner, load_phases, open_run
 from onboard.workflow.phases import PHASES
 from tests.support.checkpoints import tree
 from tests.support.fakes import Fake, Recorder, copying
@@ -50,7 +50,7 @@ class Workflow:
 
     def run(self, options: RunOptions | None = None, **arguments: Any) -> RunOutcome:
         self.context = open_run(str(self.model), self.root, options or RunOptions())
-        return Engine(self.phases, self.recorder).run(self.context, **arguments)
+        return PhaseRunner(self.phases, self.recorder).run(self.context, **arguments)
 
     def statuses(self, **arguments: Any) -> list[str]:
         return [phase.status for phase in self.run(**arguments).phases]
@@ -354,7 +354,7 @@ def test_a_work_folder_that_another_model_took_meanwhile_is_refused(
     late = open_run(str(other), workflow.root, RunOptions())
     workflow.run()
     with pytest.raises(OnboardError, match="was taken by .* Run again"):
-        Engine(workflow.phases, workflow.recorder).run(late)
+        PhaseRunner(workflow.phases, workflow.recorder).run(late)
 
 
 def test_an_empty_name_is_not_the_current_folder(tmp_path: Path) -> None:
@@ -384,7 +384,7 @@ def test_libraries_are_imported_ahead_of_the_programs_that_a_later_phase_starts(
     def run(**arguments: Any) -> list[str]:
         context = open_run(str(workflow.model), workflow.root, RunOptions())
         context.warm_up = lambda: warmed.append(workflow.recorder.heard[-1][0])
-        Engine(workflow.phases, workflow.recorder).run(context, **arguments)
+        PhaseRunner(workflow.phases, workflow.recorder).run(context, **arguments)
         return [warmed.pop(0) for _ in list(warmed)]
 
     assert run(until="spec") == []

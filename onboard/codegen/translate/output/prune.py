@@ -14,7 +14,7 @@ from torch import nn
 
 from onboard.codegen.translate.language.object_values import Instance
 from onboard.codegen.translate.language.program.classes import Translator
-from onboard.codegen.translate.language.program.unrun import (
+from onboard.codegen.translate.language.program.unused_modules import (
     attributes_read,
     has_parameters,
     is_eager,

@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 from transformers.cache_utils import Cache
 from transformers.utils import ModelOutput
 
-from onboard.codegen.translate.language.expressions import narrow
+from onboard.codegen.translate.language.expressions import branch_types
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Choice,
@@ -236,7 +236,7 @@ def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) ->
             return value
         case Instance():
             return (
-                narrow.possible(replace(value, expr=path), attr, frame)
+                branch_types.possible(replace(value, expr=path), attr, frame)
                 if own
                 else replace(value, expr=path)
             )

@@ -25,7 +25,7 @@ from onboard.codegen.translate.language.expressions.evaluate import evaluate
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.frame import Frame, Mechanism, Program
 from onboard.codegen.translate.language.object_values import Config, Instance, Made, Method, Self
-from onboard.codegen.translate.language.program import supers, unrun
+from onboard.codegen.translate.language.program import supers, unused_modules
 from onboard.codegen.translate.language.program.facts import (
     all_bound,
     as_parameters,
@@ -136,7 +136,7 @@ class Translator(Program):
         (state,) = self.reached(self.construct(cls, Args([config], {}, [])))
         given = {key: Code(name(key)) for key in ("input_ids", "position_ids")}
         self._method(state, "forward", Args([], dict(given), []))
-        unrun.reach(self)
+        unused_modules.reach(self)
         self.mechanisms.finish(self)
         return state
 
@@ -374,7 +374,7 @@ class Translator(Program):
             made = self.mechanisms.forward(state, node, frame) if attr == "forward" else None
             if made is not None:
                 state.methods[attr] = made
-                unrun.reach_parts(state, frame)
+                unused_modules.reach_parts(state, frame)
             else:
                 frame.env.values["self"] = Self()
                 state.methods[attr] = self._routine(node, frame, self.facts[key])

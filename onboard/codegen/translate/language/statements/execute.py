@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from onboard.codegen.translate.language.env import Env
+from onboard.codegen.translate.language.expressions.branch_types import narrowed, numbered
 from onboard.codegen.translate.language.expressions.comprehensions import bind_target, iteration
 from onboard.codegen.translate.language.expressions.decisions import decided_here
 from onboard.codegen.translate.language.expressions.evaluate import binary, condition
-from onboard.codegen.translate.language.expressions.narrow import narrowed, numbered
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.statements import lists
 from onboard.codegen.translate.language.statements.assign import Grows, Widened, store
