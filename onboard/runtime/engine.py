@@ -31,9 +31,8 @@ from onboard.runtime.tokenizer import Detokenizer, Tokenizer
 if TYPE_CHECKING:
     from onboard.runtime.multimodal.towers import Composite
 
-_LOGITS_CHUNK = (
-    256  # tokens whose logits `logits` computes at a time: rows of the vocabulary's size are large
-)
+_LOGITS_CHUNK = 256
+"""Tokens whose logits `logits` computes at a time: rows of the vocabulary's size are large."""
 
 
 @dataclass
@@ -223,18 +222,21 @@ class Engine:
         """Finish one forward pass, and take in the next token of every sequence that it
         completes.
         """
-        if (
-            torch.is_inference_mode_enabled()
-        ):  # `run` has seen to it: to ask is quicker than to enter it once more
+        # `run` has entered it already: to ask is quicker than to enter it once more.
+        if torch.is_inference_mode_enabled():
             return self._step()
         with torch.inference_mode():
             return self._step()
 
     def _step(self) -> Step:
         start = time.perf_counter()
+        # A step launched ahead is dropped when all of its sequences have ended meanwhile.
         pending = self._ahead if self._ahead is not None and self._ahead.step.is_live() else None
         pending = pending or self._launch(self.scheduler.schedule())
+        # Every token that this step reads has arrived: recorded before the next step is scheduled.
         self.scheduler.settle(pending.step)
+        # The next step is enqueued before this one's tokens are waited for: the device goes on while
+        # the host appends them. Its input ids are placeholders that the device fills in.
         self._ahead = self._launch_ahead() if self.overlap and self.rope is None else None
         self._take_in(pending)
         self._count(pending.step, time.perf_counter() - start)
@@ -263,6 +265,7 @@ class Engine:
         )
         tokens, logits = self._run_given(step) if step.has_given() else self._run(step)
         self.scheduler.launched(step)
+        # After the launch: the event is recorded behind the kernels that write the tokens.
         arriving = self._receiver.receive(tokens, step.rows.slots, step.ends)
         return PendingStep(step, arriving, logits().clone() if step.rows.wants_logprobs else None)
 
@@ -281,8 +284,8 @@ class Engine:
         self._shifted = step.rows
 
     def _launch_ahead(self) -> PendingStep | None:
-        """Start the step after one whose tokens are still to come, if they need not be known for
-        it.
+        """Launch the next step before the tokens of the current one have arrived, if scheduling does
+        not depend on them.
         """
         step = self.scheduler.schedule_ahead()
         return None if step is None else self._launch(step)
@@ -391,7 +394,7 @@ class Engine:
         stats.graph_replays = self._replays
 
     def _take_in(self, pending: PendingStep) -> None:
-        """Append the tokens of a step to its sequences, and retire those that have ended."""
+        """Wait for a step's tokens, append them, and finish the sequences that have ended."""
         step, tokens = pending.step, pending.chosen()
         took = self.scheduler.append(step, tokens)
         if pending.logits is not None:

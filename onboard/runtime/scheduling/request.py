@@ -32,7 +32,7 @@ class Request:
     priority: int = 0
     """Smaller ones go first; among equals, those that arrived first."""
     given: PromptInputs | None = None
-    """What the prompt has beside its tokens."""
+    """Image or sound inputs of the prompt; None for text alone."""
     tokens: list[int] = field(init=False)
     """The prompt and what was generated so far."""
     logprobs: list[dict[int, float]] = field(default_factory=list)
@@ -75,16 +75,14 @@ class Request:
         self.single = Chunk(self, 1, True)
 
     def digest_salt(self) -> bytes:
-        """Return what its keys depend on besides tokens: its rotary table, and all that was given
-        with the prompt.
-        """
+        """Bytes mixed into the first page's digest: the rotary table and the image inputs."""
         return self.table.to_bytes(8, "little") + (
             self.given.digest if self.given is not None else b""
         )
 
     def fitting(self, length: int) -> int:
-        """Return how many of the next `length` tokens may come in one step: no block of the prompt
-        is taken apart.
+        """Return how many of the next `length` tokens fit in one step without splitting an image's
+        block of tokens.
         """
         return length if self.given is None else self.given.fitting(self.num_cached, length)
 
@@ -100,8 +98,8 @@ class Request:
 
     @property
     def num_cached(self) -> int:
-        """Leading tokens whose keys and values are in the cache, or will be by the time that the
-        device is asked.
+        """Leading tokens whose keys and values are cached, or will be when the launched steps have
+        run.
         """
         return int(self.rows.num_cached[self.slot]) if self.slot and self.rows is not None else 0
 
@@ -128,19 +126,19 @@ class Chunk:
     """Whether the last row's logits choose the sequence's next token."""
 
     def reads_given(self) -> bool:
-        """Whether some of its tokens have rows from outside."""
+        """Whether the chunk includes precomputed embeddings of images or sound."""
         given = self.sequence.given
         return given is not None and self.sequence.num_cached < len(given)
 
 
 @dataclass(frozen=True)
 class StepRows:
-    """What follows from the chunks of a step, whatever their lengths are."""
+    """Per-sequence arrays of a step that do not depend on how long its chunks are."""
 
     slots: IntArray
     """Each sequence's row."""
     unknown: IntArray
-    """What stands for a token of each that only the device knows."""
+    """Placeholder input id per row (`-slot`) for a token that the host has not received yet."""
     limits: IntArray
     """Most tokens that each can have."""
     complete: list[tuple[int, Request]]
@@ -162,15 +160,13 @@ class Step:
     chunks: list[Chunk] = field(default_factory=list)
     num_tokens: int = 0
     num_filling: int = 0
-    """Tokens beside those that only go on with an output: of prompts, and computed again."""
+    """Prompt tokens computed in this step, including tokens recomputed after a preemption."""
     ends: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Cached tokens of each sequence behind it, once it was started."""
+    """Cached tokens of each sequence after the step; set when it is launched."""
     num_retired: int = 0
     """Sequences that had retired when it was started."""
     at_limit: bool = False
-    """Whether a sequence has all the tokens that it may have, once this step's is there; set when
-    it was started.
-    """
+    """Whether a sequence reaches its token limit with this step; set when the step is launched."""
 
     def add(self, sequence: Request, length: int, pending: int) -> None:
         """Append the next `length` tokens of a sequence of which `pending` are not cached."""
@@ -200,7 +196,7 @@ class Step:
         )
 
     def decodes(self) -> bool:
-        """Whether each of its sequences goes on by the one token that is missing."""
+        """Whether it is a pure decode step: one new token for each sequence."""
         return self.num_tokens == len(self.chunks) == len(self.rows.complete)
 
     def may_end(self, tokens: Sequence[int]) -> bool:
@@ -228,7 +224,7 @@ class Step:
         return any(chunk.sequence.finish_reason is None for chunk in self.chunks)
 
     def has_given(self) -> bool:
-        """Whether some of its tokens have rows from outside."""
+        """Whether some chunk includes precomputed embeddings of images or sound."""
         return self.rows.some_given and any(chunk.reads_given() for chunk in self.chunks)
 
     def shifts(self) -> IntArray:
