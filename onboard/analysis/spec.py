@@ -7,9 +7,10 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, model_validator
 from ruamel.yaml import YAML
 
+from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.spec_blocks import (
     AttributePath,
     Block,
@@ -104,13 +105,13 @@ class ModelSpec(Record):
     repository: RepositoryCode | None = None
     """None: transformers has the model's code."""
 
-    @field_validator("hf_module")
-    @classmethod
-    def _is_transformers(cls, name: str) -> str:
-        """It is imported: none but transformers' own, or where it keeps the code of repositories."""
-        if name.split(".")[0] not in ("transformers", "transformers_modules"):
-            raise ValueError(f"{name!r:.80} is no module of transformers")
-        return name
+    @model_validator(mode="after")
+    def _module_is_known(self) -> ModelSpec:
+        """It is imported: none but transformers' own, or one of the repository's."""
+        package = PACKAGE if self.repository else "transformers"
+        if self.hf_module.split(".")[0] != package:
+            raise ValueError(f"hf_module is {self.hf_module!r:.80}, no module of {package}")
+        return self
 
     def to_yaml(self) -> str:
         """Return the spec as YAML."""

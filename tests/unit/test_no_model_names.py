@@ -22,6 +22,7 @@ NOT_ENGINE = ("ops", "assets", "content")
 WORDS = {
     "align": "a verb; typography",
     "ast": "Python's module",
+    "beam": "beam search, in fields that every config had",
     "bit": "ast.BitAnd and the like",
     "clip": "a verb; how encoders of images are called in configs' field names",
     "codegen": "the package that writes files",

@@ -67,7 +67,8 @@ def _sizes(left: Axes, shape: torch.Size, given: dict[str, int]) -> dict[str, in
         known = math.prod(found[name] for name in axis if name in found)
         for name in open_names:
             found[name] = size // known
-        assert len(open_names) < 2 and math.prod(found[name] for name in axis) == size
+        assert len(open_names) < 2
+        assert math.prod(found[name] for name in axis) == size
     return _Sizes(found)
 
 

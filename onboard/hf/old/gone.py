@@ -28,7 +28,7 @@ class Gone:
         """Stand for a decorated function while a file is imported; later raise `OnboardError`."""
         if _importing:
             return self
-        self.refuse()
+        return self.refuse()
 
     def refuse(self) -> Never:
         """Raise `OnboardError`: what is not there is needed."""

@@ -56,7 +56,7 @@ def test_experts_are_one_op(family: str) -> None:
     text = _text(family)
     assert text.count("torch.ops.onboard.torch_moe(") == 1
     assert [word for word in ("one_hot", "index_add_", "aux_loss") if word in text] == []
-    assert len(text.splitlines()) < 320
+    assert len(text.splitlines()) < 340
 
 
 @pytest.mark.parametrize(
