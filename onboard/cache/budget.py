@@ -120,6 +120,14 @@ class CachePlan:
     limits: Limits
     resources: tuple[CacheResource, ...]
 
+    @property
+    def windows(self) -> list[int | None]:
+        """What the groups of pages see, in the order of their caches: those that see equally far
+        back are one.
+        """
+        paged = (each for each in self.resources if not each.by_sequence)
+        return list(dict.fromkeys(map(self.limits.window, paged)))
+
     def units(self, resource: CacheResource, pages: int) -> int:
         """Return the pages, or the slots, that a cache has when sequences share `pages` pages (the
         spare included).
@@ -240,6 +248,8 @@ class MemoryPlan:
     """Sequences, and tokens of each, for which `devices_needed` counts; None: what the limits
     allow.
     """
+    span: int = 1
+    """Activations and graphs may take so many times less; 1: they were counted."""
     chosen: tuple[str, ...] = ()
     """The limits that nobody asked for: they may be lowered to what fits."""
 
@@ -297,6 +307,11 @@ class MemoryPlan:
     def with_limits(self, limits: Limits) -> MemoryPlan:
         """Return the plan of the same model and batch for other limits."""
         return replace(self, cache=replace(self.cache, limits=limits))
+
+    def least(self) -> MemoryPlan:
+        """Return the plan with the least that activations and graphs may take."""
+        sizes = {"activations": self.activations // self.span, "graphs": self.graphs // self.span}
+        return replace(self, span=1, **sizes)
 
     def over(self, count: int, memory: int) -> MemoryPlan:
         """Return the plan for `count` devices of `memory` bytes that share weights and caches

@@ -89,8 +89,7 @@ class CachedSequenceInterface:
 
     def _windows(self) -> list[int | None]:
         """Return what the groups of pages see, in the order in which they are registered."""
-        paged = (resource for resource in self.resources.values() if not resource.by_sequence)
-        return list(dict.fromkeys(self.info.limits.window(resource) for resource in paged))
+        return CachePlan(self.info.limits, tuple(self.resources.values())).windows
 
     @property
     def allocator(self) -> PageAllocator:

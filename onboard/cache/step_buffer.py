@@ -85,8 +85,7 @@ class StepBuffer:
         device: torch.device,
         codebooks: int = 1,
     ) -> None:
-        by_sequence = _by_sequence(sequences, pages_per_sequence, groups, codebooks)
-        parts = [_by_token(sequences, groups), by_sequence, _by_token(tokens, groups)]
+        parts = _parts(sequences, tokens, pages_per_sequence, groups, codebooks)
         ends = np.cumsum([_num_bytes(part) for part in parts]).tolist()
         self._host = torch.zeros(ends[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._device = self._host if device.type == "cpu" else self._host.to(device)
@@ -205,6 +204,23 @@ def _by_sequence(sequences: int, pages: int, groups: int, codebooks: int) -> _Sh
         "uniform": ((sequences,) if codebooks == 1 else (sequences, codebooks), torch.float64),
         **dict.fromkeys(tables, ((sequences, pages), torch.int32)),
     }
+
+
+def buffer_bytes(
+    *, sequences: int, tokens: int, pages_per_sequence: int, groups: int, codebooks: int = 1
+) -> int:
+    """Return the bytes of a `StepBuffer`."""
+    return sum(map(_num_bytes, _parts(sequences, tokens, pages_per_sequence, groups, codebooks)))
+
+
+def _parts(
+    sequences: int, tokens: int, pages: int, groups: int, codebooks: int
+) -> tuple[_Shapes, _Shapes, _Shapes]:
+    """Return what lies one after the other: a decode step takes the first two, another one the
+    last two.
+    """
+    by_sequence = _by_sequence(sequences, pages, groups, codebooks)
+    return _by_token(sequences, groups), by_sequence, _by_token(tokens, groups)
 
 
 def _num_bytes(shapes: _Shapes) -> int:

@@ -11,39 +11,22 @@ import gc
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
-from itertools import groupby
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any
 
-from onboard.cache.budget import CachePlan, Limits, MemoryPlan
-from onboard.cache.resources import CacheResource, KVPagedResource, StateResource
+from onboard.cache.budget import MemoryPlan
 from onboard.config import RuntimeConfig
-from onboard.content import CONTENT_ROOT
+from onboard.content import CONTENT_ROOT, content_path
 from onboard.extensions import extensions_digest
-from onboard.runtime.tested_file import TESTS, WORK_FOLDER
+from onboard.runtime.sketch.ask import sketched
+from onboard.runtime.tested_file import TESTS, WORK_FOLDER, why_untested
+from onboard.runtime.written_plan import read_plan, written_plan
 from onboard.user_cache import code_digest, environment, files_digest, user_cache
 
 MOST_PLANS = 500
-_FORMS: dict[str, type[KVPagedResource] | type[StateResource]] = {
-    "pages": KVPagedResource,
-    "states": StateResource,
-}
 _NOT_IN_KEY = {"model", "revision"}
-
-
-@dataclass(frozen=True)
-class DType:
-    """What is known of a torch.dtype without torch."""
-
-    name: str
-    itemsize: int
-
-    def __str__(self) -> str:
-        return self.name
 
 
 class KeptPlan:
@@ -60,7 +43,7 @@ class KeptPlan:
             return None
         try:
             document = json.loads(self._path.read_text("utf-8"))
-            found = _read(document["plan"]), list(map(str, document["facts"]))
+            found = read_plan(document["plan"]), list(map(str, document["facts"]))
             if document["key"] != self._key:
                 return None
             os.utime(self._path)
@@ -72,7 +55,7 @@ class KeptPlan:
         """Write a plan and its facts; where that cannot be, it is made again next time."""
         if self._path is None:
             return
-        document = json.dumps({"key": self._key, "plan": _written(plan), "facts": facts})
+        document = json.dumps({"key": self._key, "plan": written_plan(plan), "facts": facts})
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with NamedTemporaryFile(
@@ -86,21 +69,50 @@ class KeptPlan:
             return
 
 
+BOUNDED = (
+    "activations and CUDA graphs are upper bounds, by the model file's code;"
+    " with --exact the run's own graph is made and tells them"
+)
+
+
 def counted_or_kept(
-    checkpoint: Path, runtime: RuntimeConfig, *, gpu: bool, root: Path, model: str
+    checkpoint: Path,
+    runtime: RuntimeConfig,
+    *,
+    gpu: bool,
+    root: Path,
+    model: str,
+    decides: Callable[[MemoryPlan], bool] | None = None,
 ) -> tuple[MemoryPlan, list[str]]:
     """Return the plan for any memory, and facts; one that was made before for the same settings is
     found again.
+
+    Without one, and where `decides` says that it is enough, it is a sketch, that has bounds of what
+    only a graph tells.
     """
     kept = KeptPlan(checkpoint, runtime, gpu=gpu, root=root)
     if (found := kept.find()) is not None:
         return found
+    why = []
+    if decides is not None:
+        drawn = sketched(checkpoint, runtime, gpu=gpu, root=root)
+        if isinstance(drawn, MemoryPlan) and decides(drawn):
+            return drawn, [*_untested(checkpoint, root), BOUNDED]
+        reason = drawn if isinstance(drawn, str) else "bounds leave open whether it fits"
+        why = [f"the run's own graph was made for this: {reason}"]
     with _uncollected():
         from onboard.runtime.plan import count_memory
 
         made, facts = count_memory(checkpoint, runtime, gpu=gpu, root=root, model=model)
     kept.keep(made, facts)
-    return made, list(facts)
+    return made, [*facts, *why]
+
+
+def _untested(checkpoint: Path, root: Path) -> list[str]:
+    """Return what a run says of a model file whose tests did not pass."""
+    model_type = json.loads((checkpoint / "config.json").read_text("utf-8"))["model_type"]
+    fact = why_untested(content_path("models", f"modeling_{model_type}.py", root=root), root)
+    return [] if fact is None else [fact]
 
 
 @contextmanager
@@ -146,40 +158,3 @@ def _key(checkpoint: Path, runtime: RuntimeConfig, *, gpu: bool, root: Path) -> 
 
 def _models(root: Path) -> list[Path]:
     return sorted((root / "models").glob("modeling_*.py"))
-
-
-def _written(plan: MemoryPlan) -> dict[str, Any]:
-    """Return a plan as JSON; resources one after another that are alike are written once."""
-    sizes = {
-        field.name: getattr(plan, field.name) for field in fields(plan) if field.name != "cache"
-    }
-    groups = [(resource, len(list(same))) for resource, same in groupby(plan.cache.resources)]
-    return {
-        "sizes": sizes,
-        "limits": asdict(plan.cache.limits),
-        "resources": [[*_form(r), n] for r, n in groups],
-    }
-
-
-def _form(resource: CacheResource) -> tuple[str, dict[str, Any]]:
-    name = next(name for name, form in _FORMS.items() if type(resource) is form)
-    values = {field.name: getattr(resource, field.name) for field in fields(resource)}
-    return name, values | {"dtype": [str(resource.dtype), resource.dtype.itemsize]}
-
-
-def _read(document: dict[str, Any]) -> MemoryPlan:
-    """Return the plan that was written; raises `KeyError`, `TypeError` or `ValueError` where it was
-    not one.
-    """
-    cache = CachePlan(Limits(**document["limits"]), tuple(_resources(document["resources"])))
-    sizes = document["sizes"]
-    return MemoryPlan(cache=cache, **sizes | {"chosen": tuple(sizes["chosen"])})
-
-
-def _resources(groups: list[Any]) -> Iterator[CacheResource]:
-    for name, values, count in groups:
-        own: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
-        }
-        own["dtype"] = DType(*values["dtype"])
-        yield from [_FORMS[name](**own)] * count

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,6 +56,9 @@ def plan(
             metavar="N", min=1, help="Sequences at a time.", show_default="the configuration's"
         ),
     ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Activations as the run's own graph has them; slower.")
+    ] = False,
     root: options.Root = Path(),
     mode: Annotated[
         ModeName, typer.Option(help="graph: the onboarded model; hf: transformers' own.")
@@ -72,7 +77,14 @@ def plan(
     gpus = None if gpu is None else parse_gpus(gpu)
     overrides = _overrides(dtype.value, mode.value, context, batch)
     with registered_names(model, root):
-        made, facts = _plan(model, root, gpus, overrides, cache_dtype)
+        made, facts = _plan(
+            model,
+            root,
+            gpus,
+            overrides,
+            cache_dtype,
+            None if exact else partial(_is_decided, model, batch),
+        )
     problem = _problem(model, made, batch)
     if as_json:
         return Result(_document(model, made, facts), problem)
@@ -97,6 +109,7 @@ def _plan(
     gpus: Gpus | None,
     overrides: dict[str, Any],
     cache_dtype: CacheDTypeName | None,
+    is_decided: Callable[[MemoryPlan], bool] | None,
 ) -> tuple[MemoryPlan, list[str]]:
     from onboard.gpu import device_memory
     from onboard.hub import as_folder, open_source
@@ -113,7 +126,14 @@ def _plan(
         if cache_dtype is not None:
             runtime.kv_cache_config.dtype = cache_dtype.value
         checkpoint = open_source(runtime.model, revision=runtime.revision).files()
-        counted, facts = counted_or_kept(checkpoint, runtime, gpu=on_gpu, root=folder, model=model)
+        counted, facts = counted_or_kept(
+            checkpoint,
+            runtime,
+            gpu=on_gpu,
+            root=folder,
+            model=model,
+            decides=is_decided and (lambda plan: is_decided(plan.over(asked.count, asked.memory))),
+        )
     made, lowered = fitted(counted.over(asked.count, asked.memory))
     facts += lowered
     if asked.count > 1:
@@ -121,6 +141,14 @@ def _plan(
             f"weights and caches are split evenly over {asked.count} GPUs here; onboard itself runs on one"
         )
     return made, facts
+
+
+def _is_decided(model: str, batch: int | None, plan: MemoryPlan) -> bool:
+    """Whether it fits, or does not, wherever between their bounds its sizes are."""
+    from onboard.runtime.fitted_plan import fitted
+
+    most, least = (_problem(model, fitted(each)[0], batch) is None for each in (plan, plan.least()))
+    return most == least
 
 
 def _problem(model: str, plan: MemoryPlan, batch: int | None) -> ConsentRequiredError | None:
@@ -210,8 +238,7 @@ def _print(
 
 def _kinds(plan: MemoryPlan) -> str:
     """Return how many GPUs of each known kind all sequences need, in one sentence."""
-    counts = {name: plan.devices_needed(size) for name, size in known_gpus().items()}
-    words = ", ".join(f"{count} x {name}" for name, count in counts.items() if count)
+    words = ", ".join(filter(None, (_count(plan, *kind) for kind in known_gpus().items())))
     batch, context = plan.wanted or (plan.limits.max_batch_size, plan.limits.max_seq_len)
     asked = (
         f"{batch:,} sequences of {context:,} tokens"
@@ -219,6 +246,14 @@ def _kinds(plan: MemoryPlan) -> str:
         else f"a sequence of {context:,} tokens"
     )
     return f"GPUs for {asked}: {words or 'more than 64 of any kind'}"
+
+
+def _count(plan: MemoryPlan, name: str, size: int) -> str:
+    """Return how many GPUs of a kind are needed, where bounds differ from how many on."""
+    count, least = plan.devices_needed(size), plan.least().devices_needed(size)
+    if least == count:
+        return f"{count} x {name}" if count else ""
+    return f"{least} to {count or 'more'} x {name}"
 
 
 def _memory_table(plan: MemoryPlan) -> Table:
@@ -244,7 +279,11 @@ def _rows(plan: MemoryPlan) -> list[tuple[str, str, int]]:
             ("states" if each.resource.by_sequence else "cache", _group(each), each.num_bytes)
             for each in groups
         ),
-        ("activations", f"a step of {plan.step_tokens:,} tokens", plan.activations + plan.inputs),
+        (
+            f"activations{', at most' * (plan.span > 1)}",
+            f"a step of {plan.step_tokens:,} tokens",
+            plan.activations + plan.inputs,
+        ),
         ("CUDA graphs", "decode steps", plan.graphs),
         ("reserve", "driver and libraries, an estimate", plan.reserve),
     ]

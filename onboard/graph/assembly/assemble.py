@@ -69,6 +69,11 @@ def load_pipeline(
     return sorted(transforms, key=lambda transform: order.index(transform.config.stage))
 
 
+def shipped_keys() -> list[str]:
+    """Return the keys of the shipped pipeline for generated models, in the order of its file."""
+    return list(_expanded(_shipped("graph"), transform_keys()))
+
+
 def _asks_for(fields: Mapping[str, Any] | None, is_shipped: bool) -> bool:
     """Whether what a user says of a transform (None: nothing) puts it into the pipeline, or keeps
     it there.
