@@ -60,14 +60,14 @@ class FileWriter:
         elif not path.exists() or path.read_bytes() != text.encode():
             write_atomically(path, text, staging=self.staging)
 
-    def put(self, path: Path, text: str) -> bool:
+    def put(self, path: Path, text: str, *, replacing: bool = False) -> bool:
         """Write a file that users may make their own; return False when it is theirs, and was kept.
 
-        A file that no run wrote, or that was changed since, is a user's. Replacing it leaves it
-        beside the new one.
+        A file that no run wrote, or that was changed since, is a user's. Replacing it, as the
+        writer or the caller asks, leaves it beside the new one.
         """
         theirs = self.is_users(path) and self.read(path) != text
-        if theirs and not self.replacing:
+        if theirs and not (self.replacing or replacing):
             return False
         if theirs and not self.dry_run:
             self._set_aside(path, text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -98,6 +99,32 @@ def test_the_phase_writes_and_runs_the_tests(make: Make) -> None:
         if path.is_file()
     }
     assert left == {str(MODEL), str(TEST), ".onboard/llama/spec.yaml", ".onboard/llama/tests.json"}
+
+
+def test_tests_that_were_generated_elsewhere_for_another_model_are_replaced(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clone has the family's tests, of another model: its own pass review, the others are
+    kept.
+    """
+    record = {"command": "", "output": "", "tests": []}
+    monkeypatch.setattr(phase, "run_tests", lambda *_, **__: record)
+    context = make()
+    context.files.root, path = context.root, context.root / TEST
+    own = phase.tests_text(context)
+    model = re.search(r" for (\S+)\.$", own, re.MULTILINE)
+    assert model is not None
+    others = own.replace(f" for {model[1]}.", " for acme/other.").replace("num_", "other_num_")
+    path.parent.mkdir(parents=True)
+    path.write_text(others)
+    result = TestPhase().run(context)
+    assert "replaced the tests of acme/other" in result.summary
+    assert path.read_text() == own
+    assert [each.backup.read_text() for each in context.files.replaced] == [others]
+    edited = own.replace("SEED", "MY_SEED") + "# mine\n"
+    path.write_text(edited)
+    assert "kept tests/equivalence" in TestPhase().run(context).summary
+    assert path.read_text() == edited
 
 
 def test_the_first_broken_part_is_named_with_both_values(make: Make, warm: Warm) -> None:
