@@ -178,6 +178,8 @@ class Embedding(Module):
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, **_: Any
     ) -> None:
+        if not -num_embeddings <= (padding_idx or 0) < num_embeddings:
+            raise UnsureError(f"padding_idx {padding_idx} of {num_embeddings} embeddings")
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.padding_idx = padding_idx
@@ -237,6 +239,8 @@ class Conv1d(Module):
             each if isinstance(each, tuple) else (each,)
             for each in (kernel_size, stride, padding, dilation)
         )
+        if in_channels % groups or out_channels % groups:
+            raise UnsureError(f"{in_channels} and {out_channels} channels in {groups} groups")
         self.groups = groups
         self.weight = weight(out_channels, in_channels // groups, self.kernel_size[0])
         self.bias = weight(out_channels) if bias else None
