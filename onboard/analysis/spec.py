@@ -27,6 +27,7 @@ class Trait(Record):
     """One fact about the model and why we believe it."""
 
     value: str | int | float | bool | None
+    """Words and switches that the report and the support matrix show; no code follows from it."""
     evidence: str
     """`file.py:123`, `config.json: key`, or `probe: ...` with the measured error."""
 
@@ -37,6 +38,7 @@ class LayerKind(Record):
     name: str
     """For example `full_attention` or `sliding_attention`."""
     layers: list[int]
+    """Indices of the layers of this kind."""
     path: str
     """Module path of the first such layer of the tiny model, which has each kind once."""
     modules: dict[str, str] = Field(default_factory=dict)
@@ -64,16 +66,21 @@ class ModelSpec(Record):
     """
 
     schema_version: Literal[1] = 1
+    """Of this file's form."""
     model: str
+    """An id on the Hub, or a folder."""
     revision: str | None = None
+    """The commit of the checkpoint on the Hub; None: a folder."""
     family: ModelType
     """`model_type`."""
     architecture: Identifier
     """For example `LlamaForCausalLM`."""
     config_class: Identifier
+    """For example `LlamaConfig`."""
     hf_module: AttributePath
     """For example `transformers.models.llama.modeling_llama`."""
     transformers_version: str
+    """The one whose modeling source was read."""
     source_hash: str
     """sha256 of the Hugging Face modeling source, or of the sha256 of each of `sources`."""
     sources: list[str] = Field(default_factory=list)
@@ -81,6 +88,7 @@ class ModelSpec(Record):
     from.
     """
     num_parameters: int
+    """Of the checkpoint, all layers."""
     active_parameters: int | None = None
     """Of a mixture: those that one token meets, of the routed experts only as many as it goes
     to.
@@ -92,7 +100,11 @@ class ModelSpec(Record):
     sliding_window, logit_softcap, attention_softcap, tied_embeddings, position, ...: whatever
     applies, in this order."""
     blocks: list[Block]
+    """What each class of the modeling source computes: the part to edit. `kind` says which canonical
+    op stands for it, `parameters` with what; one of kind `other` is translated as it is written.
+    """
     layer_kinds: list[LayerKind]
+    """Which layers are alike, in the order of their first ones."""
     eager: list[str] = Field(default_factory=list)
     """Module paths of a composite's towers: transformers' own modules, which the generated file
     leaves out.

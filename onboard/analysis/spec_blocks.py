@@ -68,7 +68,10 @@ ModelType = Annotated[str, _Pattern("[A-Za-z_][A-Za-z0-9_-]*")]
 class Record(BaseModel):
     """Part of a spec: no other fields, and no other values when it is changed."""
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+    # The schema that an editor shows beside spec.yaml says what a field means, as its docstring does.
+    model_config = ConfigDict(
+        extra="forbid", validate_assignment=True, use_attribute_docstrings=True
+    )
 
 
 class Parameters(Record):
@@ -92,12 +95,15 @@ class _Block(Record):
     class_name: Identifier
     """As in the Hugging Face source, for example `LlamaRMSNorm`."""
     kind: str
+    """What it computes: each kind has parameters of its own."""
     path: str
     """Its first place in the module tree, for example `model.layers.0.mlp`."""
     source: str
     """`modeling_llama.py:120`."""
     parameters: Parameters = Field(default_factory=Parameters)
+    """Names of attributes and arguments in the source, and options, as its kind asks for them."""
     evidence: list[str] = Field(default_factory=list)
+    """Why its kind is believed: the probe and its error, or the line."""
 
 
 class Plain(_Block):

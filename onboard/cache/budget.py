@@ -310,8 +310,8 @@ class MemoryPlan:
 
     def least(self) -> MemoryPlan:
         """Return the plan with the least that activations and graphs may take."""
-        sizes = {"activations": self.activations // self.span, "graphs": self.graphs // self.span}
-        return replace(self, span=1, **sizes)
+        activations, graphs = (each // self.span for each in (self.activations, self.graphs))
+        return replace(self, activations=activations, graphs=graphs, span=1)
 
     def over(self, count: int, memory: int) -> MemoryPlan:
         """Return the plan for `count` devices of `memory` bytes that share weights and caches

@@ -116,6 +116,8 @@ class PlanDocument(Document):
     weights: int
     total: int
     fits: bool
+    span: int
+    """Activations and graphs may take so many times less; 1: they were counted."""
     limits: dict[str, int | None]
     largest_batches: list[dict[str, int]]
     gpus_needed: dict[str, int | None]
