@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from onboard.workflow.checkpoint.checkpoint_size import layer_kinds, max_positio
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
 from onboard.workflow.phases.run import ARTIFACT as RUN
+from onboard.workflow.run_model.prompts_file import PROMPTS_FILE, own_prompts
 
 TEMPLATE = "cookbook/notebook.j2"
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p")
+PROMPTS = ("Once upon a time", "The capital of France is")
 _CELL = re.compile(r"^%% (markdown|code)\n", re.MULTILINE)
 
 
@@ -38,6 +41,7 @@ class Cookbook(Phase):
             "template": digest(content_path("templates", TEMPLATE, root=context.root)),
             "artifacts": context.digest("spec.yaml", REGISTRATION),
             "generation": digest(folder / "generation_config.json"),
+            "prompts": digest(folder / PROMPTS_FILE),
             "tokenizer": has_tokenizer(folder),
             "tried": tried(context),
         }
@@ -103,6 +107,7 @@ def template_values(context: RunContext) -> dict[str, Any]:
         folder=context.model if local else None,
         generation=_read_json(folder / "generation_config.json"),
         has_tokenizer=has_tokenizer(folder),
+        prompts=own_prompts(folder)[:2] or PROMPTS,
         tried=tried(context),
     )
 
@@ -136,12 +141,14 @@ def notebook_values(
     folder: str | None,
     generation: dict[str, Any] | None,
     has_tokenizer: bool,
+    prompts: Sequence[str] = PROMPTS,
     tried: str = "",
 ) -> dict[str, Any]:
     """Return everything that the template shows of a model: a Hub's, or that of a local `folder`.
 
-    `generation` is the checkpoint's generation_config.json, None where nobody has read it; `tried`
-    says where a run of the model from its standalone config succeeded.
+    `prompts` are texts of the kind that it reads. `generation` is the checkpoint's
+    generation_config.json, None where nobody has read it; `tried` says where a run of the model
+    from its standalone config succeeded.
     """
     codebooks = int(spec.traits["codebooks"].value or 1) if "codebooks" in spec.traits else 1
     has_tokenizer = has_tokenizer and codebooks == 1  # codes are no text
@@ -161,7 +168,7 @@ def notebook_values(
         "memory": weight_memory(spec.num_parameters),
         "has_tokenizer": has_tokenizer,
         "codebooks": codebooks,
-        "prompts": example_prompts(codebooks, has_tokenizer=has_tokenizer),
+        "prompts": example_prompts(codebooks, prompts if has_tokenizer else ()),
         "max_tokens": max(1, min(32, (max_positions(spec.config) or 512) // 4)),
         "sampling": sampling_arguments(generation or {}),
         "evaluation": [
@@ -177,10 +184,12 @@ def has_tokenizer(folder: Path) -> bool:
     return (folder / "tokenizer_config.json").exists() or (folder / "tokenizer.json").exists()
 
 
-def example_prompts(codebooks: int, *, has_tokenizer: bool) -> list[Any]:
-    """Return prompts: texts, token ids, or a code of each codebook at every position."""
-    if has_tokenizer:
-        return ["Once upon a time", "The capital of France is"]
+def example_prompts(codebooks: int, texts: Sequence[str]) -> list[Any]:
+    """Return prompts: texts where there are any, else token ids, or a code of each codebook at
+    every position.
+    """
+    if texts:
+        return list(texts)
     tokens = [[5, 3, 8, 2], [7, 1]]
     return (
         tokens if codebooks == 1 else [[[token] * codebooks for token in each] for each in tokens]

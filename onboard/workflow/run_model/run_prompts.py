@@ -12,9 +12,9 @@ from typing import Any
 
 from onboard.errors import OnboardError
 from onboard.runtime.tokenizer import Tokenizer
-from onboard.untrusted.bounds import TEXT_BYTES, read_text
 from onboard.verify.held_out import stories
 from onboard.verify.lengths import thresholds
+from onboard.workflow.run_model.prompts_file import own_prompts
 
 PROMPTS = (
     "Once upon a time there was a little girl who",
@@ -22,10 +22,6 @@ PROMPTS = (
     "To make a good cup of tea, first",
     "In simple words, gravity is",
 )
-PROMPTS_FILE = "prompts.txt"
-"""Prompts beside a checkpoint, a line each, of the kind that the model was trained on; used in
-place of `PROMPTS`.
-"""
 CHAT = [{"role": "user", "content": "In one sentence, why is the sky blue?"}]
 LONG_TOKENS = 8
 """Tokens that are generated after the long prompt."""
@@ -94,8 +90,7 @@ def build_prompts(
 
 
 def _texts(checkpoint: Path) -> Sequence[str]:
-    own = checkpoint / PROMPTS_FILE
-    return read_text(own, TEXT_BYTES).splitlines() if own.is_file() else PROMPTS
+    return own_prompts(checkpoint) or PROMPTS
 
 
 def long_length(

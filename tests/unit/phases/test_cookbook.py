@@ -64,6 +64,8 @@ def test_prompts_are_tokens_without_a_tokenizer_and_text_with_one(
     assert "prompts = [[5, 3, 8, 2], [7, 1]]" in "\n".join(_code(_write(context)))
     (context.source.files() / "tokenizer.json").write_text("{}")
     assert "prompts = ['Once upon a time'" in "\n".join(_code(_write(context)))
+    (context.source.files() / "prompts.txt").write_text('One day, Tom\nA "dog" and\nmore\n')
+    assert "prompts = ['One day, Tom', 'A \"dog\" and']\n" in "\n".join(_code(_write(context)))
 
 
 @pytest.mark.parametrize(
