@@ -23,6 +23,7 @@ from onboard.extensions import extensions_digest
 from onboard.runtime.sketch.ask import sketched
 from onboard.runtime.tested_file import TESTS, WORK_FOLDER, why_untested
 from onboard.runtime.written_plan import read_plan, written_plan
+from onboard.untrusted.bounds import read_json
 from onboard.user_cache import code_digest, environment, files_digest, user_cache
 
 MOST_PLANS = 500
@@ -110,7 +111,7 @@ def counted_or_kept(
 
 def _untested(checkpoint: Path, root: Path) -> list[str]:
     """Return what a run says of a model file whose tests did not pass."""
-    model_type = json.loads((checkpoint / "config.json").read_text("utf-8"))["model_type"]
+    model_type = read_json(checkpoint / "config.json")["model_type"]
     fact = why_untested(content_path("models", f"modeling_{model_type}.py", root=root), root)
     return [] if fact is None else [fact]
 

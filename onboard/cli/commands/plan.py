@@ -76,15 +76,9 @@ def plan(
         go_offline()
     gpus = None if gpu is None else parse_gpus(gpu)
     overrides = _overrides(dtype.value, mode.value, context, batch)
+    decides = None if exact else partial(_is_decided, model, batch)
     with registered_names(model, root):
-        made, facts = _plan(
-            model,
-            root,
-            gpus,
-            overrides,
-            cache_dtype,
-            None if exact else partial(_is_decided, model, batch),
-        )
+        made, facts = _plan(model, root, gpus, overrides, cache_dtype, decides)
     problem = _problem(model, made, batch)
     if as_json:
         return Result(_document(model, made, facts), problem)

@@ -8,7 +8,6 @@ is written, before transforms fuse any of it: bounds.
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from onboard.runtime.sketch import stand_in
 from onboard.runtime.sketch.modules import Buffer, Parameter
 from onboard.runtime.sketch.storage import DTYPES, INT64, MEMORY, DType, UnsureError
 from onboard.runtime.sketch.tensor import Tensor
+from onboard.untrusted.bounds import check_config, read_json
 
 SPAN = 4
 """Between the bounds of what a graph's intermediate tensors take: it fuses code, and copies
@@ -88,10 +88,11 @@ def _refuse_what_is_not_read(runtime: RuntimeConfig) -> None:
 
 def _read_config(checkpoint: Path) -> Any:
     auto = importlib.import_module("transformers.models.auto.configuration_auto")
-    text = (checkpoint / "config.json").read_text(encoding="utf-8")
-    values = json.loads(text)
+    path = checkpoint / "config.json"
+    values = read_json(path)
+    check_config(values, path)
     kind = values.get("model_type", "")
-    if kind not in auto.CONFIG_MAPPING_NAMES or "__float__" in text:
+    if kind not in auto.CONFIG_MAPPING_NAMES or "__float__" in str(values):
         raise UnsureError(f"transformers has no config class for {kind!r}")
     package = f"transformers.models.{auto.model_type_to_module_name(kind)}"
     name = auto.CONFIG_MAPPING_NAMES[kind]
