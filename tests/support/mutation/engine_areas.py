@@ -110,7 +110,7 @@ _ATTENTION = ("attention", "cached_attention", "block_attention", "mla", "cached
               "shifted_positions")  # fmt: skip
 _RECURRENCES = ("causal_conv", "cached_causal_conv", "ssm", "cached_ssm", "replayed_ssm", "delta_rule",
                 "cached_delta_rule", "kda", "lightning", "linear_recurrence", "mlstm", "token_shift", "wkv",
-                "state")  # fmt: skip
+                "advance")  # fmt: skip
 _LAYERS = ("activation", "norm", "wide_norm", "rope", "linear", "moe", "router", "fused_moe", "fused",
            "fused_gated_norm", "fused_gdn_gating", "fused_rope", "gather")  # fmt: skip
 
