@@ -200,12 +200,13 @@ class Rotary(_Block):
 
 class RopeParameters(Parameters):
     """The op, where it gives complex numbers the dimension of heads, the dimensions of tables that
-    it takes whole.
+    it takes whole, whether tables have each frequency once.
     """
 
     op: Identifier
     unsqueeze_dim: int | None = None
     table_dims: int | None = None
+    half_tables: bool = False
     uncalled: bool = False
     """Only another config's model calls it."""
 

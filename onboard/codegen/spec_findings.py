@@ -42,6 +42,7 @@ def findings_of(spec: ModelSpec) -> Findings:
         rope_tables={
             key: found.table_dims for key, found in ropes.items() if found.table_dims is not None
         },
+        half_ropes={key for key, found in ropes.items() if found.half_tables},
         scans={
             block.class_name: block.parameters.op for block in blocks if isinstance(block, Scan)
         },

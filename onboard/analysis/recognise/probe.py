@@ -238,10 +238,11 @@ def probe_rope(call: FunctionCall) -> Finding | None:
         return None
     if cos.shape[1] != q.shape[2] or k.dim() != 4 or cos.shape[1] != k.shape[2]:
         return None
-    for op, rotated in _rope_candidates(q, k, cos, sin):
+    for parameters, rotated in _rope_candidates(q, k, cos, sin):
         error = worst(rmse_ratio(a, b) for a, b in zip(rotated, call.outputs, strict=True))
         if error < SAME_FORMULA:
-            return Finding("rope", {"op": op}, [f"probe: {op} fits with rmse ratio {error:.1e}"])
+            fits = f"probe: {parameters['op']} fits with rmse ratio {error:.1e}"
+            return Finding("rope", parameters, [fits])
     return None
 
 
@@ -286,18 +287,25 @@ def _probe_indexed_rope(call: FunctionCall) -> Finding | None:
 
 def _rope_candidates(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> Iterator[tuple[str, tuple[torch.Tensor, torch.Tensor]]]:
-    """Yield canonical ops and what they make of q and k."""
+) -> Iterator[tuple[dict[str, Any], tuple[torch.Tensor, torch.Tensor]]]:
+    """Yield parameters of canonical ops and what they make of q and k."""
     ops = torch.ops.onboard
+    half_rotation = "torch_rope_with_explicit_cos_sin"
+    yield {"op": half_rotation}, ops.torch_rope_with_explicit_cos_sin(q, k, cos, sin, 1)
     yield (
-        "torch_rope_with_explicit_cos_sin",
-        ops.torch_rope_with_explicit_cos_sin(q, k, cos, sin, 1),
-    )
-    yield (
-        "torch_rope_with_complex_freqs",
+        {"op": "torch_rope_with_complex_freqs"},
         ops.torch_rope_with_complex_freqs(q, k, complex_freqs(cos, sin), 1),
     )
-    yield "torch_rope_with_qk_interleaving", ops.torch_rope_with_qk_interleaving(q, k, cos, sin, 1)
+    yield (
+        {"op": "torch_rope_with_qk_interleaving"},
+        ops.torch_rope_with_qk_interleaving(q, k, cos, sin, 1),
+    )
+    if 2 * cos.shape[-1] <= min(q.shape[-1], k.shape[-1]):
+        tables = (torch.cat((table, table), dim=-1) for table in (cos, sin))
+        yield (
+            {"op": half_rotation, "half_tables": True},
+            ops.torch_rope_with_explicit_cos_sin(q, k, *tables, 1),
+        )
 
 
 def scale_of(output: Any) -> float:

@@ -45,6 +45,8 @@ class Findings:
     """Function -> where it gives complex numbers the dimension of heads."""
     rope_tables: Mapping[str, int] = field(default_factory=dict)
     """Function that applies RoPE and takes its tables whole -> the tables' dimensions."""
+    half_ropes: Collection[str] = ()
+    """Functions that apply RoPE whose tables have each frequency once."""
     scans: Mapping[str, str] = field(default_factory=dict)
     """Function -> the canonical op of a recurrent mixer that it is."""
     scan_modules: Mapping[str, ScanModuleParameters] = field(default_factory=dict)

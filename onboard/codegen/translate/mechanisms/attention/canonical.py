@@ -145,12 +145,13 @@ def rope(
     args: Args,
     complex_dim: int | None = None,
     table_dims: int | None = None,
+    half_tables: bool = False,
 ) -> Value:
     """Return the canonical form of `apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1)`.
 
     A function that gets complex numbers instead of cos and sin gives them the dimension of heads at
     `complex_dim`. With `table_dims`, cos and sin are whole tables with so many dimensions, and
-    positions follow them.
+    positions follow them. With `half_tables` they have each frequency once, the op's twice.
     """
     bound = inspect.signature(function).bind(*args.positional, **args.keywords)
     given = list(bound.arguments.values())
@@ -163,8 +164,16 @@ def rope(
     moved = all(isinstance(value, Code) and value.transposed for value in (q, k))
     q_code, k_code = ((untransposed(value) if moved else value).code() for value in (q, k))
     position = constant(3 - dim.value if moved else dim.value)
-    called = ast.Call(op(op_name), [q_code, k_code, *_tables(op_name, tables), position], [])
+    codes = _tables(op_name, tables)
+    codes = [_twice(code) for code in codes] if half_tables else codes
+    called = ast.Call(op(op_name), [q_code, k_code, *codes, position], [])
     return Result(called, Items((Hole(0), Hole(1))), 2, moved)
+
+
+def _twice(table: ast.expr) -> ast.expr:
+    """Return `torch.cat((table, table), dim=-1)`."""
+    both = ast.Tuple([table, table], ast.Load())
+    return call(attribute(name("torch"), "cat"), both, dim=constant(-1))
 
 
 def _taken(table: Value, positions: Value, dims: int) -> Code:
@@ -201,7 +210,8 @@ class CanonicalOps(Mechanism):
         if not inspect.isfunction(function) or function.__name__ not in found.ropes:
             return None
         dims = found.rope_dims.get(function.__name__), found.rope_tables.get(function.__name__)
-        return rope(function, found.ropes[function.__name__], args, *dims)
+        half = function.__name__ in found.half_ropes
+        return rope(function, found.ropes[function.__name__], args, *dims, half_tables=half)
 
     def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
         """Attention, and a norm of the last dimension."""
