@@ -20,6 +20,7 @@ from onboard.codegen.translate.mechanisms.counted_positions import CountedPositi
 from onboard.codegen.translate.mechanisms.loops import Loops
 from onboard.codegen.translate.mechanisms.recurrent import RecurrentMixers
 from onboard.codegen.translate.mechanisms.rescaled import RescaledWeights
+from onboard.codegen.translate.mechanisms.sliced_linears import SlicedLinears
 from onboard.codegen.translate.mechanisms.templates import Templates
 from onboard.codegen.translate.mechanisms.uniform import UniformBatches
 
@@ -45,6 +46,7 @@ MECHANISMS = Mechanisms(
         CompressedKeys(),
         LatentAttention(),
         Loops(),
+        SlicedLinears(),
         RecurrentMixers(),
         CausalConvolutions(),
         CanonicalOps(),

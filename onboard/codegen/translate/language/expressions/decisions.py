@@ -167,6 +167,21 @@ def _source_of(expr: ast.expr, frame: Frame) -> ast.expr:
     return expr
 
 
+def of_config(test: ast.expr, frame: Frame) -> ast.expr:
+    """Return a test of a module's attributes as one of the config's fields, where they are
+    these.
+    """
+    return _OfConfig(frame).visit(deepcopy(test))
+
+
+class _OfConfig(ast.NodeTransformer):
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        return _source_of(node, self.frame)
+
+
 class _PlainConfig(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         self.generic_visit(node)
