@@ -45,7 +45,8 @@ _FEATURES = {
     r"\blogit_cap=": "soft-capped scores",
 }
 """What of attention's code shows a feature -> its name."""
-_ROOM = 75
+_ROOM = 58
+"""Columns of a sentence that leave room for the shape in a line."""
 _SAME = "[batch, seq, hidden] to the same"
 
 

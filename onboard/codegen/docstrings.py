@@ -12,12 +12,12 @@ _CLASSES = {
     "embedding": "Token embedding, [batch, seq] to [batch, seq, hidden].",
     "layernorm": "Layer norm over the last dimension.",
     "gated_rmsnorm": "Root-mean-square norm over groups of channels, with a SiLU gate.",
-    "compressor": "Keys that stand for blocks of tokens, with the blocks that each query sees; None: all that ended.",
+    "compressor": "Keys that stand for blocks of tokens, and the blocks that each query sees (None: all).",
     "pooled_indexer": "Chooses among keys that stand for blocks of tokens, by keys of its own.",
     "l2norm": "Scales the last dimension to length one.",
 }
 _FORWARDS = {
-    "model": "Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq].",
+    "model": "Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids`.",
     "causal_lm": "Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq].",
 }
 _CODEBOOKS = {

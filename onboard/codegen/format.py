@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-LINE_LENGTH = 100
-"""Columns of generated code, and of this project's own."""
+from onboard.codegen.tidy.lines import LINE_LENGTH
 
 _STYLE = ("--line-length", str(LINE_LENGTH), "--target-version", "py311", "--isolated")
 # Folders where the process happens to be are no packages: a folder `pytest` there must not move the
@@ -19,6 +19,7 @@ _OWN_IMPORTS = ("--config", 'lint.isort.known-first-party = ["onboard"]', "--con
 _CHECK = ("check", "--fix", "--quiet", "--select", "I,F401,UP", *_OWN_IMPORTS)
 _FORMAT = ("format", "--quiet")
 _GAP_AFTER_SUPER = re.compile(r"^( +super\(\)\.__init__\(\)\n)\n+(?= )", re.MULTILINE)
+_LONG_DOCSTRING = re.compile(rf'^(?=.{{{LINE_LENGTH + 1}}})( *)"""(.+)"""$', re.MULTILINE)
 
 
 def format_python(text: str) -> str:
@@ -29,7 +30,15 @@ def format_python(text: str) -> str:
     """
     fixed = _ruff(_CHECK, text)
     # Statements that were left out leave a gap.
-    return _ruff(_FORMAT, _GAP_AFTER_SUPER.sub(r"\1", fixed))
+    return _LONG_DOCSTRING.sub(_wrapped, _ruff(_FORMAT, _GAP_AFTER_SUPER.sub(r"\1", fixed)))
+
+
+def _wrapped(found: re.Match[str]) -> str:
+    """Return a docstring of one line as several that fit."""
+    indent, text = found.groups()
+    room = LINE_LENGTH - len(indent)
+    lines = textwrap.wrap(f'"""{text}', room, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(f"{indent}{line}" for line in [*lines, '"""'])
 
 
 def format_package(files: Mapping[str, str]) -> dict[str, str]:

@@ -8,4 +8,11 @@
 | `initial_values.py` | parameters that only training begins with values for |
 | `none_tests.py` | questions whether an argument is None that is given each time |
 | `unread_results.py` | results of a `forward` that no caller reads |
+| `inlined.py` | short methods that are called in one place |
+| `choices.py` | modules of one condition under one `if` |
+| `module_calls.py` | calls of PyTorch's modules without what is the default anyway, or what nothing asks |
+| `reshapes.py` | new shapes by what changes in them |
+| `partial_rotary.py` | rotations of a head's first channels, which the ops take whole |
+| `folded.py` | a new shape where the value is used next, functions of tensors as methods |
+| `names.py`, `lines.py` | sizes named once where that saves lines, and how many lines there are |
 """

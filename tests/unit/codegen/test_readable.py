@@ -6,12 +6,20 @@ import ast
 from collections.abc import Callable
 
 import pytest
+import torch
 
+from onboard.codegen.tidy.choices import only_called, with_joined_choices
 from onboard.codegen.tidy.conditions import flat
+from onboard.codegen.tidy.folded import folded
 from onboard.codegen.tidy.initial_values import without_initial_values
+from onboard.codegen.tidy.inlined import inline_methods
 from onboard.codegen.tidy.known_modules import with_known_modules
+from onboard.codegen.tidy.module_calls import asked_of, with_plain_modules
+from onboard.codegen.tidy.names import with_names
 from onboard.codegen.tidy.none_tests import is_never_none, without_none_tests
 from onboard.codegen.tidy.op_calls import by_keyword
+from onboard.codegen.tidy.partial_rotary import with_whole_heads
+from onboard.codegen.tidy.reshapes import with_short_shapes
 from onboard.codegen.tidy.unread_results import drop_unread_results
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.output.printer import print_block
@@ -221,3 +229,225 @@ def test_conditions_of_one_kind_are_not_nested(nested: str, found: str | None) -
 def test_conditions_in_a_row_are_not_nested() -> None:
     text = "if a:\n    x = 1\nelif b:\n    x = 2\nelse:\n    x, y = y, (x, 3)\n    z = (*x, 4)"
     assert print_block(ast.parse(text).body) == text
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("x = x.reshape(x.shape[0], x.shape[1], -1)", "x = x.flatten(2)"),
+        ("x = x.view(x.size(0), x.size(1), -1, d)", "x = x.view(*x.shape[:2], -1, d)"),
+        ("x = x.view(x.size()[:-1] + (n, d))", "x = x.unflatten(-1, (n, d))"),
+        ("x = x.view(*x.shape[:-1], n, a * b)", "x = x.unflatten(-1, (n, -1))"),
+        ("s = x.size()[:-2] + (n * d,)\ny = 2\nreturn x.view(s)", "y = 2\nreturn x.flatten(-2)"),
+        ("x = x.view(*x.shape[:-1], -1)", None),
+        ("x = x.view(y.shape[0], y.shape[1], -1)", None),  # another tensor's sizes
+        ("x = x.view(x.shape[1], x.shape[0], -1)", None),
+        ("s = x.shape[:-1] + (n, d)\nx = f(x)\nx = x.view(s)", None),  # the size of before
+        ("s = x.shape[:-1] + (n, d)\nx = x.view(s)\ny = y.view(s)", None),
+    ],
+)
+def test_shapes_say_what_changes(written: str, read: str | None) -> None:
+    assert _text(with_short_shapes(ast.parse(written).body)) == (read or written)
+
+
+def test_shapes_are_the_same_in_either_form() -> None:
+    names = {"n": 2, "d": 3, "a": 1, "b": 3}
+    for written in (
+        "x.reshape(x.shape[0], x.shape[1], -1)",
+        "x.view(x.size(0), x.size(1), -1, d)",
+        "x.view(x.size()[:-1] + (n, d))",
+        "x.view(*x.shape[:-1], n, a * b)",
+        "x.view(x.size()[:-2] + (5 * 6,))",
+    ):
+        (short,) = with_short_shapes(ast.parse(written).body)
+        x = torch.randn(3, 4, 5, 6)
+        assert torch.equal(
+            eval(ast.unparse(short), {**names, "x": x}), eval(written, {**names, "x": x})
+        )
+
+
+ROTATED = (
+    "q, k = torch.ops.onboard.torch_rope_with_explicit_cos_sin(q, k, cos, sin, unsqueeze_dim=2)"
+)
+CUT = (
+    "a = q[..., :n]\nb = q[..., n:]\nc = k[..., :n]\nd = k[..., n:]\n"
+    f"{ROTATED.replace('q, k', 'a, c')}\n"
+    "q = torch.cat((a, b), dim=-1)\nk = torch.cat((c, d), dim=-1)"
+)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (CUT, ROTATED),
+        (CUT.replace("...", ":, :, :"), ROTATED),
+        (CUT.replace("(a, b)", "(b, a)"), None),
+        (CUT.replace("b = q[..., n:]", "b = q[..., m:]"), None),
+        (CUT.replace("dim=-1", "dim=0"), None),
+        (CUT.replace("q[..., ", "q[:, "), None),
+        (CUT + "\nreturn a", None),  # the part is read besides
+        (CUT.replace("c = k[", "q = f(q)\nc = k["), None),
+    ],
+)
+def test_ops_rotate_the_first_channels_of_whole_heads(written: str, read: str | None) -> None:
+    assert _text(with_whole_heads(ast.parse(written).body)) == (read or written)
+
+
+def test_a_rotation_of_whole_heads_is_that_of_their_first_channels() -> None:
+    cos, sin = torch.randn(2, 2, 3, 4)
+    q, k = torch.randn(2, 3, 2, 6), torch.randn(2, 3, 1, 6)
+    names = {"q": q, "k": k, "cos": cos, "sin": sin, "n": 4, "torch": torch}
+    cut, whole = dict(names), dict(names)
+    exec(CUT, cut)
+    exec(ROTATED, whole)
+    assert torch.equal(cut["q"], whole["q"])
+    assert torch.equal(cut["k"], whole["k"])
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("x = x.flatten(2)\nreturn f(x)", "return f(x.flatten(2))"),
+        ("x = y.transpose(1, 2)\nx = f(x)", "x = f(y.transpose(1, 2))"),
+        ("x = x.flatten(2)\nreturn f(x, x)", None),
+        ("x = x.flatten(2)\nreturn (x, y)", None),
+        ("x = x.flatten(2)\ny = f(x)\nreturn x + y", None),  # read again
+        ("x = g(x)\nreturn f(x)", None),
+        ("x = g(x)\nx = x.unflatten(-1, (n, d))", "x = g(x).unflatten(-1, (n, d))"),
+        ("x = g(x)\nx = y.view(x)", None),
+        ("x = x.flatten(2)\nreturn [f(x) for y in z]", None),
+        (f"x = x.flatten(2)\nreturn {'f' * 80}(x)", None),  # no room
+    ],
+)
+def test_a_new_shape_stands_where_it_is_used(written: str, read: str | None) -> None:
+    assert _text(folded(ast.parse(written).body)) == (read or written)
+
+
+@pytest.mark.parametrize(
+    ("made", "asked", "read"),
+    [
+        ("nn.Linear(in_features=a, out_features=b, bias=True)", {""}, "nn.Linear(a, b)"),
+        ("nn.Conv1d(in_channels=a, kernel_size=k, out_channels=b)", {""}, "nn.Conv1d(a, b, k)"),
+        ("nn.Conv1d(a, b, k, groups=g, padding=3)", {"weight"}, "nn.Conv1d(a, b, k, groups=g)"),
+        ("nn.Conv1d(a, b, k, padding=3)", {"weight", ""}, None),  # it is called
+        ("nn.Conv1d(a, b, k, padding=3)", {"padding"}, None),
+        ("nn.Linear(a, b, bias=1)", {""}, None),
+        ("Linear(in_features=a, out_features=b, bias=True)", {""}, None),
+    ],
+)
+def test_modules_are_made_without_what_says_nothing(
+    made: str, asked: set[str], read: str | None
+) -> None:
+    body = with_plain_modules(ast.parse(f"self.m = {made}").body, {"m": asked})
+    assert _text(body) == f"self.m = {read or made}"
+
+
+def test_what_is_asked_of_modules() -> None:
+    asked = asked_of(
+        ast.parse("y = self.a(x)\nz = self.b.weight + self.b.bias\nif self.c: pass").body
+    )
+    assert asked == {"a": {""}, "b": {"weight", "bias"}, "c": {""}, "weight": {""}, "bias": {""}}
+
+
+CHOICE = "self.a = f(x) if t is None else None\nself.b = None if t is None else g(x)"
+
+
+@pytest.mark.parametrize(
+    ("called", "read"),
+    [
+        ({"a", "b"}, "if t is None:\n    self.a = f(x)\nelse:\n    self.b = g(x)"),
+        ({"a"}, CHOICE),
+    ],
+)
+def test_modules_of_one_condition_are_made_under_one(called: set[str], read: str) -> None:
+    assert _text(with_joined_choices(ast.parse(CHOICE).body, called)) == read
+
+
+def test_what_is_only_called() -> None:
+    code = "y = self.a(x)\nz = self.b.weight\nif self.c is None: self.c(x)\nself.d = 1"
+    assert only_called(ast.parse(code).body) >= {"a", "b"}
+    assert not only_called(ast.parse(code).body) & {"c", "d"}
+
+
+HEADS = "self.num_value_heads * self.head_dim"
+PROJECTION = (
+    "nn.Linear(config.hidden_size, {size}, bias=config.attention_bias, device=config.device)"
+)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (
+            [f"self.{key} = {PROJECTION.format(size=HEADS)}" for key in "ab"],
+            [
+                f"value_heads_dim = {HEADS}",
+                *(f"self.{key} = {PROJECTION.format(size='value_heads_dim')}" for key in "ab"),
+            ],
+        ),
+        ([f"self.{key} = f({HEADS})" for key in "ab"], None),  # lines are short enough
+        (  # one that may not be there
+            [f"self.{key} = {PROJECTION.format(size=HEADS)} if t else None" for key in "ab"],
+            None,
+        ),
+        (
+            [
+                f"self.{key} = {PROJECTION.format(size=HEADS)}; self.head_dim = f(self.head_dim)"
+                for key in "ab"
+            ],
+            None,
+        ),
+        (  # the name is taken
+            [f"self.{key} = {PROJECTION.format(size=HEADS)}" for key in "ab"]
+            + ["return value_heads_dim"],
+            None,
+        ),
+    ],
+)
+def test_sizes_have_names_where_that_saves_lines(
+    written: list[str], read: list[str] | None
+) -> None:
+    body = ast.parse("\n".join(written)).body
+    assert _text(with_names(body)) == _text(ast.parse("\n".join(read or written)).body)
+
+
+INLINED = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.size, self.heads = config.size, config.heads
+        self.proj = nn.Linear(4, 4)
+
+    def merge(self, x, size):
+        if self.heads > 1:
+            x = x * size
+        return x + self.size
+
+    def forward(self, x):
+        {call}
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "forward"),
+    [
+        (
+            "x = self.merge(self.proj(x), self.size)\n        return x",
+            "x = self.proj(x)\nif self.heads > 1:\n    x = x * self.size\nreturn x + self.size",
+        ),
+        (
+            "x = self.merge(x, 2)\n        return self.merge(x, 3)",
+            "x = self.merge(x, 2)\nreturn self.merge(x, 3)",  # twice
+        ),
+        (
+            "y = self.merge(x, 2)\n        return x + y",
+            "y = self.merge(x)\nreturn x + y",  # it would change what is read again
+        ),
+    ],
+)
+def test_a_method_that_is_called_once_is_written_there(
+    call: str, forward: str, translate: Translate
+) -> None:
+    state, _, _ = translate(INLINED.format(call=call), {"size": 3, "heads": 2})
+    inline_methods([state])
+    assert _text(state.methods["forward"].body) == forward

@@ -10,9 +10,15 @@ from dataclasses import dataclass
 from torch import nn
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
+from onboard.codegen.tidy.choices import only_called, with_joined_choices
 from onboard.codegen.tidy.conditions import flat
+from onboard.codegen.tidy.folded import folded, with_methods
 from onboard.codegen.tidy.known_modules import with_known_modules
+from onboard.codegen.tidy.module_calls import asked_of, with_plain_modules
+from onboard.codegen.tidy.names import with_names
 from onboard.codegen.tidy.op_calls import by_keyword
+from onboard.codegen.tidy.partial_rotary import with_whole_heads
+from onboard.codegen.tidy.reshapes import with_short_shapes
 from onboard.codegen.translate.language.forms import SHARED
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole
@@ -183,7 +189,9 @@ def _class_text(
 
 
 def _printed(body: Sequence[ast.stmt], source: ModuleSource) -> str:
-    return print_block(flat(by_keyword(body)), source)
+    whole = with_whole_heads(flat(by_keyword(body)))
+    short = folded(with_methods(with_short_shapes(whole)))
+    return print_block(with_names(short), source)
 
 
 def _says_nothing(init: MethodText) -> bool:
@@ -219,10 +227,23 @@ def _init_text(
         parameters.append(
             f"{key}: {kind}" + (f" = {ast.unparse(defaults[key])}" if key in defaults else "")
         )
-    body = [*init.body, *(_guard(item) for item in state.guards)]
+    code = _code(translator)
+    made = with_plain_modules(with_joined_choices(init.body, only_called(code)), asked_of(code))
+    body = [*made, *(_guard(item) for item in state.guards)]
     if state is top:
         body.extend(_tied(state, translator))
     return MethodText("__init__", f"({', '.join(parameters)}) -> None", _printed(body, init.source))
+
+
+def _code(translator: Translator) -> list[ast.stmt]:
+    """Return the statements of all classes of a model."""
+    routines = [
+        routine
+        for state in translator.states.values()
+        for routine in (state.init, *state.methods.values())
+        if routine is not None
+    ]
+    return [statement for routine in routines for statement in routine.body]
 
 
 def _module_type(fact: Value | None) -> str | None:
@@ -249,8 +270,10 @@ def _passed(key: str, parameters: list[str], calls: list[ast.Call]) -> list[ast.
 def _guard(condition: ast.expr) -> ast.stmt:
     """Return the assertion of a condition that the translation takes for granted."""
     condition = ReplaceAttribute("config", name("config")).visit(deepcopy(condition))
-    text = ast.unparse(condition).replace("config.", "").replace("self.", "")
-    message = f"not covered: {text[4:]}" if text.startswith("not ") else f"covered only with {text}"
+    denied = isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not)
+    said = condition.operand if isinstance(condition, ast.UnaryOp) and denied else condition
+    text = ast.unparse(said).replace("config.", "").replace("self.", "")
+    message = f"not covered: {text}" if denied else f"covered only with {text}"
     return ast.Assert(condition, ast.Constant(message))
 
 

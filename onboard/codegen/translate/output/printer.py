@@ -1,4 +1,6 @@
-"""Write syntax trees as text, with the blank lines of the source that they come from."""
+"""Write syntax trees as text, with the blank lines of the source that they come from, where these
+part more than a line or two.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,21 @@ from copy import deepcopy
 from onboard.analysis.source import ModuleSource
 
 _INDENT = "    "
+_PARAGRAPH = 3
+"""Lines that a blank one may follow."""
 
 
 def print_block(
     body: Sequence[ast.stmt], source: ModuleSource | None = None, depth: int = 0
 ) -> str:
     """Return statements as text, indented by `depth` levels; `source` is where they come from."""
-    lines: list[str] = []
-    for index, statement in enumerate(body):
-        if index and source is not None and source.is_apart(getattr(statement, "lineno", 0)):
-            lines.append("")
-        lines.append(_print(statement, source, depth))
-    return "\n".join(lines)
+    paragraphs: list[list[str]] = [[]]
+    for statement in body:
+        apart = source is not None and source.is_apart(getattr(statement, "lineno", 0))
+        if apart and len(paragraphs[-1]) >= _PARAGRAPH:
+            paragraphs.append([])
+        paragraphs[-1] += _print(statement, source, depth).splitlines()
+    return "\n\n".join("\n".join(lines) for lines in paragraphs)
 
 
 def _print(statement: ast.stmt, source: ModuleSource | None, depth: int) -> str:

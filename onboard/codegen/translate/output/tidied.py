@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from onboard.codegen.tidy.initial_values import without_initial_values
+from onboard.codegen.tidy.inlined import inline_methods
 from onboard.codegen.tidy.none_tests import is_never_none, without_none_tests
 from onboard.codegen.tidy.unread_results import drop_unread_results
 from onboard.codegen.translate.language.object_values import Config
@@ -23,6 +24,7 @@ def tidy(translator: Translator) -> None:
     """
     states = list(translator.states.values())
     drop_unread_results(states, list(translator.functions.values()))
+    inline_methods(states)
     calls = _made(states)
     for state in states:
         assert state.init is not None
