@@ -99,9 +99,27 @@ def _may_be_named(body: Sequence[ast.stmt], expr: ast.expr) -> bool:
     """Whether an expression is computed in any case, and is the same wherever it stands."""
     first = _first(body, expr)
     operands = set(places_read(expr))
-    text = ast.unparse(expr)
-    certain = any(text == ast.unparse(node) for node in _unconditional(body))
-    return certain and not any(operands & _written(statement) for statement in body[first:])
+    certain = ast.unparse(expr) in {ast.unparse(node) for node in _unconditional(body)}
+    changes = any(operands & _written(statement) for statement in body[first:])
+    return (certain or _is_of_numbers(expr, body)) and not changes
+
+
+def _is_of_numbers(expr: ast.expr, body: Sequence[ast.stmt]) -> bool:
+    """Whether something is computed with each operand of an expression, or is assigned to it, in
+    any case.
+    """
+    if not isinstance(expr, ast.BinOp):
+        return False
+    known = {
+        ast.unparse(operand)
+        for node in _unconditional(body)
+        if isinstance(node, ast.BinOp)
+        for operand in (node.left, node.right)
+    }
+    for statement in body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.BinOp):
+            known.add(ast.unparse(statement.targets[0]))
+    return {ast.unparse(expr.left), ast.unparse(expr.right)} <= known
 
 
 def _first(body: Sequence[ast.stmt], expr: ast.expr) -> int:

@@ -21,6 +21,29 @@ def without_none_tests(init: Sequence[ast.stmt], given: set[str]) -> list[ast.st
     return out
 
 
+def values_for_none(init: Sequence[ast.stmt]) -> dict[str, ast.expr]:
+    """Return the fields of the config that an `__init__` takes for arguments that are None: `size`
+    of `self.size = config.size if size is None else size`.
+    """
+    found: dict[str, ast.expr] = {}
+    for statement in init:
+        match statement:
+            case ast.Assign(
+                value=ast.IfExp(
+                    test=ast.Compare(
+                        left=ast.Name(id=key),
+                        ops=[ast.Is()],
+                        comparators=[ast.Constant(value=None)],
+                    ),
+                    body=ast.Attribute(value=ast.Name(id="config")) as value,
+                    orelse=ast.Name(id=given),
+                ),
+            ) if key == given:
+                found[key] = value
+    stored = [key for statement in init for key in _assigned(statement)]
+    return {key: value for key, value in found.items() if stored.count(key) <= 1}
+
+
 def is_never_none(value: ast.expr, is_set: Callable[[str], bool]) -> bool:
     """Whether an expression is not None; `is_set` says so of a field of `config`."""
     match value:

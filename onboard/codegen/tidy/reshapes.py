@@ -20,7 +20,53 @@ def with_short_shapes(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     `x.unflatten(-1, (n, d))`. Where a tensor had other dimensions than the shape needs, either
     raises.
     """
-    return [_Short().visit(statement) for statement in _with_shapes_in_place(body)]
+    return [
+        _Short().visit(statement) for statement in _without_squeezed(_with_shapes_in_place(body))
+    ]
+
+
+def _without_squeezed(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Return statements without a dimension of size one that is taken away where it is read: `x =
+    x.view(b, s, 1, d); y = f(x.squeeze(2))`.
+    """
+    out = list(body)
+    for index, statement in enumerate(body):
+        match statement:
+            case ast.Assign(
+                targets=[ast.Name(id=variable)],
+                value=ast.Call(func=ast.Attribute(attr="view"), args=sizes) as view,
+            ) if [ast.unparse(size) for size in sizes].count("1") == 1:
+                dim = [ast.unparse(size) for size in sizes].index("1")
+                squeezed = _Squeezed(variable, dim)
+                after = [squeezed.visit(deepcopy(item)) for item in out[index + 1 :]]
+                if squeezed.count == _mentions(variable, after) == 1:
+                    new = deepcopy(statement)
+                    new.value = ast.Call(view.func, sizes[:dim] + sizes[dim + 1 :], [])
+                    out[index:] = [new, *after]
+    return out
+
+
+def _mentions(variable: str, body: Sequence[ast.stmt]) -> int:
+    return sum(
+        isinstance(node, ast.Name) and node.id == variable
+        for item in body
+        for node in ast.walk(item)
+    )
+
+
+class _Squeezed(ast.NodeTransformer):
+    """Take `x.squeeze(dim)` for x, and count how often."""
+
+    def __init__(self, variable: str, dim: int) -> None:
+        self.text, self.count = f"{variable}.squeeze({dim})", 0
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        if ast.unparse(node) != self.text:
+            return node
+        self.count += 1
+        assert isinstance(node.func, ast.Attribute)
+        return node.func.value
 
 
 def _with_shapes_in_place(body: Sequence[ast.stmt]) -> list[ast.stmt]:

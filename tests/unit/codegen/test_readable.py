@@ -16,7 +16,7 @@ from onboard.codegen.tidy.inlined import inline_methods
 from onboard.codegen.tidy.known_modules import with_known_modules
 from onboard.codegen.tidy.module_calls import asked_of, with_plain_modules
 from onboard.codegen.tidy.names import with_names
-from onboard.codegen.tidy.none_tests import is_never_none, without_none_tests
+from onboard.codegen.tidy.none_tests import is_never_none, values_for_none, without_none_tests
 from onboard.codegen.tidy.op_calls import by_keyword
 from onboard.codegen.tidy.partial_rotary import with_whole_heads
 from onboard.codegen.tidy.reshapes import with_short_shapes
@@ -240,6 +240,9 @@ def test_conditions_in_a_row_are_not_nested() -> None:
         ("x = x.view(*x.shape[:-1], n, a * b)", "x = x.unflatten(-1, (n, -1))"),
         ("s = x.size()[:-2] + (n * d,)\ny = 2\nreturn x.view(s)", "y = 2\nreturn x.flatten(-2)"),
         ("x = x.view(*x.shape[:-1], -1)", None),
+        ("x = y.view(b, 1, d)\nreturn f(x.squeeze(1))", "x = y.view(b, d)\nreturn f(x)"),
+        ("x = y.view(b, 1, d)\nreturn f(x.squeeze(0))", None),
+        ("x = y.view(b, 1, d)\nreturn x + x.squeeze(1)", None),
         ("x = x.view(y.shape[0], y.shape[1], -1)", None),  # another tensor's sizes
         ("x = x.view(x.shape[1], x.shape[0], -1)", None),
         ("s = x.shape[:-1] + (n, d)\nx = f(x)\nx = x.view(s)", None),  # the size of before
@@ -451,3 +454,18 @@ def test_a_method_that_is_called_once_is_written_there(
     state, _, _ = translate(INLINED.format(call=call), {"size": 3, "heads": 2})
     inline_methods([state])
     assert _text(state.methods["forward"].body) == forward
+
+
+@pytest.mark.parametrize(
+    ("init", "value"),
+    [
+        ("self.size = config.size if size is None else size", "config.size"),
+        ("size = config.size if size is None else size", "config.size"),
+        ("self.size = config.size if size is not None else size", None),
+        ("size = f(size)\nself.size = config.size if size is None else size\nsize = 1", None),
+        ("self.size = other.size if size is None else size", None),
+    ],
+)
+def test_what_stands_for_a_missing_argument(init: str, value: str | None) -> None:
+    found = {key: ast.unparse(node) for key, node in values_for_none(ast.parse(init).body).items()}
+    assert found == ({} if value is None else {"size": value})

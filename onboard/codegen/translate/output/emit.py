@@ -447,6 +447,4 @@ def rope_default(translator: Translator, cls: type) -> MethodText:
     types = {"config": type(config_of(translator, cls)).__name__, "layer_type": "str"}
     head = ", ".join(f"{item}: {types[item]}" for item in parameters)
     body = _printed(cleanup.clean(frame.out), frame.source)
-    return MethodText(
-        "default_parameters", f"({head}) -> tuple[torch.Tensor, float]", body, "staticmethod"
-    )
+    return MethodText("plain_rope", f"({head}) -> tuple[torch.Tensor, float]", body, "staticmethod")

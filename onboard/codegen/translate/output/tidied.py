@@ -5,13 +5,14 @@ written goes.
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
 from onboard.codegen.tidy.initial_values import without_initial_values
 from onboard.codegen.tidy.inlined import inline_methods
-from onboard.codegen.tidy.none_tests import is_never_none, without_none_tests
+from onboard.codegen.tidy.none_tests import is_never_none, values_for_none, without_none_tests
 from onboard.codegen.tidy.unread_results import drop_unread_results
 from onboard.codegen.translate.language.object_values import Config
 from onboard.codegen.translate.language.program.classes import Translator
@@ -26,6 +27,9 @@ def tidy(translator: Translator) -> None:
     drop_unread_results(states, list(translator.functions.values()))
     inline_methods(states)
     calls = _made(states)
+    for state in states:
+        assert state.init is not None
+        _pass_values(values_for_none(state.init.body), calls[state.cls.__name__])
     for state in states:
         assert state.init is not None
         names = [
@@ -50,6 +54,22 @@ def _made(states: Sequence[ClassState]) -> dict[str, list[tuple[ClassState, ast.
             ):
                 calls[node.func.id].append((state, node))
     return calls
+
+
+def _pass_values(
+    values: Mapping[str, ast.expr], calls: Sequence[tuple[ClassState, ast.Call]]
+) -> None:
+    """Pass to constructors what they would take for a missing argument, if the config is the same
+    there.
+    """
+    for _, node in calls:
+        given = {item.arg: item.value for item in node.keywords}
+        if ast.unparse(given.get("config", ast.Constant(None))) != "config":
+            continue
+        for key, value in values.items():
+            if ast.unparse(given.get(key, ast.Constant(None))) == "None":
+                node.keywords = [item for item in node.keywords if item.arg != key]
+                node.keywords.append(ast.keyword(key, deepcopy(value)))
 
 
 def _is_given(
