@@ -171,7 +171,8 @@ def of_config(test: ast.expr, frame: Frame) -> ast.expr:
     """Return a test of a module's attributes as one of the config's fields, where they are
     these.
     """
-    return _OfConfig(frame).visit(deepcopy(test))
+    changed: ast.expr = _OfConfig(frame).visit(deepcopy(test))
+    return changed
 
 
 class _OfConfig(ast.NodeTransformer):
