@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import BloomConfig
 
@@ -59,17 +58,15 @@ class BloomAttention(nn.Module):
 
     def __init__(self, config: BloomConfig) -> None:
         super().__init__()
-        self.pretraining_tp = config.pretraining_tp
-        self.slow_but_exact = config.slow_but_exact
-
-        self.hidden_size = config.hidden_size
         self.num_heads = config.n_head
-        self.head_dim = self.hidden_size // self.num_heads
+        self.head_dim = config.hidden_size // self.num_heads
 
         self.inv_norm_factor = 1.0 / math.sqrt(self.head_dim)
-
-        self.query_key_value = nn.Linear(self.hidden_size, 3 * self.hidden_size, bias=True)
-        self.dense = nn.Linear(self.hidden_size, self.hidden_size)
+        self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        assert not (config.pretraining_tp > 1 and config.slow_but_exact), (
+            "not covered: pretraining_tp > 1 and slow_but_exact"
+        )
 
     def _reshape(self, fused_qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         batch_size, seq_length, _ = fused_qkv.shape
@@ -78,13 +75,6 @@ class BloomAttention(nn.Module):
         key_layer = fused_qkv[..., 1, :]
         value_layer = fused_qkv[..., 2, :]
         return query_layer.transpose(1, 2), key_layer.transpose(1, 2), value_layer.transpose(1, 2)
-
-    def _merge_heads(self, x: torch.Tensor) -> torch.Tensor:
-        batch_size_and_num_heads = x.shape[0] * x.shape[1]
-        seq_length = x.shape[2]
-        batch_size = batch_size_and_num_heads // self.num_heads
-
-        return x.transpose(1, 2).reshape(batch_size, seq_length, self.num_heads * self.head_dim)
 
     def forward(
         self, hidden_states: torch.Tensor, residual: torch.Tensor, alibi: AlibiSlopes
@@ -95,30 +85,23 @@ class BloomAttention(nn.Module):
 
         query_layer = query_layer.reshape(batch_size, self.num_heads, -1, self.head_dim)
         key_layer = key_layer.reshape(batch_size, self.num_heads, -1, self.head_dim)
-        value_layer = value_layer.reshape(batch_size, self.num_heads, -1, self.head_dim)
-
         context_layer = torch.ops.onboard.torch_attention(
             query_layer,
             key_layer,
-            value_layer,
+            value_layer.reshape(batch_size, self.num_heads, -1, self.head_dim),
             scale=self.inv_norm_factor,
             layout="bnsd",
             alibi_slopes=alibi,
         )
 
-        context_layer = self._merge_heads(context_layer)
+        batch_size_and_num_heads = context_layer.shape[0] * context_layer.shape[1]
+        seq_length = context_layer.shape[2]
+        batch_size = batch_size_and_num_heads // self.num_heads
 
-        if self.pretraining_tp > 1 and self.slow_but_exact:
-            slices = self.hidden_size / self.pretraining_tp
-            output_tensor = torch.zeros_like(context_layer)
-            for i in range(self.pretraining_tp):
-                output_tensor = output_tensor + F.linear(
-                    context_layer[:, :, int(i * slices) : int((i + 1) * slices)],
-                    self.dense.weight[:, int(i * slices) : int((i + 1) * slices)],
-                )
-        else:
-            output_tensor = self.dense(context_layer)
-
+        context_layer = context_layer.transpose(1, 2).reshape(
+            batch_size, seq_length, self.num_heads * self.head_dim
+        )
+        output_tensor = self.dense(context_layer)
         return add(output_tensor, residual)
 
 
@@ -135,27 +118,16 @@ class BloomMLP(nn.Module):
     def __init__(self, config: BloomConfig) -> None:
         super().__init__()
         hidden_size = config.hidden_size
-
-        self.pretraining_tp = config.pretraining_tp
-        self.slow_but_exact = config.slow_but_exact
         self.dense_h_to_4h = nn.Linear(hidden_size, 4 * hidden_size)
         self.gelu_impl = BloomGelu()
         self.dense_4h_to_h = nn.Linear(4 * hidden_size, hidden_size)
+        assert not (config.pretraining_tp > 1 and config.slow_but_exact), (
+            "not covered: pretraining_tp > 1 and slow_but_exact"
+        )
 
     def forward(self, hidden_states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         hidden_states = self.gelu_impl(self.dense_h_to_4h(hidden_states))
-
-        if self.pretraining_tp > 1 and self.slow_but_exact:
-            intermediate_output = torch.zeros_like(residual)
-            slices = self.dense_4h_to_h.weight.shape[-1] / self.pretraining_tp
-            for i in range(self.pretraining_tp):
-                intermediate_output = intermediate_output + F.linear(
-                    hidden_states[:, :, int(i * slices) : int((i + 1) * slices)],
-                    self.dense_4h_to_h.weight[:, int(i * slices) : int((i + 1) * slices)],
-                )
-        else:
-            intermediate_output = self.dense_4h_to_h(hidden_states)
-
+        intermediate_output = self.dense_4h_to_h(hidden_states)
         return add(intermediate_output, residual)
 
 
@@ -165,29 +137,24 @@ class BloomBlock(nn.Module):
     def __init__(self, config: BloomConfig) -> None:
         super().__init__()
         hidden_size = config.hidden_size
-
         self.input_layernorm = LayerNorm(hidden_size, eps=config.layer_norm_epsilon)
         self.self_attention = BloomAttention(config)
         self.post_attention_layernorm = LayerNorm(hidden_size, eps=config.layer_norm_epsilon)
 
         self.mlp = BloomMLP(config)
-
         self.apply_residual_connection_post_layernorm = (
             config.apply_residual_connection_post_layernorm
         )
 
     def forward(self, hidden_states: torch.Tensor, alibi: AlibiSlopes) -> torch.Tensor:
         layernorm_output = self.input_layernorm(hidden_states)
-
         if self.apply_residual_connection_post_layernorm:
             residual = layernorm_output
         else:
             residual = hidden_states
 
         attention_output = self.self_attention(layernorm_output, residual, alibi)
-
         layernorm_output = self.post_attention_layernorm(attention_output)
-
         if self.apply_residual_connection_post_layernorm:
             residual = layernorm_output
         else:
@@ -202,26 +169,22 @@ class BloomModel(nn.Module):
     def __init__(self, config: BloomConfig) -> None:
         super().__init__()
         self.num_heads = config.n_head
+        hidden_size = config.hidden_size
 
-        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.word_embeddings_layernorm = LayerNorm(
-            config.hidden_size, eps=config.layer_norm_epsilon
-        )
-
+        self.word_embeddings = nn.Embedding(config.vocab_size, hidden_size)
+        self.word_embeddings_layernorm = LayerNorm(hidden_size, eps=config.layer_norm_epsilon)
         self.h = nn.ModuleList([BloomBlock(config) for _ in range(config.num_hidden_layers)])
 
-        self.ln_f = LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+        self.ln_f = LayerNorm(hidden_size, eps=config.layer_norm_epsilon)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states [batch, seq, hidden] of `input_ids` [batch, seq]."""
+        """Return the final hidden states [batch, seq, hidden] of `input_ids`."""
         inputs_embeds = self.word_embeddings(input_ids)
-
         hidden_states = self.word_embeddings_layernorm(inputs_embeds)
         alibi = get_alibi_slopes(self.num_heads, hidden_states.device)
 
         for block in self.h:
             hidden_states = block(hidden_states, alibi)
-
         return self.ln_f(hidden_states)
 
 
@@ -238,7 +201,6 @@ class BloomForCausalLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:
         """Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq]."""
         assert position_ids is not None
-
         hidden_states = self.transformer(input_ids)
         return CausalLMOutput(logits=self.lm_head(hidden_states))
 

@@ -26,8 +26,7 @@ def create_sinusoidal_positions(num_pos: int, dim: int) -> torch.Tensor:
 def rotate_every_two(x: torch.Tensor) -> torch.Tensor:
     x1 = x[:, :, :, ::2]
     x2 = x[:, :, :, 1::2]
-    x = torch.stack((-x2, x1), dim=-1)
-    return x.flatten(-2)
+    return torch.stack((-x2, x1), dim=-1).flatten(-2)
 
 
 def apply_rotary_pos_emb(
@@ -64,62 +63,47 @@ class CodeGenAttention(nn.Module):
         )
 
     def _split_heads(self, x: torch.Tensor, n_head: int, dim_head: int) -> torch.Tensor:
-        reshaped = x.reshape(x.shape[:-1] + (n_head // 4, dim_head))
+        reshaped = x.unflatten(-1, (n_head // 4, dim_head))
         return reshaped.reshape(x.shape[:-2] + (-1,) + reshaped.shape[-1:])
 
-    def _attn(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        return torch.ops.onboard.torch_attention(
-            query.type_as(value),
-            key.type_as(value),
-            value,
-            scale=1.0 / self.scale_attn,
-            layout="bnsd",
-        )
-
-    def _merge_heads(
-        self, tensor: torch.Tensor, num_attention_heads: int, attn_head_size: int
-    ) -> torch.Tensor:
-        if len(tensor.shape) == 5:
-            tensor = tensor.permute(0, 1, 3, 2, 4).contiguous()
-        else:
-            tensor = tensor.transpose(1, 2).contiguous()
-        new_shape = tensor.size()[:-2] + (num_attention_heads * attn_head_size,)
-        return tensor.view(new_shape)
-
     def forward(self, hidden_states: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        qkv = self.qkv_proj(hidden_states)
-        qkv_split = qkv.reshape(qkv.shape[:-1] + (4, -1))
-
+        qkv_split = self.qkv_proj(hidden_states).unflatten(-1, (4, -1))
         local_dim = self.head_dim * self.num_attention_heads // 4
-        query, value, key = torch.split(qkv_split, local_dim, dim=-1)
+        query, value, key = qkv_split.split(local_dim, dim=-1)
         query = self._split_heads(query, self.num_attention_heads, self.head_dim)
         key = self._split_heads(key, self.num_attention_heads, self.head_dim)
 
         value = self._split_heads(value, self.num_attention_heads, self.head_dim)
-
         sincos = self.embed_positions[position_ids]
-        sin, cos = torch.split(sincos, sincos.shape[-1] // 2, dim=-1)
+        sin, cos = sincos.split(sincos.shape[-1] // 2, dim=-1)
 
         if self.rotary_dim is not None:
             k_rot = key[:, :, :, : self.rotary_dim]
             k_pass = key[:, :, :, self.rotary_dim :]
-
             q_rot = query[:, :, :, : self.rotary_dim]
             q_pass = query[:, :, :, self.rotary_dim :]
 
             k_rot = apply_rotary_pos_emb(k_rot, sin, cos)
             q_rot = apply_rotary_pos_emb(q_rot, sin, cos)
-
             key = torch.cat((k_rot, k_pass), dim=-1)
             query = torch.cat((q_rot, q_pass), dim=-1)
         else:
             key = apply_rotary_pos_emb(key, sin, cos)
             query = apply_rotary_pos_emb(query, sin, cos)
 
-        attn_output = self._attn(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-
-        attn_output = self._merge_heads(attn_output, self.num_attention_heads, self.head_dim)
-        return self.out_proj(attn_output)
+        value = value.transpose(1, 2)
+        attn_output = torch.ops.onboard.torch_attention(
+            query.transpose(1, 2).type_as(value),
+            key.transpose(1, 2).type_as(value),
+            value,
+            scale=1.0 / self.scale_attn,
+            layout="bnsd",
+        )
+        if len(attn_output.shape) == 5:
+            attn_output = attn_output.permute(0, 1, 3, 2, 4).contiguous()
+        else:
+            attn_output = attn_output.transpose(1, 2).contiguous()
+        return self.out_proj(attn_output.flatten(-2))
 
 
 class CodeGenMLP(nn.Module):
@@ -128,7 +112,6 @@ class CodeGenMLP(nn.Module):
     def __init__(self, intermediate_size: int, config: CodeGenConfig) -> None:
         super().__init__()
         embed_dim = config.n_embd
-
         self.fc_in = nn.Linear(embed_dim, intermediate_size)
         self.fc_out = nn.Linear(intermediate_size, embed_dim)
 
@@ -168,19 +151,15 @@ class CodeGenModel(nn.Module):
         self.ln_f = LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids`."""
         inputs_embeds = self.wte(input_ids)
-
         seq_length = inputs_embeds.shape[1]
-
         hidden_states = inputs_embeds
         output_shape = (-1, seq_length, hidden_states.size(-1))
         for block in self.h:
             hidden_states = block(hidden_states, position_ids)
 
-        hidden_states = self.ln_f(hidden_states)
-
-        return hidden_states.view(output_shape)
+        return self.ln_f(hidden_states).view(output_shape)
 
 
 class CodeGenForCausalLM(nn.Module):
@@ -196,7 +175,6 @@ class CodeGenForCausalLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:
         """Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq]."""
         assert position_ids is not None
-
         hidden_states = self.transformer(input_ids, position_ids)
         return CausalLMOutput(logits=self.lm_head(hidden_states))
 

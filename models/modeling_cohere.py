@@ -32,15 +32,13 @@ class CohereLayerNorm(nn.Module):
 
 
 class CohereRotaryEmbedding(nn.Module):
-    """Rotary position embedding: float32 tables over all positions, sliced by position once per forward."""
+    """Rotary position embedding: float32 tables of all positions, sliced once per forward."""
 
     def __init__(self, config: CohereConfig) -> None:
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = (
-            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
-        )
+        rope_init = self.plain_rope if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
         inv_freq, scaling = rope_init(config)
         positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
         freqs = torch.outer(positions, inv_freq)
@@ -48,8 +46,8 @@ class CohereRotaryEmbedding(nn.Module):
         self.register_buffer("freqs_cis", freqs_cis, persistent=False)
 
     @staticmethod
-    def default_parameters(config: CohereConfig) -> tuple[torch.Tensor, float]:
-        """Return the inverse frequencies [rotary_dim / 2] of plain RoPE and the factor of cos and sin."""
+    def plain_rope(config: CohereConfig) -> tuple[torch.Tensor, float]:
+        """Return plain RoPE's inverse frequencies [rotary_dim / 2] and the factor of its tables."""
         base = config.rope_parameters["rope_theta"]
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         inv_freq = 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
@@ -65,31 +63,16 @@ class CohereAttention(nn.Module):
 
     def __init__(self, config: CohereConfig) -> None:
         super().__init__()
-        self.head_dim = getattr(
-            config, "head_dim", config.hidden_size // config.num_attention_heads
-        )
+        hidden_size = config.hidden_size
+        self.head_dim = getattr(config, "head_dim", hidden_size // config.num_attention_heads)
         self.scaling = self.head_dim**-0.5
 
-        self.q_proj = nn.Linear(
-            config.hidden_size,
-            config.num_attention_heads * self.head_dim,
-            bias=config.attention_bias,
-        )
-        self.k_proj = nn.Linear(
-            config.hidden_size,
-            config.num_key_value_heads * self.head_dim,
-            bias=config.attention_bias,
-        )
-        self.v_proj = nn.Linear(
-            config.hidden_size,
-            config.num_key_value_heads * self.head_dim,
-            bias=config.attention_bias,
-        )
-        self.o_proj = nn.Linear(
-            config.num_attention_heads * self.head_dim,
-            config.hidden_size,
-            bias=config.attention_bias,
-        )
+        attention_heads_dim = config.num_attention_heads * self.head_dim
+        self.q_proj = nn.Linear(hidden_size, attention_heads_dim, bias=config.attention_bias)
+        key_value_heads_dim = config.num_key_value_heads * self.head_dim
+        self.k_proj = nn.Linear(hidden_size, key_value_heads_dim, bias=config.attention_bias)
+        self.v_proj = nn.Linear(hidden_size, key_value_heads_dim, bias=config.attention_bias)
+        self.o_proj = nn.Linear(attention_heads_dim, hidden_size, bias=config.attention_bias)
         self.use_qk_norm = config.use_qk_norm
         if self.use_qk_norm:
             self.q_norm = CohereLayerNorm(
@@ -104,7 +87,6 @@ class CohereAttention(nn.Module):
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-
         query_states = self.q_proj(hidden_states).view(hidden_shape)
         key_states = self.k_proj(hidden_states).view(hidden_shape)
         value_states = self.v_proj(hidden_states).view(hidden_shape)
@@ -119,9 +101,7 @@ class CohereAttention(nn.Module):
         attn_output = torch.ops.onboard.torch_attention(
             query_states, key_states, value_states, scale=self.scaling
         )
-
-        attn_output = attn_output.reshape(*input_shape, -1)
-        return self.o_proj(attn_output)
+        return self.o_proj(attn_output.reshape(*input_shape, -1))
 
 
 class CohereMLP(nn.Module):
@@ -152,7 +132,6 @@ class CohereDecoderLayer(nn.Module):
     ) -> torch.Tensor:
         residual = hidden_states
         hidden_states = self.input_layernorm(hidden_states)
-
         hidden_states_attention = self.self_attn(hidden_states, position_embeddings)
 
         hidden_states_mlp = self.mlp(hidden_states)
@@ -172,10 +151,9 @@ class CohereModel(nn.Module):
         self.rotary_emb = CohereRotaryEmbedding(config)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids`."""
         hidden_states = self.embed_tokens(input_ids)
         position_embeddings = self.rotary_emb(hidden_states, position_ids)
-
         for decoder_layer in self.layers:
             hidden_states = decoder_layer(hidden_states, position_embeddings)
 
@@ -196,7 +174,6 @@ class CohereForCausalLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:
         """Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq]."""
         assert position_ids is not None
-
         hidden_states = self.model(input_ids, position_ids)
         logits = self.lm_head(hidden_states)
         return CausalLMOutput(logits=logits * self.logit_scale)

@@ -48,41 +48,32 @@ class DeepseekV3RMSNorm(nn.Module):
 
 
 class DeepseekV3RotaryEmbedding(nn.Module):
-    """Rotary position embedding: float32 tables over all positions, sliced by position once per forward."""
+    """Rotary position embedding: float32 tables of all positions, sliced once per forward."""
 
     def __init__(self, config: DeepseekV3Config) -> None:
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = (
-            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
-        )
+        rope_init = self.plain_rope if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
         inv_freq, scaling = rope_init(config)
-        cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
+        freqs = torch.outer(positions, inv_freq)
+        angles = torch.cat((freqs, freqs), dim=-1)
+        self.register_buffer("cos", angles.cos() * scaling, persistent=False)
+        self.register_buffer("sin", angles.sin() * scaling, persistent=False)
 
     @staticmethod
-    def default_parameters(config: DeepseekV3Config) -> tuple[torch.Tensor, float]:
-        """Return the inverse frequencies [rotary_dim / 2] of plain RoPE and the factor of cos and sin."""
+    def plain_rope(config: DeepseekV3Config) -> tuple[torch.Tensor, float]:
+        """Return plain RoPE's inverse frequencies [rotary_dim / 2] and the factor of its tables."""
         base = config.rope_parameters["rope_theta"]
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         inv_freq = 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
         return inv_freq, 1.0
 
-    @staticmethod
-    def tables(
-        inv_freq: torch.Tensor, length: int, scaling: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin [length, rotary_dim] of every position."""
-        freqs = torch.outer(torch.arange(length, dtype=torch.float32), inv_freq)
-        angles = torch.cat((freqs, freqs), dim=-1)
-        return angles.cos() * scaling, angles.sin() * scaling
-
     def forward(
         self, x: torch.Tensor, position_ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in the dtype of `x`."""
+        """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in `x`'s dtype."""
         cos, sin = self.cos[position_ids], self.sin[position_ids]
         return cos.to(x.dtype), sin.to(x.dtype)
 
@@ -93,38 +84,23 @@ class DeepseekV3Attention(nn.Module):
     def __init__(self, config: DeepseekV3Config) -> None:
         super().__init__()
         self.config = config
-
         self.q_lora_rank = config.q_lora_rank
         self.qk_rope_head_dim = config.qk_rope_head_dim
         self.kv_lora_rank = config.kv_lora_rank
         self.qk_nope_head_dim = config.qk_nope_head_dim
         self.qk_head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
 
-        self.q_proj = (
-            None
-            if self.q_lora_rank is not None
-            else nn.Linear(
-                config.hidden_size, config.num_attention_heads * self.qk_head_dim, bias=False
-            )
-        )
-        self.q_a_proj = (
-            nn.Linear(config.hidden_size, self.q_lora_rank, bias=config.attention_bias)
-            if self.q_lora_rank is not None
-            else None
-        )
-        self.q_a_layernorm = (
-            DeepseekV3RMSNorm(self.q_lora_rank) if self.q_lora_rank is not None else None
-        )
-        self.q_b_proj = (
-            nn.Linear(self.q_lora_rank, config.num_attention_heads * self.qk_head_dim, bias=False)
-            if self.q_lora_rank is not None
-            else None
-        )
+        hidden_size = config.hidden_size
+        qk_heads_dim = config.num_attention_heads * self.qk_head_dim
+        if self.q_lora_rank is None:
+            self.q_proj = nn.Linear(hidden_size, qk_heads_dim, bias=False)
+        else:
+            self.q_a_proj = nn.Linear(hidden_size, self.q_lora_rank, bias=config.attention_bias)
+            self.q_a_layernorm = DeepseekV3RMSNorm(self.q_lora_rank)
+            self.q_b_proj = nn.Linear(self.q_lora_rank, qk_heads_dim, bias=False)
 
         self.kv_a_proj_with_mqa = nn.Linear(
-            config.hidden_size,
-            config.kv_lora_rank + config.qk_rope_head_dim,
-            bias=config.attention_bias,
+            hidden_size, config.kv_lora_rank + config.qk_rope_head_dim, bias=config.attention_bias
         )
         self.kv_a_layernorm = DeepseekV3RMSNorm(config.kv_lora_rank)
         self.kv_b_proj = nn.Linear(
@@ -134,33 +110,24 @@ class DeepseekV3Attention(nn.Module):
         )
 
         self.o_proj = nn.Linear(
-            config.num_attention_heads * config.v_head_dim,
-            config.hidden_size,
-            bias=config.attention_bias,
+            config.num_attention_heads * config.v_head_dim, hidden_size, bias=config.attention_bias
         )
-
         self.scaling = yarn_apply_mscale(config.rope_parameters, self.qk_head_dim**-0.5)
 
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         batch_size, seq_length = hidden_states.shape[:-1]
-
         if self.q_lora_rank is None:
             q_states = self.q_proj(hidden_states)
         else:
             q_states = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden_states)))
         q_states = q_states.view((batch_size, seq_length, -1, self.qk_head_dim))
-        q_pass, q_rot = torch.split(
-            q_states, (self.qk_nope_head_dim, self.qk_rope_head_dim), dim=-1
-        )
+        q_pass, q_rot = q_states.split((self.qk_nope_head_dim, self.qk_rope_head_dim), dim=-1)
 
         compressed_kv = self.kv_a_proj_with_mqa(hidden_states)
-        kv_nope, k_rot = torch.split(
-            compressed_kv, (self.kv_lora_rank, self.qk_rope_head_dim), dim=-1
-        )
-        kv_nope = self.kv_a_layernorm(kv_nope)
-        kv_nope = kv_nope.view(batch_size, seq_length, 1, self.kv_lora_rank)
+        kv_nope, k_rot = compressed_kv.split((self.kv_lora_rank, self.qk_rope_head_dim), dim=-1)
+        kv_nope = self.kv_a_layernorm(kv_nope).view(batch_size, seq_length, self.kv_lora_rank)
         k_rot = k_rot.view(batch_size, seq_length, 1, self.qk_rope_head_dim)
 
         cos, sin = position_embeddings
@@ -174,11 +141,9 @@ class DeepseekV3Attention(nn.Module):
             )
 
         attn_output = torch.ops.onboard.torch_mla(
-            q_pass, q_rot, kv_nope.squeeze(2), k_rot, self.kv_b_proj.weight, scale=self.scaling
+            q_pass, q_rot, kv_nope, k_rot, self.kv_b_proj.weight, scale=self.scaling
         )
-
-        attn_output = attn_output.reshape(batch_size, seq_length, -1)
-        return self.o_proj(attn_output)
+        return self.o_proj(attn_output.reshape(batch_size, seq_length, -1))
 
 
 class DeepseekV3Expert(nn.Module):
@@ -259,11 +224,8 @@ class DeepseekV3TopkRouter(nn.Module):
 class DeepseekV3MLP(nn.Module):
     """Gated feed-forward network, [batch, seq, hidden] to the same."""
 
-    def __init__(self, config: DeepseekV3Config, intermediate_size: int | None = None) -> None:
+    def __init__(self, config: DeepseekV3Config, intermediate_size: int) -> None:
         super().__init__()
-        intermediate_size = (
-            config.intermediate_size if intermediate_size is None else intermediate_size
-        )
         self.gate_proj = nn.Linear(config.hidden_size, intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, config.hidden_size, bias=False)
@@ -281,7 +243,7 @@ class DeepseekV3MoE(nn.Module):
         self.experts = DeepseekV3Experts(config)
         self.gate = DeepseekV3TopkRouter(config)
         self.shared_experts = DeepseekV3MLP(
-            config, intermediate_size=config.moe_intermediate_size * config.n_shared_experts
+            config, config.moe_intermediate_size * config.n_shared_experts
         )
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -299,11 +261,10 @@ class DeepseekV3DecoderLayer(nn.Module):
     def __init__(self, config: DeepseekV3Config, layer_idx: int) -> None:
         super().__init__()
         self.self_attn = DeepseekV3Attention(config)
-
         if layer_idx >= config.first_k_dense_replace:
             self.mlp = DeepseekV3MoE(config)
         else:
-            self.mlp = DeepseekV3MLP(config)
+            self.mlp = DeepseekV3MLP(config, config.intermediate_size)
 
         self.input_layernorm = DeepseekV3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = DeepseekV3RMSNorm(
@@ -340,11 +301,9 @@ class DeepseekV3Model(nn.Module):
         self.rotary_emb = DeepseekV3RotaryEmbedding(config)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids`."""
         hidden_states = self.embed_tokens(input_ids)
-
         position_embeddings = self.rotary_emb(hidden_states, position_ids)
-
         for decoder_layer in self.layers:
             hidden_states = decoder_layer(hidden_states, position_embeddings)
 
@@ -364,7 +323,6 @@ class DeepseekV3ForCausalLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:
         """Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq]."""
         assert position_ids is not None
-
         hidden_states = self.model(input_ids, position_ids)
         return CausalLMOutput(logits=self.lm_head(hidden_states))
 

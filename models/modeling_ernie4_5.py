@@ -29,15 +29,13 @@ class Ernie4_5RMSNorm(nn.Module):
 
 
 class Ernie4_5RotaryEmbedding(nn.Module):
-    """Rotary position embedding: float32 tables over all positions, sliced by position once per forward."""
+    """Rotary position embedding: float32 tables of all positions, sliced once per forward."""
 
     def __init__(self, config: Ernie4_5Config) -> None:
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = (
-            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
-        )
+        rope_init = self.plain_rope if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
         inv_freq, scaling = rope_init(config)
         positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
         freqs = torch.outer(positions, inv_freq)
@@ -45,8 +43,8 @@ class Ernie4_5RotaryEmbedding(nn.Module):
         self.register_buffer("freqs_cis", freqs_cis, persistent=False)
 
     @staticmethod
-    def default_parameters(config: Ernie4_5Config) -> tuple[torch.Tensor, float]:
-        """Return the inverse frequencies [rotary_dim / 2] of plain RoPE and the factor of cos and sin."""
+    def plain_rope(config: Ernie4_5Config) -> tuple[torch.Tensor, float]:
+        """Return plain RoPE's inverse frequencies [rotary_dim / 2] and the factor of its tables."""
         base = config.rope_parameters["rope_theta"]
         dim = config.head_dim or config.hidden_size // config.num_attention_heads
         inv_freq = 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
@@ -65,25 +63,18 @@ class Ernie4_5Attention(nn.Module):
         self.head_dim = config.head_dim
         self.scaling = self.head_dim**-0.5
 
-        self.q_proj = nn.Linear(
-            config.hidden_size, config.num_attention_heads * self.head_dim, bias=config.use_bias
-        )
-        self.k_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=config.use_bias
-        )
-        self.v_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=config.use_bias
-        )
-        self.o_proj = nn.Linear(
-            config.num_attention_heads * self.head_dim, config.hidden_size, bias=config.use_bias
-        )
+        attention_heads_dim = config.num_attention_heads * self.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, attention_heads_dim, bias=config.use_bias)
+        key_value_heads_dim = config.num_key_value_heads * self.head_dim
+        self.k_proj = nn.Linear(config.hidden_size, key_value_heads_dim, bias=config.use_bias)
+        self.v_proj = nn.Linear(config.hidden_size, key_value_heads_dim, bias=config.use_bias)
+        self.o_proj = nn.Linear(attention_heads_dim, config.hidden_size, bias=config.use_bias)
 
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: torch.Tensor
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-
         query_states = self.q_proj(hidden_states).view(hidden_shape)
         key_states = self.k_proj(hidden_states).view(hidden_shape)
         value_states = self.v_proj(hidden_states).view(hidden_shape)
@@ -94,9 +85,7 @@ class Ernie4_5Attention(nn.Module):
         attn_output = torch.ops.onboard.torch_attention(
             query_states, key_states, value_states, scale=self.scaling
         )
-
-        attn_output = attn_output.reshape(*input_shape, -1)
-        return self.o_proj(attn_output)
+        return self.o_proj(attn_output.reshape(*input_shape, -1))
 
 
 class Ernie4_5MLP(nn.Module):
@@ -104,13 +93,10 @@ class Ernie4_5MLP(nn.Module):
 
     def __init__(self, config: Ernie4_5Config) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(
-            config.hidden_size, config.intermediate_size, bias=config.use_bias
-        )
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.use_bias)
-        self.down_proj = nn.Linear(
-            config.intermediate_size, config.hidden_size, bias=config.use_bias
-        )
+        hidden_size = config.hidden_size
+        self.gate_proj = nn.Linear(hidden_size, config.intermediate_size, bias=config.use_bias)
+        self.up_proj = nn.Linear(hidden_size, config.intermediate_size, bias=config.use_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, hidden_size, bias=config.use_bias)
         self.act_fn = ACT2FN[config.hidden_act]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -123,7 +109,6 @@ class Ernie4_5DecoderLayer(nn.Module):
     def __init__(self, config: Ernie4_5Config) -> None:
         super().__init__()
         self.self_attn = Ernie4_5Attention(config)
-
         self.mlp = Ernie4_5MLP(config)
         self.input_layernorm = Ernie4_5RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = Ernie4_5RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -155,10 +140,9 @@ class Ernie4_5Model(nn.Module):
         self.rotary_emb = Ernie4_5RotaryEmbedding(config)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids`."""
         hidden_states = self.embed_tokens(input_ids)
         position_embeddings = self.rotary_emb(hidden_states, position_ids)
-
         for decoder_layer in self.layers:
             hidden_states = decoder_layer(hidden_states, position_embeddings)
 
@@ -178,7 +162,6 @@ class Ernie4_5ForCausalLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:
         """Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq]."""
         assert position_ids is not None
-
         hidden_states = self.model(input_ids, position_ids)
         return CausalLMOutput(logits=self.lm_head(hidden_states))
 

@@ -31,7 +31,7 @@ class Gemma3RMSNorm(nn.Module):
 
 
 class Gemma3RotaryEmbedding(nn.Module):
-    """Rotary position embedding: float32 tables over all positions, sliced by position once per forward."""
+    """Rotary position embedding: float32 tables of all positions, sliced once per forward."""
 
     def __init__(self, config: Gemma3TextConfig) -> None:
         super().__init__()
@@ -39,9 +39,7 @@ class Gemma3RotaryEmbedding(nn.Module):
             rope_type = config.rope_parameters[layer_type]["rope_type"]
             assert rope_type != "longrope", "not covered: longrope"
             rope_init = (
-                self.default_parameters
-                if rope_type == "default"
-                else ROPE_INIT_FUNCTIONS[rope_type]
+                self.plain_rope if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
             )
             inv_freq, scaling = rope_init(config, layer_type=layer_type)
             cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
@@ -49,8 +47,8 @@ class Gemma3RotaryEmbedding(nn.Module):
             self.register_buffer(f"{layer_type}_sin", sin, persistent=False)
 
     @staticmethod
-    def default_parameters(config: Gemma3TextConfig, layer_type: str) -> tuple[torch.Tensor, float]:
-        """Return the inverse frequencies [rotary_dim / 2] of plain RoPE and the factor of cos and sin."""
+    def plain_rope(config: Gemma3TextConfig, layer_type: str) -> tuple[torch.Tensor, float]:
+        """Return plain RoPE's inverse frequencies [rotary_dim / 2] and the factor of its tables."""
         base = config.rope_parameters[layer_type]["rope_theta"]
         dim = config.head_dim or config.hidden_size // config.num_attention_heads
         inv_freq = 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
@@ -68,7 +66,7 @@ class Gemma3RotaryEmbedding(nn.Module):
     def forward(
         self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin [batch, seq, rotary_dim] of a layer type at `position_ids`, in the dtype of `x`."""
+        """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in `x`'s dtype."""
         cos = getattr(self, f"{layer_type}_cos")[position_ids]
         sin = getattr(self, f"{layer_type}_sin")[position_ids]
         return cos.to(x.dtype), sin.to(x.dtype)
@@ -88,7 +86,7 @@ class Gemma3TextScaledWordEmbedding(nn.Embedding):
 
 
 class Gemma3Attention(nn.Module):
-    """Grouped-query attention with rotary embeddings and a sliding window, [batch, seq, hidden] to the same."""
+    """Grouped-query attention with rotary embeddings and a sliding window."""
 
     def __init__(self, config: Gemma3TextConfig, layer_idx: int) -> None:
         super().__init__()
@@ -96,26 +94,13 @@ class Gemma3Attention(nn.Module):
         self.head_dim = config.head_dim
         self.scaling = config.query_pre_attn_scalar**-0.5
 
-        self.q_proj = nn.Linear(
-            config.hidden_size,
-            config.num_attention_heads * self.head_dim,
-            bias=config.attention_bias,
-        )
-        self.k_proj = nn.Linear(
-            config.hidden_size,
-            config.num_key_value_heads * self.head_dim,
-            bias=config.attention_bias,
-        )
-        self.v_proj = nn.Linear(
-            config.hidden_size,
-            config.num_key_value_heads * self.head_dim,
-            bias=config.attention_bias,
-        )
-        self.o_proj = nn.Linear(
-            config.num_attention_heads * self.head_dim,
-            config.hidden_size,
-            bias=config.attention_bias,
-        )
+        hidden_size = config.hidden_size
+        attention_heads_dim = config.num_attention_heads * self.head_dim
+        self.q_proj = nn.Linear(hidden_size, attention_heads_dim, bias=config.attention_bias)
+        key_value_heads_dim = config.num_key_value_heads * self.head_dim
+        self.k_proj = nn.Linear(hidden_size, key_value_heads_dim, bias=config.attention_bias)
+        self.v_proj = nn.Linear(hidden_size, key_value_heads_dim, bias=config.attention_bias)
+        self.o_proj = nn.Linear(attention_heads_dim, hidden_size, bias=config.attention_bias)
         self.sliding_window = config.sliding_window if layer_type == "sliding_attention" else None
 
         self.q_norm = Gemma3RMSNorm(config.head_dim, eps=config.rms_norm_eps)
@@ -126,14 +111,12 @@ class Gemma3Attention(nn.Module):
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-
         query_states = self.q_proj(hidden_states).view(hidden_shape)
         key_states = self.k_proj(hidden_states).view(hidden_shape)
         value_states = self.v_proj(hidden_states).view(hidden_shape)
 
         query_states = self.q_norm(query_states)
         key_states = self.k_norm(key_states)
-
         cos, sin = position_embeddings
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
             query_states, key_states, cos, sin, unsqueeze_dim=2
@@ -146,9 +129,7 @@ class Gemma3Attention(nn.Module):
             scale=self.scaling,
             sliding_window=self.sliding_window,
         )
-
-        attn_output = attn_output.reshape(*input_shape, -1)
-        return self.o_proj(attn_output)
+        return self.o_proj(attn_output.reshape(*input_shape, -1))
 
 
 class Gemma3MLP(nn.Module):
@@ -181,9 +162,7 @@ class Gemma3DecoderLayer(nn.Module):
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         residual = hidden_states
-
         hidden_states = self.input_layernorm(hidden_states)
-
         hidden_states = self.self_attn(hidden_states, position_embeddings)
         hidden_states = self.post_attention_layernorm(hidden_states)
         hidden_states = residual + hidden_states
@@ -201,22 +180,20 @@ class Gemma3TextModel(nn.Module):
     def __init__(self, config: Gemma3TextConfig) -> None:
         super().__init__()
         self.config = config
+        hidden_size = config.hidden_size
 
         self.embed_tokens = Gemma3TextScaledWordEmbedding(
-            config.vocab_size,
-            config.hidden_size,
-            config.pad_token_id,
-            embed_scale=config.hidden_size**0.5,
+            config.vocab_size, hidden_size, config.pad_token_id, embed_scale=hidden_size**0.5
         )
         self.layers = nn.ModuleList(
             [Gemma3DecoderLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
         )
-        self.norm = Gemma3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = Gemma3RMSNorm(hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Gemma3RotaryEmbedding(config)
         assert not config.use_bidirectional_attention, "not covered: use_bidirectional_attention"
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids`."""
         hidden_states = self.embed_tokens(input_ids)
         position_embeddings = {}
         for layer_type in sorted(set(self.config.layer_types)):
@@ -228,7 +205,6 @@ class Gemma3TextModel(nn.Module):
             hidden_states = decoder_layer(
                 hidden_states, position_embeddings[self.config.layer_types[i]]
             )
-
         return self.norm(hidden_states)
 
 
@@ -246,7 +222,6 @@ class Gemma3ForCausalLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:
         """Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq]."""
         assert position_ids is not None
-
         hidden_states = self.model(input_ids, position_ids)
         logits = self.lm_head(hidden_states)
         if self.config.final_logit_softcapping is not None:

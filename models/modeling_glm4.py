@@ -29,15 +29,13 @@ class Glm4RMSNorm(nn.Module):
 
 
 class Glm4RotaryEmbedding(nn.Module):
-    """Rotary position embedding: float32 tables over all positions, sliced by position once per forward."""
+    """Rotary position embedding: float32 tables of all positions, sliced once per forward."""
 
     def __init__(self, config: Glm4Config) -> None:
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = (
-            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
-        )
+        rope_init = self.plain_rope if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
         inv_freq, scaling = rope_init(config)
         positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
         freqs = torch.outer(positions, inv_freq)
@@ -45,8 +43,8 @@ class Glm4RotaryEmbedding(nn.Module):
         self.register_buffer("freqs_cis", freqs_cis, persistent=False)
 
     @staticmethod
-    def default_parameters(config: Glm4Config) -> tuple[torch.Tensor, float]:
-        """Return the inverse frequencies [rotary_dim / 2] of plain RoPE and the factor of cos and sin."""
+    def plain_rope(config: Glm4Config) -> tuple[torch.Tensor, float]:
+        """Return plain RoPE's inverse frequencies [rotary_dim / 2] and the factor of its tables."""
         base = config.rope_parameters["rope_theta"]
         partial_rotary_factor = config.rope_parameters.get("partial_rotary_factor", 1.0)
         head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
@@ -67,31 +65,19 @@ class Glm4Attention(nn.Module):
         self.head_dim = config.head_dim
         self.scaling = self.head_dim**-0.5
 
-        self.q_proj = nn.Linear(
-            config.hidden_size,
-            config.num_attention_heads * self.head_dim,
-            bias=config.attention_bias,
-        )
-        self.k_proj = nn.Linear(
-            config.hidden_size,
-            config.num_key_value_heads * self.head_dim,
-            bias=config.attention_bias,
-        )
-        self.v_proj = nn.Linear(
-            config.hidden_size,
-            config.num_key_value_heads * self.head_dim,
-            bias=config.attention_bias,
-        )
-        self.o_proj = nn.Linear(
-            config.num_attention_heads * self.head_dim, config.hidden_size, bias=False
-        )
+        hidden_size = config.hidden_size
+        attention_heads_dim = config.num_attention_heads * self.head_dim
+        self.q_proj = nn.Linear(hidden_size, attention_heads_dim, bias=config.attention_bias)
+        key_value_heads_dim = config.num_key_value_heads * self.head_dim
+        self.k_proj = nn.Linear(hidden_size, key_value_heads_dim, bias=config.attention_bias)
+        self.v_proj = nn.Linear(hidden_size, key_value_heads_dim, bias=config.attention_bias)
+        self.o_proj = nn.Linear(attention_heads_dim, hidden_size, bias=False)
 
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: torch.Tensor
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-
         query_states = self.q_proj(hidden_states).view(hidden_shape)
         key_states = self.k_proj(hidden_states).view(hidden_shape)
         value_states = self.v_proj(hidden_states).view(hidden_shape)
@@ -102,9 +88,7 @@ class Glm4Attention(nn.Module):
         attn_output = torch.ops.onboard.torch_attention(
             query_states, key_states, value_states, scale=self.scaling
         )
-
-        attn_output = attn_output.reshape(*input_shape, -1)
-        return self.o_proj(attn_output)
+        return self.o_proj(attn_output.reshape(*input_shape, -1))
 
 
 class Glm4MLP(nn.Module):
@@ -118,7 +102,6 @@ class Glm4MLP(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         up_states = self.gate_up_proj(hidden_states)
-
         gate, up_states = up_states.chunk(2, dim=-1)
         up_states = up_states * self.activation_fn(gate)
 
@@ -131,7 +114,6 @@ class Glm4DecoderLayer(nn.Module):
     def __init__(self, config: Glm4Config) -> None:
         super().__init__()
         self.self_attn = Glm4Attention(config)
-
         self.mlp = Glm4MLP(config)
         self.input_layernorm = Glm4RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = Glm4RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -143,12 +125,10 @@ class Glm4DecoderLayer(nn.Module):
     ) -> torch.Tensor:
         residual = hidden_states
         hidden_states = self.input_layernorm(hidden_states)
-
         hidden_states = self.self_attn(hidden_states, position_embeddings)
 
         hidden_states = self.post_self_attn_layernorm(hidden_states)
         hidden_states = residual + hidden_states
-
         residual = hidden_states
         hidden_states = self.post_attention_layernorm(hidden_states)
         hidden_states = self.mlp(hidden_states)
@@ -169,10 +149,9 @@ class Glm4Model(nn.Module):
         self.rotary_emb = Glm4RotaryEmbedding(config)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids`."""
         hidden_states = self.embed_tokens(input_ids)
         position_embeddings = self.rotary_emb(hidden_states, position_ids)
-
         for decoder_layer in self.layers:
             hidden_states = decoder_layer(hidden_states, position_embeddings)
 
@@ -192,7 +171,6 @@ class Glm4ForCausalLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:
         """Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq]."""
         assert position_ids is not None
-
         hidden_states = self.model(input_ids, position_ids)
         return CausalLMOutput(logits=self.lm_head(hidden_states))
 

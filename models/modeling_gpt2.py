@@ -34,8 +34,7 @@ class Conv1D(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         size_out = x.size()[:-1] + (self.nf,)
-        x = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
-        return x.view(size_out)
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(size_out)
 
 
 class GPT2Attention(nn.Module):
@@ -61,15 +60,12 @@ class GPT2Attention(nn.Module):
         shape_kv = (*key_states.shape[:-1], -1, self.head_dim)
         key_states = key_states.view(shape_kv)
         value_states = value_states.view(shape_kv)
-
-        shape_q = (*query_states.shape[:-1], -1, self.head_dim)
-        query_states = query_states.view(shape_q)
+        query_states = query_states.unflatten(-1, (-1, self.head_dim))
         attn_output = torch.ops.onboard.torch_attention(
             query_states, key_states, value_states, scale=self.scaling
         )
 
-        attn_output = attn_output.reshape(*attn_output.shape[:-2], -1)
-        return self.c_proj(attn_output)
+        return self.c_proj(attn_output.flatten(-2))
 
 
 class GPT2MLP(nn.Module):
@@ -125,22 +121,17 @@ class GPT2Model(nn.Module):
         self.ln_f = LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids`."""
         input_shape = input_ids.size()
-        input_ids = input_ids.view(-1, input_shape[-1])
-        inputs_embeds = self.wte(input_ids)
-
+        inputs_embeds = self.wte(input_ids.view(-1, input_shape[-1]))
         position_embeds = self.wpe(position_ids)
         hidden_states = inputs_embeds + position_embeds
 
         output_shape = (-1,) + input_shape[1:] + (hidden_states.size(-1),)
-
         for block in self.h:
             hidden_states = block(hidden_states)
 
-        hidden_states = self.ln_f(hidden_states)
-
-        return hidden_states.view(output_shape)
+        return self.ln_f(hidden_states).view(output_shape)
 
 
 class GPT2LMHeadModel(nn.Module):

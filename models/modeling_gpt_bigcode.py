@@ -59,7 +59,6 @@ class GPTBigCodeAttention(nn.Module):
         attn_output = torch.ops.onboard.torch_attention(
             query, key, value, scale=self.scaling, layout="bnsd"
         )
-
         attn_output = attn_output.transpose(1, 2).reshape(*input_shape, -1)
         return self.c_proj(attn_output)
 
@@ -89,9 +88,7 @@ class GPTBigCodeBlock(nn.Module):
         inner_dim = config.n_inner if config.n_inner is not None else 4 * hidden_size
 
         self.ln_1 = LayerNorm(hidden_size, eps=config.layer_norm_epsilon)
-
         self.attn = GPTBigCodeAttention(config)
-
         self.ln_2 = LayerNorm(hidden_size, eps=config.layer_norm_epsilon)
 
         self.mlp = GPTBigCodeMLP(inner_dim, config)
@@ -119,19 +116,15 @@ class GPTBigCodeModel(nn.Module):
         self.ln_f = LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids`."""
         inputs_embeds = self.wte(input_ids)
-
         position_embeds = self.wpe(position_ids)
         hidden_states = inputs_embeds + position_embeds
         output_shape = inputs_embeds.shape[:-1] + (hidden_states.size(-1),)
 
         for block in self.h:
             hidden_states = block(hidden_states)
-
-        hidden_states = self.ln_f(hidden_states)
-
-        return hidden_states.view(output_shape)
+        return self.ln_f(hidden_states).view(output_shape)
 
 
 class GPTBigCodeForCausalLM(nn.Module):
@@ -147,7 +140,6 @@ class GPTBigCodeForCausalLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:
         """Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq]."""
         assert position_ids is not None
-
         hidden_states = self.transformer(input_ids, position_ids)
         return CausalLMOutput(logits=self.lm_head(hidden_states))
 

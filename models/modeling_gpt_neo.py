@@ -45,35 +45,12 @@ class GPTNeoSelfAttention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-        self.out_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=True)
+        self.out_proj = nn.Linear(config.hidden_size, config.hidden_size)
 
     def _split_heads(
         self, tensor: torch.Tensor, num_heads: int, attn_head_size: int
     ) -> torch.Tensor:
-        new_shape = tensor.size()[:-1] + (num_heads, attn_head_size)
-        tensor = tensor.view(new_shape)
-        return tensor.transpose(1, 2)
-
-    def _attn(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        query_length = query.size(-2)
-
-        key_length = key.size(-2)
-        causal_mask = self.bias[:, :, key_length - query_length : key_length, :key_length]
-
-        return torch.ops.onboard.torch_attention(
-            query.type_as(value),
-            key.type_as(value),
-            value,
-            attn_mask=causal_mask,
-            scale=1.0,
-            layout="bnsd",
-        )
-
-    def _merge_heads(
-        self, tensor: torch.Tensor, num_heads: int, attn_head_size: int
-    ) -> torch.Tensor:
-        new_shape = tensor.transpose(1, 2).size()[:-2] + (num_heads * attn_head_size,)
-        return tensor.transpose(1, 2).reshape(new_shape)
+        return tensor.unflatten(-1, (num_heads, attn_head_size)).transpose(1, 2)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         query = self.q_proj(hidden_states)
@@ -84,9 +61,20 @@ class GPTNeoSelfAttention(nn.Module):
         key = self._split_heads(key, self.num_heads, self.head_dim)
         value = self._split_heads(value, self.num_heads, self.head_dim)
 
-        attn_output = self._attn(query, key, value)
+        query_length = query.size(-2)
+        key_length = key.size(-2)
+        causal_mask = self.bias[:, :, key_length - query_length : key_length, :key_length]
 
-        attn_output = self._merge_heads(attn_output, self.num_heads, self.head_dim)
+        attn_output = torch.ops.onboard.torch_attention(
+            query.type_as(value),
+            key.type_as(value),
+            value,
+            attn_mask=causal_mask,
+            scale=1.0,
+            layout="bnsd",
+        )
+        new_shape = attn_output.transpose(1, 2).size()[:-2] + (self.num_heads * self.head_dim,)
+        attn_output = attn_output.transpose(1, 2).reshape(new_shape)
         return self.out_proj(attn_output)
 
 
@@ -138,7 +126,6 @@ class GPTNeoBlock(nn.Module):
         attn_output = self.attn(hidden_states)
 
         hidden_states = attn_output + residual
-
         residual = hidden_states
         hidden_states = self.ln_2(hidden_states)
         feed_forward_hidden_states = self.mlp(hidden_states)
@@ -156,9 +143,8 @@ class GPTNeoModel(nn.Module):
         self.ln_f = LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids`."""
         inputs_embeds = self.wte(input_ids)
-
         position_embeds = self.wpe(position_ids)
         hidden_states = inputs_embeds + position_embeds
 
@@ -167,9 +153,7 @@ class GPTNeoModel(nn.Module):
         for block in self.h:
             hidden_states = block(hidden_states)
 
-        hidden_states = self.ln_f(hidden_states)
-
-        return hidden_states.view(output_shape)
+        return self.ln_f(hidden_states).view(output_shape)
 
 
 class GPTNeoForCausalLM(nn.Module):
@@ -185,7 +169,6 @@ class GPTNeoForCausalLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:
         """Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq]."""
         assert position_ids is not None
-
         hidden_states = self.transformer(input_ids, position_ids)
         return CausalLMOutput(logits=self.lm_head(hidden_states))
 

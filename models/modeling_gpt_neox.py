@@ -24,23 +24,23 @@ class LayerNorm(nn.LayerNorm):
 
 
 class GPTNeoXRotaryEmbedding(nn.Module):
-    """Rotary position embedding: float32 tables over all positions, sliced by position once per forward."""
+    """Rotary position embedding: float32 tables of all positions, sliced once per forward."""
 
     def __init__(self, config: GPTNeoXConfig) -> None:
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = (
-            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
-        )
+        rope_init = self.plain_rope if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
         inv_freq, scaling = rope_init(config)
-        cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
+        freqs = torch.outer(positions, inv_freq)
+        angles = torch.cat((freqs, freqs), dim=-1)
+        self.register_buffer("cos", angles.cos() * scaling, persistent=False)
+        self.register_buffer("sin", angles.sin() * scaling, persistent=False)
 
     @staticmethod
-    def default_parameters(config: GPTNeoXConfig) -> tuple[torch.Tensor, float]:
-        """Return the inverse frequencies [rotary_dim / 2] of plain RoPE and the factor of cos and sin."""
+    def plain_rope(config: GPTNeoXConfig) -> tuple[torch.Tensor, float]:
+        """Return plain RoPE's inverse frequencies [rotary_dim / 2] and the factor of its tables."""
         base = config.rope_parameters["rope_theta"]
         partial_rotary_factor = config.rope_parameters.get("partial_rotary_factor", 1.0)
         head_dim = (
@@ -50,19 +50,10 @@ class GPTNeoXRotaryEmbedding(nn.Module):
         inv_freq = 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
         return inv_freq, 1.0
 
-    @staticmethod
-    def tables(
-        inv_freq: torch.Tensor, length: int, scaling: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin [length, rotary_dim] of every position."""
-        freqs = torch.outer(torch.arange(length, dtype=torch.float32), inv_freq)
-        angles = torch.cat((freqs, freqs), dim=-1)
-        return angles.cos() * scaling, angles.sin() * scaling
-
     def forward(
         self, x: torch.Tensor, position_ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in the dtype of `x`."""
+        """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in `x`'s dtype."""
         cos, sin = self.cos[position_ids], self.sin[position_ids]
         return cos.to(x.dtype), sin.to(x.dtype)
 
@@ -72,20 +63,18 @@ class GPTNeoXAttention(nn.Module):
 
     def __init__(self, config: GPTNeoXConfig) -> None:
         super().__init__()
-        self.head_size = config.hidden_size // config.num_attention_heads
+        hidden_size = config.hidden_size
+        self.head_size = hidden_size // config.num_attention_heads
         self.scaling = self.head_size**-0.5
 
-        self.query_key_value = nn.Linear(
-            config.hidden_size, 3 * config.hidden_size, bias=config.attention_bias
-        )
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.attention_bias)
+        self.query_key_value = nn.Linear(hidden_size, 3 * hidden_size, bias=config.attention_bias)
+        self.dense = nn.Linear(hidden_size, hidden_size, bias=config.attention_bias)
 
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, 3 * self.head_size)
-
         qkv = self.query_key_value(hidden_states).view(hidden_shape)
         query_states, key_states, value_states = qkv.chunk(3, dim=-1)
 
@@ -93,13 +82,11 @@ class GPTNeoXAttention(nn.Module):
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
             query_states, key_states, cos, sin, unsqueeze_dim=2
         )
-
         attn_output = torch.ops.onboard.torch_attention(
             query_states, key_states, value_states, scale=self.scaling
         )
 
-        attn_output = attn_output.reshape(*input_shape, -1)
-        return self.dense(attn_output)
+        return self.dense(attn_output.reshape(*input_shape, -1))
 
 
 class GPTNeoXMLP(nn.Module):
@@ -132,7 +119,6 @@ class GPTNeoXLayer(nn.Module):
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         attn_output = self.attention(self.input_layernorm(hidden_states), position_embeddings)
-
         if self.use_parallel_residual:
             mlp_output = self.mlp(self.post_attention_layernorm(hidden_states))
             hidden_states = mlp_output + attn_output + hidden_states
@@ -155,7 +141,7 @@ class GPTNeoXModel(nn.Module):
         self.rotary_emb = GPTNeoXRotaryEmbedding(config)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids`."""
         hidden_states = self.embed_in(input_ids)
         position_embeddings = self.rotary_emb(hidden_states, position_ids)
         for layer in self.layers:
@@ -177,7 +163,6 @@ class GPTNeoXForCausalLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:
         """Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq]."""
         assert position_ids is not None
-
         hidden_states = self.gpt_neox(input_ids, position_ids)
         return CausalLMOutput(logits=self.lm_head(hidden_states))
 

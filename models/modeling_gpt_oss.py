@@ -16,23 +16,6 @@ import onboard.ops  # noqa: F401  (registers the canonical ops)
 from onboard.modeling import CausalLMOutput, register_causal_lm
 
 
-def apply_rotary_emb(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first_half, second_half = torch.chunk(x, 2, dim=-1)
-    first_ = first_half * cos - second_half * sin
-    second_ = second_half * cos + first_half * sin
-    return torch.cat((first_, second_), dim=-1)
-
-
-def apply_rotary_pos_emb(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    cos = cos.unsqueeze(1)
-    sin = sin.unsqueeze(1)
-    q_embed = apply_rotary_emb(q, cos, sin)
-    k_embed = apply_rotary_emb(k, cos, sin)
-    return q_embed, k_embed
-
-
 class GptOssRMSNorm(nn.Module):
     """Root-mean-square norm over the last dimension."""
 
@@ -46,72 +29,50 @@ class GptOssRMSNorm(nn.Module):
 
 
 class GptOssRotaryEmbedding(nn.Module):
-    """Rotary position embedding: float32 tables over all positions, sliced by position once per forward."""
+    """Rotary position embedding: float32 tables of all positions, sliced once per forward."""
 
     def __init__(self, config: GptOssConfig) -> None:
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = (
-            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
-        )
+        rope_init = self.plain_rope if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
         inv_freq, scaling = rope_init(config)
-        cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
+        angles = torch.outer(positions, inv_freq)
+        self.register_buffer("cos", angles.cos() * scaling, persistent=False)
+        self.register_buffer("sin", angles.sin() * scaling, persistent=False)
 
     @staticmethod
-    def default_parameters(config: GptOssConfig) -> tuple[torch.Tensor, float]:
-        """Return the inverse frequencies [rotary_dim / 2] of plain RoPE and the factor of cos and sin."""
+    def plain_rope(config: GptOssConfig) -> tuple[torch.Tensor, float]:
+        """Return plain RoPE's inverse frequencies [rotary_dim / 2] and the factor of its tables."""
         base = config.rope_parameters["rope_theta"]
         dim = config.head_dim or config.hidden_size // config.num_attention_heads
         inv_freq = 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
         return inv_freq, 1.0
 
-    @staticmethod
-    def tables(
-        inv_freq: torch.Tensor, length: int, scaling: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin [length, rotary_dim / 2] of every position."""
-        angles = torch.outer(torch.arange(length, dtype=torch.float32), inv_freq)
-        return angles.cos() * scaling, angles.sin() * scaling
-
     def forward(
         self, x: torch.Tensor, position_ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin [batch, seq, rotary_dim / 2] of `position_ids`, in the dtype of `x`."""
+        """Return cos and sin [batch, seq, rotary_dim / 2] of `position_ids`, in `x`'s dtype."""
         cos, sin = self.cos[position_ids], self.sin[position_ids]
         return cos.to(x.dtype), sin.to(x.dtype)
 
 
 class GptOssAttention(nn.Module):
-    """Grouped-query attention with sinks and a sliding window, [batch, seq, hidden] to the same."""
+    """Grouped-query attention with rotary embeddings, sinks and a sliding window."""
 
     def __init__(self, config: GptOssConfig, layer_idx: int) -> None:
         super().__init__()
         layer_type = config.layer_types[layer_idx]
         self.head_dim = config.head_dim
         self.scaling = self.head_dim**-0.5
-        self.q_proj = nn.Linear(
-            config.hidden_size,
-            config.num_attention_heads * self.head_dim,
-            bias=config.attention_bias,
-        )
-        self.k_proj = nn.Linear(
-            config.hidden_size,
-            config.num_key_value_heads * self.head_dim,
-            bias=config.attention_bias,
-        )
-        self.v_proj = nn.Linear(
-            config.hidden_size,
-            config.num_key_value_heads * self.head_dim,
-            bias=config.attention_bias,
-        )
-        self.o_proj = nn.Linear(
-            config.num_attention_heads * self.head_dim,
-            config.hidden_size,
-            bias=config.attention_bias,
-        )
+        hidden_size = config.hidden_size
+        attention_heads_dim = config.num_attention_heads * self.head_dim
+        self.q_proj = nn.Linear(hidden_size, attention_heads_dim, bias=config.attention_bias)
+        key_value_heads_dim = config.num_key_value_heads * self.head_dim
+        self.k_proj = nn.Linear(hidden_size, key_value_heads_dim, bias=config.attention_bias)
+        self.v_proj = nn.Linear(hidden_size, key_value_heads_dim, bias=config.attention_bias)
+        self.o_proj = nn.Linear(attention_heads_dim, hidden_size, bias=config.attention_bias)
         self.sliding_window = config.sliding_window if layer_type == "sliding_attention" else None
         self.sinks = nn.Parameter(torch.empty(config.num_attention_heads))
 
@@ -120,28 +81,28 @@ class GptOssAttention(nn.Module):
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-
         query_states = self.q_proj(hidden_states).view(hidden_shape)
         key_states = self.k_proj(hidden_states).view(hidden_shape)
         value_states = self.v_proj(hidden_states).view(hidden_shape)
 
         cos, sin = position_embeddings
-        query_states, key_states = apply_rotary_pos_emb(
-            query_states.transpose(1, 2), key_states.transpose(1, 2), cos, sin
+        query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
+            query_states,
+            key_states,
+            torch.cat((cos, cos), dim=-1),
+            torch.cat((sin, sin), dim=-1),
+            unsqueeze_dim=2,
         )
-
         attn_output = torch.ops.onboard.torch_attention(
             query_states,
             key_states,
-            value_states.transpose(1, 2),
+            value_states,
             scale=self.scaling,
             sinks=self.sinks,
             sliding_window=self.sliding_window,
-            layout="bnsd",
         )
 
-        attn_output = attn_output.transpose(1, 2).reshape(*input_shape, -1)
-        return self.o_proj(attn_output)
+        return self.o_proj(attn_output.reshape(*input_shape, -1))
 
 
 class GptOssTopKRouter(nn.Module):
@@ -167,18 +128,16 @@ class GptOssExperts(nn.Module):
 
     def __init__(self, config: GptOssConfig) -> None:
         super().__init__()
+        num_local_experts = config.num_local_experts
+        intermediate_size = config.intermediate_size
         self.gate_up_proj = nn.Parameter(
-            torch.empty(config.num_local_experts, config.hidden_size, 2 * config.intermediate_size)
+            torch.empty(num_local_experts, config.hidden_size, 2 * intermediate_size)
         )
-        self.gate_up_proj_bias = nn.Parameter(
-            torch.empty(config.num_local_experts, 2 * config.intermediate_size)
-        )
+        self.gate_up_proj_bias = nn.Parameter(torch.empty(num_local_experts, 2 * intermediate_size))
         self.down_proj = nn.Parameter(
-            torch.empty((config.num_local_experts, config.intermediate_size, config.hidden_size))
+            torch.empty((num_local_experts, intermediate_size, config.hidden_size))
         )
-        self.down_proj_bias = nn.Parameter(
-            torch.empty(config.num_local_experts, config.hidden_size)
-        )
+        self.down_proj_bias = nn.Parameter(torch.empty(num_local_experts, config.hidden_size))
         self.alpha = config.swiglu_alpha
         self.limit = config.swiglu_limit
 
@@ -264,10 +223,9 @@ class GptOssModel(nn.Module):
         self.rotary_emb = GptOssRotaryEmbedding(config)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids`."""
         hidden_states = self.embed_tokens(input_ids)
         position_embeddings = self.rotary_emb(hidden_states, position_ids)
-
         for decoder_layer in self.layers:
             hidden_states = decoder_layer(hidden_states, position_embeddings)
         return self.norm(hidden_states)
@@ -286,7 +244,6 @@ class GptOssForCausalLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:
         """Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq]."""
         assert position_ids is not None
-
         hidden_states = self.model(input_ids, position_ids)
         return CausalLMOutput(logits=self.lm_head(hidden_states))
 

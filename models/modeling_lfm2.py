@@ -29,41 +29,32 @@ class Lfm2RMSNorm(nn.Module):
 
 
 class Lfm2RotaryEmbedding(nn.Module):
-    """Rotary position embedding: float32 tables over all positions, sliced by position once per forward."""
+    """Rotary position embedding: float32 tables of all positions, sliced once per forward."""
 
     def __init__(self, config: Lfm2Config) -> None:
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = (
-            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
-        )
+        rope_init = self.plain_rope if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
         inv_freq, scaling = rope_init(config)
-        cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
+        freqs = torch.outer(positions, inv_freq)
+        angles = torch.cat((freqs, freqs), dim=-1)
+        self.register_buffer("cos", angles.cos() * scaling, persistent=False)
+        self.register_buffer("sin", angles.sin() * scaling, persistent=False)
 
     @staticmethod
-    def default_parameters(config: Lfm2Config) -> tuple[torch.Tensor, float]:
-        """Return the inverse frequencies [rotary_dim / 2] of plain RoPE and the factor of cos and sin."""
+    def plain_rope(config: Lfm2Config) -> tuple[torch.Tensor, float]:
+        """Return plain RoPE's inverse frequencies [rotary_dim / 2] and the factor of its tables."""
         base = config.rope_parameters["rope_theta"]
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         inv_freq = 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
         return inv_freq, 1.0
 
-    @staticmethod
-    def tables(
-        inv_freq: torch.Tensor, length: int, scaling: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin [length, rotary_dim] of every position."""
-        freqs = torch.outer(torch.arange(length, dtype=torch.float32), inv_freq)
-        angles = torch.cat((freqs, freqs), dim=-1)
-        return angles.cos() * scaling, angles.sin() * scaling
-
     def forward(
         self, x: torch.Tensor, position_ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in the dtype of `x`."""
+        """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in `x`'s dtype."""
         cos, sin = self.cos[position_ids], self.sin[position_ids]
         return cos.to(x.dtype), sin.to(x.dtype)
 
@@ -73,22 +64,14 @@ class Lfm2Attention(nn.Module):
 
     def __init__(self, config: Lfm2Config) -> None:
         super().__init__()
-        self.head_dim = getattr(
-            config, "head_dim", config.hidden_size // config.num_attention_heads
-        )
+        hidden_size = config.hidden_size
+        num_attention_heads = config.num_attention_heads
+        self.head_dim = getattr(config, "head_dim", hidden_size // num_attention_heads)
         self.scaling = self.head_dim**-0.5
-        self.q_proj = nn.Linear(
-            config.hidden_size, config.num_attention_heads * self.head_dim, bias=False
-        )
-        self.k_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=False
-        )
-        self.v_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=False
-        )
-        self.out_proj = nn.Linear(
-            config.num_attention_heads * self.head_dim, config.hidden_size, bias=False
-        )
+        self.q_proj = nn.Linear(hidden_size, num_attention_heads * self.head_dim, bias=False)
+        self.k_proj = nn.Linear(hidden_size, config.num_key_value_heads * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(hidden_size, config.num_key_value_heads * self.head_dim, bias=False)
+        self.out_proj = nn.Linear(num_attention_heads * self.head_dim, hidden_size, bias=False)
         self.q_layernorm = Lfm2RMSNorm(self.head_dim, eps=config.norm_eps)
         self.k_layernorm = Lfm2RMSNorm(self.head_dim, eps=config.norm_eps)
 
@@ -97,7 +80,6 @@ class Lfm2Attention(nn.Module):
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-
         query_states = self.q_layernorm(self.q_proj(hidden_states).view(*hidden_shape))
         key_states = self.k_layernorm(self.k_proj(hidden_states).view(*hidden_shape))
         value_states = self.v_proj(hidden_states).view(*hidden_shape)
@@ -106,12 +88,10 @@ class Lfm2Attention(nn.Module):
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
             query_states, key_states, cos, sin, unsqueeze_dim=2
         )
-
         attn_output = torch.ops.onboard.torch_attention(
             query_states, key_states, value_states, scale=self.scaling
         )
-        attn_output = attn_output.reshape(*input_shape, -1)
-        return self.out_proj(attn_output)
+        return self.out_proj(attn_output.reshape(*input_shape, -1))
 
 
 class Lfm2ShortConv(nn.Module):
@@ -120,9 +100,9 @@ class Lfm2ShortConv(nn.Module):
     def __init__(self, config: Lfm2Config) -> None:
         super().__init__()
         self.conv = nn.Conv1d(
-            in_channels=config.hidden_size,
-            out_channels=config.hidden_size,
-            kernel_size=config.conv_L_cache,
+            config.hidden_size,
+            config.hidden_size,
+            config.conv_L_cache,
             groups=config.hidden_size,
             bias=config.conv_bias,
             padding=config.conv_L_cache - 1,
@@ -138,7 +118,6 @@ class Lfm2ShortConv(nn.Module):
         hidden_states = torch.ops.onboard.torch_causal_conv1d(
             hidden_states.transpose(1, 2), self.conv.weight, bias=self.conv.bias
         )
-
         y = C * hidden_states.transpose(1, 2)
         y = y.transpose(-1, -2).contiguous()
         return self.out_proj(y)
@@ -171,7 +150,6 @@ class Lfm2DecoderLayer(nn.Module):
     def __init__(self, config: Lfm2Config, layer_idx: int) -> None:
         super().__init__()
         self.is_attention_layer = config.layer_types[layer_idx] != "conv"
-
         if self.is_attention_layer:
             self.self_attn = Lfm2Attention(config)
         else:
@@ -205,10 +183,9 @@ class Lfm2Model(nn.Module):
         self.embedding_norm = Lfm2RMSNorm(config.hidden_size, eps=config.norm_eps)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids`."""
         hidden_states = self.embed_tokens(input_ids)
         position_embeddings = self.rotary_emb(hidden_states, position_ids)
-
         for decoder_layer in self.layers:
             hidden_states = decoder_layer(hidden_states, position_embeddings)
 
@@ -228,7 +205,6 @@ class Lfm2ForCausalLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:
         """Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq]."""
         assert position_ids is not None
-
         hidden_states = self.model(input_ids, position_ids)
         return CausalLMOutput(logits=self.lm_head(hidden_states))
 

@@ -33,39 +33,32 @@ class MambaMixer(nn.Module):
         super().__init__()
         self.ssm_state_size = config.state_size
         self.time_step_rank = int(config.time_step_rank)
+        intermediate_size = config.intermediate_size
         self.conv1d = nn.Conv1d(
-            in_channels=config.intermediate_size,
-            out_channels=config.intermediate_size,
+            intermediate_size,
+            intermediate_size,
+            config.conv_kernel,
             bias=config.use_conv_bias,
-            kernel_size=config.conv_kernel,
-            groups=config.intermediate_size,
-            padding=config.conv_kernel - 1,
+            groups=intermediate_size,
         )
 
         self.activation = config.hidden_act
-
-        self.in_proj = nn.Linear(
-            config.hidden_size, config.intermediate_size * 2, bias=config.use_bias
-        )
+        self.in_proj = nn.Linear(config.hidden_size, intermediate_size * 2, bias=config.use_bias)
         self.x_proj = nn.Linear(
-            config.intermediate_size, self.time_step_rank + self.ssm_state_size * 2, bias=False
+            intermediate_size, self.time_step_rank + self.ssm_state_size * 2, bias=False
         )
-        self.dt_proj = nn.Linear(self.time_step_rank, config.intermediate_size, bias=True)
+        self.dt_proj = nn.Linear(self.time_step_rank, intermediate_size)
 
-        self.A_log = nn.Parameter(torch.empty(config.intermediate_size, self.ssm_state_size))
-        self.D = nn.Parameter(torch.empty(config.intermediate_size))
-        self.out_proj = nn.Linear(
-            config.intermediate_size, config.hidden_size, bias=config.use_bias
-        )
+        self.A_log = nn.Parameter(torch.empty(intermediate_size, self.ssm_state_size))
+        self.D = nn.Parameter(torch.empty(intermediate_size))
+        self.out_proj = nn.Linear(intermediate_size, config.hidden_size, bias=config.use_bias)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         dtype = hidden_states.dtype
         projected_states = self.in_proj(hidden_states)
-
         A = -torch.exp(self.A_log.float())
 
         hidden_states_B_C, gate = projected_states.transpose(1, 2).chunk(2, dim=1)
-
         hidden_states_B_C = torch.ops.onboard.torch_causal_conv1d(
             hidden_states_B_C.transpose(1, 2),
             self.conv1d.weight,
@@ -123,7 +116,7 @@ class MambaModel(nn.Module):
         self.norm_f = MambaRMSNorm(config.hidden_size, eps=config.layer_norm_epsilon)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states [batch, seq, hidden] of `input_ids` [batch, seq]."""
+        """Return the final hidden states [batch, seq, hidden] of `input_ids`."""
         hidden_states = self.embeddings(input_ids)
         for mixer_block in self.layers:
             hidden_states = mixer_block(hidden_states)
@@ -144,7 +137,6 @@ class MambaForCausalLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:
         """Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq]."""
         assert position_ids is not None
-
         hidden_states = self.backbone(input_ids)
         return CausalLMOutput(
             logits=self.lm_head(hidden_states.to(self.lm_head.weight.dtype)).float()

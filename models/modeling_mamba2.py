@@ -56,20 +56,17 @@ class Mamba2Mixer(nn.Module):
         self.chunk_size = config.chunk_size
 
         self.time_step_limit = config.time_step_limit
-
         self.conv_dim = self.intermediate_size + 2 * self.n_groups * self.ssm_state_size
         self.conv1d = nn.Conv1d(
-            in_channels=self.conv_dim,
-            out_channels=self.conv_dim,
+            self.conv_dim,
+            self.conv_dim,
+            config.conv_kernel,
             bias=config.use_conv_bias,
-            kernel_size=config.conv_kernel,
             groups=self.conv_dim,
-            padding=config.conv_kernel - 1,
         )
 
         projection_size = self.intermediate_size + self.conv_dim + self.num_heads
         self.in_proj = nn.Linear(config.hidden_size, projection_size, bias=config.use_bias)
-
         self.dt_bias = nn.Parameter(torch.empty(self.num_heads))
 
         self.A_log = nn.Parameter(torch.empty(self.num_heads))
@@ -88,22 +85,15 @@ class Mamba2Mixer(nn.Module):
         projected_states = self.in_proj(hidden_states)
 
         A = -torch.exp(self.A_log.float())
-
         gate, hidden_states_B_C, dt = projected_states.split(
             (self.intermediate_size, self.conv_dim, self.num_heads), dim=-1
         )
-
         hidden_states_B_C = torch.ops.onboard.torch_causal_conv1d(
             hidden_states_B_C, self.conv1d.weight, bias=self.conv1d.bias, activation=self.activation
         )
-        hidden_states, B, C = torch.split(
-            hidden_states_B_C,
-            (
-                self.intermediate_size,
-                self.n_groups * self.ssm_state_size,
-                self.n_groups * self.ssm_state_size,
-            ),
-            dim=-1,
+        groups_ssm_state_size = self.n_groups * self.ssm_state_size
+        hidden_states, B, C = hidden_states_B_C.split(
+            (self.intermediate_size, groups_ssm_state_size, groups_ssm_state_size), dim=-1
         )
         scan_output = torch.ops.onboard.torch_ssm(
             hidden_states.view(batch_size, seq_len, self.num_heads, self.head_dim),
@@ -117,10 +107,7 @@ class Mamba2Mixer(nn.Module):
             self.chunk_size,
         )
 
-        scan_output = scan_output.reshape(batch_size, seq_len, -1)
-
-        scan_output = self.norm(scan_output, gate)
-
+        scan_output = self.norm(scan_output.reshape(batch_size, seq_len, -1), gate)
         return self.out_proj(scan_output.to(dtype))
 
 
@@ -153,7 +140,7 @@ class Mamba2Model(nn.Module):
         self.norm_f = Mamba2RMSNorm(config.hidden_size, eps=config.layer_norm_epsilon)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states [batch, seq, hidden] of `input_ids` [batch, seq]."""
+        """Return the final hidden states [batch, seq, hidden] of `input_ids`."""
         hidden_states = self.embeddings(input_ids)
         for mixer_block in self.layers:
             hidden_states = mixer_block(hidden_states)
@@ -174,7 +161,6 @@ class Mamba2ForCausalLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:
         """Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq]."""
         assert position_ids is not None
-
         hidden_states = self.backbone(input_ids)
         return CausalLMOutput(
             logits=self.lm_head(hidden_states.to(self.lm_head.weight.dtype)).float()

@@ -38,7 +38,6 @@ class OPTAttention(nn.Module):
     def __init__(self, config: OPTConfig) -> None:
         super().__init__()
         self.num_heads = config.num_attention_heads
-
         self.head_dim = config.hidden_size // self.num_heads
         self.scaling = self.head_dim**-0.5
 
@@ -49,7 +48,6 @@ class OPTAttention(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         bsz, tgt_len, _ = hidden_states.size()
-
         query_states = self.q_proj(hidden_states) * self.scaling
         query_states = query_states.view(bsz, -1, self.num_heads, self.head_dim)
 
@@ -61,9 +59,7 @@ class OPTAttention(nn.Module):
         attn_output = torch.ops.onboard.torch_attention(
             query_states, key_states, value_states, scale=1.0
         )
-
-        attn_output = attn_output.reshape(bsz, tgt_len, -1)
-        return self.out_proj(attn_output)
+        return self.out_proj(attn_output.reshape(bsz, tgt_len, -1))
 
 
 class OPTDecoderLayer(nn.Module):
@@ -72,7 +68,6 @@ class OPTDecoderLayer(nn.Module):
     def __init__(self, config: OPTConfig) -> None:
         super().__init__()
         self.self_attn = OPTAttention(config)
-
         self.do_layer_norm_before = config.do_layer_norm_before
         self.activation_fn = ACT2FN[config.activation_function]
 
@@ -87,13 +82,11 @@ class OPTDecoderLayer(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         residual = hidden_states
-
         if self.do_layer_norm_before:
             hidden_states = self.self_attn_layer_norm(hidden_states)
 
         hidden_states = self.self_attn(hidden_states)
         hidden_states = residual + hidden_states
-
         if not self.do_layer_norm_before:
             hidden_states = self.self_attn_layer_norm(hidden_states)
 
@@ -103,14 +96,11 @@ class OPTDecoderLayer(nn.Module):
 
         if self.do_layer_norm_before:
             hidden_states = self.final_layer_norm(hidden_states)
-
         hidden_states = self.fc1(hidden_states)
         hidden_states = self.activation_fn(hidden_states)
 
         hidden_states = self.fc2(hidden_states)
-
         hidden_states = (residual + hidden_states).view(hidden_states_shape)
-
         if not self.do_layer_norm_before:
             hidden_states = self.final_layer_norm(hidden_states)
 
@@ -151,23 +141,18 @@ class OPTDecoder(nn.Module):
         )
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""
-        input_ids = input_ids.view(-1, input_ids.shape[-1])
-        inputs_embeds = self.embed_tokens(input_ids)
-
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids`."""
+        inputs_embeds = self.embed_tokens(input_ids.view(-1, input_ids.shape[-1]))
         pos_embeds = self.embed_positions(position_ids)
-
         if self.project_in is not None:
             inputs_embeds = self.project_in(inputs_embeds)
 
         hidden_states = inputs_embeds + pos_embeds
-
         for decoder_layer in self.layers:
             hidden_states = decoder_layer(hidden_states)
 
         if self.final_layer_norm is not None:
             hidden_states = self.final_layer_norm(hidden_states)
-
         if self.project_out is not None:
             hidden_states = self.project_out(hidden_states)
 
@@ -188,7 +173,6 @@ class OPTForCausalLM(nn.Module):
     def __init__(self, config: OPTConfig) -> None:
         super().__init__()
         self.model = OPTModel(config)
-
         self.lm_head = nn.Linear(config.word_embed_proj_dim, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.decoder.embed_tokens.weight
@@ -196,7 +180,6 @@ class OPTForCausalLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:
         """Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq]."""
         assert position_ids is not None
-
         hidden_states = self.model.decoder(input_ids, position_ids)
         return CausalLMOutput(logits=self.lm_head(hidden_states).contiguous())
 

@@ -24,23 +24,23 @@ class LayerNorm(nn.LayerNorm):
 
 
 class PhiRotaryEmbedding(nn.Module):
-    """Rotary position embedding: float32 tables over all positions, sliced by position once per forward."""
+    """Rotary position embedding: float32 tables of all positions, sliced once per forward."""
 
     def __init__(self, config: PhiConfig) -> None:
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = (
-            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
-        )
+        rope_init = self.plain_rope if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
         inv_freq, scaling = rope_init(config)
-        cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
+        freqs = torch.outer(positions, inv_freq)
+        angles = torch.cat((freqs, freqs), dim=-1)
+        self.register_buffer("cos", angles.cos() * scaling, persistent=False)
+        self.register_buffer("sin", angles.sin() * scaling, persistent=False)
 
     @staticmethod
-    def default_parameters(config: PhiConfig) -> tuple[torch.Tensor, float]:
-        """Return the inverse frequencies [rotary_dim / 2] of plain RoPE and the factor of cos and sin."""
+    def plain_rope(config: PhiConfig) -> tuple[torch.Tensor, float]:
+        """Return plain RoPE's inverse frequencies [rotary_dim / 2] and the factor of its tables."""
         base = config.rope_parameters["rope_theta"]
         partial_rotary_factor = config.rope_parameters.get("partial_rotary_factor", 1.0)
         head_dim = (
@@ -50,19 +50,10 @@ class PhiRotaryEmbedding(nn.Module):
         inv_freq = 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
         return inv_freq, 1.0
 
-    @staticmethod
-    def tables(
-        inv_freq: torch.Tensor, length: int, scaling: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin [length, rotary_dim] of every position."""
-        freqs = torch.outer(torch.arange(length, dtype=torch.float32), inv_freq)
-        angles = torch.cat((freqs, freqs), dim=-1)
-        return angles.cos() * scaling, angles.sin() * scaling
-
     def forward(
         self, x: torch.Tensor, position_ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in the dtype of `x`."""
+        """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in `x`'s dtype."""
         cos, sin = self.cos[position_ids], self.sin[position_ids]
         return cos.to(x.dtype), sin.to(x.dtype)
 
@@ -72,32 +63,23 @@ class PhiAttention(nn.Module):
 
     def __init__(self, config: PhiConfig) -> None:
         super().__init__()
-        self.head_dim = getattr(
-            config, "head_dim", config.hidden_size // config.num_attention_heads
-        )
+        hidden_size = config.hidden_size
+        self.head_dim = getattr(config, "head_dim", hidden_size // config.num_attention_heads)
         self.scaling = self.head_dim**-0.5
-        self.q_proj = nn.Linear(
-            config.hidden_size, config.num_attention_heads * self.head_dim, bias=True
-        )
-        self.k_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=True
-        )
-        self.v_proj = nn.Linear(
-            config.hidden_size, config.num_key_value_heads * self.head_dim, bias=True
-        )
-        self.dense = nn.Linear(
-            config.num_attention_heads * self.head_dim, config.hidden_size, bias=True
-        )
+        self.q_proj = nn.Linear(hidden_size, config.num_attention_heads * self.head_dim)
+        self.k_proj = nn.Linear(hidden_size, config.num_key_value_heads * self.head_dim)
+        self.v_proj = nn.Linear(hidden_size, config.num_key_value_heads * self.head_dim)
+        self.dense = nn.Linear(config.num_attention_heads * self.head_dim, hidden_size)
         self.rotary_ndims = int(self.head_dim * config.rope_parameters["partial_rotary_factor"])
         self.qk_layernorm = config.qk_layernorm
         if self.qk_layernorm:
             self.q_layernorm = LayerNorm(
-                config.hidden_size // config.num_attention_heads,
+                hidden_size // config.num_attention_heads,
                 eps=config.layer_norm_eps,
                 elementwise_affine=True,
             )
             self.k_layernorm = LayerNorm(
-                config.hidden_size // config.num_attention_heads,
+                hidden_size // config.num_attention_heads,
                 eps=config.layer_norm_eps,
                 elementwise_affine=True,
             )
@@ -107,7 +89,6 @@ class PhiAttention(nn.Module):
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-
         query_states = self.q_proj(hidden_states).view(hidden_shape)
         key_states = self.k_proj(hidden_states).view(hidden_shape)
         value_states = self.v_proj(hidden_states).view(hidden_shape)
@@ -127,7 +108,6 @@ class PhiAttention(nn.Module):
 
         query_states = torch.cat((query_rot.transpose(1, 2), query_pass.transpose(1, 2)), dim=-1)
         key_states = torch.cat((key_rot.transpose(1, 2), key_pass.transpose(1, 2)), dim=-1)
-
         attn_output = torch.ops.onboard.torch_attention(
             query_states,
             key_states,
@@ -168,9 +148,7 @@ class PhiDecoderLayer(nn.Module):
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         residual = hidden_states
-
         hidden_states = self.input_layernorm(hidden_states)
-
         attn_outputs = self.self_attn(hidden_states, position_embeddings)
 
         feed_forward_hidden_states = self.mlp(hidden_states)
@@ -190,10 +168,9 @@ class PhiModel(nn.Module):
         self.final_layernorm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids`."""
         hidden_states = self.embed_tokens(input_ids)
         position_embeddings = self.rotary_emb(hidden_states, position_ids)
-
         for decoder_layer in self.layers:
             hidden_states = decoder_layer(hidden_states, position_embeddings)
 
@@ -206,14 +183,13 @@ class PhiForCausalLM(nn.Module):
     def __init__(self, config: PhiConfig) -> None:
         super().__init__()
         self.model = PhiModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=True)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:
         """Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq]."""
         assert position_ids is not None
-
         hidden_states = self.model(input_ids, position_ids)
         return CausalLMOutput(logits=self.lm_head(hidden_states))
 

@@ -29,22 +29,18 @@ class Phi3RMSNorm(nn.Module):
 
 
 class Phi3RotaryEmbedding(nn.Module):
-    """Rotary position embedding: float32 tables over all positions, sliced by position once per forward."""
+    """Rotary position embedding: float32 tables of all positions, sliced once per forward."""
 
     def __init__(self, config: Phi3Config) -> None:
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
-        rope_init = (
-            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
-        )
+        rope_init = self.plain_rope if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
         inv_freq, scaling = rope_init(config)
         cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         self.switch = None
-        if (
-            rope_type == "longrope"
-        ):  # other frequencies for rows that go beyond the original context
+        if rope_type == "longrope":  # other frequencies for rows beyond the original context
             self.switch = config.rope_parameters["original_max_position_embeddings"]
             inv_freq, scaling = rope_init(config, seq_len=self.switch + 1)
             cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
@@ -52,8 +48,8 @@ class Phi3RotaryEmbedding(nn.Module):
             self.register_buffer("long_sin", sin, persistent=False)
 
     @staticmethod
-    def default_parameters(config: Phi3Config) -> tuple[torch.Tensor, float]:
-        """Return the inverse frequencies [rotary_dim / 2] of plain RoPE and the factor of cos and sin."""
+    def plain_rope(config: Phi3Config) -> tuple[torch.Tensor, float]:
+        """Return plain RoPE's inverse frequencies [rotary_dim / 2] and the factor of its tables."""
         base = config.rope_parameters["rope_theta"]
         partial_rotary_factor = config.rope_parameters.get("partial_rotary_factor", 1.0)
         head_dim = (
@@ -75,7 +71,7 @@ class Phi3RotaryEmbedding(nn.Module):
     def forward(
         self, x: torch.Tensor, position_ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in the dtype of `x`."""
+        """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in `x`'s dtype."""
         cos, sin = self.cos[position_ids], self.sin[position_ids]
         if self.switch is not None:
             beyond = position_ids.amax() >= self.switch
@@ -85,31 +81,26 @@ class Phi3RotaryEmbedding(nn.Module):
 
 
 class Phi3Attention(nn.Module):
-    """Grouped-query attention with rotary embeddings and a sliding window, [batch, seq, hidden] to the same."""
+    """Grouped-query attention with rotary embeddings and a sliding window."""
 
     def __init__(self, config: Phi3Config) -> None:
         super().__init__()
         self.config = config
-        self.head_dim = getattr(
-            config, "head_dim", config.hidden_size // config.num_attention_heads
-        )
+        hidden_size = config.hidden_size
+        self.head_dim = getattr(config, "head_dim", hidden_size // config.num_attention_heads)
         self.num_key_value_heads = config.num_key_value_heads
         self.scaling = self.head_dim**-0.5
 
-        op_size = config.num_attention_heads * self.head_dim + 2 * (
-            config.num_key_value_heads * self.head_dim
-        )
-        self.o_proj = nn.Linear(
-            config.num_attention_heads * self.head_dim, config.hidden_size, bias=False
-        )
-        self.qkv_proj = nn.Linear(config.hidden_size, op_size, bias=False)
+        attention_heads_dim = config.num_attention_heads * self.head_dim
+        op_size = attention_heads_dim + 2 * (config.num_key_value_heads * self.head_dim)
+        self.o_proj = nn.Linear(attention_heads_dim, hidden_size, bias=False)
+        self.qkv_proj = nn.Linear(hidden_size, op_size, bias=False)
 
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-
         qkv = self.qkv_proj(hidden_states)
         query_pos = self.config.num_attention_heads * self.head_dim
         query_states = qkv[..., :query_pos]
@@ -124,7 +115,6 @@ class Phi3Attention(nn.Module):
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
             query_states, key_states, cos, sin, unsqueeze_dim=2
         )
-
         attn_output = torch.ops.onboard.torch_attention(
             query_states,
             key_states,
@@ -133,8 +123,7 @@ class Phi3Attention(nn.Module):
             sliding_window=self.config.sliding_window,
         )
 
-        attn_output = attn_output.reshape(*input_shape, -1)
-        return self.o_proj(attn_output)
+        return self.o_proj(attn_output.reshape(*input_shape, -1))
 
 
 class Phi3MLP(nn.Module):
@@ -148,7 +137,6 @@ class Phi3MLP(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         up_states = self.gate_up_proj(hidden_states)
-
         gate, up_states = up_states.chunk(2, dim=-1)
         up_states = up_states * self.activation_fn(gate)
 
@@ -170,7 +158,6 @@ class Phi3DecoderLayer(nn.Module):
     ) -> torch.Tensor:
         residual = hidden_states
         hidden_states = self.input_layernorm(hidden_states)
-
         hidden_states = self.self_attn(hidden_states, position_embeddings)
         hidden_states = residual + hidden_states
 
@@ -193,10 +180,9 @@ class Phi3Model(nn.Module):
         self.rotary_emb = Phi3RotaryEmbedding(config)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids`."""
         hidden_states = self.embed_tokens(input_ids)
         position_embeddings = self.rotary_emb(hidden_states, position_ids)
-
         for decoder_layer in self.layers:
             hidden_states = decoder_layer(hidden_states, position_embeddings)
         return self.norm(hidden_states)
@@ -215,7 +201,6 @@ class Phi3ForCausalLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:
         """Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq]."""
         assert position_ids is not None
-
         hidden_states = self.model(input_ids, position_ids)
         return CausalLMOutput(logits=self.lm_head(hidden_states))
 

@@ -32,23 +32,23 @@ class Qwen3NextRMSNorm(nn.Module):
 
 
 class Qwen3NextRotaryEmbedding(nn.Module):
-    """Rotary position embedding: float32 tables over all positions, sliced by position once per forward."""
+    """Rotary position embedding: float32 tables of all positions, sliced once per forward."""
 
     def __init__(self, config: Qwen3NextConfig) -> None:
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = (
-            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
-        )
+        rope_init = self.plain_rope if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
         inv_freq, scaling = rope_init(config)
-        cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
+        freqs = torch.outer(positions, inv_freq)
+        angles = torch.cat((freqs, freqs), dim=-1)
+        self.register_buffer("cos", angles.cos() * scaling, persistent=False)
+        self.register_buffer("sin", angles.sin() * scaling, persistent=False)
 
     @staticmethod
-    def default_parameters(config: Qwen3NextConfig) -> tuple[torch.Tensor, float]:
-        """Return the inverse frequencies [rotary_dim / 2] of plain RoPE and the factor of cos and sin."""
+    def plain_rope(config: Qwen3NextConfig) -> tuple[torch.Tensor, float]:
+        """Return plain RoPE's inverse frequencies [rotary_dim / 2] and the factor of its tables."""
         base = config.rope_parameters["rope_theta"]
         partial_rotary_factor = config.rope_parameters.get("partial_rotary_factor", 1.0)
         head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
@@ -56,19 +56,10 @@ class Qwen3NextRotaryEmbedding(nn.Module):
         inv_freq = 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
         return inv_freq, 1.0
 
-    @staticmethod
-    def tables(
-        inv_freq: torch.Tensor, length: int, scaling: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin [length, rotary_dim] of every position."""
-        freqs = torch.outer(torch.arange(length, dtype=torch.float32), inv_freq)
-        angles = torch.cat((freqs, freqs), dim=-1)
-        return angles.cos() * scaling, angles.sin() * scaling
-
     def forward(
         self, x: torch.Tensor, position_ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in the dtype of `x`."""
+        """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in `x`'s dtype."""
         cos, sin = self.cos[position_ids], self.sin[position_ids]
         return cos.to(x.dtype), sin.to(x.dtype)
 
@@ -107,14 +98,8 @@ class Qwen3NextGatedDeltaNet(nn.Module):
 
         conv_dim = self.key_dim * 2 + self.value_dim
         self.conv1d = nn.Conv1d(
-            in_channels=conv_dim,
-            out_channels=conv_dim,
-            bias=False,
-            kernel_size=config.linear_conv_kernel_dim,
-            groups=conv_dim,
-            padding=config.linear_conv_kernel_dim - 1,
+            conv_dim, conv_dim, config.linear_conv_kernel_dim, bias=False, groups=conv_dim
         )
-
         projection_size_qkvz = self.key_dim * 2 + self.value_dim * 2
         projection_size_ba = self.num_v_heads * 2
         self.in_proj_qkvz = nn.Linear(config.hidden_size, projection_size_qkvz, bias=False)
@@ -122,68 +107,35 @@ class Qwen3NextGatedDeltaNet(nn.Module):
 
         self.dt_bias = nn.Parameter(torch.ones(self.num_v_heads))
         self.A_log = nn.Parameter(torch.empty(self.num_v_heads))
-
         self.norm = Qwen3NextRMSNormGated(self.head_v_dim, eps=config.rms_norm_eps)
         self.out_proj = nn.Linear(self.value_dim, config.hidden_size, bias=False)
-
-    def fix_query_key_value_ordering(
-        self, mixed_qkvz: torch.Tensor, mixed_ba: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        new_tensor_shape_qkvz = mixed_qkvz.size()[:-1] + (
-            self.num_k_heads,
-            2 * self.head_k_dim + 2 * self.head_v_dim * self.num_v_heads // self.num_k_heads,
-        )
-        new_tensor_shape_ba = mixed_ba.size()[:-1] + (
-            self.num_k_heads,
-            2 * self.num_v_heads // self.num_k_heads,
-        )
-
-        mixed_qkvz = mixed_qkvz.view(*new_tensor_shape_qkvz)
-        mixed_ba = mixed_ba.view(*new_tensor_shape_ba)
-        query, key, value, z = torch.split(
-            mixed_qkvz,
-            (
-                self.head_k_dim,
-                self.head_k_dim,
-                self.num_v_heads // self.num_k_heads * self.head_v_dim,
-                self.num_v_heads // self.num_k_heads * self.head_v_dim,
-            ),
-            dim=3,
-        )
-        b, a = torch.split(
-            mixed_ba,
-            (self.num_v_heads // self.num_k_heads, self.num_v_heads // self.num_k_heads),
-            dim=3,
-        )
-        value = value.reshape(value.size(0), value.size(1), -1, self.head_v_dim)
-        z = z.reshape(z.size(0), z.size(1), -1, self.head_v_dim)
-        b = b.reshape(b.size(0), b.size(1), self.num_v_heads)
-        a = a.reshape(a.size(0), a.size(1), self.num_v_heads)
-        return query, key, value, z, b, a
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         projected_states_qkvz = self.in_proj_qkvz(hidden_states)
         projected_states_ba = self.in_proj_ba(hidden_states)
-        query, key, value, z, b, a = self.fix_query_key_value_ordering(
-            projected_states_qkvz, projected_states_ba
+        projected_states_qkvz = projected_states_qkvz.unflatten(-1, (self.num_k_heads, -1))
+        projected_states_ba = projected_states_ba.unflatten(-1, (self.num_k_heads, -1))
+        v_heads_per_k_head = self.num_v_heads // self.num_k_heads
+        v_heads_dim_per_k_head = v_heads_per_k_head * self.head_v_dim
+        query, key, value, z = projected_states_qkvz.split(
+            (self.head_k_dim, self.head_k_dim, v_heads_dim_per_k_head, v_heads_dim_per_k_head),
+            dim=3,
         )
-        query, key, value = (
-            query.reshape(query.shape[0], query.shape[1], -1),
-            key.reshape(key.shape[0], key.shape[1], -1),
-            value.reshape(value.shape[0], value.shape[1], -1),
-        )
+        b, a = projected_states_ba.split((v_heads_per_k_head, v_heads_per_k_head), dim=3)
+        value = value.reshape(*value.shape[:2], -1, self.head_v_dim)
+        z = z.reshape(*z.shape[:2], -1, self.head_v_dim)
+        b = b.reshape(*b.shape[:2], self.num_v_heads)
+        a = a.reshape(*a.shape[:2], self.num_v_heads)
+        query, key, value = query.flatten(2), key.flatten(2), value.flatten(2)
 
         mixed_qkv = torch.cat((query, key, value), dim=-1)
-
         mixed_qkv = torch.ops.onboard.torch_causal_conv1d(
             mixed_qkv, self.conv1d.weight, activation=self.activation
         )
-        query, key, value = torch.split(
-            mixed_qkv, (self.key_dim, self.key_dim, self.value_dim), dim=-1
-        )
-        query = query.reshape(query.shape[0], query.shape[1], -1, self.head_k_dim)
-        key = key.reshape(key.shape[0], key.shape[1], -1, self.head_k_dim)
-        value = value.reshape(value.shape[0], value.shape[1], -1, self.head_v_dim)
+        query, key, value = mixed_qkv.split((self.key_dim, self.key_dim, self.value_dim), dim=-1)
+        query = query.reshape(*query.shape[:2], -1, self.head_k_dim)
+        key = key.reshape(*key.shape[:2], -1, self.head_k_dim)
+        value = value.reshape(*value.shape[:2], -1, self.head_v_dim)
 
         beta = b.sigmoid()
         g = -self.A_log.float().exp() * F.softplus(a.float() + self.dt_bias)
@@ -193,12 +145,8 @@ class Qwen3NextGatedDeltaNet(nn.Module):
 
         z_shape_og = z.shape
         core_attn_out = core_attn_out.reshape(-1, core_attn_out.shape[-1])
-        z = z.reshape(-1, z.shape[-1])
-        core_attn_out = self.norm(core_attn_out, z)
-        core_attn_out = core_attn_out.reshape(z_shape_og)
-        core_attn_out = core_attn_out.reshape(core_attn_out.shape[0], core_attn_out.shape[1], -1)
-
-        return self.out_proj(core_attn_out)
+        core_attn_out = self.norm(core_attn_out, z.reshape(-1, z.shape[-1])).reshape(z_shape_og)
+        return self.out_proj(core_attn_out.flatten(2))
 
 
 class Qwen3NextAttention(nn.Module):
@@ -208,26 +156,13 @@ class Qwen3NextAttention(nn.Module):
         super().__init__()
         self.head_dim = config.head_dim
         self.scaling = self.head_dim**-0.5
-        self.q_proj = nn.Linear(
-            config.hidden_size,
-            config.num_attention_heads * self.head_dim * 2,
-            bias=config.attention_bias,
-        )
-        self.k_proj = nn.Linear(
-            config.hidden_size,
-            config.num_key_value_heads * self.head_dim,
-            bias=config.attention_bias,
-        )
-        self.v_proj = nn.Linear(
-            config.hidden_size,
-            config.num_key_value_heads * self.head_dim,
-            bias=config.attention_bias,
-        )
-        self.o_proj = nn.Linear(
-            config.num_attention_heads * self.head_dim,
-            config.hidden_size,
-            bias=config.attention_bias,
-        )
+        hidden_size = config.hidden_size
+        attention_heads_dim = config.num_attention_heads * self.head_dim
+        self.q_proj = nn.Linear(hidden_size, attention_heads_dim * 2, bias=config.attention_bias)
+        key_value_heads_dim = config.num_key_value_heads * self.head_dim
+        self.k_proj = nn.Linear(hidden_size, key_value_heads_dim, bias=config.attention_bias)
+        self.v_proj = nn.Linear(hidden_size, key_value_heads_dim, bias=config.attention_bias)
+        self.o_proj = nn.Linear(attention_heads_dim, hidden_size, bias=config.attention_bias)
         self.q_norm = Qwen3NextRMSNorm(self.head_dim, eps=config.rms_norm_eps)
         self.k_norm = Qwen3NextRMSNorm(self.head_dim, eps=config.rms_norm_eps)
 
@@ -236,7 +171,6 @@ class Qwen3NextAttention(nn.Module):
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-
         query_states, gate = torch.chunk(
             self.q_proj(hidden_states).view(*input_shape, -1, self.head_dim * 2), 2, dim=-1
         )
@@ -250,14 +184,11 @@ class Qwen3NextAttention(nn.Module):
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
             query_states, key_states, cos, sin, unsqueeze_dim=2
         )
-
         attn_output = torch.ops.onboard.torch_attention(
             query_states, key_states, value_states, scale=self.scaling
         )
 
-        attn_output = attn_output.reshape(*input_shape, -1)
-        attn_output = attn_output * torch.sigmoid(gate)
-
+        attn_output = attn_output.reshape(*input_shape, -1) * torch.sigmoid(gate)
         return self.o_proj(attn_output)
 
 
@@ -272,8 +203,7 @@ class Qwen3NextTopKRouter(nn.Module):
         self.weight = nn.Parameter(torch.zeros(config.num_experts, self.hidden_dim))
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden_states = hidden_states.reshape(-1, self.hidden_dim)
-        router_logits = F.linear(hidden_states, self.weight)
+        router_logits = F.linear(hidden_states.reshape(-1, self.hidden_dim), self.weight)
         router_probs = torch.nn.functional.softmax(router_logits, dtype=torch.float, dim=-1)
         router_top_value, router_indices = torch.topk(router_probs, self.top_k, dim=-1)
         if self.norm_topk_prob:
@@ -348,7 +278,6 @@ class Qwen3NextSparseMoeBlock(nn.Module):
         shared_expert_output = (
             F.sigmoid(self.shared_expert_gate(hidden_states_reshaped)) * shared_expert_output
         )
-
         expert_output = expert_output + shared_expert_output
         return expert_output.reshape(batch_size, sequence_length, hidden_dim)
 
@@ -382,16 +311,13 @@ class Qwen3NextDecoderLayer(nn.Module):
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         residual = hidden_states
-
         hidden_states = self.input_layernorm(hidden_states)
-
         if self.block_type == "linear_attention":
             hidden_states = self.linear_attn(hidden_states)
         elif self.block_type == "full_attention":
             hidden_states = self.self_attn(hidden_states, position_embeddings)
 
         hidden_states = residual + hidden_states
-
         residual = hidden_states
         hidden_states = self.post_attention_layernorm(hidden_states)
         hidden_states = self.mlp(hidden_states)
@@ -414,10 +340,9 @@ class Qwen3NextModel(nn.Module):
         self.rotary_emb = Qwen3NextRotaryEmbedding(config)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids`."""
         hidden_states = self.embed_tokens(input_ids)
         position_embeddings = self.rotary_emb(hidden_states, position_ids)
-
         for decoder_layer in self.layers:
             hidden_states = decoder_layer(hidden_states, position_embeddings)
 
@@ -437,7 +362,6 @@ class Qwen3NextForCausalLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:
         """Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq]."""
         assert position_ids is not None
-
         hidden_states = self.model(input_ids, position_ids)
         return CausalLMOutput(logits=self.lm_head(hidden_states))
 

@@ -24,23 +24,23 @@ class LayerNorm(nn.LayerNorm):
 
 
 class StableLmRotaryEmbedding(nn.Module):
-    """Rotary position embedding: float32 tables over all positions, sliced by position once per forward."""
+    """Rotary position embedding: float32 tables of all positions, sliced once per forward."""
 
     def __init__(self, config: StableLmConfig) -> None:
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
         assert rope_type != "longrope", "not covered: longrope"
-        rope_init = (
-            self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
-        )
+        rope_init = self.plain_rope if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
         inv_freq, scaling = rope_init(config)
-        cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
+        freqs = torch.outer(positions, inv_freq)
+        angles = torch.cat((freqs, freqs), dim=-1)
+        self.register_buffer("cos", angles.cos() * scaling, persistent=False)
+        self.register_buffer("sin", angles.sin() * scaling, persistent=False)
 
     @staticmethod
-    def default_parameters(config: StableLmConfig) -> tuple[torch.Tensor, float]:
-        """Return the inverse frequencies [rotary_dim / 2] of plain RoPE and the factor of cos and sin."""
+    def plain_rope(config: StableLmConfig) -> tuple[torch.Tensor, float]:
+        """Return plain RoPE's inverse frequencies [rotary_dim / 2] and the factor of its tables."""
         base = config.rope_parameters["rope_theta"]
         partial_rotary_factor = config.rope_parameters.get("partial_rotary_factor", 1.0)
         head_dim = (
@@ -50,19 +50,10 @@ class StableLmRotaryEmbedding(nn.Module):
         inv_freq = 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
         return inv_freq, 1.0
 
-    @staticmethod
-    def tables(
-        inv_freq: torch.Tensor, length: int, scaling: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin [length, rotary_dim] of every position."""
-        freqs = torch.outer(torch.arange(length, dtype=torch.float32), inv_freq)
-        angles = torch.cat((freqs, freqs), dim=-1)
-        return angles.cos() * scaling, angles.sin() * scaling
-
     def forward(
         self, x: torch.Tensor, position_ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in the dtype of `x`."""
+        """Return cos and sin [batch, seq, rotary_dim] of `position_ids`, in `x`'s dtype."""
         cos, sin = self.cos[position_ids], self.sin[position_ids]
         return cos.to(x.dtype), sin.to(x.dtype)
 
@@ -75,7 +66,7 @@ class StableLmLayerNormPerHead(nn.Module):
         self.norms = nn.ModuleList([LayerNorm(dim, eps=eps, bias=False) for _ in range(num_heads)])
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        states_per_heads = torch.split(hidden_states, 1, dim=1)
+        states_per_heads = hidden_states.split(1, dim=1)
         return torch.cat(
             [norm(hidden_states) for norm, hidden_states in zip(self.norms, states_per_heads)],
             dim=1,
@@ -96,12 +87,9 @@ class StableLmAttention(nn.Module):
         self.q_proj = nn.Linear(
             config.hidden_size, self.num_heads * self.head_dim, bias=config.use_qkv_bias
         )
-        self.k_proj = nn.Linear(
-            config.hidden_size, self.num_key_value_heads * self.head_dim, bias=config.use_qkv_bias
-        )
-        self.v_proj = nn.Linear(
-            config.hidden_size, self.num_key_value_heads * self.head_dim, bias=config.use_qkv_bias
-        )
+        key_value_heads_dim = self.num_key_value_heads * self.head_dim
+        self.k_proj = nn.Linear(config.hidden_size, key_value_heads_dim, bias=config.use_qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, key_value_heads_dim, bias=config.use_qkv_bias)
         self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
         self.qk_layernorm = config.qk_layernorm
@@ -117,7 +105,6 @@ class StableLmAttention(nn.Module):
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         bsz, q_len, _ = hidden_states.size()
-
         query_states = self.q_proj(hidden_states)
         key_states = self.k_proj(hidden_states)
         value_states = self.v_proj(hidden_states)
@@ -134,17 +121,9 @@ class StableLmAttention(nn.Module):
             key_states = key_states.transpose(1, 2).contiguous()
 
         cos, sin = position_embeddings
-        query_rot = query_states[..., : self.rotary_ndims]
-        query_pass = query_states[..., self.rotary_ndims :]
-        key_rot = key_states[..., : self.rotary_ndims]
-        key_pass = key_states[..., self.rotary_ndims :]
-        query_rot, key_rot = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
-            query_rot, key_rot, cos, sin
+        query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
+            query_states, key_states, cos, sin
         )
-
-        query_states = torch.cat((query_rot, query_pass), dim=-1)
-        key_states = torch.cat((key_rot, key_pass), dim=-1)
-
         attn_output = torch.ops.onboard.torch_attention(
             query_states,
             key_states,
@@ -188,9 +167,7 @@ class StableLmDecoderLayer(nn.Module):
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         residual = hidden_states
-
         hidden_states = self.input_layernorm(hidden_states)
-
         self_attn_output = self.self_attn(hidden_states, position_embeddings)
 
         if self.use_parallel_residual:
@@ -217,10 +194,9 @@ class StableLmModel(nn.Module):
         self.rotary_emb = StableLmRotaryEmbedding(config)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids`."""
         hidden_states = self.embed_tokens(input_ids)
         position_embeddings = self.rotary_emb(hidden_states, position_ids)
-
         for decoder_layer in self.layers:
             hidden_states = decoder_layer(hidden_states, position_embeddings)
 
@@ -240,7 +216,6 @@ class StableLmForCausalLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:
         """Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq]."""
         assert position_ids is not None
-
         hidden_states = self.model(input_ids, position_ids)
         return CausalLMOutput(logits=self.lm_head(hidden_states))
 
