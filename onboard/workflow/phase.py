@@ -31,6 +31,8 @@ class RunOptions(StrictModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: DType = "auto"
     trust_remote_code: bool = False
+    unsandboxed: bool = False
+    """Run that code even where the system lacks walls around it."""
     yes: bool = False
     """The user's consent, given in advance (does not fit in memory)."""
     offline: bool = False

@@ -21,6 +21,7 @@ from onboard.workflow.remote.sandbox import Limits
 from tests.support.checkpoints import edit_config, save_checkpoint, tree
 from tests.support.drawing import some_of
 from tests.support.remote_models import save_remote
+from tests.support.walls import consent, take_away
 
 STYLES = ["fused2023", "biased2023", "sdpa2024", "moe2024", "modern"]
 
@@ -39,7 +40,7 @@ def test_a_model_is_onboarded_with_consent_and_refused_without(
     assert "modeling_" in shown
     assert not root.exists()
 
-    assert run([*command, "--trust-remote-code"]) == 0
+    assert run([*command, *consent()]) == 0
     tests = json.loads((root / ".onboard" / style / "tests.json").read_text())["tests"]
     assert {test["status"] for test in tests} == {"passed"}
     assert any("cached_decode" in test["name"] for test in tests)
@@ -74,9 +75,7 @@ def test_the_commands_of_a_pull_request_repeat_on_another_machine(tmp_path: Path
     subprocess.run(["git", "init", "-q", "-b", "main"], cwd=root, check=True)
     subprocess.run(["git", "add", "."], cwd=root, check=True)
     subprocess.run(["git", *author, "commit", "-q", "-m", "start"], cwd=root, check=True)
-    assert (
-        run([str(checkpoint), "--root", str(root), "--device", "cpu", "--trust-remote-code"]) == 0
-    )
+    assert run([str(checkpoint), "--root", str(root), "--device", "cpu", *consent()]) == 0
     [text] = root.glob(".onboard/*/pull_request.md")
     commands = _commands(text.read_text())
     files = [path.name for path in checkpoint.glob("*.py")]
@@ -137,9 +136,7 @@ def test_hostile_code_is_stopped_and_leaves_files_as_they_were(
         client, "LIMITS", Limits(seconds=40.0 if kind != "loop" else 20.0, gibibytes=2.0)
     )
     before = tree(tmp_path)
-    assert (
-        run([str(checkpoint), "--root", str(root), "--device", "cpu", "--trust-remote-code"]) == 1
-    )
+    assert run([str(checkpoint), "--root", str(root), "--device", "cpu", *consent()]) == 1
     last = capsys.readouterr().err.strip().splitlines()[-1]
     print(last)
     assert "the model's code" in last
@@ -147,3 +144,83 @@ def test_hostile_code_is_stopped_and_leaves_files_as_they_were(
     assert tree(tmp_path) == before
     assert not outside.exists()
     assert load_file(next(checkpoint.glob("*.safetensors")))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the wall is Linux's")
+def test_where_a_wall_is_missing_the_user_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, root = save_checkpoint(tmp_path / "checkpoint"), tmp_path / "root"
+    auto_map = {"AutoConfig": "c.C", "AutoModelForCausalLM": "c.M"}
+    edit_config(checkpoint, model_type="hostile", auto_map=auto_map)
+    (checkpoint / "c.py").write_text("raise RuntimeError('it ran')\n")
+    command = [str(checkpoint), "--root", str(root), "--device", "cpu", "--trust-remote-code"]
+    take_away("writing,calls", tmp_path, monkeypatch)
+    assert run(command) == 3
+    shown = capsys.readouterr().err
+    assert "it ran" not in shown
+    assert all(word in shown for word in ("writing: ", "calls: ", "--unsandboxed"))
+    assert not root.exists()
+    assert run([*command, "--unsandboxed"]) == 1
+    assert "it ran" in capsys.readouterr().err
+
+
+_TAMPERING = """
+import contextlib as _c, os as _os
+import onboard.workflow.remote.tasks as _t
+for _n in range(99):
+    for _name in (f"{_n}.request", f"{_n}.reply", f"{_n}.part", "output.txt", "results.json"):
+        with _c.suppress(OSError):
+            _os.symlink({victim!r}, _name)
+_analyze, _generate = _t.TASKS["analyze"], _t.TASKS["generate"]
+def _changed(task, old, new):
+    def changed(*args, **kwargs):
+        result = task(*args, **kwargs)
+        if isinstance(result, str):
+            return result.replace(old, new)
+        return {{**result, "text": result["text"].replace(old, new)}}
+    return changed
+"""
+_TRICKS = {
+    "another_family": (
+        "_t.TASKS['analyze'] = _changed(_analyze, 'family: aurora', 'family: llama')",
+        "is not of this model (family)",
+    ),
+    "a_path": (
+        "_t.TASKS['analyze'] = _changed(_analyze, 'family: aurora', 'family: ../../{name}')",
+        "spec is not valid (family",
+    ),
+    "a_file": (
+        "_t.TASKS['analyze'] = _changed(_analyze, 'modeling_aurora.py: ', '../../{name}: ')",
+        "spec is not valid (repository.files",
+    ),
+    "code": (
+        "_t.TASKS['generate'] = _changed(_generate, 'register_config(A', "
+        "'_X = torch.os.popen(\"touch {victim}\")\\nregister_config(A')",
+        "not known to be harmless (line ",
+    ),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("trick", _TRICKS)
+def test_what_code_does_to_the_process_it_is_in_stays_there(
+    trick: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It lays links where files of the parent's might be, and answers in the tasks' place."""
+    victim, root = tmp_path / "victim", tmp_path / "root"
+    checkpoint = save_remote("modern", tmp_path / "modern")
+    line, message = _TRICKS[trick]
+    with (checkpoint / "modeling_aurora.py").open("a") as file:
+        file.write(_TAMPERING.format(victim=str(victim)))
+        file.write(line.format(name="victim", victim=victim) + "\n")
+    victim.write_text("mine")
+    before = tree(tmp_path / "modern"), victim.stat().st_mtime_ns
+    command = [str(checkpoint), "--root", str(root), "--device", "cpu", "--until", "generate"]
+    assert run([*command, *consent()]) == 1
+    shown = capsys.readouterr().err
+    print(shown)
+    assert message in shown
+    assert (tree(tmp_path / "modern"), victim.stat().st_mtime_ns) == before
+    assert victim.read_text() == "mine"
+    assert not (root / "models").exists()

@@ -53,6 +53,9 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as one 
 _TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run Python code that the model brings.")
 ]
+_Unsandboxed = Annotated[
+    bool, typer.Option("--unsandboxed", help="Run it even where the system cannot hold it.")
+]
 _Yes = Annotated[
     bool, typer.Option("--yes", help="Go on even if the model does not fit in memory.")
 ]
@@ -74,6 +77,7 @@ def onboard(
     dry_run: _DryRun = False,
     as_json: _AsJson = False,
     trust_remote_code: _TrustRemoteCode = False,
+    unsandboxed: _Unsandboxed = False,
     yes: _Yes = False,
     offline: Offline = False,
     strict: _Strict = False,
@@ -89,6 +93,7 @@ def onboard(
         device=device.value,
         dtype=dtype.value,
         trust_remote_code=trust_remote_code,
+        unsandboxed=unsandboxed,
         yes=yes,
         offline=offline,
         strict=strict,

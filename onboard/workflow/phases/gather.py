@@ -51,6 +51,7 @@ class Gather(Phase):
             "device": options.device,
             "dtype": options.dtype,
             "trust_remote_code": options.trust_remote_code,
+            "unsandboxed": options.unsandboxed,
             "weights": options.weights,
         }
 
@@ -73,7 +74,7 @@ class Gather(Phase):
         weights = _gather_weights(context, folder)
         facts = _facts(context, config, folder, size) | {
             "remote_code": remote_code,
-            **({"code": survey_code(folder, config).as_json()} if remote_code else {}),
+            **(_about_code(context, config, folder) if remote_code else {}),
             "memory": memory,
             "weights": weights,
             "notes": notes,
@@ -94,9 +95,16 @@ def _measure(folder: Path, tensors: dict[str, Any]) -> tuple[dict[str, int], lis
 
 def _measure_own_code(context: RunContext) -> tuple[dict[str, int], list[str]]:
     """Do the same without a comparison: a model's own code may rename tensors as it loads them."""
-    return remote.call(context, "measure"), [
-        "the repository's own code decides which tensors it reads"
+    counts, walls = remote.call(context, "measure"), remote.walls(context)
+    lacking = f", without {' and '.join(walls['missing'])}" if walls["missing"] else ""
+    return counts, [
+        "the repository's own code decides which tensors it reads",
+        f"it runs behind walls: {', '.join(walls['hold']) or 'none'}{lacking}",
     ]
+
+
+def _about_code(context: RunContext, config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    return {"code": survey_code(folder, config).as_json(), "walls": remote.walls(context)}
 
 
 def require_consent_for_code(config: dict[str, Any], folder: Path, *, trusted: bool) -> bool:

@@ -44,7 +44,7 @@ def _differences(spec: ModelSpec, context: RunContext) -> Iterator[str]:
         yield "hf_module"
     code_text = "\n".join(texts.get(name, "") for name in survey.files)
     for field in ("architecture", "config_class"):
-        if not re.search(rf"^class {getattr(spec, field)}\b", code_text, re.MULTILINE):
+        if not re.search(rf"^\s*class {getattr(spec, field)}\b", code_text, re.MULTILINE):
             yield field
 
 

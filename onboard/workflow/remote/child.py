@@ -17,18 +17,22 @@ from typing import Any
 from onboard.errors import OnboardError
 from onboard.workflow.processes.orphans import die_with
 from onboard.workflow.remote import frames
+from onboard.workflow.remote.bubblewrap import become_wrapped
 from onboard.workflow.remote.sandbox import Limits, enter
 
+_MODULE, _APART = "onboard.workflow.remote.child", "apart"
 _CODE = "code"
 _LATE = 30
 """Seconds after which the process ends by itself when the parent has not ended it."""
 
 
-def main(parent: int, replies: int, limits: Limits) -> None:
+def main(parent: int, replies: int, limits: Limits, *, apart: bool) -> None:
     """Give up what is not needed; then take the model, and do one task after another."""
-    die_with(parent)
     folder = Path.cwd()
-    walls = enter(folder, limits)
+    if not apart:  # in bubblewrap the parent is not seen, and bubblewrap ends with it
+        die_with(parent)
+        become_wrapped(folder, limits.file_bytes, ["-m", _MODULE, *sys.argv[1:], _APART])
+    walls = enter(folder, limits, apart=apart)
     requests = _private(0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     replies = _private(replies)
@@ -83,4 +87,9 @@ def _work(request: dict[str, Any], code: Path, config: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Limits.model_validate_json(sys.argv[3]))
+    main(
+        int(sys.argv[1]),
+        int(sys.argv[2]),
+        Limits.model_validate_json(sys.argv[3]),
+        apart=_APART in sys.argv[4:],
+    )

@@ -25,7 +25,7 @@ from onboard.workflow.phase import RunContext
 from onboard.workflow.remote.channel import Channel
 from onboard.workflow.remote.handed import small_files
 from onboard.workflow.remote.messages import REPLIES, Hello, Message, Reply
-from onboard.workflow.remote.sandbox import Limits, environment
+from onboard.workflow.remote.sandbox import WALLS, Limits, environment, missing
 
 LIMITS = Limits()
 M = TypeVar("M", bound=Message)
@@ -150,8 +150,27 @@ def _session(context: RunContext) -> Session:
     if key not in _SESSIONS:
         code = small_files(folder)
         _SESSIONS[key] = Session(key)
+        _agree(_SESSIONS[key], unsandboxed=context.options.unsandboxed)
         _SESSIONS[key].give(context.source.config(), code)
     return _SESSIONS[key]
+
+
+def _agree(session: Session, *, unsandboxed: bool) -> None:
+    """Raise `ConsentRequiredError` where a wall is missing, and nobody agreed to go on without."""
+    lacking = missing(session.hello.walls)
+    if lacking and not unsandboxed:
+        session.close()
+        what = "; ".join(f"{name}: {WALLS[name]}" for name in lacking)
+        raise ConsentRequiredError(
+            f"this system cannot keep the model's code from what is yours ({what})",
+            hint="Run it on another (docs/remote_code.md says which), or with --unsandboxed as it is",
+        )
+
+
+def walls(context: RunContext) -> dict[str, list[str]]:
+    """Return which walls hold around the code of a run's model, and which are missing."""
+    held = _session(context).hello.walls
+    return {"hold": held, "missing": missing(held)}
 
 
 def close_sessions() -> None:

@@ -6,20 +6,26 @@ process.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
+import select
 import signal
 import socket
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
 from onboard.config import StrictModel
-from onboard.workflow.remote.landlock import restrict_writes
+from onboard.workflow.remote.landlock import restrict_files
+from onboard.workflow.remote.privileges import drop_privileges, move_apart
+from onboard.workflow.remote.seccomp import restrict_calls
+from onboard.workflow.remote.system import libc
+from onboard.workflow.remote.view import enter_view, readable
 
-_NEW_NETWORK, _NEW_USER, _NEW_PROCESSES = 0x40000000, 0x10000000, 0x20000000
 _DIE_WITH_PARENT = 1
+_MOST_FILES, _MOST_PROCESSES = 1024, 1024
+"""Open files of a process; processes and threads of a user namespace (root is not counted)."""
 
 
 class Limits(StrictModel):
@@ -30,24 +36,61 @@ class Limits(StrictModel):
     gibibytes: float = 8.0
     """Of the process's own data."""
     file_gibibytes: float = 2.0
-    """Of any file that it writes."""
+    """Of any file that it writes; of all together where it has a folder in memory."""
+
+    @property
+    def file_bytes(self) -> int:
+        """`file_gibibytes` in bytes."""
+        return int(self.file_gibibytes * 2**30)
 
 
-def enter(folder: Path, limits: Limits) -> list[str]:
-    """Restrict this process, which has one thread and has imported nothing of the repository; say
-    what now holds.
+WALLS = {
+    "files": "it reads any file of yours",
+    "writing": "it writes any file of yours",
+    "network": "it has the network",
+    "processes": "it sees your other processes, and what it starts may outlive it",
+    "privileges": "it may use the privileges that you have",
+    "calls": "it may make any call of the system",
+}
+"""What stands between the code and the machine -> what it means when it is missing."""
 
-    It goes on in a child of the process that called, which waits and ends as the child does.
+
+def missing(walls: Collection[str]) -> list[str]:
+    """Return the walls that do not hold, of those that do."""
+    return [name for name in WALLS if name not in walls]
+
+
+def enter(folder: Path, limits: Limits, *, apart: bool = False) -> list[str]:
+    """Restrict this process, which has one thread and has imported nothing of the repository;
+    return which of `WALLS` now hold.
+
+    It goes on in a child of the process that called, which waits and ends as the child does; but
+    where another program (`onboard.workflow.remote.bubblewrap`) has moved it `apart` already.
     """
-    facts = [_limit_resources(limits)]
-    facts.append(_leave_network())
+    _limit_resources(limits)
+    walls = ["files", "network", "processes"] if apart else _move_apart(folder, limits)
+    if "network" not in walls:
+        _refuse_sockets()
+    held = {
+        "writing": restrict_files(folder, [*readable(), Path("/proc")]) > 0,
+        "privileges": drop_privileges(),
+        "calls": restrict_calls(),
+    }
+    return [*walls, *(name for name, holds in held.items() if holds)]
+
+
+def _move_apart(folder: Path, limits: Limits) -> list[str]:
+    if not move_apart():
+        _become_first_process()
+        return []
+    _limit(resource.RLIMIT_NPROC, _MOST_PROCESSES)
     _become_first_process()
-    version = restrict_writes(folder)
-    if version:
-        facts.append(f"files: written below a temporary folder only (Landlock {version})")
-    else:
-        facts.append("files: NOT restricted (the system has no Landlock)")
-    return facts
+    try:
+        enter_view(folder, limits.file_bytes)
+    except OSError as error:
+        print(f"no view of its own: {error}", file=sys.stderr)
+        return ["network", "processes"]
+    return ["files", "network", "processes"]
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -72,45 +115,36 @@ def environment(folder: Path) -> dict[str, str]:
     return {**own, **homes, **offline, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def _limit_resources(limits: Limits) -> str:
-    data, size = (int(value * 2**30) for value in (limits.gibibytes, limits.file_gibibytes))
-    seconds = int(limits.seconds * (os.cpu_count() or 1)) + 1
-    for kind, value in (
-        (resource.RLIMIT_DATA, data),
-        (resource.RLIMIT_FSIZE, size),
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        hard = resource.getrlimit(kind)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (value, value))
-    return f"limits: {limits.seconds:g} s, {limits.gibibytes:g} GiB of memory, files of {limits.file_gibibytes:g} GiB"
+def _limit_resources(limits: Limits) -> None:
+    _limit(resource.RLIMIT_DATA, int(limits.gibibytes * 2**30))
+    _limit(resource.RLIMIT_FSIZE, limits.file_bytes)
+    _limit(resource.RLIMIT_CPU, int(limits.seconds * (os.cpu_count() or 1)) + 1)
+    _limit(resource.RLIMIT_NOFILE, _MOST_FILES)
+    _limit(resource.RLIMIT_CORE, 0)
 
 
-def _leave_network() -> str:
-    """Move to a network namespace without any device; where that is not allowed, have Python refuse
-    sockets.
-    """
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        apart = _NEW_NETWORK | _NEW_PROCESSES
-        if libc.unshare(apart) == 0 or libc.unshare(_NEW_USER | apart) == 0:
-            return "network: none (a namespace of its own)"
-    _refuse_sockets()
-    return "network: refused in Python only (the system allows no namespace)"
+def _limit(kind: int, value: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
 
 
 def _become_first_process() -> None:
     """Go on in a new process, the first of the namespace if there is one: with it ends whatever it
-    starts.
+    starts, and it ends with this one.
     """
+    life, held = os.pipe()
     started = os.fork()
     if started:
+        os.close(life)
         _, status = os.waitpid(started, 0)
         code = os.waitstatus_to_exitcode(status)
         os._exit(code if code >= 0 else 128 - code)
+    os.close(held)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+        libc().prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+    if select.select([life], [], [], 0)[0]:  # the parent has ended before that was said
+        os._exit(1)
 
 
 def _refuse_sockets() -> None:

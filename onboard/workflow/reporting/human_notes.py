@@ -29,7 +29,11 @@ def human_notes(spec: ModelSpec, found: dict[str, Any]) -> list[Note]:
     notes = [
         *(
             Note("model", note)
-            for note in [*spec.tricky, *_own_code(spec), *_relatives(found.get("survey", {}))]
+            for note in [
+                *spec.tricky,
+                *_own_code(spec, found["gather"]),
+                *_relatives(found.get("survey", {})),
+            ]
         ),
         *(Note("not shown", note) for note in limitations(spec, found)),
         *(Note("review", note) for note in _reviewed(found["review"])),
@@ -38,12 +42,18 @@ def human_notes(spec: ModelSpec, found: dict[str, Any]) -> list[Note]:
     return list({note.text: note for note in reversed(notes)}.values())[::-1]
 
 
-def _own_code(spec: ModelSpec) -> list[str]:
+def _own_code(spec: ModelSpec, gather: dict[str, Any]) -> list[str]:
     if spec.repository is None:
         return []
-    return [
-        f"Code that the model brings was trusted and run: {', '.join(sorted(spec.repository.files))}."
+    walls = gather.get("walls", {})
+    notes = [
+        f"Code that the model brings was trusted and run: {', '.join(sorted(spec.repository.files))}.",
+        f"Walls around it: {', '.join(walls.get('hold', [])) or 'none'}.",
     ]
+    lacking = ", ".join(walls.get("missing", []))
+    return notes + (
+        [f"Walls that the system lacked: {lacking} (--unsandboxed)."] if lacking else []
+    )
 
 
 def _relatives(survey: dict[str, Any]) -> Iterator[str]:

@@ -67,6 +67,7 @@ def onboard_command(context: RunContext) -> str:
     ]
     switches = {
         "--trust-remote-code": options.trust_remote_code,
+        "--unsandboxed": options.unsandboxed,
         "--strict": options.strict,
         "--yes": options.yes,
     }

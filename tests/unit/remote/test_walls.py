@@ -1,0 +1,237 @@
+"""Hostile code tries whatever it can think of; what the walls of this machine promise holds, and where
+one is missing nothing is run unasked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from onboard.errors import ConsentRequiredError
+from onboard.workflow.remote import client, seccomp
+from onboard.workflow.remote.sandbox import WALLS, environment, missing
+from tests.support.escapes import ATTEMPTS, try_harmless
+from tests.support.walls import take_away
+
+ROOT = Path(__file__).parents[3]
+linux = pytest.mark.skipif(sys.platform != "linux", reason="these walls are Linux's")
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """What hostile code is after, where a user has it: a file, a folder, listeners, a token."""
+    secret = tmp_path / "home" / "key"
+    secret.parent.mkdir()
+    secret.write_text("secret")
+    path, abstract = tmp_path / "socket", f"onboard-{secrets.token_hex(4)}"
+    with (
+        socket.socket(socket.AF_UNIX) as by_path,
+        socket.socket(socket.AF_UNIX) as by_name,
+        socket.socket() as tcp,
+    ):
+        by_path.bind(str(path))
+        by_name.bind("\0" + abstract)
+        tcp.bind(("127.0.0.1", 0))
+        for listener in (by_path, by_name, tcp):
+            listener.listen()
+            listener.setblocking(False)
+        yield {
+            "secret": str(secret),
+            "outside": str(secret.parent),
+            "listener": str(path),
+            "abstract": abstract,
+            "port": tcp.getsockname()[1],
+            "parent": os.getpid(),
+            "token": f"hf_{secrets.token_hex(8)}",
+        }
+        for listener in (by_path, by_name, tcp):
+            with pytest.raises(BlockingIOError):  # nobody has come
+                listener.accept()
+
+
+def _state(path: Path) -> tuple[Any, ...]:
+    stat = path.stat()
+    return (path.read_text(), stat.st_mode, stat.st_uid, stat.st_mtime_ns, stat.st_nlink)
+
+
+def _try(places: dict[str, Any], folder: Path, *wrapper: str) -> dict[str, Any]:
+    command = [*wrapper, sys.executable, str(ROOT / "tests/support/escapes.py"), json.dumps(places)]
+    given = {**environment(folder), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=folder, env=given, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _past(found: dict[str, Any]) -> list[str]:
+    """Return the attempts that got past the walls that hold."""
+    assert found["outcomes"].keys() <= {attempt.__name__ for attempt in ATTEMPTS}
+    return [name for name, outcome in found["outcomes"].items() if outcome == "got there"]
+
+
+@linux
+def test_nothing_that_hostile_code_tries_gets_past_the_walls_that_hold(
+    places: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", places["token"])
+    folder = tmp_path / "own"
+    folder.mkdir()
+    before = _state(Path(places["secret"]))
+    found = _try(places, folder)
+    print(json.dumps(found, indent=1))
+    assert _past(found) == []
+    if not missing(found["walls"]):
+        assert len(found["outcomes"]) == len(ATTEMPTS)
+        assert _state(Path(places["secret"])) == before
+        assert os.listdir(places["outside"]) == ["key"]
+
+
+@linux
+def test_harmless_attempts_get_there_without_walls(places: dict[str, Any], tmp_path: Path) -> None:
+    outcomes = try_harmless(places)
+    Path(places["outside"], "new").unlink()
+    assert set(outcomes.values()) == {"got there"}, outcomes
+
+
+@linux
+@pytest.mark.parametrize("wall", ["network", "files", "writing", "calls"])
+def test_where_a_wall_is_missing_nothing_runs_unasked(
+    wall: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_away(wall, tmp_path, monkeypatch)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    source = SimpleNamespace(config=lambda: {"model_type": "x"}, files=lambda: folder)
+    options = SimpleNamespace(trust_remote_code=True, unsandboxed=False)
+    context: Any = SimpleNamespace(source=source, options=options, work_dir=tmp_path)
+    with pytest.raises(ConsentRequiredError, match=rf"{wall}: .*--unsandboxed") as raised:
+        client.walls(context)
+    assert raised.value.exit_code == 3
+    assert not client._SESSIONS
+
+    options.unsandboxed = True
+    walls = client.walls(context)
+    client.close_sessions()
+    assert wall in walls["missing"]
+    assert {*walls["hold"], *walls["missing"]} == WALLS.keys()
+
+
+@linux
+@pytest.mark.parametrize("wall", ["files", "writing", "calls"])
+def test_the_other_walls_hold_where_one_is_missing(
+    wall: str, places: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    wrapper = [sys.executable, str(ROOT / "tests/support/walls.py"), wall, "--"]
+    found = _try(places, folder, *wrapper)
+    assert wall not in found["walls"]
+    assert _past(found) == []
+
+
+@linux
+def test_both_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+    """The code starts a program in a session of its own and sleeps; the parent is killed."""
+    code = (
+        "import os, subprocess, sys, time\n"
+        "from pathlib import Path\n"
+        "from onboard.workflow.processes.orphans import die_with\n"
+        "from onboard.workflow.remote.sandbox import Limits, enter\n"
+        "die_with(int(sys.argv[1]))\n"
+        "walls = enter(Path.cwd(), Limits())\n"
+        "subprocess.Popen(['sleep', sys.argv[2]], start_new_session=True)\n"
+        "print(*walls, flush=True)\n"
+        "time.sleep(99)\n"
+    )
+    seconds = f"{random.randint(1000, 9000)}.{random.randint(1, 9**9)}"
+    parent = (
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', sys.argv[1], str(os.getpid()), sys.argv[2]],"
+        " stdout=subprocess.PIPE)\n"
+        "print(child.stdout.readline().decode(), end='', flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", parent, code, seconds],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout.strip()
+    if b"processes" not in done.stdout.split():
+        pytest.skip("this system has no process namespace, and the user is told so")
+    for _ in range(100):
+        if not _commands_with(seconds):
+            return
+        time.sleep(0.1)
+    raise AssertionError(_commands_with(seconds))
+
+
+def _commands_with(word: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if word in text:
+            found.append(text)
+    return found
+
+
+@linux
+def test_bubblewrap_makes_the_same_view(
+    places: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    session = client.Session("wrapped")
+    session.close()
+    assert missing(session.hello.walls) == []
+
+
+_KNOWN = {"x86_64": "x86_64-linux-gnu/asm/unistd_64.h", "aarch64": "asm-generic/unistd.h"}
+
+
+@pytest.mark.parametrize("machine", _KNOWN)
+def test_numbers_of_calls_are_the_kernels(machine: str) -> None:
+    header = Path("/usr/include", _KNOWN[machine])
+    if not header.is_file():
+        pytest.skip("the kernel's headers are not installed")
+    found = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", header.read_text())
+    known = {name: int(number) for name, number in found}
+    wrong = {
+        name: number
+        for name, number in seccomp.refused(machine).items()
+        if known.get(name, number) != number
+    }
+    assert wrong == {}
+    assert len(seccomp.refused(machine).keys() & known.keys()) > 60
+
+
+@pytest.mark.parametrize("machine", _KNOWN)
+def test_the_filter_is_one_that_the_kernel_takes(machine: str) -> None:
+    code = seccomp.program(machine)
+    assert len(code) % 8 == 0
+    assert len(code) // 8 < 4096
+    jumps = [code[at : at + 8] for at in range(0, len(code), 8)]
+    for place, line in enumerate(jumps):
+        if line[0] in (0x15, 0x35, 0x45):
+            assert place + 1 + max(line[2], line[3]) < len(jumps)
