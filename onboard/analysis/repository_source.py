@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -53,6 +54,7 @@ WATCHED = {
     ),
 }
 """Modules with which code reaches beyond tensors."""
+_AT_IMPORT = "runs at import"
 _CALLS = {
     "eval",
     "exec",
@@ -100,7 +102,16 @@ class CodeSurvey:
 
     def __str__(self) -> str:
         found = f"{', '.join(self.files)}: {self.lines} lines, imports {', '.join(self.imports) or 'nothing'}"
-        return found + (f"; look at {'; '.join(self.remarkable[:5])}" if self.remarkable else "")
+        if not self.remarkable:
+            return found
+        kinds = Counter(item.split(": ", 1)[1] for item in self.remarkable)
+        counted = ", ".join(f"{count} x {kind}" for kind, count in _first_import_time(kinds)[:12])
+        shown = sorted(self.remarkable, key=lambda item: not item.endswith(_AT_IMPORT))[:5]
+        return f"{found}; it has {counted}; look at {'; '.join(shown)}"
+
+
+def _first_import_time(kinds: Counter[str]) -> list[tuple[str, int]]:
+    return sorted(kinds.most_common(), key=lambda item: item[0] != _AT_IMPORT)
 
 
 def survey_code(folder: Path, config: Mapping[str, Any]) -> CodeSurvey:
@@ -201,8 +212,19 @@ def _remarkable(tree: ast.Module) -> list[tuple[int, str]]:
             and not _is_attribute_by_name(node)
         ):
             found.append((node.lineno, f"{_called(node)}(...)"))
-    found += [(node.lineno, "runs at import") for node in tree.body if not _is_quiet(node)]
+    found += [
+        (node.lineno, _AT_IMPORT) for node in tree.body if not _is_quiet(node) or _reaches(node)
+    ]
     return sorted(found)
+
+
+def _reaches(node: ast.stmt) -> bool:
+    """Whether a statement that is no definition calls something of a watched module."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return False
+    calls = (item.func for item in ast.walk(node) if isinstance(item, ast.Call))
+    roots = (name for call in calls for name in ast.walk(call) if isinstance(name, ast.Name))
+    return any(_is_watched(name.id) for name in roots)
 
 
 def _is_watched(module: str) -> bool:

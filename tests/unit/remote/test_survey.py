@@ -33,6 +33,15 @@ def test_a_survey_follows_imports_and_shows_what_reaches_beyond_tensors(tmp_path
     ]
 
 
+def test_what_runs_at_import_is_shown_first_and_all_is_counted(tmp_path: Path) -> None:
+    harmless = "import os\nimport socket\nimport glob\nopen('x') if None else open('y')\n"
+    _write(tmp_path, f"{harmless * 3}_X = os.popen('id')\nprint(1)\n")
+    shown = str(survey_code(tmp_path, {"auto_map": AUTO_MAP}))
+    assert "it has 5 x runs at import, 6 x open(...), 3 x import os, 3 x import socket" in shown
+    looked = shown.partition("look at ")[2]
+    assert "modeling_x.py:13: runs at import; modeling_x.py:14: runs at import" in looked
+
+
 @pytest.mark.parametrize(
     ("auto_map", "modeling", "message"),
     [
