@@ -302,12 +302,17 @@ def _outcome(attempt: Callable[[dict[str, Any]], None], at: dict[str, Any]) -> s
 
 
 def main() -> None:
-    """Enter the sandbox as a child does, then try; what is after comes as JSON on the command line."""
+    """Enter the sandbox as a child does, then try; what is after comes as JSON on the command line,
+    "bwrap" behind it has bubblewrap make the view.
+    """
+    from onboard.workflow.remote.bubblewrap import become_wrapped
     from onboard.workflow.remote.sandbox import Limits, enter
 
-    at = json.loads(sys.argv[1])
-    walls = enter(Path.cwd(), Limits(seconds=60, gibibytes=2, file_gibibytes=0.1))
-    print(json.dumps({"walls": walls, "outcomes": try_against(walls, at)}), flush=True)
+    at, way, folder = json.loads(sys.argv[1]), sys.argv[2:], Path.cwd()
+    if way == ["bwrap"]:
+        become_wrapped(folder, 10**8, [__file__, sys.argv[1], "apart"])
+    walls = enter(folder, Limits(seconds=60, gibibytes=2, file_gibibytes=0.1), apart=bool(way))
+    print(json.dumps({"walls": walls, "way": way, "outcomes": try_against(walls, at)}), flush=True)
 
 
 if __name__ == "__main__":
