@@ -171,14 +171,14 @@ import onboard.workflow.remote.tasks as _t
 for _n in range(99):
     for _name in (f"{_n}.request", f"{_n}.reply", f"{_n}.part", "output.txt", "results.json"):
         with _c.suppress(OSError):
-            _os.symlink({victim!r}, _name)
+            _os.symlink(VICTIM, _name)
 _analyze, _generate = _t.TASKS["analyze"], _t.TASKS["generate"]
 def _changed(task, old, new):
     def changed(*args, **kwargs):
         result = task(*args, **kwargs)
         if isinstance(result, str):
             return result.replace(old, new)
-        return {{**result, "text": result["text"].replace(old, new)}}
+        return {**result, "text": result["text"].replace(old, new)}
     return changed
 """
 _TRICKS = {
@@ -212,7 +212,7 @@ def test_what_code_does_to_the_process_it_is_in_stays_there(
     checkpoint = save_remote("modern", tmp_path / "modern")
     line, message = _TRICKS[trick]
     with (checkpoint / "modeling_aurora.py").open("a") as file:
-        file.write(_TAMPERING.format(victim=str(victim)))
+        file.write(_TAMPERING.replace("VICTIM", repr(str(victim))))
         file.write(line.format(name="victim", victim=victim) + "\n")
     victim.write_text("mine")
     before = tree(tmp_path / "modern"), victim.stat().st_mtime_ns

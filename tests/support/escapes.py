@@ -305,8 +305,8 @@ def main() -> None:
     """Enter the sandbox as a child does, then try; what is after comes as JSON on the command line,
     "bwrap" behind it has bubblewrap make the view.
     """
-    from onboard.workflow.remote.bubblewrap import become_wrapped
     from onboard.workflow.remote.sandbox import Limits, enter
+    from onboard.workflow.remote.walls.bubblewrap import become_wrapped
 
     at, way, folder = json.loads(sys.argv[1]), sys.argv[2:], Path.cwd()
     if way == ["bwrap"]:

@@ -17,8 +17,8 @@ from typing import Any
 from onboard.errors import OnboardError
 from onboard.workflow.processes.orphans import die_with
 from onboard.workflow.remote import frames
-from onboard.workflow.remote.bubblewrap import become_wrapped
 from onboard.workflow.remote.sandbox import Limits, enter
+from onboard.workflow.remote.walls.bubblewrap import become_wrapped
 
 _MODULE, _APART = "onboard.workflow.remote.child", "apart"
 _CODE = "code"

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from onboard.config import StrictModel
-from onboard.workflow.remote.landlock import restrict_files
-from onboard.workflow.remote.privileges import drop_privileges, move_apart
-from onboard.workflow.remote.seccomp import restrict_calls
-from onboard.workflow.remote.system import libc
-from onboard.workflow.remote.view import enter_view, readable
+from onboard.workflow.remote.walls.landlock import restrict_files
+from onboard.workflow.remote.walls.privileges import drop_privileges, move_apart
+from onboard.workflow.remote.walls.seccomp import restrict_calls
+from onboard.workflow.remote.walls.system import libc
+from onboard.workflow.remote.walls.view import enter_view, readable
 
 _DIE_WITH_PARENT = 1
 _MOST_FILES, _MOST_PROCESSES = 1024, 1024
@@ -65,7 +65,7 @@ def enter(folder: Path, limits: Limits, *, apart: bool = False) -> list[str]:
     return which of `WALLS` now hold.
 
     It goes on in a child of the process that called, which waits and ends as the child does; but
-    where another program (`onboard.workflow.remote.bubblewrap`) has moved it `apart` already.
+    where another program (`onboard.workflow.remote.walls.bubblewrap`) has moved it `apart` already.
     """
     _limit_resources(limits)
     walls = ["files", "network", "processes"] if apart else _move_apart(folder, limits)

@@ -22,8 +22,9 @@ from typing import Any
 import pytest
 
 from onboard.errors import ConsentRequiredError
-from onboard.workflow.remote import client, seccomp
+from onboard.workflow.remote import client
 from onboard.workflow.remote.sandbox import WALLS, environment, missing
+from onboard.workflow.remote.walls import seccomp
 from tests.support.escapes import ATTEMPTS, try_harmless
 from tests.support.walls import take_away
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from onboard.workflow.remote.view import readable
+from onboard.workflow.remote.walls.view import readable
 
 _NAME = "bwrap"
 
@@ -19,7 +19,7 @@ _NAME = "bwrap"
 def become_wrapped(folder: Path, num_bytes: int, words: Sequence[str]) -> None:
     """Replace this process by `python WORDS` in bubblewrap; return where that is not to be had.
 
-    It sees what `onboard.workflow.remote.view` shows, and ends with the process that started this.
+    It sees what `onboard.workflow.remote.walls.view` shows, and ends with the process that started this.
     """
     program = shutil.which(_NAME)
     if program is None:

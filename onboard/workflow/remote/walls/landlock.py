@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from onboard.workflow.remote.system import NO_NEW_PRIVILEGES, checked, libc
+from onboard.workflow.remote.walls.system import NO_NEW_PRIVILEGES, checked, libc
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG, _PATH_BENEATH = 1, 1

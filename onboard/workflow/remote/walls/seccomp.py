@@ -14,7 +14,7 @@ import platform
 import struct
 import sys
 
-from onboard.workflow.remote.system import NO_NEW_PRIVILEGES, checked, libc
+from onboard.workflow.remote.walls.system import NO_NEW_PRIVILEGES, checked, libc
 
 _SET_SECCOMP, _MODE_FILTER = 22, 2
 _LOAD, _JUMP_EQUAL, _JUMP_ANY_BIT, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06

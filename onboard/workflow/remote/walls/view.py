@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from onboard.content import CONTENT_ROOT
-from onboard.workflow.remote.system import checked, libc
+from onboard.workflow.remote.walls.system import checked, libc
 
 _SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store"),
@@ -22,7 +22,7 @@ _SYSTEM = (
 )
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _CONTENT = ("models", "registry", "templates", "transforms")
-_PACKAGE = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).resolve().parents[3]
 
 _NO_SETUID, _NO_DEVICES, _NO_PROGRAMS = 2, 4, 8
 _BIND, _RECURSIVE, _PRIVATE, _DETACH = 0x1000, 0x4000, 0x40000, 2

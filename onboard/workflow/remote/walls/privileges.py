@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from onboard.workflow.remote.system import NO_NEW_PRIVILEGES, checked, libc
+from onboard.workflow.remote.walls.system import NO_NEW_PRIVILEGES, checked, libc
 
 _NEW_USER = 0x10000000
 _APART = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000
