@@ -16,6 +16,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 
 from onboard.analysis.repository_classes import bring_up_to_date
+from onboard.analysis.repository_classes import give_masks as _give_masks
 from onboard.analysis.repository_source import PACKAGE, CodeSurvey, survey_code
 from onboard.errors import OnboardError
 from onboard.hf.old import interfaces, names, packages
@@ -114,6 +115,13 @@ def _failure(reference: str, what: str, error: Exception) -> OnboardError:
         return error
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     return OnboardError(f"the model's code, {reference}, {what} ({reason})")
+
+
+def give_masks(model_class: Any) -> None:
+    """Give the models of a class a mask wherever they get none; it is told for the report."""
+    _give_masks(model_class)
+    facts = _INSTALLED[model_class.config_class.model_type]
+    facts.append(f"{model_class.__name__}.forward fails without attention_mask; it gets ones")
 
 
 def make_package(folder: Path) -> None:

@@ -146,8 +146,10 @@ def _config(spec: ModelSpec, reference: nn.Module) -> Any:
     if spec.repository is None:
         return config
     plain = modeling.registered_config(config.model_type)
-    for theirs in (load_config(spec.config), config):
-        ours = plain.from_dict(theirs.to_dict())
+    for made in (load_config(spec.config), config):
+        values = made.to_dict()
+        theirs: Any = type(made).from_dict(values)  # what it makes of its own values may differ
+        ours = plain.from_dict(values)
         own = [
             key for key in vars(theirs) if not key.startswith("_") and key != "transformers_version"
         ]

@@ -8,13 +8,22 @@ from transformers import PretrainedConfig
 
 from onboard.analysis.multimodal import builds, small_composites
 from onboard.analysis.tiny.tiny_layers import first_of_each_kind, prefix
-from onboard.analysis.tiny.tiny_sizes import VOCABULARY, shrink_overrides, shrink_rope, shrink_sizes
+from onboard.analysis.tiny.tiny_sizes import (
+    VOCABULARY,
+    keep_head_size,
+    shrink_overrides,
+    shrink_rope,
+    shrink_sizes,
+)
 from onboard.errors import OnboardError
 from onboard.hf.architecture import find_language_model, is_composite
 from onboard.hf.config_layers import Layers, cut_layers, read_layers
 
 _SECTIONS = [16, 24, 24]
 """Of time, height and width, in the ratio that Qwen2-VL has (arXiv:2409.12191)."""
+
+SIZED_HEADS: set[type] = set()
+"""Classes of configs whose models run with heads of the checkpoint's own size alone."""
 
 
 def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
@@ -44,6 +53,8 @@ def _shrink(config: PretrainedConfig) -> PretrainedConfig:
     full = config.to_dict()
     values = dict(full)
     shrink_sizes(values, full, config.attribute_map)
+    if type(config) in SIZED_HEADS:
+        keep_head_size(values, full, config.attribute_map)
     values |= {
         name: _shrink(part).to_dict()
         for name in config.sub_configs

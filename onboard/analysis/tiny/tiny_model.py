@@ -15,7 +15,7 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from onboard.analysis import repository
-from onboard.analysis.tiny.tiny_config import one_line, tiny_config
+from onboard.analysis.tiny.tiny_config import SIZED_HEADS, one_line, tiny_config
 from onboard.analysis.tiny.tiny_sizes import ORIGINAL_POSITIONS, VOCABULARY, WINDOW
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.hf.architecture import (
@@ -92,6 +92,13 @@ def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
     """Return the tiny transformers model: float32, evaluation mode, eager attention, every
     parameter random.
     """
+    small = tiny_config(config)
+    model = build_small(small, seed)
+    if not repository.is_installed(config.model_type) or runs_as_it_is(model):
+        return model
+    SIZED_HEADS.add(type(config))
+    if tiny_config(config).to_dict() == small.to_dict():
+        return model
     return build_small(tiny_config(config), seed)
 
 
@@ -227,6 +234,20 @@ def counts_positions(model: nn.Module) -> bool:
     return bool(torch.equal(one, other))
 
 
+def runs_as_it_is(model: nn.Module) -> bool:
+    """Whether a transformers model runs with tokens alone; where it needs a mask, it is given one
+    of ones from now on.
+    """
+    inputs = from_zero(prompt(0, seed=3, tokens=vocabulary(model)))
+    if _runs(model, inputs):
+        return True
+    mask = torch.ones_like(inputs["input_ids"])
+    if not _runs(model, {**inputs, "attention_mask": mask}):
+        return False
+    repository.give_masks(type(model))
+    return True
+
+
 def begins_at_zero(model: nn.Module) -> bool:
     """Whether a transformers model wants texts that begin at position zero.
 
@@ -254,7 +275,7 @@ def positions_below_length(model: nn.Module) -> bool:
 def _runs(model: nn.Module, inputs: dict[str, torch.Tensor]) -> bool:
     try:
         model(**inputs, use_cache=False)
-    except (IndexError, RuntimeError):  # whatever indexing beyond a table's end raises
+    except Exception:  # whatever a model's own code raises
         return False
     return True
 

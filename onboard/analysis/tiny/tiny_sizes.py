@@ -133,6 +133,21 @@ def shrink_sizes(
     shrink_mixers(values, full)
 
 
+def keep_head_size(
+    values: dict[str, Any], full: Mapping[str, Any], aliases: Mapping[str, str]
+) -> None:
+    """Give a small config's heads the size that they have in the full one: some code has it as a
+    number.
+    """
+    native = {name: aliases.get(name, name) for name in (*_SIZES, *_HEAD_DIMS)}
+    known = [name for name in _HEAD_DIMS if isinstance(full.get(native[name]), int)]
+    for name in known:
+        values[native[name]] = full[native[name]]
+    hidden, heads = full.get(native["hidden_size"]), full.get(native["num_attention_heads"])
+    if isinstance(hidden, int) and isinstance(heads, int):
+        values[native["hidden_size"]] = hidden // heads * HEADS
+
+
 def _lower_limits(values: Mapping[str, Any]) -> dict[str, float]:
     """Lower each limit to about `REACHED`, none to where another one is: they are not to be
     mistaken for each other.

@@ -134,11 +134,20 @@ class Translator(Program):
         cls = type(self.model)
         config = Config(name("config"), self.config)
         (state,) = self.reached(self.construct(cls, Args([config], {}, [])))
-        given = {key: Code(name(key)) for key in ("input_ids", "position_ids")}
+        given = {key: Code(name(key)) for key in self._inputs()}
         self._method(state, "forward", Args([], dict(given), []))
         unused_modules.reach(self)
         self.mechanisms.finish(self)
         return state
+
+    def _inputs(self) -> list[str]:
+        """Return what the model's forward is given; one without `position_ids` counts them."""
+        found = find_method(type(self.model), "forward")
+        assert found is not None
+        arguments = found[1].args
+        named = {item.arg for item in (*arguments.args, *arguments.kwonlyargs)}
+        takes_any = arguments.kwarg is not None
+        return [key for key in ("input_ids", "position_ids") if takes_any or key in named]
 
     def remember_global(self, identifier: str, obj: Any, source: ModuleSource) -> None:
         """Note that residual code may mention a global name."""
