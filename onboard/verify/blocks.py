@@ -27,6 +27,7 @@ from onboard.analysis.behaviour.thresholds import (
     crossing_prompts,
     exact_prompts,
 )
+from onboard.analysis.cut_tables import cut_tables
 from onboard.analysis.multimodal import is_under
 from onboard.analysis.recognise.recorder import ModuleCall, modules_recorded
 from onboard.analysis.spec import ModelSpec
@@ -254,9 +255,10 @@ def _paths(model: nn.Module, spec: ModelSpec, kinds: set[str]) -> list[str]:
 def _forcing_hook(path: str, calls: list[ModuleCall], proofs: dict[str, BlockProof]) -> Any:
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
         expected = calls.pop(_counterpart(args, calls)).output
-        forced, error = compare_outputs(path, type(module).__name__, output, expected)
+        rows = cut_tables(module, output, expected)
+        forced, error = compare_outputs(path, type(module).__name__, rows, expected)
         note(proofs, path, type(module).__name__, error)
-        return forced
+        return forced if rows is output else output  # which has the rows of all positions
 
     return hook
 
