@@ -73,6 +73,11 @@ OLD_DEFAULTS: dict[str, Any] = {
 """What every config of transformers 4 had; code of its time counts on it."""
 
 
+def _none_of_its_own(config: PretrainedConfig) -> dict[str, Any]:
+    """Return the fields that are a generation config's: the class has these, no config.json."""
+    return {}
+
+
 class PlainConfig(PretrainedConfig):  # type: ignore[misc]
     """A config that a generated file defines by itself; older code's `rope_scaling` keeps its
     meaning, and so do the fields that every config had.
@@ -86,6 +91,7 @@ def add_old_defaults(config_class: Any) -> None:
     for name, value in OLD_DEFAULTS.items():
         if not hasattr(config_class, name):
             setattr(config_class, name, value)
+    config_class._get_generation_parameters = _none_of_its_own
 
 
 add_old_defaults(PlainConfig)

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 TABLE = Path(__file__).with_suffix(".yaml")
+_WORDS = 60
+"""Tokens that the tokenizer of small checkpoints has."""
 _NEIGHBOUR = re.compile(r"^from ((?:configuration|modeling|utils_quant|quantizer)\w*) import", re.M)
 
 
@@ -51,7 +53,11 @@ def _fill_one(clones: Path, folder: Path, entry: dict[str, Any]) -> None:
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     config.pop("quantization_config", None)
-    path.write_text(json.dumps(config | entry["config"], indent=2), encoding="utf-8")
+    config |= entry["config"]
+    for token, name in enumerate(("pad_token_id", "bos_token_id", "eos_token_id")):
+        if config.get(name) is not None and config[name] > _WORDS:
+            config[name] = token
+    path.write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
 def weights(out: Path, *names: str) -> None:

@@ -98,9 +98,8 @@ def _classes(folder: Path, survey: CodeSurvey, facts: list[str]) -> tuple[Any, A
             module = error.name or ""
             top = module.split(".")[0]
             if (folder / f"{top}.py").is_file() or top not in packages.missing([top]):
-                raise _failure(
-                    survey.classes["AutoModelForCausalLM"], "cannot be imported", error
-                ) from error
+                reference = survey.classes["AutoModelForCausalLM"]
+                raise _failure(reference, "cannot be imported", error) from error
             facts += packages.stand_in(module)
         except Exception as error:
             reference = survey.classes["AutoModelForCausalLM"]

@@ -51,8 +51,8 @@ def _config_facts(config_class: Any, model_class: Any, config: Mapping[str, Any]
         config_class.tie_word_embeddings = True  # the default of its time
     add_old_defaults(config_class)
     if config_class.model_type != config["model_type"]:
-        given = config["model_type"]
-        yield f"{config_class.__name__}.model_type is {config_class.model_type!r}; it is {given!r} here"
+        own = f"{config_class.__name__}.model_type is {config_class.model_type!r}"
+        yield f"{own}; the model type is {config['model_type']!r}"
         config_class.model_type = config["model_type"]
     known = model_class.config_class
     if known is None or known is not config_class:

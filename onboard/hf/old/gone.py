@@ -26,9 +26,7 @@ class Gone:
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         """Stand for a decorated function while a file is imported; later raise `OnboardError`."""
-        if _importing:
-            return self
-        return self.refuse()
+        return self if _importing else self.refuse()
 
     def refuse(self) -> Never:
         """Raise `OnboardError`: what is not there is needed."""
