@@ -1,0 +1,167 @@
+"""Code of other years: what it finds in place of names and packages that are not here, and what its
+classes are given.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+
+from onboard.analysis.cut_tables import cut_tables
+from onboard.analysis.repository_classes import give_masks
+from onboard.analysis.tiny.tiny_model import begins_at_zero, counts_positions, is_table
+from onboard.analysis.tiny.tiny_sizes import keep_head_size
+from onboard.errors import ConsentRequiredError, OnboardError
+from onboard.hf.old import names, packages
+from onboard.hf.old.einops_forms import rearrange, repeat
+from onboard.hf.old.gone import Gone, importing
+from onboard.hub import with_own_type
+from onboard.modeling import CausalLMOutput
+from onboard.plain_config import PlainConfig
+from onboard.workflow.phases.gather import require_consent_for_code
+
+AUTO_MAP = {"AutoConfig": "configuration_x.C", "AutoModelForCausalLM": "modeling_x.M"}
+
+
+def test_a_known_model_type_with_own_code_goes_by_a_type_of_its_own() -> None:
+    own = with_own_type({"model_type": "llama", "auto_map": AUTO_MAP})
+    assert own["model_type"] == "llama_own_code"
+    assert with_own_type(own) == own
+    for config in ({"model_type": "llama"}, {"model_type": "unheard", "auto_map": AUTO_MAP}):
+        assert with_own_type(config) == config
+
+
+def test_own_code_of_a_known_type_needs_consent(tmp_path: Path) -> None:
+    config = with_own_type({"model_type": "llama", "auto_map": AUTO_MAP})
+    (tmp_path / "configuration_x.py").write_text("import os\n")
+    (tmp_path / "modeling_x.py").write_text("import torch\n")
+    with pytest.raises(ConsentRequiredError, match="would be run") as caught:
+        require_consent_for_code(config, tmp_path, trusted=False)
+    assert "transformers' own llama" in caught.value.hint
+    assert require_consent_for_code(config, tmp_path, trusted=True)
+
+
+def test_a_gone_name_is_imported_and_refuses_when_it_is_called() -> None:
+    module = importlib.import_module("transformers.modeling_utils")
+    facts = names.provide("transformers.modeling_utils", ["no_such_filtering"])
+    found: Any = module.no_such_filtering
+    assert "can be imported, and not called" in facts[0]
+    assert not isinstance(3, found)
+    with importing():
+
+        @found
+        def decorated() -> None: ...
+
+    with pytest.raises(OnboardError, match="no_such_filtering"):
+        found(3)
+
+    class Heir(found):  # type: ignore[misc]
+        pass
+
+    with pytest.raises(OnboardError, match="no_such_filtering"):
+        Heir()
+    del module.no_such_filtering  # type: ignore[attr-defined]
+
+
+def test_a_missing_package_is_stood_in_for_with_all_its_modules() -> None:
+    assert packages.missing(["torch", "no_such_kernels"]) == ["no_such_kernels"]
+    asked = AssertionError("Please install NoSuchKernels first, with pip install no-such-kernels")
+    assert packages.asked_for(asked, ["no_such_kernels", "torch"]) == ["no_such_kernels"]
+    packages.stand_in("no_such_kernels.ops")
+    found = importlib.import_module("no_such_kernels.ops.deep").scan
+    assert isinstance(found, Gone)
+    with pytest.raises(OnboardError) as caught:
+        found(1)
+    assert caught.value.hint == "pip install no-such-kernels"
+    assert packages.asked_for(asked, ["no_such_kernels"]) == []
+    for name in [name for name in sys.modules if name.split(".")[0] == "no_such_kernels"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sizes", "same"),
+    [
+        ("b s (h d) -> b h s d", {"d": 3}, lambda x: x.unflatten(-1, (-1, 3)).transpose(1, 2)),
+        ("b s (two d) -> two b s d", {"two": 2}, lambda x: x.unflatten(-1, (2, -1)).movedim(2, 0)),
+        ("b s ... -> (b s) ...", {}, lambda x: x.flatten(0, 1)),
+        ("b s d -> b s 1 d", {}, lambda x: x.unsqueeze(2)),
+        ("... d -> ... (d n)", {"n": 2}, lambda x: x.repeat_interleave(2, -1)),
+        ("b s d -> (n b) s d", {"n": 2}, lambda x: torch.cat([x, x])),
+    ],
+)
+def test_patterns_of_axes_are_what_torch_does(pattern: str, sizes: Any, same: Any) -> None:
+    tensor = torch.randn(2, 4, 6)
+    function = repeat if "n" in sizes else rearrange
+    assert torch.equal(function(tensor, pattern, **sizes), same(tensor))
+
+
+class _Cut(nn.Module):
+    """Looks positions up in a table of as many rows as the text has tokens."""
+
+    def __init__(self, *, cut: bool) -> None:
+        super().__init__()
+        self.cut = cut
+        self.config = PretrainedConfig()
+        self.table = nn.Embedding(200, 8)
+        self.tokens = nn.Embedding(200, 8)
+
+    def forward(
+        self, input_ids: Any, position_ids: Any, attention_mask: Any = None, use_cache: Any = None
+    ) -> CausalLMOutput:
+        rows = self.table.weight[: input_ids.shape[1]] if self.cut else self.table.weight
+        return CausalLMOutput(self.tokens(input_ids) + rows[position_ids])
+
+
+def test_positions_that_must_be_below_the_length_are_found_out() -> None:
+    assert begins_at_zero(_Cut(cut=True))
+    assert not begins_at_zero(_Cut(cut=False))
+    assert not counts_positions(_Cut(cut=True))
+
+
+def test_a_model_that_needs_a_mask_gets_ones() -> None:
+    class Masked:
+        def forward(self, input_ids: Any = None, attention_mask: Any = None) -> Any:
+            return input_ids * attention_mask
+
+    give_masks(Masked)
+    ids = torch.tensor([[random.randrange(2, 99), 3]])
+    assert torch.equal(Masked().forward(input_ids=ids), ids)
+    assert not Masked().forward(ids, attention_mask=torch.zeros_like(ids)).any()
+
+
+def test_rows_of_a_cut_table_are_compared_and_nothing_else_is_cut() -> None:
+    table = torch.randn(9, 4)
+    cut = cut_tables(nn.Identity(), (table, table), (table[:5], table[:5]))
+    assert [item.shape[0] for item in cut] == [5, 5]
+    assert cut_tables(nn.Linear(4, 4), table, table[:5]) is table
+    assert cut_tables(nn.Identity(), table, table[:, :3]) is table
+    assert cut_tables(nn.Identity(), table[:5], table) is not None
+    assert cut_tables(nn.Identity(), table[:5], table).shape[0] == 5
+
+
+def test_heads_can_keep_their_size() -> None:
+    values = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}
+    full = {"hidden_size": 8192, "num_attention_heads": 128, "head_dim": 64}
+    keep_head_size(values, full, {})
+    assert values == {"hidden_size": 256, "num_attention_heads": 4, "head_dim": 64}
+
+
+def test_a_constant_of_one_number_is_a_table_and_a_start_is_not() -> None:
+    assert is_table(torch.tensor(-1e9))
+    assert not is_table(torch.tensor(1.0))
+    assert not is_table(torch.tensor(float("inf")))
+
+
+def test_configs_have_the_fields_of_transformers_4_and_can_be_saved(tmp_path: Path) -> None:
+    config: Any = PlainConfig()
+    assert (config.max_length, config.num_beams, config.pruned_heads) == (20, 1, {})
+    config.save_pretrained(tmp_path)
+    assert "max_length" not in (tmp_path / "config.json").read_text()
