@@ -34,7 +34,7 @@ def bring_up_to_date(
     for own in _model_classes(package):
         if isinstance(own._tied_weights_keys, list | tuple):
             own._tied_weights_keys = None
-        facts += _posted(own, package)
+    facts += _posted(package)
     made = config_class.from_dict(dict(config))
     with parameters_on(torch.device("meta"), torch.float32):
         model = model_class(made)
@@ -72,12 +72,17 @@ def _model_classes(package: str) -> list[Any]:
     ]
 
 
-def _posted(model_class: Any, package: str) -> list[str]:
-    """Have a class's constructor end with `post_init()`, where none of the repository's calls it."""
-    if "__init__" not in vars(model_class) or _calls_post_init(model_class, package):
-        return []
-    model_class.__init__ = _with_post_init(model_class.__init__)
-    return [f"{model_class.__name__} does not call post_init(); it is called after it is made"]
+def _posted(package: str) -> list[str]:
+    """Have constructors end with `post_init()` where none of the repository's calls it."""
+    without = [
+        cls
+        for cls in _model_classes(package)
+        if "__init__" in vars(cls) and not _calls_post_init(cls, package)
+    ]
+    for cls in without:
+        cls.__init__ = _with_post_init(cls.__init__)
+    names = [cls.__name__ for cls in without]
+    return [f"{name} does not call post_init(); it is called after it is made" for name in names]
 
 
 def _calls_post_init(model_class: Any, package: str) -> bool:

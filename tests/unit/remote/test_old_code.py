@@ -8,6 +8,7 @@ import importlib
 import random
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,11 +17,11 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis.cut_tables import cut_tables
-from onboard.analysis.repository_classes import give_masks
+from onboard.analysis.repository_classes import bring_up_to_date, give_masks
 from onboard.analysis.tiny.tiny_model import begins_at_zero, counts_positions, is_table
 from onboard.analysis.tiny.tiny_sizes import keep_head_size
 from onboard.errors import ConsentRequiredError, OnboardError
-from onboard.hf.old import names, packages
+from onboard.hf.old import interfaces, names, packages
 from onboard.hf.old.einops_forms import rearrange, repeat
 from onboard.hf.old.gone import Gone, importing
 from onboard.hub import with_own_type
@@ -29,6 +30,46 @@ from onboard.plain_config import PlainConfig
 from onboard.workflow.phases.gather import require_consent_for_code
 
 AUTO_MAP = {"AutoConfig": "configuration_x.C", "AutoModelForCausalLM": "modeling_x.M"}
+
+
+_OLD = """
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+class OldConfig(PretrainedConfig):
+    model_type = "old"
+    def __init__(self, n_deep=2, **kwargs):
+        self.n_deep = n_deep
+        super().__init__(**kwargs)
+
+class OldBase(PreTrainedModel):
+    config_class = OldConfig
+    def __init__(self, *inputs, **kwargs):
+        super().__init__(*inputs, **kwargs)
+
+class OldInner(OldBase):
+    def __init__(self, config):
+        super().__init__(config)
+        self.words = nn.Embedding(8, 4)
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(config.n_deep))
+        self.init_weights()
+    def get_input_embeddings(self):
+        return self.words
+
+class OldLM(OldBase):
+    def __init__(self, config):
+        super().__init__(config)
+        self.inner = OldInner(config)
+        self.head = nn.Linear(4, 8, bias=False)
+        self.init_weights()
+    def get_input_embeddings(self):
+        return self.inner.words
+    def get_output_embeddings(self):
+        return self.head
+    def forward(self, input_ids, **kwargs):
+        return self.head(self.inner.words(input_ids))
+"""
 
 
 def test_a_known_model_type_with_own_code_goes_by_a_type_of_its_own() -> None:
@@ -135,6 +176,21 @@ def test_a_model_that_needs_a_mask_gets_ones() -> None:
     ids = torch.tensor([[random.randrange(2, 99), 3]])
     assert torch.equal(Masked().forward(input_ids=ids), ids)
     assert not Masked().forward(ids, attention_mask=torch.zeros_like(ids)).any()
+
+
+def test_what_the_old_list_of_weights_meant_is_tied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No class calls post_init(), as code before 4.19 did not; the config says nothing of ties."""
+    name = "repository_code_of_2021"
+    module = ModuleType(name)
+    exec(_OLD, vars(module))
+    monkeypatch.setitem(sys.modules, name, module)
+    own: Any = module
+    interfaces.restore_old_interfaces()
+    facts = bring_up_to_date(name, own.OldConfig, own.OldLM, {"model_type": "old", "n_deep": 3})
+    model = own.OldLM(own.OldConfig(n_deep=3))
+    assert model.head.weight is model.inner.words.weight
+    assert own.OldConfig(n_deep=3).num_hidden_layers == 3
+    assert any("n_deep has the number of layers" in fact for fact in facts)
 
 
 def test_rows_of_a_cut_table_are_compared_and_nothing_else_is_cut() -> None:
