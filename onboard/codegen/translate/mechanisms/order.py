@@ -21,6 +21,7 @@ from onboard.codegen.translate.mechanisms.loops import Loops
 from onboard.codegen.translate.mechanisms.recurrent import RecurrentMixers
 from onboard.codegen.translate.mechanisms.rescaled import RescaledWeights
 from onboard.codegen.translate.mechanisms.sliced_linears import SlicedLinears
+from onboard.codegen.translate.mechanisms.tables import CutTables
 from onboard.codegen.translate.mechanisms.templates import Templates
 from onboard.codegen.translate.mechanisms.uniform import UniformBatches
 
@@ -33,6 +34,7 @@ MECHANISMS = Mechanisms(
         RescaledWeights(),
         Activations(),
         CountedPositions(),
+        CutTables(),
         # What begins like attention's scores and becomes something else comes before these.
         LightningIndexer(),
         WrittenAttention(),

@@ -127,12 +127,26 @@ def _if(node: ast.If, frame: Frame) -> str | None:
     decided = frame.mechanisms.decided(node, frame)
     decided, test = test.truth() if decided is None else decided, condition(test)
     if decided is not None:
-        ending = execute(node.body if decided else node.orelse, frame)
-        return None if ending == GOES_ON else ending
+        return _decided(node, decided, frame)
     if not test.is_static and (body := selection.always(node)) is not None:
         execute(body, frame)
         return None
     return _branch(node, test, frame)
+
+
+def _decided(node: ast.If, outcome: bool, frame: Frame) -> str | None:
+    """Take a side; one that would make a table anew is not taken, for `__init__` has made it."""
+    before = Env({key: _own_copy(value) for key, value in frame.env.values.items()})
+    emitted, returned = len(frame.out), len(frame.returns)
+    try:
+        ending = execute(node.body if outcome else node.orelse, frame)
+    except Grows:
+        if node.orelse:
+            raise
+        frame.env = before
+        del frame.out[emitted:], frame.returns[returned:]
+        return None
+    return None if ending == GOES_ON else ending
 
 
 def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:

@@ -41,6 +41,7 @@ from onboard.codegen.translate.language.values import (
 )
 from onboard.codegen.translate.mechanisms.attention import chosen, compressed
 from onboard.codegen.translate.mechanisms.attention.windows import with_window
+from onboard.codegen.translate.mechanisms.tables import Cut
 
 NORMS = (nn.LayerNorm,)
 """PyTorch's norms that generated files have a subclass of, of the same name, which calls the
@@ -180,7 +181,7 @@ def _taken(table: Value, positions: Value, dims: int) -> Code:
     """Return `table[positions]` of a table [positions, dim], or of one with two dimensions of size
     one before these.
     """
-    whole = table.code()
+    whole = table.expr if isinstance(table, Cut) else table.code()
     if dims == 4:
         whole = ast.Subscript(whole, ast.Tuple([constant(0), constant(0)], ast.Load()), ast.Load())
     return Code(ast.Subscript(whole, positions.code(), ast.Load()))

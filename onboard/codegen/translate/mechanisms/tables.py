@@ -1,0 +1,143 @@
+"""Tables of all positions that modeling code cuts to the length of the text before it looks
+positions up in them.
+
+The rows that are looked up are those of the whole table: the cut goes. Where nothing is looked up
+in what is left, it has one row for each token, which are those of positions that are counted.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from onboard.codegen.translate.language.args import Args, plain_call
+from onboard.codegen.translate.language.forms import POSITIONS, ROWS
+from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute
+from onboard.codegen.translate.language.values import Code, Items, Known, Value
+from onboard.codegen.translate.mechanisms.counted_positions import positions
+
+_CASTS = ("to", "float", "type", "type_as", "half", "bfloat16", "contiguous")
+_EVERYTHING = (slice(None), slice(0, None), Ellipsis)
+
+
+@dataclass(frozen=True, eq=False)
+class Cut(Code):
+    """The first rows of a table, one for each position of the text; `expr` is the whole table."""
+
+    axis: int = 0
+    """The dimension of positions; all before it have size one."""
+    unread: ClassVar[str] = "a table, cut to the text's length, in which no positions are looked up"
+    typed: ClassVar[bool] = True
+    returned: ClassVar[bool] = True
+
+    def same_as(self, other: Any) -> bool:
+        """Whether both are the same table."""
+        return self.axis == other.axis and super().same_as(other)
+
+    def same_fact(self, other: Value) -> bool:
+        """Whether two facts say the same."""
+        return isinstance(other, Cut) and self.axis == other.axis
+
+    def joined(self, other: Value) -> Value:
+        """Refuse: a function that gets a whole table elsewhere would not know which it has."""
+        raise Untranslatable("a table that is cut to the text's length here and not there")
+
+    def changed(self, expr: ast.expr, axis: int | None = None) -> Cut:
+        """Return the same rows of another table."""
+        return Cut(expr, axis=self.axis if axis is None else axis)
+
+
+def cut_axis(owner: Value, index: Value, table: torch.Tensor) -> int | None:
+    """Return the dimension along which `table[index]` keeps as many rows as are known at run time;
+    None where it does something else.
+    """
+    parts = index.items if isinstance(index, Items) else (index,)
+    cuts = [place for place, part in enumerate(parts) if not _is_everything(part)]
+    if len(cuts) != 1 or any(_is_ellipsis(part) for part in parts[: cuts[0]]):
+        return None
+    match parts[cuts[0]]:
+        case Code(expr=ast.Slice(lower=None | ast.Constant(value=0), step=None), static=False):
+            leading = table.shape[: cuts[0]].numel() == 1 and table.dim() > cuts[0] + 1
+            return cuts[0] if leading else None
+    return None
+
+
+def _is_everything(part: Value) -> bool:
+    return isinstance(part, Known) and part.value in _EVERYTHING
+
+
+def _is_ellipsis(part: Value) -> bool:
+    return isinstance(part, Known) and part.value is Ellipsis
+
+
+def table_of(owner: Value, frame: Frame) -> torch.Tensor | None:
+    """Return the floating-point tensor, not a parameter, that an attribute of `self` is in the
+    small model's modules.
+    """
+    match owner:
+        case Code(expr=ast.Attribute(value=ast.Name(id="self"), attr=attr), static=False) if (
+            frame.kind == "forward" and frame.cls is not None
+        ):
+            found = [getattr(m, attr, None) for m in frame.translator.modules_of(frame.cls.cls)]
+            if found and all(map(_is_float_table, found)):
+                return found[0]
+    return None
+
+
+def _is_float_table(item: object) -> bool:
+    return (
+        isinstance(item, torch.Tensor)
+        and not isinstance(item, nn.Parameter)
+        and (item.is_floating_point() or item.is_complex())
+    )
+
+
+class CutTables(Mechanism):
+    """`table[:length]`, and `rows[position_ids]` of what is left."""
+
+    def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
+        """The cut, and the rows that are looked up."""
+        if isinstance(owner, Cut):
+            return _looked_up(owner, index)
+        if (table := table_of(owner, frame)) is None:
+            return None
+        axis = cut_axis(owner, index, table)
+        return None if axis is None else Cut(owner.code(), axis=axis)
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """`embedding(positions, rows)`."""
+        match args.positional:
+            case [Code() as where, Cut() as table] if function is nn.functional.embedding:
+                return _looked_up(table, where)
+        return None
+
+    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
+        """What is done to each row, and dimensions of size one that go."""
+        if not isinstance(owner, Cut):
+            return None
+        if attr in _CASTS:
+            return owner.changed(plain_call(attribute(owner.expr, attr), args).expr)
+        match attr, args.positional:
+            case "squeeze", [Known(value=int() as dim)] if 0 <= dim != owner.axis:
+                called = plain_call(attribute(owner.expr, attr), args).expr
+                return owner.changed(called, owner.axis - (dim < owner.axis))
+        return None
+
+    def attribute(self, owner: Value, attr: str, frame: Frame) -> Value | None:
+        """What a cut does not change."""
+        if isinstance(owner, Cut) and attr in ("dtype", "device"):
+            return Code(attribute(owner.expr, attr))
+        return None
+
+
+def _looked_up(table: Cut, index: Value) -> Value | None:
+    """Return `table[positions]`, [batch, sequence, ...], where positions are the first dimension."""
+    if table.axis != 0 or not isinstance(index, Code) or index.static:
+        return None
+    form = ROWS if index.form == POSITIONS else None
+    return Code(ast.Subscript(table.expr, index.code(), ast.Load()), form=form)
