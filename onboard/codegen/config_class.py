@@ -196,6 +196,8 @@ class _Writer:
                     continue
                 case ast.Call(func=ast.Attribute(attr=method)) if method in _METHODS:
                     continue
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="math"))):
+                    continue
                 case ast.Call(
                     func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str() as key), *_]
                 ) if _is_plain(key):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from importlib import import_module
 from typing import Any
 
@@ -16,7 +17,12 @@ from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.source import find_method, module_source
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.spec_blocks import Block
-from onboard.analysis.tiny.tiny_model import build_tiny, load_config, one_line
+from onboard.analysis.tiny.tiny_model import (
+    build_small,
+    load_config,
+    one_line,
+    tiny_config,
+)
 from onboard.codegen.config_class import plain_config_class
 from onboard.codegen.described import Code, described
 from onboard.codegen.docstrings import class_docstring, method_docstring
@@ -118,6 +124,8 @@ def _written(
     codes = {item.name: _code(item, spec, inits) for item in classes}
     blocks += [_block(item, spec, translator, codes) for item in classes]
     names = set().union(*(item.reads for item in classes)) | _names_in(functions)
+    if spec.repository and "math." in plain_config_class(type(translator.model.config)):
+        names.add("math")
     return functions, blocks, _imports(names, translator, spec, blocks)
 
 
@@ -137,10 +145,14 @@ def _translated(translator: Translator) -> ClassState:
 
 def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     """Return a translator of a spec's architecture and the tiny model that it looks at."""
-    model = build_tiny(load_config(spec.config))
+    small = tiny_config(load_config(spec.config))
+    made_with = deepcopy(small)  # constructors of repositories' code may change theirs
+    model = build_small(small)
     if type(model).__name__ != spec.architecture:
         raise OnboardError(f"the spec says {spec.architecture}, its config {type(model).__name__}")
-    return Translator(model, findings_of(spec), MECHANISMS), model
+    own_code = spec.repository is not None
+    config = made_with if own_code else None
+    return Translator(model, findings_of(spec), MECHANISMS, config, specialised=own_code), model
 
 
 def first_position_expression(spec: ModelSpec, config: str) -> str | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,6 +71,103 @@ def test_a_table_cut_to_the_text_that_is_not_looked_up_is_refused(translate: Tra
             {"size": 4, "length": 32},
             position_ids=Code(name("position_ids")),
         )
+
+
+def test_functions_inside_others_are_run_where_they_are_called(translate: Translate) -> None:
+    text = """
+class Toy(nn.Module):
+    def __init__(self, config, *args, **kwargs):
+        super().__init__()
+        def powers(n):
+            ratio = 2.0 ** (-8.0 / n)
+            return [ratio ** (i + 1) for i in range(n)]
+        ratio = lambda factor: factor * config.size
+        self.scale = ratio(3) + len(kwargs)
+        self.register_buffer("slopes", torch.tensor(powers(config.heads)), persistent=False)
+
+        def gated(x):
+            first, second = x.chunk(2, dim=-1)
+            return first * second
+
+        self.act = gated
+
+    def forward(self, x):
+        return self.act(x) * self.scale + self.slopes.sum()
+"""
+    state, _, forward = translate(text, {"size": 4, "heads": 8})
+    assert "gated" not in forward
+    x = torch.randn(2, 6, generator=torch.Generator().manual_seed(3))
+    config = {"size": 4, "heads": 8}
+    assert torch.equal(_made(_written(state), config)(x), _made(text, config)(x))
+
+
+def test_a_list_of_nothing_for_each_layer_is_nothing(translate: Translate) -> None:
+    text = """
+class Layer(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.proj = nn.Linear(config.size, config.size)
+
+    def forward(self, x, past=None, head_mask=None):
+        if past is not None:
+            x = past
+        y = self.proj(x)
+        return y if head_mask is None else y * head_mask
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(config) for _ in range(config.layers)])
+
+    def forward(self, x):
+        past = tuple([None] * len(self.layers))
+        masks = [None for _ in range(len(self.layers))]
+        for i, (layer, one) in enumerate(zip(self.layers, past)):
+            x = layer(x, past=one, head_mask=masks[i])
+        return x
+"""
+    _, _, forward = translate(text, {"size": 4, "layers": 2})
+    assert "zip" not in forward
+    assert "x = layer(x)" in forward
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sizes", "same"),
+    [
+        ("b s (h d) -> b h s d", {"h": 3}, "x.view(2, 5, 3, 4).transpose(1, 2)"),
+        ("b s (h d) -> b h d s", {"d": 4}, "x.view(2, 5, 3, 4).permute(0, 2, 3, 1)"),
+        ("... (j d) -> ... j d", {"j": 2}, "x.view(2, 5, 2, 6)"),
+        ("b s d -> b (s d)", {}, "x.flatten(1)"),
+        ("b s d -> b s 1 d", {}, "x.unsqueeze(2)"),
+    ],
+)
+def test_named_axes_become_methods(
+    pattern: str,
+    sizes: dict[str, int],
+    same: str,
+    translate: Translate,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    einops = ModuleType("einops")
+    monkeypatch.setattr(einops, "rearrange", lambda *_, **__: None, raising=False)
+    monkeypatch.setitem(sys.modules, "einops", einops)
+    given = "".join(f", {key}={value}" for key, value in sizes.items())
+    _, _, forward = translate(
+        f"""
+from einops import rearrange
+
+
+class Toy(nn.Module):
+    def forward(self, x):
+        return rearrange(x, "{pattern}"{given})
+"""
+        + "    def __init__(self, config):\n        super().__init__()\n"
+    )
+    x = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(7))
+    names: dict[str, Any] = {"x": x}
+    exec(f"ours = {forward.removeprefix('return ')}\nsame = {same}", names)
+    assert torch.equal(names["ours"], names["same"])
 
 
 def _made(text: str, config: dict[str, Any]) -> Any:

@@ -20,6 +20,9 @@ ROWS = "rows"
 sequence, dim].
 """
 
+SEVERAL_ROWS = "rows of several tables"
+"""Form of a tuple of `ROWS`."""
+
 CHUNKED = "chunks"
 """Form of the mask of attention in chunks, which exists at run time; where it is None, attention is
 plainly causal.

@@ -20,7 +20,7 @@ from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.holes import Result, fill
-from onboard.codegen.translate.language.object_values import Instance
+from onboard.codegen.translate.language.object_values import Closure, Instance
 from onboard.codegen.translate.language.state import ClassState, Routine
 from onboard.codegen.translate.language.trees.syntax import name
 from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Value
@@ -44,6 +44,10 @@ class Frame:
     returns: list[tuple[ast.Return, Value]] = field(default_factory=list)
     caller: ClassState | None = None
     """The class from whose code a helper function is called: it may be handed a method of it."""
+    outer: list[list[ast.stmt]] = field(default_factory=list)
+    """What is left of the bodies around the branch that is evaluated."""
+    remembers: bool = False
+    """The evaluated statements are those of a first call, which leaves tables for later ones."""
     branches: int = 0
     """How many bodies of loops and undecided branches it lies in."""
     loops: list[Env] = field(default_factory=list)
@@ -113,12 +117,14 @@ class Frame:
     def branch(self, env: Env) -> Iterator[list[ast.stmt]]:
         """Evaluate a branch: on a copy of the variables, into its own statements."""
         saved = self.env, self.out
+        self.outer = [*self.outer, self.out]
         self.env, self.out = env, []
         self.branches += 1
         try:
             yield self.out
         finally:
             self.env, self.out = saved
+            self.outer = self.outer[:-1]
             self.branches -= 1
 
     def bind(self, variable: str, value: Value, origin: ast.AST | None = None) -> None:
@@ -324,6 +330,8 @@ class Program(Protocol):
     """Names of PyTorch's norms that the file needs its own subclass of."""
     knows_masks: bool
     """Functions that make masks are not translated: masks are known as such."""
+    changed: dict[str, Value]
+    """What the model's constructor makes of attributes of the config before it makes anything."""
     specialised: bool
     """Branches on the config are decided, and guarded, as this config has them."""
     pairs_positions: bool
@@ -389,3 +397,11 @@ class Program(Protocol):
 
     def call_function(self, function: Any, args: Args, frame: Frame) -> Value:
         """Return a helper's result."""
+
+    def call_source(
+        self, node: ast.FunctionDef, source: ModuleSource, args: Args, frame: Frame
+    ) -> Value:
+        """Return the result of a helper whose definition is given."""
+
+    def call_closure(self, closure: Closure, args: Args, frame: Frame) -> Value:
+        """Return what a function gives that is defined inside another one."""

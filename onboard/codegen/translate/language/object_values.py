@@ -8,8 +8,15 @@ import ast
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from onboard.codegen.translate.language.trees.syntax import attribute, call, name, same_code
-from onboard.codegen.translate.language.values import Value, either
+from onboard.analysis.source import ModuleSource
+from onboard.codegen.translate.language.trees.syntax import (
+    Untranslatable,
+    attribute,
+    call,
+    name,
+    same_code,
+)
+from onboard.codegen.translate.language.values import Code, Known, Value, either
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +51,54 @@ class Choice(Value):
     def code(self) -> ast.expr:
         """Return the choice."""
         return ast.IfExp(self.test, self.first.code(), self.second.code())
+
+
+@dataclass(frozen=True, eq=False)
+class Closure(Value):
+    """A function that is defined inside another one, or a lambda."""
+
+    node: ast.FunctionDef
+    source: ModuleSource
+    seen: dict[str, Value]
+    """What the variables around it held when it was defined."""
+
+    def code(self) -> ast.expr:
+        """Raise: generated code has no functions inside others."""
+        raise Untranslatable(f"the function {self.node.name} as a run-time value")
+
+    @property
+    def is_static(self) -> bool:
+        """It is: which function it is does not depend on a tensor."""
+        return True
+
+
+@dataclass(frozen=True, eq=False)
+class Repeated(Value):
+    """A list or tuple of any length whose items are all the same."""
+
+    item: Value
+    expr: ast.expr
+
+    def code(self) -> ast.expr:
+        """Return the code that makes it."""
+        return self.expr
+
+    def same_as(self, other: Repeated) -> bool:
+        """Whether the items of both are equal."""
+        return self.item.equals(other.item)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the item depends on config and constants only."""
+        return self.item.is_static
+
+    def fact(self) -> Value:
+        """Return itself where its item is a constant."""
+        return self if isinstance(self.item, Known) else Code(name("_"))
+
+    def as_parameter(self, parameter: str) -> Value:
+        """Return it under the parameter's name."""
+        return replace(self, expr=name(parameter))
 
 
 @dataclass(frozen=True, eq=False)

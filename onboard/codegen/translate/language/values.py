@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from onboard.codegen.translate.language.forms import COMPLEX
+from onboard.codegen.translate.language.forms import COMPLEX, ROWS, SEVERAL_ROWS
 from onboard.codegen.translate.language.trees.syntax import (
     Untranslatable,
     attribute,
@@ -324,6 +324,8 @@ class Items(Value):
         match self.items:
             case (Half(whole=whole), Half()):
                 return Code(name("_"), form=whole.form)
+        if self.items and all(isinstance(i, Code) and i.form == ROWS for i in self.items):
+            return Code(name("_"), form=SEVERAL_ROWS)
         return Code(name("_"), all(isinstance(item.fact(), Known) for item in self.items))
 
 

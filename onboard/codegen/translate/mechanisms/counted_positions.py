@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from onboard.codegen.translate.language.args import Args
-from onboard.codegen.translate.language.forms import KEYS, POSITIONS
+from onboard.codegen.translate.language.args import Args, plain_call
+from onboard.codegen.translate.language.forms import KEYS, POSITIONS, ROWS
 from onboard.codegen.translate.language.frame import Frame, Mechanism
-from onboard.codegen.translate.language.trees.syntax import name
-from onboard.codegen.translate.language.values import Code, Known, Value
+from onboard.codegen.translate.language.trees.syntax import attribute, call, name
+from onboard.codegen.translate.language.values import Code, Items, Known, Value
 
 
 class CountedPositions(Mechanism):
@@ -19,12 +20,61 @@ class CountedPositions(Mechanism):
 
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
         """Positions for `torch.arange([0,] length)` of a length that is known at run time only."""
+        if (rows := _of_rows(function, expr, args)) is not None:
+            return rows
         match args.positional:
             case [Code(static=False)] | [Known(value=0), Code(static=False)] if (
                 function is torch.arange
             ):
                 return positions(frame)
         return None
+
+    def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
+        """Rows of a table, one for each token, that are cut to the text's length or looked up by
+        the positions that they are those of.
+        """
+        if not isinstance(owner, Code) or owner.form != ROWS:
+            return None
+        match index:
+            case Code(form=str() as form) if form == POSITIONS:
+                return owner
+            case Code(expr=ast.Slice(lower=None | ast.Constant(value=0)), static=False):
+                return owner
+        return None
+
+    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+        """Rows with a number."""
+        for rows, other in ((left, right), (right, left)):
+            if isinstance(rows, Code) and rows.form == ROWS and other.is_static:
+                return Code(ast.BinOp(left.code(), op, right.code()), form=ROWS)
+        return None
+
+
+def _of_rows(function: Any, expr: ast.expr, args: Args) -> Value | None:
+    """Return rows that are made of positions and a vector, or of other rows."""
+    match args.positional:
+        case [Code(form=str() as form) as where, Code() as vector] if form == POSITIONS:
+            if function is torch.outer:
+                return _outer(where, vector)
+        case [Known(value=str() as axes), Code(form=str() as form) as where, Code() as vector] if (
+            form == POSITIONS and function is torch.einsum
+        ):
+            inputs, _, output = axes.replace(" ", "").partition("->")
+            if output and inputs == ",".join(output) and len(output) == 2:
+                return _outer(where, vector)
+        case [Code(form=str() as form)] if form == ROWS and function in (torch.cos, torch.sin):
+            return replace(plain_call(expr, args), form=ROWS)
+        case [Items(items=parts), *last] if function in (torch.cat, torch.stack) and parts:
+            dim = last[0] if last else args.keywords.get("dim", args.keywords.get("axis"))
+            rows = all(isinstance(part, Code) and part.form == ROWS for part in parts)
+            if rows and isinstance(dim, Known) and dim.value == -1:
+                return replace(plain_call(expr, args), form=ROWS)
+    return None
+
+
+def _outer(where: Code, vector: Code) -> Code:
+    rows = call(attribute(where.code(), "unsqueeze"), ast.UnaryOp(ast.USub(), ast.Constant(1)))
+    return Code(ast.BinOp(rows, ast.Mult(), vector.code()), form=ROWS)
 
 
 def positions(frame: Frame) -> Code | None:

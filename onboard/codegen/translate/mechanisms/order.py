@@ -15,9 +15,11 @@ from onboard.codegen.translate.mechanisms.attention.latent import LatentAttentio
 from onboard.codegen.translate.mechanisms.attention.repeats import RepeatedHeads
 from onboard.codegen.translate.mechanisms.attention.windows import Windows
 from onboard.codegen.translate.mechanisms.attention.written import WrittenAttention
+from onboard.codegen.translate.mechanisms.axes import NamedAxes
 from onboard.codegen.translate.mechanisms.convolutions import CausalConvolutions
 from onboard.codegen.translate.mechanisms.counted_positions import CountedPositions
 from onboard.codegen.translate.mechanisms.loops import Loops
+from onboard.codegen.translate.mechanisms.numbers import Numbers
 from onboard.codegen.translate.mechanisms.recurrent import RecurrentMixers
 from onboard.codegen.translate.mechanisms.rescaled import RescaledWeights
 from onboard.codegen.translate.mechanisms.sliced_linears import SlicedLinears
@@ -35,6 +37,8 @@ MECHANISMS = Mechanisms(
         Activations(),
         CountedPositions(),
         CutTables(),
+        NamedAxes(),
+        Numbers(),
         # What begins like attention's scores and becomes something else comes before these.
         LightningIndexer(),
         WrittenAttention(),

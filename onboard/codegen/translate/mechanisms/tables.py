@@ -61,10 +61,22 @@ def cut_axis(owner: Value, index: Value, table: torch.Tensor) -> int | None:
     if len(cuts) != 1 or any(_is_ellipsis(part) for part in parts[: cuts[0]]):
         return None
     match parts[cuts[0]]:
-        case Code(expr=ast.Slice(lower=None | ast.Constant(value=0), step=None), static=False):
+        case Code(expr=ast.Slice(lower=lower, upper=upper, step=None), static=False) if _is_of_text(
+            lower, upper
+        ):
             leading = table.shape[: cuts[0]].numel() == 1 and table.dim() > cuts[0] + 1
             return cuts[0] if leading else None
     return None
+
+
+def _is_of_text(lower: ast.expr | None, upper: ast.expr | None) -> bool:
+    """Whether rows are the first ones, or the last `b` of `a`, as `a - b : a`: those of a text."""
+    match lower:
+        case None | ast.Constant(value=0):
+            return True
+        case ast.BinOp(left=end, op=ast.Sub()):
+            return upper is not None and ast.dump(end) == ast.dump(upper)
+    return False
 
 
 def _is_everything(part: Value) -> bool:
@@ -107,7 +119,13 @@ class CutTables(Mechanism):
         if (table := table_of(owner, frame)) is None:
             return None
         axis = cut_axis(owner, index, table)
-        return None if axis is None else Cut(owner.code(), axis=axis)
+        if axis is None:
+            return None
+        if axis < 2 and (counted := positions(frame)) is not None:
+            whole = ast.Subscript(owner.code(), ast.Constant(0), ast.Load())
+            looked_up = ast.Subscript(whole if axis else owner.code(), counted.expr, ast.Load())
+            return Code(looked_up, form=None if axis else ROWS)  # the batch is where the 1 is
+        return Cut(owner.code(), axis=axis)
 
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
         """`embedding(positions, rows)`."""

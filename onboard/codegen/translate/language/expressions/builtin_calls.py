@@ -11,7 +11,13 @@ import torch
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.expressions import objects
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.object_values import Config, Global, Self, Super
+from onboard.codegen.translate.language.object_values import (
+    Config,
+    Global,
+    Repeated,
+    Self,
+    Super,
+)
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Mask, Value
 
@@ -87,7 +93,7 @@ def _listing(kind: type) -> Callable[[ast.expr, Args, Frame], Value]:
         match args.positional:
             case []:
                 return Items(())
-            case [Items()]:
+            case [Items() | Repeated()]:
                 return args.positional[0]
         return plain_call(expr, args, args.static())
 

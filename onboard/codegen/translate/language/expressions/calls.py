@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import copy
+import importlib.util
+import math
 from collections import UserDict
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ from onboard.codegen.translate.language.forms import SHARED
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Choice,
+    Closure,
     Config,
     Global,
     Instance,
@@ -32,6 +36,7 @@ from onboard.codegen.translate.language.object_values import (
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute
 from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Value
 
+_OF_LENGTHS = (math.log, math.log2, math.ceil, math.floor)
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
 _IDENTITIES = (nn.Dropout, nn.Identity)
 
@@ -43,7 +48,12 @@ def evaluate_call(node: ast.Call, frame: Frame) -> Value:
         if objects.is_logger(owner):
             return NONE
         return _call_method(owner, node.func.attr, _arguments(node, frame), frame)
-    return call_value(frame.evaluate(node.func), _arguments(node, frame), frame)
+    callee = frame.evaluate(node.func)
+    if isinstance(callee, Known):
+        raise Untranslatable(
+            f"{ast.unparse(node.func)} at {frame.source.location(node)}, no function"
+        )
+    return call_value(callee, _arguments(node, frame), frame)
 
 
 def _arguments(node: ast.Call, frame: Frame) -> Args:
@@ -83,6 +93,8 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
             return frame.translator.call_module(callee, args, frame)
         case Choice():
             return _chosen(callee, args, frame)
+        case Closure():
+            return frame.translator.call_closure(callee, args, frame)
         case Method(owner=owner, name=attr):
             return _call_method(owner, attr, args, frame)
         case Code(expr=expr, static=static):
@@ -171,9 +183,18 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return replace(args.positional[0], copy=plain_call(expr, args).expr)
     if obj is is_torchdynamo_compiling:
         return Known(True)  # generated code is made for export
+    if obj is importlib.util.find_spec and args.known():
+        spec = find_spec(*(item.value for item in args.positional))  # type: ignore[attr-defined]
+        return NONE if spec is None else Global(spec, expr)
+    forward = frame.translator.specialised and frame.kind == "forward"
+    if forward and obj in _OF_LENGTHS and not args.static():
+        raise Untranslatable(
+            "a number that depends on the text's length, as dynamic NTK has it: a cache holds "
+            "texts of several lengths"
+        )
     if objects.asks_for_package(obj):
         return Known(False)  # kernels of other packages: generated code has its own
-    if getattr(obj, "__module__", None) == "transformers.initialization":
+    if getattr(obj, "__module__", None) in ("transformers.initialization", "torch.nn.init"):
         return NONE  # weights come from a checkpoint
     if (known_as := frame.mechanisms.call(obj, expr, args, frame)) is not None:
         return known_as
@@ -185,10 +206,17 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return NONE  # nothing was before the text
     if objects.is_output(obj):
         return objects.output(obj, args.positional, args.keywords)
+    if obj is nn.utils.skip_init and args.positional:  # weights come from a checkpoint
+        others = {key: value for key, value in args.keywords.items() if key != "device"}
+        return call_value(args.positional[0], Args(args.positional[1:], others, []), frame)
     if objects.is_module(obj):
         return _construct(obj, expr, args, frame)
     if (chosen := composite.chosen_class(obj, args)) is not None:
         return frame.translator.construct(chosen, args)
+    if isinstance(obj, torch.jit.ScriptFunction) and (
+        node := frame.source.functions.get(ast.unparse(expr))
+    ):
+        return frame.translator.call_source(node, frame.source, args, frame)
     if frame.translator.is_helper(obj):
         return frame.translator.call_function(obj, args, frame)
     if (

@@ -10,9 +10,21 @@ from onboard.codegen.translate.language.expressions import dicts
 from onboard.codegen.translate.language.forms import MAYBE
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Result
-from onboard.codegen.translate.language.object_values import Choice, Instance, ModuleList
+from onboard.codegen.translate.language.object_values import (
+    Choice,
+    Instance,
+    ModuleList,
+    Repeated,
+)
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, call, name, same_code
-from onboard.codegen.translate.language.values import Code, Items, Mask, PaddingMask, Value
+from onboard.codegen.translate.language.values import (
+    NONE,
+    Code,
+    Items,
+    Mask,
+    PaddingMask,
+    Value,
+)
 
 
 def comprehension(
@@ -38,6 +50,8 @@ def comprehension(
     expr = type(node)(element.code(), [ast.comprehension(generator.target, over, tests, 0)])
     if isinstance(element, Instance):
         return ModuleList(element.made, expr)
+    if element.equals(NONE) and not tests:
+        return Repeated(element, expr)
     return Code(expr, _is_static(generator, env) and element.is_static)
 
 
@@ -153,6 +167,10 @@ def iteration(node: ast.expr, frame: Frame) -> tuple[ast.expr, Value | None]:
             index = Code(name("index"), static=True)
             counted = call(name(function), over, *(frame.code(item) for item in start))
             return counted, Items((index, element or Code(name("item"))))
+        case ast.Call(func=ast.Name(id="zip" as function), args=parts, keywords=[]) if parts:
+            overs, elements = zip(*(iteration(part, frame) for part in parts), strict=True)
+            known = tuple(item or Code(name("item")) for item in elements)
+            return call(name(function), *overs), Items(known)
         case ast.Call(func=ast.Name(id="set")):
             # The order of a set of strings differs from run to run, and with it the exported graph.
             return call(name("sorted"), frame.code(node)), Code(name("item"), static=True)

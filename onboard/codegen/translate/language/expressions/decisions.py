@@ -39,7 +39,7 @@ def decided_by_modules(node: ast.expr, test: Value, frame: Frame, config: Any) -
     names = {**frame.source.namespace, "config": config, **configs}
     own: list[Any] = [] if frame.cls is None else [*frame.translator.modules_of(frame.cls.cls)]
     try:
-        code = ast.unparse(test.code())
+        code = ast.unparse(written_out(test.code(), frame))
         values = {
             bool(eval(code, {**names, **_own_arguments(module, frame)})) for module in own or [None]
         }
@@ -48,6 +48,13 @@ def decided_by_modules(node: ast.expr, test: Value, frame: Frame, config: Any) -
     if len(values) != 1:
         raise Untranslatable(f"the condition {ast.unparse(node)}, which differs between layers")
     return values.pop()
+
+
+def is_of_config(expr: ast.expr) -> bool:
+    """Whether code reads the config or an attribute of `self`, and nothing else."""
+    names = {item.id for item in ast.walk(expr) if isinstance(item, ast.Name)}
+    calls = any(isinstance(item, ast.Call) for item in ast.walk(expr))
+    return bool(names) and names <= {"self", "config"} and not calls
 
 
 def _own_arguments(module: Any, frame: Frame) -> dict[str, Any]:
@@ -150,12 +157,38 @@ def _of_several(stop: bool, values: list[ast.expr], frame: Frame) -> tuple[list[
     return reasons, not stop
 
 
+def written_out(expr: ast.expr, frame: Frame) -> ast.expr:
+    """Return an expression with the values of the constructor's local variables in place of these,
+    as far as each has one.
+    """
+    if frame.kind != "init":
+        return expr
+    stores: dict[str, list[ast.expr | None]] = {}
+    for statement in (item for body in (*frame.outer, frame.out) for item in body):
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                plain = isinstance(statement, ast.Assign) and statement.targets == [node]
+                stores.setdefault(node.id, []).append(statement.value if plain else None)  # type: ignore[attr-defined]
+    known = {key: made[0] for key, made in stores.items() if len(made) == 1 and made[0] is not None}
+    return _WrittenOut({key: value for key, value in known.items() if value}).visit(deepcopy(expr))  # type: ignore[no-any-return]
+
+
+class _WrittenOut(ast.NodeTransformer):
+    def __init__(self, values: dict[str, ast.expr]) -> None:
+        self.values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        value = self.values.get(node.id)
+        inner = _WrittenOut({k: v for k, v in self.values.items() if k != node.id})
+        return node if value is None else inner.visit(deepcopy(value))
+
+
 def _source_of(expr: ast.expr, frame: Frame) -> ast.expr:
     """Return `config.x` for `self.config.x` and for an attribute `self.y` that `__init__` set to
     it.
     """
     assert frame.cls is not None
-    expr = _PlainConfig().visit(deepcopy(expr))
+    expr = _PlainConfig().visit(deepcopy(written_out(expr, frame)))
     body = frame.out if frame.kind == "init" or frame.cls.init is None else frame.cls.init.body
     for statement in body:
         match statement:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from onboard.codegen.translate.language.env import Env
+from onboard.codegen.translate.language.expressions.decisions import decided_here
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.values import Items, Known, Mapping, Value
 
@@ -12,13 +13,18 @@ from onboard.codegen.translate.language.values import Items, Known, Mapping, Val
 def unrolled(node: ast.DictComp, frame: Frame) -> Mapping | None:
     """Return the dict that a comprehension over known items makes; None for another."""
     (generator,) = node.generators
-    if generator.ifs:
+    if generator.ifs and not frame.translator.specialised:
         return None
     entries: dict[str, Value] = {}
     with frame.branch(Env(dict(frame.env.values))) as statements:
         over = frame.evaluate(generator.iter)
         for item in over.items if isinstance(over, Items) else ():
             frame.env.values.update(_bound(generator.target, item))
+            chosen = [_decided(test, frame) for test in generator.ifs]
+            if None in chosen:
+                return None
+            if not all(chosen):
+                continue
             key, value = frame.evaluate(node.key), frame.evaluate(node.value)
             if not (isinstance(key, Known) and isinstance(key.value, str)):
                 return None
@@ -40,6 +46,12 @@ def copied(node: ast.DictComp, key: ast.expr, value: Value) -> ast.expr | None:
             if kept and isinstance(over.func, ast.Attribute) and over.func.attr == "items":
                 return over.func.value
     return None
+
+
+def _decided(test: ast.expr, frame: Frame) -> bool | None:
+    value = frame.evaluate(test)
+    known = value.truth()
+    return decided_here(value, frame) if known is None else known
 
 
 def _bound(target: ast.expr, item: Value) -> dict[str, Value]:

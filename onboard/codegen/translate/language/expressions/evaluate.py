@@ -22,10 +22,12 @@ from onboard.codegen.translate.language.expressions.module_lists import slice_mo
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Choice,
+    Closure,
     Global,
     Instance,
     MaskMaker,
     ModuleList,
+    Repeated,
 )
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
 from onboard.codegen.translate.language.values import (
@@ -155,6 +157,9 @@ def binary(op: ast.operator, left: Value, right: Value, frame: Frame) -> Value:
         return right
     if isinstance(op, ast.Add) and isinstance(left, Items) and isinstance(right, Items):
         return Items(left.items + right.items)
+    match op, left, right:
+        case ast.Mult(), Items(items=(Known(value=None) as item,)), Code() | Known():
+            return Repeated(item, ast.BinOp(ast.List([item.code()], ast.Load()), op, right.code()))
     transposed = [isinstance(side, Code) and side.transposed for side in (left, right)]
     if all(transposed) or (any(transposed) and any(side.is_static for side in (left, right))):
         sides = [
@@ -266,7 +271,11 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
     two_models = frame.translator.specialised or is_identity(body) != is_identity(
         orelse
     )  # with a norm or without it
-    if modules and two_models and (chosen := decided_here(test, frame)) is not None:
+    functions = frame.translator.specialised and all(
+        isinstance(side, Global | Choice | Closure) or side.equals(NONE) for side in (body, orelse)
+    )
+    wanted = functions or (modules and two_models)
+    if wanted and (chosen := decided_here(test, frame)) is not None:
         return body if chosen else orelse
     expr = ast.IfExp(test.code(), body.code(), orelse.code())
     match body, orelse:
@@ -376,12 +385,14 @@ def _walrus(node: ast.NamedExpr, frame: Frame) -> Value:
 
 
 def _lambda(node: ast.Lambda, frame: Frame) -> Value:
-    """Return a function without parameters that makes a mask; others have no translation."""
+    """Return a function; one without parameters that makes a mask is known as that."""
     if not (node.args.args or node.args.kwonlyargs) and isinstance(
         mask := frame.evaluate(node.body), Mask
     ):
         return MaskMaker(padding=isinstance(mask, PaddingMask))
-    raise Untranslatable(f"Lambda at {frame.source.location(node)}")
+    body: list[ast.stmt] = [ast.copy_location(ast.Return(node.body), node)]
+    function = ast.FunctionDef("<lambda>", node.args, body, [], None, None)
+    return Closure(ast.copy_location(function, node), frame.source, dict(frame.env.values))
 
 
 _NODES: dict[type[ast.expr], Callable[[Any, Frame], Value]] = {

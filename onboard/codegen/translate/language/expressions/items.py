@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 from onboard.codegen.translate.language.expressions import objects
 from onboard.codegen.translate.language.forms import (
@@ -11,11 +12,18 @@ from onboard.codegen.translate.language.forms import (
     MAYBE,
     POSITIONS,
     ROWS,
+    SEVERAL_ROWS,
     TRIANGLE,
 )
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.object_values import Global, Instance, MaskMaker, ModuleList
-from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.object_values import (
+    Global,
+    Instance,
+    MaskMaker,
+    ModuleList,
+    Repeated,
+)
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, constant, same_code
 from onboard.codegen.translate.language.values import (
     NONE,
     Code,
@@ -40,6 +48,8 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
             return item_of(given, index, node, frame)
         case Mask(), _:
             return owner  # one of a dict of masks
+        case Repeated(item=item), Known(value=int()) | Code(static=True):
+            return item
         case Items(items=items), Known(value=int() as position):
             return items[position]
         case Items(items=items), Known(value=slice() as part):
@@ -48,6 +58,10 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
             raise Untranslatable(f"an item of None at {frame.source.location(node)}")
         case Known(value=known), Known(value=key):
             return Known(known[key])
+        case Global(obj=dict() as table), Code(static=True) if chosen := _chosen_here(
+            table, index, frame
+        ):
+            return chosen
         case Global(obj=dict() as table), Code(static=True) if choice := objects.choice(
             table, index, frame
         ):
@@ -67,6 +81,12 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
             return owner
         case Code(form=str() as form), Items(items=(Known(value=None), *rest)) if form == ROWS:
             return _rows(owner, rest)
+        case Code(form=str() as form), Items(items=(Known(value=slice() as every), *rest)) if (
+            form == ROWS and every == slice(None)
+        ):
+            return _of_each_row(owner, rest, node)
+        case Code(form=str() as form), Known(value=int()) if form == SEVERAL_ROWS:
+            return Code(ast.Subscript(owner.expr, index.code(), ast.Load()), form=ROWS)
         case Code(form=str() as form), Known(value=int() as part) if form == COMPLEX:
             return Half(owner, part)
         case Code(form=str() as form), _ if form == f"dict of {COMPLEX}":
@@ -87,6 +107,22 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
     expr = ast.Subscript(owner.code(), _index_code(node.slice, index, frame), ast.Load())
     triangle = isinstance(owner, Code) and owner.form == TRIANGLE and _cuts_corner(node.slice)
     return Code(expr, owner.is_static and index.is_static, form=TRIANGLE if triangle else None)
+
+
+def _chosen_here(table: dict[Any, Any], key: Value, frame: Frame) -> Value | None:
+    """Return the class of a table that this config takes, where branches on it are decided."""
+    if not frame.translator.specialised or objects.choice(table, key, frame) is None:
+        return None
+    for item, obj in table.items():
+        test = Code(ast.Compare(key.code(), [ast.Eq()], [constant(item)]), static=True)
+        try:
+            if not frame.translator.decide(test.expr, test, frame):
+                continue
+        except Untranslatable:
+            return None
+        frame.translator.guard(test.expr, frame)
+        return objects.from_namespace(obj, obj.__name__, frame)
+    return None
 
 
 def _of_mapping(owner: Mapping, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
@@ -122,12 +158,38 @@ def _rows(owner: Value, rest: list[Value]) -> Code:
     return Code(ast.Subscript(owner.code(), ast.Tuple(index, ast.Load()), ast.Load()))
 
 
+def _of_each_row(rows: Code, rest: list[Value], node: ast.Subscript) -> Code:
+    """Return parts of each row of a table, or rows with a dimension more."""
+    if _keeps_everything(tuple(rest)):
+        return rows
+    if not all(isinstance(item, Known) for item in rest) or not isinstance(node.slice, ast.Tuple):
+        raise Untranslatable("a part of a table of positions")
+    index = ast.Tuple([ast.Slice(), *node.slice.elts], ast.Load())
+    return Code(ast.Subscript(rows.expr, index, ast.Load()), form=ROWS)
+
+
 def _cuts_corner(index: ast.expr) -> bool:
-    """Whether an index is [:a, :b, ...]."""
+    """Whether an index is [:a, :b, ...], or [b - a : b, :b]: the last rows of a corner, whose
+    queries are the last of its keys.
+    """
     parts = index.elts if isinstance(index, ast.Tuple) else [index]
     return all(
-        isinstance(part, ast.Slice) and part.lower is None and part.step is None for part in parts
+        isinstance(part, ast.Slice)
+        and part.step is None
+        and (part.lower is None or (place == len(parts) - 2 and _ends_with(part, parts[-1])))
+        for place, part in enumerate(parts)
     )
+
+
+def _ends_with(rows: ast.Slice, keys: ast.expr) -> bool:
+    """Whether rows are `b - a : b` and keys `: b`."""
+    match rows, keys:
+        case (
+            ast.Slice(lower=ast.BinOp(left=end, op=ast.Sub()), upper=ast.expr() as stop),
+            ast.Slice(lower=None, upper=ast.expr() as last),
+        ):
+            return same_code(end, stop) and same_code(stop, last)
+    return False
 
 
 def _keeps_everything(parts: tuple[Value, ...]) -> bool:

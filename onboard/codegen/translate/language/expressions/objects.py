@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 import inspect
 import logging
+import sys
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -20,6 +23,7 @@ from onboard.codegen.translate.language.expressions import branch_types
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Choice,
+    Closure,
     Config,
     Global,
     Instance,
@@ -61,6 +65,7 @@ CONFIG_FACTS: dict[str, Any] = {
 """Config attributes that say how transformers runs a model, not what it computes; fixed in
 generated code.
 """
+_DTYPES = ("dtype", "torch_dtype")
 _BRINGS_WEIGHTS = ("add_cross_attention",)
 _MODULE_FACTS: dict[str, Any] = {"training": False, "gradient_checkpointing": False}
 _OF_ANY_SHAPE = ("dtype", "device", "is_cuda", "requires_grad")
@@ -74,6 +79,18 @@ def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
         return Known(obj)
     frame.translator.remember_global(identifier, obj, frame.source)
     return Global(obj, name(identifier))
+
+
+def imported(node: ast.Import | ast.ImportFrom, alias: ast.alias, module: ModuleType) -> Any:
+    """Return what an import inside a function binds a name to; None for what is not there."""
+    try:
+        if isinstance(node, ast.Import):
+            whole = importlib.import_module(alias.name)
+            return whole if alias.asname else sys.modules[alias.name.split(".")[0]]
+        source = importlib.import_module("." * node.level + (node.module or ""), module.__package__)
+        return getattr(source, alias.name)
+    except (ImportError, AttributeError):
+        return None
 
 
 def choice(table: dict[Any, Any], key: Value, frame: Frame) -> Value | None:
@@ -113,8 +130,14 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             assert frame.cls is not None
             return attribute_of(frame.cls, attr, name("self"), frame)
         case Config(expr=expr, obj=obj):
+            if (kept := frame.env.values.get(f"{ast.unparse(expr)}.{attr}")) is not None:
+                return kept  # as this constructor left it
             if attr in CONFIG_FACTS:
                 return _config_fact(attr, expr, obj, frame)
+            if attr in _DTYPES and frame.kind == "init":
+                return NONE  # what loads weights decides it
+            if (changed := _changed(attr, obj, frame)) is not None:
+                return changed
             is_part = attr in getattr(
                 obj, "sub_configs", {}
             )  # other fields may differ from layer to layer
@@ -147,6 +170,15 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
     return Code(attribute(owner.code(), attr))
 
 
+def _changed(attr: str, obj: Any, frame: Frame) -> Value | None:
+    """Return what the model's constructor makes of an attribute of the config, as the classes see
+    it that it makes things of.
+    """
+    program = frame.translator
+    own = frame.cls is not None and frame.cls.cls is type(program.model) and frame.kind == "init"
+    return None if own or obj is not program.config else program.changed.get(attr)
+
+
 def _config_fact(attr: str, expr: ast.expr, config: Any, frame: Frame) -> Known:
     """Return a fixed attribute; one that brings weights, which nothing runs then, is as the config
     has it.
@@ -175,6 +207,8 @@ def _global_attribute(obj: Any, attr: str, expr: ast.expr) -> Value:
         raise Untranslatable(f"the missing attribute {attr} of {ast.unparse(expr)}")
     value = getattr(obj, attr)
     path = attribute(expr, attr)
+    if attr == "__version__":
+        return Known(str(value))
     return (
         Code(path, static=True)
         if isinstance(value, bool | int | float | str)
@@ -232,7 +266,7 @@ def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) ->
     if (known_as := frame.mechanisms.own_attribute(state, attr, path, frame)) is not None:
         return known_as
     match value := state.attributes.get(attr):
-        case Known() | Mask() | Global():
+        case Known() | Mask() | Global() | Closure():
             return value
         case Instance():
             return (
@@ -246,13 +280,16 @@ def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) ->
             return Config(path, obj)
         case Code(static=static, optional=optional):
             return Code(path, static, optional=optional)
-    return module_fact(attr) or _class_attribute(state, attr, path)
+    return module_fact(attr) or _class_attribute(state, attr, path, frame)
 
 
-def _class_attribute(state: ClassState, attr: str, path: ast.expr) -> Value:
+def _class_attribute(state: ClassState, attr: str, path: ast.expr, frame: Frame) -> Value:
     value = inspect.getattr_static(state.cls, attr, None)
     if isinstance(value, bool | int | float | str):
         return Known(value)
     if inspect.isroutine(value) or isinstance(value, staticmethod | classmethod):
         return Method(Self(), attr)
+    modules = frame.translator.modules_of(state.cls)
+    if modules and not any(hasattr(module, attr) for module in modules):
+        raise Untranslatable(f"{state.cls.__name__}.{attr}, which its constructor does not make")
     return Code(path, optional=state.inherits_init)  # a bias may be None

@@ -26,6 +26,7 @@ _POINTWISE = {
     "neg",
     "clamp",
 }
+_OF_EACH_ROW = {"to", "float", "type", "type_as", "half", "bfloat16", "cos", "sin", "contiguous"}
 _MOVES = {"transpose", "permute", "view", "reshape", "contiguous", "unsqueeze", "expand"}
 _ALONG_LAST = {"chunk", "split", "mean", "sum", "norm", "softmax"}
 
@@ -45,11 +46,18 @@ def tensor_method(owner: Code, attr: str, args: Args) -> Value:
     if swaps and not owner.static and owner.form != CHANNELS:
         return Code(owner.expr, transposed=not owner.transposed)
     if owner.form == POSITIONS and (
-        attr in ("expand", "long", "to", "repeat")
+        attr in ("expand", "long", "to", "repeat", "type_as", "float", "contiguous")
         or (attr == "unsqueeze" and known == [0])
         or (attr in ("view", "reshape") and known == [-1])
     ):
         return owner
+    if owner.form == ROWS and attr in _OF_EACH_ROW:
+        return replace(plain_call(attribute(owner.expr, attr), args), form=ROWS)
+    if owner.form == ROWS and attr == "unsqueeze" and len(known) == 1 and known[0] >= 0:
+        if known[0] == 0:
+            return Code(owner.expr)  # which the batch is
+        dim = Args([Known(known[0] + 1)], {}, [])
+        return replace(plain_call(attribute(owner.expr, attr), dim), form=ROWS)
     if attr == "index_select" and (rows := _rows_at_positions(owner, args)) is not None:
         return rows
     if attr == "permute" and known == [0, 2, 1, 3] and len(args.positional) == 4:

@@ -24,8 +24,16 @@ from onboard.codegen.translate.language.expressions.decisions import decided_by_
 from onboard.codegen.translate.language.expressions.evaluate import evaluate
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.frame import Frame, Mechanism, Program
-from onboard.codegen.translate.language.object_values import Config, Instance, Made, Method, Self
-from onboard.codegen.translate.language.program import supers, unused_modules
+from onboard.codegen.translate.language.object_values import (
+    Closure,
+    Config,
+    Instance,
+    Made,
+    Method,
+    Repeated,
+    Self,
+)
+from onboard.codegen.translate.language.program import closures, supers, unused_modules
 from onboard.codegen.translate.language.program.facts import (
     all_bound,
     as_parameters,
@@ -39,6 +47,7 @@ from onboard.codegen.translate.language.program.inline import (
     call_autograd,
     defaults,
     inline,
+    with_rest,
 )
 from onboard.codegen.translate.language.program.results import (
     called,
@@ -50,11 +59,11 @@ from onboard.codegen.translate.language.program.results import (
 )
 from onboard.codegen.translate.language.program.supers import execute_inside, looked_up
 from onboard.codegen.translate.language.state import ClassState, Restart, Routine
-from onboard.codegen.translate.language.statements.assign import refuse_growth
+from onboard.codegen.translate.language.statements.assign import refuse_growth, store_attribute
 from onboard.codegen.translate.language.statements.execute import RAISES, execute
 from onboard.codegen.translate.language.trees import cleanup
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
-from onboard.codegen.translate.language.values import NONE, Code, Mapping, Value
+from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Value
 
 
 class Translator(Program):
@@ -64,6 +73,8 @@ class Translator(Program):
         model: a tiny instance; it decides branches of which only one side has a translation.
         findings: what the analysis says of the model's classes and functions.
         mechanisms: what modeling code has besides plain Python, as one.
+        config: what the model was made with, where its constructors may have changed it.
+        specialised: decide branches on the config from the start.
     """
 
     def __init__(
@@ -71,13 +82,17 @@ class Translator(Program):
         model: nn.Module,
         findings: Findings | None = None,
         mechanisms: Mechanism | None = None,
+        config: Any = None,
+        specialised: bool = False,
     ) -> None:
         self.model = model
-        self.config: Any = model.config
+        self.config: Any = model.config if config is None else config
         self.findings = findings or Findings()
         self.mechanisms = mechanisms or Mechanism()
         self.knows_masks = True
-        self.specialised = False
+        self.specialised = specialised
+        self.changed: dict[str, Value] = {}
+        self.calling: list[ast.FunctionDef] = []
         self.pairs_positions = False
         self.writes_positions = False
         self.facts: dict[tuple[str, str], dict[str, Value]] = {}
@@ -111,7 +126,7 @@ class Translator(Program):
         except Untranslatable:
             self.facts, self.shared = {}, {}
             self.writes_positions = self.pairs_positions
-            self.specialised = not self.writes_positions
+            self.specialised = self.specialised or not self.writes_positions
         try:
             return self._fixed_point()
         except Untranslatable:
@@ -202,9 +217,12 @@ class Translator(Program):
         found = find_method(cls, "__init__")
         if found is None or args.stars:
             raise Untranslatable(f"the constructor of {cls.__name__}")
-        bound, _ = bind(found[1], args, method=True)
+        bound, rest = bind(found[1], args, method=True)
+        vararg = found[1].args.vararg
+        if vararg is not None and not bound.pop(vararg.arg).equals(Items(())):
+            raise Untranslatable(f"a constructor of {cls.__name__} with *{vararg.arg}")
         keywords = [ast.keyword(key, value.code()) for key, value in bound.items()]
-        return Instance((Made(cls, bound),), ast.Call(name(cls.__name__), [], keywords))
+        return Instance((Made(cls, bound | rest),), ast.Call(name(cls.__name__), [], keywords))
 
     def has_method(self, cls: type, attr: str) -> bool:
         """Whether a class has a method that is translated from its source."""
@@ -294,18 +312,27 @@ class Translator(Program):
             return known_as
         if attr == "register_buffer" and frame.kind == "init":
             return supers.register_buffer(args, frame)
+        if attr == "register_buffer" and self.specialised:
+            match args.positional:
+                case [Known(value=str() as key), made, *_]:
+                    store_attribute(key, made, frame, None)
+                    return NONE
         if (
             attr == "get_input_embeddings"
             and (embeddings := composite.input_embeddings(frame)) is not None
         ):
             return embeddings
         found = find_method(state.cls, attr)
+        if attr == "get_head_mask" and args.positional and args.positional[0].equals(NONE):
+            return Repeated(NONE, ast.List([], ast.Load()))  # no head of any layer is masked
         if found is None or found[0].__module__.startswith("transformers.modeling_utils"):
             return NONE  # checks and bookkeeping of transformers' base class
         if found[0].__module__.startswith("torch."):
             return plain_call(attribute(name("self"), attr), args)
         if frame.kind == "init" and sets_attributes(found[1]):
             return execute_inside(self, *found, args, frame)
+        if (inside := closures.run_method(*found, args, frame)) is not None:
+            return inside
         refuse_growth(found[1], frame)
         routine = self._method(state, attr, args)
         if not routine.body:
@@ -333,10 +360,37 @@ class Translator(Program):
         node = source.functions.get(function.__name__)
         if node is None:
             raise Untranslatable(f"the helper {function.__name__}")
+        return self.call_source(node, source, args, frame)
+
+    def call_source(
+        self, node: ast.FunctionDef, source: ModuleSource, args: Args, frame: Frame
+    ) -> Value:
+        """Return the result of a helper whose definition is given."""
+        if self.calling.count(node) > 1:
+            raise Untranslatable(f"{node.name}, which calls itself")
+        self.calling.append(node)
+        try:
+            return self._called(node, source, args, frame)
+        finally:
+            self.calling.pop()
+
+    def _called(
+        self, node: ast.FunctionDef, source: ModuleSource, args: Args, frame: Frame
+    ) -> Value:
         inlined = inline(self, node, source, args, frame.cls or frame.caller)
         if inlined is not None:
             return inlined
-        key = function.__name__
+        if frame.kind == "init" and args.static():
+            return closures.or_inside(self._call_of, node, source, args, frame)
+        return self._call_of(node, source, args)
+
+    def call_closure(self, closure: Closure, args: Args, frame: Frame) -> Value:
+        """Return what a function gives that is defined inside another one."""
+        return closures.call_closure(closure, args, frame)
+
+    def _call_of(self, node: ast.FunctionDef, source: ModuleSource, args: Args) -> Value:
+        """Return a call of a helper's translation."""
+        key = node.name
         bound, rest = bind(node, args, method=False)
         self._learn(("function", key), node, {**bound, **rest}, key in self.functions)
         if key not in self.functions:
@@ -355,7 +409,9 @@ class Translator(Program):
         frame = Frame(self, module_source(owner.__module__), "init", state, owner)
         frame.env.values["self"] = Self()
         facts = self.facts["init", state.cls.__qualname__]
-        frame.env.values.update(defaults(node, frame) | as_parameters(facts))
+        frame.env.values.update(
+            defaults(node, frame) | as_parameters(facts) | with_rest(node, facts)
+        )
         if (
             not (recognised := self.findings.recognised.get(state.cls.__name__))
             or not recognised.own_init

@@ -72,6 +72,16 @@ def sets_attributes(node: ast.FunctionDef) -> bool:
     )
 
 
+def stores_attributes(node: ast.FunctionDef) -> bool:
+    """Whether a method assigns attributes of `self`."""
+    return any(
+        isinstance(item, ast.Attribute)
+        and isinstance(item.ctx, ast.Store)
+        and ast.unparse(item.value) == "self"
+        for item in ast.walk(node)
+    )
+
+
 def all_bound(node: ast.FunctionDef, args: Args) -> dict[str, Value]:
     """Return what a call of a forward passes, by name, `**kwargs` too."""
     bound, rest = bind(node, args, method=True)

@@ -11,7 +11,7 @@ from onboard.codegen.translate.language.program.facts import bind, default_nodes
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.statements.execute import execute
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
-from onboard.codegen.translate.language.values import NONE, Value
+from onboard.codegen.translate.language.values import NONE, Items, Known, Mapping, Value
 
 
 def call_autograd(translator: Program, cls: type, args: Args, frame: Frame) -> Value:
@@ -43,6 +43,8 @@ def inline(
     bound, rest = bind(node, args, method=False)
     inner = Frame(translator, source, "function", caller=caller)
     inner.env.values.update(defaults(node, inner) | bound | rest)
+    if node.args.kwarg is not None:
+        inner.env.values[node.args.kwarg.arg] = Mapping(dict(rest))
     try:
         execute(node.body, inner)
     except Untranslatable:
@@ -54,3 +56,17 @@ def inline(
 def defaults(node: ast.FunctionDef, frame: Frame) -> dict[str, Value]:
     """Return the values of the parameters that have a default."""
     return {key: frame.evaluate(item) for key, item in default_nodes(node).items()}
+
+
+def with_rest(node: ast.FunctionDef, facts: dict[str, Value]) -> dict[str, Value]:
+    """Return a constructor's `*args`, which nothing passes, and `**kwargs` where these are
+    constants.
+    """
+    named = {item.arg for item in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+    rest = {key: fact for key, fact in facts.items() if key not in named}
+    given: dict[str, Value] = {}
+    if node.args.vararg is not None:
+        given[node.args.vararg.arg] = Items(())
+    if node.args.kwarg is not None and all(isinstance(fact, Known) for fact in rest.values()):
+        given[node.args.kwarg.arg] = Mapping(dict(rest))
+    return given

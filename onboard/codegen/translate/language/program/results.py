@@ -20,6 +20,7 @@ from onboard.codegen.translate.language.values import (
     Mapping,
     Mask,
     Output,
+    Unread,
     Value,
     untransposed,
 )
@@ -141,6 +142,8 @@ def _absent(routine: Routine, key: str, program: Program) -> Value:
 def _shape(values: list[Value], index: int) -> tuple[Value, int]:
     """Return the common shape of several results: what all know stays known, the rest are holes."""
     first = values[0]
+    if unread := [value for value in values if isinstance(value, Unread)]:
+        return unread[0], index
     if isinstance(first, Known | Mask | Config) and all(first.equals(value) for value in values):
         return first, index
     parts: list[Value] = []

@@ -94,6 +94,9 @@ def register_buffer(args: Args, frame: Frame) -> Value:
     key = args.positional[0]
     if not (isinstance(key, Known) and isinstance(key.value, str)):
         raise Untranslatable("a buffer with a computed name")
+    translator = frame.translator
     frame.emit(ast.Expr(plain_call(attribute(name("self"), "register_buffer"), args).expr))
-    frame.env.values[f"self.{key.value}"] = Code(attribute(name("self"), key.value))
+    nothing = len(args.positional) > 1 and args.positional[1].equals(NONE)
+    made = NONE if nothing and translator.specialised else Code(attribute(name("self"), key.value))
+    frame.env.values[f"self.{key.value}"] = made
     return NONE

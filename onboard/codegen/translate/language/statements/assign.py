@@ -8,11 +8,13 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from onboard.codegen.translate.language.expressions import objects
-from onboard.codegen.translate.language.forms import COMPLEX, MAYBE
+from onboard.codegen.translate.language.forms import COMPLEX, MAYBE, ROWS, SEVERAL_ROWS
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole, Result
 from onboard.codegen.translate.language.object_values import (
+    Closure,
     Config,
+    Global,
     Instance,
     ModuleList,
     Self,
@@ -40,17 +42,25 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             _unpack(targets, value, frame, origin)
         case ast.Attribute(value=ast.Name(id="self"), attr=attr):
             store_attribute(attr, frame.settle(value), frame, origin)
+        case ast.Attribute(
+            value=ast.Attribute(value=ast.Name(id="self"), attr=attr), attr="data"
+        ) if frame.kind == "forward" and frame.translator.specialised:
+            _remember(attr, frame.settle(value), frame)
         case ast.Attribute(value=owner, attr=attr) if _is_so_already(owner, attr, value, frame):
             return
         case ast.Attribute(attr="generation_config"):
             return  # how transformers samples
         case ast.Attribute(value=owner, attr=attr) if _states_a_fact(owner, attr, value, frame):
             return
+        case ast.Attribute(value=ast.Attribute(), attr=attr) if _ties(target, value, frame):
+            return  # written for all ties at once
         case ast.Attribute(value=owner, attr=attr) if _takes_away(owner, value, frame):
             path = frame.code(owner)
             frame.emit(
                 ast.Assign([ast.Attribute(path, attr, ast.Store())], ast.Constant(None)), origin
             )
+        case ast.Attribute(value=owner, attr=attr) if _is_own_config(owner, frame):
+            _change_for_all(owner, attr, frame.settle(value), frame)
         case ast.Attribute(value=ast.Name(id=variable), attr=attr) if _is_copied_config(
             variable, frame
         ):
@@ -86,6 +96,15 @@ def _is_so_already(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bo
     )
 
 
+def _ties(target: ast.Attribute, value: Value, frame: Frame) -> bool:
+    """Whether a constructor ties two weights that transformers' model says are tied."""
+    if frame.kind != "init" or frame.cls is None or not isinstance(value, Code):
+        return False
+    tied = getattr(frame.cls.cls, "_tied_weights_keys", None)
+    pair = {ast.unparse(node).removeprefix("self.") for node in (target, value.expr)}
+    return isinstance(tied, dict) and any({key, other} == pair for key, other in tied.items())
+
+
 def _takes_away(owner: ast.expr, value: Value, frame: Frame) -> bool:
     """Whether `__init__` takes a part (a norm's bias) away from a module that it made."""
     nothing = isinstance(value, Known) and value.value is None
@@ -95,6 +114,31 @@ def _takes_away(owner: ast.expr, value: Value, frame: Frame) -> bool:
 def _is_copied_config(variable: str, frame: Frame) -> bool:
     known = frame.env.values.get(variable)
     return isinstance(known, Config) and known.copy is not None
+
+
+def _is_own_config(owner: ast.expr, frame: Frame) -> bool:
+    """Whether a constructor assigns to an attribute of the config that the model is made with."""
+    config = frame.evaluate(owner) if frame.kind == "init" else NONE
+    return (
+        isinstance(config, Config) and config.copy is None and config.obj is frame.translator.config
+    )
+
+
+def _change_for_all(owner: ast.expr, attr: str, value: Value, frame: Frame) -> None:
+    """Note what the model's constructor makes of the config before it makes anything of it; the
+    generated file's config stays as it is.
+    """
+    program = frame.translator
+    own = frame.cls is not None and frame.cls.cls is type(program.model)
+    made = any(
+        isinstance(each, Instance | ModuleList) and key.startswith("self.")
+        for key, each in frame.env.values.items()
+    )
+    if not isinstance(value, Known) or not own or made:
+        raise Untranslatable(f"an assignment to config.{attr} once modules are made of the config")
+    if (known := program.changed.setdefault(attr, value)) is not value and not known.equals(value):
+        raise Untranslatable(f"config.{attr}, which is changed twice")
+    frame.env.values[f"{ast.unparse(frame.code(owner))}.{attr}"] = value
 
 
 def _change_config(variable: str, attr: str, value: Value, frame: Frame, origin: ast.AST) -> None:
@@ -199,6 +243,7 @@ def _unpack_code(targets: list[ast.expr], value: Code, frame: Frame, origin: ast
     transposed too.
     """
     attributes = [target for target in targets if isinstance(target, ast.Attribute)]
+    form = ROWS if value.form == SEVERAL_ROWS else None
     names = [
         name(f"{item.attr}_value", True) if item in attributes else _stored(item)
         for item in targets
@@ -207,7 +252,7 @@ def _unpack_code(targets: list[ast.expr], value: Code, frame: Frame, origin: ast
     for target, part in zip(targets, names, strict=True):
         inner = [item.id for item in ast.walk(part) if isinstance(item, ast.Name)]
         frame.env.values.update(
-            {item: Code(name(item), value.static, value.transposed) for item in inner}
+            {item: Code(name(item), value.static, value.transposed, form=form) for item in inner}
         )
         if not isinstance(part, ast.Name):
             continue
@@ -231,13 +276,49 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
             and frame.cls.attributes.get(attr, Self()).equals(NONE)
         ):
             return  # what one call would keep for the next
+        if _may_remember(attr, frame):
+            _remember(attr, value, frame)
+            return
         raise Grows(f"forward assigns self.{attr}")
     value = frame.mechanisms.set_attribute(attr, value, frame) or value
+    if isinstance(value, Closure):
+        frame.env.values[f"self.{attr}"] = _of_itself(value)
+        return
     path = attribute(name("self"), attr)
     assert isinstance(path, ast.Attribute)
     target = ast.Attribute(path.value, attr, ast.Store())
     frame.emit(ast.Assign([target], value.code()), origin)
     frame.env.values[f"self.{attr}"] = _at(value, path)
+
+
+def _may_remember(attr: str, frame: Frame) -> bool:
+    """Whether a forward of repositories' code may assign an attribute: its constructor leaves no
+    tensor there, or what it does is done once for a new model.
+    """
+    if not frame.translator.specialised or frame.cls is None or frame.kind != "forward":
+        return False
+    made = frame.cls.attributes.get(attr, NONE)
+    return frame.remembers or isinstance(made, Known) or (isinstance(made, Code) and made.static)
+
+
+def _remember(attr: str, value: Value, frame: Frame) -> None:
+    """Hold what a forward assigns to an attribute in a local variable."""
+    if isinstance(value, Code) and not value.lazy:
+        variable = frame.fresh(attr.strip("_"))
+        frame.bind(variable, value)
+        value = frame.env.values[variable]
+    frame.env.values[f"self.{attr}"] = value
+
+
+def _of_itself(function: Closure) -> Closure:
+    """Return a function that other methods may call, too: it reads no variable of the constructor
+    that holds anything but a constant.
+    """
+    read = {item.id for item in ast.walk(function.node) if isinstance(item, ast.Name)}
+    seen = {key: value for key, value in function.seen.items() if key in read}
+    if not all(isinstance(value, Known | Global | Closure) for value in seen.values()):
+        raise Untranslatable(f"{function.node.name}, which reads variables of a constructor")
+    return replace(function, seen=seen)
 
 
 def _move(attr: str, expr: ast.expr, frame: Frame) -> None:

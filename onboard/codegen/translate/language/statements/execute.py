@@ -9,9 +9,11 @@ from typing import Any
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.expressions.branch_types import narrowed, numbered
 from onboard.codegen.translate.language.expressions.comprehensions import bind_target, iteration
-from onboard.codegen.translate.language.expressions.decisions import decided_here
+from onboard.codegen.translate.language.expressions.decisions import decided_here, is_of_config
 from onboard.codegen.translate.language.expressions.evaluate import binary, condition
+from onboard.codegen.translate.language.expressions.objects import from_namespace, imported
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.object_values import Closure
 from onboard.codegen.translate.language.statements import lists
 from onboard.codegen.translate.language.statements.assign import Grows, Widened, store
 from onboard.codegen.translate.language.statements.joins import joined_env, note_conditional
@@ -126,12 +128,29 @@ def _if(node: ast.If, frame: Frame) -> str | None:
         raise
     decided = frame.mechanisms.decided(node, frame)
     decided, test = test.truth() if decided is None else decided, condition(test)
+    if decided is None and frame.translator.specialised:
+        decided = _decided_by_part(test, frame)
+    if decided is not False and _is_made_first(node, frame):
+        return _first_call(node, frame)
     if decided is not None:
         return _decided(node, decided, frame)
     if not test.is_static and (body := selection.always(node)) is not None:
         execute(body, frame)
         return None
     return _branch(node, test, frame)
+
+
+def _decided_by_part(test: Value, frame: Frame) -> bool | None:
+    """Return the value of `a and b`, of which one part is known at run time only, where this config
+    makes the other false; of `a or b` likewise.
+    """
+    match test:
+        case Code(expr=ast.BoolOp(op=op, values=parts), static=False):
+            stop = isinstance(op, ast.Or)
+            static = [part for part in parts if is_of_config(part)]
+            found = [decided_here(Code(part, static=True), frame) for part in static]
+            return stop if stop in found else None
+    return None
 
 
 def _decided(node: ast.If, outcome: bool, frame: Frame) -> str | None:
@@ -265,8 +284,39 @@ def _if_statement(test: ast.expr, body: list[ast.stmt], orelse: list[ast.stmt]) 
     return ast.If(ast.UnaryOp(ast.Not(), test), orelse, [])
 
 
+def _is_made_first(node: ast.If, frame: Frame) -> bool:
+    """Whether the side of a forward's branch is the one that a new model takes: it makes an
+    attribute that is None before, as whose item the other side would fail.
+    """
+    if frame.kind != "forward" or frame.cls is None or node.orelse:
+        return False
+    if not frame.translator.specialised:
+        return False
+    stored = {
+        item.attr
+        for statement in node.body
+        for item in ast.walk(statement)
+        if isinstance(item, ast.Attribute)
+        and isinstance(item.ctx, ast.Store)
+        and ast.unparse(item.value) == "self"
+    }
+    made = frame.cls.attributes
+    now = [frame.env.values.get(f"self.{key}", made.get(key)) for key in stored]
+    return any(value is not None and value.equals(NONE) for value in now)
+
+
+def _first_call(node: ast.If, frame: Frame) -> str | None:
+    before, frame.remembers = frame.remembers, True
+    try:
+        ending = execute(node.body, frame)
+    finally:
+        frame.remembers = before
+    return None if ending == GOES_ON else ending
+
+
 def _for(node: ast.For, frame: Frame) -> str | None:
     """Execute a loop body until what is known at its start holds at its end, too."""
+    node = lists.without_repeated(node, frame)
     if (made := lists.comprehended(node, frame)) is not None:
         store(*made, frame, node)
         return None
@@ -375,6 +425,18 @@ def _raise(node: ast.Raise, frame: Frame) -> str:
     return RAISES
 
 
+def _define(node: ast.FunctionDef, frame: Frame) -> None:
+    frame.env.values[node.name] = Closure(node, frame.source, dict(frame.env.values))
+
+
+def _import(node: ast.Import | ast.ImportFrom, frame: Frame) -> None:
+    """Bind what is imported inside a function, as far as it is there."""
+    for alias in node.names:
+        key = (alias.asname or alias.name).split(".")[0]
+        if (found := imported(node, alias, frame.source.module)) is not None:
+            frame.env.values[key] = from_namespace(found, key, frame)
+
+
 def _nothing(node: ast.stmt, frame: Frame) -> None:
     return None
 
@@ -392,6 +454,7 @@ _STATEMENTS: dict[type[ast.stmt], Callable[[Any, Frame], str | None]] = {
     ast.Assert: _nothing,
     ast.Pass: _nothing,
     ast.Delete: _nothing,
-    ast.Import: _nothing,
-    ast.ImportFrom: _nothing,
+    ast.Import: _import,
+    ast.ImportFrom: _import,
+    ast.FunctionDef: _define,
 }

@@ -8,7 +8,12 @@ from dataclasses import replace
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.frame import Frame, Sides
 from onboard.codegen.translate.language.object_values import Instance, ModuleList, joined_ways
-from onboard.codegen.translate.language.trees.syntax import attribute, call, name
+from onboard.codegen.translate.language.trees.syntax import (
+    Untranslatable,
+    attribute,
+    call,
+    name,
+)
 from onboard.codegen.translate.language.values import (
     Code,
     Known,
@@ -64,6 +69,10 @@ def _joined(key: str, sides: Sides, frame: Frame) -> Value:
             statements.append(ast.Assign([name(key, store=True)], module.expr))
         made = tuple(way for module in modules for way in module.made)
         return Instance(made, name(key), any(module.optional for module in modules))
+    if key.startswith("self.") and frame.kind != "init":
+        raise Untranslatable(f"{key}, which forward changes under a condition")
+    if "." in key and not key.startswith("self."):
+        raise Untranslatable(f"{key}, which is changed under a condition")
     if key.startswith("self."):
         path = attribute(name("self"), key.removeprefix("self."))
         nothing = [value for value in values if isinstance(value, Known) and value.value is None]

@@ -8,7 +8,12 @@ from dataclasses import replace
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.expressions.comprehensions import comprehension
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.object_values import Instance, ModuleList, joined_ways
+from onboard.codegen.translate.language.object_values import (
+    Instance,
+    ModuleList,
+    Repeated,
+    joined_ways,
+)
 from onboard.codegen.translate.language.trees.syntax import attribute, call, name
 from onboard.codegen.translate.language.values import Code, Items, Value
 
@@ -43,6 +48,36 @@ def comprehended(node: ast.For, frame: Frame) -> tuple[ast.expr, Value] | None:
             )
             return None if value is None else (name(variable, store=True), value)
     return None
+
+
+def without_repeated(node: ast.For, frame: Frame) -> ast.For:
+    """Return a loop over `zip(modules, [None] * length)` as one over the modules; the variable of
+    what is always the same is bound to it.
+    """
+    match node.iter, node.target:
+        case ast.Call(func=ast.Name(id="enumerate") as function, args=[inner, *rest]), ast.Tuple(
+            elts=[number, target]
+        ):
+            inside = ast.For(target, inner, node.body, node.orelse)
+            new = without_repeated(ast.copy_location(inside, node), frame)
+            if new is inside:
+                return node
+            over: ast.expr = ast.Call(function, [new.iter, *rest], [])
+            target = ast.Tuple([number, new.target], ast.Store())
+        case ast.Call(func=ast.Name(id="zip"), args=parts, keywords=[]), ast.Tuple(
+            elts=targets
+        ) if len(parts) == len(targets):
+            values = [frame.settle(frame.evaluate(part)) for part in parts]
+            left = [i for i, value in enumerate(values) if not isinstance(value, Repeated)]
+            if len(left) != 1:
+                return node
+            for name_of, value in zip(targets, values, strict=True):
+                if isinstance(value, Repeated) and isinstance(name_of, ast.Name):
+                    frame.env.values[name_of.id] = value.item
+            over, target = parts[left[0]], targets[left[0]]
+        case _:
+            return node
+    return ast.copy_location(ast.For(target, over, node.body, node.orelse), node)
 
 
 def _is_local(statement: ast.stmt) -> bool:

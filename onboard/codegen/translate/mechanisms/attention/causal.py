@@ -149,7 +149,12 @@ class CausalMasks(Mechanism):
         return mask_attribute(attr) if isinstance(owner, Mask) else None
 
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
-        """Functions that make masks, as the analysis found."""
+        """Functions that make masks, as the analysis found, and `torch.triu(full(least), 1)`."""
+        match args.positional:
+            case [Code(expr=ast.Call(func=inner, args=[size, least, *_])), Known(value=1)] if (
+                function is torch.triu and ast.unparse(inner) == "torch.full"
+            ):
+                return Mask() if _is_square(size) and _is_least(least) else None
         return _found(function.__name__, frame) if inspect.isfunction(function) else None
 
     def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value | None:
@@ -182,6 +187,25 @@ class CausalMasks(Mechanism):
     def stored(self, value: Value) -> Value | None:
         """A dict of masks, one of which exists at run time."""
         return stands_at_run_time(value)
+
+
+def _is_square(size: ast.expr) -> bool:
+    """Whether a size is that of queries by keys of one text: twice the same, not known before."""
+    match size:
+        case ast.Tuple(elts=[rows, columns]) | ast.List(elts=[rows, columns]):
+            return ast.dump(rows) == ast.dump(columns) and not isinstance(rows, ast.Constant)
+    return False
+
+
+def _is_least(number: ast.expr) -> bool:
+    """Whether a number is so low that its exponential is zero beside any score's."""
+    text = ast.unparse(number)
+    if text in ("float('-inf')", "-float('inf')", "-torch.inf", "-math.inf"):
+        return True
+    try:
+        return bool(ast.literal_eval(number) <= -1e4)
+    except (ValueError, TypeError):
+        return False
 
 
 def _found(function: str, frame: Frame) -> Value | None:

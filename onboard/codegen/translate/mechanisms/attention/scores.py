@@ -10,6 +10,7 @@ attention, or something else reads it: then it is the plain code that it was. Th
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -35,6 +36,7 @@ from onboard.codegen.translate.language.values import (
     Value,
     untransposed,
 )
+from onboard.codegen.translate.mechanisms import numbers
 from onboard.codegen.translate.mechanisms.attention import biases, folded, repeats
 from onboard.codegen.translate.mechanisms.attention.biases import KeyBias
 from onboard.codegen.translate.mechanisms.attention.folded import Folded
@@ -207,18 +209,11 @@ def combined(operator: ast.operator, left: Value, right: Value, expr: ast.expr) 
         plain = left.expr if left.masked else expr
         bias = right.code() if left.bias is None else ast.BinOp(left.bias, ast.Add(), right.code())
         return replace(left, expr=plain, bias=bias)
-    if isinstance(operator, ast.Mult | ast.Div) and (right.is_static or _is_root(right)):
-        return _scaled(left, operator, right.code(), expr)
+    if isinstance(operator, ast.Mult | ast.Div):
+        factor = numbers.plain(right)
+        if factor.is_static or numbers.is_root(factor):
+            return _scaled(left, operator, factor.code(), expr)
     return None
-
-
-def _is_root(value: Value) -> bool:
-    """Whether a value is a number that Python's own square root gives, of a size."""
-    return (
-        isinstance(value, Code)
-        and isinstance(value.expr, ast.Call)
-        and ast.unparse(value.expr.func) == "math.sqrt"
-    )
 
 
 def _closed(scores: Scores, operator: ast.operator, right: Value) -> Value | None:
@@ -326,9 +321,36 @@ def call_of(obj: Any, args: Args, expr: ast.expr) -> Value | None:
             return scores  # not below the least number: no masked score matters
         case [Mask(), Scores() as scores, _] if obj is torch.where:
             return replace(scores, masked=True, causal=True)
+        case [Known(value=str() as axes), Code() as left, Code() as right] if obj is torch.einsum:
+            return _einsum(axes.replace(" ", ""), left, right, expr)
         case [bias, first, second] if obj is torch.baddbmm:
             return added(bias, first, second, keywords)
     return None
+
+
+def _einsum(axes: str, left: Code, right: Code, expr: ast.expr) -> Value | None:
+    """Return a product of heads that lie behind the sequence: of queries and keys, of weights and
+    values.
+    """
+    match re.fullmatch(r"(\w)(\w)(\w)(\w),(\w)(\w)(\w)(\w)->(\w{4})", axes):
+        case re.Match() as found:
+            a, b, c, d, e, f, g, h, out = found.groups()
+        case _:
+            return None
+    if (a, c, d) == (e, g, h) and out == a + c + b + f and not isinstance(left, Scores):
+        if left.static or right.static:
+            return None
+        return Scores(expr, query=_swapped(left), key=_swapped(right))
+    weights = isinstance(left, Scores) and left.normed
+    if weights and (a, b, d) == (e, g, f) and out == a + c + b + h:
+        assert isinstance(left, Scores)
+        return _swapped(_attention(left, _swapped(right)))
+    return None
+
+
+def _swapped(value: Code) -> Code:
+    """Return a tensor with heads and sequence swapped."""
+    return replace(value, transposed=not value.transposed)
 
 
 def _ungrouped(key: Code, value: Code) -> tuple[Code, Code]:

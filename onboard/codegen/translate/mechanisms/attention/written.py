@@ -45,6 +45,7 @@ _FUNCTIONS = (
     torch.max,
     torch.maximum,
     torch.baddbmm,
+    torch.einsum,
 )
 
 

@@ -1,0 +1,171 @@
+"""Functions that are run where they are called: those defined inside others, and helpers of
+constructors.
+
+What is left of a body is written into the caller; its variables get names that are free there.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from copy import deepcopy
+
+from onboard.analysis.source import ModuleSource, module_source
+from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.env import Env
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.object_values import Closure, Instance, Self
+from onboard.codegen.translate.language.program.facts import bind, stores_attributes
+from onboard.codegen.translate.language.program.inline import defaults
+from onboard.codegen.translate.language.statements.execute import RETURNS, execute
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.values import NONE, Mapping, Value
+
+
+def call_closure(closure: Closure, args: Args, frame: Frame) -> Value:
+    """Return what a function gives that is defined inside another one."""
+    read = {item.id for item in ast.walk(closure.node) if isinstance(item, ast.Name)}
+    for key in read & closure.seen.keys() & frame.env.values.keys():
+        now = frame.env.values[key]
+        if closure.source is frame.source and not now.equals(closure.seen[key]):
+            raise Untranslatable(f"{closure.node.name}, which reads {key}, which changes")
+    itself = {closure.node.name: closure}
+    return run_inside(closure.node, closure.source, args, frame, closure.seen | itself)
+
+
+def run_method(owner: type, node: ast.FunctionDef, args: Args, frame: Frame) -> Value | None:
+    """Return the result of a method that makes attributes in a forward of repositories' code, or
+    that picks a module, run where it is called; None for others.
+    """
+    picks = len(node.body) == 1 and isinstance(node.body[0], ast.Return)
+    if frame.kind != "forward" or not frame.translator.specialised:
+        return None
+    if not (picks or stores_attributes(node)):
+        return None
+    source, emitted = module_source(owner.__module__), len(frame.out)
+    value: Value | None = None
+    try:
+        value = run_inside(node, source, args, frame, {"self": Self()}, method=True)
+    except Untranslatable:
+        if not picks:
+            raise
+    if picks and not isinstance(value, Instance):
+        del frame.out[emitted:]
+        return None
+    return value
+
+
+def or_inside(
+    called: Callable[[ast.FunctionDef, ModuleSource, Args], Value],
+    node: ast.FunctionDef,
+    source: ModuleSource,
+    args: Args,
+    frame: Frame,
+) -> Value:
+    """Return the result of a helper that a constructor calls; one that is another one for each
+    config is run there.
+    """
+    try:
+        return called(node, source, args)
+    except Untranslatable as error:
+        emitted = len(frame.out)
+        try:
+            return run_inside(node, source, args, frame)
+        except Untranslatable as other:
+            del frame.out[emitted:]
+            raise other from error
+
+
+def run_inside(
+    node: ast.FunctionDef,
+    source: ModuleSource,
+    args: Args,
+    frame: Frame,
+    seen: dict[str, Value] | None = None,
+    *,
+    method: bool = False,
+) -> Value:
+    """Write what is left of a function's body into its caller's; return what it gives at its end.
+
+    Raises:
+        Untranslatable: it may end in several places.
+    """
+    bound, rest = bind(node, args, method=method)
+    own = _own_names(node, frame)
+    around = {key: value for key, value in (seen or {}).items() if key not in own}
+    own_attributes = {k: v for k, v in frame.env.values.items() if k.startswith("self.")}
+    inner = Frame(
+        frame.translator,
+        source,
+        frame.kind,
+        frame.cls,
+        frame.owner,
+        env=Env({**around, **own_attributes}),
+        out=frame.out,
+        caller=frame.caller,
+        branches=frame.branches,
+        remembers=frame.remembers,
+        outer=frame.outer,
+        loops=frame.loops,
+        layers=frame.layers,
+    )
+    given = defaults(node, inner) | bound
+    if node.args.kwarg is not None:
+        given[node.args.kwarg.arg] = Mapping(rest)
+    inner.env.values.update({own.get(key, key): value for key, value in given.items()})
+    body = [_Renamed(own).visit(statement) for statement in deepcopy(node.body)]
+    value = _returned(execute(body, inner), inner, node)
+    changed = {k: v for k, v in inner.env.values.items() if k.startswith("self.")}
+    frame.env.values.update(changed)
+    return value
+
+
+def _returned(ending: str, inner: Frame, node: ast.FunctionDef) -> Value:
+    """Take the return statement away that a body ends with."""
+    if ending != RETURNS and not inner.returns:
+        return NONE
+    if (
+        ending != RETURNS
+        or len(inner.returns) != 1
+        or not inner.out
+        or inner.out[-1] is not inner.returns[0][0]
+    ):
+        raise Untranslatable(f"{node.name}, which returns in several places")
+    inner.out.pop()
+    return inner.settle(inner.returns[0][1])
+
+
+def _own_names(node: ast.FunctionDef, frame: Frame) -> dict[str, str]:
+    """Return free names for the variables that a function assigns."""
+    stored = {
+        item.id
+        for item in ast.walk(node)
+        if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)
+    }
+    taken = frame.env.values.keys() | {
+        item.id
+        for statements in (frame.out, *frame.outer)
+        for statement in statements
+        for item in ast.walk(statement)
+        if isinstance(item, ast.Name)
+    }
+    names: dict[str, str] = {}
+    for key in sorted(stored):
+        number = 1
+        names[key] = key
+        while names[key] in taken:
+            names[key] = f"{key}_{number}"
+            number += 1
+    return names
+
+
+class _Renamed(ast.NodeTransformer):
+    """Gives variables other names."""
+
+    def __init__(self, names: dict[str, str]) -> None:
+        self.names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        """Rename it."""
+        node.id = self.names.get(node.id, node.id)
+        return node

@@ -1,0 +1,156 @@
+"""Changes of shape that name the axes, as einops writes them: `rearrange(x, "b s (h d) -> b h s d")`
+becomes PyTorch's own methods.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.expressions.tensor_methods import tensor_method
+from onboard.codegen.translate.language.forms import ROWS
+from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.values import Code, Items, Known, Value
+
+_TOKEN = re.compile(r"\.\.\.|\w+|\([^()]*\)")
+_REST = "..."
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Groups of axes of the two sides; a group is one dimension of the tensor."""
+
+    left: list[list[str]]
+    right: list[list[str]]
+
+    @property
+    def offset(self) -> int | None:
+        """What to add to the number of a dimension; None: `...` stands where it cannot be told."""
+        has = [
+            _REST in [axis for group in side for axis in group] for side in (self.left, self.right)
+        ]
+        if not any(has):
+            return 0
+        ahead = self.left[:1] == self.right[:1] == [[_REST]]
+        return None if not (all(has) and ahead) else -1
+
+
+def parsed(text: str) -> Pattern:
+    """Return the groups of a pattern."""
+    left, right = (
+        [token.strip("()").split() for token in _TOKEN.findall(side)] for side in text.split("->")
+    )
+    return Pattern(left, right)
+
+
+class NamedAxes(Mechanism):
+    """Functions of einops."""
+
+    def call(self, function: Any, expr: Any, args: Args, frame: Frame) -> Value | None:
+        """`rearrange` and `repeat` of a tensor."""
+        einops = sys.modules.get("einops")
+        match args.positional:
+            case [Code(static=False) as tensor, Known(value=str() as text)] if einops is not None:
+                if function is getattr(einops, "rearrange", None):
+                    return rearranged(tensor, parsed(text), args.keywords, frame)
+                if function is getattr(einops, "repeat", None):
+                    return repeated(tensor, parsed(text), args.keywords, frame)
+        return None
+
+
+def rearranged(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Frame) -> Value:
+    """Return the tensor with its axes taken apart, moved and put together."""
+    value = _apart(tensor, pattern, sizes, frame)
+    have = [axis for group in pattern.left for axis in group if axis != "1"]
+    want = [axis for group in pattern.right for axis in group if axis != "1"]
+    if sorted(have) != sorted(want):
+        raise Untranslatable("an einops pattern whose sides have different axes")
+    value = _moved(value, have, want, frame)
+    return _together(value, pattern, frame)
+
+
+def repeated(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Frame) -> Value:
+    """Return `... h d -> ... (h g) d`: each of an axis's parts several times in a row."""
+    for place, group in enumerate(pattern.right):
+        match group:
+            case [axis, new] if new in sizes and [axis] == pattern.left[place : place + 1][0]:
+                plain = [*pattern.right[:place], [axis], *pattern.right[place + 1 :]]
+                if plain == pattern.left:
+                    dim = Known(_dimension(pattern, pattern.left, place))
+                    return _method(tensor, "repeat_interleave", [sizes[new], dim], frame)
+    raise Untranslatable("an einops pattern that repeats in another way")
+
+
+def _dimension(pattern: Pattern, groups: list[list[str]], place: int) -> int:
+    """Return the number of a group's dimension, counted from the end behind `...`."""
+    if pattern.offset is None:
+        raise Untranslatable("an einops pattern with ... elsewhere than in front")
+    return place if pattern.offset == 0 else place - len(groups)
+
+
+def _apart(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Frame) -> Value:
+    value: Value = tensor
+    groups = [list(group) for group in pattern.left]
+    for place in reversed(range(len(groups))):
+        group = groups[place]
+        dim = Known(_dimension(pattern, groups, place))
+        if group == ["1"]:
+            value = _method(value, "squeeze", [dim], frame)
+        elif len(group) > 1:
+            parts = tuple(sizes.get(axis, Known(-1)) for axis in group)
+            value = _method(value, "unflatten", [dim, Items(parts)], frame)
+        groups[place : place + 1] = [[axis] for axis in group if axis != "1"]
+    return value
+
+
+def _moved(value: Value, have: list[str], want: list[str], frame: Frame) -> Value:
+    if have == want:
+        return value
+    if _REST in have:
+        raise Untranslatable("an einops pattern that moves axes behind ...")
+    order = [have.index(axis) for axis in want]
+    if order == [0, 2, 1, *range(3, len(order))]:
+        return _method(value, "transpose", [Known(1), Known(2)], frame)
+    return _method(value, "permute", [Known(item) for item in order], frame)
+
+
+def _together(value: Value, pattern: Pattern, frame: Frame) -> Value:
+    done: list[list[str]] = []
+    left = [axis for group in pattern.right for axis in group if axis != "1"]
+    for group in pattern.right:
+        place = len(done)
+        if group == ["1"]:
+            value = _new_dimension(value, pattern, [*done, group, *[[a] for a in left]], frame)
+        elif len(group) > 1:
+            groups = [*done, *[[axis] for axis in left]]
+            first = _dimension(pattern, groups, place)
+            bounds = [Known(first), Known(first + len(group) - 1)]
+            value = _method(value, "flatten", bounds, frame)
+        left = left[0 if group == ["1"] else len(group) :]
+        done.append(group)
+    ahead = isinstance(value, Code) and value.form == ROWS and pattern.right[0] == ["1"]
+    return Code(value.code()) if ahead else value  # the batch is where the 1 is
+
+
+def _new_dimension(value: Value, pattern: Pattern, groups: list[list[str]], frame: Frame) -> Value:
+    """Return it with a dimension of size one; rows of a table have the batch in front."""
+    place = groups.index(["1"])
+    while [*groups[place + 1 :]].count(["1"]):
+        place = groups.index(["1"], place + 1)
+    if isinstance(value, Code) and value.form == ROWS:
+        if place == 0:
+            return value
+        place -= groups[0] == ["1"]
+        return _method(value, "unsqueeze", [Known(place)], frame)
+    return _method(value, "unsqueeze", [Known(_dimension(pattern, groups, place))], frame)
+
+
+def _method(value: Value, attr: str, positional: list[Any], frame: Frame) -> Value:
+    args = Args(positional, {}, [])
+    known = frame.mechanisms.call_method(value, attr, args, frame)
+    assert isinstance(value, Code)
+    return known if known is not None else tensor_method(value, attr, args)

@@ -1,0 +1,48 @@
+"""Numbers that modeling code has as tensors without dimensions: a scale that is a square root."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import torch
+
+from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.trees.syntax import call, name
+from onboard.codegen.translate.language.values import Code, Value
+
+
+class Numbers(Mechanism):
+    """`self.scale = torch.sqrt(torch.tensor(size))`, which no checkpoint has, as a number."""
+
+    def set_attribute(self, attr: str, value: Value, frame: Frame) -> Value | None:
+        """Such a number."""
+        if frame.kind != "init" or frame.cls is None or not isinstance(value, Code) or value.static:
+            return None
+        kept = [vars(item).get(attr) for item in frame.translator.modules_of(frame.cls.cls)]
+        if kept and all(map(_is_number, kept)):
+            return Code(call(name("float"), value.code()), static=True)
+        return None
+
+
+def plain(value: Value) -> Value:
+    """Return x of `torch.full((), x)`, and others as they are."""
+    match value:
+        case Code(
+            expr=ast.Call(func=function, args=[ast.Tuple(elts=[]) | ast.List(elts=[]), number])
+        ) if ast.unparse(function) == "torch.full":
+            return Code(number)
+    return value
+
+
+def is_root(value: Value) -> bool:
+    """Whether a value is a number that is a square root, of a size."""
+    if not isinstance(value, Code):
+        return False
+    text = ast.unparse(value.expr)
+    called = isinstance(value.expr, ast.Call) and text.startswith("math.sqrt(")
+    return called or re.fullmatch(r"\w+\.size\(-1\) \*\* 0\.5", text) is not None
+
+
+def _is_number(item: object) -> bool:
+    return isinstance(item, torch.Tensor) and item.dim() == 0 and item.is_floating_point()
