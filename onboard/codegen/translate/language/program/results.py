@@ -33,6 +33,9 @@ def finish_returns(frame: Frame) -> tuple[Value, int]:
     if not frame.returns:
         return NONE, 0
     values = [value for _, value in frame.returns]
+    for value in values:
+        if isinstance(value, Unread):
+            value.code()  # which raises: only one of several results may be without a translation
     shape, holes = _shape(values, 0)
     for statement, value in frame.returns:
         parts = _run_time_parts(shape, value)
