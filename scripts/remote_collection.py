@@ -132,4 +132,5 @@ if __name__ == "__main__":
     arguments: list[Any] = [Path(item) for item in rest[:folders]] + rest[folders:]
     if command == "judge":
         arguments[2] = Path(arguments[2])
-    {"fill": fill, "weights": weights, "judge": judge}[command](*arguments)
+    commands: dict[str, Any] = {"fill": fill, "weights": weights, "judge": judge}
+    commands[command](*arguments)

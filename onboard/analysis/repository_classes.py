@@ -143,7 +143,7 @@ def _layer_count(config_class: Any, made: PretrainedConfig, model: nn.Module) ->
     """
     if isinstance(getattr(made, _LAYERS, None), int):
         return []
-    layers = max(map(len, _outermost_lists(model)), default=0)
+    layers = max((len([*module.children()]) for module in _outermost_lists(model)), default=0)
     fields = [name for name, value in made.to_dict().items() if type(value) is int]
     named = [name for name in fields if getattr(made, name, None) == layers]
     found = sorted(named, key=lambda name: "layer" not in name)

@@ -16,6 +16,10 @@ _importing = 0
 class Gone:
     """A name that was imported and is not there."""
 
+    name: str
+    hint: str
+    __name__: str
+
     def __init__(self, name: str, hint: str = "Use its own version") -> None:
         self.__dict__.update(name=name, hint=hint, __name__=name.rpartition(".")[2])
 
