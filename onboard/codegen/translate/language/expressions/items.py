@@ -42,6 +42,8 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
     """Return `owner[index]`."""
     if (found := frame.mechanisms.item(owner, index, node, frame)) is not None:
         return found
+    if (formed := _of_form(owner, index, node, frame)) is not None:
+        return formed
     match owner, index:
         case Output(fields=fields), Known(value=int() | slice()):
             given = Items(tuple(value for value in fields.values() if not value.equals(NONE)))
@@ -74,6 +76,21 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
             return [value for value in fields.values() if not value.equals(NONE)][position]
         case ModuleList(made=made), _:
             return Instance(made, ast.Subscript(owner.expr, index.code(), ast.Load()))
+        case Code(), Items(items=parts) if _keeps_everything(parts):
+            return owner
+        case Code(transposed=True), Items(items=(Known(value=first), Known() | Code())) if (
+            first is Ellipsis
+        ):
+            sliced = ast.Subscript(owner.expr, index.code(), ast.Load())
+            return Code(sliced, transposed=True)
+    expr = ast.Subscript(owner.code(), _index_code(node.slice, index, frame), ast.Load())
+    triangle = isinstance(owner, Code) and owner.form == TRIANGLE and _cuts_corner(node.slice)
+    return Code(expr, owner.is_static and index.is_static, form=TRIANGLE if triangle else None)
+
+
+def _of_form(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
+    """Return an item of a tensor or a dict of which more is known; None where that says nothing."""
+    match owner, index:
         case Code(form=str() as form), Items(items=(Known(value=slice()), *_)) if form == POSITIONS:
             frame.translator.pairs_positions = True
             raise Untranslatable("distances between counted positions")
@@ -97,16 +114,7 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
             return Code(
                 ast.Subscript(owner.expr, index.code(), ast.Load()), form=CHUNKED, optional=True
             )
-        case Code(), Items(items=parts) if _keeps_everything(parts):
-            return owner
-        case Code(transposed=True), Items(items=(Known(value=first), Known() | Code())) if (
-            first is Ellipsis
-        ):
-            sliced = ast.Subscript(owner.expr, index.code(), ast.Load())
-            return Code(sliced, transposed=True)
-    expr = ast.Subscript(owner.code(), _index_code(node.slice, index, frame), ast.Load())
-    triangle = isinstance(owner, Code) and owner.form == TRIANGLE and _cuts_corner(node.slice)
-    return Code(expr, owner.is_static and index.is_static, form=TRIANGLE if triangle else None)
+    return None
 
 
 def _chosen_here(table: dict[Any, Any], key: Value, frame: Frame) -> Value | None:

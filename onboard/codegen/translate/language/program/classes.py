@@ -25,7 +25,6 @@ from onboard.codegen.translate.language.expressions.evaluate import evaluate
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.frame import Frame, Mechanism, Program
 from onboard.codegen.translate.language.object_values import (
-    Closure,
     Config,
     Instance,
     Made,
@@ -33,7 +32,12 @@ from onboard.codegen.translate.language.object_values import (
     Repeated,
     Self,
 )
-from onboard.codegen.translate.language.program import closures, supers, unused_modules
+from onboard.codegen.translate.language.program import (
+    closures,
+    supers,
+    unused_modules,
+    uses,
+)
 from onboard.codegen.translate.language.program.facts import (
     all_bound,
     as_parameters,
@@ -57,7 +61,7 @@ from onboard.codegen.translate.language.program.results import (
     same_code_of,
     with_logits_alone,
 )
-from onboard.codegen.translate.language.program.supers import execute_inside, looked_up
+from onboard.codegen.translate.language.program.supers import execute_inside
 from onboard.codegen.translate.language.state import ClassState, Restart, Routine
 from onboard.codegen.translate.language.statements.assign import refuse_growth, store_attribute
 from onboard.codegen.translate.language.statements.execute import RAISES, execute
@@ -237,7 +241,7 @@ class Translator(Program):
         """Return the result of calling a submodule, or one of its methods."""
         torch_classes = [cls for cls in module.classes if not self.translates(cls)]
         if len(torch_classes) == len(module.classes):
-            return self._call_torch_module(module, args)
+            return uses.call_torch_module(module, args)
         own = replace(module, made=tuple(made for made in module.made if self.translates(made.cls)))
         states = self.reached(own)
         routines = [self._method(state, attr, args) for state in states]
@@ -247,8 +251,8 @@ class Translator(Program):
             raise Untranslatable(
                 f"{ast.unparse(module.expr)}, which may be a {torch_classes[0].__name__}"
             )
-        self._share_parameters(states, attr, routines, args)
-        keeps_order = attr == "forward" and self._keeps_order(own, args)
+        uses.share_parameters(self.shared, states, attr, routines, args)
+        keeps_order = attr == "forward" and uses.keeps_order(self.findings, own, args)
         function = module.expr if attr == "forward" else attribute(module.expr, attr)
         results = [
             called(function, r, all_bound(r.node, args), self, keeps_order) for r in routines
@@ -260,46 +264,6 @@ class Translator(Program):
                 f"{ast.unparse(module.expr)}, whose classes take different arguments"
             )
         return self.mechanisms.given(results[0], module) or results[0]
-
-    def _share_parameters(
-        self, states: list[ClassState], attr: str, routines: list[Routine], args: Args
-    ) -> None:
-        """What one class of a module that may be of several needs of a call, the others take, too,
-        where they can.
-        """
-        given = [set(all_bound(routine.node, args)) for routine in routines]
-        needed = {
-            key
-            for routine, own in zip(routines, given, strict=True)
-            for key in routine.parameters
-            if key in own
-        }
-        if not all(own.issuperset(needed) for own in given):
-            return
-        lacking = {
-            state.cls: needed.difference(r.parameters)
-            for state, r in zip(states, routines, strict=True)
-        }
-        for cls, keys in lacking.items():
-            self.shared.setdefault((cls, attr), set()).update(keys)
-        if any(lacking.values()):
-            raise Restart
-
-    def _call_torch_module(self, module: Instance, args: Args) -> Value:
-        result = plain_call(module.expr, args)
-        is_embedding = all(issubclass(cls, nn.Embedding) for cls in module.classes)
-        return looked_up(result, args) if is_embedding else result
-
-    def _keeps_order(self, module: Instance, args: Args) -> bool:
-        """Whether a module works on the last dimension alone and its only argument is
-        transposed.
-        """
-        kinds = [self.findings.recognised.get(cls.__name__) for cls in module.classes]
-        values = (*args.positional, *args.keywords.values())
-        pointwise = all(kind is not None and kind.last_dimension_only for kind in kinds)
-        return (
-            pointwise and len(values) == 1 and isinstance(values[0], Code) and values[0].transposed
-        )
 
     def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value:
         """Return `self.attr(...)`."""
@@ -384,9 +348,7 @@ class Translator(Program):
             return closures.or_inside(self._call_of, node, source, args, frame)
         return self._call_of(node, source, args)
 
-    def call_closure(self, closure: Closure, args: Args, frame: Frame) -> Value:
-        """Return what a function gives that is defined inside another one."""
-        return closures.call_closure(closure, args, frame)
+    call_closure = staticmethod(closures.call_closure)
 
     def _call_of(self, node: ast.FunctionDef, source: ModuleSource, args: Args) -> Value:
         """Return a call of a helper's translation."""

@@ -16,6 +16,7 @@ from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import Closure
 from onboard.codegen.translate.language.statements import lists
 from onboard.codegen.translate.language.statements.assign import Grows, Widened, store
+from onboard.codegen.translate.language.statements.first_calls import is_made_first
 from onboard.codegen.translate.language.statements.joins import joined_env, note_conditional
 from onboard.codegen.translate.language.trees import selection
 from onboard.codegen.translate.language.trees.skips import without_continue
@@ -130,7 +131,7 @@ def _if(node: ast.If, frame: Frame) -> str | None:
     decided, test = test.truth() if decided is None else decided, condition(test)
     if decided is None and frame.translator.specialised:
         decided = _decided_by_part(test, frame)
-    if decided is not False and _is_made_first(node, frame):
+    if decided is not False and is_made_first(node, frame):
         return _first_call(node, frame)
     if decided is not None:
         return _decided(node, decided, frame)
@@ -282,27 +283,6 @@ def _if_statement(test: ast.expr, body: list[ast.stmt], orelse: list[ast.stmt]) 
     if body:
         return ast.If(test, body, orelse)
     return ast.If(ast.UnaryOp(ast.Not(), test), orelse, [])
-
-
-def _is_made_first(node: ast.If, frame: Frame) -> bool:
-    """Whether the side of a forward's branch is the one that a new model takes: it makes an
-    attribute that is None before, as whose item the other side would fail.
-    """
-    if frame.kind != "forward" or frame.cls is None or node.orelse:
-        return False
-    if not frame.translator.specialised:
-        return False
-    stored = {
-        item.attr
-        for statement in node.body
-        for item in ast.walk(statement)
-        if isinstance(item, ast.Attribute)
-        and isinstance(item.ctx, ast.Store)
-        and ast.unparse(item.value) == "self"
-    }
-    made = frame.cls.attributes
-    now = [frame.env.values.get(f"self.{key}", made.get(key)) for key in stored]
-    return any(value is not None and value.equals(NONE) for value in now)
 
 
 def _first_call(node: ast.If, frame: Frame) -> str | None:

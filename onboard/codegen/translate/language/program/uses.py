@@ -1,0 +1,59 @@
+"""Calls of modules: what several classes share, and those that are not translated."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from onboard.codegen.translate.language.args import Args, plain_call
+from onboard.codegen.translate.language.findings import Findings
+from onboard.codegen.translate.language.object_values import Instance
+from onboard.codegen.translate.language.program.facts import all_bound
+from onboard.codegen.translate.language.program.supers import looked_up
+from onboard.codegen.translate.language.state import ClassState, Restart, Routine
+from onboard.codegen.translate.language.values import Code, Value
+
+
+def share_parameters(
+    shared: dict[tuple[type, str], set[str]],
+    states: list[ClassState],
+    attr: str,
+    routines: list[Routine],
+    args: Args,
+) -> None:
+    """What one class of a module that may be of several needs of a call, the others take, too,
+    where they can.
+    """
+    given = [set(all_bound(routine.node, args)) for routine in routines]
+    needed = {
+        key
+        for routine, own in zip(routines, given, strict=True)
+        for key in routine.parameters
+        if key in own
+    }
+    if not all(own.issuperset(needed) for own in given):
+        return
+    lacking = {
+        state.cls: needed.difference(r.parameters)
+        for state, r in zip(states, routines, strict=True)
+    }
+    for cls, keys in lacking.items():
+        shared.setdefault((cls, attr), set()).update(keys)
+    if any(lacking.values()):
+        raise Restart
+
+
+def call_torch_module(module: Instance, args: Args) -> Value:
+    """Return the result of calling a module of PyTorch's own."""
+    result = plain_call(module.expr, args)
+    is_embedding = all(issubclass(cls, nn.Embedding) for cls in module.classes)
+    return looked_up(result, args) if is_embedding else result
+
+
+def keeps_order(findings: Findings, module: Instance, args: Args) -> bool:
+    """Whether a module works on the last dimension alone and its only argument is
+    transposed.
+    """
+    kinds = [findings.recognised.get(cls.__name__) for cls in module.classes]
+    values = (*args.positional, *args.keywords.values())
+    pointwise = all(kind is not None and kind.last_dimension_only for kind in kinds)
+    return pointwise and len(values) == 1 and isinstance(values[0], Code) and values[0].transposed
