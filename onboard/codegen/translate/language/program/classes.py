@@ -32,12 +32,7 @@ from onboard.codegen.translate.language.object_values import (
     Repeated,
     Self,
 )
-from onboard.codegen.translate.language.program import (
-    closures,
-    supers,
-    unused_modules,
-    uses,
-)
+from onboard.codegen.translate.language.program import closures, supers, unused_modules, uses
 from onboard.codegen.translate.language.program.facts import (
     all_bound,
     as_parameters,
@@ -55,7 +50,7 @@ from onboard.codegen.translate.language.program.inline import (
 )
 from onboard.codegen.translate.language.program.results import (
     called,
-    finish_returns,
+    finish_routine,
     given_back,
     same_call,
     same_code_of,
@@ -65,7 +60,6 @@ from onboard.codegen.translate.language.program.supers import execute_inside
 from onboard.codegen.translate.language.state import ClassState, Restart, Routine
 from onboard.codegen.translate.language.statements.assign import refuse_growth, store_attribute
 from onboard.codegen.translate.language.statements.execute import RAISES, execute
-from onboard.codegen.translate.language.trees import cleanup
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Value
 
@@ -428,16 +422,7 @@ class Translator(Program):
         ):
             routine.given = given
             return routine
-        routine.static = bool(frame.returns) and all(value.is_static for _, value in frame.returns)
-        routine.shape, routine.holes = finish_returns(frame)
-        routine.body = cleanup.clean(frame.out)
-        used = cleanup.free_names(routine.body)
-        order = [item.arg for item in (*node.args.args, *node.args.kwonlyargs)]
-        routine.parameters = [
-            key for key in dict.fromkeys((*order, *facts)) if key in used and key in facts
-        ]
-        if "position_ids" in used - facts.keys():
-            routine.parameters.append("position_ids")  # counted here by transformers
+        finish_routine(routine, frame)
         return routine
 
     def _learn(

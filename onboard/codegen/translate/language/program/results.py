@@ -10,6 +10,7 @@ from onboard.codegen.translate.language.holes import Hole, Result, fill
 from onboard.codegen.translate.language.object_values import Config
 from onboard.codegen.translate.language.program.facts import default_fact, default_nodes
 from onboard.codegen.translate.language.state import Routine
+from onboard.codegen.translate.language.trees import cleanup
 from onboard.codegen.translate.language.trees.syntax import name, same_code
 from onboard.codegen.translate.language.values import (
     NONE,
@@ -24,6 +25,21 @@ from onboard.codegen.translate.language.values import (
     Value,
     untransposed,
 )
+
+
+def finish_routine(routine: Routine, frame: Frame) -> None:
+    """Put into a routine what its frame has come to: results, statements, parameters in use."""
+    arguments, facts = routine.node.args, routine.facts
+    routine.static = bool(frame.returns) and all(value.is_static for _, value in frame.returns)
+    routine.shape, routine.holes = finish_returns(frame)
+    routine.body = cleanup.clean(frame.out)
+    used = cleanup.free_names(routine.body)
+    order = [item.arg for item in (*arguments.args, *arguments.kwonlyargs)]
+    routine.parameters = [
+        key for key in dict.fromkeys((*order, *facts)) if key in used and key in facts
+    ]
+    if "position_ids" in used - facts.keys():
+        routine.parameters.append("position_ids")  # counted here by transformers
 
 
 def finish_returns(frame: Frame) -> tuple[Value, int]:
