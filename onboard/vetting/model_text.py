@@ -87,8 +87,8 @@ class _Reader:
         for node in tree.body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 self._import(node)
-        for node in ast.walk(tree):
-            self._bind(node)
+        for place in ast.walk(tree):
+            self._bind(place)
         for node in tree.body:
             self._top_level(node)
 

@@ -40,6 +40,7 @@ def main(parent: int, replies: int, limits: Limits, *, apart: bool) -> None:
     while (message := frames.read(requests)) is not None:
         request = json.loads(message)
         signal.alarm(int(limits.seconds) + _LATE)
+        reply: dict[str, Any]
         if "code" in request:
             model, reply = request, {"result": None}
             _unpack(model["code"], folder / _CODE)

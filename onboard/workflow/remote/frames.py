@@ -15,7 +15,7 @@ def frame(message: bytes) -> bytes:
     return len(message).to_bytes(HEADER, "big") + message
 
 
-def length_of(header: bytes) -> int:
+def length_of(header: bytes | bytearray) -> int:
     """Return how long the message behind a header says that it is, in bytes."""
     return int.from_bytes(header[:HEADER], "big")
 

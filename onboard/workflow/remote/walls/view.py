@@ -34,7 +34,8 @@ def readable() -> list[Path]:
     """Return the files and folders that this interpreter, its libraries and this package need; none
     lies in another of them.
     """
-    python = [sys.prefix, sys.base_prefix, sys.exec_prefix, Path(sys.executable).resolve().parent]
+    program = os.path.dirname(os.path.realpath(sys.executable))
+    python = [sys.prefix, sys.base_prefix, sys.exec_prefix, program]
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     paths = [Path(path) for path in (*_SYSTEM, *python, *sys.path, *libraries) if path]
     wide = {Path("/"), Path(pwd.getpwuid(os.getuid()).pw_dir), Path.cwd(), CONTENT_ROOT}
