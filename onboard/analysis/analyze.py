@@ -93,13 +93,13 @@ def analyze(
             f"a small {full.model_type} model does not run: {one_line(error)}"
         ) from error
     try:
-        spec = _spec(config, full, tiny, recordings, model, revision)
+        code = _repository(config, config_dir, full)
+        spec = _spec(config, full, tiny, recordings, model, revision, code)
     except OnboardError:
         raise
     except Exception as error:
         raise OnboardError(f"{full.model_type} cannot be analysed: {one_line(error)}") from error
     spec.tricky.extend([*notes, *_left_out(tiny)])
-    spec.repository = _repository(config, config_dir, full)
     return spec
 
 
@@ -132,6 +132,7 @@ def _spec(
     recordings: list[Recording],
     model: str,
     revision: str | None,
+    code: RepositoryCode | None,
 ) -> ModelSpec:
     eager = unused_parts(tiny, recordings[0].modules.keys())
     sources = sources_of(tiny, eager)
@@ -156,6 +157,7 @@ def _spec(
         architecture=type(tiny).__name__,
         config_class=type(full).__name__,
         hf_module=type(tiny).__module__,
+        repository=code,
         transformers_version=transformers.__version__,
         source_hash=sources_hash(sources),
         sources=[source.path.name for source in sources],
