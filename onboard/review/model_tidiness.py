@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-from onboard.codegen.format import LINE_LENGTH
+from onboard.codegen.tidy.lines import LINE_LENGTH
 from onboard.review.checklist import Subject, style
 from onboard.review.python_source import Outcome, Source, dotted, forbid, own_name, parameters
 

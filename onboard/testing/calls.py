@@ -60,8 +60,8 @@ class Call:
         assert 0 < len(actual) <= len(expected), (
             f"{type(block).__name__} returns {len(actual)} tensors, Hugging Face {len(expected)}"
         )
-        pairs = zip(actual, counterparts(actual, expected), strict=True)
-        pairs = [(cut_tables(block, ours, theirs), theirs) for ours, theirs in pairs]
+        matched = zip(actual, counterparts(actual, expected), strict=True)
+        pairs = [(cut_tables(block, ours, theirs), theirs) for ours, theirs in matched]
         return self._steady(
             [_comparable(ours, _for_each_row(theirs, ours)) for ours, theirs in pairs]
         )

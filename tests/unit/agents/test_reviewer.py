@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from onboard.analysis.spec import ModelSpec
-from onboard.codegen.format import LINE_LENGTH
+from onboard.codegen.tidy.lines import LINE_LENGTH
 from onboard.render import TEST_SUITE
 from onboard.review.equivalence_checks import LIMITS, OWNED
 from onboard.review.reviewer import CHECKLIST, Review, review
