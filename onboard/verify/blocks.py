@@ -43,7 +43,14 @@ from onboard.analysis.tiny.tiny_model import (
 from onboard.codegen.translate.mechanisms.attention import chosen, compressed
 from onboard.errors import OnboardError
 from onboard.hf.expert_weights import separate_experts
-from onboard.verify.block_outputs import BlockProof, compare_outputs, note, sizes
+from onboard.verify.block_outputs import (
+    NOTHING,
+    BlockProof,
+    both_zero,
+    compare_outputs,
+    note,
+    sizes,
+)
 from onboard.verify.exported import check_export
 
 _REMEMBERS = -1.5
@@ -82,6 +89,9 @@ def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[Blo
             ) from error
         if export:
             check_export(model, reference, spec, shapes)
+    for proof in proofs.values():
+        if proof.error == NOTHING:
+            raise OnboardError(f"{proof.path} gives zeros for every prompt, which prove nothing")
     return list(proofs.values())
 
 
@@ -255,6 +265,9 @@ def _paths(model: nn.Module, spec: ModelSpec, kinds: set[str]) -> list[str]:
 def _forcing_hook(path: str, calls: list[ModuleCall], proofs: dict[str, BlockProof]) -> Any:
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
         expected = calls.pop(_counterpart(args, calls)).output
+        if both_zero(output, expected):
+            note(proofs, path, type(module).__name__, NOTHING)
+            return output
         rows = cut_tables(module, output, expected)
         forced, error = compare_outputs(path, type(module).__name__, rows, expected)
         note(proofs, path, type(module).__name__, error)

@@ -31,7 +31,7 @@ def human_notes(spec: ModelSpec, found: dict[str, Any]) -> list[Note]:
             Note("model", note)
             for note in [
                 *spec.tricky,
-                *_own_code(spec, found["gather"]),
+                *_own_code(spec, found.get("gather", {})),
                 *_relatives(found.get("survey", {})),
             ]
         ),
