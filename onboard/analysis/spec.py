@@ -120,9 +120,9 @@ class ModelSpec(Record):
     @model_validator(mode="after")
     def _module_is_known(self) -> ModelSpec:
         """It is imported: none but transformers' own, or one of the repository's."""
-        package = PACKAGE if self.repository else "transformers"
-        if self.hf_module.split(".")[0] != package:
-            raise ValueError(f"hf_module is {self.hf_module!r:.80}, no module of {package}")
+        known = {"transformers", *([PACKAGE] if self.repository else [])}
+        if self.hf_module.split(".")[0] not in known:
+            raise ValueError(f"hf_module is {self.hf_module!r:.80}, no module of transformers")
         return self
 
     def to_yaml(self) -> str:

@@ -21,7 +21,7 @@ from onboard.workflow.remote.walls.landlock import restrict_files
 from onboard.workflow.remote.walls.privileges import drop_privileges, move_apart
 from onboard.workflow.remote.walls.seccomp import restrict_calls
 from onboard.workflow.remote.walls.system import libc
-from onboard.workflow.remote.walls.view import enter_view, readable
+from onboard.workflow.remote.walls.view import PACKAGE, enter_view, readable
 
 _DIE_WITH_PARENT = 1
 _MOST_FILES, _MOST_PROCESSES = 1024, 1024
@@ -72,7 +72,7 @@ def enter(folder: Path, limits: Limits, *, apart: bool = False) -> list[str]:
     if "network" not in walls:
         _refuse_sockets()
     held = {
-        "writing": restrict_files(folder, [*readable(), Path("/proc")]) > 0,
+        "writing": restrict_files(folder, [*readable(), Path("/proc")], PACKAGE.parent) > 0,
         "privileges": drop_privileges(),
         "calls": restrict_calls(),
     }

@@ -37,9 +37,9 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = (("access", ctypes.c_uint64), ("folder", ctypes.c_int32))
 
 
-def restrict_files(folder: Path, readable: Iterable[Path]) -> int:
-    """Forbid this process to write outside `folder`, read outside it and `readable`, open TCP
-    connections and signal others, as far as the kernel can.
+def restrict_files(folder: Path, readable: Iterable[Path], listed: Path) -> int:
+    """Forbid this process to write outside `folder`, read outside it and `readable`, list what is
+    outside these and `listed`, open TCP connections and signal others, as far as the kernel can.
 
     Returns:
         The kernel's Landlock version; 0 where there is none, and nothing is restricted.
@@ -61,6 +61,7 @@ def restrict_files(folder: Path, readable: Iterable[Path]) -> int:
         _allow(handle, path, rules.fs & device)
     for path in readable:
         _allow(handle, path, _READ if path.is_dir() else _EXECUTE | _READ_FILE)
+    _allow(handle, listed, _READ_FOLDER)
     checked(libc().prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no new privileges")
     checked(call(_RESTRICT_SELF, handle, 0), "landlock")
     os.close(handle)

@@ -22,7 +22,8 @@ _SYSTEM = (
 )
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _CONTENT = ("models", "registry", "templates", "transforms")
-_PACKAGE = Path(__file__).resolve().parents[3]
+PACKAGE = Path(__file__).resolve().parents[3]
+"""Imports of it look through the names in the folder that it lies in."""
 
 _NO_SETUID, _NO_DEVICES, _NO_PROGRAMS = 2, 4, 8
 _BIND, _RECURSIVE, _PRIVATE, _DETACH = 0x1000, 0x4000, 0x40000, 2
@@ -40,7 +41,7 @@ def readable() -> list[Path]:
     paths = [Path(path) for path in (*_SYSTEM, *python, *sys.path, *libraries) if path]
     wide = {Path("/"), Path(pwd.getpwuid(os.getuid()).pw_dir), Path.cwd(), CONTENT_ROOT}
     paths = [path for path in paths if path.is_absolute() and path.resolve() not in wide]
-    paths += [_PACKAGE, *(CONTENT_ROOT / name for name in _CONTENT)]
+    paths += [PACKAGE, *(CONTENT_ROOT / name for name in _CONTENT)]
     found: list[Path] = []
     for path in sorted({path for path in paths if path.exists()}, key=lambda path: path.parts):
         if not any(path.is_relative_to(other) for other in found):
