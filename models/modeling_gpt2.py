@@ -30,7 +30,6 @@ class Conv1D(nn.Module):
         self.nf = nf
         self.weight = nn.Parameter(torch.empty(nx, nf))
         self.bias = nn.Parameter(torch.zeros(nf))
-        nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         size_out = x.size()[:-1] + (self.nf,)

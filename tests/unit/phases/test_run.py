@@ -520,7 +520,7 @@ def test_the_cookbook_runs(root: Path) -> None:
     printed = "".join(
         output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])
     )
-    assert "'Once upon a time' -> ', there was a" in printed
+    assert "'Once upon a time, there was' -> '" in printed
     assert "logits (" in printed
 
 

@@ -390,6 +390,8 @@ def _lambda(node: ast.Lambda, frame: Frame) -> Value:
         mask := frame.evaluate(node.body), Mask
     ):
         return MaskMaker(padding=isinstance(mask, PaddingMask))
+    if not frame.translator.specialised:  # what a function makes of a mask, say, would be lost
+        raise Untranslatable(f"a <lambda> at {frame.source.location(node)}")
     body: list[ast.stmt] = [ast.copy_location(ast.Return(node.body), node)]
     function = ast.FunctionDef("<lambda>", node.args, body, [], None, None)
     return Closure(ast.copy_location(function, node), frame.source, dict(frame.env.values))

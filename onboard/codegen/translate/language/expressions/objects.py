@@ -134,7 +134,7 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
                 return kept  # as this constructor left it
             if attr in CONFIG_FACTS:
                 return _config_fact(attr, expr, obj, frame)
-            if attr in _DTYPES and frame.kind == "init":
+            if attr in _DTYPES and frame.kind == "init" and frame.translator.specialised:
                 return NONE  # what loads weights decides it
             if (changed := _changed(attr, obj, frame)) is not None:
                 return changed

@@ -406,6 +406,8 @@ def _raise(node: ast.Raise, frame: Frame) -> str:
 
 
 def _define(node: ast.FunctionDef, frame: Frame) -> None:
+    if not frame.translator.specialised:
+        raise Untranslatable(f"{node.name}, defined at {frame.source.location(node)}")
     frame.env.values[node.name] = Closure(node, frame.source, dict(frame.env.values))
 
 
