@@ -7,7 +7,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 from ruamel.yaml import YAML
 
 from onboard.analysis.repository_source import PACKAGE
@@ -117,14 +117,6 @@ class ModelSpec(Record):
     repository: RepositoryCode | None = None
     """None: transformers has the model's code."""
 
-    @model_validator(mode="after")
-    def _module_is_known(self) -> ModelSpec:
-        """It is imported: none but transformers' own, or one of the repository's."""
-        known = {"transformers", *([PACKAGE] if self.repository else [])}
-        if self.hf_module.split(".")[0] not in known:
-            raise ValueError(f"hf_module is {self.hf_module!r:.80}, no module of transformers")
-        return self
-
     def to_yaml(self) -> str:
         """Return the spec as YAML."""
         yaml, stream = YAML(), StringIO()
@@ -138,7 +130,10 @@ class ModelSpec(Record):
         it is not one.
         """
         try:
-            return _parsed(cls, text).model_copy(deep=True)
+            spec = _parsed(cls, text).model_copy(deep=True)
+            if (package := spec.hf_module.split(".")[0]) in spec.packages():
+                return spec
+            reason = f"hf_module: {package!r:.80} is no module of transformers"
         except ValidationError as error:
             first = error.errors()[0]
             reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
@@ -146,6 +141,10 @@ class ModelSpec(Record):
             f"the model's spec is not valid ({reason})",
             hint="Correct it, or rerun with --from analyze",
         )
+
+    def packages(self) -> set[str]:
+        """Return the packages of which a spec from a file may name a module: it is imported."""
+        return {"transformers", *([PACKAGE] if self.repository else [])}
 
     def save(self, path: Path) -> None:
         """Write the spec as YAML."""

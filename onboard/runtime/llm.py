@@ -134,7 +134,8 @@ class LLM:
             checkpoint, self.runtime, root=folder, model=str(model), strict=strict
         )
         self.engine.facts.extend([doubted] if doubted else [])
-        self._lock, self._holder = Lock(), None
+        self._lock = Lock()
+        self._holder: int | None = None
 
     def _doubt(self, model: str, root: Path, checkpoint: Path) -> str | None:
         """Return why the registry does not vouch for the model; transformers' own needs no such

@@ -38,7 +38,8 @@ def _default_rope(
     exponents = (
         torch.arange(0, size, 2, dtype=torch.int64).to(device=device, dtype=torch.float) / size
     )
-    return 1.0 / own.rope_theta**exponents, 1.0
+    theta = getattr(own, "rope_theta", None) or own.rope_parameters["rope_theta"]
+    return 1.0 / theta**exponents, 1.0
 
 
 def _head_mask(self: Any, head_mask: Any, layers: int, *_: Any) -> list[None]:

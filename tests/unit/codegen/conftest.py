@@ -51,13 +51,14 @@ def translate(tmp_path: Path) -> Translate:
     """Return a function that translates class `Toy` of a text: its state, what is left of __init__
     and of forward.
 
-    `scans` are its helper functions that are canonical ops.
+    `scans` are its helper functions that are canonical ops; code of repositories is `specialised`.
     """
 
     def run(
         text: str,
         config: dict[str, Any] | None = None,
         scans: dict[str, str] | None = None,
+        specialised: bool = False,
         **given: Value,
     ) -> tuple[ToyState, str, str]:
         module_name = f"toy_module_{next(_COUNT)}"
@@ -72,7 +73,9 @@ def translate(tmp_path: Path) -> Translate:
         values = SimpleNamespace(attribute_map={}, **(config or {}))
         model = module.Toy(values)
         model.config = values
-        translator = Translator(model, Findings(scans=scans or {}), MECHANISMS)
+        translator = Translator(
+            model, Findings(scans=scans or {}), MECHANISMS, specialised=specialised
+        )
         state = _translated(translator, module.Toy, {"x": Code(name("x")), **given})
         prune(translator)
         assert state.init is not None

@@ -31,7 +31,7 @@ MIXTURE = Code(
                 f"q, k = torch.ops.onboard.torch_rope_with_explicit_cos_sin(q, k, cos, sin)\n"
                 f"{CALL}torch_attention(q, k, v, sinks=self.sinks, sliding_window=4)",
             ),
-            f"Grouped-query attention with rotary embeddings, sinks and a sliding window, {SAME}.",
+            "Grouped-query attention with rotary embeddings, sinks and a sliding window.",
         ),
         (Code("", f"{CALL}torch_attention(q, k, v)"), f"Causal self-attention, {SAME}."),
         (Code("", f"{CALL}torch_mla(q, r, c, k, w)"), f"Multi-head latent attention, {SAME}."),

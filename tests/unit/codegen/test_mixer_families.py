@@ -112,7 +112,12 @@ def test_one_file_serves_other_settings(family: str, fields: dict[str, Any]) -> 
     ("family", "right", "wrong", "block"),
     [
         ("youtu", "qk_head_dim**-0.5", "qk_head_dim**-0.45", "layers.0.self_attn"),
-        ("minicpm3", "k_pass.squeeze(2)", "2 * k_pass.squeeze(2)", "layers.0.self_attn"),
+        (
+            "minicpm3",
+            "q_pass, q_rot, k_pass, k_rot",
+            "q_pass, q_rot, 2 * k_pass, k_rot",
+            "layers.0.self_attn",
+        ),
         ("mamba2", "self.time_step_limit,\n", "[0.0, 0.1],\n", "layers.0.mixer"),
         ("mamba2", "self.A_log.float()", "self.A_log.float() * 1.001", "layers.0.mixer"),
         ("falcon_mamba", "self.D.float(),", "None,", "layers.0.mixer"),

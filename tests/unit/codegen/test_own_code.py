@@ -94,7 +94,7 @@ class Toy(nn.Module):
     def forward(self, x):
         return self.act(x) * self.scale + self.slopes.sum()
 """
-    state, _, forward = translate(text, {"size": 4, "heads": 8})
+    state, _, forward = translate(text, {"size": 4, "heads": 8}, specialised=True)
     assert "gated" not in forward
     x = torch.randn(2, 6, generator=torch.Generator().manual_seed(3))
     config = {"size": 4, "heads": 8}

@@ -43,7 +43,7 @@ def _generated(family: str) -> tuple[ModelSpec, str]:
             "key_states, sin, cos, ",
             "layers.0.self_attn",
         ),
-        ("llama", "* scaling, angles", "* 1.01, angles", "rotary_emb"),
+        ("llama", "angles.cos() * scaling", "angles.cos() * 1.01", "rotary_emb"),
         (
             "llama",
             "self.variance_epsilon = eps",

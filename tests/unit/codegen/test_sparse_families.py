@@ -64,7 +64,7 @@ def test_own_and_shared_choices_of_keys_equal_transformers_and_export() -> None:
     [
         ("self.index_topk, scale", "self.index_topk - 1, scale", "indexer"),
         ("weights, self.index_topk", "weights.abs(), self.index_topk", "indexer"),
-        ("topk_indices,\n", "topk_indices.sort(dim=-1).values[..., 1:],\n", "self_attn"),
+        ("topk_indices, scale", "topk_indices.sort(dim=-1).values[..., 1:], scale", "self_attn"),
     ],
 )
 def test_another_choice_of_keys_is_found_out(right: str, wrong: str, block: str) -> None:
