@@ -33,12 +33,14 @@ def _default_rope(
     RoFormer).
     """
     own: Any = config
+    given = getattr(own, "rope_parameters", None) or {}
     head_dim = getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads
-    size = int(head_dim * getattr(own, "partial_rotary_factor", 1.0))
+    part = given.get("partial_rotary_factor") or getattr(own, "partial_rotary_factor", None)
+    size = int(head_dim * (part or 1.0))
     exponents = (
         torch.arange(0, size, 2, dtype=torch.int64).to(device=device, dtype=torch.float) / size
     )
-    theta = getattr(own, "rope_theta", None) or own.rope_parameters["rope_theta"]
+    theta = getattr(own, "rope_theta", None) or given["rope_theta"]
     return 1.0 / theta**exponents, 1.0
 
 

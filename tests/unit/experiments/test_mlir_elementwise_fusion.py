@@ -32,11 +32,11 @@ TRANSFORMS = content_path("transforms")
 NEEDING_XDSL = (
     "canonicalize",
     "dialect",
-    "evaluate",
+    "interpret",
     "fused_regions",
     "pointwise_programs",
     "program",
-    "source",
+    "kernel_source",
 )
 
 
