@@ -47,9 +47,8 @@ def _attention(config: Any, tiny: Any, recording: Recording) -> dict[str, Trait]
     kv_heads = heads if kv_heads is None else kv_heads
     kind = "mha" if kv_heads == heads else "mqa" if kv_heads == 1 else "gqa"
     source = "num_key_value_heads"
-    if isinstance(
-        fields.get("kv_lora_rank"), int
-    ):  # all heads read one latent, of which keys and values are made
+    # All heads read one latent, of which keys and values are made
+    if isinstance(fields.get("kv_lora_rank"), int):
         kind, source = "mla", "kv_lora_rank"
     evidence = f"probe: canonical attention leaves the logits as they are; config.json: {source}"
     out = {"attention": Trait(value=kind, evidence=evidence)}

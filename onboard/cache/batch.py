@@ -122,9 +122,8 @@ class SequenceInfo:
         )
         self._shown: IntArray | None = None  # the slots whose pages the block tables show
         self._places: dict[int, int] = {}  # where they do, by slot
-        self._filled = np.zeros(
-            self.max_batch_size + 1, dtype=np.int64
-        )  # columns of theirs that may be other than 0
+        # Columns of theirs that may be other than 0
+        self._filled = np.zeros(self.max_batch_size + 1, dtype=np.int64)
         self._decoded: IntArray | None = (
             None  # the very slots of the last step, if it was a plain decode step
         )

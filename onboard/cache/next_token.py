@@ -33,9 +33,8 @@ class LatestTokens:
     ) -> None:
         self.codebooks = codebooks
         self.by_slot = torch.zeros(slots, dtype=torch.int64, device=device)
-        kernels = (
-            device.type == "cuda" and has_triton() and self.codebooks.count == 1
-        )  # a row of logits is a token's
+        # A row of logits is a token's
+        kernels = device.type == "cuda" and has_triton() and self.codebooks.count == 1
         self._kernels: Any = (
             import_module("onboard.ops.sampling.triton_sampling") if kernels else None
         )
@@ -70,9 +69,8 @@ class LatestTokens:
             )
             return chosen
         tokens = choose_codes(logits, how, self.codebooks, drawn=drawn, filtered=filtered)
-        self.by_slot[slots] = tokens.clamp(
-            min=0
-        )  # what is no token must not be looked up by the next step
+        # What is no token must not be looked up by the next step
+        self.by_slot[slots] = tokens.clamp(min=0)
         return tokens
 
     def run(

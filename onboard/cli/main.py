@@ -121,9 +121,8 @@ def _call(arguments: list[str]) -> Result | int:
     except _ClickUsageError as error:
         command = error.ctx.command_path.removesuffix(f" {DEFAULT}") if error.ctx else "onboard"
         raise UsageError(error.format_message().rstrip("."), hint=f"See {command} --help") from None
-    if (
-        result == INTERRUPTED
-    ):  # some versions of typer turn an interrupt into this code, others raise
+    # Some versions of typer turn an interrupt into this code, others raise
+    if result == INTERRUPTED:
         raise KeyboardInterrupt
     return result if isinstance(result, Result | int) else 0
 

@@ -24,9 +24,8 @@ def parameters_on(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
         original(module, name, _moved(param, device, dtype) if param is not None else None)
 
     setattr(nn.Module, "register_parameter", register)  # noqa: B010  (mypy refuses a plain assignment)
-    if (
-        device.type == "meta"
-    ):  # half of the time that many experts take goes into random numbers for no memory
+    # Half of the time that many experts take goes into random numbers for no memory
+    if device.type == "meta":
         setattr(nn.Linear, "reset_parameters", lambda linear: None)  # noqa: B010
     try:
         yield

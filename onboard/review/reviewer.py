@@ -96,9 +96,8 @@ def review(
     """
     base = root or Path()
     model = Source.load(model_file, base)
-    if (
-        spec.repository is not None
-    ):  # its config class is written anew, with all that its checkpoints' configs say
+    # Its config class is written anew, with all that its checkpoints' configs say
+    if spec.repository is not None:
         model = model.without_class(spec.config_class)
     suite = Source.load(suite_file, suite_file.parents[2])
     subject = Subject(model, Source.load(test_file, base), suite, spec, model_file)

@@ -351,9 +351,8 @@ class Engine:
         self, tokens: np.ndarray[Any, Any], pages: np.ndarray[Any, Any]
     ) -> list[torch.Tensor]:
         chunk, parts = min(_LOGITS_CHUNK, self.cache.info.max_num_tokens), []
-        slot = np.array(
-            [self.cache.info.num_slots - 1]
-        )  # the scheduler's sequences have those before
+        # The scheduler's sequences have those before
+        slot = np.array([self.cache.info.num_slots - 1])
         table = self.rope.table(len(tokens)) if self.rope else 0
         for start in range(0, len(tokens), chunk):
             part = tokens[start : start + chunk]

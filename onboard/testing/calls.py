@@ -180,9 +180,8 @@ def record_calls(
         block = model.get_submodule(path)
         before, after = _hooks(block, found)
         handles += [
-            block.register_forward_pre_hook(
-                before, with_kwargs=True, prepend=True
-            ),  # what it was called with
+            # What it was called with
+            block.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
             block.register_forward_hook(after),
         ]
     with torch.no_grad():

@@ -50,9 +50,8 @@ def generated_causal_lm(
     """
     _check_fields(model_file, config)
     load_model_file(model_file)
-    with default_dtype(
-        getattr(torch, dtype)
-    ):  # not .to(dtype): that would round the float32 tables of RoPE too
+    # Not .to(dtype): that would round the float32 tables of RoPE too
+    with default_dtype(getattr(torch, dtype)):
         model = registered_model(type(config).__name__)(config)
     return model.to(device).eval()
 

@@ -153,9 +153,8 @@ def _run_step(
     rope: LengthDependentRope | None,
 ) -> list[torch.Tensor]:
     sizes = [part.end - part.start for part in step]
-    decode = (
-        max(sizes) == 1
-    )  # every row is wanted anyway, and a captured graph takes padding rows with it
+    # Every row is wanted anyway, and a captured graph takes padding rows with it
+    decode = max(sizes) == 1
     cache.info.set_batch(
         np.array([token for part in step for token in prompts[part.prompt][part.start : part.end]]),
         np.array([part.start for part in step]),

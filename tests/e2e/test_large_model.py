@@ -70,9 +70,8 @@ def test_sixty_one_layers_of_256_experts(tmp_path: Path) -> None:
     found = json.loads(done.stdout.splitlines()[-1])
 
     assert (found["mixtures"], found["experts"], found["attention"]) == (58, [256], 61)
-    assert found["facts"] == [
-        "models/modeling_deepseek_v3.py has passed no tests here"
-    ]  # nor have they been run
+    # Nor have they been run
+    assert found["facts"] == ["models/modeling_deepseek_v3.py has passed no tests here"]
     assert found["on_meta"]
     assert 670e9 < found["weights"] < 673e9  # the size that the model is known by, 671B
     assert found["seconds"] < SECONDS  # of processor time: others may use this machine as well

@@ -52,9 +52,8 @@ def left_by(target: str, root: Path) -> set[str]:
         for path in folder.rglob("*")
         if path.is_file() and path.suffix != ".log"
     }
-    return {
-        path.as_posix() for path in left if path.parts[0] != ".git"
-    }  # logs and commits have the time in their names
+    # Logs and commits have the time in their names
+    return {path.as_posix() for path in left if path.parts[0] != ".git"}
 
 
 @pytest.mark.slow

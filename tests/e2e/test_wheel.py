@@ -43,9 +43,8 @@ class Clean:
         [self.site] = (folder / "env").glob("lib/python*/site-packages")
         self.install(REPOSITORY)
         libraries = [path for path in sys.path if path.endswith("-packages")]
-        (self.site / "libraries.pth").write_text(
-            "\n".join(libraries)
-        )  # an editable install in one is not followed
+        # An editable install in one is not followed
+        (self.site / "libraries.pth").write_text("\n".join(libraries))
 
     def install(self, project: Path) -> None:
         """Build a project's wheel, and install it alone."""

@@ -143,9 +143,8 @@ def test_a_captured_graph_forks_and_joins_at_every_replay(slow_branch: bool) -> 
 @torch.inference_mode()
 def test_the_branch_of_a_captured_graph_runs_beside_the_main_path() -> None:
     gm, plain = _pair(slow_branch=True)
-    for node in nodes_of(gm, aten.mm.default)[
-        :1
-    ]:  # the main path is slow, too: together they take twice as long
+    # The main path is slow, too: together they take twice as long
+    for node in nodes_of(gm, aten.mm.default)[:1]:
         with gm.graph.inserting_before(node):
             node.replace_input_with(node.args[0], gm.graph.call_function(slow, (node.args[0],)))
     gm.recompile()

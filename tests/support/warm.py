@@ -80,9 +80,8 @@ class Warm:
         out: IO[Any],
         err: IO[Any],
     ) -> int:
-        reading, writing = (
-            os.pipe()
-        )  # its standard input, which is open as long as this process lives
+        # Its standard input, which is open as long as this process lives
+        reading, writing = os.pipe()
         with (
             socket.socket(socket.AF_UNIX) as connection,
             os.fdopen(reading),

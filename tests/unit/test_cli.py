@@ -33,9 +33,8 @@ def onboard(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 def test_help_is_quick_and_complete() -> None:
     began = time.monotonic()
     process = onboard("--help", COLUMNS="100")
-    assert (
-        time.monotonic() - began < 2
-    )  # 0.1 s on an idle core; the bound leaves room for a busy one
+    # 0.1 s on an idle core; the bound leaves room for a busy one
+    assert time.monotonic() - began < 2
     assert process.returncode == 0
     for option in (
         *(

@@ -359,9 +359,8 @@ def test_what_a_block_leaves_out_has_another_shape() -> None:
     hidden, weights, chosen = torch.zeros(2, 5, 8), torch.zeros(2, 4, 5, 5), torch.zeros(2, 5, 3)
     assert counterparts([hidden, chosen], [hidden, weights, chosen])[1] is chosen
     assert counterparts([hidden, chosen], [hidden, None, chosen])[1] is chosen
-    assert (
-        counterparts([chosen], [weights, hidden])[0] is weights
-    )  # no match: the first one, for the comparison to fail
+    # No match: the first one, for the comparison to fail
+    assert counterparts([chosen], [weights, hidden])[0] is weights
     assert counterparts([hidden], [hidden, weights])[0] is hidden
     logits, scores = torch.rand(6, 4), torch.rand(6, 4)  # of a router that chooses all experts
     assert counterparts([scores.clone(), chosen], [logits, scores, chosen])[0] is scores
@@ -376,9 +375,8 @@ def test_results_of_kinds_that_differ_are_compared_in_whatever_order_they_come()
     found = counterparts([logits, weights, chosen], [chosen, weights, logits])
     assert [id(item) for item in found] == [id(item) for item in (logits, weights, chosen)]
     first, second = torch.zeros(3), torch.ones(3)
-    assert (
-        counterparts([first, second], [second, first])[0] is second
-    )  # only their order tells them apart
+    # Only their order tells them apart
+    assert counterparts([first, second], [second, first])[0] is second
 
 
 def test_a_field_that_transformers_does_not_heed_is_named(tmp_path: Path) -> None:

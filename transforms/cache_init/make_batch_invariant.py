@@ -78,9 +78,8 @@ def _replace(node: fx.Node, forms: Mapping[str, str]) -> bool:
 def _is_invariant(node: fx.Node) -> bool:
     """Whether each of a node's rows is computed in the same way, whatever other rows there are."""
     if not isinstance(node.target, OpOverload):
-        return (
-            getattr(node.target, "__module__", "") == "_operator"
-        )  # items of results, and sums of sizes
+        # Items of results, and sums of sizes
+        return getattr(node.target, "__module__", "") == "_operator"
     own = declared(node.target)
     if own is not NOT_OURS:
         return own.row_wise or bool(own.invariant_form_of)

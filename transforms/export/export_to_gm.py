@@ -111,10 +111,11 @@ def _check_sizes(graph: nn.Module, name: str, context: TransformContext) -> None
 
     The last token of the longest text is never an input.
     """
+    # Imports a computer algebra system
     from onboard.graph.export.guards import (
         broken_guard,
         fit_or_refuse,
-    )  # imports a computer algebra system
+    )
 
     assert isinstance(graph, fx.GraphModule)
     if broken_guard(graph, max(_FARTHEST, context.runtime.max_seq_len) - 1) is None:

@@ -104,9 +104,10 @@ def _checkpoint(context: TransformContext) -> Checkpoint | ConvertedCheckpoint:
     factory = context.factory
     if factory.mode == "graph":
         return Checkpoint(factory.checkpoint)
+    # Imports transformers' models
     from onboard.graph.weight_load.converted import (
         ConvertedCheckpoint,
-    )  # imports transformers' models
+    )
 
     return ConvertedCheckpoint(
         factory.checkpoint, factory.config, factory.dtype, context.on_transformers_model

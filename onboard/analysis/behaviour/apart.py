@@ -46,9 +46,8 @@ def change_by_later(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> flo
     earlier[0] = True  # this row is the text as it is
     rows = {name: tensor[:1].expand(len(places), -1) for name, tensor in inputs.items()}
     books = codebooks_of(model)
-    step = books.pack(
-        torch.full((books.count,), _OTHER)
-    )  # of several codebooks each has another code
+    # Of several codebooks each has another code
+    step = books.pack(torch.full((books.count,), _OTHER))
     rows["input_ids"] = torch.where(earlier, ids, (ids + step) % vocabulary(model))
     whole, *others = model(**rows, use_cache=False).logits
     changes = [rmse_ratio(other[:place], whole[:place]) for place, other in enumerate(others, 1)]

@@ -27,9 +27,8 @@ def repeated_tokens(tiny: nn.Module) -> Trait | None:
     distinct = torch.stack(
         [torch.randperm(VOCABULARY, generator=generator)[: ids.shape[1]] for _ in ids]
     )
-    repeated = (
-        torch.randint(_FEW, ids.shape, generator=generator) + 16
-    )  # none of the special tokens
+    # None of the special tokens
+    repeated = torch.randint(_FEW, ids.shape, generator=generator) + 16
     error = _dependence(tiny, {**inputs, "input_ids": repeated})
     if error <= SAME or not _dependence(tiny, {**inputs, "input_ids": distinct}) <= SAME:
         return None

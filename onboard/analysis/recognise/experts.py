@@ -230,9 +230,8 @@ def _with_identities(
         torch.ops.onboard.torch_moe(x, indices, weights, *layout.weights, *fixed) + kept, expected
     )
     counts = [key for key, value in vars(module).items() if type(value) is int and value == experts]
-    if (
-        error < SAME_MIXTURE and len(counts) == 1
-    ):  # the length of a list will not do: exports may have fewer experts
+    # The length of a list will not do: exports may have fewer experts
+    if error < SAME_MIXTURE and len(counts) == 1:
         evidence = [
             *found.evidence,
             f"probe: further ids return their input, rmse ratio {error:.1e}",

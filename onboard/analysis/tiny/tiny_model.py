@@ -223,9 +223,8 @@ def counts_positions(model: nn.Module) -> bool:
     if positions_below_length(model):
         inputs = from_zero(inputs)
         stretched = {**inputs, "position_ids": inputs["position_ids"].flip(1)}
-    mask = torch.ones_like(
-        inputs["input_ids"]
-    )  # without one, gaps count as the borders of packed sequences
+    # Without one, gaps count as the borders of packed sequences
+    mask = torch.ones_like(inputs["input_ids"])
     with torch.no_grad():
         one, other = (
             model(**item, attention_mask=mask, use_cache=False).logits

@@ -178,9 +178,8 @@ def shrink_overrides(
         if _is_size(value) and full.get(name)
     }
     sizes = {name: int(small[name] * ratio) for name, ratio in ratios.items()}
-    pairs = {
-        name: size - size % 2 for name, size in sizes.items() if name in _HEAD_DIMS
-    }  # which a rotation takes
+    # Which a rotation takes
+    pairs = {name: size - size % 2 for name, size in sizes.items() if name in _HEAD_DIMS}
     return {**overrides, **sizes, **pairs}
 
 
@@ -211,15 +210,13 @@ def _resized(values: Mapping[str, Any], name: str, size: int) -> dict[str, Any]:
     value = values.get(name)
     if isinstance(value, list | tuple) and all(_is_size(item) for item in value):
         return {name: [size] * len(value)}
-    return (
-        {} if not value or isinstance(value, list | tuple | str) else {name: size}
-    )  # 0: there is none
+    # 0: there is none
+    return {} if not value or isinstance(value, list | tuple | str) else {name: size}
 
 
 def _kv_heads(kv_heads: int, heads: int | None) -> int:
-    return {1: 1, heads: HEADS}.get(
-        kv_heads, HEADS // 2
-    )  # of one head alone: as many keys as queries
+    # Of one head alone: as many keys as queries
+    return {1: 1, heads: HEADS}.get(kv_heads, HEADS // 2)
 
 
 def _head_dim(

@@ -239,9 +239,8 @@ def _print_artifacts(artifacts: dict[str, str]) -> None:
         for record in json.loads(Path(artifacts["run"]).read_text(encoding="utf-8"))["runs"][
             "full"
         ]["prompts"]:
-            if (
-                record["prompt"] is not None
-            ):  # token ids of a checkpoint without a tokenizer say nothing
+            # Token ids of a checkpoint without a tokenizer say nothing
+            if record["prompt"] is not None:
                 print(shown(f"> {record['prompt']}\n{record['output'].strip()}\n"))
     width = max(map(len, artifacts), default=0)
     print("\n".join(f"{name:<{width}}  {path}" for name, path in artifacts.items()))

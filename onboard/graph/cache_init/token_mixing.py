@@ -241,9 +241,8 @@ class _Probe:
             return block.to(value.dtype).repeat(times)[: value.numel()].view(value.shape)
         value = value.to(self.device)
         order = torch.randperm(value.numel(), generator=self.random, device=self.device)
-        return value.flatten()[order].view(
-            value.shape
-        )  # whatever whole numbers pick, they are in range
+        # Whatever whole numbers pick, they are in range
+        return value.flatten()[order].view(value.shape)
 
     def _must_agree(self, node: fx.Node) -> None:
         """Find the first node that made what goes into `node` differ, if it does."""

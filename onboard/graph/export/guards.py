@@ -101,9 +101,8 @@ def broken_guards(
         return
     batch, length = (size.node for size in found)
     for guard in env.guards:
-        condition = guard.expr.xreplace(
-            env.replacements
-        )  # sizes that turned out to be equal are one
+        # Sizes that turned out to be equal are one
+        condition = guard.expr.xreplace(env.replacements)
         tried = _sizes(condition, (batch.hint, length.hint), shortest or length.hint, longest)
         if broken := next(
             (sizes for sizes in tried if not _holds(condition, _known(batch, length, sizes))), None

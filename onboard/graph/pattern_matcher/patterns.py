@@ -184,9 +184,10 @@ def same_shape(left: fx.Node, right: fx.Node) -> bool:
     """Tell whether two nodes' values have the same shape for all sizes of the dynamic
     dimensions.
     """
+    # Imports a computer algebra system
     from torch.fx.experimental.symbolic_shapes import (
         statically_known_true,
-    )  # imports a computer algebra system
+    )
 
     one, other = left.meta["val"].shape, right.meta["val"].shape
     return len(one) == len(other) and all(

@@ -123,9 +123,8 @@ def _half_rotation(node: fx.Node, found: Bound) -> Rotation | None:
     size = x.meta["val"].shape[-1]
     if found.get("half", size // 2) * 2 != size or any(rank(table) != 3 for table in tables):
         return None
-    rotation = Rotation(
-        EXPLICIT, x, node, tables, found["unsqueeze_dim"] % 4
-    )  # it may be counted from the end
+    # It may be counted from the end
+    rotation = Rotation(EXPLICIT, x, node, tables, found["unsqueeze_dim"] % 4)
     return _with_interleaving(_with_rest(rotation))
 
 

@@ -40,9 +40,10 @@ class Source:
         if self.alternate:
             places = torch.arange(whole.shape[self.dim], device=whole.device)
             whole = whole.index_select(self.dim, torch.cat([places[::2], places[1::2]]))
+        # It may be a scalar
         return (
             whole if self.parts == 1 else torch.chunk(whole, self.parts, dim=self.dim)[self.index]
-        )  # it may be a scalar
+        )
 
 
 def converted(

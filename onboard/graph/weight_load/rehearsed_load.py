@@ -46,9 +46,8 @@ def rehearse_load(model: Any, tensors: Mapping[str, TensorMeta]) -> Rehearsal:
     rename = module_renaming(model)
     load = _load(model, tensors)
     plain = not load.spare and all(meta.dtype.is_floating_point for meta in tensors.values())
-    names = (
-        {} if plain else {rename(name): name for name in tensors}
-    )  # one by one, which takes its time
+    # One by one, which takes its time
+    names = {} if plain else {rename(name): name for name in tensors}
     spare = {name: tensors[names[name]] if name in names else _UNKNOWN for name in load.spare}
     shapes = load.shapes | {
         name: (spare[source].shape, tuple(expected[name].shape))

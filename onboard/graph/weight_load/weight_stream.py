@@ -45,9 +45,8 @@ def stream(
         return
     device = loads[0].target.device
     if device.type == "cuda":
-        torch.cuda.synchronize(
-            device
-        )  # what is allocated may still be written to by work of the main stream
+        # What is allocated may still be written to by work of the main stream
+        torch.cuda.synchronize(device)
     pieces, lock = _pieces(loads, chunk_bytes), threading.Lock()
     with ExitStack() as stack:
         files = {

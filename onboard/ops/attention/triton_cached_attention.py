@@ -56,9 +56,8 @@ def _choose_tiles(rows: int, channels: int, dtype: torch.dtype, decode: bool) ->
     """Tiles that fit in the registers and the 227 KiB of shared memory of compute capability 9.0,
     for `rows` rows.
     """
-    if (
-        dtype == torch.float32
-    ):  # products of float32 proper run outside the matrix units, on operands in registers
+    # Products of float32 proper run outside the matrix units, on operands in registers
+    if dtype == torch.float32:
         most_rows, keys, stages = 32, 16, 2
     elif channels <= 128:
         most_rows, keys, stages = (128, 32, 4) if decode else (128, 64, 3)

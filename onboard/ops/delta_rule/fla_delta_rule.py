@@ -48,9 +48,8 @@ def fla_cached_gated_delta_rule(
 
     starts, slots = cu_seqlens[: sequences + 1], state_slots[:sequences]
     continues = (kv_lens[:sequences] > starts.diff()).view(-1, 1, 1, 1)
-    states = torch.where(
-        continues, delta_cache[slots], 0.0
-    )  # whatever the slot of a new sequence holds
+    # Whatever the slot of a new sequence holds
+    states = torch.where(continues, delta_cache[slots], 0.0)
     out = fake_delta_rule(q, k, v).zero_()
     out[:, :tokens], states = chunk_gated_delta_rule(
         *(each[:, :tokens] for each in (q, k, v, g, beta)),

@@ -298,9 +298,8 @@ def down_kernel(
     those of pairs.
     """
     expert, place, pair, real = _block(blocks_ptr, order_ptr, PAIRS, EXPERTS, BLOCK_M)
-    wait_for_inputs(
-        OVERLAP
-    )  # blocks and order are older than the kernel in front, which has waited for them
+    # Blocks and order are older than the kernel in front, which has waited for them
+    wait_for_inputs(OVERLAP)
     if tl.max(real.to(tl.int32), 0) == 0:
         return
     pair = pair.to(tl.int64)

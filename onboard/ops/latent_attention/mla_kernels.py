@@ -56,9 +56,8 @@ def _key_places(
     `high`.
     """
     i = tl.arange(0, BLOCK_N)
-    if PAGE % BLOCK_N == 0 or (
-        BLOCK_N % PAGE == 0 and BLOCK_N <= 4 * PAGE
-    ):  # a few look-ups for all threads
+    # A few look-ups for all threads
+    if PAGE % BLOCK_N == 0 or (BLOCK_N % PAGE == 0 and BLOCK_N <= 4 * PAGE):
         place = (
             _page_start(table_ptr, tile, high, stride_page, PAGE) + (tile % PAGE + i) * stride_slot
         )

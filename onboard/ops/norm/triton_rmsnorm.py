@@ -37,9 +37,8 @@ def _rmsnorm_kernel(
         total = x.to(tl.float32) + tl.load(residual_ptr + packed, mask=inside, other=0.0).to(
             tl.float32
         )
-        x = total.to(
-            total_ptr.dtype.element_ty
-        )  # the sum is rounded before it is normalised, as in separate steps
+        # The sum is rounded before it is normalised, as in separate steps
+        x = total.to(total_ptr.dtype.element_ty)
         tl.store(total_ptr + packed, x, mask=inside)
     values = x.to(DTYPE).to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, 1) / SIZE + eps)

@@ -96,9 +96,8 @@ def _mlstm(
         item.to(wide).transpose(1, 2) for item in (q, k, v, igate, fgate)
     )
     query, kept = query * query.shape[-1] ** -0.5, F.logsigmoid(kept)
-    value = torch.cat(
-        [value, torch.ones_like(value[..., :1])], dim=-1
-    )  # so that the norm is a column of the memory
+    # So that the norm is a column of the memory
+    value = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1)
     memory, scale = state[:, :, :-1], state[:, :, -1, :1]
     out = torch.empty_like(value[..., :-1])
     for start in range(0, value.shape[2], _CHUNK):
@@ -125,9 +124,8 @@ def _mlstm_chunk(
     behind it.
     """
     total = kept.cumsum(-1)
-    between = log_pairwise_decay(total) + gate.unsqueeze(
-        -2
-    )  # [batch, heads, tokens, tokens before]
+    # [batch, heads, tokens, tokens before]
+    between = log_pairwise_decay(total) + gate.unsqueeze(-2)
     before = total + scale
     most = torch.maximum(before, between.amax(-1))
     weights = query @ key.transpose(-1, -2) * (between - most.unsqueeze(-1)).exp()

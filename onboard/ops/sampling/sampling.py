@@ -79,7 +79,6 @@ def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
     sum.
     """
     cumulated = weights.double().cumsum(-1)
-    target = (
-        uniform[:, None] * cumulated[:, -1:]
-    )  # less than the sum: 1 - 2^-53 times a number is never rounded to it
+    # Less than the sum: 1 - 2^-53 times a number is never rounded to it
+    target = uniform[:, None] * cumulated[:, -1:]
     return torch.searchsorted(cumulated, target, right=True)[:, 0]

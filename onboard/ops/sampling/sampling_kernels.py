@@ -136,9 +136,8 @@ def _filter(
         count, total = _above(bound - 1, logits_ptr, largest, heat, min_p, VOCABULARY, SHIFT, BLOCK)
         ties = tl.minimum(ties, count - beyond)
         each = _weight_of(bound.to(tl.int32), largest, heat, SHIFT)
-        each = tl.where(
-            (ties > 0) & (each > 0), each, 1.0
-        )  # where there is none, it is not a number
+        # Where there is none, it is not a number
+        each = tl.where((ties > 0) & (each > 0), each, 1.0)
         enough = tl.maximum(tl.ceil((wanted - above) / each), 1.0)
         ties = tl.minimum(enough, ties.to(tl.float32)).to(tl.int32)
         total = above + ties * each

@@ -171,9 +171,8 @@ def torch_cached_block_indexer(
             - 1
         )
         pages = block_table.long()[:, ends // index_cache.shape[2]]
-        stored = index_cache[pages, 0, ends % index_cache.shape[2]].to(
-            query.dtype
-        )  # [sequences, blocks, dim]
+        # [sequences, blocks, dim]
+        stored = index_cache[pages, 0, ends % index_cache.shape[2]].to(query.dtype)
         last = (kv_lens - 1).long().unsqueeze(1)
         ones = None if weights is None else weights[0].unsqueeze(1)
         return _chosen(query[0].unsqueeze(1), stored, ones, last, *settings).transpose(0, 1)

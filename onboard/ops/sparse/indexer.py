@@ -42,9 +42,8 @@ def best_first(scores: Tensor, count: int) -> Tensor:
 
     `scores` [..., keys]; the result is [..., count] int64.
     """
-    ranked = torch.sort(
-        scores + 0.0, dim=-1, descending=True, stable=True
-    )  # -0.0 + 0.0 is 0.0: zeros are equals
+    # -0.0 + 0.0 is 0.0: zeros are equals
+    ranked = torch.sort(scores + 0.0, dim=-1, descending=True, stable=True)
     return ranked.indices[..., :count].contiguous()
 
 

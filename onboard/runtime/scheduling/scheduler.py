@@ -221,9 +221,8 @@ class Scheduler:
                 continue  # without a slot it has been preempted meanwhile
             pending, budget = sequence.num_pending, self.max_num_tokens - step.num_tokens
             if pending == 1 and length <= sequence.room and budget > 0:
-                step.chunks.append(
-                    sequence.single
-                )  # most do, and a prompt beside them is no reason to be slow
+                # Most do, and a prompt beside them is no reason to be slow
+                step.chunks.append(sequence.single)
                 step.num_tokens += 1
             elif budget > 0:
                 self._advance(sequence, step, pending, running[place:])
@@ -274,9 +273,8 @@ class Scheduler:
             self._last, self._run = Step(), None
             insort(self.running, sequence, key=_in_order)
             length = self._fitting(sequence, self.max_num_tokens - step.num_tokens)
-            if length and self.memory.reserve(
-                sequence, length
-            ):  # else it goes on with the next step
+            # Else it goes on with the next step
+            if length and self.memory.reserve(sequence, length):
                 step.add(sequence, length, sequence.num_pending)
                 coming.update(self.memory.completes(step.chunks[-1]))
 

@@ -50,9 +50,8 @@ def layer_kinds(spec: ModelSpec) -> list[LayerKind]:
     groups: dict[str, list[int]] = {}
     for layer in range(total):
         groups.setdefault(repr([value[layer] for value in lists]), []).append(layer)
-    if len(groups) != len(
-        spec.layer_kinds
-    ):  # no lists: the first layers are a period of the pattern
+    # No lists: the first layers are a period of the pattern
+    if len(groups) != len(spec.layer_kinds):
         return [_repeated(kind, shown, total) for kind in spec.layer_kinds]
     kinds = zip(spec.layer_kinds, groups.values(), strict=True)
     return [kind.model_copy(update={"layers": layers}) for kind, layers in kinds]

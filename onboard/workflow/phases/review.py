@@ -89,7 +89,6 @@ def _tests(context: RunContext) -> str:
     that it replaced.
     """
     path = context.root / test_path(context)
-    text = context.files.read(
-        path
-    )  # before it is asked whose it is, as that may change at any moment
+    # Before it is asked whose it is, as that may change at any moment
+    text = context.files.read(path)
     return tests_text(context) if context.files.is_anothers(path) else text

@@ -157,9 +157,8 @@ def accepted_layers(context: RunContext, needed: int, total: int) -> tuple[int, 
 
     The second is why fewer than `total` do not do; empty where they do, or `needed` are all.
     """
-    if (
-        needed >= total or context.spec.repository is not None
-    ):  # a model's own code is run in its sandbox alone
+    # A model's own code is run in its sandbox alone
+    if needed >= total or context.spec.repository is not None:
         return needed, ""
     whole, refusal = _shapes(context, {}), ""
     for layers in range(needed, min(total, max(needed, MAX_REDUCED_LAYERS) + 1)):

@@ -172,9 +172,8 @@ def _run_apart(request: tuple[list[str], str, dict[str, str]], streams: list[int
         code = 1
         try:
             die_with(server)
-            if (
-                signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-            ):  # an interrupt is the program's, not the server's
+            # An interrupt is the program's, not the server's
+            if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             code = _become(*request, *streams)
         finally:

@@ -47,10 +47,11 @@ _OF_PROGRAMS = (
         "onboard.testing.plugin",
     ),
     *("onboard.runtime.llm", "onboard.workflow.run_model.run_model", "nbformat.v4"),
+    # What a child would import in its turn
     *(
         "transformers.modeling_layers",
         "transformers.processing_utils",
-    ),  # what a child would import in its turn
+    ),
 )
 """What a run's programs need besides."""
 

@@ -57,10 +57,11 @@ def run_child(job: Job) -> None:
     """Onboard the job's target; returns only when there is no more to say."""
     _confine(job)
     events = (job.folder / EVENTS).open("a", encoding="utf-8", buffering=1)
+    # Closed: what it used counts as this process's
     with (
         closing(ForkServer()) as programs,
         events as file,
-    ):  # closed: what it used counts as this process's
+    ):
 
         def emit(**event: Any) -> None:
             file.write(json.dumps(event) + "\n")

@@ -157,10 +157,11 @@ class _Judging:
                 _Compared(self.ours.logits(prompt), theirs, partial(text_logits, tokens=prompt))
             )
         size = expected[0].shape[-1]
+        # Ragged, then more even lengths
         for chosen in (
             range(len(prompts)),
             range(len(prompts) // 2, len(prompts)),
-        ):  # ragged, then more even lengths
+        ):
             batch = [prompts[index] for index in chosen]
             for index, (tokens, found) in zip(chosen, self.go_on(batch, size), strict=True):
                 rows = next_logits(self.theirs, prompts[index], tokens, expected[index])

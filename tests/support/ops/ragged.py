@@ -130,9 +130,8 @@ def check(
     expected = getattr(ops, f"torch_{name}")(*theirs)
     actual = getattr(ops, f"{backend}_{name}")(*arguments)
     assert actual.shape == expected.shape
-    assert (
-        not actual[:, row.real_tokens :].any() or row.real_tokens + 2 == row.tokens
-    )  # zeros, or padding sequences
+    # Zeros, or padding sequences
+    assert not actual[:, row.real_tokens :].any() or row.real_tokens + 2 == row.tokens
     assert relative_error(actual[:, : row.real_tokens], expected[:, : row.real_tokens]) < tolerance
     if before.numel():
         stored, wanted = arguments[cache][used], theirs[cache][used]

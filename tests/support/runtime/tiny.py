@@ -78,9 +78,8 @@ def make_tiny(
     hf = AutoModelForCausalLM.from_config(
         config, attn_implementation="eager", dtype=torch.float32
     ).eval()
-    for parameter in (
-        hf.parameters()
-    ):  # larger than the usual initialisation: logits far apart, norms not all ones
+    # Larger than the usual initialisation: logits far apart, norms not all ones
+    for parameter in hf.parameters():
         parameter.data.normal_(std=0.2).add_(1.0 if parameter.ndim == 1 else 0.0)
     checkpoint, root = folder / "checkpoint", folder / "root"
     hf.save_pretrained(checkpoint)

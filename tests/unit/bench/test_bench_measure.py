@@ -32,13 +32,14 @@ ATTENTION = ("onboard::torch_cached_attention", "aten::scaled_dot_product_attent
 
 def test_steps_that_decode_everything_are_told_from_those_that_do_not() -> None:
     times = [1.0, 2.0, 3.5, 4.5, 5.0]
+    # The second prompt is read in two steps, the first ends earlier
     counts = [
         [1, 0],
         [2, 1],
         [3, 2],
         [4, 3],
         [4, 4],
-    ]  # the second prompt is read in two steps, the first ends earlier
+    ]
     assert _token_times(times, counts) == [[1.0, 2.0, 3.5, 4.5], [2.0, 3.5, 4.5, 5.0]]
     assert _decode_steps(times, counts) == [1.5, 1.0]
 

@@ -41,9 +41,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt_neo": {},
     "ctrl": {},
     "xglm": {},
-    "xlm": {
-        "causal": True
-    },  # its mask is of truth values, made beside one of the padding, and filled in in place
+    # Its mask is of truth values, made beside one of the padding, and filled in in place
+    "xlm": {"causal": True},
     # an adapter for each language, one of which texts are in
     "xmod": {
         "is_decoder": True,

@@ -43,10 +43,11 @@ def _text(body: list[ast.stmt]) -> str:
             "torch_attention(q, k, v, m, 0.0, False)",
             "torch_attention(q, k, v, attn_mask=m, is_causal=False)",
         ),
+        # 1 is not True
         (
             "torch_attention(q, k, v, None, 0.0, 1)",
             "torch_attention(q, k, v, is_causal=1)",
-        ),  # 1 is not True
+        ),
         (
             "torch_gated_delta_rule(q, k, v, g, b, None, False)",
             "torch_gated_delta_rule(q, k, v, g, b)",

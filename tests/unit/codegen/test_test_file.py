@@ -37,12 +37,13 @@ def first_failure(root: Path, files: dict[str, str], selection: str = "") -> dic
         path.write_text(text, encoding="utf-8")
     results = root / "results.json"
     plugin = ["-p", "onboard.testing.plugin", "-p", "no:cacheprovider", "-p", "no:terminalreporter"]
+    # What shows both models' tensors takes seconds
     plugin += [
         "--tb",
         "short",
         "-p",
         "no:unraisableexception",
-    ]  # what shows both models' tensors takes seconds
+    ]
     options = ["--import-mode=importlib", "--rootdir", str(root), "-m", "not gpu", "-k", selection]
     sys.modules.pop("tests.equivalence.test_llama_modeling", None)  # of another root
     pytest.main([*plugin, *options, "--onboard-results", str(results), str(root / TEST)])

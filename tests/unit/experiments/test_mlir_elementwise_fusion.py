@@ -104,9 +104,8 @@ def test_reductions_join_what_works_on_their_rows() -> None:
     )
     assert operations(gm) == [["mul", "row_mean", "constant", "add", "rsqrt", "mul", "mul"]]
     gm, _ = fused(lambda x, w: torch.rsqrt(x.mean(-1, keepdim=True) + 1.5).neg(), x.abs(), weight)
-    assert operations(gm) == [
-        ["constant", "add", "rsqrt", "neg"]
-    ]  # what leaves is smaller than the rows
+    # What leaves is smaller than the rows
+    assert operations(gm) == [["constant", "add", "rsqrt", "neg"]]
     for others in (
         lambda x: x.mean(0, True),
         lambda x: x.mean(-1).sum(),

@@ -74,9 +74,8 @@ def test_rope_pairs_turns_the_other_way_with_conjugate_frequencies() -> None:
 @pytest.mark.parametrize(("dtype", "dim", "size"), HEADS)
 def test_rope_deinterleaved(dtype: torch.dtype, dim: int, size: int) -> None:
     q, k = heads_in_a_projection(dim, dtype, 5, 1)
-    cos, sin = (
-        randn(1, 3, size).expand(2, 3, size) for _ in range(2)
-    )  # nothing about its halves is assumed
+    # Nothing about its halves is assumed
+    cos, sin = (randn(1, 3, size).expand(2, 3, size) for _ in range(2))
     rounded = cos.to(dtype).double(), sin.to(dtype).double()
     expected = ops.torch_rope_deinterleaved(q.double(), k.double(), *rounded)
     for ours, theirs in zip(ops.triton_rope_deinterleaved(q, k, cos, sin), expected, strict=True):

@@ -198,9 +198,8 @@ def test_a_cache_of_float8(step: str) -> None:
     ours, theirs = pair(
         STEPS[step], heads=6, kv_heads=2, dim=24, value_dim=20, cache_dtype=torch.float8_e4m3fn
     )
-    expected, bound = exact_and_bound(
-        ours, steps=1
-    )  # the interpreter truncates where hardware rounds
+    # The interpreter truncates where hardware rounds
+    expected, bound = exact_and_bound(ours, steps=1)
     assert ((run(ours, Options()).double() - expected).abs() <= bound + 1e-5).all()
     for batch in (ours, theirs):
         batch.value *= 1000

@@ -68,9 +68,8 @@ def test_every_kernel_with_a_cache_is_tested_on_spoiled_ones() -> None:
 
 def check_mla(row: Row, arguments: list[Any], tolerance: float) -> None:
     table = row.args["block_table"]
-    check(
-        "cached_mla", arguments, 10, row, tolerance, table[table > 0].long()
-    )  # page 0 is everyone's
+    # Page 0 is everyone's
+    check("cached_mla", arguments, 10, row, tolerance, table[table > 0].long())
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -237,9 +237,8 @@ def test_large_scores_and_sinks_do_not_overflow(added: dict[str, torch.Tensor]) 
     q, k, v = qkv(value_dim=6)
     options = Options(scale=100.0, **added)
     actual = ops.torch_attention(q, k, v, **vars(options))
-    assert (
-        relative_error(actual, attention(q, k, v, options)) < 1e-4
-    )  # scores of some hundreds, rounded
+    # Scores of some hundreds, rounded
+    assert relative_error(actual, attention(q, k, v, options)) < 1e-4
 
 
 def test_a_sink_beyond_every_score_takes_all() -> None:

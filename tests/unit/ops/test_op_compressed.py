@@ -71,9 +71,8 @@ def test_a_query_sees_its_window_and_the_blocks_that_have_ended(
     query, kv, entries = (torch.randn(2, length, *shape) for shape in ((3, 6), (1, 6), (6,)))
     sinks = torch.randn(3)
     chosen = torch.rand(2, length, length // size + 1).argsort(-1)[..., :2] - 1 if choose else None
-    mask = torch.zeros(
-        2, 1, length, 2 * length, dtype=torch.bool
-    )  # tokens, then the entry of each token's block
+    # Tokens, then the entry of each token's block
+    mask = torch.zeros(2, 1, length, 2 * length, dtype=torch.bool)
     for row, at, key in [(b, i, k) for b in range(2) for i in range(length) for k in range(i + 1)]:
         mask[row, 0, at, key] = at - key < window
         block, ends = key // size, key % size == size - 1

@@ -55,9 +55,8 @@ def test_wkv_is_the_average_that_it_is_called(length: int) -> None:
     )
     expected = torch.zeros(2, length, 3).double()
     for i in range(length):
-        distance = torch.arange(i - 1, -2, -1).double()[
-            None, :, None
-        ]  # of each token up to i, from the one before i
+        # Of each token up to i, from the one before i
+        distance = torch.arange(i - 1, -2, -1).double()[None, :, None]
         exponents = key[:, : i + 1].double() - distance * time_decay.double().exp()
         exponents[:, i] = key[:, i].double() + time_first.double()
         expected[:, i] = (exponents.softmax(1) * value[:, : i + 1].double()).sum(1)

@@ -111,10 +111,11 @@ def test_tokens_on_both_sides_of_a_table_are_given_what_chose_them() -> None:
     [whole] = passages("prompt", prompt, output, None)
     assert (whole.ids, whole.chosen) == (list(range(19)), tuple(range(5, 20)))
     before, after = passages("prompt", prompt, output, rope)
+    # 8 follows 8 tokens, by the short table
     assert (before.ids, before.chosen) == (
         list(range(8)),
         (5, 6, 7, 8),
-    )  # 8 follows 8 tokens, by the short table
+    )
     assert (after.ids, after.chosen) == (list(range(19)), tuple(range(9, 20)))
     assert len(passages("prompt", prompt, output[:4], rope)) == 1
     assert len(passages("prompt", list(range(9)), output[4:], rope)) == 1

@@ -98,9 +98,8 @@ def test_a_trained_model_is_transformers_own_and_everything_is_kept(root: Path) 
     result = _run(DEMO, root, max_seq_len=256)
     assert (result["status"], result["text"]["verdict"]) == ("success", "equal"), result["error"]
     assert result["text"]["perplexity"] == pytest.approx(result["text"]["reference"], rel=1e-4)
-    assert (
-        result["text"]["perplexity"] < 1.4
-    )  # story by story: training.json says 1.247, as one text it is 1.97
+    # Story by story: training.json says 1.247, as one text it is 1.97
+    assert result["text"]["perplexity"] < 1.4
     comparison = result["comparison"]
     assert comparison["agrees"]
     *checks, known = comparison["checks"]
@@ -237,9 +236,8 @@ def test_a_window_that_only_the_long_prompt_passes_is_compared(
 ) -> None:
     config = json.loads((random_checkpoint / "config.json").read_text())
     config |= {"sliding_window": 120, "max_position_embeddings": 512}
-    (random_checkpoint / "config.json").write_text(
-        json.dumps(config)
-    )  # transformers' llama has no window
+    # Transformers' llama has no window
+    (random_checkpoint / "config.json").write_text(json.dumps(config))
     result = _run(random_checkpoint, root)
     errors = {
         check["what"]: (check["longest"], check["error"])
@@ -349,9 +347,8 @@ def test_a_count_that_transformers_refuses_is_passed_over(tmp_path: Path) -> Non
     }
     sizes |= {"mamba_expand": 2, "n_mamba_heads": 2, "num_key_value_heads": 2}
     found = []
-    for count in (
-        kinds
-    ):  # all hybrid layers share the first one's block: of one alone transformers makes no model
+    # All hybrid layers share the first one's block: of one alone transformers makes no model
+    for count in kinds:
         config = ZambaConfig(num_hidden_layers=count, layers_block_type=kinds[count], **sizes)
         config.save_pretrained(tmp_path)
         context = make_context(

@@ -61,9 +61,8 @@ def test_four_ragged_prompts_in_one_batch_decode_as_transformers_does(
     prompts = [_prompt(length) for length in (3, 17, 9, 30)]
     steps = engine.stats.steps
     assert _generate(engine, prompts) == [llama.greedy(prompt, 32) for prompt in prompts]
-    assert (
-        engine.stats.steps - steps == 32
-    )  # one for all prompts, then one for each further token of all
+    # One for all prompts, then one for each further token of all
+    assert engine.stats.steps - steps == 32
 
 
 @pytest.mark.parametrize("max_num_tokens", [5, 16])

@@ -227,12 +227,10 @@ def test_states_bound_the_batch_and_nothing_the_length(
     }
     config = AutoConfig.for_model("mamba", **options, bos_token_id=None, pad_token_id=0)
     config.save_pretrained(tmp_path)
-    state = (
-        2 * 4 * (64 * 8 + 64 * 4)
-    )  # of two layers: that of the scan, and the convolution's last inputs
-    slots = (
-        2 * 3 + 2
-    )  # three sequences, as many known beginnings, the spare one, and that of one alone
+    # Of two layers: that of the scan, and the convolution's last inputs
+    state = 2 * 4 * (64 * 8 + 64 * 4)
+    # Three sequences, as many known beginnings, the spare one, and that of one alone
+    slots = 2 * 3 + 2
     monkeypatch.setattr(MEMORY, lambda: 4 * (slots * state + 1))
     runtime = RuntimeConfig(device="cpu", dtype="float32", skip_loading_weights=True)
     llm = LLM(tmp_path, root=tmp_path, device="cpu", config=runtime)

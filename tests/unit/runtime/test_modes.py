@@ -109,16 +109,18 @@ def test_layers_of_several_kinds_have_caches_of_their_own_shape(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("model_type", "config", "problem"),
     [
+        # Short convolutions between attention layers
         (
             "lfm2",
             {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
             "with caches the logits are others|aten.conv1d have no cached form",
-        ),  # short convolutions between attention layers
+        ),
+        # Its own positions begin after the padding token's
         (
             "camembert",
             {},
             "with caches the logits are others",
-        ),  # its own positions begin after the padding token's
+        ),
         ("mpt", {}, "attention|another path"),  # written-out attention with ALiBi
         ("mamba", {}, "attention|cannot be exported"),  # none at all
     ],

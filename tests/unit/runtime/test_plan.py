@@ -142,9 +142,8 @@ def test_a_few_layers_and_experts_say_what_all_of_them_take(
         plan_memory(checkpoint, config, 2**30, gpu=True, reduced=reduced)
         for reduced in (True, False)
     )
-    assert (
-        replace(quick, cache=whole.cache) == whole
-    )  # weights, tables, activations, graphs: to the byte
+    # Weights, tables, activations, graphs: to the byte
+    assert replace(quick, cache=whole.cache) == whole
     assert Counter(quick.cache.resources) == Counter(whole.cache.resources)
     assert facts == same
     assert not any("by itself" in fact for fact in facts)
@@ -204,9 +203,8 @@ def _reference(checkpoint: Path) -> torch.nn.Module:
 def test_activations_are_those_of_the_largest_step(tmp_path: Path) -> None:
     checkpoint = _config(tmp_path, "llama", intermediate_size=4096)
     small, large = (_plan(checkpoint, max_num_tokens=tokens).activations for tokens in (32, 64))
-    gate_and_up = (
-        2 * 64 * 4096 * 4
-    )  # float32, the largest tensor of a step, which the product and its parts join
+    # Float32, the largest tensor of a step, which the product and its parts join
+    gate_and_up = 2 * 64 * 4096 * 4
     assert gate_and_up < large < 2.2 * gate_and_up
     assert large == pytest.approx(2 * small, rel=0.01)
 
@@ -339,10 +337,11 @@ def test_each_captured_size_keeps_its_logits_and_shares_the_rest(tmp_path: Path)
             max_num_tokens=tokens,
             cuda_graph_config={"batch_sizes": each},
         ).graphs
+        # A prompt's tokens are in no captured step
         for each, tokens in (
             ([7], 24),
             ([2, 3, 7], 48),
-        )  # a prompt's tokens are in no captured step
+        )
     )
     assert three - one == (2 + 3) * _BASE["vocab_size"] * 4  # float32
 

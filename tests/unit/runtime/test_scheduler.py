@@ -64,9 +64,8 @@ def test_random_loads_finish_with_every_token_in_place(kind: str, pages: int) ->
             assert any(step.rope_length for step in steps)
         reused += simulation.memory.stats.reused_tokens
         preempted += simulation.scheduler.num_preemptions
-    assert bool(preempted) == (pages == 12) or KINDS[kind].get("windows") == (
-        6,
-    )  # these need few pages
+    # These need few pages
+    assert bool(preempted) == (pages == 12) or KINDS[kind].get("windows") == (6,)
     assert bool(reused) == simulation.memory.reuse
 
 
@@ -206,9 +205,8 @@ def test_pages_are_forgotten_when_others_need_them_those_used_last_at_last() -> 
     old, new = list(range(100, 109)), list(range(200, 209))
     for prompt in (old, new):
         simulation.run([make_request(prompt, 1)])  # two full pages each stay
-    simulation.run(
-        [make_request(list(range(300, 315)), 1)]
-    )  # four pages: two free ones, then the oldest two
+    # Four pages: two free ones, then the oldest two
+    simulation.run([make_request(list(range(300, 315)), 1)])
     assert simulation.groups[0].allocator.num_evicted == 2
     found = [make_request(prompt, 1) for prompt in (new, old)]
     for request in found:

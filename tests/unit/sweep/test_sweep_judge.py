@@ -201,9 +201,8 @@ def test_what_a_model_does_with_equal_keys_is_asked_of_the_model(arbitrary: bool
     seed = secrets.randbelow(2**31)
     print(f"seed {seed}")
     assert is_arbitrary(Ranked(arbitrary), range(100), 60, seed) == arbitrary
-    assert not is_arbitrary(
-        Reader(0.5), range(8), 60, seed
-    )  # the length counts, whatever the tokens
+    # The length counts, whatever the tokens
+    assert not is_arbitrary(Reader(0.5), range(8), 60, seed)
 
 
 def test_prompts_of_distinct_tokens_leave_others_to_go_on_with() -> None:

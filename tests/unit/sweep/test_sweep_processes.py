@@ -43,9 +43,8 @@ def do(job: Job, monkeypatch: pytest.MonkeyPatch) -> Do:
 
 def write_events(job: Job, *events: dict[str, object]) -> None:
     text = "".join(json.dumps(event) + "\n" for event in events)
-    (job.folder / EVENTS).write_text(
-        text + '{"step": "cut'
-    )  # as a kill in the middle of a line leaves it
+    # As a kill in the middle of a line leaves it
+    (job.folder / EVENTS).write_text(text + '{"step": "cut')
 
 
 def gone(pid: int) -> bool:
@@ -169,9 +168,8 @@ def test_nothing_of_an_earlier_run_is_taken(do: Do, job: Job) -> None:
 def test_a_worker_that_dies_costs_one_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(
-        "PYTHONPATH", str(tmp_path)
-    )  # a module that ends every interpreter at its start
+    # A module that ends every interpreter at its start
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "sitecustomize.py").write_text("import os; os._exit(3)\n")
     jobs = [Job(target=Target(name=name), folder=tmp_path / name) for name in ("llama", "gpt2")]
     found = list(LocalExecutor(1).run(jobs, lambda job: None))

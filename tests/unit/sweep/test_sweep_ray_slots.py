@@ -22,9 +22,8 @@ def test_what_a_job_left_on_its_node_comes_back_whole(
         assert job.folder.is_relative_to(tmp_path / "node")
         (job.folder / "root" / "models").mkdir(parents=True)
         (job.folder / "root" / "models" / "x.py").write_text("1")
-        (job.folder / "link.to").symlink_to(
-            job.folder / "root"
-        )  # pytest leaves such; on another node it is nothing
+        # Pytest leaves such; on another node it is nothing
+        (job.folder / "link.to").symlink_to(job.folder / "root")
         return TargetRecord(target=job.target, lines=1)
 
     monkeypatch.setattr(Worker, "do", work)

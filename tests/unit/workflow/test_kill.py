@@ -58,9 +58,8 @@ def test_killed_at_random_moments(
     print(f"seed {seed}")
     moments = random.Random(seed)
     killed = 0
-    for attempt in (
-        itertools.count()
-    ):  # a run that ends before its moment is right too, and is not one of the ten
+    # A run that ends before its moment is right too, and is not one of the ten
+    for attempt in itertools.count():
         root = tmp_path / f"root{attempt}"
         process = start(model, root)
         assert process.stdout is not None

@@ -78,9 +78,8 @@ def _bound(function: Any, args: Args) -> dict[str, Value]:
     names = [
         key for key, item in signature.parameters.items() if item.kind is item.POSITIONAL_OR_KEYWORD
     ]
-    keywords = {
-        key: value for key, value in args.keywords.items() if key in names
-    }  # `**kwargs` are for kernels
+    # `**kwargs` are for kernels
+    keywords = {key: value for key, value in args.keywords.items() if key in names}
     return values | dict(zip(names, args.positional, strict=False)) | keywords
 
 

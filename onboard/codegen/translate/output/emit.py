@@ -117,9 +117,8 @@ def _constructor_calls(translator: Translator) -> dict[str, list[ast.Call]]:
                     and isinstance(node.func, ast.Name)
                     and node.func.id in calls
                 ):
-                    known = calls[
-                        node.func.id
-                    ]  # a local variable's value may stand in several places
+                    # A local variable's value may stand in several places
+                    known = calls[node.func.id]
                     known.extend([] if any(node is other for other in known) else [node])
     for class_name, nodes in calls.items():
         state = next(item for item in translator.states.values() if item.cls.__name__ == class_name)

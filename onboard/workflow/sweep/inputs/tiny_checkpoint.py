@@ -112,9 +112,8 @@ def _config_alone(config: PretrainedConfig, folder: Path) -> Checkpoint:
 @torch.no_grad()
 def _reads_texts(model: nn.Module) -> bool:
     try:
-        model(
-            input_ids=_text(model)[:1], use_cache=False
-        )  # one text, to whatever takes several rows for one
+        # One text, to whatever takes several rows for one
+        model(input_ids=_text(model)[:1], use_cache=False)
     except Exception:  # whatever a model's own code raises
         return False
     return True

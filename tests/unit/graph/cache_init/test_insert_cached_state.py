@@ -244,9 +244,8 @@ def _apply(key: str, gm: nn.Module, context: TransformContext, **fields: Any) ->
 def test_the_cached_graph_computes_the_same(key: str) -> None:
     make, shapes = MIXERS[key]
     model, context = make(), _context()
-    ids = torch.randperm(40)[
-        None, :TOKENS
-    ]  # no token twice: which of two equal keys is chosen is arbitrary
+    # No token twice: which of two equal keys is chosen is arbitrary
+    ids = torch.randperm(40)[None, :TOKENS]
     with torch.no_grad():
         gm = _exported(model, context)
         expected = model(ids, torch.arange(TOKENS)[None])[0]

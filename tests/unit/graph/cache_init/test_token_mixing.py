@@ -26,9 +26,8 @@ class Inner(nn.Module):
     def __init__(self, body: Body) -> None:
         super().__init__()
         self.body = body
-        self.weight = nn.Parameter(
-            1e-6 * torch.randn(WIDTH, WIDTH)
-        )  # small, as a fresh model's may be
+        # Small, as a fresh model's may be
+        self.weight = nn.Parameter(1e-6 * torch.randn(WIDTH, WIDTH))
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:
         return self.body(x, position_ids, self.weight)

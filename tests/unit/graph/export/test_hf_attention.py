@@ -211,14 +211,16 @@ class _Counting(nn.Module):
     ("model", "counts"),
     [
         (_Counting(lambda places, positions: places), True),
+        # Seen far into a text alone
         (
             _Counting(lambda places, positions: places.clamp(min=8192) / 8192),
             True,
-        ),  # seen far into a text alone
+        ),
+        # Squares that float16 does not have
         (
             _Counting(lambda places, positions: places >= 8192, size=400.0),
             True,
-        ),  # squares that float16 does not have
+        ),
         (_Counting(lambda places, positions: positions >= 8192), False),
     ],
 )

@@ -81,9 +81,8 @@ def test_only_a_mask_that_keeps_the_largest_biases_becomes_an_op(
     model.requires_grad_(False)
 
     def inputs(batch: int, length: int) -> dict[str, Tensor]:
-        ids = torch.randperm(VOCABULARY)[: batch * length].view(
-            batch, length
-        )  # no two keys have the same bias
+        # No two keys have the same bias
+        ids = torch.randperm(VOCABULARY)[: batch * length].view(batch, length)
         return {
             "input_ids": ids,
             "position_ids": torch.arange(length).expand(batch, length).clone(),

@@ -113,9 +113,8 @@ class Cast(Residual):
 
 def test_identity_casts_do_not_hide_a_pair():
     gm, x, expected = _case(Cast())
-    gm, _, _ = apply(
-        "cleanup_input_constraints", gm
-    )  # the assertions that export puts before casts
+    # The assertions that export puts before casts
+    gm, _, _ = apply("cleanup_input_constraints", gm)
     gm, info, _ = apply("fuse_add_rms_norm", gm)
     assert info.num_matches == 2
     assert rmse(gm(x), expected) <= 1e-6

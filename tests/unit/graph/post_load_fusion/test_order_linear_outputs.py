@@ -68,9 +68,8 @@ def test_shuffled_outputs_are_ordered(bias):
         mark_loaded(parameter)
     gm, info, _ = apply("order_linear_outputs", gm)
     assert info.num_matches == 1
-    assert not any(
-        is_as_loaded(parameter) for parameter in gm.parameters()
-    )  # a saved graph would load the old order
+    # A saved graph would load the old order
+    assert not any(is_as_loaded(parameter) for parameter in gm.parameters())
     assert not any(target.startswith(("cat", "split")) for target in targets(gm))
     for shape in ((1, 5, 8), (4, 1, 8)):
         x = torch.randn(shape)

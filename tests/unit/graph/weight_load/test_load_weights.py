@@ -229,9 +229,8 @@ def test_names_that_transformers_declares_renamed():
     own = ["gpt_neox.embed_in.weight", "lm_head.weight"]
     released = ["gpt_neox.embed_in.weight", "embed_out.weight"]
     assert match_names(wanted, own, rename) == dict(zip(wanted, own, strict=True))
-    if (
-        rename("embed_out.weight") != "embed_out.weight"
-    ):  # releases that kept the checkpoint's name declare nothing
+    # Releases that kept the checkpoint's name declare nothing
+    if rename("embed_out.weight") != "embed_out.weight":
         assert match_names(wanted, released, rename) == dict(zip(wanted, released, strict=True))
 
 

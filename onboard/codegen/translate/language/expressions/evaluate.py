@@ -131,9 +131,8 @@ def _call(node: ast.Call, frame: Frame) -> Value:
 def _binop(node: ast.BinOp, frame: Frame) -> Value:
     left, right = frame.evaluate(node.left), frame.evaluate(node.right)
     match node, left, right:
-        case ast.BinOp(left=ast.List(), op=ast.Add()), Items(items=items), Code(
-            expr=others
-        ):  # [x] + others
+        # [x] + others
+        case ast.BinOp(left=ast.List(), op=ast.Add()), Items(items=items), Code(expr=others):
             return Code(
                 ast.List(
                     [*(each.code() for each in items), ast.Starred(others, ast.Load())], ast.Load()
@@ -268,9 +267,8 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
     if test.is_static and (is_rotary(body) or is_rotary(orelse)):
         return _with_or_without(node, test, body, orelse, frame)
     modules = isinstance(body, Instance) and isinstance(orelse, Instance)
-    two_models = frame.translator.specialised or is_identity(body) != is_identity(
-        orelse
-    )  # with a norm or without it
+    # With a norm or without it
+    two_models = frame.translator.specialised or is_identity(body) != is_identity(orelse)
     functions = frame.translator.specialised and all(
         isinstance(side, Global | Choice | Closure) or side.equals(NONE) for side in (body, orelse)
     )

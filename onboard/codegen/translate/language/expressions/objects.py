@@ -97,9 +97,8 @@ def choice(table: dict[Any, Any], key: Value, frame: Frame) -> Value | None:
     """Return `table[key]`, with a key that is known once the config is; None when it is no table of
     classes.
     """
-    made = {
-        item: obj for item, obj in table.items() if obj is not None
-    }  # None is none that can be called
+    # None is none that can be called
+    made = {item: obj for item, obj in table.items() if obj is not None}
     if not (
         made and all(inspect.isclass(item) or inspect.isfunction(item) for item in made.values())
     ):
@@ -138,9 +137,8 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
                 return NONE  # what loads weights decides it
             if (changed := _changed(attr, obj, frame)) is not None:
                 return changed
-            is_part = attr in getattr(
-                obj, "sub_configs", {}
-            )  # other fields may differ from layer to layer
+            # Other fields may differ from layer to layer
+            is_part = attr in getattr(obj, "sub_configs", {})
             if is_part and isinstance(part := getattr(obj, attr, None), PretrainedConfig):
                 return Config(attribute(expr, attr), part)
             return Code(attribute(expr, attr), static=True)

@@ -21,9 +21,8 @@ def call_autograd(translator: Program, cls: type, args: Args, frame: Frame) -> V
     found = find_method(cls, "forward")
     if found is None:
         raise Untranslatable(f"{cls.__name__}.apply")
-    given = Args(
-        [NONE, *args.positional], args.keywords, args.stars
-    )  # no context to save anything in
+    # No context to save anything in
+    given = Args([NONE, *args.positional], args.keywords, args.stars)
     result = inline(
         translator, found[1], module_source(found[0].__module__), given, frame.cls or frame.caller
     )

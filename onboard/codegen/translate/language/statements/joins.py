@@ -87,9 +87,8 @@ def _joined(key: str, sides: Sides, frame: Frame) -> Value:
     for value, statements in sides:
         new = value.code()
         if not (isinstance(value, Code) and isinstance(new, ast.Name) and new.id == key):
-            lies = (
-                isinstance(value, Code) and value.transposed
-            )  # what comes after may need it as it looks
+            # What comes after may need it as it looks
+            lies = isinstance(value, Code) and value.transposed
             new = call(attribute(new, "contiguous")) if lies else new
             statements.append(ast.Assign([name(key, store=True)], new))
     optional = any(each.may_be_none for each in values)

@@ -129,9 +129,8 @@ def _dead_in(statement: ast.stmt, live: set[str]) -> ast.stmt | None:
         case ast.Return():
             live.intersection_update([place for place in live if place.endswith(_ITEMS)])
         case ast.AugAssign(target=target):
-            live.update(
-                places_written(target)
-            )  # in place: what it changes may have another name that is read
+            # In place: what it changes may have another name that is read
+            live.update(places_written(target))
         case ast.Expr(
             value=ast.Call(
                 func=ast.Attribute(value=ast.Name(id="self"), attr="register_buffer"),

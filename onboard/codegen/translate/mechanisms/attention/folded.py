@@ -66,9 +66,8 @@ def fold(owner: Code, attr: str, args: Args) -> Code | None:
         case [_, heads, Code(static=False, expr=length), _] if (
             owner.transposed and not heads.equals(Known(1))
         ):
-            return (
-                None if isinstance(length, ast.BinOp) else owner
-            )  # [batch, heads, sequence, dim], as it is
+            # [batch, heads, sequence, dim], as it is
+            return None if isinstance(length, ast.BinOp) else owner
     return None
 
 

@@ -97,9 +97,8 @@ def rearranged(function: Any, expr: ast.expr, args: Args) -> Value | None:
     match args.positional:
         case [Items(items=(first, second))] if function is torch.cat:
             return Joined(first, second)
-        case [Code(transposed=True) as whole, sizes] if (
-            function is torch.split
-        ):  # [batch, heads, sequence, size]
+        # [batch, heads, sequence, size]
+        case [Code(transposed=True) as whole, sizes] if function is torch.split:
             called = ast.Call(expr, [whole.expr, sizes.code()], [ast.keyword("dim", constant(-1))])
             return Code(called, transposed=True)
     return None

@@ -374,9 +374,8 @@ def _attention(weights: Scores, value: Code) -> Code:
     by_sequence = all(item.transposed for item in tensors)
     qkv = [(untransposed(item) if by_sequence else item).code() for item in tensors]
     for index in (0, 1):
-        if (
-            tensors[index].form == UPCAST
-        ):  # the op has its statistics in float32, but wants tensors of one dtype
+        # The op has its statistics in float32, but wants tensors of one dtype
+        if tensors[index].form == UPCAST:
             qkv[index] = call(attribute(qkv[index], "type_as"), qkv[2])
     scale = weights.scale or constant(1.0)
     bias = weights.bias or constant(None)
