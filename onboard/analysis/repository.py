@@ -87,22 +87,21 @@ def _standing(
 
 def _classes(folder: Path, survey: CodeSurvey, facts: list[str]) -> tuple[Any, Any]:
     """Import the classes of config and model; packages that are not installed are stood in for."""
+    reference = survey.classes["AutoModelForCausalLM"]
     while True:
         make_package(folder)
         try:
             with importing():
                 config_class = _load(survey.classes["AutoConfig"])
-                model_class = _load(survey.classes["AutoModelForCausalLM"])
+                model_class = _load(reference)
             break
         except ModuleNotFoundError as error:
             module = error.name or ""
             top = module.split(".")[0]
             if (folder / f"{top}.py").is_file() or top not in packages.missing([top]):
-                reference = survey.classes["AutoModelForCausalLM"]
                 raise _failure(reference, "cannot be imported", error) from error
             facts += packages.stand_in(module)
         except Exception as error:
-            reference = survey.classes["AutoModelForCausalLM"]
             raise _failure(reference, "cannot be imported", error) from error
     if not (isinstance(config_class, type) and issubclass(config_class, PretrainedConfig)):
         raise OnboardError(f"{survey.classes['AutoConfig']} is not a config class of transformers")
