@@ -36,7 +36,7 @@ from onboard import SamplingParams
 from onboard.bench.measure import decoding
 from onboard.bench.shape import Shape
 from onboard.bench.subject import open_subject
-from onboard.bench.suite import fitted_runtime, vocabulary_of
+from onboard.bench.whole_measurement import fitted_runtime, vocabulary_of
 from onboard.cache.batch import SequenceInfo
 from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.cache.step_buffer import StepBuffer

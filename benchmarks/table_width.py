@@ -24,7 +24,7 @@ import torch
 from onboard.bench.measure import run_batch
 from onboard.bench.shape import Shape
 from onboard.bench.subject import Subject, open_subject
-from onboard.bench.suite import fitted_runtime, vocabulary_of
+from onboard.bench.whole_measurement import fitted_runtime, vocabulary_of
 from onboard.runtime.build import build_engine, resolve_device
 
 SHAPE: dict[str, Any] = {

@@ -11,7 +11,7 @@ __all__ = ["LLM", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
     from onboard.runtime.llm import LLM
-    from onboard.runtime.sampling import SamplingParams
+    from onboard.runtime.sampling_params import SamplingParams
 
 
 def __getattr__(name: str) -> Any:
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
 
         return LLM
     if name == "SamplingParams":
-        from onboard.runtime.sampling import SamplingParams
+        from onboard.runtime.sampling_params import SamplingParams
 
         return SamplingParams
     raise AttributeError(f"module 'onboard' has no attribute {name!r}")

@@ -14,7 +14,7 @@ import torch
 from onboard.bench.expert_hits import experts_hit
 from onboard.bench.shape import Shape
 from onboard.runtime.engine import Engine
-from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.sampling_params import SamplingParams
 from onboard.runtime.scheduling.request import Step
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from onboard.bench.peers import PeerRun
 from onboard.bench.report_document import work_of
-from onboard.bench.suite import Report
+from onboard.bench.whole_measurement import Report
 from onboard.render import render
 
 _COLORS = {"onboard": "#1565c0", "hf": "#ef6c00", "hf-compiled": "#6a1b9a"}

@@ -11,7 +11,7 @@ import transformers
 from onboard import __version__
 from onboard.bench.metrics import metrics
 from onboard.bench.peers import PeerRun
-from onboard.bench.suite import Report, Result
+from onboard.bench.whole_measurement import Report, Result
 from onboard.bench.work import Work
 
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from onboard.errors import OnboardError
 from onboard.extensions import broken
-from onboard.graph.cleanup import clean_up
+from onboard.graph.canonicalise import clean_up
 from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.fx import copy_graphs, graph_modules, set_submodule
 from onboard.graph.graph_cache import Done, GraphCache, KeptRun

@@ -25,7 +25,7 @@ registers them all.
 | `experts/router.py` | `torch_moe_router` |
 | `experts/triton_moe.py` | `invariant_moe_fused`, `triton_moe_fused` |
 | `experts/triton_router.py` | `triton_moe_router` |
-| `hidden_states/gather.py` | `gather_logits_before_lm_head` |
+| `hidden_states/gather_logits.py` | `gather_logits_before_lm_head` |
 | `hidden_states/residual_add.py` | `torch_cached_residual_add`, `torch_residual_add` |
 | `latent_attention/cached_mla.py` | `torch_cached_mla` |
 | `latent_attention/mla.py` | `torch_mla` |

@@ -17,7 +17,7 @@ from onboard.review.checklist import Subject, contract
 from onboard.review.family_class import literal, suite_names, suite_value
 from onboard.review.python_source import Outcome, Source, dotted, forbid, require, shape
 
-SUITE_DIGEST = "026c59b236ba38dc813867b84b59d99713871ed250e34e7452a02c2c2a07eca3"
+SUITE_DIGEST = "8f72cbc442fdc861f36ffba34939831ab0e91a1f487be58ccaa0247ceb6387df"
 """SHA-256 of the suite that part E was written for. Whoever changes the suite reads each item again
 and then writes the new digest here.
 """

@@ -21,7 +21,7 @@ from onboard.modeling import Codebooks
 from onboard.runtime.length_dependent_rope import LengthDependentRope
 from onboard.runtime.logprobs import logprobs
 from onboard.runtime.multimodal.prompt_inputs import PromptInputs, given_rows
-from onboard.runtime.sampling import SamplingParams, stream_key
+from onboard.runtime.sampling_params import SamplingParams, stream_key
 from onboard.runtime.scheduling.pending_step import PendingStep, TokenReceiver
 from onboard.runtime.scheduling.request import FinishReason, Request, Step, StepRows
 from onboard.runtime.scheduling.scheduler import Scheduler

@@ -21,7 +21,7 @@ from onboard.registry import find_entry
 from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
 from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
-from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.sampling_params import SamplingParams
 from onboard.runtime.scheduling.request import FinishReason, Request, Step
 from onboard.runtime.tested_file import why_not_run
 

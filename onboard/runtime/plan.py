@@ -20,7 +20,7 @@ from onboard.graph.assembly.assemble import pipeline_for
 from onboard.graph.cache_init.interface import cache_plan, cache_share
 from onboard.graph.compile.capture import capture_sizes
 from onboard.graph.context import TransformContext
-from onboard.graph.export.few_experts import few_experts
+from onboard.graph.export.counted_experts import few_experts
 from onboard.graph.export.layer_kinds import Repeated, UnlikeError
 from onboard.graph.export.left_out import Occurrences, restore_experts
 from onboard.graph.factory import read_config

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from onboard.codegen.format import format_python
 from onboard.render import render
-from onboard.standalone.model_text import with_functions
+from onboard.standalone.exported_text import with_functions
 from onboard.standalone.package import bundled, package_name, project
 from onboard.standalone.proven_model import Subject
 

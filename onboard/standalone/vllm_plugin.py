@@ -16,7 +16,7 @@ from onboard.errors import OnboardError
 from onboard.hub import read_config
 from onboard.render import render
 from onboard.standalone.attention_calls import ATTENTION, refuse_other_mixers
-from onboard.standalone.model_text import OpCall, insert_after, op_calls, with_functions
+from onboard.standalone.exported_text import OpCall, insert_after, op_calls, with_functions
 from onboard.standalone.package import bundled, package_name, project
 from onboard.standalone.proven_model import Subject
 from onboard.standalone.split_head import split_head

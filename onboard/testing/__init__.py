@@ -2,12 +2,12 @@
 the comparison.
 """
 
-from onboard.testing.calls import Call, record_calls
 from onboard.testing.compare import assert_rmse_close
 from onboard.testing.distinct import continue_distinct, distinct_prompts
 from onboard.testing.models import copy_weights, generated_causal_lm, hf_causal_lm, randomize_
 from onboard.testing.prompts import all_logprobs, fresh_seed, ragged_prompts, random_prompt
-from onboard.testing.repository import repository_code
+from onboard.testing.recorded_calls import Call, record_calls
+from onboard.testing.repository_code import repository_code
 from onboard.verify.error import rmse_ratio
 
 __all__ = [

@@ -29,7 +29,7 @@ def continue_distinct(
     which with pages of one token, and room for all, computes its last token alone: the others are
     in the cache.
     """
-    from onboard.runtime.sampling import SamplingParams
+    from onboard.runtime.sampling_params import SamplingParams
 
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=vocab_size)
     texts = [list(prompt) for prompt in prompts]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from onboard.runtime.engine import Engine
-from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.sampling_params import SamplingParams
 from onboard.runtime.scheduling.request import Request
 
 Question = tuple[tuple[int, ...], SamplingParams]

@@ -20,12 +20,12 @@ from onboard.analysis.tiny.tiny_model import ORIGINAL_POSITIONS
 from onboard.hf.architecture import text_config
 from onboard.modeling import ONE_CODEBOOK, Codebooks
 from onboard.runtime.llm import LLM
-from onboard.runtime.sampling import SamplingParams
-from onboard.testing.calls import Call, record_calls
+from onboard.runtime.sampling_params import SamplingParams
 from onboard.testing.compare import assert_rmse_close
 from onboard.testing.distinct import continue_distinct, distinct_prompts
 from onboard.testing.models import copy_weights, generated_causal_lm, hf_causal_lm
 from onboard.testing.prompts import all_logprobs, fresh_seed, ragged_prompts, random_prompt
+from onboard.testing.recorded_calls import Call, record_calls
 
 Continued = Iterable[tuple[list[int], list[int], list[dict[int, float]]]]
 """Prompt, the tokens that it goes on with, and the log-probabilities of every token at each."""

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from onboard.errors import OnboardError
-from onboard.graph.cache_init.counted_positions import counts_positions
+from onboard.graph.cache_init.position_probe import counts_positions
 from onboard.graph.context import TransformContext
 from onboard.graph.pipeline import Observer
 from onboard.hf.text_tokens import text_tokens

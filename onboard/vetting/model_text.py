@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, NoReturn
 
 from onboard.errors import OnboardError
-from onboard.vetting import names
+from onboard.vetting import allowed_names
 
 MOST = 2**19
 """Bytes of the longest text that is parsed: a parser takes thousands of times as much memory."""
@@ -34,7 +34,7 @@ _EXPRESSIONS = (
 
 def vet_model_text(text: str) -> None:
     """Raise `OnboardError` unless a model file is made of classes and functions that compute with
-    tensors, from names of `onboard.vetting.names`.
+    tensors, from names of `onboard.vetting.allowed_names`.
     """
     try:
         _Reader().read(_parse(text))
@@ -99,7 +99,7 @@ class _Reader:
                 if isinstance(node, ast.Import)
                 else ast.ImportFrom(node.module, [alias], node.level)
             )
-            if one in names.PLAIN_IMPORTS:
+            if one in allowed_names.PLAIN_IMPORTS:
                 self._bring_module(alias)
             elif not (isinstance(node, ast.ImportFrom) and _is_listed(node, alias)):
                 _refuse(node)
@@ -109,7 +109,7 @@ class _Reader:
     def _bring_module(self, alias: ast.alias) -> None:
         name = alias.asname or alias.name
         if name != "onboard.ops":
-            self.modules[name] = names.ALIASES.get(name) or names.MODULES[name]
+            self.modules[name] = allowed_names.ALIASES.get(name) or allowed_names.MODULES[name]
 
     def _bind(self, node: ast.AST) -> None:
         """Note a name that the file gives a value: none of a module, an import or a builtin that
@@ -122,7 +122,7 @@ class _Reader:
                 pass
             case _:
                 return
-        known = names.BUILTINS | names.OTHER_BUILTINS
+        known = allowed_names.BUILTINS | allowed_names.OTHER_BUILTINS
         if (
             name in self.modules.keys() | self.imported
             or (name in vars(builtins) and name not in known)
@@ -142,7 +142,7 @@ class _Reader:
             case ast.Assign(value=value) if _is_literal(value):
                 self._visit(node)
             case ast.Expr(value=ast.Call(func=ast.Name(id=name)) as call):
-                if name not in names.REGISTRATIONS & self.imported:
+                if name not in allowed_names.REGISTRATIONS & self.imported:
                     _refuse(node)
                 self._registration(call)
             case _:
@@ -188,7 +188,7 @@ class _Reader:
     def _functiondef(self, node: ast.FunctionDef) -> None:
         """Decorators are three builtins; nothing is called for the default of a parameter."""
         for decorator in node.decorator_list:
-            if not (isinstance(decorator, ast.Name) and decorator.id in names.DECORATORS):
+            if not (isinstance(decorator, ast.Name) and decorator.id in allowed_names.DECORATORS):
                 _refuse(decorator)
         defaults = [*node.args.defaults, *filter(None, node.args.kw_defaults)]
         for default in defaults:
@@ -204,10 +204,10 @@ class _Reader:
         """A name is one that the file binds, an import that is no module, or a listed builtin."""
         if (
             isinstance(node.ctx, ast.Del)
-            or node.id in names.TABLES | names.REGISTRATIONS | self.modules.keys()
+            or node.id in allowed_names.TABLES | allowed_names.REGISTRATIONS | self.modules.keys()
         ):
             _refuse(node)
-        if node.id not in self.bound | self.imported | names.BUILTINS or (
+        if node.id not in self.bound | self.imported | allowed_names.BUILTINS or (
             node.id == "__init__" and isinstance(node.ctx, ast.Load)
         ):
             _refuse(node)
@@ -255,7 +255,7 @@ class _Reader:
             case ast.Call(args=[_, ast.Constant(value=str(name)), *_], keywords=[]):
                 allowed = _is_attribute(name)
             case ast.Call(args=[_, ast.JoinedStr(values=[*_, ast.Constant(value=str(end))])]):
-                others = library_names() - names.ATTRIBUTES
+                others = library_names() - allowed_names.ATTRIBUTES
                 allowed = "_" in end and not any(name.endswith(end) for name in others)
             case _:
                 allowed = False
@@ -268,9 +268,9 @@ def _is_listed(node: ast.ImportFrom, alias: ast.alias) -> bool:
     module = node.module or ""
     if node.level or alias.asname:
         return False
-    if names.CONFIG_MODULE.fullmatch(module):
-        return names.FROM_IMPORTS["transformers"].fullmatch(alias.name) is not None
-    listed = names.FROM_IMPORTS.get(module)
+    if allowed_names.CONFIG_MODULE.fullmatch(module):
+        return allowed_names.FROM_IMPORTS["transformers"].fullmatch(alias.name) is not None
+    listed = allowed_names.FROM_IMPORTS.get(module)
     return listed is not None and listed.fullmatch(alias.name) is not None
 
 
@@ -310,13 +310,15 @@ def _behind_listed(dotted: str, node: ast.AST) -> list[str]:
     parts = dotted.split(".")
     for end in range(len(parts), 0, -1):
         name = ".".join(parts[:end])
-        if name in names.DOTTED or names.CANONICAL_OP.fullmatch(name):
+        if name in allowed_names.DOTTED or allowed_names.CANONICAL_OP.fullmatch(name):
             return parts[end:]
     _refuse(node)
 
 
 def _is_attribute(name: str) -> bool:
-    return not name.startswith("__") and (name in names.ATTRIBUTES or name not in library_names())
+    return not name.startswith("__") and (
+        name in allowed_names.ATTRIBUTES or name not in library_names()
+    )
 
 
 @cache

@@ -20,8 +20,8 @@ import torch
 from onboard.bench.measure import run_batch
 from onboard.bench.shape import Shape
 from onboard.bench.subject import Subject
-from onboard.bench.suite import fitted_runtime, vocabulary_of, why_not
 from onboard.bench.tuning.knobs import Choice, choices, plain
+from onboard.bench.whole_measurement import fitted_runtime, vocabulary_of, why_not
 from onboard.config import RuntimeConfig, deep_merge
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.fx import graph_modules

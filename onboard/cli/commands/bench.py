@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onboard.cli import options
-from onboard.cli.names import check_config, registered_names
+from onboard.cli.model_argument import check_config, registered_names
 from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.cli.result import Result
 from onboard.cli.settings import settings_of
@@ -21,7 +21,7 @@ from onboard.hub import go_offline
 
 if TYPE_CHECKING:
     from onboard.bench.subject import Subject
-    from onboard.bench.suite import Report, Settings
+    from onboard.bench.whole_measurement import Report, Settings
 
 _DEFAULTS = {"cuda": ("1,8,32,64,128", "128,1024,8192", 129), "cpu": ("1,4", "64", 17)}
 """Batches, contexts and tokens to generate, by device."""
@@ -123,7 +123,7 @@ def _settings(
     given = {"batch": batch, "context": context}
     chosen = {name: numbers(name, text) for name, text in given.items() if text is not None}
     # From here on torch is there: what was typed wrong is found before.
-    from onboard.bench.suite import Settings
+    from onboard.bench.whole_measurement import Settings
     from onboard.runtime.build import resolve_device
 
     batches, contexts, tokens = _DEFAULTS[resolve_device(device).type]
@@ -150,7 +150,7 @@ def _subject(
 
 
 def _measure(opened: AbstractContextManager[Subject], settings: Settings) -> Report:
-    from onboard.bench.suite import run_suite
+    from onboard.bench.whole_measurement import run_suite
 
     _say(f"seed {settings.seed}")
     with opened as subject:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from onboard.cli import options
-from onboard.cli.names import check_config, registered_names
+from onboard.cli.model_argument import check_config, registered_names
 from onboard.cli.result import Result
 from onboard.hub import go_offline
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onboard.cli import options
-from onboard.cli.names import registered_names
+from onboard.cli.model_argument import registered_names
 from onboard.cli.options import CacheDTypeName, DTypeName, ModeName
 from onboard.cli.result import Result
 from onboard.errors import ConsentRequiredError

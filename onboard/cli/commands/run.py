@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onboard.cli import options
-from onboard.cli.names import check_config, registered_names
+from onboard.cli.model_argument import check_config, registered_names
 from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.cli.result import Result
 from onboard.cli.settings import settings_of
@@ -23,7 +23,7 @@ from onboard.hub import go_offline
 
 if TYPE_CHECKING:
     from onboard.runtime.llm import LLM, Prompt, RequestOutput
-    from onboard.runtime.sampling import SamplingParams
+    from onboard.runtime.sampling_params import SamplingParams
 
 
 _Prompts = Annotated[
@@ -153,7 +153,7 @@ def _parse_ids(option: str, text: str | None) -> list[int]:
 
 
 def _sampling_params(**values: Any) -> SamplingParams:
-    from onboard.runtime.sampling import SamplingParams
+    from onboard.runtime.sampling_params import SamplingParams
 
     try:
         return SamplingParams(**values)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onboard.cli import options
-from onboard.cli.names import check_config, registered_names
+from onboard.cli.model_argument import check_config, registered_names
 from onboard.cli.options import CompileBackendName, Device, DTypeName, ModeName
 from onboard.cli.result import Result
 from onboard.cli.settings import settings_of

@@ -13,7 +13,7 @@ import numpy as np
 from onboard.cache.rows import SequenceRows
 from onboard.cache.step_buffer import IntArray
 from onboard.runtime.multimodal.prompt_inputs import PromptInputs
-from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort"]
 """stop: an end or stop token or text; length: no more tokens were wanted or possible; abort: it was

@@ -22,7 +22,7 @@ from onboard.hub import open_source
 from onboard.runtime.build import make_context
 from onboard.runtime.limits import LIMITS, PROOF, max_positions
 from onboard.runtime.llm import LLM, RequestOutput
-from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.sampling_params import SamplingParams
 from onboard.verify.comparison import Kind, Observed, Passage, passages
 from onboard.verify.held_out import stories
 from onboard.verify.ways import interface_for, plans, run_plan

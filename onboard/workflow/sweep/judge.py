@@ -43,7 +43,7 @@ from onboard.hf.codebooks import codebooks_of, with_tokens
 from onboard.hf.hf_model import without_missing_towers
 from onboard.modeling import Codebooks
 from onboard.runtime.llm import LLM
-from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.sampling_params import SamplingParams
 from onboard.testing import continue_distinct
 from onboard.verify.error import rmse_ratio
 from onboard.verify.tolerances import SAME

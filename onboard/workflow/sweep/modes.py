@@ -18,7 +18,7 @@ from onboard.errors import OnboardError
 from onboard.hf.architecture import decoder_config
 from onboard.hf.hf_model import load_reference
 from onboard.runtime.llm import LLM
-from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.sampling_params import SamplingParams
 from onboard.verify.error import rmse_ratio
 from onboard.verify.tolerances import SAME
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import fx, nn
 
-from onboard.graph.cleanup import clean_up
+from onboard.graph.canonicalise import clean_up
 from onboard.graph.context import TransformContext
 from onboard.graph.export.to_graph import export_to_graph
 from onboard.graph.shapes import propagate_shapes

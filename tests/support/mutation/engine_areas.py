@@ -145,7 +145,7 @@ AREAS = {
         ),
         Area(
             "sampling",
-            ("onboard/ops/sampling/sampling.py", "onboard/runtime/sampling.py"),
+            ("onboard/ops/sampling/sampling.py", "onboard/runtime/sampling_params.py"),
             ("runtime/test_sampling.py",),
             ("-k", "not interpreter"),
         ),

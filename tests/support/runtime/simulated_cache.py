@@ -12,7 +12,7 @@ import torch
 from onboard.cache.batch import SequenceInfo
 from onboard.cache.pages import PageAllocator, PageGroup
 from onboard.runtime.length_dependent_rope import LengthDependentRope
-from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.sampling_params import SamplingParams
 from onboard.runtime.scheduling.request import Request, Step
 from onboard.runtime.scheduling.scheduler import Scheduler
 from onboard.runtime.scheduling.sequence_pages import SequencePages

@@ -22,7 +22,7 @@ from onboard.bench.profile import Event, Profile, gpu_step, profile_decode
 from onboard.bench.profile_picture import picture
 from onboard.bench.shape import Shape, grid
 from onboard.bench.startup import StartUp, since_start
-from onboard.bench.suite import why_not
+from onboard.bench.whole_measurement import why_not
 from onboard.graph.context import HistoryEntry
 from tests.support.runtime.tiny import Tiny
 

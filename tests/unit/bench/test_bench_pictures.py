@@ -17,7 +17,7 @@ from onboard.bench.profile import Event, Profile
 from onboard.bench.profile_picture import picture
 from onboard.bench.shape import Shape
 from onboard.bench.startup import StartUp, since_start
-from onboard.bench.suite import Report, Result, Settings
+from onboard.bench.whole_measurement import Report, Result, Settings
 from onboard.bench.work import ModelWork, Weights
 from onboard.graph.context import HistoryEntry
 

@@ -19,7 +19,7 @@ from transformers import LlamaConfig
 from onboard.analysis.spec import LayerKind, ModelSpec, Trait
 from onboard.codegen.equivalence_test import generate_test_file
 from onboard.errors import OnboardError
-from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.sampling_params import SamplingParams
 from onboard.testing.suite import EquivalenceSuite, FirstPositionSuite
 from tests.unit.spec_samples import sample_block
 

@@ -25,7 +25,7 @@ from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
 from onboard.codegen.translate.language.values import Code, Mask, Value
 from onboard.codegen.translate.mechanisms.order import MECHANISMS
 from onboard.codegen.translate.output.printer import print_block
-from onboard.testing.calls import alibi_slopes
+from onboard.testing.recorded_calls import alibi_slopes
 
 HEAD = "import math\nimport torch\nfrom torch import nn\n\n\n"
 PROJECTIONS = """

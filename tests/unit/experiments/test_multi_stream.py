@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from onboard.experiments.side_branches import is_product
-from onboard.graph.cleanup import clean_up
+from onboard.graph.canonicalise import clean_up
 from onboard.graph.compile.streams import begin_aux, end_aux, in_one_stream, wait_aux
 from onboard.graph.fx import arguments, nodes_of
 from tests.support.graph.fusion import apply, exported

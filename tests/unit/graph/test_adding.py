@@ -24,7 +24,7 @@ from transformers import AutoConfig
 import onboard.ops  # noqa: F401
 from onboard.config import SettledConfig
 from onboard.graph import transform as transforms
-from onboard.graph.cleanup import clean_up
+from onboard.graph.canonicalise import clean_up
 from onboard.graph.context import TransformContext
 from onboard.graph.export.to_graph import export_to_graph
 from onboard.graph.factory import ModelFactory

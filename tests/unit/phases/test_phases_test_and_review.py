@@ -15,7 +15,7 @@ import pytest
 from onboard.analysis.spec import ModelSpec, RepositoryCode
 from onboard.errors import OnboardError
 from onboard.hub import ModelSource
-from onboard.testing.repository import repository_code
+from onboard.testing.repository_code import repository_code
 from onboard.workflow.files import FileWriter
 from onboard.workflow.lock import exclusive
 from onboard.workflow.phase import RunContext, RunOptions

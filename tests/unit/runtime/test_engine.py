@@ -16,7 +16,7 @@ import torch
 from onboard.errors import NotFiniteError, UsageError
 from onboard.ops.sampling.sampling import NOT_A_TOKEN
 from onboard.runtime.engine import Engine
-from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.sampling_params import SamplingParams
 from onboard.runtime.scheduling.pending_step import PendingStep
 from tests.support.runtime.tiny import TINY, Tiny
 

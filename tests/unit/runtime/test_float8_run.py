@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 
 from onboard.ops.attention.cached_attention import as_stored
-from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.sampling_params import SamplingParams
 from tests.support.runtime.tiny import TINY, Tiny
 
 

@@ -25,7 +25,7 @@ from onboard.graph.pipeline import Pipeline
 from onboard.graph.saved_graph import CannotSaveError, decode, encode
 from onboard.runtime.build import make_context
 from onboard.runtime.engine import Engine
-from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.sampling_params import SamplingParams
 from tests.support.runtime.tiny import Tiny
 
 IDS = [5, 1, 40, 7, 7, 23, 9]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from onboard.runtime.engine import Engine
-from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.sampling_params import SamplingParams
 from onboard.testing.soak import Soak, in_double
 from tests.support.runtime.tiny import TINY, Tiny, make_tiny
 from tests.unit.runtime.test_engine import LONGROPE

@@ -13,7 +13,7 @@ import torch
 
 from onboard.errors import NotFiniteError
 from onboard.runtime.engine import Engine
-from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.sampling_params import SamplingParams
 from onboard.testing.compare import rmse_ratio
 from tests.support.runtime.tiny import TINY, Tiny
 

@@ -12,7 +12,7 @@ import torch
 
 from onboard.errors import UsageError
 from onboard.runtime.engine import Engine
-from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.sampling_params import SamplingParams
 from onboard.testing.soak import Soak, in_double
 from tests.support.runtime.tiny import TINY, Tiny, make_tiny
 

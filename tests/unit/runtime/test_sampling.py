@@ -12,7 +12,7 @@ from onboard.cache.step_buffer import CHOICE_NAMES
 from onboard.errors import UsageError
 from onboard.ops.sampling.sampling import NOT_A_TOKEN, choose_tokens, uniforms
 from onboard.runtime.logprobs import logprobs
-from onboard.runtime.sampling import SamplingParams, stream_key
+from onboard.runtime.sampling_params import SamplingParams, stream_key
 from tests.support.apart import run_apart
 
 VOCABULARY = 11

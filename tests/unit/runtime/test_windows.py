@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from onboard.config import RuntimeConfig
 from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
-from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.sampling_params import SamplingParams
 from tests.support.checkpoints import TINY
 from tests.support.runtime.tiny import Tiny
 

@@ -8,7 +8,7 @@ import pytest
 
 from onboard.errors import OnboardError
 from onboard.standalone.bundle import Bundle, foreign_packages
-from onboard.standalone.model_text import with_functions
+from onboard.standalone.exported_text import with_functions
 from onboard.standalone.split_head import split_head
 from onboard.standalone.statements import Module
 from onboard.standalone.vllm_plugin import with_paged_attention

@@ -26,7 +26,7 @@ from transformers.masking_utils import (
 from onboard.errors import OnboardError
 from onboard.graph.cache_init.attention_probe import check_calls
 from onboard.graph.cache_init.cached_hf import AttentionLayer
-from onboard.graph.cache_init.counted_positions import counts_positions
+from onboard.graph.cache_init.position_probe import counts_positions
 from onboard.graph.context import TransformContext
 from onboard.graph.export.hf_attention import AttentionCall, attention_recorded, rule_form
 from onboard.graph.export.hf_export import canonical_attention

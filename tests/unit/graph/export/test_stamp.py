@@ -18,7 +18,7 @@ import onboard.ops  # noqa: F401  (registers the canonical ops)
 from onboard.analysis.analyze import analyze
 from onboard.analysis.tiny.tiny_model import tiny_config
 from onboard.codegen.model_file import generate_model_file
-from onboard.graph.export.few_experts import few_experts
+from onboard.graph.export.counted_experts import few_experts
 from onboard.graph.export.layer_kinds import UnlikeError, find_repeated
 from onboard.graph.export.stamp import StampError
 from onboard.graph.export.to_graph import export_to_graph
