@@ -43,7 +43,7 @@ from onboard.errors import OnboardError
 from onboard.hf.architecture import text_config
 from onboard.hf.codebooks import codebooks_of, places_of
 from onboard.hf.hf_model import build_reference, missing_towers
-from onboard.hf.parameters_on import parameters_on
+from onboard.hf.parameters_on import without_memory
 from onboard.ops.sparse.indexer import tie_note
 from onboard.verify.error import rmse_ratio
 from onboard.verify.tolerances import SAME
@@ -205,12 +205,8 @@ def _repeated(tiny: nn.Module, recording: Recording) -> dict[str, Trait]:
 
 
 def _without_memory(config: PretrainedConfig) -> nn.Module:
-    if repository.is_installed(config.model_type):  # its constructors may compute
-        with parameters_on(torch.device("meta"), torch.float32):
-            return build_reference(config)  # type: ignore[no-any-return]
-    with torch.device("meta"):
-        model: nn.Module = build_reference(config)
-    return model
+    with without_memory(computing=repository.is_installed(config.model_type)):
+        return build_reference(config)  # type: ignore[no-any-return]
 
 
 def _parameters(model: nn.Module) -> int:

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 
 from onboard.analysis.repository_classes import bring_up_to_date
@@ -21,7 +20,7 @@ from onboard.analysis.repository_source import PACKAGE, CodeSurvey, survey_code
 from onboard.errors import OnboardError
 from onboard.hf.old import interfaces, names, packages
 from onboard.hf.old.gone import importing
-from onboard.hf.parameters_on import parameters_on
+from onboard.hf.parameters_on import without_memory
 from onboard.hub import with_own_type
 
 _INSTALLED: dict[str, list[str]] = {}
@@ -63,7 +62,7 @@ def build_without_memory(config: Mapping[str, Any]) -> Any:
     config = with_own_type(config)
     config_class = CONFIG_MAPPING[str(config["model_type"])]
     model_class = AutoModelForCausalLM._model_mapping[config_class]
-    with parameters_on(torch.device("meta"), torch.float32):
+    with without_memory(computing=True):
         return model_class(config_class.from_dict(dict(config)))
 
 

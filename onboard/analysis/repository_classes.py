@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from onboard.hf.parameters_on import parameters_on
+from onboard.hf.parameters_on import without_memory
 from onboard.plain_config import OLD_ROPE_SCALING, add_old_defaults
 
 _INPUTS = ("position_ids", "attention_mask", "use_cache")
@@ -36,7 +36,7 @@ def bring_up_to_date(
             own._tied_weights_keys = None
     facts += _posted(package)
     made = config_class.from_dict(dict(config))
-    with parameters_on(torch.device("meta"), torch.float32):
+    with without_memory(computing=True):
         model = model_class(made)
     if not keys or isinstance(keys, list | tuple):
         model_class._tied_weights_keys = _tied(model, made, package)

@@ -117,6 +117,11 @@ class ModelSpec(Record):
     repository: RepositoryCode | None = None
     """None: transformers has the model's code."""
 
+    @property
+    def whose(self) -> str:
+        """Whose class is the reference, for sentences."""
+        return "transformers' own" if self.repository is None else "the repository's own"
+
     def to_yaml(self) -> str:
         """Return the spec as YAML."""
         yaml, stream = YAML(), StringIO()

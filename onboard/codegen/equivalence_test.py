@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from torch import nn
 
@@ -25,6 +24,7 @@ from onboard.codegen.model_file import first_position_expression
 from onboard.errors import OnboardError
 from onboard.hf.codebooks import codebooks_of
 from onboard.hf.hf_model import without_missing_towers
+from onboard.hf.parameters_on import without_memory
 from onboard.modeling import Codebooks
 from onboard.render import TEST_TEMPLATE, render
 
@@ -73,7 +73,7 @@ def measure_model(spec: ModelSpec) -> Measured:
     return Measured(
         config=_arguments(config),
         config_module="transformers"
-        if hasattr(transformers, spec.config_class)
+        if spec.repository is None and hasattr(transformers, spec.config_class)
         else type(config).__module__,
         layers=layers,
         blocks=_blocks(spec, model, layers),
@@ -150,7 +150,8 @@ def _meta_model(spec: ModelSpec, config: Any) -> nn.Module:
     test.
     """
     model_class = getattr(importlib.import_module(spec.hf_module), spec.architecture)
-    with torch.device("meta"), without_missing_towers():
+    own_code = spec.repository is not None
+    with without_memory(computing=own_code), without_missing_towers():
         model: nn.Module = model_class(config)
     return model
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import ast
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
 from typing_extensions import TypeAliasType
 
 from onboard.analysis.spec_blocks import AttributePath, Identifier
@@ -33,3 +34,18 @@ class Measured(BaseModel):
     blocks: dict[ModulePath, Name]
     codebooks: tuple[int, int] | None = None
     """How many, and the codes of each; None: one."""
+
+    @field_serializer("config")
+    def _written(self, config: dict[str, Any]) -> str:
+        """Write the arguments as Python does: JSON has no tuples, and no keys but texts."""
+        return repr(config)
+
+    @field_validator("config", mode="before")
+    @classmethod
+    def _read(cls, config: object) -> object:
+        if not isinstance(config, str):
+            return config
+        try:
+            return ast.literal_eval(config)
+        except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
+            raise ValueError("a text that is no literal") from error

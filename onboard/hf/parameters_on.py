@@ -34,6 +34,18 @@ def parameters_on(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
         setattr(nn.Linear, "reset_parameters", reset)  # noqa: B010
 
 
+@contextmanager
+def without_memory(*, computing: bool) -> Iterator[None]:
+    """Make modules whose parameters have shapes and no memory.
+
+    With `computing` buffers and whatever constructors compute on the way have values, as code needs
+    that no one has written for the meta device.
+    """
+    meta = torch.device("meta")
+    with parameters_on(meta, torch.float32) if computing else meta:
+        yield
+
+
 def _moved(param: nn.Parameter, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
     dtype = dtype if param.is_floating_point() else param.dtype
     if param.device.type == device.type and param.dtype == dtype:

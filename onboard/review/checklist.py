@@ -23,6 +23,7 @@ from onboard.codegen.equivalence_test import generate_test_file
 from onboard.codegen.model_file import generate_model_file
 from onboard.hf.expert_weights import separate_experts
 from onboard.hf.hf_model import without_missing_towers
+from onboard.hf.parameters_on import without_memory
 from onboard.modeling import load_model_file, registered_config, registered_model
 from onboard.review.python_source import Outcome, Source, definitions, shape
 
@@ -124,7 +125,8 @@ class Subject:
 
     def _build(self, model_class: type[nn.Module]) -> nn.Module:
         own: Any = model_class
-        with torch.device("meta"), without_missing_towers():
+        own_code = self.spec.repository is not None
+        with without_memory(computing=own_code), without_missing_towers():
             return own(self._config())  # type: ignore[no-any-return]
 
     def _config(self) -> Any:

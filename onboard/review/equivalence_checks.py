@@ -422,7 +422,7 @@ def _item(id: str, title: str, check: Callable[[Subject], Outcome]) -> Item:
 EQUIVALENCE_CHECKS = [
     _item("E01", "the config is small and written out", _tiny),
     _item("E02", "the file under test is modeling_{spec.family}.py of the same root", _model_file),
-    _item("E03", "the reference is transformers' own {spec.architecture}", _hf_imported),
+    _item("E03", "the reference is {spec.whose} {spec.architecture}", _hf_imported),
     _item("E04", "there is no second implementation of it", _no_second_reference),
     _item("E05", "all weights are random", _random_weights),
     _item("E06", "both models get the same weights", _same_weights),

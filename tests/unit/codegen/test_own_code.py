@@ -101,6 +101,27 @@ class Toy(nn.Module):
     assert torch.equal(_made(_written(state), config)(x), _made(text, config)(x))
 
 
+def test_a_layer_is_made_in_the_dtype_and_place_that_its_builder_says(
+    translate: Translate,
+) -> None:
+    text = """
+class Toy(nn.Module):
+    def __init__(self, config, device=None):
+        super().__init__()
+        kinds = {"dtype": config.torch_dtype}
+        self.first = nn.Linear(config.size, config.size, device=device, dtype=config.torch_dtype)
+        self.second = nn.Linear(config.size, 1, bias=False, device=device, **kinds)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+"""
+    config = {"size": 4, "torch_dtype": torch.float16}
+    _, init, _ = translate(text, config, specialised=True)
+    assert "dtype" not in init
+    assert "device" not in init
+    assert "nn.Linear(config.size, 1, bias=False)" in init
+
+
 def test_a_list_of_nothing_for_each_layer_is_nothing(translate: Translate) -> None:
     text = """
 class Layer(nn.Module):

@@ -18,6 +18,7 @@ from transformers import LlamaConfig
 
 from onboard.analysis.spec import LayerKind, ModelSpec, Trait
 from onboard.codegen.equivalence_test import generate_test_file
+from onboard.codegen.measured import Measured
 from onboard.errors import OnboardError
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.testing.suite import EquivalenceSuite, FirstPositionSuite
@@ -272,3 +273,15 @@ def test_a_layer_that_the_small_model_lacks_is_an_error(llama_spec: ModelSpec) -
     kinds = [LayerKind(name="full_attention", layers=[7], path="model.layers.7")]
     with pytest.raises(OnboardError, match=r"no layer model.layers.7 \(full_attention\)"):
         generate_test_file(llama_spec.model_copy(update={"layer_kinds": kinds}))
+
+
+def test_arguments_keep_their_types_on_the_way_from_the_child() -> None:
+    config = {"sizes": (1, 2), "labels": {0: "a", 1: None}, "factor": 0.1, "name": "x'y"}
+    measured = Measured(config=config, config_module="a.b", layers={}, blocks={})
+    read = Measured.model_validate_json(measured.model_dump_json())
+    assert read == measured
+    assert repr(read.config) == repr(config)
+    for text in ("__import__('os')", "[" * 5000, "{'a': object}", "{1: 2}", "3"):
+        sent = json.dumps({**json.loads(measured.model_dump_json()), "config": text})
+        with pytest.raises(ValidationError):
+            Measured.model_validate_json(sent)

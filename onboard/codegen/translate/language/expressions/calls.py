@@ -39,6 +39,8 @@ from onboard.codegen.translate.language.values import NONE, Code, Items, Known, 
 _OF_LENGTHS = (math.log, math.log2, math.ceil, math.floor)
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
 _IDENTITIES = (nn.Dropout, nn.Identity)
+_PLACES = ("device", "dtype")
+"""Arguments of torch's modules."""
 
 
 def evaluate_call(node: ast.Call, frame: Frame) -> Value:
@@ -235,6 +237,9 @@ def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return ModuleList((), ast.Call(expr, [], []))
     if frame.translator.translates(cls):
         return frame.translator.construct(cls, args)
+    if frame.translator.specialised:  # who builds a model says where it is, and in which dtype
+        kept = {key: item for key, item in args.keywords.items() if key not in _PLACES}
+        args = replace(args, keywords=kept)
     return Instance((Made(cls),), plain_call(expr, args).expr)
 
 
