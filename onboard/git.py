@@ -172,7 +172,8 @@ def commit_of(folder: Path) -> str:
         return ""
     try:
         return _head_of(git.Repo(folder))
-    except (git.GitError, ValueError):  # no checkout, or one without a commit
+    # No checkout, one without a commit, or one of another user, whose objects git refuses to read
+    except (git.GitError, ValueError, OSError):
         return ""
 
 

@@ -30,13 +30,13 @@ _SWITCHES = ("TRITON_INTERPRET",)
 
 def user_cache(kind: str) -> Path | None:
     """Return the folder of one kind of files: in ONBOARD_CACHE (empty: nowhere), or in the user's
-    cache.
+    cache; None for a user without a home, as containers have.
     """
     chosen = os.environ.get(FOLDER_VARIABLE)
     if chosen is not None:
         return Path(chosen) / kind if chosen else None
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "onboard" / kind
+    base = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    return base / "onboard" / kind if base.is_absolute() else None
 
 
 @cache

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import fcntl
 import json
 import os
 import platform
@@ -106,6 +108,26 @@ def link_outside(at: dict[str, Any]) -> None:
     os.link(at["secret"], "hard")
 
 
+def make_a_folder_outside(at: dict[str, Any]) -> None:
+    Path(at["outside"], "folder").mkdir()
+
+
+def move_outside(at: dict[str, Any]) -> None:
+    os.rename(at["secret"], at["secret"] + "2")
+
+
+def link_to_the_inside(at: dict[str, Any]) -> None:
+    Path(at["outside"], "way").symlink_to(".")
+
+
+def write_to_a_fifo(at: dict[str, Any]) -> None:
+    os.close(os.open(Path(at["outside"], "fifo"), os.O_RDWR | os.O_NONBLOCK))
+
+
+def open_the_terminal(at: dict[str, Any]) -> None:
+    os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+
+
 def write_by_a_link(at: dict[str, Any]) -> None:
     Path("way").symlink_to(at["secret"])
     Path("way").write_text("x")
@@ -131,6 +153,27 @@ def set_an_attribute(at: dict[str, Any]) -> None:
     os.setxattr(at["secret"], "user.x", b"x")
 
 
+def set_a_flag(at: dict[str, Any]) -> None:
+    """FS_IOC_SETFLAGS: that no time of access is kept."""
+    handle = os.open(at["secret"], os.O_RDONLY)
+    fcntl.ioctl(handle, 0x40086602, (ctypes.c_long * 1)(0x80))
+
+
+def type_into_a_terminal(at: dict[str, Any]) -> None:
+    """TIOCSTI; behind the wall the kernel says that this is none, or takes it."""
+    try:
+        with Path("/dev/null").open() as file:
+            fcntl.ioctl(file, 0x5412, b"x")
+    except OSError as error:
+        if error.errno == errno.EPERM:
+            raise
+
+
+def set_an_attribute_by_number(at: dict[str, Any]) -> None:
+    """file_setattr(2), of Linux 6.17."""
+    _call((469, 469), -100, at["secret"].encode(), (ctypes.c_uint64 * 3)(), 24, 0)
+
+
 def write_shared_memory(at: dict[str, Any]) -> None:
     path = Path("/dev/shm", at["token"])
     path.write_text("x")
@@ -153,6 +196,20 @@ def limit_the_parent(at: dict[str, Any]) -> None:
 def trace_the_parent(at: dict[str, Any]) -> None:
     _call((101, 117), 16, at["parent"], 0, 0)
     LIBC.ptrace(17, at["parent"], 0, 0)
+
+
+def read_the_parents_memory(at: dict[str, Any]) -> None:
+    """Where it may, an address that is none is EFAULT."""
+    piece = (ctypes.c_size_t * 2)(0, 1)
+    try:
+        _call((310, 270), at["parent"], piece, 1, piece, 1, 0)
+    except OSError as error:
+        if error.errno != errno.EFAULT:
+            raise
+
+
+def take_a_handle_of_the_parent(at: dict[str, Any]) -> None:
+    _call((434, 434), at["parent"], 0)
 
 
 def mount(at: dict[str, Any]) -> None:
@@ -223,6 +280,47 @@ def share_memory(at: dict[str, Any]) -> None:
     _call((29, 194), 0, 4096, 0o1600)
 
 
+def queue_messages(at: dict[str, Any]) -> None:
+    _call((240, 180), b"onboard", 0o102, 0o600, None)
+
+
+def mount_by_handles(at: dict[str, Any]) -> None:
+    _call((428, 428), -100, b"/", 1)
+
+
+def open_by_a_number(at: dict[str, Any]) -> None:
+    _call((303, 264), -100, b".", (ctypes.c_uint32 * 40)(128), (ctypes.c_uint32 * 1)(), 0)
+
+
+def change_the_layout(at: dict[str, Any]) -> None:
+    _call((135, 92), 0xFFFFFFFF)  # asks alone
+
+
+def take_memory_without_end(at: dict[str, Any]) -> None:
+    bytearray(4 << 30)
+
+
+def open_files_without_end(at: dict[str, Any]) -> None:
+    kept = [os.open("/dev/null", os.O_RDONLY) for _ in range(2000)]
+    assert len(kept) == 2000
+
+
+def write_a_file_without_end(at: dict[str, Any]) -> None:
+    with Path("large").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 1 << 30)
+
+
+def fill_its_folder(at: dict[str, Any]) -> None:
+    for number in range(20):
+        with Path(f"part{number}").open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, 10**7)
+
+
+def raise_its_limits(at: dict[str, Any]) -> None:
+    unlimited = resource.RLIM_INFINITY
+    resource.setrlimit(resource.RLIMIT_DATA, (unlimited, unlimited))
+
+
 def gain_by_a_program(at: dict[str, Any]) -> None:
     status = subprocess.run(["cat", "/proc/self/status"], capture_output=True, check=True).stdout
     line = next(line for line in status.decode().splitlines() if line.startswith("CapEff"))
@@ -247,16 +345,26 @@ ATTEMPTS: dict[Callable[[dict[str, Any]], None], tuple[str, ...]] = {
     remove_outside: ("writing", "files"),
     link_outside: ("writing", "files"),
     write_by_a_link: ("writing", "files"),
+    make_a_folder_outside: ("writing", "files"),
+    move_outside: ("writing", "files"),
+    link_to_the_inside: ("writing", "files"),
+    write_to_a_fifo: ("writing", "files"),
+    open_the_terminal: ("writing", "files"),
     change_the_mode: ("calls", "files"),
     change_the_mode_of_python: ("calls", "files"),
     change_the_owner: ("calls", "files"),
     change_the_time: ("calls", "files"),
     set_an_attribute: ("calls", "files"),
+    set_a_flag: ("calls", "files"),
+    type_into_a_terminal: ("calls",),
+    set_an_attribute_by_number: ("calls",),
     write_shared_memory: ("writing", "files"),
     signal_the_parent: ("processes",),
     prioritise_the_parent: ("processes",),
     limit_the_parent: ("processes",),
     trace_the_parent: ("calls", "processes"),
+    read_the_parents_memory: ("calls", "processes"),
+    take_a_handle_of_the_parent: ("processes",),
     mount: ("calls", "privileges"),
     new_namespaces: ("calls",),
     clone_namespaces: ("calls",),
@@ -272,10 +380,28 @@ ATTEMPTS: dict[Callable[[dict[str, Any]], None], tuple[str, ...]] = {
     fault_by_itself: ("calls",),
     keep_a_key: ("calls",),
     share_memory: ("calls",),
+    queue_messages: ("calls",),
+    mount_by_handles: ("calls",),
+    open_by_a_number: ("calls",),
+    change_the_layout: ("calls",),
     gain_by_a_program: ("privileges",),
+    take_memory_without_end: (),
+    open_files_without_end: (),
+    write_a_file_without_end: (),
+    fill_its_folder: ("files",),
+    raise_its_limits: ("privileges",),
 }
-"""Each attempt, and the walls of which one is enough to stop it."""
-HARMLESS = (list_the_home, write_outside, change_the_mode, change_the_time, write_shared_memory)
+"""Each attempt, and the walls of which one is enough to stop it; limits stand everywhere."""
+HARMLESS = (
+    *(list_the_home, write_outside, write_to_a_fifo, change_the_mode, change_the_time),
+    *(
+        write_shared_memory,
+        change_the_layout,
+        type_into_a_terminal,
+        read_the_parents_memory,
+        take_a_handle_of_the_parent,
+    ),
+)
 """What may get there on a machine without changing it: in the places given, with its owner's rights."""
 
 
@@ -284,7 +410,9 @@ def try_against(walls: list[str], at: dict[str, Any]) -> dict[str, str]:
 
     No other is made: it would do to this machine what hostile code would.
     """
-    stopped = [attempt for attempt, needed in ATTEMPTS.items() if set(needed) & set(walls)]
+    stopped = [
+        attempt for attempt, needed in ATTEMPTS.items() if not needed or set(needed) & set(walls)
+    ]
     return {attempt.__name__: _outcome(attempt, at) for attempt in stopped}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from onboard.errors import OnboardError
-from onboard.git import NEUTRAL_IDENTITY, Checkout, branch_name
+from onboard.git import NEUTRAL_IDENTITY, Checkout, branch_name, commit_of
 
 BRANCH = "onboard/tiny"
 
@@ -147,3 +147,11 @@ def test_what_git_refuses_is_one_line(repo: Path) -> None:
 )
 def test_branch_names_are_valid(label: str) -> None:
     subprocess.run(["git", "check-ref-format", "--branch", branch_name(label)], check=True)
+
+
+def test_a_checkout_of_another_user_has_no_commit_to_tell(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert commit_of(repo) == _git(repo, "rev-parse", "HEAD").strip()
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    assert commit_of(repo) == ""

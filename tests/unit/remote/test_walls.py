@@ -26,7 +26,7 @@ from onboard.workflow.remote import client
 from onboard.workflow.remote.sandbox import WALLS, environment, missing
 from onboard.workflow.remote.walls import seccomp
 from tests.support.escapes import ATTEMPTS, try_harmless
-from tests.support.walls import take_away
+from tests.support.walls import lacking, take_away
 
 ROOT = Path(__file__).parents[3]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="these walls are Linux's")
@@ -38,6 +38,7 @@ def places(tmp_path: Path) -> Iterator[dict[str, Any]]:
     secret = tmp_path / "home" / "key"
     secret.parent.mkdir()
     secret.write_text("secret")
+    os.mkfifo(secret.parent / "fifo")
     path, abstract = tmp_path / "socket", f"onboard-{secrets.token_hex(4)}"
     with (
         socket.socket(socket.AF_UNIX) as by_path,
@@ -106,7 +107,7 @@ def test_nothing_that_hostile_code_tries_gets_past_the_walls_that_hold(
     if not missing(found["walls"]):
         assert len(found["outcomes"]) == len(ATTEMPTS)
         assert _state(Path(places["secret"])) == before
-        assert os.listdir(places["outside"]) == ["key"]
+        assert sorted(os.listdir(places["outside"])) == ["fifo", "key"]
 
 
 @linux
@@ -146,10 +147,24 @@ def test_the_other_walls_hold_where_some_are_missing(
 ) -> None:
     folder = tmp_path / "own"
     folder.mkdir()
-    wrapper = [sys.executable, str(ROOT / "tests/support/walls.py"), without, "--"]
-    found = _try(places, folder, wrapper=wrapper)
+    found = _try(places, folder, wrapper=lacking(without.split(",")))
     assert not set(without.split(",")) & set(found["walls"])
     assert _past(found) == []
+
+
+@linux
+def test_an_ordinary_user_has_the_same_walls(places: dict[str, Any], tmp_path: Path) -> None:
+    """One without an entry in /etc/passwd, as in containers."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    try:
+        found = _try(places, folder, wrapper=lacking(["root"]))
+    except AssertionError as error:
+        if "_become_a_user" not in str(error):
+            raise
+        pytest.skip("this system has no user namespaces, and the user is told so")
+    assert _past(found) == []
+    assert missing(found["walls"]) == []
 
 
 @linux

@@ -410,6 +410,13 @@ def test_the_folder_is_the_users_cache_unless_one_is_chosen(
     assert cache_folder() is None
 
 
+def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ONBOARD_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what it does for such a user
+    assert cache_folder() is None
+
+
 @pytest.mark.parametrize(
     "value",
     [None, True, 3, -2.5, float("inf"), "text", torch.bfloat16, torch.device("cpu"), torch.strided,

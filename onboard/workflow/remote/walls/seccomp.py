@@ -19,7 +19,8 @@ from onboard.workflow.remote.walls.system import NO_NEW_PRIVILEGES, checked, lib
 _SET_SECCOMP, _MODE_FILTER = 22, 2
 _LOAD, _JUMP_EQUAL, _JUMP_ANY_BIT, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
+# offsets in struct seccomp_data
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _OTHER_X86 = 0x40000000  # calls of the x32 interface begin here
 _NEW_NAMESPACES = 0x7E020000  # flags of clone(2)
@@ -58,6 +59,7 @@ _REFUSED = {
     "fsmount": (432, 432),
     "fspick": (433, 433),
     "mount_setattr": (442, 442),
+    "open_tree_attr": (467, 467),
     "unshare": (272, 97),
     "setns": (308, 268),
     "name_to_handle_at": (303, 264),
@@ -83,6 +85,7 @@ _REFUSED = {
     "lremovexattr": (198, 15),
     "fremovexattr": (199, 16),
     "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
     "mknod": (133, -1),
     "mknodat": (259, 33),
     # what outlives a process
@@ -119,6 +122,15 @@ _REFUSED = {
 _ABSENT = {"clone3": (435, 435)}
 """Calls whose flags lie in memory, where no filter sees them: the C library takes the older ones."""
 _CLONE = (56, 220)
+_IOCTL = (16, 29)
+# its requests -> what each does, whatever the file was opened for
+_REQUESTS = {
+    0x40086602: "sets a file's flags",
+    0x40046602: "the same, of 32 bits",
+    0x401C5820: "sets a file's extended flags",
+    0x5412: "types into a terminal",
+    0x541C: "pastes into a terminal",
+}
 
 
 class _Program(ctypes.Structure):
@@ -154,9 +166,17 @@ def program(machine: str) -> bytes:
         lines += _when(_JUMP_EQUAL, number, denied)
     for row in _ABSENT.values():
         lines += _when(_JUMP_EQUAL, row[column], absent)
-    lines += [_line(_JUMP_EQUAL, _CLONE[column], 0, 3), _line(_LOAD, _FIRST_ARGUMENT)]
-    lines += [*_when(_JUMP_ANY_BIT, _NEW_NAMESPACES, denied), _line(_RETURN, _ALLOW)]
-    return b"".join(lines)
+    flags = _when(_JUMP_ANY_BIT, _NEW_NAMESPACES, denied)
+    requests = [line for word in _REQUESTS for line in _when(_JUMP_EQUAL, word, denied)]
+    lines += _where(_CLONE[column], _FIRST_ARGUMENT, flags)
+    lines += _where(_IOCTL[column], _SECOND_ARGUMENT, requests)
+    return b"".join([*lines, _line(_RETURN, _ALLOW)])
+
+
+def _where(call: int, argument: int, answers: list[bytes]) -> list[bytes]:
+    """Answer by the low half of an argument where the call is this one; else go on."""
+    behind = [_line(_LOAD, argument), *answers, _line(_RETURN, _ALLOW)]
+    return [_line(_JUMP_EQUAL, call, 0, len(behind)), *behind]
 
 
 def _when(jump: int, value: int, answer: int) -> list[bytes]:

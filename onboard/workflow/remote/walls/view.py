@@ -39,7 +39,7 @@ def readable() -> list[Path]:
     python = [sys.prefix, sys.base_prefix, sys.exec_prefix, program]
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     paths = [Path(path) for path in (*_SYSTEM, *python, *sys.path, *libraries) if path]
-    wide = {Path("/"), Path(pwd.getpwuid(os.getuid()).pw_dir), Path.cwd(), CONTENT_ROOT}
+    wide = {Path("/"), _home(), Path.cwd(), CONTENT_ROOT}
     paths = [path for path in paths if path.is_absolute() and path.resolve() not in wide]
     paths += [PACKAGE, *(CONTENT_ROOT / name for name in _CONTENT)]
     found: list[Path] = []
@@ -47,6 +47,14 @@ def readable() -> list[Path]:
         if not any(path.is_relative_to(other) for other in found):
             found.append(path)
     return found
+
+
+def _home() -> Path:
+    """Return the user's home; `/` for one that the system has no entry of, as containers have."""
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return Path("/")
 
 
 def enter_view(folder: Path, num_bytes: int) -> None:
