@@ -1,3 +1,3 @@
-"""What holds sequences and batches: caches and their pages, a step's numbers, the memory that a run
-takes.
+"""KV caches and their pages, recurrent states, a step's inputs on host and device, and the memory
+plan of a run.
 """

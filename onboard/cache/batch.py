@@ -1,8 +1,8 @@
-"""What the cached graph is told of a step: the flat row of tokens and its metadata.
+"""The inputs of the cached graph for one step: the flat row of tokens and its metadata.
 
-Each step's integers are written into one host buffer and reach the device in one copy
-(`step_buffer.py`) once they are asked for; every input of the graph is a view. Running sequences
-have rows (`rows.py`) from which a step is gathered.
+A step's numbers are gathered from the rows of the running sequences (`rows.py`), written into one
+host buffer, and copied to the device in one copy (`step_buffer.py`), which starts when the inputs
+are asked for. Every input of the graph is a view of the device buffer.
 """
 
 from __future__ import annotations
@@ -25,26 +25,28 @@ from onboard.cache.step_buffer import (
 from onboard.modeling import ONE_CODEBOOK, Codebooks
 
 METADATA_NAMES = ("cu_seqlens", "kv_lens", "block_table", "slot_mapping", "batch_info_host")
-"""What attention over pages takes."""
+"""The metadata of an op over pages."""
 STATE_METADATA_NAMES = ("cu_seqlens", "kv_lens", "state_slots", "batch_info_host")
-"""What a recurrence takes that keeps one state a sequence."""
+"""The metadata of a recurrence, which keeps one state for each sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Where the tokens of one step lie, the last `padding` sequences of one token each included."""
+    """The layout of one step's tokens. The last `padding` sequences are padding, of one token
+    each, and are counted in all sizes here.
+    """
 
     kv_lens: IntArray
-    """[sequences] tokens cached after it."""
+    """[sequences] cached tokens after the step."""
     longest: int
-    """New tokens of one sequence, at most."""
+    """Largest number of new tokens of one sequence."""
     padding: int
     sequence: IntArray
-    """[tokens] each token's sequence."""
+    """[tokens] index of each token's sequence."""
     positions: IntArray
-    """[tokens] each token's place in it."""
+    """[tokens] index of each token in its sequence."""
     ends: IntArray
-    """[sequences] where the tokens of each end in the row."""
+    """[sequences] where each sequence's tokens end in the row of tokens."""
 
 
 class SequenceInfo:
@@ -70,40 +72,40 @@ class SequenceInfo:
         self.page_size = page_size
         self.device = device
         self.first_position = first_position
-        """What a sequence's first token has in `position_ids`; nothing else counts from there."""
+        """Position id of a sequence's first token; all other numbers count from 0."""
         self.snapshots = snapshots
-        """Recurrent states that are kept for requests to come."""
+        """Number of snapshots of recurrent states, kept for later requests."""
         self.codebooks = codebooks
-        """What a token stands for."""
+        """How many codes a token stands for; one for text."""
         self.pages_per_sequence = -(-max_seq_len // page_size)
         self.decode_sizes: list[int] = []
-        """Captured decode batch sizes, ascending: a decode-only batch is padded up to the next
+        """Batch sizes of the captured decode steps, ascending: a decode batch is padded to the next
         one.
         """
         self._range = np.arange(max(self.max_num_tokens, max_batch_size) + 3)
         self._info = torch.zeros(5, dtype=torch.int32)
         self._numbers = self._info.numpy()
         self.inputs: dict[str, torch.Tensor] = {}
-        """Where the graph finds its inputs for this step: the same tensors for every decode batch
-        of one size.
+        """The graph's inputs for this step, views of the device buffer: the same tensor objects for
+        every decode batch of one size, by which a captured CUDA graph is found.
         """
         self.choice: dict[str, torch.Tensor] = {}
-        """How each sequence's next token is chosen, by `CHOICE_NAMES`: no inputs of the graph."""
+        """Sampling parameters and random numbers of the step, by `CHOICE_NAMES`; the graph does not
+        take them.
+        """
         self.num_sequences = 0
-        """Sequences of this step, without padding."""
+        """Number of sequences of this step, without padding."""
         self.set_groups(1)
 
     def set_groups(self, groups: int) -> None:
-        """Lay the inputs out for sequences with `groups` tables of pages; those after the first are
-        `..._1` and so on.
+        """Lay the inputs out anew for `groups` groups of pages, each with a block table and a slot
+        mapping.
 
-        What was captured or gathered before is void.
+        Inputs and captured CUDA graphs from before become invalid.
         """
         self.num_groups = groups
         self.pool_sizes = [1 + self.pages_per_sequence] * groups
-        """Pages that each group has, the spare page 0 included: examples read and write no
-        others.
-        """
+        """Number of pages of each group, the spare page 0 included; examples use no others."""
         # One sequence and one token more than the limits: `rope_length` may add a row.
         self.buffer = StepBuffer(
             sequences=self.max_batch_size + 1,
@@ -120,9 +122,10 @@ class SequenceInfo:
             groups,
             self.codebooks.count,
         )
-        self._shown: IntArray | None = None  # the slots whose pages the block tables show
-        self._places: dict[int, int] = {}  # where they do, by slot
-        # Columns of theirs that may be other than 0
+        # What the block tables in the host buffer hold: the slot of each row, the row of each slot,
+        # and how many columns of each row may be other than 0
+        self._shown: IntArray | None = None
+        self._places: dict[int, int] = {}
         self._filled = np.zeros(self.max_batch_size + 1, dtype=np.int64)
         self._decoded: IntArray | None = (
             None  # the very slots of the last step, if it was a plain decode step
@@ -137,10 +140,10 @@ class SequenceInfo:
         rope_length: int = 0,
         position_ids: IntArray | None = None,
     ) -> None:
-        """Describe one step of sequences that have rows: `lengths` [sequences] uncached tokens of
-        each of `slots`.
+        """Write one step of the running sequences in `slots`: the next `lengths` [sequences]
+        uncached tokens of each; None: one token each.
 
-        `lengths` None: one token each. The rest as for `set_batch`.
+        The other arguments are those of `set_batch`.
         """
         starts, plain = self.rows.num_cached[slots], not rope_length and position_ids is None
         if slots is self._decoded and lengths is None and plain:
@@ -159,8 +162,11 @@ class SequenceInfo:
         self._finish(layout, step, slots, step.ends - 1, rope_length, position_ids)
 
     def _decode_on(self, slots: IntArray, starts: IntArray) -> None:
-        """Describe one more decode step of the sequences that the last one had: only what has
-        changed is written.
+        """Write the next decode step of an unchanged batch: only the numbers that have changed.
+
+        All else is in the host buffer from the step before: `layout_for` has waited for that step's
+        copy, so overwriting is safe, and nothing else writes to the buffer in between. If the token
+        of that step has not reached the host, `rows.latest` is its placeholder token.
         """
         assert self._shown is not None
         layout, sequences, longest = (
@@ -192,18 +198,22 @@ class SequenceInfo:
         rope_length: int = 0,
         position_ids: IntArray | None = None,
     ) -> None:
-        """Describe one step of any sequences: prefill, chunked prefill, decode or a mixture.
+        """Write one step of any sequences: prefill, chunked prefill, decode or a mixture.
 
-        `token_ids` [tokens] are the new tokens of all sequences, one after the other; `starts`
-        [sequences] how many tokens of each are cached; `lengths` [sequences] how many are new;
-        `pages` [groups, sequences,
-        <= pages_per_sequence], or without `groups` when there is one, each sequence's pages;
-        `slots` [sequences] where its recurrent states lie (default: the spare slot 0, for models
-        that have none). `logits_rows` are the rows whose logits are wanted (default: each
-        sequence's last). `rope_length` makes the row's largest position at least `rope_length - 1`
-        by a padding row, for models whose rotary table depends on it. `position_ids` [tokens] are
-        the tokens' positions for the model where they are not their places in the sequence: an
-        image's tokens may share some.
+        Args:
+            token_ids: [tokens] the new tokens of all sequences, one sequence after the other.
+            starts: [sequences] number of cached tokens.
+            lengths: [sequences] number of new tokens.
+            pages: [groups, sequences, <= pages_per_sequence] page numbers; without the first
+                dimension if there is one group.
+            logits_rows: indices into the row of tokens whose logits are computed; None: each
+                sequence's last token.
+            slots: [sequences] slots of the recurrent states; None: the spare slot 0, for models
+                without states.
+            rope_length: a padding sequence makes the largest position at least `rope_length - 1`,
+                for models whose rotary table depends on it.
+            position_ids: [tokens] positions for the model, where they differ from the index in the
+                sequence (an image's tokens may share one); None: they do not.
         """
         tables = pages[None] if pages.ndim == 2 else pages
         slots = np.zeros(len(lengths), dtype=np.int64) if slots is None else slots
@@ -237,11 +247,11 @@ class SequenceInfo:
         )
 
     def set_decode_example(self, size: int, kv_len: int = 1) -> None:
-        """Set a decode batch of `size` sequences with `kv_len` keys each that read the same pages
-        (from 1 on).
+        """Write a decode batch of `size` sequences with `kv_len` keys each, which all share the
+        pages from 1 on.
 
-        For warm-up, measurement and capture: it has the shapes of a real step; what it computes is
-        of no use.
+        For warm-up, measurement and capture: its shapes are those of a real step, its results are
+        meaningless.
         """
         kv = np.full(size, kv_len)
         self.set_batch(
@@ -249,7 +259,7 @@ class SequenceInfo:
         )
 
     def set_prefill_example(self, tokens: int) -> None:
-        """Set a prefill of `tokens` tokens in sequences as long as possible, all in the same
+        """Write a prefill of `tokens` tokens, in sequences of the maximum length that share their
         pages.
         """
         full, rest = divmod(min(tokens, self.max_batch_size * self.max_seq_len), self.max_seq_len)
@@ -259,18 +269,18 @@ class SequenceInfo:
 
     @property
     def args(self) -> dict[str, torch.Tensor]:
-        """The graph's inputs for this step, on their way to the device from now on."""
+        """The graph's inputs for this step; starts their copy to the device."""
         self.buffer.upload()
         return self.inputs
 
     @property
     def num_slots(self) -> int:
-        """Slots of recurrent states, as `Limits.num_slots`."""
+        """Number of slots, as `Limits.num_slots`."""
         return self.limits.num_slots
 
     @property
     def limits(self) -> Limits:
-        """What the inputs are laid out for."""
+        """The limits that the inputs are sized for."""
         return Limits(
             self.max_batch_size,
             self.max_seq_len,
@@ -291,7 +301,7 @@ class SequenceInfo:
         )
 
     def _step(self, starts: IntArray, lengths: IntArray | None, rope_length: int) -> _Step:
-        """Say which token of which sequence each place of the row holds, padding included."""
+        """Return which token of which sequence each entry of the row of tokens is, with padding."""
         self.num_sequences = len(starts)
         assert len(starts) <= self.max_batch_size
         assert (starts if lengths is None else starts + lengths - 1).max() < self.max_seq_len
@@ -300,7 +310,7 @@ class SequenceInfo:
         padding = self._padding(starts, lengths, rope_length)
         starts = padded(starts, padding, 0)
         order, count = self._range, len(starts)
-        if lengths is None:  # decode, which has to be quick
+        if lengths is None:  # decode: the fast path
             return _Step(starts + 1, 1, padding, order[:count], starts, order[1 : count + 1])
         lengths = padded(lengths, padding, 1)
         ends = np.cumsum(lengths)
@@ -315,8 +325,8 @@ class SequenceInfo:
         )
 
     def _padding(self, starts: IntArray, lengths: IntArray | None, rope_length: int) -> int:
-        """Return how many padding sequences the step needs: for its rotary table, or to reach a
-        captured size.
+        """Return the number of padding sequences: for the rotary table's length, or to reach a
+        captured batch size.
         """
         count = len(starts)
         least = count + bool(
@@ -329,17 +339,17 @@ class SequenceInfo:
     def _write_mapping(
         self, layout: Layout, group: int, pages: IntArray, positions: IntArray
     ) -> None:
-        """Write where each token's key goes, of whose page the number is given."""
+        """Write the slot mapping of a group: page * page_size + offset of each token's key;
+        `pages` [tokens] are the page numbers.
+        """
         target = layout.host[table_names(group)[1]][: len(positions)]
         np.multiply(pages, self.page_size, out=target, casting="unsafe")
         target += positions % self.page_size
 
     def _show(self, layout: Layout, slots: IntArray) -> None:
-        """Bring the block tables up to date: as long as a batch stays together, only where pages
-        have changed.
+        """Update the block tables: all rows for a new batch, else only rows whose pages changed.
 
-        No more columns are written than have pages, or had some: a longest sequence's would be
-            thousands.
+        Only columns that have pages, or had some, are written: a table has thousands of columns.
         """
         if self._shown is not slots and (
             self._shown is None or not np.array_equal(self._shown, slots)
@@ -372,7 +382,11 @@ class SequenceInfo:
         rope_length: int,
         position_ids: IntArray | None,
     ) -> None:
-        """Write what depends on neither tokens nor pages, and make the graph's inputs."""
+        """Write the numbers that depend on neither tokens nor pages, and make the graph's inputs.
+
+        Nothing is copied to the device here: `batch_info_host` is read on the host, and the rest
+        goes with the next `upload` or the replay of a captured step.
+        """
         tokens, sequences, host = len(step.positions), len(slots), layout.host
         host["cu_seqlens"][1 : sequences + 1] = step.ends
         host["kv_lens"][:sequences] = step.kv_lens
@@ -394,8 +408,10 @@ class SequenceInfo:
     def _views(
         self, layout: Layout, tokens: int, sequences: int, rows: int
     ) -> dict[str, torch.Tensor]:
-        """Return the inputs' views; those of pure decode steps are kept, since making them takes a
-        while.
+        """Return views of the device buffer for a step's sizes.
+
+        Those of decode steps are kept: making them takes time, and a captured step is recognised by
+        them.
         """
         key = (tokens, sequences, rows)
         if (known := layout.views.get(key)) is not None:

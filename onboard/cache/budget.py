@@ -1,9 +1,8 @@
-"""What a run takes of a device's memory: one plan, that a run allocates by and `onboard plan`
-shows.
+"""The memory plan of a run: the run allocates by it, and `onboard plan` shows it.
 
-Weights, tables and caches are exact: they are counted over the tensors that a run has. Activations
-are the most that the graph's intermediate tensors take at a time; what the driver and libraries
-hold is estimated (`CUDA_RESERVE`).
+Weights, rotary tables and caches are exact: their tensors are counted. Activations are the largest
+total of the graph's intermediate tensors at any moment. The memory of the driver and of libraries
+is an estimate (`CUDA_RESERVE`).
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ from dataclasses import dataclass, replace
 from onboard.cache.resources import CacheResource, KVPagedResource
 
 CUDA_RESERVE = 768 * 2**20
-"""Bytes of a GPU that torch's allocator never sees: context, kernels, library workspaces; about
-this on an H100.
+"""Bytes of a GPU outside of torch's allocator: context, kernels, library workspaces; measured on an
+H100.
 """
 STARTING_TOKENS = 512
-"""Tokens of each sequence for which a batch that nobody asked for has room, all at a time."""
+"""A default batch size is such that all its sequences can start with this many tokens each."""
 STARTING_SHARE = 0.5
-"""Of the memory that weights leave: what these take at most. The rest is for activations and longer
-sequences.
+"""Largest share of the memory beside the weights that those tokens may take; the rest is for
+activations and longer sequences.
 """
 HOST_SHARE = 0.25
-"""Of the host's free memory: what caches take whose size nobody asked for."""
+"""Share of the host's free memory that caches of a default size take on the CPU."""
 
 
 def starting_share(fraction: float) -> tuple[float, str]:
-    """Return the share of the free memory in which a batch starts where caches take `fraction` of
-    it, and why so.
+    """Return the share of the free memory in which a batch must be able to start, and the reason as
+    text; `fraction` is the caches' share.
     """
     share = min(STARTING_SHARE, fraction)
     return (
@@ -40,55 +39,53 @@ def starting_share(fraction: float) -> tuple[float, str]:
 
 
 def lowered(limit: str, old: int, new: int, why: str) -> str:
-    """Say that a limit that nobody asked for is a smaller one."""
+    """Return the text of a fact: a default limit was lowered."""
     return f"{limit} {old:,} -> {new:,}: {why}"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a run is made for."""
+    """Upper bounds that a run's buffers and caches are sized for."""
 
     max_batch_size: int
     max_seq_len: int
     """Tokens of a sequence, prompt included."""
     max_num_tokens: int
-    """Tokens of a step."""
+    """New tokens of a step."""
     page_size: int
     snapshots: int = 0
-    """Recurrent states that are kept for requests to come."""
+    """Number of snapshots of recurrent states, kept for later requests."""
     max_tokens: int | None = None
-    """Upper bound on cached tokens over all sequences; None: what all sequences together can
-    fill.
-    """
+    """Upper bound on cached tokens over all sequences; None: `max_batch_size * max_seq_len`."""
 
     @property
     def pages_per_sequence(self) -> int:
-        """Pages of a longest sequence."""
+        """Pages of a sequence of `max_seq_len` tokens."""
         return -(-self.max_seq_len // self.page_size)
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that a step can have."""
+        """Largest number of new tokens that a step can have."""
         return min(self.max_num_tokens, self.max_batch_size * self.max_seq_len)
 
     @property
     def num_slots(self) -> int:
-        """Slots of recurrent states: the spare 0, those of a batch, those kept for later, and that
-        of one alone.
+        """Number of slots: the spare slot 0, one for each sequence of a batch, the snapshots, and
+        one for `Engine.logits`.
         """
         return self.max_batch_size + self.snapshots + 2
 
     @property
     def useful_pages(self) -> int:
-        """Pages that sequences can fill, and the spare one."""
+        """Largest number of pages that sequences can fill, and the spare one."""
         pages = self.max_batch_size * self.pages_per_sequence
         if self.max_tokens is not None:
             pages = min(pages, -(-self.max_tokens // self.page_size))
         return 1 + pages
 
     def serving(self, *, batch: int, context: int) -> Limits:
-        """Return the limits of a run for `batch` sequences of `context` tokens; states are kept as
-        it keeps them.
+        """Return the limits of a run for `batch` sequences of `context` tokens; snapshots grow with
+        the batch where they are one a sequence.
         """
         kept = batch if self.snapshots == self.max_batch_size else self.snapshots
         return replace(
@@ -96,16 +93,16 @@ class Limits:
         )
 
     def window(self, resource: CacheResource) -> int | None:
-        """Return the keys that a query sees of a cache, None when these can be all of them."""
+        """Return the number of keys of a cache that a query sees; None: all keys of a sequence."""
         window = resource.sliding_window if isinstance(resource, KVPagedResource) else None
         return window if window is not None and window < self.max_seq_len else None
 
     def window_pages(self, window: int) -> int:
-        """Return the most pages of a window that are in use at a time, and the spare one.
+        """Return the largest number of pages of a window in use at once, and the spare one.
 
-        That is what the next query sees of each sequence of a batch, and of one alone, with a page
-        more at either end since windows begin and end anywhere in one; and the tokens of the step,
-        since pages are freed after it.
+        Each sequence of a batch, and one of `Engine.logits`, needs the pages of its window and one
+        more at either end, since a window may begin and end within a page. The step's new tokens
+        need pages beside them, since pages are freed after the step.
         """
         of_sequence = -(-(window - 1) // self.page_size) + 2
         return (
@@ -115,25 +112,24 @@ class Limits:
 
 @dataclass(frozen=True)
 class CachePlan:
-    """How many pages or slots every cache gets, and what they take together."""
+    """The caches of a run: pages or slots of each, and their bytes."""
 
     limits: Limits
     resources: tuple[CacheResource, ...]
 
     @property
     def windows(self) -> list[int | None]:
-        """What the groups of pages see, in the order of their caches: those that see equally far
-        back are one.
+        """The window of each group of pages, in the order of the caches: caches with equal windows
+        are one group.
         """
         paged = (each for each in self.resources if not each.by_sequence)
         return list(dict.fromkeys(map(self.limits.window, paged)))
 
     def units(self, resource: CacheResource, pages: int) -> int:
-        """Return the pages, or the slots, that a cache has when sequences share `pages` pages (the
-        spare included).
+        """Return the number of pages or slots of a cache; `pages` is that of a cache without a
+        window, the spare page included.
 
-        A window's pages are as many as can be in use; `pages` bounds them, since no sequence has
-        more of a window than of all.
+        A cache with a window gets the pages that can be in use at once, at most `pages`.
         """
         if resource.by_sequence:
             return self.limits.num_slots
@@ -145,8 +141,8 @@ class CachePlan:
         return sum(each.num_bytes(self.units(each, pages)) for each in self.resources)
 
     def pages_within(self, budget: float) -> int:
-        """Return the most useful pages whose caches take no more than `budget` bytes, 0 when not
-        even one does.
+        """Return the largest useful number of pages whose caches take at most `budget` bytes, 0 if
+        even one takes more.
         """
         low, high = 0, self.limits.useful_pages
         while low < high:
@@ -155,8 +151,8 @@ class CachePlan:
         return low
 
     def longest(self, pages: int) -> int:
-        """Return the most tokens that a sequence can have when it has `pages` pages to itself (the
-        spare included).
+        """Return the largest number of tokens of one sequence that has all `pages` pages, the spare
+        included.
         """
         size, limits = self.limits.page_size, self.limits
         paged = (each for each in self.resources if not each.by_sequence)
@@ -167,10 +163,11 @@ class CachePlan:
         )
 
     def fitting_batch(self, budget: float) -> int:
-        """Return the most sequences, no more than allowed and one at least, that can start with
-        `budget` bytes.
+        """Return the largest batch size, between 1 and the limit, whose sequences can all start
+        within `budget` bytes.
 
-        Each has its states and `STARTING_TOKENS` tokens, or as many as it may.
+        Each needs its states and pages for `STARTING_TOKENS` tokens, or `max_seq_len` if that is
+        less.
         """
         low, high = 1, self.limits.max_batch_size
         while low < high:
@@ -179,36 +176,36 @@ class CachePlan:
         return low
 
     def _starting(self, batch: int) -> int:
-        """Return the bytes with which as many sequences start."""
+        """Return the bytes that the caches need for a batch of sequences to start."""
         context = min(STARTING_TOKENS, self.limits.max_seq_len)
         plan = replace(self, limits=self.limits.serving(batch=batch, context=context))
         return plan.num_bytes(plan.limits.useful_pages)
 
     def groups(self, pages: int) -> list[CacheGroup]:
-        """Return the caches by form, in the order in which the forms first occur."""
+        """Return the caches grouped by equal resources, in the order of their first use."""
         counts = Counter(self.resources)
         return [CacheGroup(form, count, self.units(form, pages)) for form, count in counts.items()]
 
 
 @dataclass(frozen=True)
 class CacheGroup:
-    """Caches of one form: those of all layers that keep the same heads, sizes, dtype and window, or
+    """The caches of all layers with equal resources: the same heads, sizes, dtype and window, or
     the same state.
     """
 
     resource: CacheResource
     caches: int
     units: int
-    """Pages, or slots, of each; the spare one included."""
+    """Pages or slots of each cache, the spare one included."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all of them."""
+        """Bytes of these caches together."""
         return self.caches * self.resource.num_bytes(self.units)
 
     @property
     def form(self) -> str:
-        """What one of them keeps, in words."""
+        """The resource in words, for the plan's table."""
         kind = str(self.resource.dtype).removeprefix("torch.")
         if not isinstance(self.resource, KVPagedResource):
             return f"state {' x '.join(map(str, self.resource.state_shape))}, {kind}"
@@ -226,56 +223,54 @@ class MemoryPlan:
     """Elements of the weights."""
     weights: int
     tables: int
-    """Buffers, as those of rotary embeddings."""
+    """Buffers, such as the tables of rotary embeddings."""
     inputs: int
-    """Tokens, positions and metadata of a step."""
+    """The step buffer: tokens, positions and metadata."""
     activations: int
-    """The most that a step of `step_tokens` tokens keeps at a time."""
+    """Peak of the intermediate tensors in a step of `step_tokens` tokens."""
     step_tokens: int
     graphs: int
-    """Decode steps that are captured as CUDA graphs."""
+    """Captured CUDA graphs of decode steps."""
     reserve: int
-    """What the device's driver and libraries hold."""
+    """Memory of the device's driver and of libraries."""
     memory: int
-    """The whole device's."""
+    """Total memory of the device."""
     fraction: float
-    """Share of what is left that the caches may take."""
+    """Share of the remaining memory that the caches may take."""
     positions: int
-    """The longest context that the model has; the run's when its config does not say."""
+    """Longest context that the model allows; the run's limit if its config names none."""
     devices: int = 1
-    """That the sizes are for, all together."""
+    """Number of devices that the sizes are summed over."""
     wanted: tuple[int, int] | None = None
-    """Sequences, and tokens of each, for which `devices_needed` counts; None: what the limits
-    allow.
-    """
+    """(sequences, tokens of each) for which `devices_needed` counts; None: the limits."""
     span: int = 1
-    """Activations and graphs may take so many times less; 1: they were counted."""
+    """Activations and graphs are upper bounds, at most this many times too large; 1: exact."""
     chosen: tuple[str, ...] = ()
-    """The limits that nobody asked for: they may be lowered to what fits."""
+    """Names of the limits that are defaults: they may be lowered to what fits."""
 
     @property
     def limits(self) -> Limits:
-        """What the run is made for."""
+        """The limits of the run."""
         return self.cache.limits
 
     @property
     def fixed(self) -> int:
-        """What is there before any cache and graph."""
+        """Bytes beside caches and CUDA graphs."""
         return self.weights + self.tables + self.inputs + self.activations + self.reserve
 
     @property
     def left(self) -> int:
-        """What caches and graphs can have; negative when the model alone is too large."""
+        """Bytes left for caches and CUDA graphs; negative if the model alone is too large."""
         return self.memory - self.fixed
 
     @property
     def budget(self) -> int:
-        """What the caches can have."""
+        """Bytes that the caches may take."""
         return int(min(self.fraction * self.left, self.left - self.graphs))
 
     @property
     def pages(self) -> int:
-        """Pages that a run allocates, the spare one included."""
+        """Number of pages that a run allocates, the spare one included."""
         return self.cache.pages_within(self.budget)
 
     @property
@@ -285,19 +280,21 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """Bytes of it all."""
+        """Bytes of everything."""
         return self.fixed + self.graphs + self.caches
 
     def fits(self) -> bool:
-        """Whether all sequences of a batch can be as long as they may, all at a time."""
+        """Whether all sequences of a batch fit at `max_seq_len` tokens, at the same time."""
         return self.pages >= self.limits.useful_pages
 
     def fits_one(self) -> bool:
-        """Whether a single sequence can be as long as it may."""
+        """Whether a single sequence of `max_seq_len` tokens fits."""
         return self.pages > min(self.limits.pages_per_sequence, self.limits.useful_pages - 1)
 
     def for_limits(self, *, batch: int, context: int) -> MemoryPlan:
-        """Return the plan for other limits; steps stay as large, and graphs grow with the batch."""
+        """Return the plan for another batch size and context; the step's size stays, and CUDA
+        graphs grow with the batch.
+        """
         limits = self.limits.serving(batch=batch, context=context)
         per_sequence = self.graphs / self.limits.max_batch_size
         return replace(
@@ -309,7 +306,7 @@ class MemoryPlan:
         return replace(self, cache=replace(self.cache, limits=limits))
 
     def least(self) -> MemoryPlan:
-        """Return the plan with the least that activations and graphs may take."""
+        """Return the plan with the lower bounds of activations and graphs."""
         activations, graphs = (each // self.span for each in (self.activations, self.graphs))
         return replace(self, activations=activations, graphs=graphs, span=1)
 
@@ -317,16 +314,16 @@ class MemoryPlan:
         """Return the plan for `count` devices of `memory` bytes that share weights and caches
         evenly.
 
-        They count as one of all their memory. Tables, a step's tensors and what drivers hold are on
-        each of them.
+        They count as one device with all their memory. Tables, the step's tensors and the drivers'
+        memory are on each of them.
         """
         each = ("tables", "inputs", "activations", "graphs", "reserve")
         sizes = {name: count * getattr(self, name) // self.devices for name in each}
         return replace(self, memory=count * memory, devices=count, **sizes)
 
     def devices_needed(self, memory: int) -> int | None:
-        """Return how many devices of `memory` bytes all sequences need: the least power of two,
-        None above 64.
+        """Return how many devices of `memory` bytes all sequences need, a power of two; None if
+        more than 64.
         """
         batch, context = self.wanted or (0, 0)
         plan = self.for_limits(batch=batch, context=context) if self.wanted else self
@@ -335,20 +332,20 @@ class MemoryPlan:
         )
 
     def ladder(self) -> list[int]:
-        """Return contexts to show: powers of two from 1,024 on, the longest that the model has, and
-        that of the run.
+        """Return the context lengths to show: powers of two from 1,024 on, the model's longest, and
+        the run's.
         """
         powers = [1 << exponent for exponent in range(10, 21) if 1 << exponent < self.positions]
         return sorted({*powers, self.positions, self.limits.max_seq_len})
 
     def sequence_bytes(self, context: int) -> int:
-        """Return what a sequence of `context` tokens takes of the caches."""
+        """Return the cache bytes of a sequence of `context` tokens."""
         two, one = (self.for_limits(batch=batch, context=context).cache for batch in (2, 1))
         return two.num_bytes(two.limits.useful_pages) - one.num_bytes(one.limits.useful_pages)
 
     def longest_context(self) -> int:
-        """Return the most tokens of a sequence that has the caches to itself, 0 when not even a
-        page's fit.
+        """Return the largest number of tokens of a sequence that has the caches to itself, 0 if not
+        even one page fits.
         """
         low, high = 0, -(-self.positions // self.limits.page_size)
         while low < high:
@@ -358,8 +355,8 @@ class MemoryPlan:
         return min(low * self.limits.page_size, self.positions)
 
     def largest_batch(self, context: int) -> int:
-        """Return the most sequences of `context` tokens that fit at a time; a step has at least a
-        token of each.
+        """Return the largest batch of sequences of `context` tokens that fits; a step has at least
+        one token of each.
         """
         low, high = 0, max(self.step_tokens, 1)
         while low < high:
@@ -370,5 +367,5 @@ class MemoryPlan:
 
 
 def tensor_bytes(tensors: Iterable[object]) -> int:
-    """Return the bytes of tensors, those that are the same object once."""
+    """Return the bytes of tensors, counting each object once."""
     return sum(each.nbytes for each in {id(tensor): tensor for tensor in tensors}.values())  # type: ignore[attr-defined]

@@ -1,6 +1,4 @@
-"""All that a cached graph is called with: a step's numbers, and the caches with the pages that they
-are made of.
-"""
+"""All inputs of a cached graph: a step's tokens and metadata, and the caches with their pages."""
 
 from __future__ import annotations
 
@@ -19,35 +17,35 @@ from onboard.cache.resources import CacheResource, StateResource
 from onboard.cache.step_buffer import IntArray, table_names
 
 MROPE_DELTA = "mrope_delta_cache"
-"""The cache, if there is one, of what the graph adds to the positions of each sequence."""
+"""Name of the cache that holds each sequence's position offset, if the graph adds it."""
 
 
 class CachedSequenceInterface:
-    """The sequence metadata and the named caches of one model: everything that its cached graph is
-    called with.
+    """The step's inputs and the named caches of one model: everything that its cached graph
+    takes.
     """
 
     def __init__(self, info: SequenceInfo) -> None:
         self.info = info
         self.resources: dict[str, CacheResource] = {}
-        """Cache name (a placeholder of the graph) -> what it stores."""
+        """Cache name (an input of the graph) -> its shape and dtype."""
         self.caches: dict[str, torch.Tensor] = {}
         self.groups = [PageGroup(PageAllocator(0))]
-        """The pages, by how far back those see who read them: each group has a table of its own."""
+        """Groups of pages, one for each attention window: each group has its own block table."""
         self.num_pages = 0
-        """Pages of a cache without a window, the spare page 0 included."""
+        """Number of pages of a cache without a window, the spare page 0 included."""
         self.latest = LatestTokens(info.num_slots, info.device, info.codebooks)
         self._known: tuple[nn.Module, int, list[str]] | None = None
 
     def add_cache(self, name: str, resource: CacheResource) -> None:
-        """Register a cache; its memory comes with `allocate`."""
+        """Register a cache; `allocate` gives it memory."""
         assert name not in self.resources, f"cache {name} is registered twice"
         self.resources[name] = resource
         if (groups := max(len(self._windows()), 1)) != self.info.num_groups:
             self.info.set_groups(groups)
 
     def narrow(self, max_batch_size: int, snapshots: int) -> None:
-        """Lay everything out anew for fewer sequences, before any cache is allocated."""
+        """Lower the batch size and lay everything out anew, before any cache is allocated."""
         assert not self.caches
         info = self.info
         info.max_batch_size, info.snapshots = max_batch_size, snapshots
@@ -55,8 +53,8 @@ class CachedSequenceInterface:
         self.latest = LatestTokens(info.num_slots, info.device, info.codebooks)
 
     def metadata_names(self, names: Sequence[str], resource: CacheResource) -> list[str]:
-        """Return the inputs that an operator takes over a registered cache: where its pages lie is
-        its group's.
+        """Return the metadata inputs of an op over a registered cache: `names`, with the block
+        table and slot mapping of the cache's group.
         """
         if resource.by_sequence:
             return list(names)
@@ -65,10 +63,10 @@ class CachedSequenceInterface:
         return [tables.get(name, name) for name in names]
 
     def allocate(self, num_pages: int) -> None:
-        """(Re)allocate every cache; contents are lost.
+        """Allocate every cache, again if there are some; contents are lost.
 
-        Paged ones get `num_pages` pages, the spare page 0 among them, or what a window can use of
-        them; states as many slots as a batch can use.
+        A paged cache gets `num_pages` pages, the spare page 0 included, or fewer if its window
+        cannot use them all; recurrent states get `Limits.num_slots` slots.
         """
         self.caches.clear()  # free the old ones first
         plan = CachePlan(self.info.limits, tuple(self.resources.values()))
@@ -88,16 +86,16 @@ class CachedSequenceInterface:
         self.num_pages = num_pages
 
     def _windows(self) -> list[int | None]:
-        """Return what the groups of pages see, in the order in which they are registered."""
+        """Return the window of each group of pages, in the order of registration."""
         return CachePlan(self.info.limits, tuple(self.resources.values())).windows
 
     @property
     def allocator(self) -> PageAllocator:
-        """The pages of the first group, the only one of most models."""
+        """The page allocator of the first group; most models have one group."""
         return self.groups[0].allocator
 
     def forget(self) -> None:
-        """Put ones in place of all that the caches hold, which nobody may need any more."""
+        """Overwrite all caches with ones; no sequence may be running."""
         for cache in self.caches.values():
             cache.fill_(1)
 
@@ -108,7 +106,7 @@ class CachedSequenceInterface:
 
     @property
     def _states(self) -> list[str]:
-        """Return the caches of recurrent states."""
+        """Return the names of the caches of recurrent states."""
         return [
             name
             for name, each in self.resources.items()
@@ -116,25 +114,29 @@ class CachedSequenceInterface:
         ]
 
     def copy_state(self, source: int, target: int) -> None:
-        """Copy the recurrent states of one slot to another."""
+        """Copy the recurrent states of one slot to another, on the device.
+
+        The copy is enqueued behind the steps launched so far and before the next one, so it reads
+        the state as those steps leave it.
+        """
         states = [self.caches[name] for name in self._states]
         torch._foreach_copy_(
             [state[target] for state in states], [state[source] for state in states]
         )
 
     def can_lend(self, lengths: Sequence[int]) -> bool:
-        """Whether `lent_pages` has the pages for sequences of these lengths."""
+        """Whether enough pages are free for `lent_pages` with these lengths."""
         return all(
             sum(self._needed(each, lengths)) <= each.allocator.num_free for each in self.groups
         )
 
     @contextmanager
     def lent_pages(self, lengths: Sequence[int]) -> Iterator[IntArray]:
-        """Lend pages for sequences of these lengths: [groups, sequences, most pages of one], filled
-        up with page 0.
+        """Lend pages for sequences of these lengths while the block runs: [groups, sequences,
+        pages], shorter sequences filled up with page 0.
 
-        Pages of a window are lent as a ring: what comes takes the place of what no later query
-            sees.
+        A group with a window lends a ring of pages: new tokens overwrite those that no later query
+        sees.
         """
         counts = [-(-length // self.info.page_size) for length in lengths]
         table = np.zeros((len(self.groups), len(counts), max(counts)), dtype=np.int32)
@@ -149,9 +151,7 @@ class CachedSequenceInterface:
             yield table
 
     def _needed(self, group: PageGroup, lengths: Sequence[int]) -> list[int]:
-        """Return the pages that sequences of these lengths need at a time, when a step has all the
-        tokens it can.
-        """
+        """Return how many pages each sequence needs at once, if steps are as large as allowed."""
         size, window = self.info.page_size, group.window
         most = max(lengths) if window is None else window + self.info.max_num_tokens + size
         return [-(-min(length, most) // size) for length in lengths]
@@ -163,12 +163,12 @@ class CachedSequenceInterface:
 
     @property
     def args(self) -> Mapping[str, torch.Tensor]:
-        """Every input that a cached graph may name."""
+        """Every input that a cached graph may take; starts the copy of the step's numbers."""
         return {**self.info.args, **self.caches}
 
     def call(self, gm: nn.Module) -> torch.Tensor:
-        """Run `gm` on the present step with exactly the inputs that it names; return logits [1,
-        rows, vocabulary].
+        """Run `gm` on the current step with the inputs that it names; return logits [1, rows,
+        vocabulary].
         """
         args = self.args
         output = gm(**{name: args[name] for name in self._names(gm)})
@@ -177,20 +177,22 @@ class CachedSequenceInterface:
         return logits
 
     def logits(self, gm: nn.Module) -> torch.Tensor:
-        """Run `gm` and return the wanted logits [wanted rows, vocabulary], padding rows
-        included.
+        """Run `gm`; return the logits of the tokens in `logits_gather_indices`, [rows,
+        vocabulary], padding included.
         """
         return wanted_logits(self.call(gm), self.info.args, self._names(gm))
 
     def next_tokens(self, gm: nn.Module) -> Chosen:
-        """Run `gm` and choose a token a sequence, padding included; what is returned lasts until
-        the next call.
+        """Run `gm` and choose one token for each sequence, padding included; both results are valid
+        until the next call.
         """
         info, inputs = self.info, self.info.inputs
         chosen = gm.next_tokens(inputs, self.caches) if isinstance(gm, ChoosesTokens) else None
         if chosen is not None:
+            # A captured step was replayed, whose first kernels copy the step buffer: no upload.
             info.buffer.fetched()
         else:
+            # `self.args` starts the upload; the graph's kernels are enqueued behind it.
             args = {**self.args, **info.choice}
             chosen = self.latest.run(
                 gm, args, self._names(gm), drawn=info.rows.drawn, filtered=info.rows.filtered
@@ -198,9 +200,7 @@ class CachedSequenceInterface:
         return chosen[0], lambda: wanted_logits(chosen[1], inputs, self._names(gm))
 
     def _names(self, gm: nn.Module) -> list[str]:
-        """Return the names of the inputs of `gm`, read off its graph only after the graph has
-        changed.
-        """
+        """Return the names of the inputs of `gm`; kept until its graph changes."""
         size = len(gm.graph.nodes) if hasattr(gm, "graph") else 0  # type: ignore[union-attr, arg-type]
         if self._known is None or self._known[:2] != (gm, size):
             self._known = gm, size, input_names(gm)
@@ -208,10 +208,9 @@ class CachedSequenceInterface:
 
 
 def input_names(gm: nn.Module) -> list[str]:
-    """Return the names of a graph module's placeholders, also through a wrapper that exposes
-    `graph`.
+    """Return the names of a graph module's inputs, also of a wrapper that exposes `graph`.
 
-    A model without a graph says them itself (`input_names`).
+    A model without a graph lists them itself (`input_names`).
     """
     if not hasattr(gm, "graph"):
         names: list[str] = gm.input_names  # type: ignore[assignment]

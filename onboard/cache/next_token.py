@@ -1,8 +1,10 @@
-"""From the input ids of a step to the next token of each sequence, all on the device.
+"""Placeholder tokens and sampling, both on the device: from a step's input ids to each sequence's
+next token.
 
-What a step chose is kept there by slot, so that the next step can be started before the host has
-seen it: a known token is its id, and one that only the device knows is its sequence's slot,
-negated.
+The device keeps the latest token of each slot. So the next step can be launched before the host has
+received it: the host writes a placeholder token (`-slot`) as input id, and the step's first kernel
+replaces it by the slot's latest token. That is right because steps run in the order of their
+launches, on one stream: the step that chose the token has finished by then.
 """
 
 from __future__ import annotations
@@ -20,20 +22,18 @@ from onboard.ops import has_triton
 from onboard.ops.sampling.sampling import NOT_A_TOKEN, choose_tokens
 
 Chosen = tuple[Tensor, Callable[[], Tensor]]
-"""A step's tokens, and what returns the logits that they were chosen from."""
+"""A step's tokens [sequences], and a function that returns the logits they were chosen from."""
 
 
 class LatestTokens:
-    """The token that was chosen last for the sequence of each slot; `slots` as in
-    `Limits.num_slots`.
-    """
+    """The latest token of each slot, on the device; `slots` is `Limits.num_slots`."""
 
     def __init__(
         self, slots: int, device: torch.device, codebooks: Codebooks = ONE_CODEBOOK
     ) -> None:
         self.codebooks = codebooks
         self.by_slot = torch.zeros(slots, dtype=torch.int64, device=device)
-        # A row of logits is a token's
+        # The kernels choose one token from each row of logits
         kernels = device.type == "cuda" and has_triton() and self.codebooks.count == 1
         self._kernels: Any = (
             import_module("onboard.ops.sampling.triton_sampling") if kernels else None
@@ -41,12 +41,14 @@ class LatestTokens:
         landed = torch.zeros((slots, 2), dtype=torch.int64, pin_memory=True) if kernels else None
         self._landed = landed
         self.landed = None if landed is None else landed.numpy()
-        """Where kernels write tokens for the host, by slot: the one behind an even and that behind
-        an odd number of tokens, so that a token stays while the next step runs. None: nothing
-        does."""
+        """[slots, 2] pinned host memory to which the sampling kernel writes tokens, column
+        `length % 2`: so the next step, which may run before the host has read a token, writes the
+        other column. None without kernels: the host then copies tokens itself."""
 
     def fill(self, input_ids: Tensor) -> Tensor:
-        """Return the row of tokens with those in place that the host did not know."""
+        """Return the input ids with placeholder tokens (below 0) replaced by the slots' latest
+        tokens.
+        """
         if self._kernels is not None:
             filled: Tensor = self._kernels.fill(input_ids, self.by_slot)
             return filled
@@ -55,8 +57,9 @@ class LatestTokens:
     def choose(
         self, logits: Tensor, args: Mapping[str, Tensor], *, drawn: bool, filtered: bool
     ) -> Tensor:
-        """Choose a token for each row of logits and keep it; `drawn` and `filtered` are those of
-        `choose_tokens`.
+        """Choose a token for each row of logits and keep it by slot, without a wait for the device.
+
+        `drawn` and `filtered` are those of `choose_tokens`.
         """
         how, slots, lengths = (
             [args[name] for name in CHOICE_NAMES],
@@ -69,7 +72,7 @@ class LatestTokens:
             )
             return chosen
         tokens = choose_codes(logits, how, self.codebooks, drawn=drawn, filtered=filtered)
-        # What is no token must not be looked up by the next step
+        # NOT_A_TOKEN is below 0: the next step must not look it up in the embedding
         self.by_slot[slots] = tokens.clamp(min=0)
         return tokens
 
@@ -82,8 +85,8 @@ class LatestTokens:
         drawn: bool = True,
         filtered: bool = True,
     ) -> tuple[Tensor, Any]:
-        """Run `gm`, which takes the inputs `names`; return a token a sequence, padding included,
-        and its output.
+        """Replace placeholder tokens, run `gm` with the inputs `names`, choose tokens; return the
+        tokens [sequences], padding included, and the output of `gm`.
 
         `args` holds these inputs, `CHOICE_NAMES`, `state_slots` and `kv_lens`.
         """
@@ -102,10 +105,9 @@ def choose_codes(
     drawn: bool = True,
     filtered: bool = True,
 ) -> Tensor:
-    """Return the next token of each row of logits, [rows], a code of each codebook by itself; as
-    `choose_tokens` does.
+    """Return the next token of each row of logits, [rows]: `choose_tokens` for each codebook.
 
-    `how` are its other arguments; of uniform numbers there are [rows, codebooks].
+    `how` are the other arguments of `choose_tokens`; uniform numbers are [rows, codebooks].
     """
     if codebooks.count == 1:
         return choose_tokens(logits, *how, drawn=drawn, filtered=filtered)
@@ -120,22 +122,22 @@ def choose_codes(
 
 
 class ChoosesTokens(nn.Module):
-    """A graph that has captured some steps as a whole, the choice of tokens included."""
+    """A graph that has captured whole steps, sampling included."""
 
     def next_tokens(
         self, inputs: Mapping[str, Tensor], caches: Mapping[str, Tensor]
     ) -> tuple[Tensor, Any] | None:
-        """Do what `LatestTokens.run` does for a captured step, and return None for any other.
+        """Do what `LatestTokens.run` does by a replay; return None if the step was not captured.
 
-        What was captured is the step that has these very mappings: `SequenceInfo.inputs`, and the
-            caches.
+        A captured step is recognised by the identity of both mappings: `SequenceInfo.inputs` and
+        the caches.
         """
         raise NotImplementedError
 
 
 def wanted_logits(output: Any, args: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
-    """Return the logits [wanted rows, vocabulary] of an output; a graph that gathers has no
-    others.
+    """Return the logits [rows, vocabulary] of the tokens in `logits_gather_indices`; a graph that
+    takes these indices returns no others.
     """
     logits: Tensor = getattr(output, "logits", output)[0]
     return logits if "logits_gather_indices" in names else logits[args["logits_gather_indices"]]

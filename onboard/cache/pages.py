@@ -1,9 +1,8 @@
-"""Which pages of a paged cache are free, owned, or kept for later: reference counts, and contents
-found again.
+"""The page allocator: free, owned and idle pages, with reference counts and lookup by content.
 
 Paging with shared pages follows Kwon et al. 2023, "Efficient Memory Management for Large Language
-Model Serving with PagedAttention"; pages without an owner are forgotten in the order in which they
-were last used. Slots of recurrent states are handed out by the same class.
+Model Serving with PagedAttention"; pages without an owner are evicted in the order of their last
+use. The same class allocates slots and snapshots of recurrent states.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from onboard.errors import OnboardError
 
 
 class PageAllocator:
-    """Hands out page numbers; page 0 is spare: padding writes there and no sequence owns it.
+    """Allocates page numbers from 1 on; page 0 is spare: padding writes there, no sequence owns it.
 
-    A page may have several owners (`share`). One whose content has a digest (`keep`) is not free
-    when its last owner gives it back but idle: `find` still finds it, until `take` needs it.
+    A page may have several owners (`share`). A page whose content has a digest (`keep`) becomes
+    idle, not free, when its last owner gives it back: `find` returns it until `take` evicts it.
     """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self.num_evicted = 0
-        """Idle pages whose content was given up."""
+        """Number of idle pages evicted so far."""
         self._free = list(range(num_pages - 1, 0, -1))
         self._owners: dict[int, int] = {}
         self._digests: dict[int, bytes] = {}
@@ -33,22 +32,24 @@ class PageAllocator:
 
     @property
     def num_free(self) -> int:
-        """Pages that `take` can still hand out, idle ones included."""
+        """Number of pages that `take` can still allocate, idle ones included."""
         return len(self._free) + len(self._idle)
 
     @property
     def num_usable(self) -> int:
-        """Pages that sequences can own at all."""
+        """Number of pages that sequences can own, all but the spare one."""
         return max(self.num_pages - 1, 0)
 
     @property
     def num_owned(self) -> int:
-        """Pages that have an owner."""
+        """Number of pages that have an owner."""
         return len(self._owners)
 
     def take(self, count: int) -> list[int]:
-        """Return `count` free pages, the last freed first; when none is left, those idle for
-        longest.
+        """Allocate and return `count` pages: free ones, the last freed first, then idle ones, the
+        least recently used first.
+
+        Raises `OnboardError` if there are fewer.
         """
         if count > self.num_free:
             raise OnboardError(f"{count} cache pages are needed and {self.num_free} are free")
@@ -57,12 +58,12 @@ class PageAllocator:
         return pages
 
     def share(self, page: int) -> None:
-        """Add an owner to a page that has one, or is idle."""
+        """Add an owner to an owned or idle page."""
         self._idle.pop(page, None)
         self._owners[page] = self._owners.get(page, 0) + 1
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Take an owner from each page; of pages that become idle the last ones are forgotten
+        """Remove an owner from each page; of the pages that become idle the last ones are evicted
         first.
         """
         for page in reversed(pages):
@@ -76,8 +77,8 @@ class PageAllocator:
                     self._free.append(page)
 
     def keep(self, page: int, digest: bytes) -> None:
-        """Let `find` find an owned page by its content; the first page of a content stays the one
-        that is found.
+        """Publish an owned page under the digest of its content; the first page of equal content
+        stays the one that `find` returns.
         """
         assert page in self._owners, "a page without an owner may change"
         if digest not in self._kept and page not in self._digests:
@@ -85,15 +86,15 @@ class PageAllocator:
             self._digests[page] = digest
 
     def find(self, digest: bytes) -> int | None:
-        """Return the page that holds a content, None if none does."""
+        """Return the page published under a digest, None if there is none."""
         return self._kept.get(digest)
 
     def is_idle(self, page: int) -> bool:
-        """Whether a page counts as free."""
+        """Whether a page has no owner but its content can still be found."""
         return page in self._idle
 
     def check(self) -> None:
-        """Assert that every page is spare, free, idle or owned, and only one of these."""
+        """Assert that every page is exactly one of spare, free, idle or owned."""
         pages = [0, *self._free, *self._idle, *self._owners] if self.num_pages else []
         assert sorted(pages) == list(range(self.num_pages)), "a page is lost"
         assert all(count > 0 for count in self._owners.values()), "a page is owned by nobody"
@@ -114,12 +115,12 @@ class PageAllocator:
 
 @dataclass
 class PageGroup:
-    """Pages that sequences number in one table: those of all caches that see equally far back."""
+    """The pages behind one block table, shared by all caches with the same attention window."""
 
     allocator: PageAllocator
     window: int | None = None
-    """Keys that a query sees, its own included; None: all."""
+    """Number of keys that a query sees, its own included; None: all."""
 
     def first_key(self, position: int) -> int:
-        """Return the first position whose key the query at `position` sees."""
+        """Return the position of the first key that the query at `position` sees."""
         return 0 if self.window is None else max(position - self.window + 1, 0)

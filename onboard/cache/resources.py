@@ -1,4 +1,4 @@
-"""What the caches hold: pages of keys and values, states of recurrences."""
+"""Shapes and sizes of caches: pages of keys or values, and recurrent states."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KVPagedResource:
-    """One layer's keys or values: a tensor `[pages, num_kv_heads, keys of a page, head_dim]`."""
+    """The cache of one layer's keys or values: `[pages, num_kv_heads, keys a page, head_dim]`."""
 
     by_sequence: ClassVar[bool] = False
 
@@ -20,15 +20,15 @@ class KVPagedResource:
     head_dim: int
     dtype: torch.dtype
     page_size: int
-    """Tokens of a page."""
+    """Tokens in a page."""
     sliding_window: int | None = None
-    """Keys that a query sees; None: all. Old pages are kept, only never read again."""
+    """Number of keys that a query sees; None: all."""
     tokens_per_key: int = 1
-    """Tokens that a key stands for; it lies in the page of the last of them."""
+    """Tokens that one key stands for; it lies in the page of the last of them."""
 
     @property
     def keys_per_page(self) -> int:
-        """Return the most keys that lie in one page."""
+        """Largest number of keys in one page."""
         return (self.page_size - 1) // self.tokens_per_key + 1
 
     @property
@@ -45,17 +45,17 @@ class KVPagedResource:
         return num_pages, self.num_kv_heads, self.keys_per_page, self.head_dim
 
     def allocate(self, num_pages: int, device: torch.device) -> torch.Tensor:
-        """Return a new cache; zeroed, since a masked key times an uninitialised NaN would still be
-        NaN.
+        """Return a new cache of zeros: a NaN in uninitialised memory would pass through a masked
+        key.
         """
-        import torch  # sizes alone are asked for without it
+        import torch  # imported here: sizes are needed where torch is not loaded
 
         return torch.zeros(self.shape(num_pages), dtype=self.dtype, device=device)
 
 
 @dataclass(frozen=True)
 class StateResource:
-    """What is kept of each sequence, whatever its length, as by a recurrent layer: a tensor
+    """The cache of a state of fixed size for each sequence, as of a recurrent layer:
     `[slots, *state_shape]`.
     """
 
@@ -63,11 +63,13 @@ class StateResource:
     state_shape: tuple[int, ...]
     dtype: torch.dtype
     carries: bool = True
-    """It follows from the tokens: who begins behind known ones needs a copy of it."""
+    """Whether the state depends on earlier tokens: a request that reuses a prefix then needs a
+    snapshot of it.
+    """
 
     @property
     def bytes_per_page(self) -> int:
-        """No bytes: a state does not grow with its sequence."""
+        """Zero: a state does not grow with its sequence."""
         return 0
 
     @property
@@ -80,7 +82,7 @@ class StateResource:
         return num_slots * self.bytes_per_slot
 
     def allocate(self, num_slots: int, device: torch.device) -> torch.Tensor:
-        """Return new states, zeroed."""
+        """Return new states, all zeros."""
         import torch
 
         return torch.zeros((num_slots, *self.state_shape), dtype=self.dtype, device=device)

@@ -1,5 +1,5 @@
-"""What running sequences have from step to step, as arrays: a step's metadata is gathered from
-them, not rebuilt.
+"""The state of the running sequences as host arrays with a row for each slot; a step's metadata is
+gathered from them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from onboard.ops.sampling.sampling import uniforms
 
 
 class SequenceRows:
-    """One row a running sequence, by its slot; row 0 is the padding sequence, which has no tokens
-    and no pages.
+    """One row for each slot; row 0 belongs to padding and has no tokens and no pages.
 
-    Whoever runs the sequences updates a row when something changes: a token is known, a page is
-    taken or freed, tokens are cached.
+    The scheduler and `SequencePages` update a row when something changes: a token arrives, a page
+    is allocated or freed, tokens are cached.
     """
 
     def __init__(
@@ -30,38 +29,38 @@ class SequenceRows:
         codebooks: int = 1,
     ) -> None:
         self.tokens = np.zeros((slots, max_seq_len), dtype=np.int32 if codebooks == 1 else np.int64)
-        """Tokens that each sequence began with."""
+        """[slots, max_seq_len] tokens of each sequence at its admission."""
         self.num_tokens = np.zeros(slots, dtype=np.int64)
-        """How many these are."""
+        """[slots] how many these are."""
         self.latest = np.zeros(slots, dtype=np.int64)
-        """The token behind them that was chosen last; the slot, negated, where only the device
-        knows it.
+        """[slots] the latest generated token, or its placeholder token (`-slot`) while only the
+        device knows it.
         """
         self.sampling = np.zeros((slots, len(SAMPLING_NAMES)), dtype=np.float32)
-        """How each sequence's tokens are chosen, by `SAMPLING_NAMES`."""
+        """[slots, 4] sampling parameters, in the order of `SAMPLING_NAMES`."""
         self.keys = np.zeros(slots, dtype=np.uint64)
-        """Of each sequence's random numbers."""
+        """[slots] keys of the random numbers."""
         self.codebooks = codebooks
-        """A token takes as many of these."""
+        """Number of codes of a token; each needs a random number."""
         self.drawn = self.filtered = False
-        """Whether some token of the step that was written last is drawn, and from a filtered
-        distribution.
+        """Whether the step written last samples at all (temperature above 0), and whether with
+        top_k, top_p or min_p.
         """
         self.num_cached = np.zeros(slots, dtype=np.int64)
-        """Leading tokens of each sequence whose keys and values are cached."""
+        """[slots] leading tokens whose keys and values are cached, those of launched steps
+        included.
+        """
         self.tables: npt.NDArray[np.int32] = np.zeros(
             (groups, slots, pages_per_sequence), dtype=np.int32
         )
-        """Pages of each sequence, by group; 0 where it has none."""
+        """[groups, slots, pages] page numbers; 0 where a sequence has none."""
         self.widths = np.zeros(slots, dtype=np.int64)
-        """Leading columns of each sequence's tables behind which it has no pages: far fewer than a
-        longest one has.
-        """
+        """[slots] number of leading columns of the tables that are in use."""
         self.changed: set[int] = set()
-        """Whose pages changed since a step's block tables were last brought up to date."""
+        """Slots whose pages have changed since the block tables of a step were last updated."""
 
     def start(self, slot: int, tokens: Sequence[int]) -> None:
-        """Begin a row: its tokens are known, none is cached, and it has no pages."""
+        """Start a row: set its tokens; none is cached, and it has no pages."""
         self.tokens[slot, : len(tokens)] = tokens
         self.num_tokens[slot] = len(tokens)
         self.num_cached[slot] = 0
@@ -70,26 +69,30 @@ class SequenceRows:
         self.changed.add(slot)
 
     def tokens_at(self, slots: IntArray, positions: IntArray) -> IntArray:
-        """Return the tokens of sequences at these positions, of which none is behind the latest."""
+        """Return the tokens of sequences at these positions, [tokens]: from the admitted tokens, or
+        the latest one, placeholders included.
+        """
         return np.where(
             positions < self.num_tokens[slots], self.tokens[slots, positions], self.latest[slots]
         )
 
     def set_sampling(self, slot: int, sampling: Sequence[float], key: int) -> None:
-        """Say how the tokens of a row are chosen."""
+        """Set the sampling parameters of a row and the key of its random numbers."""
         self.sampling[slot] = sampling
         self.keys[slot] = key
 
     def write_sampling(self, host: HostFields, slots: IntArray, lengths: IntArray) -> None:
-        """Write how the next tokens of sequences in `slots` are chosen, of which `lengths` tokens
-        are known.
+        """Write the sampling parameters and random numbers of a step; `lengths` [sequences] are the
+        cached tokens after it.
         """
         self._write_parameters(host, self.sampling[slots].T)
         self.write_uniforms(host, slots, lengths)
 
     def write_uniforms(self, host: HostFields, slots: IntArray, lengths: IntArray) -> None:
-        """Write the random numbers alone: of the sequences for which `write_sampling` was called
-        last.
+        """Write the random numbers alone; the sequences are those of the last `write_sampling`.
+
+        A number depends on the request's key and the token's index, not on the step, so that a
+        request draws the same tokens in any batch.
         """
         if self.drawn and self.codebooks == 1:
             host[CHOICE_NAMES[-1]][: len(slots)] = uniforms(self.keys[slots], lengths)
@@ -107,7 +110,7 @@ class SequenceRows:
         )
 
     def set_pages(self, slot: int, group: int, first: int, pages: Sequence[int]) -> None:
-        """Write the pages of a sequence from its page number `first` on."""
+        """Set the pages of a sequence from page index `first` on."""
         end = first + len(pages)
         self.tables[group, slot, first:end] = pages
         self.widths[slot] = max(self.widths[slot], end)

@@ -1,12 +1,21 @@
-"""The memory in which a step's numbers lie: one pinned host buffer, one device buffer, one copy
+"""The step buffer: a step's numbers in one pinned host buffer and one device buffer, with one copy
 between them.
 
-A captured step makes this copy itself, as its first kernel: a GPU takes microseconds to change
-between its copy engine and a CUDA graph.
+Order of host and device:
 
-Fields that have an entry a token come twice, for decode-sized rows in front of the fields that have
-one a sequence, and for full rows behind them. So each kind of step is one contiguous copy of no
-more than it needs, and every input of a captured CUDA graph stays at its address.
+1. The host waits until the copy of the step before has ended (`layout_for`); only then may it
+   overwrite the host buffer. It does not wait for that step's other kernels.
+2. It writes the step's numbers (`written`).
+3. The copy is enqueued on the step's stream: by `upload` for a step that runs eagerly, or by the
+   first kernels of a captured step (`fetch`, recorded at capture), since changing between the copy
+   engine and a CUDA graph costs microseconds. On the device the copy runs behind the step before,
+   so it never overwrites numbers that a kernel still reads.
+4. An event after the copy is what point 1 waits for.
+
+Fields with an entry for each token exist twice: decode-sized in front of the fields with an entry
+for each sequence, and full-sized behind them. So a decode step copies the first two parts and any
+other step the last two: one contiguous copy of no more than it needs, and every input of a captured
+CUDA graph keeps its address.
 """
 
 from __future__ import annotations
@@ -28,7 +37,7 @@ _ALIGNMENT = 256  # bytes; Triton specialises on aligned pointers
 _BY_TOKEN = ("input_ids", "position_ids", "logits_gather_indices")
 SAMPLING_NAMES = ("temperature", "top_k", "top_p", "min_p")
 CHOICE_NAMES = (*SAMPLING_NAMES, "uniform")
-"""How each sequence's next token is chosen, in the order in which `choose_tokens` takes it."""
+"""The arguments of `choose_tokens` after the logits, in its order, each [sequences]."""
 _Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
@@ -42,7 +51,7 @@ def table_names(group: int) -> tuple[str, str]:
 
 
 def padded(values: IntArray, padding: int, value: int) -> IntArray:
-    """Return integers with `padding` times `value` behind them."""
+    """Return integers with `value` appended `padding` times."""
     if not padding:
         return values
     return np.concatenate([values, np.full(padding, value)]).astype(np.int64)
@@ -50,29 +59,27 @@ def padded(values: IntArray, padding: int, value: int) -> IntArray:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each field lies when rows have at most `tokens` tokens."""
+    """The fields of steps with at most `tokens` tokens, on host and device."""
 
     tokens: int
     host: HostFields
     device: dict[str, torch.Tensor]
     span: slice
-    """Bytes to copy."""
+    """The bytes of the buffers that such a step copies."""
     views: dict[tuple[int, int, int], dict[str, torch.Tensor]] = field(default_factory=dict)
-    """Inputs of earlier steps, by number of tokens, sequences and rows of logits."""
+    """Inputs of earlier decode steps, by number of tokens, sequences and rows of logits."""
     chosen: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
 
     def choices(self, sequences: int) -> dict[str, torch.Tensor]:
-        """Return the device's fields that say how each sequence's next token is chosen, the same
-        tensors each time.
-        """
+        """Return the device's sampling fields for some sequences, the same tensors each time."""
         if sequences not in self.chosen:
             self.chosen[sequences] = {name: self.device[name][:sequences] for name in CHOICE_NAMES}
         return self.chosen[sequences]
 
 
 class StepBuffer:
-    """The buffers for steps of at most `sequences` sequences with at most `tokens` tokens
-    together.
+    """The host and the device buffer for steps of at most `sequences` sequences and `tokens`
+    tokens.
     """
 
     def __init__(
@@ -96,8 +103,8 @@ class StepBuffer:
             _layout(sequences, {**small, **middle}, slice(0, ends[1])),
             _layout(tokens, {**middle, **large}, slice(ends[0], ends[2])),
         ]
-        # Block tables are behind all else that a decode step has, each with a row for each
-        # sequence; bytes.
+        # Byte offset of the block tables, which come last among a decode step's fields: `fetch`
+        # copies what is before them whole, and of the tables only the columns in use.
         self._tables = ends[1] - groups * _aligned(
             sequences * pages_per_sequence * torch.int32.itemsize
         )
@@ -107,10 +114,12 @@ class StepBuffer:
         ]
         self._widths = torch.zeros(sequences, dtype=torch.int32, pin_memory=device.type == "cuda")
         self.widths = self._widths.numpy()
-        """[sequences] leading columns of each row of the block tables that a decode step copies."""
-        self._written: Layout | None = None  # and not copied yet
+        """[sequences] number of leading columns of each block-table row that a captured step
+        copies; pinned, and read by its kernel when it runs.
+        """
+        self._written: Layout | None = None  # written by the host, no copy enqueued yet
         cuda = device.type == "cuda"
-        # External: a CUDA graph that records it, too, does so for the host.
+        # External: a replay of a CUDA graph in which it was recorded records it for the host, too.
         self._copied = torch.cuda.Event(external=True) if cuda else None  # type: ignore[no-untyped-call]
         kernels: Any = (
             import_module("onboard.ops.triton.host_copy") if cuda and has_triton() else None
@@ -124,20 +133,20 @@ class StepBuffer:
         return self._device.nbytes
 
     def layout_for(self, tokens: int) -> Layout:
-        """Return the smaller layout that fits, once its host buffer is free to be written."""
+        """Return the smallest layout that fits, after waiting until the host may write to it."""
         layout = next(each for each in self.layouts if tokens <= each.tokens)
         if self._copied is not None:
-            self._copied.synchronize()  # the last step's copy may still read the host buffer
+            # The last step's copy may still read the host buffer. It is among that step's first
+            # work, so with steps launched ahead the host waits for the step before it, not for it.
+            self._copied.synchronize()
         return layout
 
     def written(self, layout: Layout) -> None:
-        """Record that a step's numbers are in the host buffer."""
+        """Record that a step's numbers are complete in the host buffer."""
         self._written = layout
 
     def upload(self) -> None:
-        """Start the copy of what was written last, in the order of the device's work, unless that
-        has been done.
-        """
+        """Enqueue the copy of the numbers written last, unless that was done already."""
         if self._copied is not None and self._written is not None:
             self._device[self._written.span].copy_(
                 self._host[self._written.span], non_blocking=True
@@ -146,8 +155,10 @@ class StepBuffer:
         self._written = None
 
     def fetch(self, sequences: int) -> None:
-        """Copy a decode step of as many sequences; a CUDA graph that captures this does so at every
-        replay.
+        """Copy the numbers of a decode step of `sequences` sequences, by kernels.
+
+        Called while a CUDA graph is captured: each replay then reads the host buffer as it is at
+        that moment. All decode batches share these addresses.
         """
         if self._copied is not None:
             words = slice(self._tables // torch.int64.itemsize)
@@ -157,7 +168,7 @@ class StepBuffer:
             self._copied.record()
 
     def fetched(self) -> None:
-        """Record that a replay has been started which copies what was written last."""
+        """Record that a replay was launched, which copies the numbers written last."""
         self._written = None
 
     def _fields(
@@ -216,8 +227,8 @@ def buffer_bytes(
 def _parts(
     sequences: int, tokens: int, pages: int, groups: int, codebooks: int
 ) -> tuple[_Shapes, _Shapes, _Shapes]:
-    """Return what lies one after the other: a decode step takes the first two, another one the
-    last two.
+    """Return the three parts of the buffers, in order: a decode step copies the first two, any
+    other step the last two.
     """
     by_sequence = _by_sequence(sequences, pages, groups, codebooks)
     return _by_token(sequences, groups), by_sequence, _by_token(tokens, groups)

@@ -1,4 +1,6 @@
-"""From a checkpoint and a run's configuration to an engine: factory, pipeline, caches."""
+"""Builds an engine from a checkpoint and a configuration: model factory, transform pipeline,
+caches.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +45,20 @@ def build_engine(
     dump_dir: Path | None = None,
     strict: bool = False,
 ) -> Engine:
-    """Build the model's cached graph and everything around it.
+    """Build the model's cached graph, its caches and the engine around them.
 
-    `checkpoint` holds config.json and (unless `skip_loading_weights`) safetensors; `root` is where
-    the generated file is looked up first; `model` is what the user called it, for messages; with
-    `strict` fallbacks and a model file whose tests did not pass are errors. Raises `OnboardError`
-    when the model was not onboarded and `UsageError` for a configuration that does not fit the
-    model or the machine.
+    Args:
+        checkpoint: folder with config.json and (unless `skip_loading_weights`) safetensors.
+        runtime: the configuration of the run.
+        root: folder in which the generated model file is looked up first.
+        model: the model's name as the user wrote it, for messages.
+        observer: called after each transform.
+        dump_dir: folder for dumps of the graph after each transform.
+        strict: raise an error for a fallback, or for a model file whose tests did not pass.
+
+    Raises:
+        OnboardError: the model was not onboarded, or its memory does not suffice.
+        UsageError: the configuration does not fit the model or the machine.
     """
     with _enough_memory():
         return _built(checkpoint, runtime, root, model, observer, dump_dir, strict)
@@ -57,7 +66,7 @@ def build_engine(
 
 @contextmanager
 def _enough_memory() -> Iterator[None]:
-    """Say of what the host's memory does not hold that it does not."""
+    """Turn a failed allocation of host memory into an `OnboardError` that says so."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -106,8 +115,8 @@ def _built(
 
 
 def _text_ends(checkpoint: Path, context: TransformContext) -> dict[str, Any]:
-    """Return what an engine knows of tokens; of those of several codebooks no tokenizer and no
-    config speaks.
+    """Return the engine's tokenizer, end-of-text tokens and vocabulary size; a model with several
+    codebooks has the last alone.
     """
     codebooks, config = context.codebooks, context.factory.text_config
     if codebooks.count == 1:
@@ -130,7 +139,7 @@ def _overlaps(context: TransformContext) -> bool:
 def _run_checked(
     pipeline: Pipeline, context: TransformContext, observer: Observer | None
 ) -> nn.Module:
-    """Run the pipeline on transformers' own module, and compare it with that before it serves."""
+    """Run the pipeline on transformers' own module, and compare the result with that module."""
     from onboard.runtime.mode_notes import (
         losses,  # what these import takes seconds, which a generated model need not wait
     )
@@ -145,8 +154,8 @@ def _run_checked(
 
 
 def _graph_cache(context: TransformContext) -> GraphCache | None:
-    """Return where graphs are kept; those beside a composite's towers need what the export knows,
-    and are not.
+    """Return the graph cache, None if graphs are not kept; a multimodal model's graph is not, since
+    its towers need what only the export knows.
     """
     folder = cache_folder()
     if folder is None or context.factory.mode != "graph" or context.factory.eager_modules:
@@ -161,9 +170,7 @@ def _composite(context: TransformContext) -> Composite:
 
 
 def check_cached(gm: nn.Module, context: TransformContext) -> None:
-    """Raise `OnboardError` for attention that sees only the tokens of its own step, or for no state
-    at all.
-    """
+    """Raise `OnboardError` if an attention op has no KV cache, or the model has no cache at all."""
     graph = context.factory.mode == "graph"
     written_out = "Its own code is not recognised: onboard the model, which translates it"
     if left := uncached_attention(gm):
@@ -182,8 +189,8 @@ def check_cached(gm: nn.Module, context: TransformContext) -> None:
 
 
 def _check_invariant(context: TransformContext) -> None:
-    """Raise `UsageError` where nothing made the graph independent of the batch; what it leaves out
-    is a fact.
+    """Raise `UsageError` if no transform made the graph batch-invariant; prompts with images are
+    left out, which is a fact.
     """
     if not any(
         entry.key == "make_batch_invariant" and entry.num_matches for entry in context.history
@@ -214,12 +221,11 @@ def make_context(
     model: str | None = None,
     defaults: Defaults | None = None,
 ) -> TransformContext:
-    """Return the context of a pipeline run: device, dtype and limits settled, the generated file
-    known to exist.
+    """Return the context of a pipeline run, with device, dtype and limits settled; the generated
+    model file is known to exist.
 
-    `defaults` are the limits where the configuration says none; None: those of the device.
-    Models run on one device. A registered config names as many as its size calls for; that it got
-    one is a fact.
+    `defaults` are the limits that the configuration leaves out; None: those of the device. Models
+    run on one device; a registered config that asks for more gets one, which is a fact.
     """
     facts = (
         [f"runs on one device; the config's world_size is {runtime.world_size}"]
@@ -258,7 +264,9 @@ def make_context(
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device that "auto", "cpu" or "cuda" stands for here."""
+    """Return the device for "auto", "cpu" or "cuda"; raise `UsageError` for "cuda" without a
+    GPU.
+    """
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise UsageError("device is cuda and there is no GPU here", hint="Use cpu or auto")
@@ -268,8 +276,8 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
-    """Return the run's dtype; "auto" is the checkpoint's own on a GPU (bfloat16 if it names none),
-    else float32.
+    """Return the run's dtype; "auto" is the checkpoint's on a GPU (bfloat16 if its config names
+    none) and float32 on the CPU.
     """
     if name != "auto":
         dtype: torch.dtype = getattr(torch, name)
@@ -281,9 +289,9 @@ def resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
 
 
 def eos_token_ids(checkpoint: Path, config: Any) -> frozenset[int]:
-    """Return the tokens that end a text: generation_config.json's, else the config's.
+    """Return the end-of-text tokens: those of generation_config.json, else of the config.
 
-    Raises `OnboardError` when that file is damaged.
+    Raises `OnboardError` if generation_config.json is damaged.
     """
     path = checkpoint / "generation_config.json"
     generation = _read_json(path) if path.is_file() else {}
@@ -313,9 +321,7 @@ def _check_onboarded(model_type: str, root: Path | None, model: str) -> None:
 
 
 def _check_tested(context: TransformContext, command: str) -> None:
-    """Raise `OnboardError` when a generated file is to run that is not the one whose tests
-    passed.
-    """
+    """Raise `OnboardError` if the generated model file is not the one whose tests passed."""
     factory = context.factory
     if (
         factory.mode == "graph"

@@ -1,11 +1,18 @@
-"""The engine: turns requests into tokens, one step of the cached graph at a time."""
+"""The engine: generates tokens for requests, one step (a forward pass of the cached graph) at a
+time.
+
+Who waits for whom. The host runs ahead of the device: it prepares a step's numbers in host memory
+and launches the step, and the device works through launched steps in order, on one stream. The host
+waits at two places only: before it overwrites the step buffer, for the copy of the step before
+(`cache/step_buffer.py`), and for the tokens of a step (`scheduling/pending_step.py`).
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +29,7 @@ from onboard.runtime.length_dependent_rope import LengthDependentRope
 from onboard.runtime.logprobs import logprobs
 from onboard.runtime.multimodal.prompt_inputs import PromptInputs, given_rows
 from onboard.runtime.sampling_params import SamplingParams, stream_key
+from onboard.runtime.scheduling.engine_stats import EngineStats
 from onboard.runtime.scheduling.pending_step import PendingStep, TokenReceiver
 from onboard.runtime.scheduling.request import FinishReason, Request, Step, StepRows
 from onboard.runtime.scheduling.scheduler import Scheduler
@@ -32,76 +40,17 @@ if TYPE_CHECKING:
     from onboard.runtime.multimodal.towers import Composite
 
 _LOGITS_CHUNK = 256
-"""Tokens whose logits `logits` computes at a time: rows of the vocabulary's size are large."""
-
-
-@dataclass
-class EngineStats:
-    """What the engine has done so far."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    """Tokens computed to fill the cache, recomputation after preemption included."""
-    generated_tokens: int = 0
-    seconds: float = 0.0
-    """In steps, the sampler included."""
-    preemptions: int = 0
-    """Times that a sequence lost its pages to another and had to compute its tokens again."""
-    cancelled: int = 0
-    prefix_hits: int = 0
-    """Times that a sequence began, or came back, with tokens that were cached already."""
-    reused_tokens: int = 0
-    """Tokens that were found in the cache and not computed."""
-    state_snapshots: int = 0
-    """Recurrent states that were kept for later requests."""
-    most_pages: int = 0
-    """Cache pages in use at a time."""
-    pages: int = 0
-    """Cache pages that there are."""
-    graph_replays: int = 0
-    """Steps that replayed a CUDA graph."""
-    steps_ahead: int = 0
-    """Steps that were started before the tokens of the one before had arrived."""
-    dropped_tokens: int = 0
-    """Tokens of such steps for requests that had ended with the step before."""
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Generated tokens a second."""
-        return self.generated_tokens / self.seconds if self.seconds else 0.0
-
-    def cache(self) -> dict[str, int]:
-        """Return how the cache fared."""
-        names = (
-            "preemptions",
-            "prefix_hits",
-            "reused_tokens",
-            "state_snapshots",
-            "most_pages",
-            "pages",
-        )
-        return {name: getattr(self, name) for name in names}
-
-    def cache_line(self) -> str:
-        """Say how the cache fared, in one line."""
-        return (
-            f"at most {self.most_pages} of {self.pages} cache pages in use, {self.preemptions} preemptions, "
-            f"{self.reused_tokens} tokens reused from {self.prefix_hits} known prefixes"
-        )
-
-    def as_dict(self) -> dict[str, float]:
-        """Return all figures, for reports."""
-        return {**asdict(self), "tokens_per_second": self.tokens_per_second}
+"""Tokens in one chunk of `Engine.logits`: their logits are [tokens, vocabulary] and large."""
 
 
 @dataclass
 class Engine:
     """One model, ready to run: the cached graph, its caches and the scheduler.
 
-    With `overlap` the next step is prepared and started while the device is at work on the present
-    one. What ends a request is then seen one step late, and the token that was too many is dropped:
-    answers are the same either way. `history` (one entry a transform) and `facts` (fallbacks,
-    skipped matches) are those of the pipeline.
+    With `overlap` the next step is launched while the device still computes the current one. The
+    host then sees one step late that a request has finished, and drops the extra token: outputs are
+    the same either way. `history` (an entry for each transform) and `facts` (fallbacks, skipped
+    matches) come from the pipeline.
     """
 
     gm: nn.Module
@@ -109,14 +58,16 @@ class Engine:
     tokenizer: Tokenizer | None = None
     eos_token_ids: frozenset[int] = frozenset()
     vocab_size: int | None = None
-    """Prompts hold token ids below it; None: unknown, unchecked."""
+    """Prompts may hold token ids below it; None: unknown, so not checked."""
     rope: LengthDependentRope | None = None
     composite: Composite | None = None
-    """The towers of a composite model."""
+    """The towers of a multimodal model; None: the model takes text alone."""
     reuse: bool = True
-    """Whether a request takes over what earlier ones with the same beginning left in the cache."""
+    """Whether requests reuse the cached prefix of earlier requests."""
     overlap: bool = False
-    """Has no effect with `rope`: which table comes next depends on what has ended."""
+    """Whether steps are launched ahead. No effect with `rope`: the next step's rotary table depends
+    on which requests have finished.
+    """
     history: list[Any] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
 
@@ -142,23 +93,24 @@ class Engine:
         self._receiver = TokenReceiver(cache.latest)
         self._ahead: PendingStep | None = None
         self._detokenizers: dict[int, Detokenizer] = {}
-        self._shifts = np.zeros(info.num_slots, dtype=np.int64)  # what the device has for each slot
-        self._shifted: StepRows | None = None  # for which it has been told last
+        # Position offsets on the device, by slot, and the step whose offsets were written last
+        self._shifts = np.zeros(info.num_slots, dtype=np.int64)
+        self._shifted: StepRows | None = None
         self._given_graphs: dict[tuple[bool, bool, tuple[str, ...]], fx.GraphModule] = {}
 
     @property
     def codebooks(self) -> Codebooks:
-        """What a token stands for."""
+        """How many codes a token stands for; one for text."""
         return self.cache.info.codebooks
 
     @property
     def capacity(self) -> int:
-        """Most tokens, prompt included, that one sequence can have."""
+        """Maximum number of tokens of one sequence, prompt included."""
         return min(self.cache.info.max_seq_len, self.memory.capacity)
 
     @property
     def limits(self) -> dict[str, int]:
-        """What the engine serves, by the names of the configuration."""
+        """The limits that the engine serves, by their names in the configuration."""
         info = self.cache.info
         return {
             "max_seq_len": self.capacity,
@@ -173,13 +125,11 @@ class Engine:
         inputs: Mapping[str, Any] | None = None,
         priority: int = 0,
     ) -> list[Request]:
-        """Queue a prompt; return its `params.n` outputs, which `step` completes.
+        """Queue a prompt; return its `params.n` requests, which `step` advances.
 
-        `inputs` are what transformers' processor makes of the prompt's images beside the tokens.
-        Requests of a smaller `priority` go first, and take pages from others when there are not
-        enough.
-        Raises `UsageError` if the prompt is empty, too long, or has a token that the model does not
-        have.
+        `inputs` is the output of transformers' processor for the prompt's images. Requests with a
+        smaller `priority` go first, and preempt others when pages run out. Raises `UsageError` if
+        the prompt is empty, too long, or has a token that the model does not know.
         """
         self._check_prompt(prompt, room_for=1)
         if params.stop and self.tokenizer is None:
@@ -196,8 +146,8 @@ class Engine:
         return outputs
 
     def cancel(self, output: Request) -> bool:
-        """Drop an output between two steps, what it has so far is kept; False: it was finished
-        already.
+        """Cancel a request between two steps and keep its tokens so far; return False if it had
+        finished.
         """
         if not self.scheduler.cancel(output):
             return False
@@ -207,7 +157,7 @@ class Engine:
 
     @torch.inference_mode()
     def run(self, on_step: Callable[[Step], None] | None = None) -> None:
-        """Step until every output is finished; after an error nothing is left queued."""
+        """Step until every request has finished; after an error nothing is left queued."""
         try:
             while self.scheduler.busy:
                 step = self.step()
@@ -219,10 +169,8 @@ class Engine:
             self._detokenizers.clear()
 
     def step(self) -> Step:
-        """Finish one forward pass, and take in the next token of every sequence that it
-        completes.
-        """
-        # `run` has entered it already: to ask is quicker than to enter it once more.
+        """Finish one forward pass, and append the tokens that it chose to their requests."""
+        # Asking is quicker than entering inference mode again, which `run` has done already.
         if torch.is_inference_mode_enabled():
             return self._step()
         with torch.inference_mode():
@@ -230,14 +178,19 @@ class Engine:
 
     def _step(self) -> Step:
         start = time.perf_counter()
-        # A step launched ahead is dropped when all of its sequences have ended meanwhile.
+        # 1. The step to finish: the one launched ahead during the last call, else a new one. One
+        # launched ahead is ignored if all its sequences have ended. The device runs it all the
+        # same: it writes to freed pages and slots, which later steps write before they read.
         pending = self._ahead if self._ahead is not None and self._ahead.step.is_live() else None
         pending = pending or self._launch(self.scheduler.schedule())
-        # Every token that this step reads has arrived: recorded before the next step is scheduled.
+        # 2. The tokens that this step reads are known to the host since the last call, so the pages
+        # that it fills can be published for reuse, before the next step is scheduled.
         self.scheduler.settle(pending.step)
-        # The next step is enqueued before this one's tokens are waited for: the device goes on while
-        # the host appends them. Its input ids are placeholders that the device fills in.
+        # 3. Launch the next step before waiting for this one's tokens: the device always has work.
+        # Its input ids are placeholder tokens, which the device replaces by this step's tokens; it
+        # runs behind this step on the same stream, so they are there by then.
         self._ahead = self._launch_ahead() if self.overlap and self.rope is None else None
+        # 4. Wait for this step's tokens. The device works on the next step meanwhile.
         self._take_in(pending)
         self._count(pending.step, time.perf_counter() - start)
         return pending.step
@@ -255,7 +208,7 @@ class Engine:
             return torch.cat(list(self._prefill_logits(tokens, pages)))
 
     def _launch(self, step: Step) -> PendingStep:
-        """Start a step; return without its tokens."""
+        """Write a step's numbers and launch it; return without waiting for its tokens."""
         shifts = self.cache.caches.get(MROPE_DELTA)
         if shifts is not None:
             self._set_shifts(shifts, step)
@@ -265,14 +218,14 @@ class Engine:
         )
         tokens, logits = self._run_given(step) if step.has_given() else self._run(step)
         self.scheduler.launched(step)
-        # After the launch: the event is recorded behind the kernels that write the tokens.
+        # After the launch, so that the event comes after the kernels that write the tokens; before
+        # any later launch, so that waiting for it does not wait for that one, too.
         arriving = self._receiver.receive(tokens, step.rows.slots, step.ends)
+        # Logits are a static output of a captured step: cloned before a replay overwrites them.
         return PendingStep(step, arriving, logits().clone() if step.rows.wants_logprobs else None)
 
     def _set_shifts(self, cache: torch.Tensor, step: Step) -> None:
-        """Tell the device how far the positions of a step's sequences have moved, where it does not
-        know it yet.
-        """
+        """Write the position offsets of a step's sequences to the device, if they have changed."""
         if step.rows is self._shifted:
             return
         wanted, slots = step.shifts(), step.rows.slots
@@ -284,15 +237,15 @@ class Engine:
         self._shifted = step.rows
 
     def _launch_ahead(self) -> PendingStep | None:
-        """Launch the next step before the tokens of the current one have arrived, if scheduling does
-        not depend on them.
+        """Launch the next step before the current one's tokens have arrived; return None if
+        scheduling needs them.
         """
         step = self.scheduler.schedule_ahead()
         return None if step is None else self._launch(step)
 
     def _run(self, step: Step) -> Chosen:
-        """Run the graph; a decode step for which graphs were captured and none was replayed is a
-        fact.
+        """Run the graph; record a fact if CUDA graphs were captured and a decode step replayed
+        none.
         """
         before = self._replays
         chosen = self.cache.next_tokens(self.gm)
@@ -321,9 +274,7 @@ class Engine:
         return given
 
     def _run_given(self, step: Step) -> Chosen:
-        """Run a step in which prompts with images are read: rows of their tokens come from the
-        towers.
-        """
+        """Run a step that prefills prompts with images: their embeddings come from the towers."""
         parts = [chunk.sequence.given for chunk in step.chunks if chunk.reads_given()]
         rope = any(part.tables is not None for part in parts if part is not None)
         blocks = any(part.blocks is not None for part in parts if part is not None)
@@ -351,7 +302,7 @@ class Engine:
         self, tokens: np.ndarray[Any, Any], pages: np.ndarray[Any, Any]
     ) -> list[torch.Tensor]:
         chunk, parts = min(_LOGITS_CHUNK, self.cache.info.max_num_tokens), []
-        # The scheduler's sequences have those before
+        # The last slot is reserved for this: the scheduler's sequences have those before it
         slot = np.array([self.cache.info.num_slots - 1])
         table = self.rope.table(len(tokens)) if self.rope else 0
         for start in range(0, len(tokens), chunk):
@@ -371,7 +322,7 @@ class Engine:
     def _check_prompt(self, prompt: Sequence[int], *, room_for: int) -> None:
         if not len(prompt):
             raise UsageError("a prompt has no tokens", hint="Give at least one token")
-        # Looking up such a token would be an error that ends the process on a GPU.
+        # On a GPU an embedding lookup out of range ends the process.
         last = self.vocab_size - 1 if self.vocab_size else math.inf
         if bad := [token for token in prompt if not 0 <= token <= last]:
             raise UsageError(f"a prompt has token {bad[0]}", hint=f"Token ids go from 0 to {last}")
@@ -393,7 +344,7 @@ class Engine:
         stats.graph_replays = self._replays
 
     def _take_in(self, pending: PendingStep) -> None:
-        """Wait for a step's tokens, append them, and finish the sequences that have ended."""
+        """Wait for a step's tokens, append them, and finish the sequences that end with them."""
         step, tokens = pending.step, pending.chosen()
         took = self.scheduler.append(step, tokens)
         if pending.logits is not None:
@@ -408,7 +359,7 @@ class Engine:
         self.stats.dropped_tokens += len(step.rows.complete) - len(took)
 
     def _end(self, sequence: Request, token: int) -> None:
-        """Finish a sequence if `token`, its latest, is its last."""
+        """Finish a sequence if `token`, its latest, ends it."""
         if token in sequence.last_tokens or (
             sequence.params.stop and self._stop_position(sequence) is not None
         ):
@@ -426,7 +377,7 @@ class Engine:
         )
 
     def _stop_position(self, sequence: Request) -> int | None:
-        """Return where in the text the first stop text begins."""
+        """Return the index in the text where the first stop text begins, None if there is none."""
         assert self.tokenizer is not None
         detokenizer = self._detokenizers.setdefault(id(sequence), Detokenizer(self.tokenizer))
         text = detokenizer.update(sequence.generated)

@@ -1,5 +1,5 @@
-"""How long sequences may be and how many come at a time, where nobody says so: by the model, the
-device, its memory.
+"""Default limits: the context length, batch size and step size of a run whose configuration leaves
+them out, from the model and the device.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ from onboard.errors import UsageError
 
 LIMITS = ("max_seq_len", "max_batch_size", "max_num_tokens")
 ENDLESS = 32768
-"""Tokens of a sequence of a model that sets no limit, as recurrences do."""
+"""Default `max_seq_len` of a model without a limit of its own, such as a recurrent one."""
 _POSITIONS = ("max_position_embeddings", "max_seq_len")
-"""How configs call the number of their positions."""
+"""Names of the config field with the number of positions."""
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """Limits that nobody asked for."""
+    """Default limits of a device."""
 
     max_batch_size: int
     max_num_tokens: int
     max_seq_len: int | None = None
     """None: the model's own."""
     cached_tokens: int | None = None
-    """Of the caches, for each sequence of a batch; None: as many as fit."""
+    """Cached tokens for each sequence of a batch; None: as many as fit in memory."""
 
 
 ON_GPU = Defaults(max_batch_size=256, max_num_tokens=8192)
 ON_CPU = Defaults(max_batch_size=8, max_num_tokens=2048, cached_tokens=1024)
 PROOF = Defaults(max_batch_size=8, max_num_tokens=2048, max_seq_len=512)
-"""For runs that compare with transformers: they make room for what they read, and longer sequences
-prove no more.
+"""Limits of runs that compare with transformers: the prompts there are short, and longer sequences
+would prove no more.
 """
 
 
 def max_positions(config: Any) -> int | None:
-    """Return the longest sequence that a model's config allows, None if it does not say.
+    """Return the number of positions that a model's config allows, None if it names none.
 
-    What scales rotary embeddings is in that number already: transformers reads no other limit from
-    it, and tables end there. `model_kwargs` that raise it raise this, too.
+    Scaled rotary embeddings are already included: transformers' tables end there. `model_kwargs`
+    may raise the number.
     """
     found = (getattr(config, name, None) for name in _POSITIONS)
     return next((each for each in found if isinstance(each, int) and each > 0), None)
@@ -50,11 +50,10 @@ def max_positions(config: Any) -> int | None:
 def settled(
     runtime: RuntimeConfig, config: Any, first_position: int, defaults: Defaults
 ) -> tuple[SettledConfig, frozenset[str]]:
-    """Return the configuration with numbers for all limits, and the names of those that were chosen
-    here.
+    """Return the configuration with all limits set, and the names of those that are defaults.
 
-    `config` is the text model's. A chosen limit may be lowered by who knows the memory; one that
-    was asked for is kept. Raises `UsageError` for sequences that are longer than the model's.
+    `config` is the text model's. A default may be lowered later to what fits in memory; a limit
+    that the user set is kept. Raises `UsageError` if `max_seq_len` is more than the model allows.
     """
     chosen = {name for name in LIMITS if getattr(runtime, name) is None}
     batch = runtime.max_batch_size or defaults.max_batch_size
@@ -77,7 +76,7 @@ def settled(
 
 
 def _longest(asked: int | None, config: Any, first_position: int, defaults: Defaults) -> int:
-    """Return the most tokens of a sequence that the model and its user allow."""
+    """Return `max_seq_len`: what the user asked for, or the default, within the model's limit."""
     positions = max_positions(config)
     limit = None if positions is None else positions - first_position
     if asked is None:

@@ -26,13 +26,12 @@ from onboard.runtime.scheduling.request import FinishReason, Request, Step
 from onboard.runtime.tested_file import why_not_run
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, its tokens (a sequence, tensor or array), or vLLM's `{"prompt": ...}` or
+"""A text, its token ids (a sequence, tensor or array), or vLLM's `{"prompt": ...}` or
 `{"prompt_token_ids": ...}`.
 
-Where a position holds a code of each of several codebooks, tokens are what `LLM.pack` makes of
-these codes. A mapping may also have `"processed"`: what transformers' processor makes of the
-prompt's images beside the tokens (`pixel_values` and the like), of which `input_ids` and
-`attention_mask` are left out.
+For a model with several codebooks, `LLM.pack` makes token ids of the codes. A mapping may also have
+`"processed"`: the output of transformers' processor for the prompt's images (`pixel_values` and the
+like); its `input_ids` and `attention_mask` are ignored.
 """
 
 
@@ -41,32 +40,32 @@ class Completion:
     """One output of a prompt."""
 
     text: str
-    """Without special tokens and without the stop text; empty when the checkpoint has no
+    """The generated text, without special tokens and stop text; empty if the checkpoint has no
     tokenizer.
     """
     token_ids: list[int]
     finish_reason: FinishReason
     logprobs: list[dict[int, float]] | None
-    """One mapping a token, from token ids to log-probabilities, when `SamplingParams.logprobs` is
-    set.
+    """For each generated token a mapping from token ids to log-probabilities; None unless
+    `SamplingParams.logprobs` is set.
 
-    Of several codebooks, from columns of `LLM.logits`: each codebook's codes have a distribution of
-        their own.
+    With several codebooks the keys are columns of `LLM.logits`, and each codebook has its own
+    distribution.
     """
     num_preemptions: int = 0
-    """Times that it lost its pages to another request and was computed again."""
+    """How often the request was preempted: it lost its pages and was computed again."""
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """What came of one prompt: `n` outputs, the first of which is also reachable directly."""
+    """The result for one prompt: `n` outputs. The properties are those of the first output."""
 
     prompt: str | None
-    """None for a prompt that was given as tokens."""
+    """The prompt's text; None if the prompt was given as token ids."""
     prompt_token_ids: list[int]
     outputs: list[Completion]
     num_cached_tokens: int = 0
-    """Leading tokens of the prompt that earlier requests had left in the cache."""
+    """Leading tokens of the prompt that were reused from the prefix cache."""
 
     @property
     def text(self) -> str:
@@ -75,12 +74,12 @@ class RequestOutput:
 
     @property
     def token_ids(self) -> list[int]:
-        """The first output's tokens."""
+        """The first output's token ids."""
         return self.outputs[0].token_ids
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why the first output ended."""
+        """Why the first output finished."""
         return self.outputs[0].finish_reason
 
     @property
@@ -92,16 +91,26 @@ class RequestOutput:
 class LLM:
     """A model that was onboarded under `root`, ready to generate.
 
-    `model` is a local folder, a Hugging Face id or a name in the root's registry; `root` defaults
-    to the current folder. `config` (a path, a mapping or a `RuntimeConfig`) replaces the model's
-    registered configuration. `device="auto"` is a GPU where there is one; `dtype="auto"` the
-    checkpoint's there, float32 on the CPU. `mode` "hf" or "transformers" runs transformers' own
-    model, which need not be onboarded; `engine.facts` says what that loses. `batch_invariant=True`
-    makes answers independent of what else is in the batch, bit for bit, or says why it cannot.
-    `strict=True` makes an error of what is otherwise a fact: a fallback, a model file that is not
-    the one whose tests passed under `root`, a registered model whose run has not passed. `settings`
-    replace single fields of the
-    configuration: `{"max_seq_len": 4096, "kv_cache_config": {"dtype": "float8_e4m3fn"}}`.
+    Args:
+        model: a local folder, a Hugging Face id or a name in the root's registry.
+        root: the folder that the model was onboarded under; None: the current folder.
+        device: "cpu", "cuda", or "auto": the GPU if there is one.
+        dtype: "auto" is the checkpoint's dtype on a GPU and float32 on the CPU.
+        world_size: the number of devices; only 1 is supported.
+        config: replaces the registered configuration: a path, a mapping or a `RuntimeConfig`.
+        mode: "graph" runs the generated model file; "hf" and "transformers" run transformers' own
+            model, which need not be onboarded, and `engine.facts` lists what that loses.
+        batch_invariant: make each sequence's logits independent of the rest of the batch, bit for
+            bit; an error says why a model cannot.
+        strict: raise an error where there would be a fact otherwise: a fallback, a model file other
+            than the one whose tests passed under `root`, a registered model whose run has not
+            passed.
+        settings: replace single fields of the configuration, for example
+            `{"max_seq_len": 4096, "kv_cache_config": {"dtype": "float8_e4m3fn"}}`.
+
+    Raises:
+        UsageError: a setting that the model or this machine does not allow.
+        OnboardError: the model was not onboarded, or its files are damaged.
     """
 
     def __init__(
@@ -138,8 +147,8 @@ class LLM:
         self._holder: int | None = None
 
     def _doubt(self, model: str, root: Path, checkpoint: Path) -> str | None:
-        """Return why the registry does not vouch for the model; transformers' own needs no such
-        word.
+        """Return why the registry does not vouch for the model, None if it does; transformers' own
+        model needs no registration.
         """
         entry = find_entry(model, root) if self.runtime.mode == "graph" else None
         if entry is None:
@@ -154,14 +163,16 @@ class LLM:
         on_step: Callable[[Step], None] | None = None,
         priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
-        """Generate for one prompt (a text, or its tokens) or several; return one result a prompt,
-        in order.
+        """Generate for one prompt or several; return one `RequestOutput` for each, in order.
 
-        `sampling_params` and `priority` are one for all or one a prompt; smaller priorities go
-        first. `on_step` is called after each forward pass, and may cancel outputs
-        (`engine.cancel`). How the cache fared is in `engine.stats`. Threads may share an `LLM`:
-        one call runs at a time, in no order of their own, and others wait; what belongs into one
-        batch goes into one call.
+        `sampling_params` and `priority` are one value for all prompts or a list with one for each;
+        smaller priorities go first. `on_step` is called after each forward pass and may cancel
+        outputs (`engine.cancel`). `engine.stats` counts steps, preemptions and reused tokens.
+
+        Threads may share an `LLM`: one call runs at a time and the others wait, in no particular
+        order. Prompts that are to run in one batch belong in one call.
+
+        Raises `UsageError` for a prompt that is empty, too long or has unknown tokens.
         """
         batch = [_unwrapped(prompt) for prompt in _as_batch(prompts)]
         params = _as_params(sampling_params, len(batch))
@@ -186,7 +197,7 @@ class LLM:
     def logits(self, input_ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
         """Return the logits of every token of one prompt, [tokens, vocabulary] float32 on the CPU.
 
-        Of several codebooks the logits of one codebook's codes come after those of the other.
+        With several codebooks the columns are [codebooks * codes], one codebook after the other.
         """
         tokens = _tokens(_flat(input_ids))
         with self._alone():
@@ -194,7 +205,7 @@ class LLM:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other threads out: engine, caches and tokenizer are of one call at a time."""
+        """Hold the lock: engine, caches and tokenizer serve one call at a time."""
         if self._holder == get_ident():
             raise UsageError(
                 "the LLM is called from its own on_step", hint="Call it after generate has ended"
@@ -207,10 +218,10 @@ class LLM:
                 self._holder = None
 
     def pack(self, codes: Sequence[Sequence[int]]) -> list[int]:
-        """Return the tokens of positions that hold a code of each codebook; `unpack` is the way
-        back.
+        """Return one token id for the codes of each position, one code a codebook; `unpack` is the
+        inverse.
 
-        Raises `UsageError` for other numbers of codes, or codes that a codebook does not have.
+        Raises `UsageError` for a wrong number of codes, or a code outside its codebook.
         """
         books = self.engine.codebooks
         for each in codes:
@@ -222,8 +233,8 @@ class LLM:
         return books.pack(torch.tensor(codes, dtype=torch.long).view(-1, books.count)).tolist()
 
     def unpack(self, token_ids: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the codes of tokens, one of each codebook; models with one codebook have tokens
-        for codes.
+        """Return the codes of each token id, one a codebook; with a single codebook the token id
+        itself.
         """
         return [
             tuple(codes)
@@ -254,7 +265,7 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
 
 
 def _unwrapped(prompt: Any) -> str | list[int]:
-    """Return a prompt's text or tokens; raise `UsageError` for anything else."""
+    """Return a prompt's text or token ids; raise `UsageError` for anything else."""
     if isinstance(prompt, Mapping):
         prompt = prompt.get("prompt_token_ids", prompt.get("prompt"))
     if isinstance(prompt, str):
@@ -271,7 +282,7 @@ def _text(prompt: str) -> str:
 
 
 def _flat(tokens: Any) -> Any:
-    """Return the tokens of one prompt, however nested, as a tensor; anything else as it is."""
+    """Return a prompt's token ids, nested or not, as a flat tensor; anything else unchanged."""
     try:
         return torch.as_tensor(tokens).flatten()
     except (TypeError, ValueError, RuntimeError):
@@ -279,7 +290,7 @@ def _flat(tokens: Any) -> Any:
 
 
 def _tokens(prompt: Any) -> list[int]:
-    """Return a prompt's tokens; raise `UsageError` for anything else."""
+    """Return a prompt's token ids; raise `UsageError` for anything else."""
     tokens = _as_list(prompt)
     if bad := [token for token in tokens if not _is_whole(token)]:
         raise UsageError(
@@ -294,7 +305,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _inputs(prompt: Any) -> dict[str, Any] | None:
-    """Return what a prompt has beside its text."""
+    """Return the processor's outputs for a prompt's images, None if it has none."""
     processed = prompt.get("processed") if isinstance(prompt, Mapping) else None
     if not processed:
         return None

@@ -1,4 +1,4 @@
-"""What is told of the likely tokens beside the chosen one."""
+"""Log-probabilities of the chosen token and of the most likely ones."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from onboard.modeling import ONE_CODEBOOK, Codebooks
 def logprobs(
     row: torch.Tensor, token: int, count: int, codebooks: Codebooks = ONE_CODEBOOK
 ) -> dict[int, float]:
-    """Return log-probabilities by column of `row`, of the chosen one and the `count` most likely
-    ones of a codebook.
+    """Return column -> log-probability, for the chosen token and the `count` most likely tokens.
 
-    `row` are logits; a column is a token's id, or a code's behind all codes of earlier codebooks.
+    `row` is a token's logits [vocabulary]. With several codebooks a column is codebook * codes +
+    code, and each codebook has its own distribution and its own `count` entries.
     """
     values = codebooks.split(row.float()).log_softmax(dim=-1)
     firsts = torch.arange(0, len(row), values.shape[-1], device=row.device)

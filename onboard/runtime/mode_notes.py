@@ -1,5 +1,5 @@
-"""What a model that runs from transformers' own module misses, compared with a generated one: a
-sentence a thing.
+"""What modes `hf` and `transformers` lose compared with a generated model file, as sentences for
+the run's facts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _GATES = (aten.silu, aten.gelu, aten.sigmoid, aten.relu)
 
 
 def losses(gm: nn.Module, context: TransformContext) -> list[str]:
-    """Return what was kept and what was lost on the road without a model file."""
+    """Return one sentence for each thing that a run without a model file keeps or loses."""
     cached = sum(entry.num_matches for entry in context.history if entry.key in _CACHING)
     if context.factory.mode == "transformers":
         return [
@@ -41,7 +41,7 @@ def losses(gm: nn.Module, context: TransformContext) -> list[str]:
 
 
 def idle_transforms(context: TransformContext) -> list[str]:
-    """Return the matchers and fusions that ran and changed nothing."""
+    """Return the keys of the pattern matchers and fusions that ran and matched nothing."""
     entries = (entry for entry in context.history if entry.stage in _OPTIMISING and entry.enabled)
     return [entry.key for entry in entries if not entry.num_matches]
 
@@ -51,7 +51,7 @@ def _is_norm(node: fx.Node) -> bool:
 
 
 def _is_rotation(node: fx.Node) -> bool:
-    """Tell whether a node puts the negated second half before the first one, as rotary embeddings
+    """Whether a node concatenates the negated second half and the first one, as rotary embeddings
     do.
     """
     parts: Any = node.args[0] if is_op(node, aten.cat) else ()
@@ -75,4 +75,4 @@ _LEFT: dict[str, Callable[[fx.Node], bool]] = {
     "gated products were not matched": _is_gate,
     "products of experts are transformers' grouped ones, not torch_moe": _is_expert_product,
 }
-"""What is left over -> how its nodes are told."""
+"""What was not matched, in words -> whether a node is of that kind."""

@@ -1,6 +1,4 @@
-"""Sampling: the parameters that users set. They are read before torch is, so that a wrong one is
-found at once.
-"""
+"""Sampling parameters. This module does not import torch, so that a wrong value is refused at once."""
 
 from __future__ import annotations
 
@@ -20,33 +18,35 @@ _LOWEST_TEMPERATURE = 1e-5  # below it (as in vLLM) division by it may overflow 
 
 
 class SamplingParams(StrictModel):
-    """How a request's tokens are chosen and when it ends; names and defaults are vLLM's."""
+    """How a request's tokens are sampled and when it ends; names and defaults are those of vLLM."""
 
     max_tokens: int = Field(default=16, ge=1)
     temperature: float = Field(default=1.0, ge=0.0)
-    """0 (or less than 1e-5): the most likely token, always."""
+    """0 (or less than 1e-5): greedy, always the most likely token."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Keep the most likely tokens that together have at least this probability (Holtzman et al.
-    2020).
+    """Sample from the smallest set of most likely tokens with at least this probability in total
+    (Holtzman et al. 2020).
     """
     top_k: int = Field(default=0, ge=-1)
-    """Keep the k most likely tokens; 0 or -1: all."""
+    """Sample from the k most likely tokens; 0 or -1: all."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Keep tokens at least this likely relative to the most likely one (Nguyen et al. 2024)."""
+    """Sample from tokens at least this likely relative to the most likely one (Nguyen et al.
+    2024).
+    """
     seed: int | None = Field(default=None, ge=0)
     stop: list[str] = Field(default_factory=list)
-    """Texts that end the output and are not part of it."""
+    """Stop texts: each ends the output and is not part of it."""
     stop_token_ids: list[int] = Field(default_factory=list)
     ignore_eos: bool = False
     logprobs: int | None = Field(default=None, ge=0)
-    """Report the log-probabilities of the chosen token and of this many most likely ones."""
+    """Return the log-probabilities of the chosen token and of this many most likely tokens."""
     n: int = Field(default=1, ge=1, le=OUTPUTS.most)
     """Outputs per prompt."""
 
     @model_validator(mode="wrap")
     @classmethod
     def _refuse_in_one_line(cls, values: Any, validate: Callable[[Any], Self]) -> Self:
-        """Raise `UsageError` for what is wrong, the first of it."""
+        """Raise `UsageError` for the first value that is wrong."""
         try:
             return validate(values)
         except ValidationError as error:
@@ -71,12 +71,12 @@ class SamplingParams(StrictModel):
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
+        """Whether the most likely token is always chosen."""
         return self.temperature < _LOWEST_TEMPERATURE
 
     def row(self) -> tuple[float, float, float, float]:
-        """Return temperature, top_k, top_p and min_p as the device takes them: temperature 0 is
-        greedy, top_k 0 all.
+        """Return (temperature, top_k, top_p, min_p) for the step buffer: temperature 0 is greedy,
+        top_k 0 keeps all tokens.
         """
         if self.greedy:
             return 0.0, 0.0, 1.0, 0.0
@@ -84,10 +84,11 @@ class SamplingParams(StrictModel):
 
 
 def stream_key(params: SamplingParams, index: int) -> int:
-    """Return the key of the random numbers of a request's output number `index`; without a seed it
-    is a fresh one.
+    """Return the key of the random numbers of output number `index` of a prompt, random if no seed
+    is set.
 
-    The same seed gives the same tokens beside any other requests, and after preemption.
+    Random numbers depend on the key and the token's index alone: the same seed gives the same
+    tokens in any batch, and after a preemption.
     """
     if params.seed is None:
         return secrets.randbits(64)

@@ -1,4 +1,4 @@
-"""Which decode batches are captured as CUDA graphs."""
+"""The batch sizes of decode steps that are captured as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from onboard.errors import UsageError
 
 
 def capture_sizes(wanted: Sequence[int] | None, max_batch_size: int) -> list[int]:
-    """Return the batch sizes to capture, ascending: those wanted, or powers of two and
-    `max_batch_size`.
+    """Return the batch sizes to capture, ascending: the `wanted` ones that a batch can have; None:
+    powers of two and `max_batch_size`.
+
+    Raises `UsageError` for a size below 1.
     """
     if wanted is None:
         powers = [1 << exponent for exponent in range(max_batch_size.bit_length())]

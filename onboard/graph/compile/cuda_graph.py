@@ -1,5 +1,10 @@
-"""Decode steps as CUDA graphs: captured once for some batch sizes, replayed with new numbers in the
-same inputs.
+"""Decode steps as CUDA graphs: captured once for some batch sizes, then replayed with new numbers
+at the same addresses.
+
+A captured step runs from the copy of the step buffer (`cache/step_buffer.py`) to the chosen tokens
+(`cache/next_token.py`), and nothing in it waits for the host. Replays and eager steps are enqueued
+on one stream, so each begins after the one before has ended; the host returns from a replay at once
+and learns of its end by the event that `TokenReceiver` records.
 """
 
 from __future__ import annotations
@@ -26,37 +31,34 @@ _WARM_UP_RUNS = (
 class _Captured:
     graph: torch.cuda.CUDAGraph
     inputs: Mapping[str, torch.Tensor]
-    """`SequenceInfo.inputs` of every step that it can replay."""
+    """`SequenceInfo.inputs` of the steps that it serves: the same mapping each time."""
     caches: Mapping[str, torch.Tensor]
     tokens: torch.Tensor
-    """What was chosen, [sequences]."""
+    """[sequences] the chosen tokens; each replay overwrites them."""
     output: Any
+    """What the graph module returned; each replay overwrites it."""
 
 
 class CapturedDecode(ChoosesTokens):
-    """A cached graph that replays captured decode steps and runs everything else as it is.
+    """A cached graph that replays captured decode steps and runs all other steps eagerly.
 
-    Called with the same named inputs as the graph module and returns the same. What is replayed is
-    the step that `SequenceInfo` describes, when it is a decode batch of a captured size (which its
-    `decode_sizes` pads batches to); other inputs than its own run as they are. One CUDA graph holds
-    a step from the copy of its numbers to the device, through input ids some of which only the
-    device knows, to the tokens that it chooses (`next_token.py`).
+    Called with the same named inputs as the graph module, and returns the same. A step is replayed
+    if `SequenceInfo` describes it and it is a decode batch of a captured size (`decode_sizes` pads
+    batches to these); other inputs run eagerly.
     """
 
     def __init__(self, gm: nn.Module) -> None:
         super().__init__()
         self.gm = gm
         self.replays = 0
-        """Calls that replayed a CUDA graph."""
+        """Number of calls that replayed a CUDA graph."""
         self.eager_calls = 0
-        """Calls that ran without one: prefill, mixed batches, and decode batches of no captured
-        size.
-        """
+        """Number of calls that ran eagerly: prefill, mixed batches, other decode batch sizes."""
         self._captured: dict[int, _Captured] = {}
 
     @property
     def graph(self) -> torch.fx.Graph:
-        """The FX graph inside, for whoever asks for its inputs."""
+        """The graph module's FX graph."""
         return self.gm.graph  # type: ignore[return-value]
 
     @property
@@ -66,13 +68,16 @@ class CapturedDecode(ChoosesTokens):
 
     @torch.inference_mode()
     def capture(self, cache: CachedSequenceInterface, sizes: Sequence[int]) -> None:
-        """Capture a decode step of each size, the largest first, in one memory pool."""
+        """Capture a decode step of each size, the largest first, in one memory pool.
+
+        Steps share the pool, since one runs at a time: the memory of one is that of all.
+        """
         pool = torch.cuda.graph_pool_handle()
         longest = min(cache.info.max_seq_len, (cache.num_pages - 1) * cache.info.page_size)
         names = input_names(self.gm)
         for size in sorted(sizes, reverse=True):
-            # The longest context: what a kernel decides on the host from lengths must hold for
-            # every later step.
+            # With the longest context: what a launcher decides on the host from lengths is baked
+            # into the graph, and must hold for every later step.
             cache.info.set_decode_example(size, longest)
             args = {**cache.args, **cache.info.choice}
             graph, (tokens, output) = _capture(
@@ -87,6 +92,8 @@ class CapturedDecode(ChoosesTokens):
         names: Sequence[str],
         size: int,
     ) -> tuple[torch.Tensor, Any]:
+        # In this order: the numbers of the step have to be on the device before its first kernel
+        # reads them, and placeholder tokens are replaced before the embedding looks them up.
         cache.info.buffer.fetch(size)
         return cache.latest.run(self.gm, args, names)
 
@@ -98,13 +105,16 @@ class CapturedDecode(ChoosesTokens):
             self.eager_calls += 1
             return self.gm(**inputs)
         self._replay(captured)
-        # The static output is overwritten by the next replay: give away a copy.
+        # The next replay overwrites the output: return a copy.
         return pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, captured.output)
 
     def next_tokens(
         self, inputs: Mapping[str, torch.Tensor], caches: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, Any] | None:
-        """Replay a captured step; what is returned is overwritten by the next replay."""
+        """Replay a captured step; the next replay overwrites what is returned.
+
+        The host has written the step's numbers to the step buffer before; the replay copies them.
+        """
         captured = self._captured.get(inputs["input_ids"].shape[1])
         if captured is None or captured.inputs is not inputs:
             return None
@@ -120,6 +130,8 @@ class CapturedDecode(ChoosesTokens):
 
 
 def _capture(step: Callable[[], Any], size: int, pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
+    # Warm up on another stream, as capture does: first behind the work so far, and then the current
+    # stream waits for it, so that the capture begins with kernels compiled and memory at rest.
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -1,10 +1,11 @@
-"""Prefill and mixed steps in pieces: CUDA graphs for some numbers of tokens, and eager calls
-between them.
+"""Piecewise CUDA graphs: prefill and mixed steps as captured pieces for some numbers of tokens,
+with eager calls between them.
 
-A step is rounded up to the next number of tokens that was captured. What the pieces compute for the
-added rows is never looked at: calls between the pieces (attention, recurrences, the choice of
-logits) get the step's own rows alone, and the metadata as it is, so that caches are written and
-read as without any graphs.
+A step is padded to the next captured number of tokens (a bucket). What the pieces compute for the
+padding rows is never read: the calls between them (attention, recurrences, the selection of rows
+for logits) get the step's own rows and metadata, so that caches are written and read as without
+graphs. Replays and eager calls are enqueued in turn on one stream, which orders them: an eager
+call's result is copied to where the next piece reads it before that piece is replayed.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from onboard.graph.compile.pieces import TOKEN_INPUTS, CannotSplitError, Pieces,
 
 SMALLEST = 64
 _EXAMPLE_TOKENS = (11, 17)
-"""Of the steps that show which values have a row for each token."""
+"""Two numbers of tokens: values whose size changes with them have a row for each token."""
 _TIMED_RUNS = 3
 _MEMORY_SHARE = 2.5
-"""Free memory for the pieces of the largest step, in what that step takes when it runs whole."""
+"""Pieces are captured if this many times the memory of the largest whole step is free."""
 
 
 def token_buckets(wanted: Sequence[int] | None, max_num_tokens: int) -> list[int]:
-    """Return the numbers of tokens to capture, ascending: those wanted, or powers of two from 64 to
-    the most.
+    """Return the numbers of tokens to capture, ascending: the `wanted` ones that a step can have;
+    None: powers of two from 64 on, and `max_num_tokens`.
     """
     if wanted is not None:
         return sorted({size for size in wanted if size <= max_num_tokens})
@@ -56,13 +57,13 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Captures CUDA graphs in one memory pool, in which a piece takes the memory that earlier ones
-    no longer need.
+    """Captures CUDA graphs in one memory pool, where a piece reuses memory that earlier pieces have
+    released.
     """
 
     def __init__(self, *, warm_up: bool = False) -> None:
-        """`warm_up`: each piece is run before it is captured, since what it calls is compiled by
-        its first call.
+        """`warm_up`: run each piece once before its capture, so that torch.compile has compiled
+        it.
         """
         self.pool = torch.cuda.graph_pool_handle()
         self.warm_up = warm_up
@@ -128,10 +129,10 @@ class _Bucket:
 
 
 class PiecewiseGraph(nn.Module):
-    """A cached graph that replays pieces for steps of up to some numbers of tokens and runs all
-    others as it is.
+    """A cached graph that replays captured pieces where a bucket fits and is faster, and runs other
+    steps whole.
 
-    Called with the same named inputs as the graph module and returns the same.
+    Called with the same named inputs as the graph module, and returns the same.
     """
 
     def __init__(
@@ -142,8 +143,8 @@ class PiecewiseGraph(nn.Module):
         compiled: bool = False,
         recorder: Recorder | None = None,
     ) -> None:
-        """Take the graph, what runs steps without pieces (None: the graph), and whether pieces go
-        to torch.compile.
+        """`whole` runs steps without pieces (None: the graph itself); `compiled`: pieces go through
+        torch.compile.
         """
         super().__init__()
         self.gm = gm
@@ -152,14 +153,14 @@ class PiecewiseGraph(nn.Module):
         self.replays = 0
         """Calls that replayed pieces."""
         self.left_out: list[int] = []
-        """Numbers of tokens that were not captured, for want of memory."""
+        """Numbers of tokens that were not captured for lack of memory."""
         self._recorder = recorder
         self._buckets: list[_Bucket] = []
         self._pieces: Pieces | None = None
 
     @property
     def graph(self) -> fx.Graph:
-        """The FX graph inside, for whoever asks for its inputs."""
+        """The graph module's FX graph."""
         return self.gm.graph
 
     @property
@@ -169,9 +170,9 @@ class PiecewiseGraph(nn.Module):
 
     @torch.inference_mode()
     def capture(self, cache: CachedSequenceInterface, sizes: Sequence[int]) -> None:
-        """Capture pieces for each number of tokens, the largest first, in one memory pool.
+        """Capture the pieces for each number of tokens, the largest first, in one memory pool.
 
-        Raises `CannotSplitError` when the graph has no pieces.
+        Raises `CannotSplitError` if the graph cannot be split.
         """
         recorder = self._recorder or CudaRecorder(warm_up=self.compiled)
         self._pieces = self._split(cache)
@@ -198,10 +199,9 @@ class PiecewiseGraph(nn.Module):
         return self._replay(bucket, inputs, tokens)
 
     def _bucket_for(self, tokens: int) -> _Bucket | None:
-        """Return the bucket that serves a step faster than no pieces would, None when there is
-        none.
+        """Return the bucket for a step, None if there is none or the step is faster whole.
 
-        How long a step takes without pieces is interpolated between the buckets.
+        The time of a whole step is interpolated between the buckets' measured ones.
         """
         index = bisect_left(self._buckets, tokens, key=lambda bucket: bucket.tokens)
         if index == len(self._buckets):
@@ -217,9 +217,7 @@ class PiecewiseGraph(nn.Module):
         return bucket if bucket.seconds <= whole else None
 
     def _time(self, cache: CachedSequenceInterface, bucket: _Bucket) -> None:
-        """Measure a full step with and without pieces; without a GPU there is nothing to
-        measure.
-        """
+        """Measure a full step in pieces and whole, on a GPU only."""
         device = cache.info.device
         if device.type != "cuda":
             return
@@ -241,9 +239,10 @@ class PiecewiseGraph(nn.Module):
         return replace(pieces, segments=tuple(map(_compiled, pieces.segments)))
 
     def _try(self, cache: CachedSequenceInterface, tokens: int) -> None:
-        """Run the pieces without capturing them: one that waits for the device cannot be captured.
+        """Run the pieces once without capture, where a wait for the device raises an error.
 
-        Raises `CannotSplitError`; a capture that fails would leave the process without a GPU.
+        A piece that waits cannot be captured, and a failed capture makes the GPU unusable for this
+        process; so it is found here. Raises `CannotSplitError`.
         """
         assert self._pieces is not None
         cache.info.set_prefill_example(tokens)
@@ -265,8 +264,8 @@ class PiecewiseGraph(nn.Module):
             values.update(zip(segment.outputs, results, strict=True))
 
     def _fits(self, cache: CachedSequenceInterface, tokens: int) -> bool:
-        """Whether there is memory for the pieces of a step, in a pool of their own, beside a step
-        that runs whole.
+        """Whether there is enough memory for the pieces of a step, in their own pool, beside a
+        whole step.
         """
         device = cache.info.device
         if device.type != "cuda":
@@ -317,12 +316,12 @@ class PiecewiseGraph(nn.Module):
                 if name in step.targets:
                     rows[name].cut(step.targets[name], tokens).copy_(result)
         result = values[self._pieces.result]
-        # A piece's result is overwritten by the next replay: give away a copy.
+        # The next replay overwrites a piece's result: return a copy.
         return result.clone() if self._pieces.result in bucket.values else result
 
 
 def _seconds(step: Callable[[], Any], device: torch.device) -> float:
-    """Return how long a step takes, at best, host and device together."""
+    """Return the shortest of some measured times of a step, host and device together."""
     best = math.inf
     for _ in range(_TIMED_RUNS):
         torch.cuda.synchronize(device)
@@ -342,8 +341,8 @@ def _compiled(segment: Segment) -> Segment:
 
 
 class _Capture:
-    """The capture of one bucket; what a later piece does not read any more is let go, for its
-    memory to be used.
+    """The capture of one bucket: a value is released after its last use, so that later pieces reuse
+    its memory.
     """
 
     def __init__(
@@ -378,7 +377,7 @@ class _Capture:
         return self.bucket
 
     def _record(self, segment: Segment, targets: Sequence[str]) -> None:
-        """Capture a piece and, in its memory, room for those results of the next call that later
+        """Capture a piece, and allocate in its pool the results of the next eager call that later
         pieces read.
         """
         arguments = [self.values[name] for name in segment.inputs]

@@ -1,5 +1,5 @@
-"""The choice of tokens: how its kernels are launched. Nothing here depends on values, so it can be
-captured.
+"""Sampling on the device: launches of its kernels. No launch depends on a value, so a CUDA graph
+can capture them; the host reads the tokens later, from pinned memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHIFTS = {torch.bfloat16: 16}
 
 
 def fill(input_ids: Tensor, latest: Tensor) -> Tensor:
-    """Return contiguous `input_ids` with the latest token of slot n in place of each -n."""
+    """Return contiguous `input_ids` with each placeholder token -n replaced by `latest[n]`."""
     out = torch.empty_like(input_ids)
     fill_kernel[(triton.cdiv(out.numel(), FILL),)](out, input_ids, latest, out.numel(), BLOCK=FILL)
     return out
@@ -39,10 +39,11 @@ def choose_and_keep(
     slots: Tensor,
     lengths: Tensor,
 ) -> Tensor:
-    """Do what `choose_tokens` does, and store each row's token by the slot that `slots` has for it.
+    """Choose tokens as `choose_tokens` does, and store each row's token under its slot.
 
-    `latest` [slots] keeps it, 0 instead of what is no token; `landed` [slots, 2], which may be
-    pinned memory of the host, has it as it is where an even or an odd number of `lengths` says.
+    `latest` [slots] gets the token for the next step's input ids, 0 for NOT_A_TOKEN. `landed`
+    [slots, 2], which may be pinned host memory, gets it unchanged in column `lengths % 2`: two
+    steps in a row write different columns, so the host may read one while the next step runs.
     """
     logits = last_contiguous(logits)
     rows, vocabulary = logits.shape

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
 # (The kernel is written in Triton's language: its arguments have Triton's types.)
-"""A copy that a kernel makes: pinned memory of the host is read where it lies, without the wait for
-a copy engine.
+"""Copies by kernels, which read pinned host memory directly: a CUDA graph that begins with them
+does not wait for a copy engine.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ def copy_rows_kernel(out_ptr, in_ptr, widths_ptr, stride, BLOCK: tl.constexpr):
 
 
 def copy_rows(target: Tensor, source: Tensor, widths: Tensor) -> None:
-    """Copy the leading `widths` [rows] numbers of each row of contiguous ones [rows, columns].
+    """Copy the first `widths` [rows] int32 numbers of each row of a contiguous [rows, columns].
 
-    Widths are read when the kernel runs: a captured copy takes as long as what is to be copied
-        then.
+    The kernel reads the widths when it runs, so that a replay copies no more than the step needs.
     """
     rows, columns = target.shape
     copy_rows_kernel[(rows, triton.cdiv(columns, BLOCK))](
@@ -43,5 +42,5 @@ def copy_rows(target: Tensor, source: Tensor, widths: Tensor) -> None:
 
 
 def copy(target: Tensor, source: Tensor) -> None:
-    """Copy contiguous numbers; either may be pinned memory of the host."""
+    """Copy contiguous numbers; `source` and `target` may be pinned host memory."""
     copy_kernel[(triton.cdiv(target.numel(), BLOCK),)](target, source, target.numel(), BLOCK=BLOCK)

@@ -1,8 +1,8 @@
-"""What a composite's text model adds to hidden states between its layers: an image's features, in
-several of them.
+"""What a multimodal model's text model adds to hidden states between layers, such as an image's
+features after several layers.
 
-Its own forward tells, whatever its arguments are called. It is run with layers that give back
-states chosen here; what the next layer then gets beyond these is what was added.
+This is found by running the text model's own forward, whatever its arguments are called, with
+layers that return states chosen here: what the next layer receives beyond these was added.
 """
 
 from __future__ import annotations
@@ -24,25 +24,24 @@ class _Seen:
     """One pass through the text model."""
 
     states: list[torch.Tensor] = field(default_factory=list)
-    """What each layer got, and last what came out, [1, tokens, hidden]."""
+    """Hidden states that each layer received, and last the output, [1, tokens, hidden]."""
     others: list[tuple[Any, ...]] = field(default_factory=list)
-    """What each layer got beside it."""
+    """All other arguments of each layer."""
 
 
 def added_states(
     text: nn.Module, layers: str, handed: Mapping[str, Any], others: Sequence[str]
 ) -> list[torch.Tensor]:
-    """Return what a text model adds behind each layer, [tokens, hidden] each, for the arguments
-    `handed` to it.
+    """Return what a text model adds to the output of each layer, [tokens, hidden] each.
 
     Args:
-        text: the text model; of its weights only the embedding's have to be there.
+        text: the text model; only its token embedding needs weights.
         layers: the name of its list of layers.
-        handed: all its arguments.
-        others: those of which the effect is asked for.
+        handed: all arguments that it is called with.
+        others: the names of the arguments whose effect is wanted.
 
     Raises:
-        OnboardError: they have an effect that is no addition between layers.
+        OnboardError: they have another effect than an addition between layers.
     """
     count = len(text.get_submodule(layers))  # type: ignore[arg-type]
     embeds = handed["inputs_embeds"]

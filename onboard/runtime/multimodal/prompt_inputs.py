@@ -30,35 +30,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PromptInputs:
-    """What transformers' composite hands to its text model for one prompt of `tokens` tokens."""
+    """What transformers' multimodal model passes to its text model for one prompt."""
 
     embeds: torch.Tensor
-    """[tokens, hidden], features of images in their places."""
+    """[tokens, hidden] input embeddings, with the images' features in their places."""
     place: IntArray
-    """[tokens], each token's position for the text model, counted from the model's first one."""
+    """[tokens] position of each token for the text model, counted from its first position."""
     after: int
-    """Added to the places of all later tokens: their positions go on after the largest one of the
-    prompt.
-    """
+    """Position offset of all later tokens: added to a token's index in the sequence."""
     tables: tuple[torch.Tensor, torch.Tensor] | None = None
-    """cos and sin [tokens, size] where positions go along several axes."""
+    """cos and sin [tokens, size] of the rotary embedding, if positions have several axes."""
     blocks: IntArray | None = None
-    """[tokens], the block in which a token sees also what comes after it, -1 outside."""
+    """[tokens] number of the block (an image's tokens) within which a token also sees later tokens;
+    -1: none.
+    """
     added: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Path of a layer -> what is added to the hidden states behind it, [tokens, hidden]."""
+    """Path of a layer -> what is added to its output, [tokens, hidden]."""
 
     def __len__(self) -> int:
         return len(self.embeds)
 
     def rows(self) -> dict[str, torch.Tensor]:
-        """Return what the graph is given, by input: [tokens, size]."""
+        """Return input name -> tensor [tokens, size], for the graph with image inputs."""
         tables = dict(zip((COS, SIN), self.tables, strict=True)) if self.tables is not None else {}
         added = {name_of_added(layer): rows for layer, rows in self.added.items()}
         return {EMBEDS: self.embeds, **tables, **added}
 
     @cached_property
     def digest(self) -> bytes:
-        """A digest of all of it: tokens that are known by their content depend on it."""
+        """Digest of all fields: it is part of the pages' digests, so that only a prompt with the
+        same images reuses them.
+        """
         arrays = [self.place, np.array(self.after), *([] if self.blocks is None else [self.blocks])]
         arrays += [np.array([ord(letter) for name in sorted(self.added) for letter in name])]
         arrays += [
@@ -71,13 +73,13 @@ class PromptInputs:
         return whole.digest()
 
     def positions(self, start: int, length: int) -> IntArray:
-        """Return the positions of tokens `start` to `start + length`, generated ones too."""
+        """Return the positions of tokens `start` to `start + length`, also of generated tokens."""
         later = np.arange(max(start, len(self)), start + length) + self.after
         return np.concatenate([self.place[start : start + length], later])
 
     def fitting(self, start: int, length: int) -> int:
-        """Return the largest number of tokens from `start` on, at most `length`, whose last one
-        ends its block.
+        """Return the largest number of tokens from `start` on, at most `length`, that splits no
+        block.
         """
         end = start + length
         while self.blocks is not None and start < end < len(self) and self._inside(end):

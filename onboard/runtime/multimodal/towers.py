@@ -1,9 +1,8 @@
-"""The eager side of a composite model: transformers' own towers make of images what the text graph
-takes in.
+"""The towers of a multimodal model, run eagerly by transformers: they turn a prompt's images or
+sound into inputs of the text graph.
 
-Nothing of a composite's own forward is written again here: it is run up to the call of its text
-model, and what it hands over there is what the graph is given. What the graph cannot take is
-refused, by name.
+The multimodal model's own forward runs up to the call of its text model; the arguments of that call
+become the graph's inputs. An argument that the graph cannot take is refused by name.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _TEXT_ONLY = "This model runs with text alone"
 
 
 class _HandedOver(Exception):
-    """The composite called its text model."""
+    """The multimodal model called its text model."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__()
@@ -38,8 +37,8 @@ class _HandedOver(Exception):
 
 
 class Composite:
-    """Transformers' own model of a checkpoint, of which the towers and the embedding have
-    weights.
+    """Transformers' multimodal model of a checkpoint, with weights for its towers and its token
+    embedding alone.
     """
 
     def __init__(self, context: TransformContext) -> None:
@@ -47,17 +46,17 @@ class Composite:
 
     @cached_property
     def embedding(self) -> str:
-        """Path of the module that embeds tokens."""
+        """Path of the token embedding."""
         modules: list[tuple[str, nn.Module]] = list(self._bare.named_modules())
         return next(path for path, child in modules if child is self._bare.get_input_embeddings())
 
     @torch.inference_mode()
     def prepare(self, tokens: list[int], inputs: Mapping[str, Any]) -> PromptInputs:
-        """Run the towers on a processor's `inputs` (pixel values and the like) for a prompt.
+        """Run the towers on the processor's `inputs` (pixel values and the like) for a prompt.
 
         Raises:
-            UsageError: the model takes no such inputs, or they do not fit the tokens.
-            OnboardError: the text model gets something that the graph does not take.
+            UsageError: the model does not take these inputs, or they do not fit the tokens.
+            OnboardError: the text model gets an argument that the graph cannot take.
         """
         device = self.context.device
         moved = {
@@ -139,8 +138,8 @@ class Composite:
         )
 
     def _added(self, handed: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """Return what else the text model is given, as what it adds behind layers: path of the
-        layer -> rows.
+        """Return the effect of the text model's other arguments: path of a layer -> what is added
+        to its output, [tokens, hidden].
         """
         others = [key for key, value in handed.items() if key not in _TAKEN and _matters(value)]
         if not others:
@@ -164,9 +163,7 @@ class Composite:
     def _positions(
         self, embeds: torch.Tensor, position_ids: torch.Tensor | None
     ) -> tuple[IntArray, tuple[torch.Tensor, torch.Tensor] | None]:
-        """Return the text's positions [tokens], and the rotary tables of positions with several
-        axes.
-        """
+        """Return the positions [tokens], and the rotary tables if positions have several axes."""
         count = np.arange(embeds.shape[1])
         if position_ids is None:
             return count, None
@@ -230,7 +227,7 @@ def _later_seen(seen: torch.Tensor) -> torch.Tensor:
 
 
 def _matters(value: Any) -> bool:
-    """Whether an argument of the text model says something: a tensor or several."""
+    """Whether an argument of the text model holds a tensor."""
     if isinstance(value, list | tuple | dict):
         return any(map(_matters, value.values() if isinstance(value, dict) else value))
     return isinstance(value, torch.Tensor)

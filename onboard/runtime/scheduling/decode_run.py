@@ -1,5 +1,5 @@
-"""Steps in which one batch does nothing but decode: what they need beside tokens is known from the
-first one on.
+"""Consecutive decode steps of one unchanged batch: when pages run out or limits are reached is
+computed once, at the first step.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from onboard.runtime.scheduling.request import Chunk, Step
 
 
 class DecodeRun:
-    """The steps of one batch, all of whose sequences go on by one token.
+    """Consecutive decode steps of one batch.
 
-    `cached` [sequences] tokens of each were cached before the first step. `borders` are remainders
-    of the page size: something is due for a sequence when as many tokens of it are cached.
+    `cached` [sequences] are the cached tokens of each sequence before the first step. `borders` are
+    remainders modulo the page size: a sequence needs attention (a new page, a page that is full or
+    has left a window) when its number of cached tokens has such a remainder.
     """
 
     def __init__(
@@ -22,7 +23,7 @@ class DecodeRun:
     ) -> None:
         self.chunks: list[Chunk] = step.chunks
         self.num_steps = 0
-        """Steps that were started."""
+        """Number of steps launched so far."""
         self._last = int((step.rows.limits - cached).min()) - 1
         self._due: list[list[int]] = [[] for _ in range(page_size)]
         for border in borders:
@@ -31,12 +32,12 @@ class DecodeRun:
 
     @property
     def due(self) -> Sequence[int]:
-        """The sequences of which as many tokens are cached now as a border says."""
+        """Indices of the sequences that are at a border now."""
         return self._due[self.num_steps % len(self._due)]
 
     @property
     def at_limit(self) -> bool:
-        """Whether some sequence has all the tokens that it may have, those that only the device
-        knows included.
+        """Whether a sequence has reached its token limit, counting the token that only the device
+        knows so far.
         """
         return self.num_steps >= self._last

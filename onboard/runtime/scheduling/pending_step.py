@@ -1,4 +1,4 @@
-"""A step that the device has been asked for, and how its tokens come to the host."""
+"""Steps that were launched, and how their tokens reach the host."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from onboard.errors import NotFiniteError
 from onboard.ops.sampling.sampling import NOT_A_TOKEN
 from onboard.runtime.scheduling.request import Step
 
-_AT_A_TIME = 2  # steps whose tokens may be on their way
+# Steps whose tokens may be on their way: the one that the host waits for, and the one launched
+# ahead of it. An event is recorded again only after its step's tokens were read.
+_AT_A_TIME = 2
 
 
 @dataclass
 class PendingStep:
-    """A step that was started; `tokens` waits for it."""
+    """A step that was launched; `tokens()` waits for it and returns its tokens."""
 
     step: Step
     tokens: Callable[[], list[int]]
     logits: torch.Tensor | None
-    """[rows, vocabulary], when some sequence's log-probabilities are wanted."""
+    """[sequences, vocabulary] if a sequence's log-probabilities are wanted, else None."""
 
     def chosen(self) -> list[int]:
-        """Wait; return a token a row, padding perhaps behind them.
+        """Wait for the step; return one token for each sequence, perhaps followed by padding.
 
-        Raises `NotFiniteError` for a token that was chosen from NaN or infinite logits.
+        Raises `NotFiniteError` if a token was chosen from NaN or infinite logits.
         """
         tokens, complete = self.tokens(), self.step.rows.complete
         if NOT_A_TOKEN in tokens and any(
@@ -40,7 +42,9 @@ class PendingStep:
 
 
 class TokenReceiver:
-    """How a step's tokens come to the host: kernels write them there, and an event says when."""
+    """Gets a step's tokens to the host: the sampling kernel writes them to pinned host memory, and
+    a CUDA event tells when it has.
+    """
 
     def __init__(self, latest: LatestTokens) -> None:
         self._landed = latest.landed
@@ -50,11 +54,16 @@ class TokenReceiver:
     def receive(
         self, tokens: torch.Tensor, slots: IntArray, lengths: IntArray
     ) -> Callable[[], list[int]]:
-        """Return what waits for the tokens of a step that was started: those behind `lengths`
-        tokens of `slots`.
+        """Return a function that waits for the tokens of the step just launched and returns them.
+
+        `lengths` [sequences] are the cached tokens of each sequence of `slots` after the step. Call
+        this after the launch, before the next one: the event marks the end of the work enqueued so
+        far.
         """
         if self._landed is None:
-            return tokens.clone().tolist  # a later step may overwrite them
+            # `tokens` is a static output that the next launch overwrites; the clone is enqueued
+            # before it, and `tolist` waits for the device.
+            return tokens.clone().tolist
         return self._when_landed(self._landed, slots, lengths)
 
     def _when_landed(
@@ -64,6 +73,8 @@ class TokenReceiver:
         arrived.record()
 
         def wait() -> list[int]:
+            # The host waits for this step alone. The next one may run already: it writes the other
+            # column of `landed` (the parity of the length), so nothing is overwritten.
             arrived.synchronize()
             values: list[int] = landed[slots, lengths % 2].tolist()
             return values

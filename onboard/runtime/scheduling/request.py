@@ -1,4 +1,4 @@
-"""A request while it is generated, and the steps that compute some of its tokens."""
+"""Requests, and steps: one forward pass over chunks of the running requests' tokens."""
 
 from __future__ import annotations
 
@@ -16,59 +16,60 @@ from onboard.runtime.multimodal.prompt_inputs import PromptInputs
 from onboard.runtime.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort"]
-"""stop: an end or stop token or text; length: no more tokens were wanted or possible; abort: it was
-cancelled.
+"""stop: an end-of-text token, a stop token or a stop text; length: the token limit; abort: the
+request was cancelled.
 """
 
 
 @dataclass(eq=False)
 class Request:
-    """One output while it is generated."""
+    """One output of a prompt, from `submit` until it has finished."""
 
     prompt: list[int]
     params: SamplingParams
     key: int
-    """Of its random numbers (`ops/sampling/sampling.py`)."""
+    """Key of the request's random numbers (`ops/sampling/sampling.py`)."""
     priority: int = 0
-    """Smaller ones go first; among equals, those that arrived first."""
+    """Smaller priorities go first; equal ones in the order of arrival."""
     given: PromptInputs | None = None
     """Image or sound inputs of the prompt; None for text alone."""
     tokens: list[int] = field(init=False)
-    """The prompt and what was generated so far."""
+    """The prompt's tokens and those generated so far."""
     logprobs: list[dict[int, float]] = field(default_factory=list)
     text: str = ""
-    """The generated text, set at the end."""
+    """The generated text, set when the request finishes."""
     finish_reason: FinishReason | None = None
     limit: int = sys.maxsize
-    """Most tokens that it can have, prompt included."""
+    """Maximum number of tokens, prompt included."""
     last_tokens: frozenset[int] = frozenset()
-    """Tokens that end it."""
+    """End-of-text and stop tokens: the request ends when one is generated."""
     num_preemptions: int = 0
     num_reused: int | None = None
-    """Leading tokens that were found in the cache when it started; None: it has not."""
-    # What follows belongs to the scheduler and to the cache's memory.
+    """Leading tokens found in the prefix cache at the first admission; None before it."""
+    # The scheduler and SequencePages own the fields below.
     order: tuple[int, int] = (0, 0)
-    """Priority and arrival: who goes first, and last loses its pages."""
+    """(priority, arrival): the sort key for admission; the largest is preempted first."""
     num_admitted: int = 0
-    """Tokens that were known when it was admitted last."""
+    """Number of tokens at the last admission: all of them are computed as a prompt."""
     branch: int = 0
-    """Leading tokens that it had in common with earlier requests then."""
+    """Leading tokens shared with an earlier request, found at the last admission."""
     pages: list[list[int]] = field(default_factory=list)
-    """By group of pages; 0 where a page has left the window."""
+    """Page numbers, a list for each group of pages; 0 where a page has left the window."""
     room: int = 0
-    """Tokens for which it has pages."""
+    """Number of tokens that the allocated pages hold."""
     digests: list[bytes] = field(default_factory=list)
-    """One a full page: of its tokens and all before them."""
+    """One digest for each full page, of its tokens and all tokens before them."""
     table: int = 0
-    """The rotary table that its digests stand for, by its shortest length."""
+    """Which rotary table the cached keys were computed with: the table's shortest length."""
     slot: int = 0
-    """Its row, and where its recurrent states lie, while it runs; 0: it does not."""
+    """Index of the request's row and of its recurrent states while it runs; 0: not running."""
     rows: SequenceRows | None = None
-    """Where its row is, once it has run."""
+    """The arrays that hold the row; None before the first admission."""
     last_step: int = -1
+    """Number of the last step that computed tokens of the request."""
 
     single: Chunk = field(init=False, repr=False)
-    """Its chunk in every step that computes its last token alone."""
+    """The chunk of one token, shared by all decode steps of the request."""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -81,8 +82,8 @@ class Request:
         )
 
     def fitting(self, length: int) -> int:
-        """Return how many of the next `length` tokens fit in one step without splitting an image's
-        block of tokens.
+        """Return how many of the next `length` tokens a step can take without splitting the tokens
+        of one image.
         """
         return length if self.given is None else self.given.fitting(self.num_cached, length)
 
@@ -93,26 +94,25 @@ class Request:
 
     @property
     def num_generated(self) -> int:
-        """How many tokens were generated."""
+        """Number of generated tokens."""
         return len(self.tokens) - len(self.prompt)
 
     @property
     def num_cached(self) -> int:
-        """Leading tokens whose keys and values are cached, or will be when the launched steps have
-        run.
-        """
+        """Leading tokens whose keys and values are cached, those of launched steps included."""
         return int(self.rows.num_cached[self.slot]) if self.slot and self.rows is not None else 0
 
     @property
     def length(self) -> int:
-        """Tokens that it has, those that only the device knows included: a cached one has another
-        behind it.
+        """Number of tokens, including one that only the device knows so far.
+
+        Each launched step chooses one token more than it caches.
         """
         return max(len(self.tokens), self.num_cached + 1)
 
     @property
     def num_pending(self) -> int:
-        """Tokens that are not cached yet."""
+        """Number of tokens that are not cached yet; 1 while the latest is on the device alone."""
         return max(len(self.tokens) - self.num_cached, 1)
 
 
@@ -123,7 +123,7 @@ class Chunk:
     sequence: Request
     length: int
     completes: bool
-    """Whether the last row's logits choose the sequence's next token."""
+    """Whether the chunk ends with the sequence's last token, so that the next one is chosen."""
 
     def reads_given(self) -> bool:
         """Whether the chunk includes precomputed embeddings of images or sound."""
@@ -133,28 +133,28 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StepRows:
-    """Per-sequence arrays of a step that do not depend on how long its chunks are."""
+    """Arrays with an entry for each sequence of a step, independent of the chunks' lengths."""
 
     slots: IntArray
-    """Each sequence's row."""
+    """Slot of each sequence."""
     unknown: IntArray
-    """Placeholder input id per row (`-slot`) for a token that the host has not received yet."""
+    """Placeholder token of each sequence (`-slot`), for a token that the host has not received."""
     limits: IntArray
-    """Most tokens that each can have."""
+    """Maximum number of tokens of each sequence."""
     complete: list[tuple[int, Request]]
-    """The sequences whose next token is chosen, and their places."""
+    """(index in the step, sequence) where the step chooses the sequence's next token."""
     last_tokens: frozenset[int]
-    """Tokens that end some of the sequences."""
+    """End-of-text and stop tokens of all sequences together."""
     has_stops: bool
-    """Whether some end with a text."""
+    """Whether a sequence has stop texts."""
     wants_logprobs: bool
     some_given: bool
-    """Whether some of the sequences have more than tokens."""
+    """Whether a sequence's prompt has images or sound."""
 
 
 @dataclass
 class Step:
-    """One forward pass; `rope_length` as in `SequenceInfo.set_batch`."""
+    """One forward pass. `rope_length` is explained in `SequenceInfo.set_batch`."""
 
     rope_length: int = 0
     chunks: list[Chunk] = field(default_factory=list)
@@ -162,14 +162,16 @@ class Step:
     num_filling: int = 0
     """Prompt tokens computed in this step, including tokens recomputed after a preemption."""
     ends: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Cached tokens of each sequence after the step; set when it is launched."""
+    """Cached tokens of each sequence after the step; set at launch."""
     num_retired: int = 0
-    """Sequences that had retired when it was started."""
+    """The scheduler's count of retired sequences at launch: if it is larger when the tokens arrive,
+    some sequence of the step may have ended meanwhile.
+    """
     at_limit: bool = False
-    """Whether a sequence reaches its token limit with this step; set when the step is launched."""
+    """Whether a sequence reaches its token limit with this step; set at launch."""
 
     def add(self, sequence: Request, length: int, pending: int) -> None:
-        """Append the next `length` tokens of a sequence of which `pending` are not cached."""
+        """Add a chunk of `length` tokens of a sequence that has `pending` uncached tokens."""
         self.chunks.append(
             sequence.single if pending == 1 else Chunk(sequence, length, length == pending)
         )
@@ -179,7 +181,7 @@ class Step:
 
     @cached_property
     def rows(self) -> StepRows:
-        """What follows from the chunks; to be read when all are there."""
+        """Arrays made from the chunks; read them only after all chunks were added."""
         sequences = [chunk.sequence for chunk in self.chunks]
         slots = np.array([sequence.slot for sequence in sequences])
         return StepRows(
@@ -200,27 +202,27 @@ class Step:
         return self.num_tokens == len(self.chunks) == len(self.rows.complete)
 
     def may_end(self, tokens: Sequence[int]) -> bool:
-        """Whether one of the `tokens` that it chose, one a row, may be the last of its sequence."""
+        """Whether one of the chosen `tokens`, one for each sequence, may end its sequence."""
         return self.at_limit or self.rows.has_stops or not self.rows.last_tokens.isdisjoint(tokens)
 
     def follow(self, last: Step) -> None:
-        """Take over what followed from the chunks of a step in which every sequence had the slot
-        that it has now.
+        """Reuse the arrays of the step before if it has the same chunks; slots must be unchanged
+        since then.
         """
         if self.chunks is last.chunks or self.chunks == last.chunks:
             self.rows = last.rows
 
     @cached_property
     def lengths(self) -> IntArray | None:
-        """Each chunk's number of tokens, None when all have one; to be read when all chunks are
-        there.
+        """Number of tokens of each chunk, None when all have one; read it only after all chunks
+        were added.
         """
         if self.num_tokens == len(self.chunks):
             return None
         return np.array([chunk.length for chunk in self.chunks])
 
     def is_live(self) -> bool:
-        """Whether some of its sequences are unfinished."""
+        """Whether a sequence of the step is unfinished."""
         return any(chunk.sequence.finish_reason is None for chunk in self.chunks)
 
     def has_given(self) -> bool:
@@ -228,17 +230,17 @@ class Step:
         return self.rows.some_given and any(chunk.reads_given() for chunk in self.chunks)
 
     def shifts(self) -> IntArray:
-        """Return what is added to the positions of each sequence's tokens behind all that was given
-        with its prompt.
+        """Return each sequence's position offset: what is added to the index of a token that comes
+        after the prompt's images, [sequences] int64.
         """
         given = (chunk.sequence.given for chunk in self.chunks)
         return np.array([0 if each is None else each.after for each in given])
 
     def position_ids(self, *, shifted: bool = False) -> IntArray | None:
-        """Return the tokens' positions for the model where they are not their places; None where
-        all are.
+        """Return the position of each token for the model, [tokens]; None if every position is the
+        token's index in its sequence.
 
-        `shifted`: whoever gets them adds its sequence's shift to each.
+        `shifted`: the graph adds each sequence's offset itself, so it is left out here.
         """
         if not (self.has_given() if shifted else self.rows.some_given):
             return None

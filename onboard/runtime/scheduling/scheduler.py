@@ -1,11 +1,11 @@
-"""Which tokens of which sequences the next step computes: continuous batching over a paged cache.
+"""The scheduler: decides which tokens of which requests the next step computes (continuous batching
+over a paged KV cache).
 
 Continuous batching follows Yu et al. 2022 ("Orca"), chunked prefill Agrawal et al. 2023
 ("Sarathi"), preemption by recomputation Kwon et al. 2023 ("PagedAttention").
 
-Requests have a strict order, by priority and then by arrival. The first one of all that are
-unfinished is never preempted and has a part in every step that computes its rotary table, so that
-some request always comes nearer to its end.
+Requests have a strict order, by priority and then by arrival. The first unfinished request is never
+preempted and is part of every step for its rotary table, so that one request always makes progress.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _in_order = attrgetter("order")
 
 
 class _TokensNeededError(Exception):
-    """A sequence is to be computed again of which only the device knows a token."""
+    """A sequence would be preempted, and its latest token is known to the device alone."""
 
 
 class Scheduler:
-    """Admits, advances, preempts and retires sequences; the caller runs the steps and appends the
-    tokens.
+    """Admits, advances, preempts and retires sequences; the engine launches the steps and hands
+    back their tokens.
     """
 
     def __init__(
@@ -48,18 +48,16 @@ class Scheduler:
         self.max_num_tokens = max_num_tokens
         self.rope = rope
         self.waiting: list[Request] = []
-        """In order."""
+        """Requests without pages, in order."""
         self.running: list[Request] = []
-        """In order: the last one is preempted first."""
+        """Admitted requests, in order; the last one is preempted first."""
         self.num_preemptions = 0
         self.num_steps = 0
         self._num_arrived = self._num_retired = 0
         self._last = Step()
-        """The last step, unless slots have changed since."""
+        """The last step; an empty one after slots have changed."""
         self._run: DecodeRun | None = None
-        """What the last step belongs to, if it decoded all running sequences and these are the same
-        still.
-        """
+        """The current run of decode steps; None after the batch has changed."""
 
     @property
     def busy(self) -> bool:
@@ -67,17 +65,19 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add(self, sequence: Request) -> None:
-        """Queue a sequence; it must fit the cache when it is alone there."""
+        """Queue a sequence; it must fit in the cache on its own."""
         sequence.order = sequence.priority, self._num_arrived
         sequence.table = self._table(sequence)
         self._num_arrived += 1
         insort(self.waiting, sequence, key=_in_order)
 
     def schedule(self) -> Step:
-        """Return the next step: running sequences first, in order, then newly admitted ones."""
+        """Return the next step: chunks of the running sequences, in order, then of newly admitted
+        ones.
+        """
         assert self.busy
         step = self._fill(Step(self._next_table()))
-        while not step.chunks:  # the sequence whose turn it was has been preempted
+        while not step.chunks:  # the only candidate has been preempted to make room
             if not self.running and self._border() is None:
                 raise OnboardError(
                     "the cache has no room for one request", hint="Something else holds its pages"
@@ -86,8 +86,11 @@ class Scheduler:
         return self._numbered(step)
 
     def schedule_ahead(self) -> Step | None:
-        """Return the step after one whose tokens are still to come; None: they have to be known
+        """Return the step after one whose tokens have not arrived yet; None if they must be known
         first.
+
+        Decode steps need no token values, only their number: input ids are placeholder tokens. The
+        values are needed to preempt (the tokens are computed again), so that ends the attempt.
         """
         try:
             step = self._fill(Step(self._next_table()))
@@ -96,8 +99,8 @@ class Scheduler:
         return self._numbered(step) if step.chunks else None
 
     def launched(self, step: Step) -> None:
-        """Record that a step was started. Until `append` the tokens that it chooses are known to
-        the device alone.
+        """Record that a step was launched: its tokens count as cached from now on, and the latest
+        token of each sequence is its placeholder until `append` gets the real one.
         """
         rows, slots = self.memory.rows, step.rows.slots
         ends = rows.num_cached[slots] + (1 if step.lengths is None else step.lengths)
@@ -109,8 +112,10 @@ class Scheduler:
         step.at_limit = bool((ends + 1 >= step.rows.limits).any()) if run is None else run.at_limit
 
     def settle(self, step: Step) -> None:
-        """Record that all tokens that a started step reads are known; before the next one is
+        """Record that the input tokens of a launched step are known, before the next step is
         scheduled.
+
+        Only then can full pages be digested for reuse: a digest covers token values.
         """
         run = self._run_of(step)
         for row in self.memory.at_borders(step.ends, step.lengths) if run is None else run.due:
@@ -119,11 +124,11 @@ class Scheduler:
                 self.memory.computed(chunk.sequence, chunk.length)
 
     def append(self, step: Step, tokens: Sequence[int]) -> list[tuple[int, Request]]:
-        """Append the tokens that a step chose, one a row; return the rows and sequences that took
-        theirs.
+        """Append the tokens that a step chose, one for each sequence; return (index in the step,
+        sequence) where a token was appended.
 
-        What was finished or cancelled meanwhile is left out. A sequence that outgrows its rotary
-        table is computed anew with the next one.
+        Sequences that finished or were cancelled meanwhile are left out: their token is dropped. A
+        sequence that outgrows its rotary table is computed again with the next table.
         """
         took = step.rows.complete
         if step.num_retired != self._num_retired:
@@ -140,9 +145,12 @@ class Scheduler:
     def _keep_latest(
         self, step: Step, tokens: Sequence[int], took: list[tuple[int, Request]]
     ) -> None:
-        """Tell the rows the tokens behind which no later step has begun already."""
+        """Write the tokens to their rows, unless a later step was already launched.
+
+        A later step has set the row's latest token to its own placeholder, which must stay.
+        """
         rows, slots = self.memory.rows, step.rows.slots
-        if len(took) == len(slots):  # nearly always
+        if len(took) == len(slots):  # the usual case
             current: list[int] = np.flatnonzero(rows.num_cached[slots] == step.ends).tolist()
         else:
             current = [row for row, sequence in took if sequence.num_cached == step.ends[row]]
@@ -155,7 +163,9 @@ class Scheduler:
         self._retire(sequence)
 
     def cancel(self, sequence: Request) -> bool:
-        """Drop a sequence between two steps, running or not; False: it was finished already."""
+        """Cancel a running or waiting sequence between two steps; return False if it had
+        finished.
+        """
         if sequence.finish_reason is not None:
             return False
         if sequence.slot:
@@ -166,7 +176,7 @@ class Scheduler:
         return True
 
     def abort(self) -> None:
-        """Drop every sequence."""
+        """Cancel every sequence."""
         for sequence in [*self.running, *self.waiting]:
             self.cancel(sequence)
 
@@ -181,11 +191,13 @@ class Scheduler:
         return step
 
     def _run_of(self, step: Step) -> DecodeRun | None:
-        """Return the present run if the step is one of its steps."""
+        """Return the current decode run if the step belongs to it."""
         return self._run if self._run is not None and self._run.chunks is step.chunks else None
 
     def _begun_run(self, step: Step) -> DecodeRun | None:
-        """Return a run that begins with a step; None: the step is none of a run."""
+        """Return the decode run that starts with a step; None if it does not decode all running
+        sequences.
+        """
         if self.rope or len(step.chunks) != len(self.running) or not step.decodes():
             return None
         memory = self.memory
@@ -201,8 +213,8 @@ class Scheduler:
         return step
 
     def _goes_on(self, step: Step) -> bool:
-        """Make `step` another one of the same batch, what nearly all are; False: something is in
-        the way.
+        """Make `step` the next decode step of the same batch, the usual case; return False if a
+        limit is reached or pages are missing.
         """
         run = self._run
         if run is None or run.at_limit:
@@ -213,15 +225,15 @@ class Scheduler:
         return True
 
     def _advance_all(self, step: Step) -> None:
-        """Put the next chunks of the running sequences into the step, in order."""
+        """Add the next chunks of the running sequences to the step, in order."""
         running = list(self.running)
         for place, sequence in enumerate(running, start=1):
             length = sequence.length
             if not sequence.slot or length >= sequence.limit or sequence.table != step.rope_length:
-                continue  # without a slot it has been preempted meanwhile
+                continue  # no slot: preempted by a sequence before it
             pending, budget = sequence.num_pending, self.max_num_tokens - step.num_tokens
             if pending == 1 and length <= sequence.room and budget > 0:
-                # Most do, and a prompt beside them is no reason to be slow
+                # The fast path for decode, also beside a prompt's chunk
                 step.chunks.append(sequence.single)
                 step.num_tokens += 1
             elif budget > 0:
@@ -230,11 +242,10 @@ class Scheduler:
     def _advance(
         self, sequence: Request, step: Step, pending: int, later: Sequence[Request]
     ) -> None:
-        """Put the next chunk of a running sequence into the step, which has room for one token, if
-        the cache has.
+        """Add the next chunk of a running sequence to the step, if the cache has pages for it.
 
-        A prompt leaves room for those `later` sequences that decode, unless the least it can take
-        has none then.
+        A prompt's chunk leaves room for the `later` sequences that decode, unless its smallest
+        possible chunk would not fit then.
         """
         length = 1
         if pending > 1:
@@ -249,21 +260,22 @@ class Scheduler:
             step.add(sequence, length, pending)
 
     def _fitting(self, sequence: Request, budget: int) -> int:
-        """Return how many tokens a sequence may have in a step that has room for `budget`."""
+        """Return the size of a sequence's next chunk in a step with room for `budget` tokens."""
         if budget <= 0:
             return 0
         return sequence.fitting(self.memory.chunk(sequence, min(sequence.num_pending, budget)))
 
     def _admit(self, step: Step) -> None:
-        """Start waiting sequences in order while the batch, the step and the cache have room for
-        all they know.
+        """Admit waiting sequences in order, while the batch and the step have room and the cache
+        holds all their tokens.
 
-        One whose next page is computed in this very step by another waits for it.
+        A sequence whose next page is being computed by another one in this step waits a step, and
+        then reuses it.
         """
         coming: set[bytes] | None = None
         while step.num_tokens < self.max_num_tokens and (border := self._border()) is not None:
             if coming is None:
-                step.chunks = step.chunks.copy()  # steps of one batch share theirs
+                step.chunks = step.chunks.copy()  # the steps of a decode run share one list
                 coming = set(chain.from_iterable(map(self.memory.completes, step.chunks)))
             sequence = self.waiting[0]
             if sequence.table != step.rope_length or self.memory.awaits(sequence, border) in coming:
@@ -273,22 +285,22 @@ class Scheduler:
             self._last, self._run = Step(), None
             insort(self.running, sequence, key=_in_order)
             length = self._fitting(sequence, self.max_num_tokens - step.num_tokens)
-            # Else it goes on with the next step
+            # Otherwise its first chunk comes in the next step
             if length and self.memory.reserve(sequence, length):
                 step.add(sequence, length, sequence.num_pending)
                 coming.update(self.memory.completes(step.chunks[-1]))
 
     def _border(self) -> int | None:
-        """Return how many known pages the first waiting sequence would start with; None: there is
-        no room for it.
+        """Return how many cached pages the first waiting sequence would reuse; None if it cannot be
+        admitted now.
         """
         if not self.waiting or len(self.running) >= self.max_batch_size:
             return None
         return self.memory.room_for(self.waiting[0])
 
     def _make_way(self) -> None:
-        """Preempt sequences of a lower priority than the first one that waits, until it has
-        room.
+        """Preempt running sequences of lower priority until the first waiting sequence can be
+        admitted.
         """
         while (
             self.waiting and self.running and self.waiting[0].priority < self.running[-1].priority
@@ -298,8 +310,8 @@ class Scheduler:
             self._preempt(self.running[-1])
 
     def _reserve(self, sequence: Request, length: int) -> bool:
-        """Give the sequence pages for `length` more tokens, preempting the last ones; False: it was
-        preempted.
+        """Allocate pages for `length` more tokens of a sequence, preempting the last sequences;
+        return False if it was preempted itself.
         """
         while not self.memory.reserve(sequence, length):
             victim = self.running[-1]
@@ -309,7 +321,7 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Request) -> None:
-        """Take a sequence's pages away; it computes its tokens again when it is admitted next."""
+        """Preempt a sequence: free its pages and queue it; its tokens are computed again later."""
         if sequence.length > len(sequence.tokens):
             raise _TokensNeededError
         self._retire(sequence)
@@ -327,8 +339,8 @@ class Scheduler:
         return self.rope.table(len(sequence.tokens)) if self.rope else 0
 
     def _next_table(self) -> int:
-        """Return the rotary table of the next step: that of the sequence that has waited longest
-        for one.
+        """Return the rotary table of the next step: that of the sequence whose last step is the
+        longest ago.
         """
         if self.rope is None:
             return 0

@@ -1,10 +1,11 @@
-"""What each sequence holds of the caches: pages, a slot, and what earlier requests left behind.
+"""The pages and slots of each sequence, and prefix reuse: pages and state snapshots that earlier
+requests left in the cache.
 
-A full page is known by a digest of its tokens and of all before them, so that a later request that
-begins alike takes it over instead of computing it (Zheng et al. 2024, "SGLang"; Kwon et al. 2023).
-A group of pages with a sliding window holds only those that the next query sees. Recurrent states
-are no sum of pages: a copy is kept of the state at page borders where a prompt's chunk ends, and a
-request goes on from the last border at which everything is known.
+A full page is found by a digest of its tokens and of all tokens before them, so that a request with
+the same prefix reuses it (Zheng et al. 2024, "SGLang"; Kwon et al. 2023). A group of pages with a
+sliding window holds only the pages that the next query sees. A recurrent state cannot be put
+together from pages: a snapshot of it is kept at page borders where a prompt's chunk ended, and a
+request starts from the last border for which all pages and the snapshot are cached.
 """
 
 from __future__ import annotations
@@ -23,28 +24,28 @@ from onboard.cache.step_buffer import IntArray
 from onboard.runtime.scheduling.request import Chunk, Request
 
 CopyState = Callable[[int, int], None]
-"""(source slot, target slot): copies the recurrent states of a sequence."""
+"""(source slot, target slot) -> None: copies the recurrent states of a sequence."""
 
 
 @dataclass
 class MemoryStats:
-    """What came of looking for known prefixes, and how full the pages were."""
+    """Counters of prefix reuse and of page use."""
 
     reused_tokens: int = 0
-    """Tokens that were found in the cache and not computed (again)."""
+    """Tokens found in the prefix cache, which were not computed again."""
     prefix_hits: int = 0
-    """Admissions that found some."""
+    """Admissions that reused at least one page."""
     state_snapshots: int = 0
-    """Copies made of recurrent states."""
+    """Snapshots taken of recurrent states."""
     most_pages: int = 0
-    """Pages in use at a time, over all groups."""
+    """Largest number of pages in use at once, over all groups."""
 
 
 class SequencePages:
-    """Pages and slots of the running sequences. A request that is not admitted holds nothing.
+    """Allocates pages and slots to the running sequences. A waiting request holds none.
 
-    `snapshots` is how many recurrent states are kept for later, in the slots behind those of a
-    batch; None: the model has none.
+    `snapshots` is the number of snapshots of recurrent states, which lie in the slots after those
+    of the batch; None: the model has no recurrent states.
     """
 
     def __init__(
@@ -71,28 +72,27 @@ class SequencePages:
         self._copy_state = copy_state
         windows = [group.window for group in groups if group.window is not None]
         self.borders = sorted({0, *((window - 1) % page_size for window in windows)})
-        """Remainders of cached tokens at which something is due: a page is full, or has left a
-        window.
+        """Remainders, modulo the page size, of a number of cached tokens at which a page is full or
+        has left a window.
         """
-        self._freed = 0  # times that pages were given back
+        self._freed = 0  # how often pages were freed: a refused request is tried again after that
         self._refused: tuple[Request, int] | None = None
 
     @property
     def has_states(self) -> bool:
-        """Whether sequences have recurrent states."""
+        """Whether the model has recurrent states."""
         return self._snapshots is not None
 
     @property
     def num_owned(self) -> int:
-        """Pages in use."""
+        """Number of pages in use, over all groups."""
         return sum(group.allocator.num_owned for group in self.groups)
 
     @property
     def capacity(self) -> int:
-        """Most tokens that a sequence can have when it is alone.
+        """Maximum number of tokens of a sequence that has the cache to itself.
 
-        Pages of a window are enough for any number when they hold what a query sees and a page to
-        go on with.
+        A group with a window sets no limit if its pages hold the window and two pages more.
         """
         size = self.page_size
         held = ((group.allocator.num_usable * size, group.window) for group in self.groups)
@@ -102,7 +102,7 @@ class SequencePages:
         )
 
     def room_for(self, request: Request) -> int | None:
-        """Return how many leading pages a waiting request would take over, None when it cannot be
+        """Return how many leading pages a waiting request would reuse; None if it cannot be
         admitted now.
         """
         if not self.slots.num_free or (
@@ -116,8 +116,10 @@ class SequencePages:
         return None
 
     def admit(self, request: Request, border: int) -> None:
-        """Give a request a slot, the known pages before `border` and, where nothing leaves a
-        window, all the others.
+        """Allocate a slot and pages to a request; the first `border` pages are reused.
+
+        Groups without a window get the pages for all its tokens now, groups with one get them chunk
+        by chunk (`reserve`).
         """
         [request.slot], request.rows = self.slots.take(1), self.rows
         self.rows.start(request.slot, request.tokens)
@@ -137,8 +139,8 @@ class SequencePages:
             request.num_reused = request.num_cached
 
     def reserve(self, request: Request, length: int) -> bool:
-        """Give a sequence pages for `length` more tokens; False, and nothing has changed: too few
-        are free.
+        """Allocate pages for `length` more tokens of a sequence; return False, without a change, if
+        too few are free.
         """
         total = request.num_cached + length
         wanted = self._pages_for(total)
@@ -150,12 +152,12 @@ class SequencePages:
         return True
 
     def chunk(self, request: Request, length: int) -> int:
-        """Return how many of the next `length` tokens may come in one step.
+        """Return how many of the next `length` tokens one step may compute.
 
-        What leaves a window is freed only after the step, so that one step's tokens must find room
-        beside it. With recurrent states a chunk of a prompt ends where a copy of the state may be
-        of use: where an earlier prompt branched off, at the last page border, and at a page border
-        in any case.
+        Pages that leave a window are freed only after the step, so the step's new tokens need pages
+        beside them. With recurrent states a prompt's chunk ends where a snapshot is useful: where
+        an earlier prompt branched off, at the prompt's last page border, or else at any page
+        border.
         """
         start = request.num_cached
         for group in self.groups:
@@ -172,7 +174,7 @@ class SequencePages:
         return min(borders) - start if borders else length
 
     def completes(self, chunk: Chunk) -> Sequence[bytes]:
-        """Return the digests of the pages that a chunk fills."""
+        """Return the digests of the pages that a chunk completes."""
         if not self.reuse:
             return ()
         request, start = chunk.sequence, chunk.sequence.num_cached
@@ -180,19 +182,19 @@ class SequencePages:
         return self._digests(request, last)[start // self.page_size : last]
 
     def awaits(self, request: Request, border: int) -> bytes | None:
-        """Return the digest of the first page that a request would have to compute in full, None:
-        it has none.
+        """Return the digest of the first full page that a request would have to compute; None if
+        there is none.
         """
         if not self.reuse or border >= self._last_border(request):
             return None
         return self._digests(request, border + 1)[border]
 
     def at_borders(self, ends: IntArray, lengths: IntArray | None) -> list[int]:
-        """Return the rows for which `computed` has something to do: some of their tokens are at one
-        of the `borders`.
+        """Return the indices of sequences that passed one of the `borders`, for which `computed`
+        must be called.
 
-        `ends` [rows] tokens cached by now, the last `lengths` [rows] of them since the last time;
-        None: one each.
+        `ends` [sequences] are the cached tokens now, `lengths` [sequences] how many of them are
+        new; None: one for each sequence.
         """
         passed = (ends - np.array(self.borders)[:, None]) % self.page_size < (
             1 if lengths is None else lengths
@@ -201,8 +203,8 @@ class SequencePages:
         return rows
 
     def computed(self, request: Request, length: int) -> None:
-        """Keep what the last `length` cached tokens fill, all of them known by now; free what has
-        left its window.
+        """Publish the pages completed by the last `length` cached tokens for reuse, and free pages
+        that have left their window. The host must know all these tokens.
         """
         end = request.num_cached
         start = end - length
@@ -214,7 +216,9 @@ class SequencePages:
                 self._free_behind(request, index, group.first_key(end) // self.page_size)
 
     def restart(self, request: Request) -> None:
-        """Forget what is cached of a running sequence: it is computed anew, under other digests."""
+        """Discard the cached tokens of a running sequence: they are computed again, with another
+        rotary table and so under other digests.
+        """
         self._give_back_pages(request)
         request.pages = [[] for _ in self.groups]
         request.digests = []
@@ -223,13 +227,13 @@ class SequencePages:
         self.rows.start(request.slot, request.tokens)
 
     def release(self, request: Request) -> None:
-        """Take back all that a sequence holds."""
+        """Free the pages and the slot of a sequence."""
         self._give_back_pages(request)
         self.slots.give_back([request.slot])
         request.pages, request.slot = [], 0
 
     def check(self) -> None:
-        """Assert that no page and no slot is lost."""
+        """Assert that every page and every slot is accounted for."""
         for allocator in (*(group.allocator for group in self.groups), self.slots):
             allocator.check()
         if self._snapshots is not None:
@@ -237,8 +241,8 @@ class SequencePages:
             assert not self._snapshots.num_owned, "a snapshot is owned"
 
     def _known_border(self, request: Request) -> int:
-        """Return the number of leading pages after which the request can go on; note where it
-        branches off.
+        """Return how many leading pages the request can reuse; set `request.branch` to where it
+        leaves the longest cached prefix.
         """
         if not self.reuse:
             return 0
@@ -255,8 +259,8 @@ class SequencePages:
         )
 
     def _can_go_on(self, request: Request, border: int) -> bool:
-        """Whether windows, recurrent states and blocks of the prompt allow to go on after `border`
-        pages.
+        """Whether the request can start after `border` reused pages: the window's pages and the
+        state's snapshot are cached, and no image is split.
         """
         end, digests = border * self.page_size, request.digests
         if self._snapshots is not None and self._snapshots.find(digests[border - 1]) is None:
@@ -271,10 +275,10 @@ class SequencePages:
         )
 
     def _fits(self, index: int, request: Request, border: int) -> bool:
-        """Whether a group has room for a request that takes over `border` pages."""
+        """Whether a group has enough free pages for a request that reuses `border` pages."""
         group = self.groups[index]
         missing = self._pages_for(len(request.tokens)) - border
-        if group.window is not None:  # what it needs at a time
+        if group.window is not None:  # the most that it uses at once
             missing = min(missing, self._pages_for(group.window + self.max_num_tokens))
         first = group.first_key(border * self.page_size) // self.page_size
         found = (group.allocator.find(digest) for digest in request.digests[first:border])
@@ -282,7 +286,7 @@ class SequencePages:
         return min(missing + idle, group.allocator.num_usable) <= group.allocator.num_free
 
     def _shared(self, request: Request, group: PageGroup, border: int) -> list[int]:
-        """Take over the pages before `border` that the next query sees."""
+        """Reuse the pages before `border` that the next query sees."""
         first = group.first_key(border * self.page_size) // self.page_size
         pages = [group.allocator.find(digest) or 0 for digest in request.digests[first:border]]
         assert all(pages)
@@ -291,20 +295,20 @@ class SequencePages:
         return [0] * min(first, border) + pages
 
     def _restore(self, request: Request, border: int) -> None:
-        """Copy the recurrent states behind `border` pages, if the model has any, to the request's
-        slot.
+        """Copy the snapshot of the recurrent states after `border` pages, if the model has states,
+        to the request's slot.
         """
         if self._snapshots is None:
             return
         snapshot = self._snapshots.find(request.digests[border - 1])
         assert snapshot is not None
         self._copy(self._first_snapshot + snapshot, request.slot)
-        self._snapshots.share(snapshot)  # it was used last
+        self._snapshots.share(snapshot)  # with the next line: marks it as the most recently used
         self._snapshots.give_back([snapshot])
 
     def _keep(self, request: Request, first: int, last: int) -> None:
-        """Let later requests find the pages from `first` to `last`, and the states behind them
-        where a chunk ended.
+        """Publish pages `first` to `last` for reuse, and a snapshot of the states if a prompt's
+        chunk ended at the last border.
         """
         digests = self._digests(request, last)
         for pages, group in zip(request.pages, self.groups, strict=True):
@@ -325,7 +329,7 @@ class SequencePages:
         self._copy_state(source, target)
 
     def _grow(self, request: Request, index: int, tokens: int) -> None:
-        """Give a sequence pages of one group for `tokens` tokens in all."""
+        """Allocate pages of one group so that a sequence has room for `tokens` tokens in all."""
         missing = self._pages_for(tokens) - len(request.pages[index])
         if missing > 0:
             self._append(request, index, self.groups[index].allocator.take(missing))
@@ -337,7 +341,7 @@ class SequencePages:
         request.room = min(map(len, request.pages)) * self.page_size
 
     def _free_behind(self, request: Request, index: int, first: int) -> None:
-        """Free the pages of a group before page number `first`."""
+        """Free a sequence's pages of one group before page index `first`."""
         pages = request.pages[index]
         count = first
         while count and pages[count - 1]:
@@ -355,7 +359,7 @@ class SequencePages:
         self._freed += 1
 
     def _digests(self, request: Request, pages: int) -> list[bytes]:
-        """Return the digests of a request's first `pages` pages, all of whose tokens are known."""
+        """Return the digests of a request's first `pages` pages, which must be full."""
         digests, size = request.digests, self.page_size
         for index in range(len(digests), pages):
             before = digests[-1] if digests else request.digest_salt()
@@ -364,8 +368,8 @@ class SequencePages:
         return digests[:pages]
 
     def _last_border(self, request: Request) -> int:
-        """Return the most pages that a request can take over: one token at least is left to
-        compute.
+        """Return the largest number of pages that a request can reuse: at least one token must be
+        left to compute.
         """
         return (len(request.tokens) - 1) // self.page_size
 
