@@ -22,6 +22,7 @@ CONTENT = ("models", "transforms", "templates", "registry")
 FLOORS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("cli",),),
     (("workflow",), ("bench",), ("standalone",)),
+    (("agents",),),
     (("verify",), ("review",), ("testing",)),
     (("codegen",),),
     (("codegen.translate.output",),),
@@ -34,7 +35,10 @@ FLOORS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("graph",),),
     (("cache",),),
     (("ops",), ("hf",)),
-    (("verify.error", "verify.tolerances"),),
+    (
+        ("verify.error", "verify.tolerances"),
+        ("workflow.remote.sandbox", "workflow.remote.walls", "workflow.processes.orphans"),
+    ),
 )
 Room = tuple[int, tuple[str, ...]]
 ROOMS: dict[str, Room] = {

@@ -12,7 +12,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,6 +26,8 @@ from onboard.workflow.remote.walls.view import PACKAGE, enter_view, readable
 _DIE_WITH_PARENT = 1
 _MOST_FILES, _MOST_PROCESSES = 1024, 1024
 """Open files of a process; processes and threads of a user namespace (root is not counted)."""
+_OF_NETWORK = tuple(Path("/etc", name) for name in ("resolv.conf", "hosts", "ssl", "pki"))
+"""What programs look up names and check certificates with."""
 
 
 class Limits(StrictModel):
@@ -60,37 +62,51 @@ def missing(walls: Collection[str]) -> list[str]:
     return [name for name in WALLS if name not in walls]
 
 
-def enter(folder: Path, limits: Limits, *, apart: bool = False) -> list[str]:
+def enter(
+    folder: Path,
+    limits: Limits,
+    *,
+    apart: bool = False,
+    more: Sequence[Path] = (),
+    network: bool = False,
+) -> list[str]:
     """Restrict this process, which has one thread and has imported nothing of the repository;
     return which of `WALLS` now hold.
+
+    `more` may be read, too, and the `network` is kept where it is asked for.
 
     It goes on in a child of the process that called, which waits and ends as the child does; but
     where another program (`onboard.workflow.remote.walls.bubblewrap`) has moved it `apart` already.
     """
     _limit_resources(limits)
-    walls = ["files", "network", "processes"] if apart else _move_apart(folder, limits)
-    if "network" not in walls:
+    more = [*more, *(_OF_NETWORK if network else ())]
+    walls = (
+        ["files", "network", "processes"] if apart else _move_apart(folder, limits, more, network)
+    )
+    if "network" not in walls and not network:
         _refuse_sockets()
+    seen = [*readable(more), Path("/proc")]
     held = {
-        "writing": restrict_files(folder, [*readable(), Path("/proc")], PACKAGE.parent) > 0,
+        "writing": restrict_files(folder, seen, PACKAGE.parent, network=network) > 0,
         "privileges": drop_privileges(),
-        "calls": restrict_calls(),
+        "calls": restrict_calls(network=network),
     }
     return [*walls, *(name for name, holds in held.items() if holds)]
 
 
-def _move_apart(folder: Path, limits: Limits) -> list[str]:
-    if not move_apart():
+def _move_apart(folder: Path, limits: Limits, more: Sequence[Path], network: bool) -> list[str]:
+    apart = [] if network else ["network"]
+    if not move_apart(network=network):
         _become_first_process()
         return []
     _limit(resource.RLIMIT_NPROC, _MOST_PROCESSES)
     _become_first_process()
     try:
-        enter_view(folder, limits.file_bytes)
+        enter_view(folder, limits.file_bytes, more)
     except OSError as error:
         print(f"no view of its own: {error}", file=sys.stderr)
-        return ["network", "processes"]
-    return ["files", "network", "processes"]
+        return [*apart, "processes"]
+    return ["files", *apart, "processes"]
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -37,9 +37,12 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = (("access", ctypes.c_uint64), ("folder", ctypes.c_int32))
 
 
-def restrict_files(folder: Path, readable: Iterable[Path], listed: Path) -> int:
+def restrict_files(
+    folder: Path, readable: Iterable[Path], listed: Path, *, network: bool = False
+) -> int:
     """Forbid this process to write outside `folder`, read outside it and `readable`, list what is
-    outside these and `listed`, open TCP connections and signal others, as far as the kernel can.
+    outside these and `listed`, signal others and, but for `network`, open TCP connections, as far
+    as the kernel can.
 
     Returns:
         The kernel's Landlock version; 0 where there is none, and nothing is restricted.
@@ -50,7 +53,8 @@ def restrict_files(folder: Path, readable: Iterable[Path], listed: Path) -> int:
     version = int(call(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION_FLAG))
     if version < 1:
         return 0
-    rules = _Ruleset(_rights(version), _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
+    tcp = _TCP if version >= 4 and not network else 0
+    rules = _Ruleset(_rights(version), tcp, _SCOPES if version >= 6 else 0)
     size = 8 if version < 4 else 16 if version < 6 else 24
     handle = checked(
         call(_CREATE_RULESET, ctypes.byref(rules), ctypes.c_size_t(size), 0), "landlock"

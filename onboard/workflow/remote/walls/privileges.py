@@ -12,24 +12,27 @@ from onboard.workflow.remote.walls.system import NO_NEW_PRIVILEGES, checked, lib
 _NEW_USER = 0x10000000
 _APART = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000
 """Mounts, control groups, host name, System V objects, processes, network."""
+_NEW_NETWORK = 0x40000000
 _DROP_BOUND, _AMBIENT, _CLEAR_AMBIENT = 24, 47, 4
 _VERSION, _MOST = 0x20080522, 64
 
 
-def move_apart() -> bool:
-    """Move to namespaces of its own; return whether the system allows that.
+def move_apart(*, network: bool = False) -> bool:
+    """Move to namespaces of its own, but for the network where it is to be kept; return whether the
+    system allows that.
 
     A user namespace is tried first, for root, too: what is root in there is nobody outside.
     """
     if sys.platform != "linux":
         return False
     user, group = os.getuid(), os.getgid()
-    if libc().unshare(_NEW_USER | _APART) == 0:
+    apart = _APART & ~_NEW_NETWORK if network else _APART
+    if libc().unshare(_NEW_USER | apart) == 0:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
         return True
-    return bool(libc().unshare(_APART) == 0)
+    return bool(libc().unshare(apart) == 0)
 
 
 def drop_privileges() -> bool:

@@ -13,6 +13,7 @@ import errno
 import platform
 import struct
 import sys
+from collections.abc import Collection
 
 from onboard.workflow.remote.walls.system import NO_NEW_PRIVILEGES, checked, libc
 
@@ -137,14 +138,17 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def restrict_calls() -> bool:
-    """Refuse these calls to this process, which has one thread, and to all that it starts; return
-    whether the kernel took the filter.
+_SOCKETS = ("socket", "socketpair")
+
+
+def restrict_calls(*, network: bool = False) -> bool:
+    """Refuse these calls to this process, which has one thread, and to all that it starts, but for
+    those of a `network`; return whether the kernel took the filter.
     """
     machine = platform.machine()
     if sys.platform != "linux" or machine not in _ARCHITECTURES:
         return False
-    code = program(machine)
+    code = program(machine, kept=_SOCKETS if network else ())
     given = _Program(len(code) // 8, code)
     checked(libc().prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no new privileges")
     return bool(libc().prctl(_SET_SECCOMP, _MODE_FILTER, ctypes.byref(given), 0, 0) == 0)
@@ -156,14 +160,16 @@ def refused(machine: str) -> dict[str, int]:
     return {name: row[column] for name, row in _REFUSED.items() if row[column] >= 0}
 
 
-def program(machine: str) -> bytes:
-    """Return the filter of a machine: eight bytes an instruction."""
+def program(machine: str, kept: Collection[str] = ()) -> bytes:
+    """Return the filter of a machine, which lets the calls of these names through: eight bytes an
+    instruction.
+    """
     column = list(_ARCHITECTURES).index(machine)
     denied, absent = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
     lines = [_line(_LOAD, _ARCHITECTURE), *_unless(_ARCHITECTURES[machine], denied)]
     lines += [_line(_LOAD, _NUMBER), *_when(_JUMP_AT_LEAST, _OTHER_X86, denied)]
-    for number in refused(machine).values():
-        lines += _when(_JUMP_EQUAL, number, denied)
+    for name, number in refused(machine).items():
+        lines += [] if name in kept else _when(_JUMP_EQUAL, number, denied)
     for row in _ABSENT.values():
         lines += _when(_JUMP_EQUAL, row[column], absent)
     flags = _when(_JUMP_ANY_BIT, _NEW_NAMESPACES, denied)

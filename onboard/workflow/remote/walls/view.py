@@ -9,6 +9,7 @@ import os
 import platform
 import pwd
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from onboard.content import CONTENT_ROOT
@@ -31,9 +32,9 @@ _READ_ONLY, _ALL_BELOW, _HERE = 1, 0x8000, -100
 _MOUNT_SETATTR, _PIVOT_ROOT = 442, {"x86_64": 155, "aarch64": 41}
 
 
-def readable() -> list[Path]:
-    """Return the files and folders that this interpreter, its libraries and this package need; none
-    lies in another of them.
+def readable(more: Iterable[Path] = ()) -> list[Path]:
+    """Return the files and folders that this interpreter, its libraries and this package need, and
+    `more`; none lies in another of them.
     """
     program = os.path.dirname(os.path.realpath(sys.executable))
     python = [sys.prefix, sys.base_prefix, sys.exec_prefix, program]
@@ -41,7 +42,7 @@ def readable() -> list[Path]:
     paths = [Path(path) for path in (*_SYSTEM, *python, *sys.path, *libraries) if path]
     wide = {Path("/"), _home(), Path.cwd(), CONTENT_ROOT}
     paths = [path for path in paths if path.is_absolute() and path.resolve() not in wide]
-    paths += [PACKAGE, *(CONTENT_ROOT / name for name in _CONTENT)]
+    paths += [PACKAGE, *(CONTENT_ROOT / name for name in _CONTENT), *more]
     found: list[Path] = []
     for path in sorted({path for path in paths if path.exists()}, key=lambda path: path.parts):
         if not any(path.is_relative_to(other) for other in found):
@@ -57,16 +58,16 @@ def _home() -> Path:
         return Path("/")
 
 
-def enter_view(folder: Path, num_bytes: int) -> None:
+def enter_view(folder: Path, num_bytes: int, more: Iterable[Path] = ()) -> None:
     """Have this process, alone in a mount namespace and the first of a process namespace, see
-    nothing else; `folder`, which is empty, holds so many bytes, in memory.
+    nothing else but `more`; `folder`, which is empty, holds so many bytes, in memory.
 
     Raises:
         OSError: the kernel refuses a step, and the process sees what it saw.
     """
     _mount(None, Path("/"), None, _RECURSIVE | _PRIVATE)
     _mount("tmpfs", folder, "tmpfs", _NO_SETUID | _NO_DEVICES, "size=16m,mode=755")
-    for path in readable():
+    for path in readable(more):
         _show(path, folder, _NO_SETUID | _NO_DEVICES)
     for device in _DEVICES:
         _show(Path(device), folder, _NO_SETUID | _NO_PROGRAMS)
