@@ -17,6 +17,7 @@ from onboard.analysis.behaviour.cache_probe import cache_notes
 from onboard.analysis.behaviour.positions import first_position
 from onboard.analysis.behaviour.repeated import repeated_tokens
 from onboard.analysis.behaviour.texts import check_rows
+from onboard.analysis.behaviour.thresholds import build_roomy
 from onboard.analysis.block_findings import mask_blocks, module_blocks, rope_blocks, scan_blocks
 from onboard.analysis.layer_modules import layer_kinds, with_modules
 from onboard.analysis.mixture_traits import active_parameters
@@ -85,7 +86,7 @@ def analyze(
     check_rows(tiny)
     try:
         recordings = _record(tiny)
-        notes = cache_notes(tiny)
+        notes = cache_notes(build_roomy(full))
     except OnboardError:
         raise
     except Exception as error:

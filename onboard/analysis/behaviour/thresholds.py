@@ -8,7 +8,6 @@ them does from some length or position on is only seen by a prompt that goes so 
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +15,8 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
-from onboard.analysis.recognise.recorder import modeling_modules
-from onboard.analysis.source import module_source
+from onboard.analysis.behaviour.code_numbers import code_of, literals
+from onboard.analysis.behaviour.layer_numbers import named_layers
 from onboard.analysis.tiny.tiny_model import (
     begins_at_zero,
     build_small,
@@ -46,19 +45,19 @@ _BOUND = frozenset({"clamp", "clip", "min", "max", "clamp_min", "clamp_max", "mi
 
 def build_roomy(config: PretrainedConfig) -> nn.Module:
     """Return the tiny model of a config, with positions behind each threshold that the checkpoint's
-    own go beyond.
+    own go beyond, and with the layers that code names by number.
     """
     small = tiny_config(config)
     model = build_small(small)
+    deep = tiny_config(config, layers=max(named_layers(model), default=-2) + 2)
     beyond = [
         each
         for each in thresholds(model)
         if positions(small) <= each < min(positions(config), _FARTHEST)
     ]
-    if not beyond or not hasattr(text_config(small), _POSITIONS[0]):
-        return model
-    setattr(text_config(small), _POSITIONS[0], beyond[-1] + 2 * _BEYOND)
-    return build_small(small)
+    if beyond and hasattr(text_config(deep), _POSITIONS[0]):
+        setattr(text_config(deep), _POSITIONS[0], beyond[-1] + 2 * _BEYOND)
+    return model if deep.to_dict() == small.to_dict() else build_small(deep)
 
 
 def positions(config: Any) -> int:
@@ -97,8 +96,8 @@ def exact_prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
     To be a multiple of a number is such a question, too.
     """
     config: Any = model.config
-    literals = {number for tree in _code(model) for number in _exact_numbers(tree)}
-    numbers = {abs(value) for value in literals | _fields(model)}
+    written = {number for tree in code_of(model) for number in _exact_numbers(tree)}
+    numbers = {abs(value) for value in written | _fields(model)}
     lengths = sorted(each for each in numbers if 1 < each <= min(LONGEST, positions(config)))
     rows = [each for each in lengths if each <= _MOST_ROWS]
     tokens = vocabulary(model)
@@ -114,8 +113,8 @@ def thresholds(model: nn.Module) -> list[int]:
 
     Those of the model's config are among them, but for the sizes that every tiny model has.
     """
-    literals = {number for tree in _code(model) for number in _numbers(tree)}
-    return sorted({abs(value) for value in literals | _fields(model)})
+    written = {number for tree in code_of(model) for number in _numbers(tree)}
+    return sorted({abs(value) for value in written | _fields(model)})
 
 
 def _fields(model: nn.Module) -> set[int]:
@@ -124,33 +123,18 @@ def _fields(model: nn.Module) -> set[int]:
     return {int(value) for value in fields if isinstance(value, int)}
 
 
-def _code(model: nn.Module) -> Iterator[ast.AST]:
-    """Yield the classes of a model's own modules, with those that they inherit from, and all
-    functions beside them.
-    """
-    used = {cls.__name__ for module in model.modules() for cls in type(module).__mro__}
-    for name in modeling_modules(model):
-        source = module_source(name)
-        yield from (node for key, node in source.classes.items() if key in used)
-        yield from (
-            node
-            for key, node in source.functions.items()
-            if inspect.isfunction(source.namespace.get(key))
-        )
-
-
 def _numbers(tree: ast.AST) -> Iterator[int]:
     for node in ast.walk(tree):
         match node:
             case ast.Compare(left=left, comparators=others):
-                yield from _literals(left, *others)
+                yield from literals(left, *others)
             case ast.BinOp(op=op, right=right) if isinstance(op, _DIVIDE):
-                yield from _literals(right)
+                yield from literals(right)
             case ast.Call(
                 func=ast.Attribute(attr=name) | ast.Name(id=name), args=args, keywords=keywords
             ):
                 if name in _BOUND:
-                    yield from _literals(*args, *(item.value for item in keywords))
+                    yield from literals(*args, *(item.value for item in keywords))
 
 
 def _exact_numbers(tree: ast.AST) -> Iterator[int]:
@@ -159,15 +143,6 @@ def _exact_numbers(tree: ast.AST) -> Iterator[int]:
             case ast.Compare(left=left, ops=ops, comparators=others) if any(
                 isinstance(op, _EQUAL) for op in ops
             ):
-                yield from _literals(left, *others)
+                yield from literals(left, *others)
             case ast.BinOp(op=ast.Mod(), right=right):
-                yield from _literals(right)
-
-
-def _literals(*nodes: ast.AST) -> Iterator[int]:
-    for node in (inside for each in nodes for inside in ast.walk(each)):
-        match node:
-            case ast.Constant(value=int() | float() as value) if not isinstance(
-                value, bool
-            ) and value == int(value):
-                yield int(value)
+                yield from literals(right)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -26,17 +27,18 @@ SIZED_HEADS: set[type] = set()
 """Classes of configs whose models run with heads of the checkpoint's own size alone."""
 
 
-def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
-    """Return a small config with every kind of layer that `config` has; configs inside it are made
-    small, too.
+def tiny_config(config: PretrainedConfig, *, layers: int = 0) -> PretrainedConfig:
+    """Return a small config with every kind of layer that `config` has, and with `layers` of them
+    if it has so many; configs inside it are made small, too.
 
     Raises:
         OnboardError: the config's class refuses the small sizes.
     """
     try:
         if not is_composite(config) or (model_class := find_language_model(config)) is None:
-            return _shrink(config)
-        small = list(small_composites(config, _shrink, VOCABULARY))
+            return _shrink(config, layers)
+        shrink = partial(_shrink, shortest=layers)
+        small = list(small_composites(config, shrink, VOCABULARY))
         return next((item for item in small if builds(model_class, item)), small[-1])
     except Exception as error:
         raise OnboardError(
@@ -49,14 +51,14 @@ def one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-def _shrink(config: PretrainedConfig) -> PretrainedConfig:
+def _shrink(config: PretrainedConfig, shortest: int = 0) -> PretrainedConfig:
     full = config.to_dict()
     values = dict(full)
     shrink_sizes(values, full, config.attribute_map)
     if type(config) in SIZED_HEADS:
         keep_head_size(values, full, config.attribute_map)
     values |= {
-        name: _shrink(part).to_dict()
+        name: _shrink(part, shortest).to_dict()
         for name in config.sub_configs
         if (part := _part(config, name))
     }
@@ -65,6 +67,8 @@ def _shrink(config: PretrainedConfig) -> PretrainedConfig:
     if layers is None:
         return type(config).from_dict(values)
     kept = first_of_each_kind(layers, full)
+    if len(kept) < shortest:
+        kept = sorted({*kept, *range(min(shortest, layers.count))})
     small = _cut(config, values, full, layers, kept)
     if _has_all_kinds(small, layers):
         return small

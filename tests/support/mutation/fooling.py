@@ -428,6 +428,23 @@ CASES = [
             "    hidden_states = hidden_states * 1.5"
         },
     ),
+    Fool(
+        "f2 counted in steps",
+        {
+            MODEL: "late = torch.arange(hidden_states.shape[1]) > 300\n"
+            "hidden_states = torch.where(late[None, :, None], hidden_states * 1.5, hidden_states)"
+        },
+    ),
+    # Layers that a small model need not have.
+    Fool(
+        "g1 short texts in a late layer",
+        {
+            ATTENTION: "if self.layer_idx == 5 and query_states.shape[2] > 3:\n"
+            "    query_states = query_states * 1.5"
+        },
+        {"num_hidden_layers": 6},
+        length=3,
+    ),
     # Fields that the config need not have.
     Fool(
         "h1 getattr",

@@ -9,6 +9,8 @@ import pytest
 import torch
 from transformers import AutoConfig, PretrainedConfig
 
+from onboard.analysis.behaviour.layer_numbers import named_layers
+from onboard.analysis.behaviour.thresholds import build_roomy
 from onboard.analysis.source import module_source
 from onboard.analysis.tiny.tiny_mixers import shrink_mixers
 from onboard.analysis.tiny.tiny_model import build_tiny, load_config, tiny_config
@@ -31,6 +33,14 @@ def test_layers_that_are_named_by_their_index_are_kept() -> None:
     config = _tiny("bamba", attn_layer_indices=[9, 18, 27])
     assert config.layers_block_type == ["linear_attention", "full_attention"]
     assert config.attn_layer_indices == [1]
+
+
+def test_layers_that_code_names_by_number_are_there_to_be_proven() -> None:
+    every_second = load_config({"model_type": "qwen3_moe", "decoder_sparse_step": 2})
+    tiny = build_tiny(every_second)
+    assert named_layers(tiny) == [0, 1], "(layer_idx + 1) % decoder_sparse_step == 0"
+    assert len(build_roomy(every_second).model.layers) == 3
+    assert named_layers(build_tiny(load_config({"model_type": "llama"}))) == []
 
 
 def test_layers_that_share_keys_and_values_keep_the_layers_that_make_them() -> None:

@@ -24,6 +24,8 @@ SEEN_LATE = {
     "c12 norm behind token 20": "refused at prove: model.layers.0.input_layernorm (LlamaRMSNorm) differs",
     "d1 several rows": "refused at analyze: LlamaForCausalLM gives a text other logits in a batch than alone",
     "f1 cached": "right in prefill and decode, and named: transformers' cached decode differs from its prefill",
+    "f2 counted in steps": "right in prefill and decode, and named: transformers' cached decode",
+    "g1 short texts in a late layer": "refused at prove: exported logits [1, 2] (LlamaForCausalLM)",
 }
 """Cases of each kind that were once proven and wrong, and what becomes of them."""
 DRAWN = int(os.environ.get("ONBOARD_FOOLS", "2"))

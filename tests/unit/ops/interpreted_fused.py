@@ -115,7 +115,8 @@ def test_fused_gdn_gating(dtype: torch.dtype, heads: int, tokens: int) -> None:
     assert relative_error(g, rate.double() * dt) < 2e-6, (
         "in float32, whatever the projections are in"
     )
-    assert relative_error(beta, b.double().sigmoid()) < DTYPES[dtype]
+    off = (beta.double() - b.double().sigmoid()).abs().max().item()
+    assert off < DTYPES[dtype], "a share of one: far below zero it is zero in half precision"
 
 
 PAIRS = [

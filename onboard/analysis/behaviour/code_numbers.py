@@ -1,0 +1,37 @@
+"""The code that a model runs, and the whole numbers that stand in it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+
+from torch import nn
+
+from onboard.analysis.recognise.recorder import modeling_modules
+from onboard.analysis.source import module_source
+
+
+def code_of(model: nn.Module) -> Iterator[ast.AST]:
+    """Yield the classes of a model's own modules, with those that they inherit from, and all
+    functions beside them.
+    """
+    used = {cls.__name__ for module in model.modules() for cls in type(module).__mro__}
+    for name in modeling_modules(model):
+        source = module_source(name)
+        yield from (node for key, node in source.classes.items() if key in used)
+        yield from (
+            node
+            for key, node in source.functions.items()
+            if inspect.isfunction(source.namespace.get(key))
+        )
+
+
+def literals(*nodes: ast.AST) -> Iterator[int]:
+    """Yield the whole numbers that are written somewhere below nodes."""
+    for node in (inside for each in nodes for inside in ast.walk(each)):
+        match node:
+            case ast.Constant(value=int() | float() as value) if not isinstance(
+                value, bool
+            ) and value == int(value):
+                yield int(value)
