@@ -8,6 +8,7 @@ import ast
 import importlib
 import sys
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,7 +64,7 @@ def build_without_memory(config: Mapping[str, Any]) -> Any:
     config_class = CONFIG_MAPPING[str(config["model_type"])]
     model_class = AutoModelForCausalLM._model_mapping[config_class]
     with without_memory(computing=True):
-        return model_class(config_class.from_dict(dict(config)))
+        return model_class(config_class.from_dict(deepcopy(dict(config))))
 
 
 def _standing(

@@ -8,6 +8,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def bring_up_to_date(
         if isinstance(own._tied_weights_keys, list | tuple):
             own._tied_weights_keys = None
     facts += _posted(package)
-    made = config_class.from_dict(dict(config))
+    made = config_class.from_dict(deepcopy(dict(config)))  # which fills in what lies inside
     with without_memory(computing=True):
         model = model_class(made)
     if not keys or isinstance(keys, list | tuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import keyword
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ in the test.
 """
 _NO_BLOCKS = {"decoder_layer", "model", "causal_lm", "scan_module"}
 _NOT_ARCHITECTURE = {
+    "_name_or_path",
     "architectures",
     "auto_map",
     "dtype",
@@ -71,7 +72,7 @@ def measure_model(spec: ModelSpec) -> Measured:
     model = _meta_model(spec, config)
     layers, codebooks = _layers(spec, model), codebooks_of(model)
     return Measured(
-        config=_arguments(config),
+        config=_arguments(config, spec.config),
         config_module="transformers"
         if spec.repository is None and hasattr(transformers, spec.config_class)
         else type(config).__module__,
@@ -116,18 +117,33 @@ def _shown_name(model: str) -> str:
     return model.rsplit("/", 1)[-1] if model.startswith("/") else model
 
 
-def _arguments(config: Any) -> dict[str, Any]:
+def _arguments(config: Any, written: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that make `config`: those that differ from the defaults, or all where these do
     not make it.
+
+    What a constructor changes anew each time, so that no argument makes it, is as it is `written`
+    in config.json.
     """
+    different: set[str] = set()
     for values in (config.to_diff_dict(), config.to_dict()):
         arguments = _of_architecture(values)
-        if _architecture(type(config)(**arguments)) == _architecture(config):
+        if not (different := _different(config, arguments)):
             return arguments
+    settled = {key: value for key, value in arguments.items() if key not in different}
+    settled |= {key: written[key] for key in different & written.keys()}
+    if _different(config, settled) <= different:
+        return settled
     raise OnboardError(
         f"{type(config).__name__} cannot be made again from its own values",
         hint="Report this config",
     )
+
+
+def _different(config: Any, arguments: Mapping[str, Any]) -> set[str]:
+    """The fields in which the config that these arguments make is another one."""
+    made, wanted = _architecture(type(config)(**arguments)), _architecture(config)
+    missing = object()
+    return {key for key in made | wanted if made.get(key, missing) != wanted.get(key, missing)}
 
 
 def _architecture(config: Any) -> dict[str, Any]:

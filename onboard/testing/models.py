@@ -23,6 +23,7 @@ from onboard.hf.expert_weights import separate_experts
 from onboard.hf.hf_model import without_missing_towers
 from onboard.modeling import load_model_file, registered_model
 
+_LARGEST_MEAN = 100.0
 _MADE_FROM = re.compile(r"from transformers (\S+),$", re.MULTILINE)
 """Where a generated file says which version it comes from."""
 
@@ -96,8 +97,16 @@ def randomize_(module: nn.Module, seed: int) -> None:
         if tensor.dim() >= 2:
             tensor.copy_(noise * (2 / (tensor.shape[-1] + tensor.shape[-2])) ** 0.5)
         else:
-            tensor.copy_(tensor.float().mean().cpu() + 0.2 * noise)
+            tensor.copy_(_center(tensor) + 0.2 * noise)
     fill_integers(module, generator)
+
+
+def _center(vector: torch.Tensor) -> float:
+    """Return the mean of what a vector was initialised to; 1 where it was not, and holds whatever
+    was in memory.
+    """
+    mean = float(vector.float().mean())
+    return mean if abs(mean) <= _LARGEST_MEAN else 1.0
 
 
 def _distinct_tensors(module: nn.Module) -> list[torch.Tensor]:

@@ -92,13 +92,16 @@ class Call:
 
     def _arguments_for(self, block: nn.Module) -> dict[str, Any]:
         arguments = {}
-        for position, (name, parameter) in enumerate(
-            inspect.signature(block.forward).parameters.items()
-        ):
+        parameters = inspect.signature(block.forward).parameters
+        looked_up = "position_ids" in parameters  # by the block itself
+        for position, (name, parameter) in enumerate(parameters.items()):
             if name in self.arguments and parameter.annotation == "AlibiSlopes":
                 arguments[name] = alibi_slopes(self.arguments[name])
             elif name in self.arguments:
-                arguments[name] = _in_form_of(parameter, self.arguments[name])
+                value = self.arguments[name]
+                if position and not looked_up:
+                    value = pytree.tree_map(self._for_each_text, value)
+                arguments[name] = _in_form_of(parameter, value)
             elif position == 0:
                 arguments[name] = next(iter(self.arguments.values()))
             else:
@@ -106,6 +109,17 @@ class Call:
                     f"{type(block).__name__} wants {name!r}, Hugging Face gives {sorted(self.arguments)}"
                 )
         return arguments
+
+    def _for_each_text(self, value: Any) -> Any:
+        """Return rows of a table [sequence, size], which Hugging Face's code cuts off for all texts
+        alike, for each text: [batch, sequence, size], as they are looked up by position.
+        """
+        hidden = next(iter(self.arguments.values()))
+        both = isinstance(value, torch.Tensor) and isinstance(hidden, torch.Tensor)
+        if not both or not value.is_floating_point() or (value.dim(), hidden.dim()) != (2, 3):
+            return value
+        batch, length = hidden.shape[:2]
+        return value.expand(batch, *value.shape) if value.shape[0] == length else value
 
 
 def alibi_slopes(bias: torch.Tensor) -> torch.Tensor:

@@ -181,6 +181,44 @@ def test_cos_and_sin_become_one_complex_tensor_where_a_block_wants_that(layout: 
     assert torch.equal(actual, expected)
 
 
+class Rotated(nn.Module):
+    def forward(
+        self, states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        cos, sin = position_embeddings
+        heads = states.unflatten(-1, (2, 4)) * cos.unsqueeze(2) + sin.unsqueeze(2)
+        return heads.flatten(2)
+
+
+class LooksUp(nn.Module):
+    def forward(
+        self, states: torch.Tensor, cos: torch.Tensor, position_ids: torch.Tensor
+    ) -> torch.Tensor:
+        return states * cos[position_ids]
+
+
+def test_rows_that_are_cut_for_all_texts_alike_are_given_for_each() -> None:
+    states, tables = torch.randn(2, 3, 8), (torch.randn(3, 4), torch.randn(3, 4))
+    heads = states.view(2, 3, 2, 4) * tables[0][None, :, None] + tables[1][None, :, None]
+    call = Call({"states": states, "position_embeddings": tables}, outputs=[heads.flatten(2)])
+    ((actual, expected),) = call.replay(Rotated())
+    assert torch.equal(actual, expected)
+    # What looks positions up itself has the table
+    rows = {"cos": torch.randn(3, 8), "position_ids": torch.arange(3).expand(2, 3)}
+    call = Call({"states": states, **rows}, outputs=[states * rows["cos"]])
+    ((actual, expected),) = call.replay(LooksUp())
+    assert torch.equal(actual, expected)
+
+
+def test_vectors_that_nobody_initialised_get_values_about_one() -> None:
+    for content in (float("nan"), float("inf"), 1e30, -1e30):
+        norm = nn.LayerNorm(64)
+        nn.init.constant_(norm.weight, content)
+        randomize_(norm, seed=3)
+        assert norm.weight.min() > 0
+        assert norm.weight.max() < 2
+
+
 class _Routed(nn.Module):
     """Each token goes to one of two experts, by the sign of its first number; `edge` says where one
     of 0 goes.

@@ -30,6 +30,7 @@ _LIMITS = re.compile(r"(\w+_)?(swiglu_limit|soft_?cap(ping)?|clip(_\w+)?)")
 
 _SIZES = {
     "vocab_size": VOCABULARY,
+    "padded_vocab_size": VOCABULARY,
     "vocab_size_per_layer_input": VOCABULARY,
     "decoder_vocab_size": VOCABULARY,
     "hidden_size": HIDDEN,

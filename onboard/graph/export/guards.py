@@ -5,7 +5,7 @@ while traced.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,21 +94,27 @@ def broken_guards(
     and they are left out unless `shortest` says otherwise.
     """
     env = fake_mode(gm).shape_env
-    found = next(
-        (node.meta["val"].shape for node in placeholders(gm) if node.target == "input_ids"), ()
-    )
+    shapes = {node.target: node.meta["val"].shape for node in placeholders(gm)}
+    found = shapes.get("input_ids", ())
     if env is None or not found or not all(isinstance(size, SymInt) for size in found):
         return
     batch, length = (size.node for size in found)
+    same = _of_positions(shapes.get("position_ids", ()), found)
     for guard in env.guards:
-        # Sizes that turned out to be equal are one
-        condition = guard.expr.xreplace(env.replacements)
+        # Sizes that turned out to be equal are one, and positions have the shape of the tokens
+        condition = guard.expr.xreplace(env.replacements).xreplace(same)
         tried = _sizes(condition, (batch.hint, length.hint), shortest or length.hint, longest)
         if broken := next(
             (sizes for sizes in tried if not _holds(condition, _known(batch, length, sizes))), None
         ):
             names = {batch.expr: Symbol("batch"), length.expr: Symbol("length")}
             yield BrokenGuard(str(condition.xreplace(names)), *broken, _code(guard))
+
+
+def _of_positions(positions: Sequence[Any], tokens: Sequence[Any]) -> dict[Expr, Expr]:
+    """Return the sizes of the positions, where code does not take them for the tokens', as these."""
+    pairs = zip(positions, tokens, strict=False)
+    return {size.node.expr: token.node.expr for size, token in pairs if isinstance(size, SymInt)}
 
 
 def _known(batch: Any, length: Any, sizes: tuple[int, int]) -> dict[Expr, int]:

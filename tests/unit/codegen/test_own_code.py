@@ -122,6 +122,23 @@ class Toy(nn.Module):
     assert "nn.Linear(config.size, 1, bias=False)" in init
 
 
+def test_what_a_module_or_nothing_has_is_known(translate: Translate) -> None:
+    text = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.fast = hasattr(torch.nn.functional, "scaled_dot_product_attention") and config.fast
+
+    def forward(self, x, past=None):
+        if hasattr(past, "layers") or hasattr(torch, "no_such_thing"):
+            x = x * 2
+        return x + 1 if self.fast else x
+"""
+    _, init, forward = translate(text, {"fast": True}, specialised=True)
+    assert "hasattr" not in init + forward
+    assert "* 2" not in forward
+
+
 def test_a_list_of_nothing_for_each_layer_is_nothing(translate: Translate) -> None:
     text = """
 class Layer(nn.Module):

@@ -14,10 +14,14 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PretrainedConfig
 
 from onboard.analysis.spec import LayerKind, ModelSpec, Trait
-from onboard.codegen.equivalence_test import generate_test_file
+from onboard.codegen.equivalence_test import (
+    _NOT_ARCHITECTURE,
+    _arguments,
+    generate_test_file,
+)
 from onboard.codegen.measured import Measured
 from onboard.errors import OnboardError
 from onboard.runtime.sampling_params import SamplingParams
@@ -273,6 +277,32 @@ def test_a_layer_that_the_small_model_lacks_is_an_error(llama_spec: ModelSpec) -
     kinds = [LayerKind(name="full_attention", layers=[7], path="model.layers.7")]
     with pytest.raises(OnboardError, match=r"no layer model.layers.7 \(full_attention\)"):
         generate_test_file(llama_spec.model_copy(update={"layer_kinds": kinds}))
+
+
+class Growing(PretrainedConfig):  # type: ignore[misc]
+    """A config whose constructor packs a field once more each time, as a comma too many does."""
+
+    model_type = "growing"
+
+    def __init__(self, size: int = 4, packed: Any = False, **kwargs: Any) -> None:
+        self.size = size
+        self.packed = (packed,)
+        super().__init__(**kwargs)
+
+
+def test_a_field_that_no_argument_makes_is_as_it_is_written() -> None:
+    config = Growing.from_dict(Growing(size=8, _name_or_path="a/b").to_dict())
+    assert _arguments(config, {}) == {"size": 8, **_rest(config)}
+    written = {"packed": True, "size": 512}
+    assert _arguments(config, written) == {"size": 8, "packed": True, **_rest(config)}
+
+
+def _rest(config: Any) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in config.to_dict().items()
+        if key not in {"size", "packed", *_NOT_ARCHITECTURE}
+    }
 
 
 def test_arguments_keep_their_types_on_the_way_from_the_child() -> None:

@@ -19,7 +19,7 @@ from onboard.codegen.tidy.names import with_names
 from onboard.codegen.tidy.op_calls import by_keyword
 from onboard.codegen.tidy.partial_rotary import with_whole_heads
 from onboard.codegen.tidy.reshapes import with_short_shapes
-from onboard.codegen.translate.language.forms import SHARED
+from onboard.codegen.translate.language.forms import SEVERAL_ROWS, SHARED
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole
 from onboard.codegen.translate.language.object_values import Config, Instance
@@ -365,7 +365,7 @@ def _tensor_annotation(
     if (
         not count
         and parameter == "position_embeddings"
-        and not (isinstance(fact, Code) and fact.form)
+        and not (isinstance(fact, Code) and fact.form not in (None, SEVERAL_ROWS))
     ):
         count = 2
     kind = f"tuple[{', '.join(['torch.Tensor'] * count)}]" if count else "torch.Tensor"

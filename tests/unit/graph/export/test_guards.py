@@ -63,6 +63,30 @@ def test_a_branch_on_a_size_is_found(
     assert is_long(torch.empty(found.batch, found.length)) != is_long(torch.empty(TRACED))
 
 
+class _CutToTokens(nn.Module):
+    """Positions are cut to the number of tokens before anything says that there are as many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 4)
+        self.register_buffer("table", torch.randn(64, 4))
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        tokens = self.embedding(input_ids).transpose(0, 1).contiguous()
+        rows = self.table[position_ids].transpose(0, 1).contiguous()[: tokens.shape[0]]
+        return tokens * rows.view(tokens.shape[0], -1, 4)
+
+
+def test_positions_are_known_to_be_as_many_as_tokens() -> None:
+    ids = torch.arange(33).view(TRACED)
+    dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    inputs = {"input_ids": ids, "position_ids": torch.arange(11).expand(TRACED).contiguous()}
+    gm = export_to_graph(
+        _CutToTokens(), inputs, dict.fromkeys(inputs, dynamic), torch.device("cpu")
+    )
+    assert broken_guard(gm, 2048) is None
+
+
 def test_short_texts_are_looked_at_where_that_is_asked_for() -> None:
     gm = _exported(lambda ids: ids.shape[1] < 3)
     assert broken_guard(gm, 2048) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -72,6 +73,11 @@ def _hasattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
     match args.positional:
         case [Config(obj=config), Known(value=str() as key)] if objects.declares(config, key):
             return Known(True)
+        case [
+            Global(obj=ModuleType() as known) | Known(value=known),
+            Known(value=str() as key),
+        ]:
+            return Known(hasattr(known, key))
         case [Self(), Known(value=str() as key)] if (
             frame.cls is not None and key not in frame.cls.sometimes
         ):
