@@ -6,8 +6,8 @@ INTERRUPTED = 130
 EXIT_CODES = {
     0: "done",
     1: "it failed: a phase or a comparison did, files have drifted, or the Hub cannot be reached",
-    2: "it cannot be done as asked: a wrong option or configuration, or a model that does not exist",
-    3: "it needs your word: the model does not fit, or brings code of its own",
+    2: "the request is invalid: a wrong option or configuration, or a model that does not exist",
+    3: "it needs your consent: the model does not fit, or brings code of its own",
     INTERRUPTED: "interrupted",
 }
 """What commands exit with."""

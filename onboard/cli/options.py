@@ -10,7 +10,7 @@ import typer
 
 
 class Device(StrEnum):
-    """Where the model runs."""
+    """Device to run the model on."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -18,7 +18,7 @@ class Device(StrEnum):
 
 
 class DTypeName(StrEnum):
-    """What the model computes in."""
+    """Dtype of weights and activations."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
@@ -27,7 +27,7 @@ class DTypeName(StrEnum):
 
 
 class ModeName(StrEnum):
-    """Which road the model takes."""
+    """Whether the generated model runs, or transformers' own."""
 
     GRAPH = "graph"
     HF = "hf"
@@ -35,7 +35,7 @@ class ModeName(StrEnum):
 
 
 class CacheDTypeName(StrEnum):
-    """What keys and values are kept in."""
+    """Dtype of the KV cache."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
@@ -45,7 +45,7 @@ class CacheDTypeName(StrEnum):
 
 
 class AttnBackendName(StrEnum):
-    """Whose attention kernels run."""
+    """Back end of attention."""
 
     AUTO = "auto"
     TORCH = "torch"
@@ -53,7 +53,7 @@ class AttnBackendName(StrEnum):
 
 
 class CompileBackendName(StrEnum):
-    """What compiles the graph."""
+    """How the graph is compiled."""
 
     AUTO = "auto"
     SIMPLE = "torch-simple"
@@ -63,56 +63,63 @@ class CompileBackendName(StrEnum):
 
 
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A folder, an id, or a name in the registry.")
+    str,
+    typer.Argument(
+        metavar="MODEL", help="Checkpoint folder, Hugging Face id, or name in the registry."
+    ),
 ]
 Root = Annotated[
-    Path, typer.Option(help="Folder that the model was onboarded under.", show_default="here")
+    Path, typer.Option(help="Root folder that the model was onboarded under.", show_default="here")
 ]
 Config = Annotated[
-    Path | None, typer.Option(help="Configuration to use instead of the registered one.")
+    Path | None, typer.Option(help="Configuration file that replaces the registered one.")
 ]
-OnDevice = Annotated[Device, typer.Option(help="Where the model runs.")]
-InDType = Annotated[DTypeName, typer.Option(help="What the model computes in.")]
+OnDevice = Annotated[Device, typer.Option(help="Device to run the model on.")]
+InDType = Annotated[DTypeName, typer.Option(help="Dtype of weights and activations.")]
 Mode = Annotated[
     ModeName,
-    typer.Option(help="graph: the onboarded model; hf, transformers: transformers' own, as it is."),
+    typer.Option(help="graph: the generated model; hf, transformers: transformers' own model."),
 ]
 Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Any setting of a configuration: kv_cache_config.dtype=float16; repeatable.",
+        help="Set one field of the configuration, as kv_cache_config.dtype=float16; repeatable.",
     ),
 ]
 MaxSeqLen = Annotated[
-    int | None, typer.Option(help="Most tokens of a sequence.", show_default="as configured")
+    int | None,
+    typer.Option(
+        help="Maximum tokens of a sequence, prompt included.", show_default="as configured"
+    ),
 ]
 MaxBatchSize = Annotated[
-    int | None, typer.Option(help="Most sequences at a time.", show_default="as configured")
+    int | None,
+    typer.Option(help="Maximum number of sequences in a batch.", show_default="as configured"),
 ]
 KVCacheDType = Annotated[
     CacheDTypeName | None,
-    typer.Option(help="What keys and values are kept in.", show_default="as configured"),
+    typer.Option(help="Dtype of the KV cache.", show_default="as configured"),
 ]
 AttnBackend = Annotated[
     AttnBackendName | None,
-    typer.Option(help="Whose attention kernels run.", show_default="as configured"),
+    typer.Option(help="Back end of attention.", show_default="as configured"),
 ]
 AnyCompileBackend = Annotated[
     CompileBackendName | None,
-    typer.Option(help="What compiles the graph.", show_default="as configured"),
+    typer.Option(help="How the graph is compiled.", show_default="as configured"),
 ]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the id.")]
-Debug = Annotated[
-    bool, typer.Option("--debug", help="Show tracebacks and the libraries' warnings.")
-]
-CompileBackend = Annotated[CompileBackendName, typer.Option(help="What compiles the graph.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and warnings of libraries.")]
+CompileBackend = Annotated[CompileBackendName, typer.Option(help="How the graph is compiled.")]
 RandomWeights = Annotated[
     bool,
     typer.Option(
-        "--random-weights", help="Random weights, made on the device: true shapes, no download."
+        "--random-weights", help="Use random weights, made on the device, and download none."
     ),
 ]
-Offline = Annotated[bool, typer.Option("--offline", help="Use the local cache only.")]
+Offline = Annotated[
+    bool, typer.Option("--offline", help="Use the local Hugging Face cache only; no network.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

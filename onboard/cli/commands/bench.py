@@ -30,39 +30,43 @@ _DEFAULTS = {"cuda": ("1,8,32,64,128", "128,1024,8192", 129), "cpu": ("1,4", "64
 _Model = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="A folder, an id, a name in the registry, or a config.json."
+        metavar="MODEL",
+        help="Checkpoint folder, Hugging Face id, name in the registry, or config.json.",
     ),
 ]
 _Batch = Annotated[
     str | None,
-    typer.Option(metavar="N,N,...", help="Sequences at a time.", show_default="by device"),
+    typer.Option(metavar="N,N,...", help="Batch sizes.", show_default="by device"),
 ]
 _Context = Annotated[
     str | None,
-    typer.Option(metavar="N,N,...", help="Tokens of a prompt.", show_default="by device"),
+    typer.Option(metavar="N,N,...", help="Prompt lengths, in tokens.", show_default="by device"),
 ]
 _OutputLen = Annotated[
     int | None,
     typer.Option(
-        metavar="N", min=2, help="Tokens to generate for a prompt.", show_default="by device"
+        metavar="N", min=2, help="Tokens to generate for each prompt.", show_default="by device"
     ),
 ]
-_Repeats = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Times that each shape is measured.")
-]
+_Repeats = Annotated[int, typer.Option(metavar="N", min=1, help="Measurements of each shape.")]
 _Compare = Annotated[
     str,
     typer.Option(
-        metavar="PEER,...", help="Measure beside it: hf, hf-compiled.", show_default="none"
+        metavar="PEER,...", help="Also measure transformers: hf, hf-compiled.", show_default="none"
     ),
 ]
 _Profile = Annotated[bool, typer.Option("--profile", help="Draw the kernels of one decode step.")]
 _Seed = Annotated[
-    int | None, typer.Option(metavar="N", min=0, help="Of the prompts.", show_default="random")
+    int | None,
+    typer.Option(metavar="N", min=0, help="Seed of the random prompts.", show_default="random"),
 ]
 _Output = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="Where the pictures go.", show_default="under the root"),
+    typer.Option(
+        metavar="FOLDER",
+        help="Folder for bench.json and the pictures.",
+        show_default="under the root",
+    ),
 ]
 
 
@@ -88,9 +92,9 @@ def bench(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> Result | None:
-    """Measure speed, beside what the hardware allows and transformers.
+    """Measure speed against the hardware's limits and transformers.
 
-    Prompts are random tokens, decoding is greedy. Writes bench.json, roofline.svg and startup.svg.
+    Prompts are random tokens; decoding is greedy. Writes bench.json, roofline.svg and startup.svg.
     """
     if offline:
         go_offline()

@@ -20,19 +20,20 @@ if TYPE_CHECKING:
 def check(
     families: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FAMILY", help="Families of registry/zoo.yaml; all for none."),
+        typer.Argument(metavar="FAMILY", help="Families of registry/zoo.yaml; default: all."),
     ] = None,
-    root: Annotated[
-        Path, typer.Option(help="A checkout of onboard.", show_default="here")
-    ] = Path(),
+    root: Annotated[Path, typer.Option(help="Checkout of onboard.", show_default="here")] = Path(),
     write: Annotated[
-        bool, typer.Option("--write", help="Write what differs instead of showing it.")
+        bool,
+        typer.Option(
+            "--write", help="Write the files that differ instead of showing the differences."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> Result | int:
-    """Generate the committed families again; show what has drifted.
+    """Generate the committed families again and show differences.
 
-    They are proven again, too. Exit code 1 when a file has drifted."""
+    Each family is proven again, too. Exit code 1 if a committed file differs."""
     from onboard.workflow.files import write_atomically
     from onboard.workflow.zoo import choose, drifts, load_zoo
 

@@ -16,7 +16,7 @@ CHECKPOINT = Path(__file__).resolve().parents[2] / "assets" / "demo"
 
 
 def demo(
-    root: Annotated[Path, typer.Option(help="Folder that everything is written to.")] = Path(
+    root: Annotated[Path, typer.Option(help="Root folder: all files are written under it.")] = Path(
         "workspace"
     ),
     device: OnDevice = Device.AUTO,

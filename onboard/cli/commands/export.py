@@ -32,12 +32,12 @@ def export(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder to write.", show_default="exported/<package> below the root"),
+        typer.Option(help="Folder to write to.", show_default="exported/<package> below the root"),
     ] = None,
     root: options.Root = Path(),
     revision: options.Revision = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace files of a folder that is there.")
+        bool, typer.Option("--force", help="Overwrite files in an existing folder.")
     ] = False,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
@@ -45,7 +45,7 @@ def export(
 ) -> Result | None:
     """Write a proven model file as a package of its own.
 
-    Only a file whose tests passed is exported; what was proven of it is in the package's README.
+    Only a file whose tests passed is exported; the package's README lists what was proven.
     """
     if offline:
         go_offline()

@@ -29,40 +29,44 @@ Run it again to resume: a phase whose inputs did not change is skipped.
 
 Phases: {", ".join(PHASES)}.
 
-Exit codes: 0 done; 1 failed; 2 cannot be done as asked; 3 needs your word; 130 interrupted.
+Exit codes: 0 done; 1 failed; 2 the request is invalid; 3 needs your consent; 130 interrupted.
 """
 
 
 _Model = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="A model's folder, or its id on the Hugging Face Hub."),
+    typer.Argument(metavar="MODEL", help="Checkpoint folder, or Hugging Face id."),
 ]
 _Root = Annotated[
-    Path, typer.Option(help="Folder that everything is written to.", show_default="here")
+    Path, typer.Option(help="Root folder: all files are written under it.", show_default="here")
 ]
-_Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the id.")]
+_Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")]
 _Until = Annotated[str | None, typer.Option(metavar="PHASE", help="Stop after this phase.")]
 _From = Annotated[
-    str | None, typer.Option("--from", metavar="PHASE", help="Rerun from this phase on.")
+    str | None, typer.Option("--from", metavar="PHASE", help="Rerun this phase and all later ones.")
 ]
 _Fresh = Annotated[bool, typer.Option("--fresh", help="Rerun every phase.")]
 _DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")
+    bool, typer.Option("--dry-run", help="Show the changes to files without writing them.")
 ]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON document.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
 _TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run Python code that the model brings.")
+    bool,
+    typer.Option(
+        "--trust-remote-code", help="Allow the repository's own Python code to run, in a sandbox."
+    ),
 ]
 _Unsandboxed = Annotated[
-    bool, typer.Option("--unsandboxed", help="Run it even where the system cannot hold it.")
+    bool,
+    typer.Option("--unsandboxed", help="Allow that code to run where the system has no sandbox."),
 ]
 _Yes = Annotated[
-    bool, typer.Option("--yes", help="Go on even if the model does not fit in memory.")
+    bool, typer.Option("--yes", help="Continue even if the model does not fit in memory.")
 ]
-_Strict = Annotated[bool, typer.Option("--strict", help="A fallback in the full run is an error.")]
-_Debug = Annotated[
-    bool, typer.Option("--debug", help="Show tracebacks and the libraries' warnings.")
+_Strict = Annotated[
+    bool, typer.Option("--strict", help="Fail if the full run falls back anywhere.")
 ]
+_Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and warnings of libraries.")]
 
 
 def onboard(

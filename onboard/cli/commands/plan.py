@@ -30,47 +30,55 @@ def plan(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="A folder, an id, a name in the registry, or a config.json."
+            metavar="MODEL",
+            help="Checkpoint folder, Hugging Face id, name in the registry, or config.json.",
         ),
     ],
     gpu: Annotated[
         str | None,
         typer.Option(
-            metavar="GPU", help="As H100, 4xH200 or 80GiB.", show_default="this machine's"
+            metavar="GPU",
+            help="GPU type, count or memory: H100, 4xH200, 80GiB.",
+            show_default="this machine's",
         ),
     ] = None,
     dtype: options.InDType = DTypeName.AUTO,
     cache_dtype: Annotated[
         CacheDTypeName | None,
-        typer.Option(help="What keys and values are kept in.", show_default="as configured"),
+        typer.Option(help="Dtype of the KV cache.", show_default="as configured"),
     ] = None,
     context: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="Tokens of a sequence.", show_default="the configuration's"
+            metavar="N",
+            min=1,
+            help="Context length: tokens of each sequence.",
+            show_default="the configuration's",
         ),
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=1, help="Sequences at a time.", show_default="the configuration's"
-        ),
+        typer.Option(metavar="N", min=1, help="Batch size.", show_default="the configuration's"),
     ] = None,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Activations as the run's own graph has them; slower.")
+        bool,
+        typer.Option(
+            "--exact",
+            help="Count activations in the run's own graph instead of estimating; slower.",
+        ),
     ] = False,
     root: options.Root = Path(),
     mode: Annotated[
-        ModeName, typer.Option(help="graph: the onboarded model; hf: transformers' own.")
+        ModeName, typer.Option(help="graph: the generated model; hf: transformers' own model.")
     ] = ModeName.GRAPH,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
 ) -> Result | None:
-    """Plan memory: what a model takes, and what fits beside it.
+    """Plan GPU memory: weights, activations, and how much cache fits.
 
-    Its config alone is read.
+    Reads the config only, no weights.
 
-    Exit codes: 0 it fits; 2 cannot be done as asked; 3 it does not fit.
+    Exit codes: 0 it fits; 2 the request is invalid; 3 it does not fit.
     """
     if offline:
         go_offline()

@@ -24,26 +24,23 @@ app = typer.Typer(
     help="List, check and run the models of the registry.",
 )
 
-Root = Annotated[
-    Path, typer.Option(help="Folder that the registry belongs to.", show_default="here")
-]
+Root = Annotated[Path, typer.Option(help="Root folder with the registry.", show_default="here")]
 Filter = Annotated[
     str,
     typer.Option(
         "--filter",
         metavar="EXPR",
-        help="Only entries of which all terms hold: 'family=A,B status!=passed'.",
+        help="Only entries that match all terms, as 'family=A,B status!=passed'.",
     ),
 ]
 
 
 @app.command("list")
 def list_entries(root: Root = Path(), expression: Filter = "", as_json: AsJson = False) -> None:
-    """List the entries, and what came of their last runs.
+    """List the entries and the results of their last runs.
 
-    A filter has terms with FIELD=WORD, FIELD!=WORD, FIELD~PATTERN or FIELD!~PATTERN, words between
-    commas are alternatives; fields are name, config_id, family, architecture, status, tested and
-    note.
+    A filter has terms FIELD=WORD, FIELD!=WORD, FIELD~PATTERN or FIELD!~PATTERN; words separated by
+    commas are alternatives. Fields: name, config_id, family, architecture, status, tested and note.
     """
     entries = _chosen(root, [], expression)
     if as_json:
@@ -63,16 +60,18 @@ def list_entries(root: Root = Path(), expression: Filter = "", as_json: AsJson =
 @app.command("show")
 def show(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="An entry's name, or its model's id or folder.")
+        str, typer.Argument(metavar="NAME", help="Name of an entry, or its model's id or folder.")
     ],
     root: Root = Path(),
     resolved: Annotated[
         bool,
-        typer.Option("--resolved", help="What it runs with, and the file that each value is from."),
+        typer.Option(
+            "--resolved", help="Show the composed configuration and the file of each value."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show an entry; with --resolved what its configs come to."""
+    """Show an entry; with --resolved its composed configuration."""
     from onboard.composition import compose, layers, origins, without_effect
 
     entry, root = _entry(name, root), root.expanduser()
@@ -94,9 +93,9 @@ def show(
 
 @app.command("validate")
 def validate(root: Root = Path(), as_json: AsJson = False) -> int:
-    """Check that every entry's configs make a configuration.
+    """Check that every entry's configs form a valid configuration.
 
-    Exit code 1 when one is missing or does not.
+    Exit code 1 if a config is missing or invalid.
     """
     from onboard.composition import compose, layers, without_effect
     from onboard.registry import load_standalone
@@ -128,24 +127,27 @@ def validate(root: Root = Path(), as_json: AsJson = False) -> int:
 
 _Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="NAME", help="Entries by name.", show_default="all"),
+    typer.Argument(metavar="NAME", help="Names of entries.", show_default="all"),
 ]
-_Device = Annotated[Device, typer.Option(help="Where the models run.")]
+_Device = Annotated[Device, typer.Option(help="Device to run the models on.")]
 _Jobs = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="Entries at a time.", show_default="1, or one a GPU"),
+    typer.Option(
+        metavar="N", min=1, help="Entries to run in parallel.", show_default="1, or one a GPU"
+    ),
 ]
 _Reduced = Annotated[
-    bool, typer.Option("--reduced", help="Only as many layers as show every kind of them.")
+    bool, typer.Option("--reduced", help="Run with few layers, at least one of each kind.")
 ]
 _Changed = Annotated[
     bool,
     typer.Option(
-        "--changed", help="Only entries with a row of another model file, config or program."
+        "--changed",
+        help="Only entries whose model file, config or program changed since their last run.",
     ),
 ]
-_Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what passed as it is.")]
-_LimitSeconds = Annotated[float, typer.Option(help="Time limit of an entry.")]
+_Fresh = Annotated[bool, typer.Option("--fresh", help="Also rerun entries that passed unchanged.")]
+_LimitSeconds = Annotated[float, typer.Option(help="Time limit for each entry, in seconds.")]
 
 
 @app.command("run")
@@ -164,10 +166,10 @@ def run(
 ) -> int:
     """Run entries and compare them with transformers.
 
-    Each is a process of its own; exit code 1 when one fails. On GPUs each takes a free one, and
-    waits for it; on the CPU --jobs run at a time. Rows go to registry/results.jsonl, from which the
-    support matrix is made. Killed, and started again, it goes on; an entry that passed under the
-    same model file, config and program is not run again. The filter is that of `registry list`.
+    Each entry runs in its own process: on a free GPU, or on the CPU with --jobs in parallel. Results
+    are rows of registry/results.jsonl, from which the support matrix is made. An entry that passed
+    with the same model file, config and program is skipped, so an interrupted run can be resumed.
+    Exit code 1 if an entry fails. The filter is that of `registry list`.
     """
     from onboard.workflow.registry_runs.places import CpuPlaces, GpuPlaces
     from onboard.workflow.registry_runs.runner import Runner, RunSettings

@@ -28,40 +28,48 @@ if TYPE_CHECKING:
 
 _Prompts = Annotated[
     list[str] | None,
-    typer.Argument(metavar="PROMPT", help="Texts to go on from.", show_default="read stdin"),
+    typer.Argument(metavar="PROMPT", help="Prompts, as text.", show_default="read stdin"),
 ]
 _TokenIds = Annotated[
     list[str] | None,
-    typer.Option(metavar="ID,ID,...", help="A prompt as token ids; may be repeated."),
+    typer.Option(metavar="ID,ID,...", help="A prompt as token ids; repeatable."),
 ]
-_MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate for a prompt.")]
-_Temperature = Annotated[float, typer.Option(help="0: always the most likely token.")]
-_TopP = Annotated[float, typer.Option(help="Sample from this share of the probability.")]
-_TopK = Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0: from all.")]
+_MaxTokens = Annotated[int, typer.Option(help="Maximum tokens to generate for each prompt.")]
+_Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0: greedy.")]
+_TopP = Annotated[
+    float, typer.Option(help="Sample from the most likely tokens with this total probability.")
+]
+_TopK = Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0: all.")]
 _MinP = Annotated[
-    float, typer.Option(help="Drop tokens less likely than this, relative to the best.")
+    float, typer.Option(help="Minimum probability of a token, relative to the most likely one.")
 ]
-_Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
+_Seed = Annotated[int | None, typer.Option(help="Seed of sampling.")]
 _Stop = Annotated[
-    list[str] | None, typer.Option(metavar="TEXT", help="Ends the output; may be repeated.")
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="Stop text that ends the output; repeatable."),
 ]
-_IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.")]
-_N = Annotated[int, typer.Option("-n", help="Outputs for each prompt.")]
+_IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Do not stop at the end-of-text token.")
+]
+_N = Annotated[int, typer.Option("-n", help="Number of outputs for each prompt.")]
 _StopTokenIds = Annotated[
-    str | None, typer.Option(metavar="ID,ID,...", help="Tokens that end the output.")
+    str | None, typer.Option(metavar="ID,ID,...", help="Stop tokens that end the output.")
 ]
 _Logprobs = Annotated[
-    int | None, typer.Option(help="Report this many log-probabilities a token (--json).")
+    int | None, typer.Option(help="Log-probabilities to report for each token (with --json).")
 ]
 _BatchInvariant = Annotated[
     bool,
-    typer.Option("--batch-invariant", help="Round the same whatever else is in the batch; slower."),
+    typer.Option(
+        "--batch-invariant",
+        help="Make logits independent of the rest of the batch, bit for bit; slower.",
+    ),
 ]
 _Strict = Annotated[
     bool,
     typer.Option(
         "--strict",
-        help="A fallback, or a model that is not as it was tested and run, is an error.",
+        help="Fail at a fallback, or if the model changed since it was tested and run.",
     ),
 ]
 
@@ -101,7 +109,7 @@ def run(
 ) -> Result | None:
     """Generate text with an onboarded model.
 
-    All prompts go in one batch, greedily unless a temperature is set.
+    All prompts run in one batch. Decoding is greedy unless a temperature is set.
     """
     if offline:
         go_offline()

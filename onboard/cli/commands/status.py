@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def status(
     root: Annotated[
-        Path, typer.Option(help="Folder that models were onboarded under.", show_default="here")
+        Path,
+        typer.Option(help="Root folder that models were onboarded under.", show_default="here"),
     ] = Path(),
     as_json: options.AsJson = False,
 ) -> Result | None:

@@ -33,29 +33,31 @@ _Models = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="MODEL",
-        help="Model types, registry names, ids, folders, or files with one of these a line.",
+        help="Model types, registry names, ids, folders, or files that list these line by line.",
     ),
 ]
 _AllTransformers = Annotated[
     bool,
-    typer.Option("--all-transformers", help="Every causal language model type of transformers."),
+    typer.Option("--all-transformers", help="All causal language model types of transformers."),
 ]
-_Types = Annotated[str | None, typer.Option(metavar="A,B,...", help="Of those, only these types.")]
+_Types = Annotated[str | None, typer.Option(metavar="A,B,...", help="Only these types of them.")]
 _Variants = Annotated[
     bool | None,
     typer.Option(
         "--variants/--no-variants",
-        help="Each a second time: other sizes, another order of layers, options on that the defaults leave off.",
+        help="Test each type twice: also with other sizes, layer orders and options.",
         show_default="with --all-transformers",
     ),
 ]
 _Root = Annotated[
-    Path, typer.Option(help="Folder that everything is written to.", show_default="here")
+    Path, typer.Option(help="Root folder: all files are written under it.", show_default="here")
 ]
-_Device = Annotated[Device, typer.Option(help="Where the models run.")]
+_Device = Annotated[Device, typer.Option(help="Device to run the models on.")]
 _Jobs = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="Models at a time.", show_default="one a core or GPU"),
+    typer.Option(
+        metavar="N", min=1, help="Models to run in parallel.", show_default="one a core or GPU"
+    ),
 ]
 _Executor = Annotated[
     ExecutorName,
@@ -67,7 +69,7 @@ _Address = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="The Ray cluster.",
+        help="Address of the Ray cluster.",
         show_default="RAY_ADDRESS, or one started on this machine",
     ),
 ]
@@ -78,11 +80,11 @@ _Mode = Annotated[
     ),
 ]
 _Until = Annotated[str, typer.Option(metavar="PHASE", help="Stop each model after this phase.")]
-_LimitSeconds = Annotated[float, typer.Option(help="Time limit of a model.")]
+_LimitSeconds = Annotated[float, typer.Option(help="Time limit for each model, in seconds.")]
 _LimitMemory = Annotated[
-    float, typer.Option(metavar="GIB", help="Memory limit of each process of a model.")
+    float, typer.Option(metavar="GIB", help="Memory limit for each process, in GiB.")
 ]
-_Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what did not change.")]
+_Fresh = Annotated[bool, typer.Option("--fresh", help="Also rerun what has not changed.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print the coverage as one JSON document.")]
 
 
@@ -105,9 +107,9 @@ def sweep(
 ) -> Result | None:
     """Onboard many architectures as tiny checkpoints; show what works.
 
-    Checkpoints are random, and each has a process of its own. What the command leaves is judged in
-    a fresh process: against transformers, on new prompts. Run it again to go on: what ended under
-    the same code and versions is not run again. Over all types of transformers it writes
+    Checkpoints have random weights, and each runs in its own process. A separate judge process then
+    compares the result with transformers on new prompts. Run the command again to resume: entries
+    that ended with the same code and versions are skipped. With --all-transformers it writes
     registry/coverage.json, docs/coverage.md and docs/coverage.svg.
     """
     from onboard.workflow.sweep.sweep import Sweep, SweepOptions

@@ -27,33 +27,37 @@ def tune(
     root: options.Root = Path(),
     config: Annotated[
         Path | None,
-        typer.Option(help="Configuration to tune, or to make.", show_default="the registered one"),
+        typer.Option(
+            help="Configuration file to tune, or to create.", show_default="the registered one"
+        ),
     ] = None,
     device: options.OnDevice = Device.AUTO,
     dtype: options.InDType = DTypeName.AUTO,
     random_weights: options.RandomWeights = False,
     batch: Annotated[
         str | None,
-        typer.Option(
-            metavar="N,N,...", help="Sequences at a time.", show_default="one, and the most"
-        ),
+        typer.Option(metavar="N,N,...", help="Batch sizes.", show_default="one, and the most"),
     ] = None,
-    context: Annotated[str, typer.Option(metavar="N,N,...", help="Tokens of a prompt.")] = "128",
+    context: Annotated[
+        str, typer.Option(metavar="N,N,...", help="Prompt lengths, in tokens.")
+    ] = "128",
     repeats: Annotated[
-        int, typer.Option(metavar="N", min=2, help="Times that each choice is measured.")
+        int, typer.Option(metavar="N", min=2, help="Measurements of each choice.")
     ] = 3,
     seed: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Of the prompts.", show_default="random")
+        int | None,
+        typer.Option(metavar="N", min=0, help="Seed of the random prompts.", show_default="random"),
     ] = None,
     offline: options.Offline = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, and write nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Measure without writing the configuration.")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> Result | None:
-    """Find the quickest back ends and CUDA-graph sizes.
+    """Find the fastest back ends and CUDA-graph sizes.
 
-    The best are written to the model's configuration.
-    A choice is kept when it is quicker by more than measurements scatter and its logits differ by
-    rounding alone.
+    The best choices are written to the model's configuration. A choice is kept if it is faster by
+    more than the noise of the measurements and its logits differ by rounding alone.
     """
     if offline:
         go_offline()

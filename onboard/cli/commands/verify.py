@@ -31,15 +31,17 @@ def verify(
     mode: options.Mode = ModeName.GRAPH,
     revision: options.Revision = None,
     set_: options.Set = None,
-    seed: Annotated[int | None, typer.Option(help="Of the prompts.", show_default="random")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the random prompts.", show_default="random")
+    ] = None,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> Result | int:
     """Compare with transformers after every transform.
 
-    Prefill, chunked prefill, cached and batched decode, eager and compiled; exit code 1 when they
-    differ.
+    Compares the logits of prefill, chunked prefill, and cached and batched decode, eager and
+    compiled. Exit code 1 if they differ.
     """
     if offline:
         go_offline()
