@@ -1,4 +1,4 @@
-"""Composite models: a text model with towers for images or sound beside it.
+"""Multimodal models: a text model with towers for images or sound beside it.
 
 Which part is the text model, the config and the module tree tell: the config by its sub-configs,
 the tree by what a call with text alone runs. The rest (the towers) stays as transformers has it and
@@ -35,8 +35,8 @@ _LAYERS = 2
 def small_composites(
     config: Any, shrink: Callable[[Any], PretrainedConfig], vocabulary: int
 ) -> Iterator[PretrainedConfig]:
-    """Yield small configs of a composite: what its towers' sizes have to fit is their own code's
-    secret.
+    """Yield small configs of a multimodal model: what its towers' sizes have to fit is their own
+    code's secret.
 
     First all parts are made small by `shrink`, as the text model is; then the towers by fewer and
     fewer fields. Widths of the text model follow it, images and sounds are as small as the towers
@@ -153,7 +153,7 @@ def unused_parts(model: nn.Module, called: Collection[str]) -> list[str]:
 
 
 def _holds_parts(module: nn.Module) -> bool:
-    """Whether a module is made of a composite config: towers may be among its children."""
+    """Whether a module is made of a multimodal config: towers may be among its children."""
     config = getattr(module, "config", None)
     return isinstance(config, PretrainedConfig) and is_composite(config)
 

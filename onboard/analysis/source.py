@@ -78,7 +78,7 @@ def sources_of(model: nn.Module, eager: Collection[str] = ()) -> list[ModuleSour
     """Return the modeling files that a model's code is from, its own first; those of `eager` parts
     do not count.
 
-    A composite makes its text model from another file, which it may change with.
+    A multimodal model makes its text model from another file, which it may change with.
     """
     own = type(model).__module__
     packages = ("transformers.models.", f"{own.rpartition('.')[0]}.")

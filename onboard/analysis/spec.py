@@ -84,8 +84,8 @@ class ModelSpec(Record):
     source_hash: str
     """sha256 of the Hugging Face modeling source, or of the sha256 of each of `sources`."""
     sources: list[str] = Field(default_factory=list)
-    """Names of these files: that of `hf_module`, then those that a composite has its text model
-    from.
+    """Names of these files: that of `hf_module`, then those that a multimodal model has its text
+    model from.
     """
     num_parameters: int
     """Of the checkpoint, all layers."""
@@ -100,14 +100,15 @@ class ModelSpec(Record):
     sliding_window, logit_softcap, attention_softcap, tied_embeddings, position, ...: whatever
     applies, in this order."""
     blocks: list[Block]
-    """What each class of the modeling source computes: the part to edit. `kind` says which canonical
-    op stands for it, `parameters` with what; one of kind `other` is translated as it is written.
+    """What each class of the modeling source computes: the part to edit. `kind` says which
+    canonical op stands for it, `parameters` with what; one of kind `other` is translated as it is
+    written.
     """
     layer_kinds: list[LayerKind]
     """Which layers are alike, in the order of their first ones."""
     eager: list[str] = Field(default_factory=list)
-    """Module paths of a composite's towers: transformers' own modules, which the generated file
-    leaves out.
+    """Module paths of a multimodal model's towers: transformers' own modules, which the generated
+    file leaves out.
     """
     never_called: list[str] = Field(default_factory=list)
     """Paths of the tiny model's modules that no prompt calls, like cross attention where there is

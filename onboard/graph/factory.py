@@ -200,7 +200,7 @@ class ModelFactory:
             model: nn.Module = _build_reference(self.config)
         return model
 
-    def composite(self) -> Any:
+    def multimodal_model(self) -> Any:
         """Return transformers' own model, parameters on the meta device in the run's dtype, buffers
         with values.
         """
@@ -260,8 +260,8 @@ class _HFForward:
 
 
 def _override(config: Any, overrides: Mapping[str, Any]) -> Any:
-    """Return a config with other values; a composite's are those of its text model, where that has
-    the field.
+    """Return a config with other values; a multimodal model's are those of its text model, where
+    that has the field.
     """
     parts = getattr(config, "sub_configs", {})
     holder = next(

@@ -70,8 +70,8 @@ def find_language_model(config: PretrainedConfig) -> Any | None:
     """Return the class of transformers that predicts the next token, of text alone or of text with
     other inputs.
 
-    A composite may have both: the one that the config names counts, else the one for text. A text
-    config has its composite's class when that takes the text config alone.
+    A multimodal model may have both: the one that the config names counts, else the one for text. A
+    text config has its multimodal model's class when that takes the text config alone.
     """
     auto = _auto_classes()
     tables = (auto.MODEL_FOR_CAUSAL_LM_MAPPING, auto.MODEL_FOR_MULTIMODAL_LM_MAPPING)
@@ -80,12 +80,12 @@ def find_language_model(config: PretrainedConfig) -> Any | None:
     if own:
         return (named or own)[0]
     package = type(config).__module__.split(".")[-2]
-    composites = [
+    multimodal = [
         CONFIG_MAPPING[name]
         for name in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         if _package(name) == package
     ]
-    classes = [auto.MODEL_FOR_CAUSAL_LM_MAPPING[composite] for composite in composites]
+    classes = [auto.MODEL_FOR_CAUSAL_LM_MAPPING[config_class] for config_class in multimodal]
     return next((item for item in classes if item.config_class is type(config)), None)
 
 
@@ -130,8 +130,8 @@ def is_composite(config: Any) -> bool:
 def decoder_config(config: PretrainedConfig) -> PretrainedConfig:
     """Return the config of the causal language model itself.
 
-    That is a composite's text config where the class takes that alone, as in transformers' own auto
-    classes.
+    That is a multimodal model's text config where the class takes that alone, as in transformers'
+    own auto classes.
     """
     if is_composite(config) and causal_lm_class(config).config_class is type(
         text := text_config(config)

@@ -41,7 +41,7 @@ class MissingTower(nn.Module):
 
 @contextmanager
 def without_missing_towers() -> Iterator[None]:
-    """Where transformers makes a part of a composite model and lacks packages for it, put a
+    """Where transformers makes a part of a multimodal model and lacks packages for it, put a
     `MissingTower` there.
     """
     original = AutoModel.from_config

@@ -49,7 +49,8 @@ class Subject:
         """Name -> shape of the checkpoint's tensors: those of Hugging Face's model, built without
         memory.
 
-        Experts are one by one where checkpoints have them so; a composite's towers are left out.
+        Experts are one by one where checkpoints have them so; a multimodal model's towers are left
+        out.
         """
         model_class = getattr(importlib.import_module(self.spec.hf_module), self.spec.architecture)
         shapes = _shapes(separate_experts(self._build(model_class)))

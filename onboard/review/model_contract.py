@@ -117,8 +117,8 @@ def _no_runtime_arguments(subject: Subject) -> Outcome:
 
 
 def _no_inner_runtime_arguments(subject: Subject) -> Outcome:
-    """Embeddings that a caller has to give are what a composite's text model begins with, no choice
-    of inputs.
+    """Embeddings that a caller has to give are what a multimodal model's text model begins with, no
+    choice of inputs.
     """
     inner = [f for name, f in subject.model.forwards().items() if name != subject.spec.architecture]
     return forbid(

@@ -30,7 +30,7 @@ from onboard.runtime.tokenizer import Tokenizer
 from onboard.untrusted.bounds import read_json
 
 if TYPE_CHECKING:
-    from onboard.runtime.multimodal.towers import Composite
+    from onboard.runtime.multimodal.towers import Towers
 
 log = logging.getLogger("onboard.runtime")
 
@@ -105,7 +105,7 @@ def _built(
         gm,
         context.cache,
         **_text_ends(checkpoint, context),
-        composite=_composite(context) if takes_more else None,
+        towers=_towers(context) if takes_more else None,
         rope=length_dependent_rope(context.factory.text_config.to_dict()),
         reuse=context.runtime.kv_cache_config.enable_block_reuse,
         overlap=_overlaps(context),
@@ -163,10 +163,10 @@ def _graph_cache(context: TransformContext) -> GraphCache | None:
     return GraphCache(folder)
 
 
-def _composite(context: TransformContext) -> Composite:
-    from onboard.runtime.multimodal.towers import Composite
+def _towers(context: TransformContext) -> Towers:
+    from onboard.runtime.multimodal.towers import Towers
 
-    return Composite(context)
+    return Towers(context)
 
 
 def check_cached(gm: nn.Module, context: TransformContext) -> None:

@@ -22,12 +22,12 @@ from torch import fx, nn
 from onboard.cache.cached_sequence import MROPE_DELTA, CachedSequenceInterface
 from onboard.cache.next_token import Chosen
 from onboard.errors import UsageError
-from onboard.graph.cache_init.embedded_inputs import with_given_inputs
+from onboard.graph.cache_init.embedded_inputs import with_image_inputs
 from onboard.graph.fx import graph_modules
 from onboard.modeling import Codebooks
 from onboard.runtime.length_dependent_rope import LengthDependentRope
 from onboard.runtime.logprobs import logprobs
-from onboard.runtime.multimodal.prompt_inputs import PromptInputs, given_rows
+from onboard.runtime.multimodal.image_inputs import ImageInputs, image_rows
 from onboard.runtime.sampling_params import SamplingParams, stream_key
 from onboard.runtime.scheduling.engine_stats import EngineStats
 from onboard.runtime.scheduling.pending_step import PendingStep, TokenReceiver
@@ -37,7 +37,7 @@ from onboard.runtime.scheduling.sequence_pages import SequencePages
 from onboard.runtime.tokenizer import Detokenizer, Tokenizer
 
 if TYPE_CHECKING:
-    from onboard.runtime.multimodal.towers import Composite
+    from onboard.runtime.multimodal.towers import Towers
 
 _LOGITS_CHUNK = 256
 """Tokens in one chunk of `Engine.logits`: their logits are [tokens, vocabulary] and large."""
@@ -60,7 +60,7 @@ class Engine:
     vocab_size: int | None = None
     """Prompts may hold token ids below it; None: unknown, so not checked."""
     rope: LengthDependentRope | None = None
-    composite: Composite | None = None
+    towers: Towers | None = None
     """The towers of a multimodal model; None: the model takes text alone."""
     reuse: bool = True
     """Whether requests reuse the cached prefix of earlier requests."""
@@ -96,7 +96,7 @@ class Engine:
         # Position offsets on the device, by slot, and the step whose offsets were written last
         self._shifts = np.zeros(info.num_slots, dtype=np.int64)
         self._shifted: StepRows | None = None
-        self._given_graphs: dict[tuple[bool, bool, tuple[str, ...]], fx.GraphModule] = {}
+        self._image_graphs: dict[tuple[bool, bool, tuple[str, ...]], fx.GraphModule] = {}
 
     @property
     def codebooks(self) -> Codebooks:
@@ -136,9 +136,9 @@ class Engine:
             raise UsageError(
                 "stop texts need a tokenizer and the checkpoint has none", hint="Use stop_token_ids"
             )
-        given = self._prepare(list(prompt), inputs) if inputs else None
+        images = self._prepare(list(prompt), inputs) if inputs else None
         keys = [stream_key(params, index) for index in range(params.n)]
-        outputs = [Request(list(prompt), params, key, priority, given) for key in keys]
+        outputs = [Request(list(prompt), params, key, priority, images) for key in keys]
         for output in outputs:
             output.limit = min(len(prompt) + params.max_tokens, self.capacity)
             output.last_tokens = self._last_tokens(params)
@@ -216,7 +216,7 @@ class Engine:
         self.cache.info.set_rows(
             step.rows.slots, step.lengths, rope_length=step.rope_length, position_ids=positions
         )
-        tokens, logits = self._run_given(step) if step.has_given() else self._run(step)
+        tokens, logits = self._run_with_images(step) if step.reads_images() else self._run(step)
         self.scheduler.launched(step)
         # After the launch, so that the event comes after the kernels that write the tokens; before
         # any later launch, so that waiting for it does not wait for that one, too.
@@ -259,39 +259,39 @@ class Engine:
                 self.facts.append(fact)
         return chosen
 
-    def _prepare(self, prompt: list[int], inputs: Mapping[str, Any]) -> PromptInputs:
-        if self.composite is None:
+    def _prepare(self, prompt: list[int], inputs: Mapping[str, Any]) -> ImageInputs:
+        if self.towers is None:
             raise UsageError(
                 "a prompt has more than text and the model takes text alone",
                 hint="Leave the images out",
             )
-        given = self.composite.prepare(prompt, inputs)
-        if given.longest_block() > self.cache.info.max_num_tokens:
+        images = self.towers.prepare(prompt, inputs)
+        if images.longest_block() > self.cache.info.max_num_tokens:
             raise UsageError(
-                f"an image has {given.longest_block()} tokens, which have to come in one step",
+                f"an image has {images.longest_block()} tokens, which have to come in one step",
                 hint=f"Raise max_num_tokens ({self.cache.info.max_num_tokens})",
             )
-        return given
+        return images
 
-    def _run_given(self, step: Step) -> Chosen:
+    def _run_with_images(self, step: Step) -> Chosen:
         """Run a step that prefills prompts with images: their embeddings come from the towers."""
-        parts = [chunk.sequence.given for chunk in step.chunks if chunk.reads_given()]
+        parts = [chunk.sequence.image_inputs for chunk in step.chunks if chunk.reads_images()]
         rope = any(part.tables is not None for part in parts if part is not None)
         blocks = any(part.blocks is not None for part in parts if part is not None)
-        assert self.composite is not None
+        assert self.towers is not None
         added = tuple(sorted({layer for part in parts if part is not None for layer in part.added}))
-        if (key := (rope, blocks, added)) not in self._given_graphs:
+        if (key := (rope, blocks, added)) not in self._image_graphs:
             (_, graph), *_ = graph_modules(self.gm)
-            embedding = self.composite.embedding
-            self._given_graphs[key] = with_given_inputs(
+            embedding = self.towers.embedding
+            self._image_graphs[key] = with_image_inputs(
                 graph, embedding, rope=rope, blocks=blocks, added=added
             )
         info = self.cache.info
         info.inputs = {
             **info.inputs,
-            **given_rows(step, info.inputs["input_ids"].shape[1], info.device),
+            **image_rows(step, info.inputs["input_ids"].shape[1], info.device),
         }
-        return self.cache.next_tokens(self._given_graphs[key])
+        return self.cache.next_tokens(self._image_graphs[key])
 
     @property
     def _replays(self) -> int:

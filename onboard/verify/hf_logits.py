@@ -117,7 +117,7 @@ def _run_layer_by_layer(
 
     factory = copy.copy(context.factory)
     factory.dtype = dtype
-    model = factory.composite()
+    model = factory.multimodal_model()
     dtypes = {
         name: parameter.dtype for name, parameter in model.named_parameters(remove_duplicate=False)
     }

@@ -106,8 +106,8 @@ def record(model: nn.Module, inputs: dict[str, torch.Tensor]) -> Recording:
 
 
 def modeling_modules(model: nn.Module) -> list[str]:
-    """Return the names of the modules that define a model's classes: a composite's text model has
-    its own.
+    """Return the names of the modules that define a model's classes: a multimodal model's text
+    model has its own.
     """
     own = (type(module).__module__ for module in model.modules())
     return list(

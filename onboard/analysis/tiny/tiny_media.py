@@ -42,8 +42,8 @@ def fit_tower(small: Mapping[str, Any], full: Mapping[str, Any]) -> dict[str, An
 
 
 def tokens_of_images(values: Mapping[str, Any], towers: Mapping[str, Any]) -> dict[str, int]:
-    """Return how many tokens a small image becomes, by the composite's fields that say so; `towers`
-    are full ones.
+    """Return how many tokens a small image becomes, by the multimodal model's fields that say so;
+    `towers` are full ones.
     """
     sizes = [
         (first(tower.get("image_size")), first(tower.get("patch_size")))

@@ -166,10 +166,10 @@ def run(
 ) -> int:
     """Run entries and compare them with transformers.
 
-    Each entry runs in its own process: on a free GPU, or on the CPU with --jobs in parallel. Results
-    are rows of registry/results.jsonl, from which the support matrix is made. An entry that passed
-    with the same model file, config and program is skipped, so an interrupted run can be resumed.
-    Exit code 1 if an entry fails. The filter is that of `registry list`.
+    Each entry runs in its own process: on a free GPU, or on the CPU with --jobs in parallel.
+    Results are rows of registry/results.jsonl, from which the support matrix is made. An entry that
+    passed with the same model file, config and program is skipped, so an interrupted run can be
+    resumed. Exit code 1 if an entry fails. The filter is that of `registry list`.
     """
     from onboard.workflow.registry_runs.places import CpuPlaces, GpuPlaces
     from onboard.workflow.registry_runs.runner import Runner, RunSettings

@@ -1,9 +1,9 @@
 """The graph for steps with more than tokens: embeddings and rotary tables that come from outside
 take their places.
 
-A composite's towers turn images into rows of embeddings, and with them some models count positions
-along several axes. Such a step runs a copy of the text graph, with the same weights and caches, in
-which these rows are inputs; steps of text alone go on with the text graph.
+A multimodal model's towers turn images into rows of embeddings, and with them some models count
+positions along several axes. Such a step runs a copy of the text graph, with the same weights and
+caches, in which these rows are inputs; steps of text alone go on with the text graph.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from onboard.graph.fx import add_placeholder, arguments, copy_graphs, nodes_of
 from onboard.graph.pattern_matcher.layer_ends import members, results
 from onboard.ops.library import cached_forms, declared
 
-EMBEDS, COS, SIN, BLOCKS = "given_embeds", "given_cos", "given_sin", "attention_blocks"
-GIVEN, TURNED = "is_given", "has_tables"
+EMBEDS, COS, SIN, BLOCKS = "image_embeds", "image_cos", "image_sin", "attention_blocks"
+HAS_EMBEDS, HAS_TABLES = "has_embeds", "has_tables"
 """Inputs of such a graph: rows [1, tokens, size], blocks [tokens] int32, and of which tokens the
 embeddings, or cos and sin, count, [1, tokens] bool."""
 
@@ -29,7 +29,7 @@ def name_of_added(layer: str) -> str:
     return f"added_behind_{layer.replace('.', '_')}"
 
 
-def with_given_inputs(
+def with_image_inputs(
     gm: fx.GraphModule, embedding: str, *, rope: bool, blocks: bool, added: Sequence[str] = ()
 ) -> fx.GraphModule:
     """Return a copy of a cached graph that takes embeddings from outside.
@@ -47,10 +47,10 @@ def with_given_inputs(
     """
     twin = copy_graphs(gm)
     assert isinstance(twin, fx.GraphModule)
-    _choose(twin, _embedded(twin, embedding), EMBEDS, GIVEN)
+    _choose(twin, _embedded(twin, embedding), EMBEDS, HAS_EMBEDS)
     if rope:
         for node, name in zip(_tables(twin), (COS, SIN), strict=True):
-            _choose(twin, node, name, TURNED)
+            _choose(twin, node, name, HAS_TABLES)
     for layer in added:
         _add_behind(twin, layer)
     if blocks:
@@ -93,19 +93,19 @@ def _tables(gm: fx.GraphModule) -> tuple[fx.Node, fx.Node]:
 
 
 def _choose(gm: fx.GraphModule, node: fx.Node, name: str, which: str) -> None:
-    """Where rows are given they replace the node's."""
-    value, given = node.meta["val"], _rows(gm, node, name)
+    """Replace a node's rows by those of an input, where the mask input says so."""
+    value, rows_in = node.meta["val"], _rows(gm, node, name)
     rows = add_placeholder(gm, which, torch.empty((1, 7), dtype=torch.bool, device=value.device))
     with gm.graph.inserting_after(node):
         mask = gm.graph.call_function(torch.ops.aten.unsqueeze.default, (rows, -1))
     with gm.graph.inserting_after(mask):
-        chosen = gm.graph.call_function(torch.ops.aten.where.self, (mask, given, node))
+        chosen = gm.graph.call_function(torch.ops.aten.where.self, (mask, rows_in, node))
     chosen.meta["val"] = value
     node.replace_all_uses_with(chosen, delete_user_cb=lambda user: user is not chosen)
 
 
 def _add_behind(gm: fx.GraphModule, layer: str) -> None:
-    """Add rows to what comes out of a layer, after its own last sum as the composite does."""
+    """Add rows to what comes out of a layer, after its own last sum as the multimodal model does."""
     own, read = members(gm, layer), results(gm, layer)
     readers = {user for node in read for user in node.users if user not in own}
     if len(readers) == 1 and declared((pair := next(iter(readers))).target).adds_residual:
@@ -128,9 +128,9 @@ def _add_to_pair(gm: fx.GraphModule, pair: fx.Node, layer: str) -> None:
 
 
 def _add_to(gm: fx.GraphModule, end: fx.Node, layer: str) -> None:
-    given = _rows(gm, end, name_of_added(layer))
+    rows_in = _rows(gm, end, name_of_added(layer))
     with gm.graph.inserting_after(end):
-        total = gm.graph.call_function(torch.ops.aten.add.Tensor, (end, given))
+        total = gm.graph.call_function(torch.ops.aten.add.Tensor, (end, rows_in))
     total.meta["val"] = end.meta["val"]
     end.replace_all_uses_with(total, delete_user_cb=lambda user: user is not total)
 

@@ -22,7 +22,7 @@ from onboard.graph.weight_load.safetensors_folder import Checkpoint
 from onboard.graph.weight_load.weight_names import match_names, module_renaming
 from onboard.ops.attention.block_attention import allowed
 from onboard.runtime.multimodal.added_states import added_states
-from onboard.runtime.multimodal.prompt_inputs import PromptInputs
+from onboard.runtime.multimodal.image_inputs import ImageInputs
 
 _TAKEN = ("inputs_embeds", "position_ids", "attention_mask")
 _TEXT_ONLY = "This model runs with text alone"
@@ -36,7 +36,7 @@ class _HandedOver(Exception):
         self.arguments = arguments
 
 
-class Composite:
+class Towers:
     """Transformers' multimodal model of a checkpoint, with weights for its towers and its token
     embedding alone.
     """
@@ -51,7 +51,7 @@ class Composite:
         return next(path for path, child in modules if child is self._bare.get_input_embeddings())
 
     @torch.inference_mode()
-    def prepare(self, tokens: list[int], inputs: Mapping[str, Any]) -> PromptInputs:
+    def prepare(self, tokens: list[int], inputs: Mapping[str, Any]) -> ImageInputs:
         """Run the towers on the processor's `inputs` (pixel values and the like) for a prompt.
 
         Raises:
@@ -77,7 +77,7 @@ class Composite:
             else int(handed["position_ids"].max()) - self.context.first_position
         )
         blocks = self._blocks(handed.get("attention_mask"), len(tokens))
-        return PromptInputs(embeds[0], place, last + 1 - len(tokens), tables, blocks, added)
+        return ImageInputs(embeds[0], place, last + 1 - len(tokens), tables, blocks, added)
 
     @cached_property
     def model(self) -> Any:
@@ -108,7 +108,7 @@ class Composite:
 
     @cached_property
     def _bare(self) -> Any:
-        return self.context.factory.composite()
+        return self.context.factory.multimodal_model()
 
     @property
     def _text_model(self) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 from onboard.cache.rows import SequenceRows
 from onboard.cache.step_buffer import IntArray
-from onboard.runtime.multimodal.prompt_inputs import PromptInputs
+from onboard.runtime.multimodal.image_inputs import ImageInputs
 from onboard.runtime.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -31,7 +31,7 @@ class Request:
     """Key of the request's random numbers (`ops/sampling/sampling.py`)."""
     priority: int = 0
     """Smaller priorities go first; equal ones in the order of arrival."""
-    given: PromptInputs | None = None
+    image_inputs: ImageInputs | None = None
     """Image or sound inputs of the prompt; None for text alone."""
     tokens: list[int] = field(init=False)
     """The prompt's tokens and those generated so far."""
@@ -78,14 +78,18 @@ class Request:
     def digest_salt(self) -> bytes:
         """Bytes mixed into the first page's digest: the rotary table and the image inputs."""
         return self.table.to_bytes(8, "little") + (
-            self.given.digest if self.given is not None else b""
+            self.image_inputs.digest if self.image_inputs is not None else b""
         )
 
     def fitting(self, length: int) -> int:
         """Return how many of the next `length` tokens a step can take without splitting the tokens
         of one image.
         """
-        return length if self.given is None else self.given.fitting(self.num_cached, length)
+        return (
+            length
+            if self.image_inputs is None
+            else self.image_inputs.fitting(self.num_cached, length)
+        )
 
     @property
     def generated(self) -> list[int]:
@@ -125,10 +129,10 @@ class Chunk:
     completes: bool
     """Whether the chunk ends with the sequence's last token, so that the next one is chosen."""
 
-    def reads_given(self) -> bool:
+    def reads_images(self) -> bool:
         """Whether the chunk includes precomputed embeddings of images or sound."""
-        given = self.sequence.given
-        return given is not None and self.sequence.num_cached < len(given)
+        images = self.sequence.image_inputs
+        return images is not None and self.sequence.num_cached < len(images)
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,7 @@ class StepRows:
     has_stops: bool
     """Whether a sequence has stop texts."""
     wants_logprobs: bool
-    some_given: bool
+    has_images: bool
     """Whether a sequence's prompt has images or sound."""
 
 
@@ -194,7 +198,7 @@ class Step:
             last_tokens=frozenset().union(*(sequence.last_tokens for sequence in sequences)),
             has_stops=any(sequence.params.stop for sequence in sequences),
             wants_logprobs=any(sequence.params.logprobs is not None for sequence in sequences),
-            some_given=any(sequence.given is not None for sequence in sequences),
+            has_images=any(sequence.image_inputs is not None for sequence in sequences),
         )
 
     def decodes(self) -> bool:
@@ -225,16 +229,16 @@ class Step:
         """Whether a sequence of the step is unfinished."""
         return any(chunk.sequence.finish_reason is None for chunk in self.chunks)
 
-    def has_given(self) -> bool:
+    def reads_images(self) -> bool:
         """Whether some chunk includes precomputed embeddings of images or sound."""
-        return self.rows.some_given and any(chunk.reads_given() for chunk in self.chunks)
+        return self.rows.has_images and any(chunk.reads_images() for chunk in self.chunks)
 
     def shifts(self) -> IntArray:
         """Return each sequence's position offset: what is added to the index of a token that comes
         after the prompt's images, [sequences] int64.
         """
-        given = (chunk.sequence.given for chunk in self.chunks)
-        return np.array([0 if each is None else each.after for each in given])
+        images = (chunk.sequence.image_inputs for chunk in self.chunks)
+        return np.array([0 if each is None else each.after for each in images])
 
     def position_ids(self, *, shifted: bool = False) -> IntArray | None:
         """Return the position of each token for the model, [tokens]; None if every position is the
@@ -242,13 +246,13 @@ class Step:
 
         `shifted`: the graph adds each sequence's offset itself, so it is left out here.
         """
-        if not (self.has_given() if shifted else self.rows.some_given):
+        if not (self.reads_images() if shifted else self.rows.has_images):
             return None
         return np.concatenate([_positions(chunk, shifted) for chunk in self.chunks])
 
 
 def _positions(chunk: Chunk, shifted: bool) -> IntArray:
-    start, given = chunk.sequence.num_cached, chunk.sequence.given
-    if given is None:
+    start, images = chunk.sequence.num_cached, chunk.sequence.image_inputs
+    if images is None:
         return np.arange(start, start + chunk.length)
-    return given.positions(start, chunk.length) - (given.after if shifted else 0)
+    return images.positions(start, chunk.length) - (images.after if shifted else 0)

@@ -265,7 +265,7 @@ class SequencePages:
         end, digests = border * self.page_size, request.digests
         if self._snapshots is not None and self._snapshots.find(digests[border - 1]) is None:
             return False
-        if request.given is not None and request.given.fitting(0, end) != end:
+        if request.image_inputs is not None and request.image_inputs.fitting(0, end) != end:
             return False
         return all(
             group.allocator.find(digest) is not None

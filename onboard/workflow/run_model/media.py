@@ -41,7 +41,8 @@ class MediaPrompt:
 
 
 def media_prompts(model: Any, dtype: torch.dtype) -> Iterator[MediaPrompt]:
-    """Yield a prompt for each kind of input that a composite of transformers has features of.
+    """Yield a prompt for each kind of input that a multimodal model of transformers has features
+    of.
 
     Raises:
         OnboardError: the towers do not take what their config speaks of.

@@ -222,14 +222,14 @@ class Session:
         """Return the log-probabilities of what follows prompts with an image or a sound, [tokens,
         vocabulary].
         """
-        composite, vocabulary = (
-            self.llm.engine.composite,
+        towers, vocabulary = (
+            self.llm.engine.towers,
             self.context.factory.text_config.vocab_size,
         )
-        if composite is None:
+        if towers is None:
             return []
         try:
-            prompts = media_prompts(composite.model, self.context.dtype)
+            prompts = media_prompts(towers.model, self.context.dtype)
             return [self._read_media_prompt(prompt, vocabulary) for prompt in prompts]
         except (OnboardError, UsageError) as error:
             self.notes.append(f"no prompt with an image or a sound was read: {error}")

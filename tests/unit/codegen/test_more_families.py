@@ -49,7 +49,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "languages": ["en_XX", "de_DE", "fr_XX"],
         "default_language": "de_DE",
     },
-    # a norm with weight 1 + w and bias; the text model of a composite
+    # a norm with weight 1 + w and bias; the text model of a multimodal model
     "nemotron": {"num_key_value_heads": 8, "head_dim": 128},
     "emu3": {},
     # layers of two classes, attention within each token to what earlier layers made of it, sinks of

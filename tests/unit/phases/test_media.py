@@ -1,4 +1,4 @@
-"""A composite's run has a prompt with an image or a sound, made from what its towers take."""
+"""A multimodal model's run has a prompt with an image or a sound, made from what its towers take."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from transformers import LlavaConfig, Mistral3Config, VoxtralConfig
 from onboard.analysis.tiny.tiny_model import build_tiny, randomize
 from onboard.config import RuntimeConfig
 from onboard.hf.architecture import causal_lm_class
-from onboard.runtime.multimodal.prompt_inputs import PromptInputs
-from onboard.runtime.multimodal.towers import Composite
+from onboard.runtime.multimodal.image_inputs import ImageInputs
+from onboard.runtime.multimodal.towers import Towers
 from onboard.workflow.run_model.media import media_prompts
 from onboard.workflow.run_model.run_model import run
 from onboard.workflow.run_model.run_prompts import LONG_TOKENS
@@ -108,12 +108,12 @@ def test_a_run_compares_what_follows_an_image_with_transformers(
     assert check["tokens"] == LONG_TOKENS
     assert 0 < check["error"] <= check["limit"] == 1e-5
 
-    def prepare(composite: Composite, tokens: list[int], inputs: Any) -> PromptInputs:
-        given = right(composite, tokens, inputs)
+    def prepare(towers: Towers, tokens: list[int], inputs: Any) -> ImageInputs:
+        given = right(towers, tokens, inputs)
         return replace(given, embeds=1.01 * given.embeds)
 
-    right = Composite.prepare
-    monkeypatch.setattr(Composite, "prepare", prepare)
+    right = Towers.prepare
+    monkeypatch.setattr(Towers, "prepare", prepare)
     result = run(config, root)
     assert result["status"] == "bad_generation"
     assert "with an image or a sound: the logits are not those of transformers" in result["error"]

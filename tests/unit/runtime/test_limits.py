@@ -61,8 +61,8 @@ def test_a_longer_sequence_than_the_models_is_refused() -> None:
 def test_positions_are_those_of_the_text_whatever_they_are_called() -> None:
     assert max_positions(_config(2048, "max_seq_len")) == 2048
     text = {"model_type": "llama", "max_position_embeddings": 77}
-    composite = AutoConfig.for_model("llava", text_config=text)
-    assert (max_positions(composite), max_positions(text_config(composite))) == (None, 77)
+    multimodal = AutoConfig.for_model("llava", text_config=text)
+    assert (max_positions(multimodal), max_positions(text_config(multimodal))) == (None, 77)
     scaled = {
         "rope_type": "yarn",
         "factor": 4.0,

@@ -18,8 +18,8 @@ from onboard.analysis.tiny.tiny_model import randomize
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import UsageError
 from onboard.hf.architecture import causal_lm_class
-from onboard.runtime.multimodal.prompt_inputs import PromptInputs
-from onboard.runtime.multimodal.towers import Composite
+from onboard.runtime.multimodal.image_inputs import ImageInputs
+from onboard.runtime.multimodal.towers import Towers
 from onboard.testing import all_logprobs
 
 TOKENS = 6
@@ -241,14 +241,14 @@ def test_features_are_added_behind_layers_whose_sums_are_not_fused(
     with torch.no_grad():
         expected = model(torch.tensor([ids]), **inputs).logits[0, -1].log_softmax(-1)
     torch.testing.assert_close(first(), expected, rtol=1e-4, atol=1e-4)
-    prepare = Composite.prepare
+    prepare = Towers.prepare
 
-    def without_the_second(composite: Composite, tokens: list[int], given: Any) -> PromptInputs:
-        found = prepare(composite, tokens, given)
+    def without_the_second(towers: Towers, tokens: list[int], given: Any) -> ImageInputs:
+        found = prepare(towers, tokens, given)
         assert list(found.added) == [f"model.language_model.layers.{index}" for index in (0, 1)]
         return replace(found, added=dict(list(found.added.items())[:1]))
 
-    monkeypatch.setattr(Composite, "prepare", without_the_second)
+    monkeypatch.setattr(Towers, "prepare", without_the_second)
     assert (first() - expected).abs().max() > 1e-2
 
 

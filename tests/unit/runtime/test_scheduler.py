@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from onboard.runtime.length_dependent_rope import LengthDependentRope
-from onboard.runtime.multimodal.prompt_inputs import PromptInputs
+from onboard.runtime.multimodal.image_inputs import ImageInputs
 from onboard.runtime.scheduling.request import Chunk, Request, Step
 from tests.support.runtime.simulated_cache import PAGE, Simulation, alone, make_request
 
@@ -329,19 +329,19 @@ def test_positions_of_a_step_follow_what_came_with_the_prompts() -> None:
     """An image whose three tokens have two places: what comes after it is one place nearer, from
     its first step on.
     """
-    image = PromptInputs(embeds=torch.zeros(4, 2), place=np.array([0, 1, 1, 2]), after=-1)
+    image = ImageInputs(embeds=torch.zeros(4, 2), place=np.array([0, 1, 1, 2]), after=-1)
     rows: Any = SimpleNamespace(num_cached=np.array([0, 4, 5, 2]))  # by slot
     requests = []
     for slot, given in ((1, image), (2, None), (3, image)):
         requests.append(make_request(9))
-        requests[-1].slot, requests[-1].rows, requests[-1].given = slot, rows, given
+        requests[-1].slot, requests[-1].rows, requests[-1].image_inputs = slot, rows, given
     after, text, inside = requests
     later, now = Step(), Step()
     for request in (after, text):
         later.add(request, 1, 2)
         now.add(request, 1, 2)
     now.add(inside, 3, 4)
-    assert (later.has_given(), now.has_given()) == (False, True)
+    assert (later.reads_images(), now.reads_images()) == (False, True)
     assert list(later.position_ids()) == [3, 5]
     assert later.position_ids(shifted=True) is None, (
         "whoever adds the shifts reads the tokens' places"

@@ -58,6 +58,6 @@ class Findings:
     masks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Function or method that makes causal masks -> the kinds of those that it returns."""
     eager: Collection[str] = ()
-    """Paths of a composite's towers, which the generated model leaves out."""
+    """Paths of a multimodal model's towers, which the generated model leaves out."""
     alibi: bool = False
     """Attention has a bias that is linear in the key's position."""

@@ -103,7 +103,7 @@ class Repeated(Value):
 
 @dataclass(frozen=True, eq=False)
 class Config(Value):
-    """The model's config object, or that of a part of a composite."""
+    """The model's config object, or that of a part of a multimodal model."""
 
     expr: ast.expr
     obj: Any

@@ -43,8 +43,8 @@ _NO_EMBEDDINGS_OF_LAYERS = {"hidden_size_per_layer_input": 0, "vocab_size_per_la
 
 
 def _in_vocabulary(fields: _Fields, last: int) -> int | None:
-    """Return one of the last tokens of a composite's text model; None where no part is called
-    so.
+    """Return one of the last tokens of a multimodal model's text model; None where no part is
+    called so.
     """
     vocabulary = (fields.get("text_config") or {}).get("vocab_size")
     return vocabulary - last if type(vocabulary) is int else None

@@ -243,8 +243,8 @@ def _effect(small: PretrainedConfig) -> _Effect:
 
 
 def text_part(config: PretrainedConfig) -> tuple[tuple[str, ...], PretrainedConfig]:
-    """Return the text model's config inside a composite's and the names that lead there; else none,
-    and the config.
+    """Return the text model's config inside a multimodal model's and the names that lead there;
+    else none, and the config.
     """
     text = text_config(config)
     for name in config.sub_configs if is_composite(config) else ():

@@ -16,7 +16,7 @@ from torch import nn
 from transformers.utils import is_torchdynamo_compiling
 
 from onboard.codegen.translate.language.args import Args, is_static_call, plain_call
-from onboard.codegen.translate.language.expressions import composite, objects
+from onboard.codegen.translate.language.expressions import multimodal_configs, objects
 from onboard.codegen.translate.language.expressions.builtin_calls import BUILTINS
 from onboard.codegen.translate.language.expressions.tensor_methods import tensor_method
 from onboard.codegen.translate.language.forms import SHARED
@@ -130,7 +130,7 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
         case Known(value=value) if args.known():
             return Known(getattr(value, attr)(*(item.value for item in args.positional)))  # type: ignore[attr-defined]
         case Config() if attr == "get_text_config":
-            return composite.text_config(owner)
+            return multimodal_configs.text_config(owner)
         case Global(obj=type() as cls) if attr == "apply" and issubclass(
             cls, torch.autograd.Function
         ):
@@ -213,7 +213,7 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return call_value(args.positional[0], Args(args.positional[1:], others, []), frame)
     if objects.is_module(obj):
         return _construct(obj, expr, args, frame)
-    if (chosen := composite.chosen_class(obj, args)) is not None:
+    if (chosen := multimodal_configs.chosen_class(obj, args)) is not None:
         return frame.translator.construct(chosen, args)
     if isinstance(obj, torch.jit.ScriptFunction) and (
         node := frame.source.functions.get(ast.unparse(expr))

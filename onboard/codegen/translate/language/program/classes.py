@@ -18,7 +18,7 @@ from torch import nn
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.analysis.tiny.tiny_model import counts_positions
 from onboard.codegen.translate.language.args import Args, plain_call
-from onboard.codegen.translate.language.expressions import composite, objects
+from onboard.codegen.translate.language.expressions import multimodal_configs, objects
 from onboard.codegen.translate.language.expressions.calls import call_value
 from onboard.codegen.translate.language.expressions.decisions import decided_by_modules
 from onboard.codegen.translate.language.expressions.evaluate import evaluate
@@ -277,7 +277,7 @@ class Translator(Program):
                     return NONE
         if (
             attr == "get_input_embeddings"
-            and (embeddings := composite.input_embeddings(frame)) is not None
+            and (embeddings := multimodal_configs.input_embeddings(frame)) is not None
         ):
             return embeddings
         found = find_method(state.cls, attr)

@@ -90,7 +90,9 @@ def _is_to_reach(state: ClassState, attr: str, value: Instance, translator: Prog
 
 
 def is_eager(state: ClassState, attr: str, translator: Program) -> bool:
-    """Whether an attribute is one of a composite's towers, which the generated model leaves out."""
+    """Whether an attribute is one of a multimodal model's towers, which the generated model leaves
+    out.
+    """
     paths = [path for path, module in translator.model.named_modules() if type(module) is state.cls]
     return bool(paths) and all(
         f"{path}.{attr}".lstrip(".") in translator.findings.eager for path in paths

@@ -1,4 +1,4 @@
-"""Small configs of composites, and which parts of a composite are not its text model."""
+"""Small configs of multimodal models, and which parts of a multimodal model are not its text model."""
 
 from __future__ import annotations
 

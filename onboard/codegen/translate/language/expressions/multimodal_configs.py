@@ -1,4 +1,4 @@
-"""Composite models: configs with parts, and modules that transformers chooses by a part's class."""
+"""Multimodal models: configs with parts, and modules that transformers chooses by a part's class."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Composites to the end of all phases: `run` reads an image or a sound and follows transformers
-there, too.
+"""Multimodal models to the end of all phases: `run` reads an image or a sound and follows
+transformers there, too.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from onboard.workflow.sweep.inputs.tiny_checkpoint import make_checkpoint
 from tests.support.drawing import some_of
 from tests.support.warm import Warm
 
-COMPOSITES = ("gemma3", "internvl", "llava", "mistral3", "qwen2_5_vl", "qwen3_vl", "voxtral")
+MULTIMODAL = ("gemma3", "internvl", "llava", "mistral3", "qwen2_5_vl", "qwen3_vl", "voxtral")
 
 
-@pytest.mark.parametrize("model_type", some_of(COMPOSITES, always=(), by_chance=1))
+@pytest.mark.parametrize("model_type", some_of(MULTIMODAL, always=(), by_chance=1))
 def test_a_tiny_composite_is_onboarded_and_reads_an_image_or_a_sound(
     model_type: str, warm: Warm, tmp_path: Path
 ) -> None:

@@ -18,9 +18,9 @@ from onboard.graph.cache_init.embedded_inputs import (
     BLOCKS,
     COS,
     EMBEDS,
-    GIVEN,
+    HAS_EMBEDS,
+    HAS_TABLES,
     SIN,
-    TURNED,
     name_of_added,
 )
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PromptInputs:
+class ImageInputs:
     """What transformers' multimodal model passes to its text model for one prompt."""
 
     embeds: torch.Tensor
@@ -97,26 +97,29 @@ class PromptInputs:
         return bool(self.blocks[end] >= 0 and self.blocks[end - 1] == self.blocks[end])
 
 
-def given_rows(step: Step, tokens: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return the inputs of `with_given_inputs` for a step whose row has `tokens` tokens, padding
+def image_rows(step: Step, tokens: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the inputs of `with_image_inputs` for a step whose row has `tokens` tokens, padding
     included.
     """
-    rows = {key: torch.zeros(1, tokens, dtype=torch.bool, device=device) for key in (GIVEN, TURNED)}
+    rows = {
+        key: torch.zeros(1, tokens, dtype=torch.bool, device=device)
+        for key in (HAS_EMBEDS, HAS_TABLES)
+    }
     blocks = np.full(tokens, -1, dtype=np.int32)
     first = number = 0
     for chunk in step.chunks:
-        given, start = chunk.sequence.given, chunk.sequence.num_cached
-        if given is not None and (count := min(chunk.length, len(given) - start)) > 0:
+        images, start = chunk.sequence.image_inputs, chunk.sequence.num_cached
+        if images is not None and (count := min(chunk.length, len(images) - start)) > 0:
             part, place = slice(start, start + count), slice(first, first + count)
-            rows[GIVEN][0, place] = True
-            rows[TURNED][0, place] = given.tables is not None
-            for name, tensor in given.rows().items():
+            rows[HAS_EMBEDS][0, place] = True
+            rows[HAS_TABLES][0, place] = images.tables is not None
+            for name, tensor in images.rows().items():
                 whole = rows.setdefault(name, tensor.new_zeros(1, tokens, tensor.shape[-1]))
                 whole[0, place] = tensor[part]
-            if given.blocks is not None:
-                own = given.blocks[part]
+            if images.blocks is not None:
+                own = images.blocks[part]
                 blocks[place] = np.where(own >= 0, own + number, -1)
-                number += int(given.blocks.max()) + 1
+                number += int(images.blocks.max()) + 1
         first += chunk.length
     rows[BLOCKS] = torch.from_numpy(blocks).to(device)
     return rows

@@ -1,5 +1,5 @@
-"""Composite models: the text model is generated under the composite's names, the towers stay
-transformers' own.
+"""Multimodal models: the text model is generated under the multimodal model's names, the towers
+stay transformers' own.
 """
 
 from __future__ import annotations
