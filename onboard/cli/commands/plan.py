@@ -26,51 +26,59 @@ if TYPE_CHECKING:
     from onboard.config import RuntimeConfig
 
 
+_Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="Checkpoint folder, Hugging Face id, name in the registry, or config.json.",
+    ),
+]
+_Gpu = Annotated[
+    str | None,
+    typer.Option(
+        metavar="GPU",
+        help="GPU type, count or memory: H100, 4xH200, 80GiB.",
+        show_default="this machine's",
+    ),
+]
+_CacheDType = Annotated[
+    CacheDTypeName | None,
+    typer.Option(help="Dtype of the KV cache.", show_default="as configured"),
+]
+_Context = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Context length: tokens of each sequence.",
+        show_default="the configuration's",
+    ),
+]
+_Batch = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Batch size.", show_default="the configuration's"),
+]
+_Exact = Annotated[
+    bool,
+    typer.Option(
+        "--exact", help="Count activations in the run's own graph instead of estimating; slower."
+    ),
+]
+_Mode = Annotated[
+    ModeName, typer.Option(help="graph: the generated model; hf: transformers' own model.")
+]
+
+
 def plan(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="Checkpoint folder, Hugging Face id, name in the registry, or config.json.",
-        ),
-    ],
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            metavar="GPU",
-            help="GPU type, count or memory: H100, 4xH200, 80GiB.",
-            show_default="this machine's",
-        ),
-    ] = None,
+    model: _Model,
+    gpu: _Gpu = None,
     dtype: options.InDType = DTypeName.AUTO,
-    cache_dtype: Annotated[
-        CacheDTypeName | None,
-        typer.Option(help="Dtype of the KV cache.", show_default="as configured"),
-    ] = None,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Context length: tokens of each sequence.",
-            show_default="the configuration's",
-        ),
-    ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Batch size.", show_default="the configuration's"),
-    ] = None,
-    exact: Annotated[
-        bool,
-        typer.Option(
-            "--exact",
-            help="Count activations in the run's own graph instead of estimating; slower.",
-        ),
-    ] = False,
+    cache_dtype: _CacheDType = None,
+    context: _Context = None,
+    batch: _Batch = None,
+    exact: _Exact = False,
     root: options.Root = Path(),
-    mode: Annotated[
-        ModeName, typer.Option(help="graph: the generated model; hf: transformers' own model.")
-    ] = ModeName.GRAPH,
+    mode: _Mode = ModeName.GRAPH,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
 ) -> Result | None:
