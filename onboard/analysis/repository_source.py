@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,13 +102,28 @@ class CodeSurvey:
         return asdict(self)
 
     def __str__(self) -> str:
-        found = f"{', '.join(self.files)}: {self.lines} lines, imports {', '.join(self.imports) or 'nothing'}"
+        imported = _some(self.imports) or "nothing"
+        found = f"{_some(self.files)}: {self.lines} lines, imports {imported}"
         if not self.remarkable:
             return found
-        kinds = Counter(item.split(": ", 1)[1] for item in self.remarkable)
-        counted = ", ".join(f"{count} x {kind}" for kind, count in _first_import_time(kinds)[:12])
+        kinds = Counter(_kind(item.split(": ", 1)[1]) for item in self.remarkable)
+        counted = ", ".join(f"{count} x {kind}" for kind, count in _first_import_time(kinds))
         shown = sorted(self.remarkable, key=lambda item: not item.endswith(_AT_IMPORT))[:5]
-        return f"{found}; it has {counted}; look at {'; '.join(shown)}"
+        return f"{found}; it has {counted}; look at {'; '.join(map(_short, shown))}"
+
+
+def _some(names: Collection[str], most: int = 12) -> str:
+    """Return names, of which neither many nor long ones can bury what is said after them."""
+    rest = [f"{len(names) - most} more"] if len(names) > most else []
+    return ", ".join([*map(_short, list(names)[:most]), *rest])
+
+
+def _short(words: str, most: int = 40) -> str:
+    return words if len(words) <= most else f"...{words[3 - most :]}"
+
+
+def _kind(words: str) -> str:
+    return re.sub(r"(?:import|from) (\w+).*", r"import \1", words)
 
 
 def _first_import_time(kinds: Counter[str]) -> list[tuple[str, int]]:
@@ -166,7 +182,7 @@ def _read(folder: Path, name: str, survey: CodeSurvey) -> list[str]:
         tree = ast.parse(data)
     except FileNotFoundError as error:
         raise OnboardError(
-            f"the model's code lacks {name}", hint="Fetch the repository anew"
+            f"the model's code lacks {_short(name)}", hint="Fetch the repository anew"
         ) from error
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise OnboardError(

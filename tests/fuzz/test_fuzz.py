@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fuzz.found import FOUND
 from tests.fuzz.harness import check_words, explore, outcome
 from tests.fuzz.kinds import KINDS, Kind
 
@@ -20,6 +21,12 @@ def test_every_kind_is_accepted_or_refused_in_one_line(name: str) -> None:
     print(f"seed {number}")
     ended = explore(name, COUNTS.get(name, 15), number)
     assert sum(ended.values()) > 0
+
+
+@pytest.mark.parametrize("what", FOUND)
+def test_what_was_found_stays_mended(what: str) -> None:
+    name, files = FOUND[what]
+    assert outcome(KINDS[name], files()).startswith("refused")
 
 
 def wrong(place: Path) -> int:

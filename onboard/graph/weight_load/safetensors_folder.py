@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from onboard.errors import OnboardError
-from onboard.untrusted.bounds import DIMENSIONS, HEADER_BYTES, INDEX_BYTES, read_json
+from onboard.untrusted.bounds import DIMENSIONS, HEADER_BYTES, INDEX_BYTES, INTEGER, read_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -189,9 +189,9 @@ def stored_dtype(name: str) -> torch.dtype:
 
 def _entry(entry: Mapping[str, Any], data: int) -> TensorMeta:
     DIMENSIONS.check(len(entry["shape"]), "a tensor")
-    shape, dtype = tuple(map(int, entry["shape"])), stored_dtype(entry["dtype"])
-    begin, end = entry["data_offsets"]
-    if min((*shape, begin), default=0) < 0 or end - begin != math.prod(shape) * dtype.itemsize:
+    shape, dtype = tuple(map(_size, entry["shape"])), stored_dtype(entry["dtype"])
+    begin, end = map(_size, entry["data_offsets"])
+    if end - begin != math.prod(shape) * dtype.itemsize:
         raise ValueError(
             f"shape {list(shape)} does not fit {end - begin} bytes of {entry['dtype']}"
         )
@@ -216,3 +216,10 @@ def find_non_finite(tensor: torch.Tensor) -> str | None:
     if math.isnan(low):
         return "NaN"
     return "infinity" if math.isinf(low) or math.isinf(high) else None
+
+
+def _size(number: object) -> int:
+    """Return a number of a header; raise `ValueError` for what is no size of anything."""
+    if type(number) is not int or not 0 <= number <= INTEGER.most:
+        raise ValueError(f"{str(number)[:40]} is no size")
+    return number

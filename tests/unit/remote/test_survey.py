@@ -9,6 +9,7 @@ import torch
 
 from onboard.analysis.recognise.mask_makers import is_causal_mask
 from onboard.analysis.repository_source import survey_code
+from onboard.cli.terminal import one_line
 from onboard.errors import OnboardError
 
 AUTO_MAP = {"AutoConfig": "configuration_x.C", "AutoModelForCausalLM": "modeling_x.M"}
@@ -40,6 +41,21 @@ def test_what_runs_at_import_is_shown_first_and_all_is_counted(tmp_path: Path) -
     assert "it has 5 x runs at import, 6 x open(...), 3 x import os, 3 x import socket" in shown
     looked = shown.partition("look at ")[2]
     assert "modeling_x.py:13: runs at import; modeling_x.py:14: runs at import" in looked
+
+
+def test_nothing_that_is_long_buries_what_matters(tmp_path: Path) -> None:
+    names = [f"{'a' * 150}{index}" for index in range(50)]
+    for name in names:
+        (tmp_path / f"{name}.py").write_text(f"import {'z' * 3000}{name}\n")
+    others = [f"import {'b' * 500}{index}" for index in range(300)]
+    files = [f"from .{name} import x" for name in names]
+    _write(
+        tmp_path,
+        "\n".join([*others, *files, *(f"import sys.{name}" for name in names), "import os"]),
+    )
+    shown = one_line(f"this would be run: {survey_code(tmp_path, {'auto_map': AUTO_MAP})}")
+    assert "50 x import sys, 1 x import os" in shown
+    assert "a" * 30 in shown
 
 
 @pytest.mark.parametrize(
