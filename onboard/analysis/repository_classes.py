@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from onboard.errors import OnboardError
 from onboard.hf.parameters_on import without_memory
 from onboard.plain_config import OLD_ROPE_SCALING, add_old_defaults
 
@@ -46,6 +47,11 @@ def bring_up_to_date(
 
 
 def _config_facts(config_class: Any, model_class: Any, config: Mapping[str, Any]) -> Iterator[str]:
+    if config.get("pruned_heads"):
+        raise OnboardError(
+            "config.json has pruned_heads: transformers 4 left these out, and transformers 5 does not",
+            hint="Use a checkpoint that keeps all its heads",
+        )
     if "rope_scaling" not in vars(config_class):
         config_class.rope_scaling = OLD_ROPE_SCALING
     if not hasattr(config_class, "tie_word_embeddings"):

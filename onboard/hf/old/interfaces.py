@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import torch
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from onboard.hf.old.gone import Gone
+
+_LENGTH = "get_max_length" if hasattr(Cache, "get_max_length") else "get_max_cache_shape"
+"""What transformers calls it: versions have one of the two."""
 
 
 def restore_old_interfaces() -> list[str]:
@@ -44,8 +49,23 @@ def _default_rope(
     return 1.0 / theta**exponents, 1.0
 
 
-def _head_mask(self: Any, head_mask: Any, layers: int, *_: Any) -> list[None]:
-    return [None] * layers
+def _head_mask(self: Any, head_mask: Any, num_hidden_layers: int, *_: Any) -> list[None]:
+    if head_mask is not None:
+        _refuse("a mask of heads")
+    return [None] * num_hidden_layers
+
+
+def _head_mask_of_layers(self: Any, head_mask: Any, num_hidden_layers: int) -> Never:
+    _refuse("a mask of heads")
+
+
+def _pruned(self: Any, heads_to_prune: Any) -> None:
+    if heads_to_prune:
+        _refuse("prune_heads()")
+
+
+def _refuse(what: str) -> Never:
+    Gone(f"transformers' {what}", "Use a checkpoint that keeps all its heads").refuse()
 
 
 def _from_legacy_cache(cls: Any, past_key_values: Any = None, *_: Any) -> Any:
@@ -63,6 +83,12 @@ def _usable_length(self: Any, new: int, layer: int = 0) -> int:
     return int(self.get_seq_length(layer))
 
 
+def _max_length(self: Any, layer: int = 0) -> int | None:
+    """Return how many tokens a cache takes; None for as many as there come."""
+    most = int(getattr(self, _LENGTH)(layer))
+    return most if most >= 0 else None
+
+
 def _nothing(*_: Any, **__: Any) -> None:
     return None
 
@@ -74,18 +100,22 @@ def _device_map(self: Any, *_: Any, **__: Any) -> Any:
 _MEMBERS: dict[type, dict[str, Any]] = {
     PreTrainedModel: {
         "get_head_mask": _head_mask,
-        "_convert_head_mask_to_5d": _nothing,
+        "_convert_head_mask_to_5d": _head_mask_of_layers,
         "_backward_compatibility_gradient_checkpointing": _nothing,
         "_set_gradient_checkpointing": _nothing,
         "_init_weights": _nothing,
-        "prune_heads": _nothing,
+        "prune_heads": _pruned,
         "parallelize": _device_map,
         "deparallelize": _device_map,
         "all_tied_weights_keys": {},
         "is_parallelizable": False,
         "model_parallel": False,
     },
-    Cache: {"get_max_length": _nothing, "get_usable_length": _usable_length},
+    Cache: {
+        "get_max_length": _max_length,
+        "get_max_cache_shape": _max_length,
+        "get_usable_length": _usable_length,
+    },
     DynamicCache: {
         "from_legacy_cache": classmethod(_from_legacy_cache),
         "to_legacy_cache": _to_legacy_cache,

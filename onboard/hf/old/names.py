@@ -6,6 +6,7 @@ refuses when it is called: of a repository's code most is for training and gener
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable
@@ -22,12 +23,34 @@ class _Keywords(TypedDict, total=False):
     """Stands for typed keywords, which only annotations mention."""
 
 
-class _NoCache(Cache):  # type: ignore[misc]
-    """Stands for a cache class that is only asked after with isinstance."""
+def _no_cache(name: str) -> type:
+    """Return what stands for a cache class: nothing is one, and none can be made."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        Gone(f"transformers' {name}", "Pass another cache, or none").refuse()
+
+    return type(name, (Cache,), {"__init__": refuse})
 
 
 def _unchanged(*_: Any, **__: Any) -> Callable[[Any], Any]:
     return lambda decorated: decorated
+
+
+def _renamed(
+    old_name: str, *_: Any, new_name: str | None = None, **__: Any
+) -> Callable[[Any], Any]:
+    """Stand for the decorator that takes an argument by its old name, too."""
+
+    def decorate(function: Any) -> Any:
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if new_name is not None and old_name in kwargs:
+                kwargs.setdefault(new_name, kwargs.pop(old_name))
+            return function(*args, **kwargs)
+
+        return called
+
+    return decorate
 
 
 def _false(*_: Any, **__: Any) -> bool:
@@ -48,20 +71,15 @@ STAND_INS: dict[str, Any] = {
     "LossKwargs": _Keywords,
     "KwargsForCausalLM": _Keywords,
     "FlashAttentionKwargs": _Keywords,
-    "SinkCache": _NoCache,
-    "HybridCache": _NoCache,
-    "SlidingWindowCache": _NoCache,
-    "OffloadedCache": _NoCache,
+    "SinkCache": _no_cache("SinkCache"),
+    "HybridCache": _no_cache("HybridCache"),
+    "SlidingWindowCache": _no_cache("SlidingWindowCache"),
+    "OffloadedCache": _no_cache("OffloadedCache"),
     "add_start_docstrings": _unchanged,
     "add_start_docstrings_to_model_forward": _unchanged,
     "add_code_sample_docstrings": _unchanged,
     "replace_return_docstrings": _unchanged,
-    "deprecate_kwarg": _unchanged,
-    "find_pruneable_heads_and_indices": _nothing,
-    "prune_conv1d_layer": _nothing,
-    "prune_linear_layer": _nothing,
-    "assert_device_map": _nothing,
-    "get_device_map": _nothing,
+    "deprecate_kwarg": _renamed,
     "rope_config_validation": _nothing,
     "ALL_LAYERNORM_LAYERS": [torch.nn.LayerNorm],
 }

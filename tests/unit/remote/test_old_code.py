@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import PretrainedConfig
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache
 
 from onboard.analysis.cut_tables import cut_tables
 from onboard.analysis.repository_classes import bring_up_to_date, give_masks
@@ -110,6 +111,59 @@ def test_a_gone_name_is_imported_and_refuses_when_it_is_called() -> None:
     with pytest.raises(OnboardError, match="no_such_filtering"):
         Heir()
     del module.no_such_filtering  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["HybridCache", "SinkCache", "SlidingWindowCache"])
+def test_a_cache_that_is_gone_can_be_asked_after_and_not_made(name: str) -> None:
+    stand_in = names.STAND_INS[name]
+    assert stand_in.__name__ == name
+    assert not isinstance(DynamicCache(), stand_in)
+    with pytest.raises(OnboardError, match=name):
+        stand_in(config=None, max_batch_size=1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["find_pruneable_heads_and_indices", "prune_conv1d_layer", "get_device_map"],
+)
+def test_what_would_change_the_model_refuses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("transformers.pytorch_utils")
+    monkeypatch.setattr(module, name, None, raising=False)  # to be taken away at the end
+    monkeypatch.delattr(module, name)
+    names.provide("transformers.pytorch_utils", [name])
+    with pytest.raises(OnboardError, match=name):
+        getattr(module, name)({1}, 2)
+
+
+def test_masked_and_pruned_heads_are_refused_and_none_are_not() -> None:
+    members: Any = interfaces._MEMBERS[PreTrainedModel]
+    assert members["get_head_mask"](None, None, 3) == [None] * 3
+    assert members["prune_heads"](None, {}) is None
+    for call in (
+        lambda: members["get_head_mask"](None, torch.ones(2), 3),
+        lambda: members["_convert_head_mask_to_5d"](None, torch.ones(2), 3),
+        lambda: members["prune_heads"](None, {0: [1]}),
+    ):
+        with pytest.raises(OnboardError, match="which is not here"):
+            call()
+
+
+def test_a_config_with_pruned_heads_is_refused() -> None:
+    config = {"model_type": "old", "pruned_heads": {"0": [1]}}
+    with pytest.raises(OnboardError, match="pruned_heads"):
+        bring_up_to_date("no_package", PretrainedConfig, PreTrainedModel, config)
+
+
+def test_a_cache_without_a_limit_has_none_as_it_had() -> None:
+    assert interfaces._MEMBERS[Cache]["get_max_cache_shape"](DynamicCache()) is None
+
+
+def test_an_argument_is_taken_by_its_old_name() -> None:
+    @names.STAND_INS["deprecate_kwarg"]("num_old", version="4.50", new_name="num_new")
+    def function(num_new: int = 0, **_: Any) -> int:
+        return num_new
+
+    assert (function(num_old=3), function(num_new=4), function(5)) == (3, 4, 5)
 
 
 def test_a_missing_package_is_stood_in_for_with_all_its_modules() -> None:
