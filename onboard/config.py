@@ -146,7 +146,7 @@ def with_settings(config: RuntimeConfig, settings: Mapping[str, Any] | None) -> 
     except ValidationError as error:
         first = error.errors()[0]
         path = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{path} is {first['input']!r}: {first['msg']}") from None
+        raise UsageError(f"{path} is {first['input']!r:.100}: {first['msg']}") from None
 
 
 def deep_merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:

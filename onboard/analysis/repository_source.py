@@ -179,6 +179,7 @@ def _read(folder: Path, name: str, survey: CodeSurvey) -> list[str]:
     path = folder / name
     try:
         data = read_file(path, CODE_BYTES)
+        data.decode("utf-8")  # as it is copied
         tree = ast.parse(data)
     except FileNotFoundError as error:
         raise OnboardError(
@@ -186,7 +187,7 @@ def _read(folder: Path, name: str, survey: CodeSurvey) -> list[str]:
         ) from error
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise OnboardError(
-            f"{name} of the model's repository is not Python ({error or type(error).__name__})",
+            f"{name} of the model's repository is not Python in UTF-8 ({error or type(error).__name__})",
             hint="Do not trust it",
         ) from error
     survey.files[name] = hashlib.sha256(data).hexdigest()

@@ -17,11 +17,13 @@ from safetensors.torch import load_file
 
 from onboard.cli.main import run
 from onboard.workflow.remote import client
-from onboard.workflow.remote.sandbox import Limits
+from onboard.workflow.remote.sandbox import Limits, missing
 from tests.support.checkpoints import edit_config, save_checkpoint, tree
 from tests.support.drawing import some_of
+from tests.support.escapes import ATTEMPTS
+from tests.support.hostile import places_of, put_attempts
 from tests.support.remote_models import save_remote
-from tests.support.walls import consent, take_away
+from tests.support.walls import consent, standing, take_away
 
 STYLES = ["fused2023", "biased2023", "sdpa2024", "moe2024", "modern"]
 
@@ -111,48 +113,75 @@ def test_the_commands_of_a_pull_request_repeat_on_another_machine(tmp_path: Path
 
 
 HOSTILE = {
-    "network": "import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=5)",
-    "file": "open({outside!r}, 'w').write('was here')",
-    "process": "import subprocess\nsubprocess.check_call(['touch', {outside!r}])",
-    "loop": "while True:\n    pass",
-    "memory": "hog = [bytearray(2**26) for _ in range(10**6)]",
-    "exit": "import os\nos._exit(0)",
+    "reply": (
+        "import os\nfor pipe in range(3, 64):\n    try:\n        os.write(pipe, b'\\xff' * 99)\n"
+        "    except OSError:\n        pass\nos._exit(0)",
+        "sent a reply of 4294967295 bytes",
+    ),
+    "loop": ("while True:\n    pass", "stopped after 20 s"),
+    "memory": ("hog = [bytearray(2**26) for _ in range(10**6)]", "MemoryError"),
+    "exit": ("import os\nos._exit(0)", "without a result"),
 }
+"""What the code does when it is imported, and what is said of it."""
+
+
+def _hostile(folder: Path) -> Path:
+    """A checkpoint whose config class is to be had from `c.py`."""
+    checkpoint = save_checkpoint(folder)
+    auto_map = {"AutoConfig": "c.C", "AutoModelForCausalLM": "c.M"}
+    edit_config(checkpoint, model_type="hostile", auto_map=auto_map)
+    return checkpoint
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_code_is_stopped_and_leaves_files_as_they_were(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outside = tmp_path / "outside"
-    checkpoint, root = save_checkpoint(tmp_path / "checkpoint"), tmp_path / "root"
-    edit_config(
-        checkpoint,
-        model_type="hostile",
-        auto_map={"AutoConfig": "c.C", "AutoModelForCausalLM": "c.M"},
-    )
-    (checkpoint / "c.py").write_text(HOSTILE[kind].format(outside=str(outside), port=9) + "\n")
-    monkeypatch.setattr(
-        client, "LIMITS", Limits(seconds=40.0 if kind != "loop" else 20.0, gibibytes=2.0)
-    )
+    checkpoint, root = _hostile(tmp_path / "checkpoint"), tmp_path / "root"
+    code, message = HOSTILE[kind]
+    (checkpoint / "c.py").write_text(f"{code}\n")
+    seconds = 20.0 if kind == "loop" else 300.0
+    monkeypatch.setattr(client, "LIMITS", Limits(seconds=seconds, gibibytes=2.0))
     before = tree(tmp_path)
     assert run([str(checkpoint), "--root", str(root), "--device", "cpu", *consent()]) == 1
     last = capsys.readouterr().err.strip().splitlines()[-1]
     print(last)
     assert "the model's code" in last
+    assert message in last
     assert "Traceback" not in last
     assert tree(tmp_path) == before
-    assert not outside.exists()
     assert load_file(next(checkpoint.glob("*.safetensors")))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="these walls are Linux's")
+def test_a_repository_that_tries_everything_gets_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, root = _hostile(tmp_path / "checkpoint"), tmp_path / "root"
+    walls = standing()
+    limits = Limits(seconds=300.0, gibibytes=2.0, file_gibibytes=0.1)
+    monkeypatch.setattr(client, "LIMITS", limits)
+    with places_of(tmp_path) as places:
+        monkeypatch.setenv("HF_TOKEN", places["token"])
+        (checkpoint / "c.py").write_text(put_attempts(checkpoint, places, walls))
+        before = tree(checkpoint), Path(places["secret"]).stat().st_mtime_ns
+        command = [str(checkpoint), "--root", str(root), "--device", "cpu"]
+        asked = ["--trust-remote-code", *(["--unsandboxed"] if missing(walls) else [])]
+        assert run([*command, *asked]) == 1
+        last = capsys.readouterr().err.strip().splitlines()[-1]
+        print(last)
+        assert re.search(r"of \d+ attempts there got none", last)
+        assert missing(walls) or f"of {len(ATTEMPTS)} attempts" in last
+        assert (tree(checkpoint), Path(places["secret"]).stat().st_mtime_ns) == before
+        assert sorted(os.listdir(places["outside"])) == ["fifo", "key"]
+        assert not root.exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the wall is Linux's")
 def test_where_a_wall_is_missing_the_user_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint, root = save_checkpoint(tmp_path / "checkpoint"), tmp_path / "root"
-    auto_map = {"AutoConfig": "c.C", "AutoModelForCausalLM": "c.M"}
-    edit_config(checkpoint, model_type="hostile", auto_map=auto_map)
+    checkpoint, root = _hostile(tmp_path / "checkpoint"), tmp_path / "root"
     (checkpoint / "c.py").write_text("raise RuntimeError('it ran')\n")
     command = [str(checkpoint), "--root", str(root), "--device", "cpu", "--trust-remote-code"]
     take_away("writing,calls", tmp_path, monkeypatch)
@@ -172,6 +201,7 @@ for _n in range(99):
     for _name in (f"{_n}.request", f"{_n}.reply", f"{_n}.part", "output.txt", "results.json"):
         with _c.suppress(OSError):
             _os.symlink(VICTIM, _name)
+            _os.mkfifo(f"{_name}.fifo")
 _analyze, _generate = _t.TASKS["analyze"], _t.TASKS["generate"]
 def _changed(task, old, new):
     def changed(*args, **kwargs):

@@ -22,6 +22,7 @@ from onboard.registry import load_entries, models_path, parse_entries
 from onboard.registry_text import insert_entry
 from onboard.untrusted import bounds
 from onboard.untrusted.yaml_text import load_yaml
+from onboard.workflow.files import FileWriter
 
 LLAMA: dict[str, Any] = {"model_type": "llama", "num_hidden_layers": 2}
 SECONDS = 20
@@ -112,12 +113,53 @@ def test_nothing_but_a_regular_file_is_opened(
         hub.read_config(tmp_path)
 
 
-def test_files_that_libraries_open_have_a_bound(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "bound"),
+    [
+        ("generation_config.json", bounds.CONFIG_BYTES),
+        ("model.safetensors.index.json", bounds.INDEX_BYTES),
+        ("modeling_x.py", bounds.CODE_BYTES),
+        ("chat_template.jinja", bounds.TEXT_BYTES),
+        ("tokenizer.json", bounds.VOCABULARY_BYTES),
+        ("tokenizer_config.json", bounds.VOCABULARY_BYTES),
+    ],
+)
+def test_files_that_libraries_open_have_a_bound(
+    name: str, bound: bounds.Bound, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    with (tmp_path / "generation_config.json").open("wb") as file:
-        file.truncate(bounds.CONFIG_BYTES.most + 1)
-    with pytest.raises(OnboardError, match="generation_config.json has 1,048,577 bytes"):
+    for size in (bound.most, bound.most + 1):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size)  # which takes no room
+        if size == bound.most:
+            hub.read_config(tmp_path)
+    with pytest.raises(OnboardError, match=f"{name} has {bound.most + 1:,} bytes"):
         hub.read_config(tmp_path)
+
+
+def test_a_folder_of_endless_files_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "FILES", bounds.Bound(3, "files", "this test"))
+    for name in ("config.json", "a", "b", "c", "d"):
+        (tmp_path / name).write_text(json.dumps(LLAMA))
+    with pytest.raises(OnboardError, match="4 files; at most 3"):
+        hub.read_config(tmp_path)
+
+
+def test_what_phases_leave_is_read_within_bounds(tmp_path: Path) -> None:
+    with (tmp_path / "state.json").open("wb") as file:
+        file.truncate(bounds.ARTIFACT_BYTES.most + 1)
+    with pytest.raises(OnboardError, match="at most 67,108,864 are taken"):
+        FileWriter().read(tmp_path / "state.json")
+
+
+def test_every_bound_is_asked_for() -> None:
+    names = [name for name, value in vars(bounds).items() if isinstance(value, bounds.Bound)]
+    texts = [path.read_text() for path in Path(bounds.__file__).parents[1].rglob("*.py")]
+    asking = "\n".join(text for text in texts if "untrusted" in text or "_KIB" in text)
+    used = set(re.findall(r"\b[A-Z_]{4,}\b(?! = Bound)", asking))
+    assert set(names) <= used
 
 
 BOMB = "a0: &a0 [1,1,1,1,1,1,1,1,1]\n" + "".join(

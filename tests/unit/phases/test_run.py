@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from onboard.content import CONTENT_ROOT
 from onboard.errors import OnboardError
 from onboard.registry import config_path
 from onboard.runtime.llm import LLM
+from onboard.untrusted.bounds import RUN_SECONDS
 from onboard.verify.comparison import Observed, Passage
 from onboard.workflow.phase import RunContext
 from onboard.workflow.phases import run as run_phase
@@ -33,6 +35,7 @@ from onboard.workflow.phases.register import Register
 from onboard.workflow.phases.run import Run, _read_result, accepted_layers, reduced_layers
 from onboard.workflow.processes.programs import ForkServer, RunModule, in_new_interpreter
 from onboard.workflow.processes.warm import WarmPrograms
+from onboard.workflow.run_model import run_model
 from onboard.workflow.run_model.run_model import run
 from onboard.workflow.run_model.run_prompts import LONG_TOKENS
 from onboard.workflow.run_model.session import Session
@@ -477,6 +480,21 @@ def test_a_process_that_dies_is_a_runtime_error(
     assert "memory ran out" in _read_result(tmp_path / "none", killed)["error"]
     assert "exit code 3" in _read_result(tmp_path / "none", failed)["error"]
     assert (tmp_path / "log").read_text() == "why\n"
+
+
+def test_a_run_has_an_end_whatever_the_model_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alarms: list[int] = []
+    monkeypatch.setattr(signal, "alarm", alarms.append)
+    for name, done in (("run", {"status": "success"}), ("resolve_config", None)):
+        monkeypatch.setattr(run_model, name, lambda *_, done=done, **__: done)
+    monkeypatch.setattr(run_model, "_exit_with_parent", lambda: None)
+    words = ["--entry", "x", "--root", str(tmp_path), "--output", str(tmp_path / "run.json")]
+    assert run_model.main([*words, "--exit-with-parent"]) == 0
+    assert alarms == [RUN_SECONDS.most]
+    ended = _read_result(tmp_path / "none", -signal.SIGALRM)
+    assert ended["error"] == "it was ended after 43,200 seconds, its bound"
 
 
 def test_the_agent_ends_with_its_parent(tmp_path: Path) -> None:

@@ -76,6 +76,13 @@ def test_code_that_is_not_whole_is_refused(
         survey_code(tmp_path, {"auto_map": auto_map})
 
 
+def test_code_in_another_encoding_is_refused(tmp_path: Path) -> None:
+    _write(tmp_path, "")
+    (tmp_path / "modeling_x.py").write_bytes(b"# -*- coding: latin-1 -*-\n# \xe9\n")
+    with pytest.raises(OnboardError, match="is not Python in UTF-8"):
+        survey_code(tmp_path, {"auto_map": AUTO_MAP})
+
+
 def test_a_causal_mask_is_exactly_that() -> None:
     mask = torch.full((5, 5), torch.finfo(torch.float32).min).triu(1)[None, None]
     assert is_causal_mask(mask)

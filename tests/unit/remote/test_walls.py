@@ -8,9 +8,7 @@ import json
 import os
 import random
 import re
-import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +24,7 @@ from onboard.workflow.remote import client
 from onboard.workflow.remote.sandbox import WALLS, environment, missing
 from onboard.workflow.remote.walls import seccomp
 from tests.support.escapes import ATTEMPTS, try_harmless
+from tests.support.hostile import places_of
 from tests.support.walls import lacking, take_away
 
 ROOT = Path(__file__).parents[3]
@@ -34,35 +33,8 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="these walls are Linu
 
 @pytest.fixture
 def places(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """What hostile code is after, where a user has it: a file, a folder, listeners, a token."""
-    secret = tmp_path / "home" / "key"
-    secret.parent.mkdir()
-    secret.write_text("secret")
-    os.mkfifo(secret.parent / "fifo")
-    path, abstract = tmp_path / "socket", f"onboard-{secrets.token_hex(4)}"
-    with (
-        socket.socket(socket.AF_UNIX) as by_path,
-        socket.socket(socket.AF_UNIX) as by_name,
-        socket.socket() as tcp,
-    ):
-        by_path.bind(str(path))
-        by_name.bind("\0" + abstract)
-        tcp.bind(("127.0.0.1", 0))
-        for listener in (by_path, by_name, tcp):
-            listener.listen()
-            listener.setblocking(False)
-        yield {
-            "secret": str(secret),
-            "outside": str(secret.parent),
-            "listener": str(path),
-            "abstract": abstract,
-            "port": tcp.getsockname()[1],
-            "parent": os.getpid(),
-            "token": f"hf_{secrets.token_hex(8)}",
-        }
-        for listener in (by_path, by_name, tcp):
-            with pytest.raises(BlockingIOError):  # nobody has come
-                listener.accept()
+    with places_of(tmp_path) as found:
+        yield found
 
 
 def _state(path: Path) -> tuple[Any, ...]:
