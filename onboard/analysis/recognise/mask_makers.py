@@ -18,9 +18,11 @@ from torch import nn
 from transformers import modeling_attn_mask_utils
 
 from onboard.analysis.tiny.tiny_model import prompts
+from onboard.hf.architecture import text_config
 
 _FAR_BELOW = -1e3
 """What a mask adds to scores that do not count is this or less."""
+_ADDED = (["added"], ["window"], ["window+1"])
 
 
 def mask_makers(model: nn.Module) -> dict[str, list[str]]:
@@ -28,17 +30,15 @@ def mask_makers(model: nn.Module) -> dict[str, list[str]]:
     ones, and what else.
 
     A mask is [batch or 1, 1, sequence, sequence], zero at and before a query's position and far
-    below zero after it ("added"). It is not narrowed by a window, and whoever makes it does so in
-    each of the prompts. A function may also return a pair where each prompt has a mask of padding:
-    that one ("ones") and a causal one [batch, sequence, sequence] that is true at and before a
-    query's position ("seen").
+    below zero after it ("added"), or before the config's window, too ("window"; "window+1": one key
+    more is seen). Whoever makes it does so in each of the prompts. A function may also return a pair
+    where each prompt has a mask of padding: that one ("ones") and a causal one [batch, sequence,
+    sequence] that is true at and before a query's position ("seen").
     """
     alone, beside = (_returned(model, padding=padding) for padding in (False, True))
     pairs = {name: kinds for name, kinds in beside.items() if sorted(kinds) == ["ones", "seen"]}
     return dict(
-        sorted(
-            ({name: kinds for name, kinds in alone.items() if kinds == ["added"]} | pairs).items()
-        )
+        sorted(({name: kinds for name, kinds in alone.items() if kinds in _ADDED} | pairs).items())
     )
 
 
@@ -49,7 +49,8 @@ def _returned(model: nn.Module, *, padding: bool) -> dict[str, list[str]]:
     returned: dict[str, list[list[str]]] = {}
     files = {inspect.getfile(type(model)), inspect.getfile(modeling_attn_mask_utils)}
     texts = prompts(model)  # which runs the model, too
-    with _returns_watched(files, returned), torch.no_grad():
+    window = getattr(text_config(model.config), "sliding_window", None)
+    with _returns_watched(files, returned, window), torch.no_grad():
         for inputs in texts:
             mask = {"attention_mask": torch.ones_like(inputs["input_ids"])} if padding else {}
             model(**inputs, **mask, use_cache=False)
@@ -60,10 +61,11 @@ def _returned(model: nn.Module, *, padding: bool) -> dict[str, list[str]]:
     }
 
 
-def _kinds(value: Any) -> list[str]:
+def _kinds(value: Any, window: int | None) -> list[str]:
     """Return the kinds of masks that a value has, "" for anything else."""
-    if is_causal_mask(value):
-        return ["added"]
+    for kind, width in _widths(window).items():
+        if is_causal_mask(value, width):
+            return [kind]
     return [_kind(item) for item in value] if isinstance(value, tuple) else [""]
 
 
@@ -76,19 +78,30 @@ def _kind(item: Any) -> str:
     return "seen" if square and bool((item == torch.ones_like(item).tril()).all()) else ""
 
 
-def is_causal_mask(value: Any) -> bool:
-    """Whether a value is a causal mask of more than one position."""
+def _widths(window: int | None) -> dict[str, int | None]:
+    """Return how many keys the masks of each kind show that are added."""
+    return {"added": None} | ({"window": window, "window+1": window + 1} if window else {})
+
+
+def is_causal_mask(value: Any, width: int | None = None) -> bool:
+    """Whether a value is a causal mask of more than one position, which shows the last `width` keys
+    (None: all).
+    """
     if not (isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() == 4):
         return False
     batch, heads, queries, keys = value.shape
     if heads != 1 or queries != keys or queries < 2:
         return False
-    later = torch.ones(queries, keys, dtype=torch.bool).triu(1)
-    return bool((value[..., later] <= _FAR_BELOW).all()) and bool((value[..., ~later] == 0).all())
+    hidden = torch.ones(queries, keys, dtype=torch.bool).triu(1)
+    if width is not None:
+        hidden |= torch.ones_like(hidden).tril(-width)
+    return bool((value[..., hidden] <= _FAR_BELOW).all()) and bool((value[..., ~hidden] == 0).all())
 
 
 @contextmanager
-def _returns_watched(files: set[str], returned: dict[str, list[list[str]]]) -> Iterator[None]:
+def _returns_watched(
+    files: set[str], returned: dict[str, list[list[str]]], window: int | None
+) -> Iterator[None]:
     """Note of every function in some files what it returns."""
 
     def watch(frame: FrameType, event: str, value: Any) -> None:
@@ -97,7 +110,7 @@ def _returns_watched(files: set[str], returned: dict[str, list[list[str]]]) -> I
             and frame.f_code.co_filename in files
             and frame.f_code.co_name != "forward"
         ):
-            returned.setdefault(frame.f_code.co_name, []).append(_kinds(value))
+            returned.setdefault(frame.f_code.co_name, []).append(_kinds(value, window))
 
     before = sys.getprofile()
     sys.setprofile(watch)

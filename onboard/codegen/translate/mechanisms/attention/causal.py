@@ -16,6 +16,7 @@ from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.forms import CHUNKED
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Global, MaskMaker
+from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.trees.syntax import (
     Untranslatable,
     attribute,
@@ -32,12 +33,29 @@ from onboard.codegen.translate.language.values import (
     Mask,
     PaddingMask,
     Value,
+    either,
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Seen(Mask):
     """A causal mask of truth values: true of the keys that a query sees."""
+
+
+@dataclass(frozen=True, eq=False)
+class Windowed(Mask):
+    """A causal mask that hides what lies before the config's window, too."""
+
+    beyond: int = 0
+    """How many keys more than the window's it shows."""
+
+    def same_as(self, other: Windowed) -> bool:
+        """Whether both show as many keys."""
+        return self.beyond == other.beyond
+
+    def joined(self, other: Value) -> Value:
+        """Return it where both are the same; what only one use has a window of cannot be told."""
+        return self if self.equals(other) else either(self, other)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +67,13 @@ def made(kinds: Sequence[str]) -> Value:
     """Return what a function returns that makes masks of these kinds, as `analysis.masks` names
     them.
     """
-    values: dict[str, Value] = {"added": Mask(), "seen": Seen(), "ones": Ones()}
+    values: dict[str, Value] = {
+        "added": Mask(),
+        "window": Windowed(),
+        "window+1": Windowed(1),
+        "seen": Seen(),
+        "ones": Ones(),
+    }
     return values[kinds[0]] if len(kinds) == 1 else Items(tuple(values[kind] for kind in kinds))
 
 
@@ -138,6 +162,7 @@ class CausalMasks(Mechanism):
     def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
         """A tensor to which a mask is added is filled behind each query."""
         added = isinstance(op, ast.Add) and isinstance(right, Mask)
+        added = added and not isinstance(right, Windowed)
         return masked(left) if added and isinstance(left, Code) and not left.static else None
 
     def compare(self, op: ast.cmpop, left: Value, right: Value) -> Value | None:
@@ -210,4 +235,14 @@ def _is_least(number: ast.expr) -> bool:
 
 def _found(function: str, frame: Frame) -> Value | None:
     kinds = frame.translator.findings.masks.get(function) if frame.translator.knows_masks else None
-    return None if kinds is None else made(kinds)
+    if kinds is None:
+        return None
+    if isinstance(mask := made(kinds), Windowed):
+        frame.translator.windowed.add(owner_of(frame))
+    return mask
+
+
+def owner_of(frame: Frame) -> ClassState:
+    """Return the class whose code makes a mask; code of no class counts as the model's own."""
+    program = frame.translator
+    return frame.cls or frame.caller or program.states[type(program.model)]

@@ -39,6 +39,7 @@ from onboard.codegen.translate.language.values import (
 from onboard.codegen.translate.mechanisms import numbers
 from onboard.codegen.translate.mechanisms.attention import biases, folded, repeats
 from onboard.codegen.translate.mechanisms.attention.biases import KeyBias
+from onboard.codegen.translate.mechanisms.attention.causal import Windowed
 from onboard.codegen.translate.mechanisms.attention.folded import Folded
 from onboard.codegen.translate.mechanisms.attention.repeats import Repeated
 
@@ -64,6 +65,10 @@ class Scores(Code):
     """The triangle that the scores were multiplied with, to be made a mask of."""
     causal: bool = False
     """The mask is in."""
+    beyond: int | None = None
+    """Of a mask with a window: how many keys more than the config's window it shows."""
+    window: ast.expr | None = None
+    """How many keys the mask shows; None: all."""
     normed: bool = False
     lazy = True
     attends: ClassVar[bool] = True
@@ -71,10 +76,11 @@ class Scores(Code):
 
     def same_as(self, other: Scores) -> bool:
         """Whether both lead to the same attention."""
-        flags = (self.masked, self.causal, self.normed) == (
+        flags = (self.masked, self.causal, self.normed, self.beyond) == (
             other.masked,
             other.causal,
             other.normed,
+            other.beyond,
         )
         return flags and [ast.dump(part) for part in self.made_of()] == [
             ast.dump(part) for part in other.made_of()
@@ -190,7 +196,8 @@ def combined(operator: ast.operator, left: Value, right: Value, expr: ast.expr) 
     if not isinstance(left, Scores) or isinstance(right, Scores) or left.normed:
         return None
     if isinstance(operator, ast.Add) and isinstance(right, Mask):
-        return replace(left, masked=True, causal=True)
+        beyond = right.beyond if isinstance(right, Windowed) else None
+        return replace(left, masked=True, causal=True, beyond=beyond)
     if isinstance(operator, ast.Add) and isinstance(right, KeyBias):
         slopes = (
             right.expr if left.slopes is None else ast.BinOp(left.slopes, ast.Add(), right.expr)
@@ -379,7 +386,9 @@ def _attention(weights: Scores, value: Code) -> Code:
             qkv[index] = call(attribute(qkv[index], "type_as"), qkv[2])
     scale = weights.scale or constant(1.0)
     bias = weights.bias or constant(None)
-    settings = [bias, constant(0.0), constant(True), scale, *[constant(None)] * 3]
+    assert weights.beyond is None or weights.window is not None
+    none, window = constant(None), weights.window or constant(None)
+    settings = [bias, constant(0.0), constant(True), scale, none, window, none]
     slopes = [] if weights.slopes is None else [ast.keyword("alibi_slopes", weights.slopes)]
     layout = constant("bsnd" if by_sequence else "bnsd")
     called = ast.Call(op("torch_attention"), [*qkv, *settings, layout], slopes)

@@ -12,7 +12,7 @@ from functools import cache
 from itertools import chain
 
 import torch
-from transformers import PretrainedConfig, masking_utils
+from transformers import PretrainedConfig
 
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.expressions.decisions import decided_here
@@ -26,7 +26,7 @@ from onboard.codegen.translate.language.trees.syntax import (
     name,
 )
 from onboard.codegen.translate.language.values import NONE, Code, Mask, Value
-from onboard.codegen.translate.mechanisms.attention.causal import filled
+from onboard.codegen.translate.mechanisms.attention.causal import Windowed, filled, owner_of
 from onboard.codegen.translate.mechanisms.attention.scores import Scores
 from onboard.hf.architecture import text_config
 from onboard.ops import attention_ops
@@ -37,14 +37,9 @@ _OPS = "torch.ops.onboard"
 
 
 def note(obj: object, frame: Frame) -> None:
-    """Note which class has code that makes masks with a window; code of no class counts as the
-    model's own.
-    """
+    """Note which class has code that makes masks with a window."""
     if _cuts(obj):
-        translator = frame.translator
-        translator.windowed.add(
-            frame.cls or frame.caller or translator.states[type(translator.model)]
-        )
+        frame.translator.windowed.add(owner_of(frame))
 
 
 @cache
@@ -99,7 +94,23 @@ def with_window(args: Args, frame: Frame) -> Args:
     own = frame.cls is not None and frame.cls.fills_window
     if not (own or any(isinstance(value, Mask) for value in given)):
         return args
-    return replace(args, keywords={"sliding_window": of_masks(frame), **args.keywords})
+    beyond = [mask.beyond for mask in given if isinstance(mask, Windowed)]
+    window = of_mask(beyond[0], frame) if beyond else of_masks(frame)
+    return replace(args, keywords={"sliding_window": window, **args.keywords})
+
+
+def of_mask(beyond: int, frame: Frame) -> Value:
+    """Return the window of a mask that shows so many keys more than the config's window.
+
+    Raises:
+        Untranslatable: the class that attends does not know the config.
+    """
+    window = of_masks(frame)
+    if not beyond:
+        return window
+    if window.equals(NONE) or not decided_here(window, frame):
+        raise Untranslatable("attention with a window that only its mask has")
+    return Code(ast.BinOp(window.code(), ast.Add(), constant(beyond)), static=True)
 
 
 def of_filled(frame: Frame) -> ast.expr | None:
@@ -220,8 +231,9 @@ class Windows(Mechanism):
         if getattr(obj, "__module__", None) != "transformers.masking_utils":
             return None
         note(obj, frame)
-        chunked = obj is getattr(masking_utils, "create_chunked_causal_mask", None)
-        padding = obj is getattr(masking_utils, "create_recurrent_attention_mask", None)
+        name_of = getattr(obj, "__name__", "")  # code of other years has them wrapped
+        chunked = name_of == "create_chunked_causal_mask"
+        padding = name_of == "create_recurrent_attention_mask"
         return MaskMaker(chunked=chunked, padding=padding)
 
     def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:

@@ -36,6 +36,7 @@ from onboard.codegen.translate.mechanisms.attention.scores import (
     product,
     softmax,
 )
+from onboard.codegen.translate.mechanisms.attention.windows import of_mask
 
 _FUNCTIONS = (
     torch.bmm,
@@ -91,19 +92,19 @@ class WrittenAttention(Mechanism):
         attends = all(item.attends for item in args.positional if isinstance(item, Scores))
         if function not in _FUNCTIONS or not attends or is_static_call(function, args):
             return None
-        return call_of(function, args, unmasked_call(expr, args))
+        return with_window(call_of(function, args, unmasked_call(expr, args)), frame)
 
     def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
         """A module that is a softmax."""
         match callee, args.positional:
             case Instance(classes=(cls,)), [first, *_] if cls is nn.Softmax:
-                return softmax(first)
+                return with_window(softmax(first), frame)
         return None
 
     def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
         """Methods of scores, and of biases to which they are added."""
         if isinstance(owner, Scores) and owner.attends:
-            return method(owner, attr, args, unmasked_method(owner, attr, args))
+            return with_window(method(owner, attr, args, unmasked_method(owner, attr, args)), frame)
         if isinstance(owner, KeyBias) and attr == "baddbmm":
             keys = ("batch1", "batch2")
             first, second = (
@@ -127,6 +128,13 @@ class WrittenAttention(Mechanism):
         """Nothing of attention's weights."""
         changed = without_weights(value)
         return None if changed.equals(value) else changed
+
+
+def with_window(value: Value | None, frame: Frame) -> Value | None:
+    """Return attention's weights with the window of their mask, as the class that attends has it."""
+    if isinstance(value, Scores) and value.normed and value.beyond is not None:
+        return replace(value, window=of_mask(value.beyond, frame).code())
+    return value
 
 
 def unmasked_call(expr: ast.expr, args: Args) -> ast.expr:
