@@ -8,15 +8,37 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+_ELSEWHERE = ("rope_type", "rope_theta", "partial_rotary_factor")
+"""What `rope_parameters` has beside a kind's own fields."""
 
-def old_rope_scaling(config: PretrainedConfig) -> dict[str, Any] | None:
+
+class OldRopeScaling(dict[str, Any]):
+    """`rope_scaling` as old code counts its fields: "type" and what belongs to that kind. Newer
+    code finds the kind under "rope_type", too.
+    """
+
+    def __contains__(self, key: object) -> bool:
+        return key == "rope_type" or super().__contains__(key)
+
+    def __missing__(self, key: str) -> Any:
+        if key != "rope_type":
+            raise KeyError(key)
+        return self["type"]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return `self[key]`, or the default."""
+        return super().get("type" if key == "rope_type" else key, default)
+
+
+def old_rope_scaling(config: PretrainedConfig) -> OldRopeScaling | None:
     """Return `rope_scaling` as it was before `rope_parameters`: None without scaling, its kind
-    under "type" too.
+    under "type" too, the base elsewhere.
     """
     parameters = getattr(config, "rope_parameters", None)
     if not isinstance(parameters, dict) or parameters.get("rope_type", "default") == "default":
         return None
-    return {"type": parameters["rope_type"], **parameters}
+    own = {key: value for key, value in parameters.items() if key not in _ELSEWHERE}
+    return OldRopeScaling({"type": parameters["rope_type"], **own})
 
 
 OLD_ROPE_SCALING = property(old_rope_scaling, PretrainedConfig.rope_scaling.fset)

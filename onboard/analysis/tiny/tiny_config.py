@@ -11,7 +11,7 @@ from onboard.analysis.multimodal import builds, small_composites
 from onboard.analysis.tiny.tiny_layers import first_of_each_kind, prefix
 from onboard.analysis.tiny.tiny_sizes import (
     VOCABULARY,
-    keep_head_size,
+    keep_heads,
     shrink_overrides,
     shrink_rope,
     shrink_sizes,
@@ -23,8 +23,14 @@ from onboard.hf.config_layers import Layers, cut_layers, read_layers
 _SECTIONS = [16, 24, 24]
 """Of time, height and width, in the ratio that Qwen2-VL has (arXiv:2409.12191)."""
 
-SIZED_HEADS: set[type] = set()
-"""Classes of configs whose models run with heads of the checkpoint's own size alone."""
+KEPT_HEADS: dict[type, dict[str, bool]] = {}
+"""What small configs keep of the checkpoint's heads, by the class of the config, where models run
+with that alone: `size`, `number`.
+"""
+WAYS_TO_KEEP = [
+    {"size": size, "number": number}
+    for size, number in ((True, False), (False, True), (True, True))
+]
 
 
 def tiny_config(config: PretrainedConfig, *, layers: int = 0) -> PretrainedConfig:
@@ -55,8 +61,8 @@ def _shrink(config: PretrainedConfig, shortest: int = 0) -> PretrainedConfig:
     full = config.to_dict()
     values = dict(full)
     shrink_sizes(values, full, config.attribute_map)
-    if type(config) in SIZED_HEADS:
-        keep_head_size(values, full, config.attribute_map)
+    if type(config) in KEPT_HEADS:
+        keep_heads(values, full, config.attribute_map, **KEPT_HEADS[type(config)])
     values |= {
         name: _shrink(part, shortest).to_dict()
         for name in config.sub_configs

@@ -15,7 +15,7 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from onboard.analysis import repository
-from onboard.analysis.tiny.tiny_config import SIZED_HEADS, one_line, tiny_config
+from onboard.analysis.tiny.tiny_config import KEPT_HEADS, WAYS_TO_KEEP, one_line, tiny_config
 from onboard.analysis.tiny.tiny_sizes import ORIGINAL_POSITIONS, VOCABULARY, WINDOW
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.hf.architecture import (
@@ -96,10 +96,20 @@ def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
     model = build_small(small, seed)
     if not repository.is_installed(config.model_type) or runs_as_it_is(model):
         return model
-    SIZED_HEADS.add(type(config))
-    if tiny_config(config).to_dict() == small.to_dict():
-        return model
-    return build_small(tiny_config(config), seed)
+    return _with_kept_heads(config, seed) or model
+
+
+def _with_kept_heads(config: PretrainedConfig, seed: int) -> nn.Module | None:
+    """Return a small model that keeps of the checkpoint's heads what its code needs to run; None
+    where that does not help.
+    """
+    for kept in WAYS_TO_KEEP:
+        KEPT_HEADS[type(config)] = kept
+        model = build_small(tiny_config(config), seed)
+        if runs_as_it_is(model):
+            return model
+    del KEPT_HEADS[type(config)]
+    return None
 
 
 def build_small(small: PretrainedConfig, seed: int = 0) -> nn.Module:

@@ -134,19 +134,26 @@ def shrink_sizes(
     shrink_mixers(values, full)
 
 
-def keep_head_size(
-    values: dict[str, Any], full: Mapping[str, Any], aliases: Mapping[str, str]
+def keep_heads(
+    values: dict[str, Any],
+    full: Mapping[str, Any],
+    aliases: Mapping[str, str],
+    *,
+    size: bool,
+    number: bool,
 ) -> None:
-    """Give a small config's heads the size that they have in the full one: some code has it as a
-    number.
+    """Give a small config's heads the size, or as many as, they have in the full one: some code has
+    it as a number.
     """
-    native = {name: aliases.get(name, name) for name in (*_SIZES, *_HEAD_DIMS)}
-    known = [name for name in _HEAD_DIMS if isinstance(full.get(native[name]), int)]
-    for name in known:
-        values[native[name]] = full[native[name]]
+    native = {name: aliases.get(name, name) for name in (*_SIZES, *_HEAD_DIMS, *_KV_HEADS)}
+    kept = (*_HEAD_DIMS,) * size + ("num_attention_heads", *_KV_HEADS) * number
+    for name in kept:
+        if isinstance(full.get(native[name]), int):
+            values[native[name]] = full[native[name]]
     hidden, heads = full.get(native["hidden_size"]), full.get(native["num_attention_heads"])
     if isinstance(hidden, int) and isinstance(heads, int):
-        values[native["hidden_size"]] = hidden // heads * HEADS
+        width = hidden // heads if size else HIDDEN // HEADS
+        values[native["hidden_size"]] = width * (heads if number else HEADS)
 
 
 def _lower_limits(values: Mapping[str, Any]) -> dict[str, float]:

@@ -45,8 +45,11 @@ def axes_of(pattern: str, dimensions: int) -> tuple[Axes, Axes]:
 def _parsed(side: str, number: int) -> Axes:
     groups = re.findall(r"\(([^)]*)\)|(\S+)", side)
     axes = [inner.split() if not name else [name] for inner, name in groups]
-    ones = iter(range(len(side)))
-    return [[f"1_{number}_{next(ones)}" if one == "1" else one for one in axis] for axis in axes]
+    numbers = iter(range(len(side)))
+    return [
+        [f"{one}_{number}_{next(numbers)}" if one.isdigit() else one for one in axis]
+        for axis in axes
+    ]
 
 
 def _without_ellipsis(axes: Axes, rest: Axes) -> Axes:
@@ -63,6 +66,7 @@ def _sizes(left: Axes, shape: torch.Size, given: dict[str, int]) -> dict[str, in
     """Return the size of each axis: given, or what is left of its dimension."""
     found = dict(given)
     for axis, size in zip(left, shape, strict=True):
+        found |= {name: _as_number(name) for name in axis if name[0].isdigit()}
         open_names = [name for name in axis if name not in found]
         known = math.prod(found[name] for name in axis if name in found)
         for name in open_names:
@@ -74,5 +78,10 @@ def _sizes(left: Axes, shape: torch.Size, given: dict[str, int]) -> dict[str, in
 
 class _Sizes(dict[str, int]):
     def __missing__(self, name: str) -> int:
-        assert name.startswith("1_"), f"no size is known of the axis {name}"
-        return 1
+        assert name[0].isdigit(), f"no size is known of the axis {name}"
+        return _as_number(name)
+
+
+def _as_number(name: str) -> int:
+    """Return the size of an axis that is written as a number."""
+    return int(name.partition("_")[0])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any, Never
 
 import torch
-from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel, masking_utils
 from transformers.cache_utils import Cache
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -28,7 +30,48 @@ def restore_old_interfaces() -> list[str]:
     if "default" not in ROPE_INIT_FUNCTIONS:
         ROPE_INIT_FUNCTIONS["default"] = _default_rope
         facts.append('ROPE_INIT_FUNCTIONS["default"] is gone; a stand-in takes its place')
-    return facts
+    return facts + _masks_by_old_names() + _without_cuda()
+
+
+def _masks_by_old_names() -> list[str]:
+    """Have what makes masks take its embedded text as `input_embeds`, too, as it was called, and
+    positions, which it no longer asks for.
+    """
+    new, old = "inputs_embeds", "input_embeds"
+    made = vars(masking_utils).items()
+    makers = [
+        (name, maker)
+        for name, maker in made
+        if inspect.isfunction(maker) and new in inspect.signature(maker).parameters
+    ]
+    without = [item for item in makers if old not in inspect.signature(item[1]).parameters]
+    for name, maker in without:
+        setattr(masking_utils, name, _renaming(maker, old, new))
+    return [f"{len(without)} makers of masks take {old} as {new}"] if without else []
+
+
+def _renaming(function: Any, old: str, new: str) -> Any:
+    parameters = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def renaming(*args: Any, **kwargs: Any) -> Any:
+        if old in kwargs:
+            kwargs[new] = kwargs.pop(old)
+        if "cache_position" not in parameters:
+            kwargs.pop("cache_position", None)
+        return function(*args, **kwargs)
+
+    return renaming
+
+
+def _without_cuda() -> list[str]:
+    """Where there is no GPU, have code that says `.cuda()` stay on the CPU."""
+    if torch.cuda.is_available():
+        return []
+    torch.Tensor.cuda = _device_map  # type: ignore[method-assign]
+    torch.nn.Module.cuda = _device_map  # type: ignore[method-assign]
+    torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
+    return ["there is no GPU; what is put on one stays on the CPU"]
 
 
 def _default_rope(

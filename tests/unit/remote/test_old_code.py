@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel, masking_utils
 from transformers.cache_utils import Cache
 
 from onboard.analysis.cut_tables import cut_tables
 from onboard.analysis.repository_classes import bring_up_to_date, give_masks
 from onboard.analysis.tiny.tiny_model import begins_at_zero, counts_positions, is_table
-from onboard.analysis.tiny.tiny_sizes import keep_head_size
+from onboard.analysis.tiny.tiny_sizes import keep_heads
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.hf.old import interfaces, names, packages
 from onboard.hf.old.einops_forms import rearrange, repeat
@@ -242,12 +242,55 @@ def test_what_the_old_list_of_weights_meant_is_tied(monkeypatch: pytest.MonkeyPa
     # A table of transformers' own is left as it was to the tests that follow.
     table = dict(interfaces.ROPE_INIT_FUNCTIONS)
     monkeypatch.setattr(interfaces, "ROPE_INIT_FUNCTIONS", table)
+    for process_wide in ("_masks_by_old_names", "_without_cuda"):
+        monkeypatch.setattr(interfaces, process_wide, list)
     interfaces.restore_old_interfaces()
     facts = bring_up_to_date(name, own.OldConfig, own.OldLM, {"model_type": "old", "n_deep": 3})
     model = own.OldLM(own.OldConfig(n_deep=3))
     assert model.head.weight is model.inner.words.weight
     assert own.OldConfig(n_deep=3).num_hidden_layers == 3
     assert any("n_deep has the number of layers" in fact for fact in facts)
+
+
+def test_masks_are_made_with_the_arguments_of_other_years(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, maker in list(vars(masking_utils).items()):
+        monkeypatch.setattr(masking_utils, name, maker)  # put back behind the test
+    facts = interfaces._masks_by_old_names()
+    config = PretrainedConfig(num_hidden_layers=1)
+    config._attn_implementation = "eager"
+    make: Any = masking_utils.create_causal_mask
+    given = {"config": config, "attention_mask": None, "past_key_values": None}
+    text = torch.zeros(1, 5, 4)
+    old = make(input_embeds=text, cache_position=torch.arange(5), **given)
+    assert facts
+    assert torch.equal(old, make(inputs_embeds=text, **given))
+    assert make.__module__ == "transformers.masking_utils"
+
+
+def test_without_a_gpu_code_for_one_stays_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for owner, name in (
+        (torch.Tensor, "cuda"),
+        (nn.Module, "cuda"),
+        (torch.cuda, "current_device"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    assert interfaces._without_cuda()
+    here = torch.zeros(2, device=torch.cuda.current_device()).cuda()
+    assert here.device.type == nn.Linear(2, 2).cuda().weight.device.type == "cpu"
+
+
+def test_old_code_counts_the_fields_of_rope_scaling() -> None:
+    given = {"type": "dynamic", "factor": 2.0}
+    scaling: Any = PlainConfig(rope_theta=10.0, rope_scaling=dict(given)).rope_scaling
+    assert dict(scaling) == given
+    assert "rope_type" in scaling
+    assert scaling["rope_type"] == scaling.get("rope_type", "default") == "dynamic"
+    assert scaling.get("beta_fast", 32) == 32
+    with pytest.raises(KeyError):
+        scaling["beta_fast"]
+    newer = PlainConfig(rope_theta=10.0, rope_scaling={"rope_type": "linear", "factor": 2.0})
+    assert newer.rope_scaling == {"type": "linear", "factor": 2.0}
 
 
 def test_rows_of_a_cut_table_are_compared_and_nothing_else_is_cut() -> None:
@@ -260,11 +303,22 @@ def test_rows_of_a_cut_table_are_compared_and_nothing_else_is_cut() -> None:
     assert cut_tables(nn.Identity(), table[:5], table).shape[0] == 5
 
 
-def test_heads_can_keep_their_size() -> None:
-    values = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}
-    full = {"hidden_size": 8192, "num_attention_heads": 128, "head_dim": 64}
-    keep_head_size(values, full, {})
-    assert values == {"hidden_size": 256, "num_attention_heads": 4, "head_dim": 64}
+@pytest.mark.parametrize(
+    ("size", "number", "expected"),
+    [
+        (True, False, (256, 4, 2, 64)),
+        (False, True, (2048, 128, 8, 16)),
+        (True, True, (8192, 128, 8, 64)),
+    ],
+)
+def test_heads_can_keep_their_size_and_number(
+    size: bool, number: bool, expected: tuple[int, ...]
+) -> None:
+    names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    values: dict[str, Any] = dict(zip(names, (64, 4, 2, 16), strict=True))
+    full = dict(zip(names, (8192, 128, 8, 64), strict=True))
+    keep_heads(values, full, {}, size=size, number=number)
+    assert values == dict(zip(names, expected, strict=True))
 
 
 def test_a_constant_of_one_number_is_a_table_and_a_start_is_not() -> None:
