@@ -59,6 +59,7 @@ def translate(tmp_path: Path) -> Translate:
         config: dict[str, Any] | None = None,
         scans: dict[str, str] | None = None,
         specialised: bool = False,
+        counts_positions: bool = False,
         **given: Value,
     ) -> tuple[ToyState, str, str]:
         module_name = f"toy_module_{next(_COUNT)}"
@@ -76,6 +77,7 @@ def translate(tmp_path: Path) -> Translate:
         translator = Translator(
             model, Findings(scans=scans or {}), MECHANISMS, specialised=specialised
         )
+        translator.counts_positions = counts_positions
         state = _translated(translator, module.Toy, {"x": Code(name("x")), **given})
         prune(translator)
         assert state.init is not None

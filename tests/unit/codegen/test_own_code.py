@@ -13,6 +13,7 @@ import torch
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
 from onboard.codegen.translate.language.values import Code
 from onboard.codegen.translate.output.printer import print_block
+from onboard.hf.old import einops_forms
 from tests.unit.codegen.conftest import HEAD
 
 Translate = Callable[..., tuple[Any, str, str]]
@@ -206,6 +207,98 @@ class Toy(nn.Module):
     names: dict[str, Any] = {"x": x}
     exec(f"ours = {forward.removeprefix('return ')}\nsame = {same}", names)
     assert torch.equal(names["ours"], names["same"])
+
+
+def test_a_repetition_may_have_its_number_in_the_pattern(
+    translate: Translate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    einops = ModuleType("einops")
+    monkeypatch.setattr(einops, "repeat", einops_forms.repeat, raising=False)
+    monkeypatch.setitem(sys.modules, "einops", einops)
+    text = """
+from einops import repeat
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.groups = config.groups
+
+    def forward(self, x):
+        return repeat(x, "b s h d -> b s (h 2) d") + repeat(x, f"b s h d -> b s (h {self.groups}) d")
+"""
+    state, _, forward = translate(text, {"groups": 2}, specialised=True)
+    assert forward.count("repeat_interleave") == 2
+    x = torch.randn(2, 5, 3, 4, generator=torch.Generator().manual_seed(8))
+    expected = _made(text, {"groups": 2})(x)
+    assert torch.equal(expected, 2 * x.repeat_interleave(2, 2))
+    assert torch.equal(_made(_written(state), {"groups": 2})(x), expected)
+
+
+def test_tables_that_a_function_is_mapped_over_are_taken_one_by_one(translate: Translate) -> None:
+    text = """
+def tables(length, size):
+    angles = torch.einsum("i , j -> i j", torch.arange(length), 1.0 / torch.arange(1, size + 1))
+    return torch.sin(angles), torch.cos(angles)
+
+
+def turned(x, sincos, offset=0):
+    sin, cos = map(lambda t: t[None, offset : x.shape[1] + offset, None, :].repeat(1, 1, 1, 2), sincos)
+    return x * cos + x.flip(-1) * sin
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.size = config.size
+
+    def forward(self, x, position_ids):
+        offset = 0
+        sincos = tables(x.shape[1] + offset, self.size)
+        return turned(x, sincos, offset=offset)
+"""
+    given = Code(name("position_ids"))
+    state, _, _ = translate(
+        text, {"size": 3}, specialised=True, counts_positions=True, position_ids=given
+    )
+    functions = {key: each for key, each in state.translator.functions.items()}
+    written = "\n".join(_function(key, each) for key, each in functions.items())
+    x = torch.randn(2, 5, 4, 6, generator=torch.Generator().manual_seed(9))
+    ours = _made(f"{written}\n\n\n{_written(state)}", {"size": 3})
+    positions = torch.arange(5).expand(2, 5)
+    expected = _made(text, {"size": 3})(x, positions)
+    assert torch.allclose(ours(x, positions), expected)
+    assert torch.allclose(ours(x[:, 3:], positions[:, 3:]), expected[:, 3:])
+
+
+def test_a_list_of_self_that_a_loop_fills_with_modules_is_known(translate: Translate) -> None:
+    text = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layers = []
+        for index in range(config.layers):
+            kind = nn.Linear if index < config.layers else nn.Bilinear
+            self.layers.append(kind(config.size, config.size))
+        self.layers = nn.ModuleList(self.layers)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+"""
+    config = {"size": 4, "layers": 2}
+    state, _, _ = translate(text, config, specialised=True)
+    ours, original = _made(_written(state), config), _made(text, config)
+    ours.load_state_dict(original.state_dict())
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(10))
+    assert torch.equal(ours(x), original(x))
+
+
+def _function(name: str, routine: Any) -> str:
+    """Return what is left of a function as text."""
+    lines = [f"def {name}({', '.join(routine.parameters)}):"]
+    return "\n".join([*lines, *("    " + x for x in print_block(routine.body).splitlines())])
 
 
 def _made(text: str, config: dict[str, Any]) -> Any:

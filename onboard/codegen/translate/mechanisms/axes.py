@@ -4,6 +4,7 @@ becomes PyTorch's own methods.
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from dataclasses import dataclass
@@ -54,12 +55,35 @@ class NamedAxes(Mechanism):
         """`rearrange` and `repeat` of a tensor."""
         einops = sys.modules.get("einops")
         match args.positional:
-            case [Code(static=False) as tensor, Known(value=str() as text)] if einops is not None:
+            case [Code(static=False) as tensor, pattern] if einops is not None:
+                if (spelled := _spelled(pattern)) is None:
+                    return None
+                text, numbers = spelled
                 if function is getattr(einops, "rearrange", None):
-                    return rearranged(tensor, parsed(text), args.keywords, frame)
+                    return rearranged(tensor, parsed(text), args.keywords | numbers, frame)
                 if function is getattr(einops, "repeat", None):
-                    return repeated(tensor, parsed(text), args.keywords, frame)
+                    return repeated(tensor, parsed(text), args.keywords | numbers, frame)
         return None
+
+
+def _spelled(pattern: Value) -> tuple[str, dict[str, Value]] | None:
+    """Return a pattern, and the sizes that stand in it as numbers or, in an f-string, as values,
+    which get names there.
+    """
+    match pattern:
+        case Known(value=str() as text):
+            return text, {
+                one: Known(int(one)) for one in re.findall(r"\b\d+\b", text) if one != "1"
+            }
+        case Code(expr=ast.JoinedStr(values=parts)):
+            sizes: dict[str, Value] = {}
+            words = []
+            for number, part in enumerate(parts):
+                if isinstance(part, ast.FormattedValue):
+                    sizes[f"_{number}"] = Code(part.value)
+                words.append(f"_{number}" if isinstance(part, ast.FormattedValue) else part.value)  # type: ignore[attr-defined]
+            return "".join(words), sizes
+    return None
 
 
 def rearranged(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Frame) -> Value:

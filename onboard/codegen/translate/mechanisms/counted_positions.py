@@ -83,6 +83,9 @@ def positions(frame: Frame) -> Code | None:
     A forward that does not get `position_ids` is given them by its callers, see `Translator`.
     """
     program = frame.translator
-    if frame.kind != "forward" or not program.counts_positions or program.writes_positions:
+    helper = frame.kind == "function" and program.specialised
+    if not (frame.kind == "forward" or helper) or not program.counts_positions:
+        return None
+    if program.writes_positions:
         return None
     return Code(name("position_ids"), form=KEYS if program.findings.alibi else POSITIONS)

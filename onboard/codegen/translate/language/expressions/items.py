@@ -155,15 +155,31 @@ def _of_mapping(owner: Mapping, index: Value, node: ast.Subscript, frame: Frame)
 
 def _rows(owner: Value, rest: list[Value]) -> Code:
     """Return rows of a table with one more dimension in front, which the batch already is, and
-    others behind it.
+    others among its own.
     """
-    new = sum(item.equals(NONE) for item in rest)
-    if not _keeps_everything(tuple(rest[new:])):
+    own = [place for place, item in enumerate(rest) if not item.equals(NONE)]
+    kept = [rest[place] for place in own]
+    if kept and _is_text(kept[0]):
+        kept = kept[1:]  # as many as there are tokens
+    if not _keeps_everything(tuple(kept)):
         raise Untranslatable("a part of a table of positions")
-    if not new:
+    if len(own) == len(rest):
         return Code(owner.code(), form=ROWS)
-    index = [ast.Slice(), *[ast.Constant(None)] * new]
-    return Code(ast.Subscript(owner.code(), ast.Tuple(index, ast.Load()), ast.Load()))
+    parts: list[ast.expr] = [
+        ast.Slice() if place in own else ast.Constant(None) for place in range(len(rest))
+    ]
+    while isinstance(parts[-1], ast.Slice):
+        parts.pop()
+    index = ast.Tuple([ast.Slice(), *parts], ast.Load())
+    return Code(ast.Subscript(owner.code(), index, ast.Load()))
+
+
+def _is_text(part: Value) -> bool:
+    """Whether an index is `:length`, of a length that is known at run time only."""
+    match part:
+        case Code(expr=ast.Slice(lower=None | ast.Constant(value=0), step=None), static=False):
+            return True
+    return False
 
 
 def _of_each_row(rows: Code, rest: list[Value], node: ast.Subscript) -> Code:

@@ -60,6 +60,7 @@ from onboard.codegen.translate.language.program.supers import execute_inside
 from onboard.codegen.translate.language.state import ClassState, Restart, Routine
 from onboard.codegen.translate.language.statements.assign import refuse_growth, store_attribute
 from onboard.codegen.translate.language.statements.execute import RAISES, execute
+from onboard.codegen.translate.language.trees.local_lists import with_local_lists
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Value
 
@@ -372,7 +373,7 @@ class Translator(Program):
             not (recognised := self.findings.recognised.get(state.cls.__name__))
             or not recognised.own_init
         ):
-            execute(node.body, frame)
+            execute(with_local_lists(node.body) if self.specialised else node.body, frame)
         prefix = "self."
         state.attributes = {
             k.removeprefix(prefix): v for k, v in frame.env.values.items() if k.startswith(prefix)

@@ -157,10 +157,17 @@ def _store_name(variable: str, value: Value, frame: Frame, origin: ast.AST) -> N
         frame.bind(variable, frame.mechanisms.stored(value) or value, origin)
         return
     if value.is_plain_tuple:
-        frame.bind(variable, Code(value.expr), origin)
+        frame.bind(variable, Code(value.expr, form=_form_of_all(value.shape)), origin)
         return
     names = [f"{variable}_{index}" for index in range(value.holes)]
     frame.env.values[variable] = frame.bind_result(value, names, origin)
+
+
+def _form_of_all(shape: Value) -> str | None:
+    """Return the form of a tuple whose parts are all rows of tables."""
+    parts = shape.parts()
+    rows = [isinstance(part, Hole) and part.form == ROWS for part in parts]
+    return SEVERAL_ROWS if rows and all(rows) else None
 
 
 def _unpack(targets: list[ast.expr], value: Value, frame: Frame, origin: ast.AST) -> None:
