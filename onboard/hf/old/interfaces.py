@@ -44,7 +44,11 @@ def _masks_by_old_names() -> list[str]:
         for name, maker in made
         if inspect.isfunction(maker) and new in inspect.signature(maker).parameters
     ]
-    without = [item for item in makers if old not in inspect.signature(item[1]).parameters]
+    without = [
+        (name, maker)
+        for name, maker in makers
+        if not ({old, "kwargs"} & inspect.signature(maker, follow_wrapped=False).parameters.keys())
+    ]
     for name, maker in without:
         setattr(masking_utils, name, _renaming(maker, old, new))
     return [f"{len(without)} makers of masks take {old} as {new}"] if without else []
@@ -68,10 +72,14 @@ def _without_cuda() -> list[str]:
     """Where there is no GPU, have code that says `.cuda()` stay on the CPU."""
     if torch.cuda.is_available():
         return []
-    torch.Tensor.cuda = _device_map  # type: ignore[method-assign]
-    torch.nn.Module.cuda = _device_map  # type: ignore[method-assign]
+    torch.Tensor.cuda = _itself  # type: ignore[method-assign]
+    torch.nn.Module.cuda = _itself  # type: ignore[method-assign]
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
     return ["there is no GPU; what is put on one stays on the CPU"]
+
+
+def _itself(self: Any, *_: Any, **__: Any) -> Any:
+    return self
 
 
 def _default_rope(

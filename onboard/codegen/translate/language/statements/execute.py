@@ -19,6 +19,7 @@ from onboard.codegen.translate.language.statements.assign import Grows, Widened,
 from onboard.codegen.translate.language.statements.first_calls import is_made_first
 from onboard.codegen.translate.language.statements.joins import joined_env, note_conditional
 from onboard.codegen.translate.language.trees import selection
+from onboard.codegen.translate.language.trees.mapped import each_mapped
 from onboard.codegen.translate.language.trees.skips import without_continue
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
 from onboard.codegen.translate.language.values import (
@@ -51,31 +52,13 @@ def execute(statements: Sequence[ast.stmt], frame: Frame) -> str:
 
 def _assign(node: ast.Assign, frame: Frame) -> None:
     try:
-        value = frame.evaluate(_each_mapped(node, frame))
+        value = frame.evaluate(each_mapped(node))
     except Untranslatable as error:
         if frame.branches or not all(isinstance(target, ast.Name) for target in node.targets):
             raise
         value = Unread(str(error))
     for target in node.targets:
         store(target, value, frame, node)
-
-
-def _each_mapped(node: ast.Assign, frame: Frame) -> ast.expr:
-    """Return `(f(x[0]), f(x[1]))` for `a, b = map(f, x)` of a function that is written there."""
-    match node.targets, node.value:
-        case [ast.Tuple(elts=names)], ast.Call(
-            func=ast.Name(id="map"), args=[ast.Lambda() as function, items], keywords=[]
-        ) if not any(isinstance(each, ast.Starred) for each in names):
-            parts = [
-                ast.Subscript(items, ast.Constant(place), ast.Load()) for place in range(len(names))
-            ]
-            calls: list[ast.expr] = [
-                ast.copy_location(ast.Call(function, [part], []), node.value) for part in parts
-            ]
-            return ast.fix_missing_locations(
-                ast.copy_location(ast.Tuple(calls, ast.Load()), node.value)
-            )
-    return node.value
 
 
 def _ann_assign(node: ast.AnnAssign, frame: Frame) -> None:

@@ -14,7 +14,7 @@ from onboard.codegen.translate.language.object_values import (
     Repeated,
     joined_ways,
 )
-from onboard.codegen.translate.language.trees.syntax import attribute, call, name
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
 from onboard.codegen.translate.language.values import Code, Items, Value
 
 
@@ -119,7 +119,8 @@ def is_from(filled: Filled, outside: Env, start: Env) -> bool:
 def exist(filled: Filled, frame: Frame, origin: ast.AST) -> None:
     """Have a list that a loop fills exist before the loop."""
     known = frame.env.values[filled.variable]
-    assert isinstance(known, Items)
+    if not isinstance(known, Items):
+        raise Untranslatable(f"the list {filled.variable}, which a loop fills and which is another")
     place = name(filled.variable)
     items = ast.List([each.code() for each in known.items], ast.Load())
     frame.emit(ast.Assign([name(filled.variable, store=True)], items), origin)

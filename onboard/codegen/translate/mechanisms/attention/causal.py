@@ -49,9 +49,9 @@ class Windowed(Mask):
     beyond: int = 0
     """How many keys more than the window's it shows."""
 
-    def same_as(self, other: Windowed) -> bool:
+    def same_as(self, other: Mask) -> bool:
         """Whether both show as many keys."""
-        return self.beyond == other.beyond
+        return isinstance(other, Windowed) and self.beyond == other.beyond
 
     def joined(self, other: Value) -> Value:
         """Return it where both are the same; what only one use has a window of cannot be told."""
