@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from onboard.agents.command import CommandBackEnd
-from onboard.agents.endpoint import EndpointBackEnd
-from onboard.agents.record import Clock, Records, RoleRun, Transcript, hidden
+from onboard.agents.back_ends.command import CommandBackEnd
+from onboard.agents.back_ends.endpoint import EndpointBackEnd
 from onboard.agents.refused import RefusedError
+from onboard.agents.role_runs import Clock, Records, RoleRun, Transcript, hidden
+from onboard.agents.role_settings import Builtin, Command, OpenAI
 from onboard.agents.roles import Role, Task
-from onboard.agents.settings import Builtin, Command, OpenAI
 from onboard.agents.workspace import BackEnd, Reply, Workspace
 from onboard.errors import OnboardError
 

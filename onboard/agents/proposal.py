@@ -8,8 +8,8 @@ from contextlib import suppress
 from onboard.agents.answers import PortAnswer, RepairAnswer, read_answer
 from onboard.agents.assignment import Assignment
 from onboard.agents.patch import diff_of, with_block, with_diff
-from onboard.agents.record import RoleRun
 from onboard.agents.refused import RefusedError
+from onboard.agents.role_runs import RoleRun
 from onboard.agents.workspace import Reply, Workspace
 from onboard.vetting.model_text import MOST
 

@@ -14,7 +14,7 @@ from onboard.agents.answers import (
     RunAnswer,
     schema_of,
 )
-from onboard.agents.settings import RoleName
+from onboard.agents.role_settings import RoleName
 from onboard.config import StrictModel
 from onboard.render import render
 

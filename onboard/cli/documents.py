@@ -183,6 +183,8 @@ class StatusDocument(Document):
     """By the name of the work folder: what state.json has; a phase that an interrupt ended is
     "interrupted".
     """
+    agents: dict[str, list[dict[str, Any]]]
+    """By the same names: what agents.json has, without whole files."""
 
 
 class DoctorDocument(Document):

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from pydantic import Field
+
+from onboard.agents.role_settings import AgentsSettings
 from onboard.analysis.spec import ModelSpec
 from onboard.config import DType, StrictModel
 from onboard.workflow.processes.programs import RunModule, in_new_interpreter
@@ -39,6 +42,8 @@ class RunOptions(StrictModel):
     strict: bool = False
     """A fallback of the full run is an error."""
     dry_run: bool = False
+    agents: AgentsSettings = Field(default_factory=AgentsSettings)
+    """Who plays which role; the rules where nothing is said."""
     weights: bool = False
     """Fetch the weights at once: a later phase of this run needs them."""
 

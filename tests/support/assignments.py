@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from onboard.agents.assignment import Assignment
-from onboard.agents.record import Records
+from onboard.agents.role_runs import Records
+from onboard.agents.role_settings import Command, OpenAI
 from onboard.agents.roles import REPAIRER, RepairTask
-from onboard.agents.settings import Command, OpenAI
 from onboard.agents.workspace import Verdict, Workspace
 from onboard.workflow.files import write_atomically
 

@@ -18,6 +18,7 @@ from onboard.cli import main
 from onboard.cli.commands.model import ModelRun, resume_command
 from onboard.cli.terminal import escaped
 from onboard.errors import ConsentRequiredError, NotCausalError, OnboardError
+from onboard.workflow.lock import exclusive
 from onboard.workflow.outcome import PhaseOutcome, RunOutcome
 from onboard.workflow.phase import RunContext
 from onboard.workflow.phase_runner import PhaseRunner
@@ -388,6 +389,25 @@ def test_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         json.loads(capsys.readouterr().out)["models"]["org--name"]["phases"]["gather"]["status"]
         == "done"
     )
+
+
+def test_status_says_who_waits_for_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / ".onboard" / "org--name"
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text(json.dumps({"model": "org/name"}))
+    run = {"role": "repairer", "back_end": "command", "about": "repair X", "input_hash": "0"}
+    run |= {"waits_for": "the tests", "files": {"a": "b"}}
+    (folder / "agents.json").write_text(json.dumps({"runs": [run]}))
+    command = ["status", "--root", str(tmp_path)]
+    assert main.run(command) == 0
+    assert "org--name: repairer (command) interrupted: repair X" in capsys.readouterr().out
+    with exclusive(folder, waiting=lambda: None):
+        assert main.run(command) == 0
+        assert "repairer (command) waits for the tests: repair X" in capsys.readouterr().out
+        assert main.run([*command, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["agents"]["org--name"]
+    assert (found["status"], found["waits_for"]) == ("running", "the tests")
+    assert "files" not in found
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

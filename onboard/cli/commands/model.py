@@ -66,6 +66,17 @@ _Yes = Annotated[
 _Strict = Annotated[
     bool, typer.Option("--strict", help="Fail if the full run falls back anywhere.")
 ]
+_Agents = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="YAML whose `agents:` says who plays which role."),
+]
+_Agent = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ROLE=WHO",
+        help="Who plays a role: builtin, command:WORDS or openai:MODEL@URL; repeatable.",
+    ),
+]
 _Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and warnings of libraries.")]
 
 
@@ -85,14 +96,18 @@ def onboard(
     yes: _Yes = False,
     offline: Offline = False,
     strict: _Strict = False,
+    agents: _Agents = None,
+    agent: _Agent = None,
     debug: _Debug = False,
 ) -> Result | int:
     """Run the phases for one model; `ABOUT` is what the help says of it."""
     if offline:
         go_offline()
+    from onboard.agents.role_settings import load_settings
     from onboard.workflow.phase import RunOptions
 
     options = RunOptions(
+        agents=load_settings(agents, agent or ()),
         revision=revision,
         device=device.value,
         dtype=dtype.value,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from onboard.cli import options
 from onboard.cli.result import Result
+from onboard.cli.terminal import shown
 
 if TYPE_CHECKING:
+    from onboard.agents.role_runs import RoleRun
     from onboard.workflow.run_state import RunState
 
 
@@ -25,9 +28,11 @@ def status(
     states = load_states(root)
     if as_json:
         models = {name: state.model_dump(mode="json") for name, state in states.items()}
-        return Result({"root": str(root.resolve()), "models": models})
+        runs = {name: _plain(found) for name, found in load_agents(root, states).items()}
+        return Result({"root": str(root.resolve()), "models": models, "agents": runs})
     if states:
         _print_table(states)
+        _print_agents(load_agents(root, states))
     else:
         print(f"No model was onboarded under {root.resolve()}. Run: onboard MODEL --root {root}")
     return None
@@ -47,6 +52,42 @@ def load_states(root: Path) -> dict[str, RunState]:
         folder.name: state if is_held(folder) else state.at_rest()
         for folder, state in states.items()
     }
+
+
+def load_agents(root: Path, states: Iterable[str]) -> dict[str, list[RoleRun]]:
+    """Return the runs of roles by the name of the model's work folder; those without any are left
+    out.
+
+    What a run left "running" that has ended since waits for nothing any more.
+    """
+    from onboard.agents.role_runs import load_runs
+    from onboard.workflow.lock import WORK, is_held
+
+    found = {}
+    for name in states:
+        folder = root / WORK / name
+        if runs := load_runs(folder):
+            held = is_held(folder)
+            found[name] = runs if held else [_at_rest(run) for run in runs]
+    return found
+
+
+def _at_rest(run: RoleRun) -> RoleRun:
+    stopped = {"status": "interrupted", "waits_for": ""}
+    return run.model_copy(update=stopped if run.status == "running" else {})
+
+
+def _plain(runs: list[RoleRun]) -> list[dict[str, Any]]:
+    """Return runs as JSON-able data, without the texts of whole files."""
+    return [run.model_dump(mode="json", exclude={"files"}, warnings=False) for run in runs]
+
+
+def _print_agents(models: dict[str, list[RoleRun]]) -> None:
+    """Print who plays which role of each model, and what it waits for."""
+    for name, runs in models.items():
+        for run in runs:
+            stand = f"waits for {run.waits_for}" if run.waits_for else run.status
+            print(shown(f"{name}: {run.role} ({run.back_end}) {stand}: {run.about}"))
 
 
 def _print_table(states: dict[str, RunState]) -> None:

@@ -5,12 +5,14 @@ block.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from onboard.analysis.spec import ModelSpec
 from onboard.content import CONTENT_ROOT
 from onboard.errors import OnboardError
+from onboard.workflow import team
 from onboard.workflow.lock import WORK
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.analyze import ARTIFACT as SPEC
@@ -36,9 +38,8 @@ class Generate(Phase):
 
     def run(self, context: RunContext) -> PhaseResult:
         """Generate, prove, write; a file that does not prove is not written."""
-        text, worst = (
-            _of_own_code(context) if context.spec.repository else _of_transformers(context)
-        )
+        made = _of_own_code(context) if context.spec.repository else _of_transformers(context)
+        text, worst = made.text, made.worst
         path = context.root / "models" / f"modeling_{context.spec.family}.py"
         artifacts = {"model_file": context.relative(path)}
         if context.files.exists(path) and same_but_revision(context.files.read(path), text):
@@ -53,27 +54,44 @@ class Generate(Phase):
             _prove_for_relatives(path, text, context)
             context.files.put(path, text)
             found = f"{len(text.splitlines())} lines"
-        return PhaseResult(artifacts, f"{found}, largest error of a block {worst:.1e}")
+        by = f", {made.by}" if made.by else ""
+        return PhaseResult(artifacts, f"{found}, largest error of a block {worst:.1e}{by}")
 
 
-def _of_transformers(context: RunContext) -> tuple[str, float]:
-    """Return the proven text and the largest error of a block."""
+@dataclass(frozen=True)
+class _Made:
+    """A proven text, and the largest error of a block."""
+
+    text: str
+    worst: float
+    by: str = ""
+    """Who had a hand in it beside the generator."""
+
+
+def _of_transformers(context: RunContext) -> _Made:
+    """Return the proven text; where the generator's is wrong, as somebody has mended it."""
     from onboard.codegen.model_file import generate_model_file
     from onboard.verify.blocks import prove
 
     context.doing("translating")
     text = generate_model_file(context.spec)
     context.doing("proving")
-    return text, max(proof.error for proof in prove(text, context.spec))
+    try:
+        return _Made(text, max(proof.error for proof in prove(text, context.spec)))
+    except OnboardError as error:
+        mended = team.repaired(context, text, error.message)
+        if mended is None:
+            raise
+    return _Made(mended, max(proof.error for proof in prove(mended, context.spec)), team.MENDED)
 
 
-def _of_own_code(context: RunContext) -> tuple[str, float]:
+def _of_own_code(context: RunContext) -> _Made:
     """Do the same in the process that may run the model's own code, and look at what comes from
     there.
     """
     made = remote.call(context, "generate", spec=context.spec.to_yaml())
     vet_model_file(made.text, context.spec)
-    return made.text, made.worst
+    return _Made(made.text, made.worst)
 
 
 def same_but_revision(first: str, second: str) -> bool:

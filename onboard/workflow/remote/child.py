@@ -82,7 +82,8 @@ def _work(request: dict[str, Any], code: Path, config: dict[str, Any]) -> Any:
     from onboard.analysis.repository import install
     from onboard.workflow.remote.tasks import TASKS
 
-    if request["task"] != "run_pytest":  # that does so in the process that it starts
+    # Tests do so in the process that they start
+    if request["own_code"] and request["task"] != "run_pytest":
         install(code, config)
     return TASKS[request["task"]](code, config, **request["arguments"])
 

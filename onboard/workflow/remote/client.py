@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,7 +32,8 @@ M = TypeVar("M", bound=Message)
 
 
 def call(context: RunContext, task: str, **arguments: Any) -> Any:
-    """Return the result of a task of `onboard.workflow.remote.tasks` on the model of a run.
+    """Return the result of a task of `onboard.workflow.remote.tasks` on the model of a run, whose
+    own code is imported for it.
 
     Raises:
         OnboardError: the task says what is wrong, or its process was stopped.
@@ -41,7 +42,21 @@ def call(context: RunContext, task: str, **arguments: Any) -> Any:
         raise ConsentRequiredError(
             "this runs code from the model's repository", hint="Pass --trust-remote-code"
         )
-    reply = _session(context).ask(task, arguments)
+    return _asked(context, task, arguments, own_code=True)
+
+
+def in_walls(context: RunContext, task: str, **arguments: Any) -> Any:
+    """Return the result of a task on what somebody proposes for a model; see `call`.
+
+    Code of the model's own is imported where its spec is made from that, and nowhere else.
+    """
+    if context.spec.repository is not None:
+        return call(context, task, **arguments)
+    return _asked(context, task, arguments, own_code=False)
+
+
+def _asked(context: RunContext, task: str, arguments: Mapping[str, Any], *, own_code: bool) -> Any:
+    reply = _session(context).ask(task, arguments, own_code=own_code)
     if reply.error is not None:
         raise OnboardError(reply.error, hint=reply.hint)
     return reply.result
@@ -53,12 +68,14 @@ def run_pytest(
     arguments: Sequence[str],
     folder: Path,
     environment: Mapping[str, str],
+    *,
+    ask: Callable[..., Any] = call,
 ) -> str:
     """Run pytest as `onboard.workflow.processes.pytest_run` does, on a root of these files alone;
-    what its plugin writes is written from here.
+    what its plugin writes is written from here. `ask` is `call`, or `in_walls`.
     """
     results = arguments[list(arguments).index("--onboard-results") + 1]
-    run = partial(call, context, "run_pytest", files=dict(files), environment=dict(environment))
+    run = partial(ask, context, "run_pytest", files=dict(files), environment=dict(environment))
     tested = run(arguments=list(arguments), results=results)
     if tested.rows:
         rows = [row.model_dump() for row in tested.rows]
@@ -97,11 +114,12 @@ class Session:
         """Hand over the parsed config.json and the texts of the code."""
         self._exchange({"config": config, "code": code}, Reply[None])
 
-    def ask(self, task: str, arguments: Mapping[str, Any]) -> Reply[Any]:
-        """Have one task done; a process that does not answer in time, ends, or breaks the schema,
-        is closed.
+    def ask(self, task: str, arguments: Mapping[str, Any], *, own_code: bool) -> Reply[Any]:
+        """Have one task done, on the model's `own_code` or without it; a process that does not
+        answer in time, ends, or breaks the schema, is closed.
         """
-        return self._exchange({"task": task, "arguments": arguments}, REPLIES[task])
+        request = {"task": task, "arguments": arguments, "own_code": own_code}
+        return self._exchange(request, REPLIES[task])
 
     def _exchange(self, message: Mapping[str, Any], schema: type[M]) -> M:
         try:

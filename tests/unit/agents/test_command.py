@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from onboard.agents.proposal import propose
-from onboard.agents.record import load_runs
+from onboard.agents.role_runs import load_runs
 from onboard.errors import ConsentRequiredError, OnboardError
 from tests.support.assignments import BAD, DIFF, GOOD, MODEL, TESTS, assignment, scripted
 from tests.support.walls import take_away

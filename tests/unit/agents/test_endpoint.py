@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from onboard.agents.proposal import propose
-from onboard.agents.record import RoleRun, load_runs
-from onboard.agents.settings import OpenAI, Prices
+from onboard.agents.role_runs import RoleRun, load_runs
+from onboard.agents.role_settings import OpenAI, Prices
 from onboard.errors import OnboardError
 from tests.support.assignments import DIFF, GOOD, MODEL, TESTS, assignment
 from tests.support.endpoint import Endpoint, Turn, serving

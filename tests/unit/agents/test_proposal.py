@@ -10,7 +10,7 @@ import pytest
 from onboard.agents.patch import diff_of, with_block, with_diff
 from onboard.agents.proposal import proposed
 from onboard.agents.refused import RefusedError
-from onboard.agents.settings import Builtin, Command, OpenAI, load_settings
+from onboard.agents.role_settings import Builtin, Command, OpenAI, load_settings
 from onboard.agents.workspace import Reply
 from onboard.errors import UsageError
 from onboard.vetting.model_text import MOST

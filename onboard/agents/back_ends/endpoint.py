@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from onboard.agents.back_ends.stream import Message, complete
+from onboard.agents.back_ends.tools import TOOLS, Desk
 from onboard.agents.refused import RefusedError, Usage
-from onboard.agents.settings import OpenAI
-from onboard.agents.stream import Message, complete
-from onboard.agents.tools import TOOLS, Desk
+from onboard.agents.role_settings import OpenAI
 from onboard.agents.workspace import Event, Reply, Workspace
 
 _BYTES_OF_TOKEN = 4

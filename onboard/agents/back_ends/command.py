@@ -1,7 +1,7 @@
 """The back end `command`: any program that answers on its standard output or edits its copy of the
 files.
 
-It runs in a process of its own behind walls (`onboard.agents.walled`), with nothing of this
+It runs in a process of its own behind walls (`onboard.agents.back_ends.walled`), with nothing of this
 process's environment but what a program needs to start and what the settings name.
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from onboard.agents.refused import RefusedError, Usage
-from onboard.agents.settings import Command
+from onboard.agents.role_settings import Command
 from onboard.agents.workspace import Event, Reply, Workspace
 from onboard.errors import ConsentRequiredError
 from onboard.workflow.remote.sandbox import WALLS, Limits, environment
@@ -113,7 +113,7 @@ class CommandBackEnd:
     def _exchange(self, request: bytes, folder: Path) -> bytes:
         """Return what the walled process writes, and leave nothing of it running."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "onboard.agents.walled", str(os.getpid())],
+            [sys.executable, "-m", "onboard.agents.back_ends.walled", str(os.getpid())],
             cwd=folder,
             env=environment(folder),
             stdin=subprocess.PIPE,

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from onboard.agents.settings import RoleName
+from onboard.agents.role_settings import RoleName
 from onboard.config import StrictModel
 from onboard.errors import OnboardError
 
@@ -36,7 +36,8 @@ class RoleRun(StrictModel):
     about: str
     """What it is asked for, in a line."""
     input_hash: str
-    status: Literal["running", "done", "failed"] = "running"
+    status: Literal["running", "done", "failed", "interrupted"] = "running"
+    """interrupted: shown of one that runs no longer, and never written."""
     waits_for: str = ""
     """Whom or what it waits for while it runs."""
     attempts: int = 0

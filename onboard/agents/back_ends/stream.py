@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
 
 from onboard.agents.refused import RefusedError
-from onboard.agents.settings import OpenAI
+from onboard.agents.role_settings import OpenAI
 
 _BUSY = (408, 409, 425, 429)
 _SILENCE = 120.0

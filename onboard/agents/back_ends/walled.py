@@ -1,4 +1,4 @@
-"""`python -m onboard.agents.walled PARENT`: run an agent's command on a copy of some files, behind
+"""`python -m onboard.agents.back_ends.walled PARENT`: run an agent's command on a copy of some files, behind
 the walls that a model's own code runs behind.
 
 The request is one JSON document on standard input, the result one on standard output. The files are

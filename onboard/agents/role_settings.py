@@ -13,7 +13,6 @@ from pydantic import Field, ValidationError, field_validator
 from onboard.config import StrictModel, suggest
 from onboard.errors import UsageError
 from onboard.untrusted.bounds import YAML_BYTES, read_text
-from onboard.untrusted.yaml_text import load_yaml
 
 RoleName = Literal["porter", "repairer", "reviewer", "runner"]
 ROLES: tuple[RoleName, ...] = get_args(RoleName)
@@ -137,6 +136,8 @@ def _with_kind(value: Any) -> Any:
 
 
 def _from_file(path: Path) -> dict[str, Any]:
+    from onboard.untrusted.yaml_text import load_yaml
+
     try:
         found = load_yaml(read_text(path, YAML_BYTES), str(path))
     except (OSError, UnicodeDecodeError) as error:

@@ -1,0 +1,187 @@
+"""Who is asked when a phase is stuck, and what of the answer is kept: what has passed the allow-list
+and the tests, behind the same walls as a model's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from onboard.agents.assignment import Assignment
+from onboard.agents.difference import repair_task
+from onboard.agents.proposal import propose
+from onboard.agents.reviewing import asked_review
+from onboard.agents.role_runs import Records, RoleRun
+from onboard.agents.role_settings import Builtin, RoleName
+from onboard.agents.roles import REPAIRER, REVIEWER, ChecklistItem, ReviewTask, Role, Task
+from onboard.agents.workspace import Verdict, Workspace
+from onboard.analysis.spec import ModelSpec
+from onboard.errors import OnboardError
+from onboard.render import fenced
+from onboard.vetting.model_text import registered, vet_model_text
+from onboard.workflow.phase import RunContext
+from onboard.workflow.remote import client as remote
+from onboard.workflow.remote.agreed import file_of
+from onboard.workflow.remote.vet import vet_model_file
+
+SPEC = "spec.yaml"
+MENDED = "mended by the repairer"
+_OF_SPEC = {"blocks", "layer_kinds", "traits", "tricky"}
+"""What a proposal may change of a spec: what was found, not which model it is."""
+Check = Callable[[str], str]
+"""A model file's text -> what is wrong with it; "" where nothing is."""
+
+
+def is_asked(context: RunContext, role: RoleName) -> bool:
+    """Whether somebody else than the rules plays a role; nobody is asked in a dry run."""
+    return not isinstance(context.options.agents.of(role), Builtin) and not context.options.dry_run
+
+
+def repaired(
+    context: RunContext, text: str, problem: str, *, more: Check = lambda _: ""
+) -> str | None:
+    """Return the model file's text as the repairer has mended it; None where nobody is asked.
+
+    Args:
+        context: the model's run.
+        text: the model file's, which is wrong.
+        problem: what a proof, a test or the review says.
+        more: what has to pass beside the proof.
+
+    Raises:
+        OnboardError: no proposal passed within the limits.
+    """
+    if not is_asked(context, "repairer"):
+        return None
+    model = f"models/modeling_{context.spec.family}.py"
+    theirs = modeling_code(context)
+    spec = context.files.read(context.artifact(SPEC))
+    files = {model: text, SPEC: spec, f"reference/modeling_{context.spec.family}.py": theirs}
+    judge = _Judge(context, model, text, more)
+    task = repair_task(context.spec, (model, SPEC), text, theirs, problem)
+    workspace = Workspace(files, frozenset({model, SPEC}), judge)
+    run = propose(assigned(context, REPAIRER, task, workspace), problem)
+    note(context, run)
+    if SPEC in run.files:
+        context.files.write(context.artifact(SPEC), run.files[SPEC])
+    return judge.texts[_key(run.files)]
+
+
+def reviewed(
+    context: RunContext, files: dict[str, str], checklist: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """Return the items that an agent fails, with its evidence.
+
+    Args:
+        context: the model's run.
+        files: the model file and the tests, by path.
+        checklist: the items' titles.
+
+    Raises:
+        OnboardError: no answer had a verdict on each item within the limits.
+    """
+    model, tests = files
+    items = [ChecklistItem(id=id, title=title) for id, title in checklist.items()]
+    task = ReviewTask(model=context.model, model_file=model, test_file=tests, checklist=items)
+    assignment = assigned(context, REVIEWER, task, Workspace(files))
+    found = asked_review(assignment, checklist)
+    note(context, assignment.open())
+    return {item.id: item.evidence for item in found if item.verdict == "FAIL"}
+
+
+def assigned(context: RunContext, role: Role, task: Task, workspace: Workspace) -> Assignment:
+    """Return a role's assignment in a model's run."""
+    return Assignment(
+        role,
+        task,
+        context.options.agents.of(role.name),
+        workspace,
+        Records.load(context.work_dir, context.files.write),
+        context.options.unsandboxed,
+        context.doing,
+        context.root,
+    )
+
+
+def note(context: RunContext, run: RoleRun) -> None:
+    """Append to the worklog what a role has done, what it took, and the diff with both errors."""
+    about = "about " if run.estimated else ""
+    lines = [
+        f"- Asked: {run.about}",
+        f"- Attempts: {run.attempts}; {about}{run.tokens:,} tokens, {run.cost:.2f} dollars, {run.seconds:.1f} s",
+        f"- Transcript: `{run.transcript}`",
+        f"- Before: {run.before}",
+        f"- After: {run.after}",
+    ]
+    diff = f"\n{fenced(run.diff, 'diff')}" if run.diff else ""
+    context.worklog.append(f"{run.role} ({run.back_end}): {run.status}", "\n".join(lines) + diff)
+
+
+def modeling_code(context: RunContext) -> str:
+    """Return the text of the modeling code that a spec is made from, without running it."""
+    spec = context.spec
+    if spec.repository is not None:
+        return (context.source.files() / file_of(spec.hf_module)).read_text(encoding="utf-8")
+    found = find_spec(spec.hf_module)
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).read_text(encoding="utf-8")
+
+
+@dataclass
+class _Judge:
+    """Vets and tests a proposal: the allow-list here, whatever runs it behind walls."""
+
+    context: RunContext
+    model: str
+    before: str
+    more: Check
+    texts: dict[str, str] = field(default_factory=dict)
+    """The model files that have passed, by what was proposed."""
+
+    def __call__(self, files: Mapping[str, str]) -> Verdict:
+        try:
+            spec = self._spec(files)
+            text = self._text(files, spec)
+            self._vet(text, spec)
+            worst = self._prove(text, spec)
+            if wrong := self.more(text):
+                return Verdict(False, wrong)
+        except OnboardError as error:
+            return Verdict(False, error.message)
+        self.texts[_key(files)] = text
+        return Verdict(True, worst)
+
+    def _spec(self, files: Mapping[str, str]) -> ModelSpec:
+        old = self.context.spec
+        if SPEC not in files:
+            return old
+        new = ModelSpec.from_yaml(files[SPEC])
+        ours, theirs = (each.model_dump(exclude=_OF_SPEC) for each in (old, new))
+        if other := sorted(key for key in ours if ours[key] != theirs[key]):
+            raise OnboardError(f"{SPEC}: {other[0]} is not yours to change")
+        return new
+
+    def _text(self, files: Mapping[str, str], spec: ModelSpec) -> str:
+        if self.model in files:
+            return files[self.model]
+        made = remote.in_walls(self.context, "generate", spec=spec.to_yaml())
+        return str(made.text)
+
+    def _vet(self, text: str, spec: ModelSpec) -> None:
+        if spec.repository is not None:
+            vet_model_file(text, spec)
+            return
+        vet_model_text(text)
+        if registered(text) != registered(self.before):
+            raise OnboardError("the model file registers other classes than it did")
+
+    def _prove(self, text: str, spec: ModelSpec) -> str:
+        remote.in_walls(self.context, "check", spec=spec.to_yaml(), text=text)
+        return "every block, and the logits, are transformers'"
+
+
+def _key(files: Mapping[str, str]) -> str:
+    return repr(sorted(files.items()))
