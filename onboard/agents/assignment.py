@@ -8,10 +8,12 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from onboard.agents.answers import Answer
 from onboard.agents.back_ends.command import CommandBackEnd
 from onboard.agents.back_ends.endpoint import EndpointBackEnd
 from onboard.agents.refused import RefusedError
@@ -22,6 +24,7 @@ from onboard.agents.workspace import BackEnd, Reply, Workspace
 from onboard.errors import OnboardError
 
 T = TypeVar("T")
+A = TypeVar("A", bound=Answer)
 _TOLD = 2000
 """Letters of a refusal that an agent is told."""
 
@@ -57,6 +60,29 @@ class Assignment:
             input_hash=digest,
         )
         return self.records.open(run)
+
+    def answered(self, read: Callable[[Reply], A], say: Callable[[A], str]) -> A:
+        """Return the answer of a role that changes no file; a recorded one is not asked for again.
+
+        Args:
+            read: makes an answer of a reply, or raises `RefusedError`.
+            say: what came of it, in a line.
+
+        Raises:
+            OnboardError: no answer was taken within the limits.
+        """
+        run = self.open()
+
+        def accept(reply: Reply) -> A:
+            answer = read(reply)
+            run.answer, run.after = answer.model_dump(), say(answer)
+            return answer
+
+        if run.status == "done":
+            with suppress(RefusedError):
+                return accept(Reply(json.dumps(run.answer)))
+            run.status = "running"
+        return self.carry_out(run, accept)
 
     def carry_out(self, run: RoleRun, accept: Callable[[Reply], T]) -> T:
         """Ask until `accept` takes an answer; return what it makes of it.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection
-from contextlib import suppress
 
 from onboard.agents.answers import ReviewAnswer, ReviewedItem, read_answer
 from onboard.agents.assignment import Assignment
@@ -21,20 +19,13 @@ def asked_review(assignment: Assignment, items: Collection[str]) -> list[Reviewe
     Raises:
         OnboardError: no answer had a verdict on each, with evidence that is there.
     """
-    run = assignment.open()
+    workspace = assignment.workspace
+    return assignment.answered(lambda reply: _read(reply, items, workspace), _verdict).items
 
-    def accept(reply: Reply) -> list[ReviewedItem]:
-        answer = _read(reply, items, assignment.workspace)
-        run.answer = answer.model_dump()
-        failed = [item.id for item in answer.items if item.verdict == "FAIL"]
-        run.after = f"FAIL: {', '.join(failed)}" if failed else "PASS"
-        return answer.items
 
-    if run.status == "done":
-        with suppress(RefusedError):
-            return accept(Reply(json.dumps(run.answer)))
-        run.status = "running"
-    return assignment.carry_out(run, accept)
+def _verdict(answer: ReviewAnswer) -> str:
+    failed = [item.id for item in answer.items if item.verdict == "FAIL"]
+    return f"FAIL: {', '.join(failed)}" if failed else "PASS"
 
 
 def _read(reply: Reply, items: Collection[str], workspace: Workspace) -> ReviewAnswer:

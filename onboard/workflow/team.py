@@ -8,14 +8,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+from onboard.agents.answers import RunAnswer, read_answer
 from onboard.agents.assignment import Assignment
 from onboard.agents.difference import repair_task
 from onboard.agents.proposal import propose
 from onboard.agents.reviewing import asked_review
 from onboard.agents.role_runs import Records, RoleRun
 from onboard.agents.role_settings import Builtin, RoleName
-from onboard.agents.roles import REPAIRER, REVIEWER, ChecklistItem, ReviewTask, Role, Task
+from onboard.agents.roles import (
+    REPAIRER,
+    REVIEWER,
+    RUNNER,
+    ChecklistItem,
+    ReviewTask,
+    Role,
+    RunTask,
+    Task,
+)
 from onboard.agents.workspace import Verdict, Workspace
 from onboard.analysis.spec import ModelSpec
 from onboard.errors import OnboardError
@@ -27,6 +38,7 @@ from onboard.workflow.remote.agreed import file_of
 from onboard.workflow.remote.vet import vet_model_file
 
 SPEC = "spec.yaml"
+_END_OF_LOG = 4000
 MENDED = "mended by the repairer"
 _OF_SPEC = {"blocks", "layer_kinds", "traits", "tricky"}
 """What a proposal may change of a spec: what was found, not which model it is."""
@@ -89,6 +101,32 @@ def reviewed(
     found = asked_review(assignment, checklist)
     note(context, assignment.open())
     return {item.id: item.evidence for item in found if item.verdict == "FAIL"}
+
+
+def judged_text(context: RunContext, run: Mapping[str, Any], log: Path) -> dict[str, Any] | None:
+    """Return what the runner says of a run's texts; None where nobody is asked.
+
+    Raises:
+        OnboardError: no answer was of the schema within the limits.
+    """
+    if not is_asked(context, "runner"):
+        return None
+    pairs = [(str(each["prompt"] or ""), str(each["output"])) for each in run["prompts"]]
+    end = log.read_text(encoding="utf-8", errors="replace")[-_END_OF_LOG:]
+    task = RunTask(
+        model=context.model,
+        description=run["description"],
+        status=run["status"],
+        pairs=pairs,
+        log=end,
+        learnt=list(run.get("facts", [])),
+    )
+    assignment = assigned(context, RUNNER, task, Workspace({}))
+    answer = assignment.answered(
+        lambda reply: read_answer(reply.text, RunAnswer), lambda found: found.verdict
+    )
+    note(context, assignment.open())
+    return answer.model_dump()
 
 
 def assigned(context: RunContext, role: Role, task: Task, workspace: Workspace) -> Assignment:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import shlex
 import signal
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,14 +24,16 @@ from onboard.errors import OnboardError
 from onboard.extensions import extensions_digest
 from onboard.gpu import device_memory
 from onboard.untrusted.bounds import RUN_SECONDS
-from onboard.workflow import run_model
+from onboard.workflow import run_model, team
 from onboard.workflow.checkpoint.checkpoint_size import layer_kinds, native_values
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
+from onboard.workflow.processes.programs import NOTHING
 from onboard.workflow.processes.watched import last_line, watched
 from onboard.workflow.registry_results import now
 from onboard.workflow.registry_status import recorded
 from onboard.workflow.reporting.provenance import log_head, provenance
+from onboard.workflow.run_model.own_gpu import own_gpu, worth_another
 from onboard.workflow.run_state import hash_inputs
 
 ARTIFACT = "run.json"
@@ -105,24 +108,36 @@ class Run(Phase):
         if layers < total:
             exact = _fits_float32(context, layers / total)
             described = f"{layers} of {total} layers{', float32' if exact else ''}"
-            runs["reduced"] = run_agent(
+            runs["reduced"] = run_somewhere(
                 context, log, described, layers, dtype="float32" if exact else None
             )
             if runs["reduced"]["status"] != "success":
                 return runs
-        full = runs["full"] = run_agent(context, log, "all layers", None)
+        full = runs["full"] = run_somewhere(context, log, "all layers", None)
         if refusal:
             full.setdefault("facts", []).append(f"no run with fewer layers: {refusal}")
         if layers == total and full.get("settings", {}).get("dtype") != "float32" and _passed(runs):
             if _fits_float32(context, 1.0):
-                runs["exact"] = run_agent(
+                runs["exact"] = run_somewhere(
                     context, log, "all layers, float32", None, dtype="float32"
                 )
             else:
                 full["facts"].append(
                     "no run in float32, where rounding hides no fault: it does not fit"
                 )
+        if _passed(runs):
+            _judge_text(context, full, log)
         return runs
+
+
+def _judge_text(context: RunContext, full: dict[str, Any], log: Path) -> None:
+    """Have the runner, where it is more than the rules, judge the full run's texts: what it does not
+    like is a fact.
+    """
+    if (judged := team.judged_text(context, full, log)) is not None:
+        full["judged"] = judged
+        if judged["verdict"] == "incoherent":
+            full["facts"].append(f"the runner calls the text incoherent: {judged['reason']}")
 
 
 def _passed(runs: dict[str, dict[str, Any]]) -> bool:
@@ -201,7 +216,7 @@ def agent_command(context: RunContext) -> str:
     )
 
 
-def run_agent(
+def run_somewhere(
     context: RunContext,
     log: Path,
     description: str,
@@ -209,9 +224,38 @@ def run_agent(
     *,
     dtype: str | None = None,
 ) -> dict[str, Any]:
+    """Run the agent where there is room: see `run_agent`.
+
+    A run for which one of several GPUs had no room is repeated on another, as often as the runner's
+    settings say; each failure is a fact of the last one, and in the log.
+    """
+    learnt: list[str] = []
+    while True:
+        described = "; ".join([description, *learnt[-1:]])
+        with own_gpu(context) as (environment, shared):
+            result = run_agent(context, log, described, layers, dtype=dtype, given=environment)
+        again = worth_another(context, result)
+        if not again or len(learnt) + 1 >= context.options.agents.runner.attempts:
+            break
+        learnt.append(f"retry after: {again}")
+        context.worklog.append("run agent: retry", again)
+    facts = [*result.get("facts", []), *learnt, *filter(None, [shared])]
+    return {**result, "description": description} | ({"facts": facts} if facts else {})
+
+
+def run_agent(
+    context: RunContext,
+    log: Path,
+    description: str,
+    layers: int | None,
+    *,
+    dtype: str | None = None,
+    given: Mapping[str, str] = NOTHING,
+) -> dict[str, Any]:
     """Run the agent in a process of its own, its output appended to `log`; return its result.
 
-    `dtype` is this run's own, in place of the one that the user asked for.
+    `dtype` is this run's own, in place of the one that the user asked for; its environment has what
+    is `given` besides.
     """
     output = context.artifact("agent.json")
     output.unlink(missing_ok=True)
@@ -228,9 +272,8 @@ def run_agent(
     arguments += ["--layers", str(layers)] if layers is not None else []
     words = [run_model.MODULE, *map(str, arguments)]
     # The weights are here by now: nothing is to be fetched from inside the run.
-    environment = {"PYTHONUNBUFFERED": "1"} | (
-        {"HF_HUB_OFFLINE": "1"} if context.options.offline else {}
-    )
+    offline = {"HF_HUB_OFFLINE": "1"} if context.options.offline else {}
+    environment = {"PYTHONUNBUFFERED": "1", **offline, **given}
     with log.open("a+", encoding="utf-8") as file:
         command = shlex.join(["python", "-m", *words]).replace(str(context.root), ".")
         file.write(f"=== {description}\n$ {command}\n")
