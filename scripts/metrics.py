@@ -19,7 +19,7 @@ PACKAGE = ROOT / "onboard"
 WIDE, LONG_FILE, LONG_FUNCTION = 100, 400, 40
 ROOMS = ("graph", "codegen/translate", "codegen/tidy", "ops", "analysis", "cache", "runtime")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-LITERALS = (ast.List, ast.Tuple, ast.Set, ast.Dict)
+LISTS = (ast.List, ast.Tuple, ast.Set)
 
 
 def python_files(folder: Path) -> list[Path]:
@@ -150,8 +150,10 @@ def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
 # Ops
 
 
-def op_lists() -> list[str]:
-    """Return the places where two ops or more stand in one literal, outside their registrations."""
+def op_lists(*kinds: type[ast.AST]) -> list[str]:
+    """Return the places where a literal of some kinds names two ops or more, outside their
+    registrations.
+    """
     paths = [*python_files(PACKAGE), *python_files(ROOT / "transforms")]
     trees = {path: parsed(path) for path in paths}
     ops = {name for tree in trees.values() for name in registered(tree)}
@@ -159,7 +161,7 @@ def op_lists() -> list[str]:
         f"{shown(path)}:{node.lineno}"
         for path, tree in trees.items()
         for node in outside_registrations(tree)
-        if isinstance(node, LITERALS) and len(ops_in(node) & ops) > 1
+        if isinstance(node, kinds) and len(ops_in(node) & ops) > 1
     ]
 
 
@@ -210,7 +212,8 @@ def tables() -> Iterator[str]:
     yield ""
     for what, found in (
         ("circles of imports", [" -> ".join(each) for each in circles(import_graph())]),
-        ("lists of ops outside registrations", op_lists()),
+        ("lists of ops outside registrations", op_lists(*LISTS)),
+        ("tables with an entry for each of some ops", op_lists(ast.Dict)),
         (
             "file names that occur more than once",
             [f"{k}: {', '.join(v)}" for k, v in twins().items()],

@@ -46,6 +46,10 @@ class OpProperties(TypedDict, total=False):
     """For each token it gives a mean of values of tokens, by the softmax of scores."""
     rotary: tuple[str, ...]
     """Its arguments that hold the rotary embedding's table, cos and sin or complex numbers."""
+    experts: bool
+    """It runs the experts that a router has chosen."""
+    feed_forward: bool
+    """It is a feed-forward block: it projects its first argument by weights of its own."""
     adds_residual: bool
     """It returns a norm of the sum of its first two arguments, and the sum."""
     no_capture: str
@@ -71,6 +75,8 @@ class OpSource:
     row_wise: bool = False
     attends: bool = False
     rotary: tuple[str, ...] = ()
+    experts: bool = False
+    feed_forward: bool = False
     adds_residual: bool = False
     no_capture: str = ""
     no_pieces: str = ""

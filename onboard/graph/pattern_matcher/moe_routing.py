@@ -21,10 +21,10 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.fx import ancestors, arguments, attr_tensor, is_op, nodes_of
 from onboard.graph.new_nodes import insert_call
 from onboard.graph.weight_load.gemm_fusion import LINEARS
+from onboard.ops.library import declared
 from onboard.verify.tolerances import ROUTER
 
 aten = torch.ops.aten
-_MIXTURES = (torch.ops.onboard.torch_moe, torch.ops.onboard.torch_moe_fused)
 _TOKENS = 301
 _BIAS_SCALE = 0.05
 """Of random biases: some tokens' choices then depend on it, and some on the scores."""
@@ -57,7 +57,7 @@ def match_routings(gm: GraphModule) -> tuple[int, list[Node]]:
     """
     known: list[tuple[bool, Options]] = []
     others = []
-    mixtures = nodes_of(gm, *_MIXTURES)
+    mixtures = [node for node in gm.graph.nodes if declared(node.target).experts]
     for mixture in mixtures:
         routing = _routing(gm, mixture)
         found = None if routing is None else _settings(gm, routing, known)

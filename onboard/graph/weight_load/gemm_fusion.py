@@ -19,16 +19,10 @@ from onboard.graph.weight_load.parameters import (
     joined_name,
     tied_names,
 )
+from onboard.ops.library import declared
 
 aten = torch.ops.aten
 LINEARS = (aten.linear.default, torch.ops.onboard.torch_linear_simple.default)
-_PROJECTIONS = (
-    *LINEARS,
-    torch.ops.onboard.torch_swiglu_mlp,
-    torch.ops.onboard.torch_fused_swiglu_mlp,
-    torch.ops.onboard.torch_moe,
-    torch.ops.onboard.torch_moe_fused,
-)
 _VIEWS = (
     aten.view,
     aten.transpose,
@@ -51,13 +45,18 @@ def fuse_sibling_linears(gm: GraphModule, *, allow_other_users: bool) -> int:
     groups = [
         group
         for node in gm.graph.nodes
-        if allow_other_users or all(is_op(user, *_PROJECTIONS) for user in node.users)
+        if allow_other_users or all(map(_projects, node.users))
         for group in _siblings(gm, node, private)
         if len(group) > 1
     ]
     for group in groups:
         _fuse(gm, group)
     return len(groups)
+
+
+def _projects(node: Node) -> bool:
+    """Whether a node is a linear layer or a feed-forward block."""
+    return is_op(node, *LINEARS) or declared(node.target).feed_forward
 
 
 def private_parameters(gm: GraphModule) -> set[str]:

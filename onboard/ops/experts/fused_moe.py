@@ -8,7 +8,7 @@ from onboard.ops.experts.moe import fake_moe, torch_moe
 from onboard.ops.library import register_op
 
 
-@register_op(fake_moe, inserted=True)
+@register_op(fake_moe, inserted=True, experts=True, feed_forward=True)
 def torch_moe_fused(
     x: Tensor,
     selected_experts: Tensor,

@@ -31,6 +31,8 @@ _SCHEMA = (
 @register_op(
     fake_moe,
     schema=_SCHEMA,
+    experts=True,
+    feed_forward=True,
     no_pieces="torch_moe computes every expert for every token where it is captured",
 )
 def torch_moe(

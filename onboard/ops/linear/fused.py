@@ -65,7 +65,7 @@ def _fake_fused_swiglu_mlp(
     return input.new_empty((*input.shape[:-1], down_weight.shape[0]))
 
 
-@register_op(_fake_fused_swiglu_mlp, inserted=True)
+@register_op(_fake_fused_swiglu_mlp, inserted=True, feed_forward=True)
 def torch_fused_swiglu_mlp(
     input: Tensor,
     gate_up_weight: Tensor,

@@ -25,7 +25,7 @@ def torch_linear_simple(input: Tensor, weight: Tensor, bias: Tensor | None = Non
     return F.linear(input, weight, bias)
 
 
-@register_op()
+@register_op(feed_forward=True)
 def torch_swiglu_mlp(
     input: Tensor,
     gate_weight: Tensor,

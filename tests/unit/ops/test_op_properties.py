@@ -150,6 +150,15 @@ def test_what_adds_a_residual_returns_the_norm_and_the_sum() -> None:
         torch.testing.assert_close(normed, ops.torch_rmsnorm(total, torch.ones(8), 1e-6))
 
 
+def test_feed_forward_blocks_and_experts_are_those_whose_arguments_say_so() -> None:
+    for name, source in op_sources().items():
+        if name.startswith("torch_"):
+            names = arguments_of(name)
+            assert source.experts == ("selected_experts" in names), name
+            down = any(each in ("down_weight", "w2_weight", "w2_stacked_weight") for each in names)
+            assert source.feed_forward == down, name
+
+
 def _turned(name: str, rows: slice, q: Tensor, angles: Tensor) -> Tensor:
     tables = [angles.cos(), angles.sin()]
     if "freqs_cis" in arguments_of(name):

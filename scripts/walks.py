@@ -1,0 +1,117 @@
+"""How calls walk through the packages: `python scripts/walks.py generate` or `... onboard`.
+
+`generate` follows `LLM.generate` for two prompts of the demo checkpoint, `onboard` the phases gather
+to generate of the same checkpoint under a temporary root. Each call is seen by `sys.setprofile`;
+of the stack at that moment the packages are kept, neighbours of one package once. What is printed
+are these chains, in the order in which they first occur, with the function that ends each; then
+those that come back to a package that they have left.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = f"{ROOT / 'onboard'}/"
+DEMO = ROOT / "onboard" / "assets" / "demo"
+Chain = tuple[str, ...]
+
+
+class Walk:
+    """The chains of packages that calls went through."""
+
+    def __init__(self) -> None:
+        self.chains: dict[Chain, str] = {}
+        """Chain -> the function with which it first occurred."""
+        self._packages: dict[CodeType, str | None] = {}
+        self._local = threading.local()  # the chain of each frame on the thread's stack
+
+    def event(self, frame: FrameType, event: str, _: Any) -> None:
+        """Take in one event of `sys.setprofile`."""
+        stack = self._local.__dict__.setdefault("stack", [()])
+        if event == "return" and len(stack) > 1:
+            stack.pop()
+        elif event == "call":
+            package, chain = self._package(frame.f_code), stack[-1]
+            if package is not None and chain[-1:] != (package,):
+                chain = (*chain, package)
+                if chain not in self.chains:
+                    self.chains[chain] = f"{frame.f_code.co_filename}:{frame.f_code.co_qualname}"
+            stack.append(chain)
+
+    def _package(self, code: CodeType) -> str | None:
+        if code not in self._packages:
+            self._packages[code] = package_of(code.co_filename)
+        return self._packages[code]
+
+    @property
+    def returning(self) -> list[Chain]:
+        """The chains that enter a package twice."""
+        return [chain for chain in self.chains if len(set(chain)) < len(chain)]
+
+
+def package_of(file: str) -> str | None:
+    """Return the package of a function's file: a folder or a file of `onboard/`, `graph` for the
+    code of FX graphs, None for code of others.
+    """
+    if file.startswith("<eval_with_key>"):
+        return "graph"
+    if file.startswith(PACKAGE):
+        return file.removeprefix(PACKAGE).split("/")[0].removesuffix(".py")
+    return "transforms" if file.startswith(f"{ROOT / 'transforms'}/") else None
+
+
+@contextmanager
+def walked() -> Iterator[Walk]:
+    """Watch the calls of the block, in all threads."""
+    walk = Walk()
+    sys.setprofile(walk.event)
+    threading.setprofile(walk.event)
+    try:
+        yield walk
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+def generate() -> Walk:
+    """Return the walk of `LLM.generate`: prefill of two prompts and some decode steps."""
+    from onboard import LLM, SamplingParams
+
+    llm = LLM(DEMO, device="cpu")
+    with walked() as walk:
+        llm.generate([[5, 6, 7], [8, 9]], SamplingParams(max_tokens=3, temperature=0.0))
+    return walk
+
+
+def onboard() -> Walk:
+    """Return the walk of `onboard DEMO --until generate`."""
+    from onboard.cli import main
+
+    with tempfile.TemporaryDirectory() as folder, walked() as walk:
+        words = [str(DEMO), "--root", folder, "--device", "cpu", "--until", "generate"]
+        assert main.run(words) == 0
+    return walk
+
+
+WALKS: dict[str, Callable[[], Walk]] = {"generate": generate, "onboard": onboard}
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or WALKS:
+        found = WALKS[name]()
+        print(name)
+        for chain, function in found.chains.items():
+            print(f"  {' > '.join(chain):<60} {function.removeprefix(PACKAGE)}")
+        print(
+            f"{name}: {len(found.returning)} of {len(found.chains)} chains come back to a package"
+        )
+        for chain in found.returning:
+            print(f"  {' > '.join(chain)}")
