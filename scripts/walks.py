@@ -1,10 +1,10 @@
 """How calls walk through the packages: `python scripts/walks.py generate` or `... onboard`.
 
 `generate` follows `LLM.generate` for two prompts of the demo checkpoint, `onboard` the phases gather
-to generate of the same checkpoint under a temporary root. Each call is seen by `sys.setprofile`;
-of the stack at that moment the packages are kept, neighbours of one package once. What is printed
-are these chains, in the order in which they first occur, with the function that ends each; then
-those that come back to a package that they have left.
+to generate of the same checkpoint under a temporary root. `sys.setprofile` reports each call, and
+the packages of the functions on the stack at that moment are a chain, neighbours of one package
+counted once. The chains are printed in the order in which they first occur, with the function that
+ends each; then those that come back to a package that they have left. Imports are left out.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = f"{ROOT / 'onboard'}/"
 DEMO = ROOT / "onboard" / "assets" / "demo"
+BASE = ("verify/error.py", "verify/tolerances.py")
+"""Base modules (docs/architecture.md) in the folder of another package."""
 Chain = tuple[str, ...]
 
 
@@ -31,7 +33,8 @@ class Walk:
         self.chains: dict[Chain, str] = {}
         """Chain -> the function with which it first occurred."""
         self._packages: dict[CodeType, str | None] = {}
-        self._local = threading.local()  # the chain of each frame on the thread's stack
+        # The chain of each frame on the thread's stack, None for what an import runs
+        self._local = threading.local()
 
     def event(self, frame: FrameType, event: str, _: Any) -> None:
         """Take in one event of `sys.setprofile`."""
@@ -39,12 +42,17 @@ class Walk:
         if event == "return" and len(stack) > 1:
             stack.pop()
         elif event == "call":
-            package, chain = self._package(frame.f_code), stack[-1]
-            if package is not None and chain[-1:] != (package,):
-                chain = (*chain, package)
-                if chain not in self.chains:
-                    self.chains[chain] = f"{frame.f_code.co_filename}:{frame.f_code.co_qualname}"
-            stack.append(chain)
+            stack.append(self._chain(stack[-1], frame.f_code))
+
+    def _chain(self, chain: Chain | None, code: CodeType) -> Chain | None:
+        """Return the chain of a call, recorded if it is new."""
+        if chain is None or code.co_name == "<module>":
+            return None
+        package = self._package(code)
+        if package is None or chain[-1:] == (package,):
+            return chain
+        self.chains.setdefault((*chain, package), f"{code.co_filename}:{code.co_qualname}")
+        return (*chain, package)
 
     def _package(self, code: CodeType) -> str | None:
         if code not in self._packages:
@@ -58,13 +66,14 @@ class Walk:
 
 
 def package_of(file: str) -> str | None:
-    """Return the package of a function's file: a folder or a file of `onboard/`, `graph` for the
-    code of FX graphs, None for code of others.
+    """Return the package of a function's file: a folder of `onboard/`, "base" for base modules,
+    "graph" for the code of FX graphs, None for code of others.
     """
     if file.startswith("<eval_with_key>"):
         return "graph"
     if file.startswith(PACKAGE):
-        return file.removeprefix(PACKAGE).split("/")[0].removesuffix(".py")
+        name = file.removeprefix(PACKAGE)
+        return "base" if name in BASE else name.split("/")[0].replace(".py", "")
     return "transforms" if file.startswith(f"{ROOT / 'transforms'}/") else None
 
 

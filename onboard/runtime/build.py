@@ -141,7 +141,7 @@ def _run_checked(
 ) -> nn.Module:
     """Run the pipeline on transformers' own module, and compare the result with that module."""
     from onboard.runtime.mode_notes import (
-        losses,  # what these import takes seconds, which a generated model need not wait
+        mode_notes,  # what these import takes seconds, which a generated model need not wait
     )
     from onboard.verify.self_check import SelfCheck
 
@@ -149,7 +149,7 @@ def _run_checked(
     gm = pipeline.run(context, check.observe)
     check_cached(gm, context)
     check.run(gm)
-    context.facts.extend(losses(gm, context))
+    context.facts.extend(mode_notes(gm, context))
     return gm
 
 

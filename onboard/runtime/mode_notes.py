@@ -19,7 +19,7 @@ _OPTIMISING = (Stages.PATTERN_MATCHER, Stages.POST_LOAD_FUSION)
 _GATES = (aten.silu, aten.gelu, aten.sigmoid, aten.relu)
 
 
-def losses(gm: nn.Module, context: TransformContext) -> list[str]:
+def mode_notes(gm: nn.Module, context: TransformContext) -> list[str]:
     """Return one sentence for each thing that a run without a model file keeps or loses."""
     cached = sum(entry.num_matches for entry in context.history if entry.key in _CACHING)
     if context.factory.mode == "transformers":
