@@ -1,6 +1,4 @@
-"""A plan's limits that nobody asked for, lowered to what a memory holds: as a run lowers them,
-without torch.
-"""
+"""Lowers a plan's default limits to what fits in memory, as a run does, without torch."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from onboard.gpu import gib
 
 
 def fitted(plan: MemoryPlan) -> tuple[MemoryPlan, list[str]]:
-    """Return the plan with such limits lowered to its memory, and a fact for each."""
+    """Return the plan with its default limits lowered to what fits, and a fact for each."""
     if not {"max_batch_size", "max_seq_len"} & {*plan.chosen}:
         return plan, []
     limits, facts = plan.limits, list[str]()

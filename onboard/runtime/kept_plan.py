@@ -1,8 +1,7 @@
-"""Plans of memory that were made before, kept under all that they depend on: shown again without
-torch.
+"""The cache of memory plans: a plan made before is shown again without torch.
 
-A plan is a function of the model's config, the run's settings, the model files, this package's
-code, extensions and the libraries' versions; the memory of the device is not in it.
+The key has all that a plan depends on: the model's config, the run's settings, the model files,
+this package's code, extensions and the libraries' versions; the device's memory is not part of it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _NOT_IN_KEY = {"model", "revision"}
 
 
 class KeptPlan:
-    """The place of one plan in the user's cache."""
+    """The file of one plan in the user's cache."""
 
     def __init__(self, checkpoint: Path, runtime: RuntimeConfig, *, gpu: bool, root: Path) -> None:
         self._key = _key(checkpoint, runtime, gpu=gpu, root=root)
@@ -85,11 +84,10 @@ def counted_or_kept(
     model: str,
     decides: Callable[[MemoryPlan], bool] | None = None,
 ) -> tuple[MemoryPlan, list[str]]:
-    """Return the plan for any memory, and facts; one that was made before for the same settings is
-    found again.
+    """Return the plan for any memory, and its facts, from the cache if it was made before.
 
-    Without one, and where `decides` says that it is enough, it is a sketch, that has bounds of what
-    only a graph tells.
+    If there is none, a sketch is made first: it has upper bounds of what only a graph can tell. If
+    `decides` says that the bounds do not answer the question, the plan is made from the graph.
     """
     kept = KeptPlan(checkpoint, runtime, gpu=gpu, root=root)
     if (found := kept.find()) is not None:
@@ -110,7 +108,7 @@ def counted_or_kept(
 
 
 def _untested(checkpoint: Path, root: Path) -> list[str]:
-    """Return what a run says of a model file whose tests did not pass."""
+    """Return the facts about a model file whose tests did not pass."""
     model_type = read_json(checkpoint / "config.json")["model_type"]
     fact = why_untested(content_path("models", f"modeling_{model_type}.py", root=root), root)
     return [] if fact is None else [fact]
@@ -118,8 +116,8 @@ def _untested(checkpoint: Path, root: Path) -> list[str]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Look for no garbage meanwhile: imports and traces leave little, and going through what they
-    made takes long.
+    """Switch garbage collection off meanwhile: imports and traces leave little garbage, and each
+    collection takes long.
     """
     was_on = gc.isenabled()
     gc.disable()

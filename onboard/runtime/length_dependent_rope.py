@@ -1,9 +1,9 @@
-"""Rotary tables that depend on how long the sequence is, and what that means for batching.
+"""Rotary tables that depend on the length of the sequence, and what that means for batching.
 
 Hugging Face picks such a table once per forward pass, by the largest position in it: `longrope`
-(Ding et al. 2024, arXiv:2402.13753) has a short and a long one. A step that is to agree with it
-must hold sequences of one table only, and a sequence that outgrows the short one is computed anew,
-as Hugging Face does. `dynamic` NTK scaling needs nothing of this: it leaves its original table only
+(Ding et al. 2024, arXiv:2402.13753) has a short and a long one. To agree with it, all sequences of
+a step must have the same table, and a sequence that outgrows the short table is computed again with
+the long one, as Hugging Face does. `dynamic` NTK scaling needs none of this: its table changes only
 past `max_position_embeddings`, which no sequence here exceeds.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class LengthDependentRope:
-    """Which table a sequence is computed with."""
+    """Chooses the rotary table of a sequence by its length."""
 
     switch_length: int
     """Longest sequence that uses the short table."""

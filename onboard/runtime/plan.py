@@ -1,4 +1,4 @@
-"""The memory that a run of a model would take, from its config alone: no weights, no GPU."""
+"""The memory plan of a run, made from the model's config: it needs no weights and no GPU."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def plan_memory(
     model: str = "",
     reduced: bool = True,
 ) -> tuple[MemoryPlan, list[str]]:
-    """Return what a run of `checkpoint` (a folder with config.json) takes of `memory` bytes, and
-    facts about it.
+    """Return the memory plan of a run of `checkpoint` (a folder with config.json) on `memory`
+    bytes, and its facts.
 
-    The run's own pipeline is applied to a model without weights; with `reduced`, to a few of its
-    layers and experts of each kind, which say what the others take. `gpu`: the memory is a GPU's;
-    `devices` of them share the model. Limits that nobody asked for are what a run would make of
-    them. A model that was not onboarded is planned as transformers' own module (mode "hf"), which
-    is a fact. Raises `OnboardError` for a model that cannot run.
+    The run's own pipeline is applied to a model without weights; with `reduced`, to a few layers
+    and experts of each kind, and the others are counted by these. `gpu`: the memory is a GPU's, and
+    `devices` of them share the model. Default limits are lowered as a run would. A model that was
+    not onboarded is planned as transformers' own module (mode "hf"), which is a fact. Raises
+    `OnboardError` for a model that cannot run.
     """
     counted, facts = count_memory(
         checkpoint, runtime, gpu=gpu, root=root, model=model, reduced=reduced
@@ -74,9 +74,7 @@ def count_memory(
     model: str = "",
     reduced: bool = True,
 ) -> tuple[MemoryPlan, list[str]]:
-    """Return what `plan_memory` returns, for a device of any memory: its limits are not lowered
-    yet.
-    """
+    """Return the plan of `plan_memory` before default limits are lowered to the memory."""
     runtime, facts = _planned(runtime, checkpoint, gpu=gpu, root=root)
     made = partial(_made, checkpoint, runtime, gpu=gpu, root=root, model=model)
     try:
@@ -96,8 +94,8 @@ def _made(
     model: str,
     complete: bool,
 ) -> tuple[MemoryPlan, list[str]]:
-    """Return the plan and its facts; unless `complete`, by a graph of a few layers and experts of
-    each kind.
+    """Return the plan and its facts; unless `complete`, made from a few layers and experts of each
+    kind.
     """
     context = make_context(
         checkpoint, runtime, root=root, model=model, defaults=ON_GPU if gpu else ON_CPU
@@ -115,8 +113,8 @@ def _made(
 def _planned(
     runtime: RuntimeConfig, checkpoint: Path, *, gpu: bool, root: Path | None
 ) -> tuple[RuntimeConfig, list[str]]:
-    """Return the configuration with which the pipeline runs here for a run there; facts about what
-    that changes.
+    """Return the configuration for the pipeline on this machine, and facts about what differs from
+    the planned run.
     """
     config, facts = read_config(checkpoint, root), []
     dtype = str(
@@ -186,8 +184,8 @@ def _prefill_bytes(gm: fx.GraphModule, context: TransformContext) -> int:
 
 
 def _graph_bytes(gm: fx.GraphModule, context: TransformContext) -> int:
-    """Return what captured decode steps keep: the largest one's activations, which all share, and
-    each one's logits.
+    """Return the bytes of captured decode steps: the activations of the largest, which all share,
+    and the logits of each.
     """
     runtime, cache = context.runtime, context.cache
     if runtime.compile_backend not in ("auto", "torch-cudagraph", "torch-opt"):

@@ -1,4 +1,4 @@
-"""What a model's name stands for: its configuration and the folder that holds its files.
+"""Resolves a model's name to its configuration and to the folder with its files.
 
 Every run of a registered model gets its configuration here.
 """
@@ -25,11 +25,11 @@ ConfigLike = str | Path | Mapping[str, Any] | RuntimeConfig | None
 def resolve_config(
     model: str, root: Path, config: ConfigLike = None, overrides: Mapping[str, Any] | None = None
 ) -> RuntimeConfig:
-    """Return the configuration to run `model` with: the given one, else its registry entry's, else
+    """Return the configuration to run `model` with: `config`, else that of its registry entry, else
     the defaults.
 
-    `overrides` are the user's and win over all; of them None, "auto" and what else is the default
-    of a word or a switch say nothing. Raises `UsageError` or `OnboardError`.
+    `overrides` are the user's settings and win; among them None, "auto" and other defaults count as
+    not set. Raises `UsageError` or `OnboardError`.
     """
     if isinstance(config, RuntimeConfig):
         values = config.model_dump(exclude_unset=True)
@@ -51,13 +51,13 @@ def _registered(model: str, root: Path) -> dict[str, Any]:
 
 
 def _says(key: str, value: Any) -> bool:
-    """Whether an override is meant: a number always is, but for the one GPU that every run has."""
+    """Whether an override was set by the user: numbers always are, except a world size of 1."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and key != "world_size"
     return number or (value is not None and value != RuntimeConfig.model_fields[key].default)
 
 
 def find_checkpoint(runtime: RuntimeConfig) -> Path:
-    """Return the folder with the model's files, weights among them unless they are random anyway.
+    """Return the folder with the model's files, including weights unless these are random.
 
     Raises `OnboardError`, before weights are fetched, where a generated model could not read them.
     """

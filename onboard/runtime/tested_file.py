@@ -1,5 +1,5 @@
-"""Is a model file the one that passed? What tests and runs left of it is compared with the file as
-it is.
+"""Checks whether a model file is the one that passed its tests and its run, by digests that these
+have written.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ _PREFIX = "sha256:"
 
 
 def why_untested(model_file: Path, root: Path | None) -> str | None:
-    """Return a sentence when a root's model file is not one whose tests passed; None for one that
-    is.
+    """Return a sentence if a root's model file is not the one whose tests passed, else None.
 
     A file that came with this package was tested before it was released, unless the root's own
     tests know another one.
@@ -43,16 +42,14 @@ def why_untested(model_file: Path, root: Path | None) -> str | None:
 
 
 def passed_tests(model_file: Path, root: Path) -> set[str]:
-    """Return the names, without parameters, of the tests that passed under `root` with the file as
-    it is.
+    """Return the names, without parameters, of the tests that the current file has passed under
+    `root`.
     """
     return {test["name"].partition("[")[0] for test in passed_rows(model_file, root)}
 
 
 def passed_rows(model_file: Path, root: Path) -> list[dict[str, Any]]:
-    """Return what the test phases under `root` wrote of each test that passed with the file as it
-    is.
-    """
+    """Return the records of the tests that the current file has passed under `root`."""
     if not model_file.is_file():
         return []
     found = [
@@ -64,8 +61,8 @@ def passed_rows(model_file: Path, root: Path) -> list[dict[str, Any]]:
 
 
 def why_not_run(entry: RegistryEntry, model_file: Path) -> str | None:
-    """Return why an entry does not stand for a model that was seen to work with `model_file`; None
-    if it does.
+    """Return why a registry entry does not vouch for `model_file`: its run did not pass, or passed
+    with another file; None if it does.
     """
     if entry.status == "failed":
         return f"the run of {entry.name} failed on {entry.tested}"

@@ -1,4 +1,4 @@
-"""Text to tokens and back: the checkpoint's own tokenizer, and text that grows token by token."""
+"""The checkpoint's tokenizer: text to tokens and back, also token by token."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Tokenizer:
 
     @classmethod
     def load(cls, checkpoint: Path) -> Tokenizer | None:
-        """Load the tokenizer in `checkpoint`, never by code of its repository; None when the folder
-        has none.
+        """Load the tokenizer in `checkpoint`, never with code of its repository; None if there is
+        none.
 
-        Where a class of the repository is named, tokenizer.json is taken, and `note` says so;
-        without that file it is an `OnboardError`.
+        If the checkpoint names a class of the repository, tokenizer.json is used instead, and
+        `note` says so; without that file `OnboardError` is raised.
         """
         if not any((checkpoint / name).is_file() for name in _FILES):
             return None
@@ -49,8 +49,8 @@ class Tokenizer:
             raise _no_tokenizer(checkpoint, error) from error
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, with the special tokens that the tokenizer adds to a
-        prompt.
+        """Return the token ids of a prompt, including the special tokens that the tokenizer
+        adds.
         """
         ids: list[int] = self.hf(text)["input_ids"]
         return ids
@@ -61,10 +61,10 @@ class Tokenizer:
         return text
 
     def chat(self, messages: list[dict[str, str]]) -> str:
-        """Return the chat template's text of messages, with what an answer begins with.
+        """Return the chat template's text for messages, including the beginning of the answer.
 
-        Raises `OnboardError` when the template, a program of whoever made the checkpoint, fails or
-        takes more time, memory or text than one should.
+        The template is a program of the checkpoint's author. Raises `OnboardError` if it fails or
+        exceeds the limits of time, memory or text.
         """
         try:
             with limited(TEMPLATE_SECONDS.most, TEMPLATE_BYTES.most):
@@ -124,7 +124,7 @@ class Detokenizer:
         self._read = 0
 
     def update(self, tokens: list[int]) -> str:
-        """Take all tokens so far; return the text so far, without a last unfinished character."""
+        """Return the text of all tokens so far, without an unfinished character at its end."""
         known = self.tokenizer.decode(tokens[self._context : self._read])
         new = self.tokenizer.decode(tokens[self._context :])
         if len(new) > len(known) and not new.endswith(_UNFINISHED):
