@@ -107,7 +107,7 @@ def _parts(
         if translator.specialised:
             raise
     translator.specialised = True
-    translator.facts.clear()
+    translator.argument_facts.clear()
     translator.shared.clear()
     return _written(translator, spec, _translated(translator))
 
@@ -139,7 +139,7 @@ def _translated(translator: Translator) -> ClassState:
         if not translator.findings.masks:
             raise
     translator.knows_masks = False
-    translator.facts.clear()
+    translator.argument_facts.clear()
     return translator.translate()
 
 
@@ -315,7 +315,7 @@ def _imports(
 
 def config_classes(translator: Translator) -> set[type]:
     """Return the classes of the configs that the model's classes are made with."""
-    facts = [fact for known in translator.facts.values() for fact in known.values()]
+    facts = [fact for known in translator.argument_facts.values() for fact in known.values()]
     return {type(fact.obj) for fact in facts if isinstance(fact, Config)}
 
 

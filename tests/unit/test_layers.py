@@ -5,6 +5,7 @@ stay small.
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -51,6 +52,12 @@ ROOMS: dict[str, Room] = {
 # onboard`.
 ENTRANCES = (PACKAGE / "__init__.py", PACKAGE / "__main__.py")
 MOST_FILE_LINES, MOST_FUNCTION_LINES, MOST_FILES = 450, 60, 16
+# File names that occur twice, where the twin is natural (docs/architecture.md).
+TWINS = {
+    "a command and what it runs": {"export", "plan", "registry", "run", "sweep", "tune"},
+    "a phase and what it calls": {"analyze"},
+    "one mechanism in several packages": {"codebooks", "experts", "indexer", "rescaled"},
+}
 
 
 def python_files(*folders: Path) -> list[Path]:
@@ -182,6 +189,13 @@ def test_rooms_are_small() -> None:
         if (count := len(list(folder.glob("*.py")))) > MOST_FILES
     }
     assert wide == {}
+
+
+def test_a_file_name_says_what_is_in_it_without_its_folder() -> None:
+    names = Counter(path.stem for path in python_files(PACKAGE) if path.stem != "__init__")
+    assert {name: count for name, count in names.items() if count > 1} == dict.fromkeys(
+        set().union(*TWINS.values()), 2
+    )
 
 
 def test_content_files_import_nothing_of_the_content() -> None:

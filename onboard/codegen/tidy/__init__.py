@@ -13,6 +13,6 @@
 | `module_calls.py` | calls of PyTorch's modules without what is the default anyway, or what nothing asks |
 | `reshapes.py` | new shapes by what changes in them |
 | `partial_rotary.py` | rotations of a head's first channels, which the ops take whole |
-| `folded.py` | a new shape where the value is used next, functions of tensors as methods |
-| `names.py`, `lines.py` | sizes named once where that saves lines, and how many lines there are |
+| `inlined_reshapes.py` | a new shape where the value is used next, functions of tensors as methods |
+| `named_sizes.py`, `lines.py` | sizes named once where that saves lines, and how many lines there are |
 """

@@ -10,12 +10,12 @@ import torch
 
 from onboard.codegen.tidy.choices import only_called, with_joined_choices
 from onboard.codegen.tidy.conditions import flat
-from onboard.codegen.tidy.folded import folded
 from onboard.codegen.tidy.initial_values import without_initial_values
 from onboard.codegen.tidy.inlined import inline_methods
+from onboard.codegen.tidy.inlined_reshapes import folded
 from onboard.codegen.tidy.known_modules import with_known_modules
 from onboard.codegen.tidy.module_calls import asked_of, with_plain_modules
-from onboard.codegen.tidy.names import with_names
+from onboard.codegen.tidy.named_sizes import with_names
 from onboard.codegen.tidy.none_tests import is_never_none, values_for_none, without_none_tests
 from onboard.codegen.tidy.op_calls import by_keyword
 from onboard.codegen.tidy.partial_rotary import with_whole_heads

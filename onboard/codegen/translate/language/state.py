@@ -13,7 +13,7 @@ from onboard.codegen.translate.language.values import NONE, Value
 
 @dataclass
 class Routine:
-    """A translated function: its lean parameters, its body, and what a caller gets."""
+    """A translated function: the parameters that are left, its body and its result."""
 
     node: ast.FunctionDef
     source: ModuleSource
@@ -23,10 +23,10 @@ class Routine:
     holes: int = 0
     static: bool = False
     """It returns one value that depends on config and constants only."""
-    facts: dict[str, Value] = field(default_factory=dict)
-    """What the translation takes for granted of its parameters."""
+    argument_facts: dict[str, Value] = field(default_factory=dict)
+    """What all uses of the function have in common, with which it was translated."""
     given: Value | None = None
-    """What a caller gets, in terms of the parameters, where that is nothing but some of these."""
+    """The result, when the function only returns some of its parameters."""
     optional: set[str] = field(default_factory=set)
     """Parameters that may be None."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from onboard.codegen.translate.language.program.facts import default_nodes
+from onboard.codegen.translate.language.program.argument_facts import default_nodes
 
 SIMPLE = {"int", "float", "bool", "str"}
 ANY_DICT = "dict[str, Any]"

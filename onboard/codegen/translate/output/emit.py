@@ -12,10 +12,10 @@ from torch import nn
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.codegen.tidy.choices import only_called, with_joined_choices
 from onboard.codegen.tidy.conditions import flat
-from onboard.codegen.tidy.folded import folded, with_methods
+from onboard.codegen.tidy.inlined_reshapes import folded, with_methods
 from onboard.codegen.tidy.known_modules import with_known_modules
 from onboard.codegen.tidy.module_calls import asked_of, with_plain_modules
-from onboard.codegen.tidy.names import with_names
+from onboard.codegen.tidy.named_sizes import with_names
 from onboard.codegen.tidy.op_calls import by_keyword
 from onboard.codegen.tidy.partial_rotary import with_whole_heads
 from onboard.codegen.tidy.reshapes import with_short_shapes
@@ -23,8 +23,8 @@ from onboard.codegen.translate.language.forms import SEVERAL_ROWS, SHARED
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole
 from onboard.codegen.translate.language.object_values import Config, Instance
+from onboard.codegen.translate.language.program.argument_facts import default_nodes
 from onboard.codegen.translate.language.program.classes import Translator
-from onboard.codegen.translate.language.program.facts import default_nodes
 from onboard.codegen.translate.language.state import ClassState, Routine
 from onboard.codegen.translate.language.statements.execute import execute
 from onboard.codegen.translate.language.trees import cleanup
@@ -208,7 +208,7 @@ def _init_text(
 ) -> MethodText:
     init = state.init
     assert init is not None
-    facts = translator.facts["init", state.cls.__qualname__]
+    facts = translator.argument_facts["init", state.cls.__qualname__]
     defaults = _kept_defaults(init, calls)
     parameters = ["self"]
     for key in init.parameters:
@@ -352,7 +352,7 @@ def _top_forward(routine: Routine, translator: Translator) -> MethodText:
 def _tensor_annotation(
     parameter: str, routine: Routine, translator: Translator, state: ClassState
 ) -> str:
-    fact = translator.facts.get(
+    fact = translator.argument_facts.get(
         ("method", f"{state.cls.__qualname__}.{routine.node.name}"), {}
     ).get(parameter)
     if fact is not None and fact.annotation is not None:
@@ -408,7 +408,9 @@ def _return_annotation(routine: Routine) -> str:
 
 def _function_text(key: str, routine: Routine) -> MethodText:
     static = {
-        item for item, fact in routine.facts.items() if isinstance(fact, Code) and fact.static
+        item
+        for item, fact in routine.argument_facts.items()
+        if isinstance(fact, Code) and fact.static
     }
     types = {
         item: argument_types.in_use(routine.node, item)

@@ -104,5 +104,5 @@ def _is_set(config: Any, field: str) -> bool:
 
 def config_of(translator: Translator, cls: type) -> Any:
     """Return the tiny config with which a class is made."""
-    facts = translator.facts["init", cls.__qualname__].values()
+    facts = translator.argument_facts["init", cls.__qualname__].values()
     return next((fact.obj for fact in facts if isinstance(fact, Config)), translator.config)

@@ -33,7 +33,7 @@ from onboard.codegen.translate.language.object_values import (
     Self,
 )
 from onboard.codegen.translate.language.program import closures, supers, unused_modules, uses
-from onboard.codegen.translate.language.program.facts import (
+from onboard.codegen.translate.language.program.argument_facts import (
     all_bound,
     as_parameters,
     bind,
@@ -94,7 +94,7 @@ class Translator(Program):
         self.calling: list[ast.FunctionDef] = []
         self.pairs_positions = False
         self.writes_positions = False
-        self.facts: dict[tuple[str, str], dict[str, Value]] = {}
+        self.argument_facts: dict[tuple[str, str], dict[str, Value]] = {}
         self.shared: dict[tuple[type, str], set[str]] = {}
         """Parameters that a method takes because other classes' methods, which are called in its
         place, need them.
@@ -123,7 +123,7 @@ class Translator(Program):
         try:
             return self._fixed_point()
         except Untranslatable:
-            self.facts, self.shared = {}, {}
+            self.argument_facts, self.shared = {}, {}
             self.writes_positions = self.pairs_positions
             self.specialised = self.specialised or not self.writes_positions
         try:
@@ -131,7 +131,7 @@ class Translator(Program):
         except Untranslatable:
             if self.specialised:
                 raise
-            self.facts, self.shared = {}, {}
+            self.argument_facts, self.shared = {}, {}
             self.specialised = True
         return self._fixed_point()
 
@@ -352,7 +352,7 @@ class Translator(Program):
         self._learn(("function", key), node, {**bound, **rest}, key in self.functions)
         if key not in self.functions:
             inner = Frame(self, source, "function")
-            self.functions[key] = self._routine(node, inner, self.facts["function", key])
+            self.functions[key] = self._routine(node, inner, self.argument_facts["function", key])
         return called(name(key), self.functions[key], bound, self)
 
     def _evaluate_init(self, state: ClassState) -> None:
@@ -365,7 +365,7 @@ class Translator(Program):
             return
         frame = Frame(self, module_source(owner.__module__), "init", state, owner)
         frame.env.values["self"] = Self()
-        facts = self.facts["init", state.cls.__qualname__]
+        facts = self.argument_facts["init", state.cls.__qualname__]
         frame.env.values.update(
             defaults(node, frame) | as_parameters(facts) | with_rest(node, facts)
         )
@@ -399,8 +399,10 @@ class Translator(Program):
                 unused_modules.reach_parts(state, frame)
             else:
                 frame.env.values["self"] = Self()
-                state.methods[attr] = self._routine(node, frame, self.facts[key])
-            state.methods[attr].take(self.shared.get((state.cls, attr), set()), self.facts[key])
+                state.methods[attr] = self._routine(node, frame, self.argument_facts[key])
+            state.methods[attr].take(
+                self.shared.get((state.cls, attr), set()), self.argument_facts[key]
+            )
         return state.methods[attr]
 
     def _routine(self, node: ast.FunctionDef, frame: Frame, facts: dict[str, Value]) -> Routine:
@@ -415,7 +417,7 @@ class Translator(Program):
             frame.returns = [
                 (statement, with_logits_alone(value)) for statement, value in frame.returns
             ]
-        routine = Routine(node, frame.source, facts=facts)
+        routine = Routine(node, frame.source, argument_facts=facts)
         if (
             frame.kind == "forward"
             and node.name != "forward"
@@ -434,9 +436,9 @@ class Translator(Program):
         """
         defaults = {item: default_fact(default) for item, default in default_nodes(node).items()}
         new = {**defaults, **{item: value.fact() for item, value in bound.items()}}
-        known = self.facts.get(key)
+        known = self.argument_facts.get(key)
         if known is None:
-            self.facts[key] = new
+            self.argument_facts[key] = new
             return
         joined = {
             item: join_facts(known.get(item, NONE), new.get(item, NONE))
@@ -445,6 +447,6 @@ class Translator(Program):
         if any(
             item not in known or not known[item].same_fact(fact) for item, fact in joined.items()
         ):
-            self.facts[key] = joined
+            self.argument_facts[key] = joined
             if translated:
                 raise Restart

@@ -15,7 +15,7 @@ from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import Closure, Instance, Self
-from onboard.codegen.translate.language.program.facts import bind, stores_attributes
+from onboard.codegen.translate.language.program.argument_facts import bind, stores_attributes
 from onboard.codegen.translate.language.program.inline import defaults
 from onboard.codegen.translate.language.statements.execute import RETURNS, execute
 from onboard.codegen.translate.language.trees.syntax import Untranslatable

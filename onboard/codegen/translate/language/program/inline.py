@@ -7,7 +7,7 @@ import ast
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.frame import Frame, Program
-from onboard.codegen.translate.language.program.facts import bind, default_nodes
+from onboard.codegen.translate.language.program.argument_facts import bind, default_nodes
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.statements.execute import execute
 from onboard.codegen.translate.language.trees.syntax import Untranslatable

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from onboard.codegen.translate.language.frame import Frame, Program
 from onboard.codegen.translate.language.holes import Hole, Result, fill
 from onboard.codegen.translate.language.object_values import Config
-from onboard.codegen.translate.language.program.facts import default_fact, default_nodes
+from onboard.codegen.translate.language.program.argument_facts import default_fact, default_nodes
 from onboard.codegen.translate.language.state import Routine
 from onboard.codegen.translate.language.trees import cleanup
 from onboard.codegen.translate.language.trees.syntax import name, same_code
@@ -29,7 +29,7 @@ from onboard.codegen.translate.language.values import (
 
 def finish_routine(routine: Routine, frame: Frame) -> None:
     """Put into a routine what its frame has come to: results, statements, parameters in use."""
-    arguments, facts = routine.node.args, routine.facts
+    arguments, facts = routine.node.args, routine.argument_facts
     routine.static = bool(frame.returns) and all(value.is_static for _, value in frame.returns)
     routine.shape, routine.holes = finish_returns(frame)
     routine.body = cleanup.clean(frame.out)
@@ -141,7 +141,7 @@ def called(
     for key in routine.omitting(bound):
         value = bound[key] if key in bound else _absent(routine, key, program)
         value = untransposed(value) if keeps_order else value
-        arguments.append(value.passed(routine.facts.get(key)))
+        arguments.append(value.passed(routine.argument_facts.get(key)))
     code = ast.Call(function, arguments, [])
     if routine.holes > 1:
         return Result(code, routine.shape, routine.holes)

@@ -15,7 +15,7 @@ from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.forms import POSITIONS, ROWS
 from onboard.codegen.translate.language.frame import Frame, Program
 from onboard.codegen.translate.language.object_values import Config, Self
-from onboard.codegen.translate.language.program.facts import bind
+from onboard.codegen.translate.language.program.argument_facts import bind
 from onboard.codegen.translate.language.program.inline import defaults
 from onboard.codegen.translate.language.statements.execute import execute
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name

@@ -7,7 +7,7 @@ from torch import nn
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.object_values import Instance
-from onboard.codegen.translate.language.program.facts import all_bound
+from onboard.codegen.translate.language.program.argument_facts import all_bound
 from onboard.codegen.translate.language.program.supers import looked_up
 from onboard.codegen.translate.language.state import ClassState, Restart, Routine
 from onboard.codegen.translate.language.values import Code, Value
