@@ -18,8 +18,10 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import onboard
+
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = f"{ROOT / 'onboard'}/"
+PACKAGE = f"{Path(onboard.__file__).parent}/"
 DEMO = ROOT / "onboard" / "assets" / "demo"
 BASE = ("verify/error.py", "verify/tolerances.py")
 """Base modules (docs/architecture.md) in the folder of another package."""
@@ -90,7 +92,7 @@ def walked() -> Iterator[Walk]:
         threading.setprofile(None)
 
 
-def generate() -> Walk:
+def generation() -> Walk:
     """Return the walk of `LLM.generate`: prefill of two prompts and some decode steps."""
     from onboard import LLM, SamplingParams
 
@@ -100,7 +102,7 @@ def generate() -> Walk:
     return walk
 
 
-def onboard() -> Walk:
+def model() -> Walk:
     """Return the walk of `onboard DEMO --until generate`."""
     from onboard.cli import main
 
@@ -110,7 +112,7 @@ def onboard() -> Walk:
     return walk
 
 
-WALKS: dict[str, Callable[[], Walk]] = {"generate": generate, "onboard": onboard}
+WALKS: dict[str, Callable[[], Walk]] = {"generate": generation, "onboard": model}
 
 
 if __name__ == "__main__":

@@ -400,9 +400,8 @@ class Translator(Program):
             else:
                 frame.env.values["self"] = Self()
                 state.methods[attr] = self._routine(node, frame, self.argument_facts[key])
-            state.methods[attr].take(
-                self.shared.get((state.cls, attr), set()), self.argument_facts[key]
-            )
+            shared = self.shared.get((state.cls, attr), set())
+            state.methods[attr].take(shared, self.argument_facts[key])
         return state.methods[attr]
 
     def _routine(self, node: ast.FunctionDef, frame: Frame, facts: dict[str, Value]) -> Routine:
