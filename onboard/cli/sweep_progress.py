@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from onboard.workflow.sweep.record import Entry
+    from onboard.workflow.sweep.target_record import Entry
 
 _STYLES = {
     "pass": "green",

@@ -20,7 +20,7 @@ from onboard.bench.profile_picture import picture as profile_picture
 from onboard.cli.main import run
 from onboard.workflow.phases.report import Report
 from onboard.workflow.sweep.coverage_document import picture
-from onboard.workflow.sweep.record import STATUSES
+from onboard.workflow.sweep.target_record import STATUSES
 from tests.support.checkpoints import save_checkpoint
 from tests.support.phases import make_context, make_run
 from tests.unit.bench.test_bench_pictures import STEP, made_report

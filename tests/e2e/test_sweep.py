@@ -16,8 +16,8 @@ import pytest
 
 from onboard.content import CONTENT_ROOT
 from onboard.workflow.phases import PHASES
-from onboard.workflow.sweep.record import LEVELS, TESTED, TargetRecord, conclude
 from onboard.workflow.sweep.store import RECORD
+from onboard.workflow.sweep.target_record import LEVELS, TESTED, TargetRecord, conclude
 from tests.support.warm import Warm
 
 SWEEP = [sys.executable, "-m", "onboard", "sweep", "--device", "cpu", "--jobs", "1"]

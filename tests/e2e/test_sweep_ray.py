@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from onboard.workflow.sweep.record import TargetRecord
+from onboard.workflow.sweep.target_record import TargetRecord
 
 # Prints the process of each actor when it has been given its job.
 TWO_JOBS = """

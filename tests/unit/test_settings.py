@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from onboard.cli.options import CacheDTypeName
-from onboard.cli.settings import settings_of
+from onboard.cli.setting_options import settings_of
 from onboard.config import RuntimeConfig, with_settings
 
 

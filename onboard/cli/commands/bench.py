@@ -15,7 +15,7 @@ from onboard.cli import options
 from onboard.cli.model_argument import check_config, registered_names
 from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.cli.result import Result
-from onboard.cli.settings import settings_of
+from onboard.cli.setting_options import settings_of
 from onboard.errors import UsageError
 from onboard.hub import go_offline
 

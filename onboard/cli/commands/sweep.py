@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from onboard.workflow.sweep.coverage import Coverage
     from onboard.workflow.sweep.executors import Executor
     from onboard.workflow.sweep.inputs.targets import Target
-    from onboard.workflow.sweep.record import Entry
     from onboard.workflow.sweep.sweep import Sweep
+    from onboard.workflow.sweep.target_record import Entry
 
 
 class ExecutorName(StrEnum):

@@ -12,7 +12,7 @@ from onboard.cli import options
 from onboard.cli.model_argument import check_config, registered_names
 from onboard.cli.options import CompileBackendName, Device, DTypeName, ModeName
 from onboard.cli.result import Result
-from onboard.cli.settings import settings_of
+from onboard.cli.setting_options import settings_of
 from onboard.cli.terminal import one_line
 from onboard.errors import OnboardError
 from onboard.hub import go_offline

@@ -14,7 +14,7 @@ from pydantic import Field
 from onboard.config import Mode, StrictModel
 from onboard.workflow.phases import PHASES
 from onboard.workflow.sweep.inputs.targets import VARIANTS, Variant
-from onboard.workflow.sweep.record import STATUSES, Entry, Status
+from onboard.workflow.sweep.target_record import STATUSES, Entry, Status
 
 PATH = Path("registry", "coverage.json")
 _ELLIPSIS = "…"

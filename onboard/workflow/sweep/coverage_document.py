@@ -10,7 +10,7 @@ from onboard.workflow.files import write_atomically
 from onboard.workflow.phases import PHASES
 from onboard.workflow.reporting.markdown_tables import cell
 from onboard.workflow.sweep.coverage import PATH, Coverage, group_by_reason, worst
-from onboard.workflow.sweep.record import STATUSES, Entry, Status
+from onboard.workflow.sweep.target_record import STATUSES, Entry, Status
 
 DOCUMENT = Path("docs", "coverage.md")
 PICTURE = Path("docs", "coverage.svg")

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from onboard.gpu import list_gpus
 from onboard.workflow.sweep.job import Job
-from onboard.workflow.sweep.record import TargetRecord
+from onboard.workflow.sweep.target_record import TargetRecord
 
 Started = Callable[[Job], None]
 _QUIET = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}

@@ -23,8 +23,8 @@ from onboard.errors import OnboardError, UsageError
 from onboard.workflow.run_state import current_versions
 from onboard.workflow.sweep.executors import Started, Worker
 from onboard.workflow.sweep.job import Job
-from onboard.workflow.sweep.record import TargetRecord
 from onboard.workflow.sweep.store import source_hash
+from onboard.workflow.sweep.target_record import TargetRecord
 
 _OBJECTS = 128 * 2**20
 """Bytes of a local cluster's object store: of a job comes back about one megabyte."""

@@ -13,7 +13,7 @@ from onboard.workflow.files import write_atomically
 from onboard.workflow.lock import WORK
 from onboard.workflow.run_state import current_versions, hash_inputs
 from onboard.workflow.sweep.job import Job
-from onboard.workflow.sweep.record import TargetRecord
+from onboard.workflow.sweep.target_record import TargetRecord
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _CONTENT = ("transforms", "templates/model", "templates/tests")

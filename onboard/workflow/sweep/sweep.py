@@ -12,7 +12,6 @@ from onboard.workflow.phases import PHASES
 from onboard.workflow.sweep.executors import Executor, Started
 from onboard.workflow.sweep.inputs.targets import Target
 from onboard.workflow.sweep.job import Job
-from onboard.workflow.sweep.record import Entry, conclude
 from onboard.workflow.sweep.store import (
     job_key,
     load_record,
@@ -20,6 +19,7 @@ from onboard.workflow.sweep.store import (
     source_hash,
     sweep_folder,
 )
+from onboard.workflow.sweep.target_record import Entry, conclude
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Any
 from onboard.workflow.processes.orphans import die_with
 from onboard.workflow.processes.warm import import_all
 from onboard.workflow.sweep.job import EVENTS, LOG, VERDICT, Job, run_child, run_judge
-from onboard.workflow.sweep.record import TargetRecord
+from onboard.workflow.sweep.target_record import TargetRecord
 from onboard.workflow.sweep.verdict import Verdict
 
 _POLL = 0.05

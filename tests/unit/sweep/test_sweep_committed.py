@@ -9,7 +9,7 @@ from onboard.verify.tolerances import SAME
 from onboard.workflow.phases import PHASES
 from onboard.workflow.sweep.coverage import PATH, Coverage, ordered
 from onboard.workflow.sweep.coverage_document import DOCUMENT, PICTURE, document, picture
-from onboard.workflow.sweep.record import LEVELS, TESTED
+from onboard.workflow.sweep.target_record import LEVELS, TESTED
 
 
 def test_document_and_picture_are_of_the_committed_coverage() -> None:

@@ -12,7 +12,7 @@ import pytest
 from onboard.workflow.phases import PHASES
 from onboard.workflow.sweep.coverage import Coverage, common_reason, group_by_reason, ordered
 from onboard.workflow.sweep.coverage_document import COLORS, document, picture, write_coverage
-from onboard.workflow.sweep.record import LEVELS, STATUSES, TESTED, Entry, Status
+from onboard.workflow.sweep.target_record import LEVELS, STATUSES, TESTED, Entry, Status
 from onboard.workflow.sweep.verdict import Verdict
 
 VERDICT = Verdict(

@@ -14,8 +14,8 @@ from onboard.graph.cache_init.cached_hf import CachedTransformersModel
 from onboard.workflow.sweep.inputs.targets import Target
 from onboard.workflow.sweep.job import Job
 from onboard.workflow.sweep.modes import run_mode
-from onboard.workflow.sweep.record import PhaseRecord, TargetRecord, conclude
 from onboard.workflow.sweep.store import job_key
+from onboard.workflow.sweep.target_record import PhaseRecord, TargetRecord, conclude
 
 
 def _record(**changes: Any) -> TargetRecord:

@@ -19,7 +19,7 @@ from onboard.workflow.sweep import worker
 from onboard.workflow.sweep.executors import LocalExecutor
 from onboard.workflow.sweep.inputs.targets import Target
 from onboard.workflow.sweep.job import EVENTS, VERDICT, Job, _limit_memory
-from onboard.workflow.sweep.record import TargetRecord
+from onboard.workflow.sweep.target_record import TargetRecord
 from onboard.workflow.sweep.verdict import Verdict
 
 Do = Callable[[Callable[[Job], None]], TargetRecord]

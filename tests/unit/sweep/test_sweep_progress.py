@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from onboard.cli.sweep_progress import LiveSweep, PlainSweep, sweep_progress
-from onboard.workflow.sweep.record import Entry
+from onboard.workflow.sweep.target_record import Entry
 
 
 def entry(name: str, status: str, reason: str = "") -> Entry:

@@ -12,7 +12,7 @@ from onboard.workflow.sweep.executors import Worker
 from onboard.workflow.sweep.inputs.targets import Target
 from onboard.workflow.sweep.job import Job
 from onboard.workflow.sweep.ray_executor import Slot, pack, ray_executor, unpack
-from onboard.workflow.sweep.record import TargetRecord
+from onboard.workflow.sweep.target_record import TargetRecord
 
 
 def test_what_a_job_left_on_its_node_comes_back_whole(

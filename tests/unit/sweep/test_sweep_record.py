@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from onboard.workflow.sweep.inputs.targets import Target
-from onboard.workflow.sweep.record import (
+from onboard.workflow.sweep.target_record import (
     LEVELS,
     STATUSES,
     TESTED,

@@ -12,9 +12,9 @@ from onboard.errors import UsageError
 from onboard.workflow.sweep.executors import Started
 from onboard.workflow.sweep.inputs.targets import Target
 from onboard.workflow.sweep.job import Job
-from onboard.workflow.sweep.record import TargetRecord
 from onboard.workflow.sweep.store import KEY, RECORD, source_hash
 from onboard.workflow.sweep.sweep import Sweep, SweepOptions
+from onboard.workflow.sweep.target_record import TargetRecord
 
 TARGETS = [Target(name=name) for name in ("llama", "gpt2", "bloom")]
 

@@ -31,7 +31,7 @@ from onboard.workflow.sweep.inputs.tiny_checkpoint import (
     missing_classes,
     why_not_causal,
 )
-from onboard.workflow.sweep.record import LEAST_FLOW
+from onboard.workflow.sweep.target_record import LEAST_FLOW
 from tests.support.checkpoints import TINY
 
 

@@ -407,11 +407,8 @@ def _return_annotation(routine: Routine) -> str:
 
 
 def _function_text(key: str, routine: Routine) -> MethodText:
-    static = {
-        item
-        for item, fact in routine.argument_facts.items()
-        if isinstance(fact, Code) and fact.static
-    }
+    facts = routine.argument_facts.items()
+    static = {item for item, fact in facts if isinstance(fact, Code) and fact.static}
     types = {
         item: argument_types.in_use(routine.node, item)
         for item in static

@@ -31,7 +31,7 @@ from onboard.workflow.sweep.inputs.checkpoint_defaults import complete, default_
 from onboard.workflow.sweep.inputs.options_on import Option, options
 from onboard.workflow.sweep.inputs.targets import Target
 from onboard.workflow.sweep.inputs.variation import aspects
-from onboard.workflow.sweep.record import LEAST_FLOW
+from onboard.workflow.sweep.target_record import LEAST_FLOW
 
 _LENGTH = 21
 
