@@ -19,7 +19,7 @@ PACKAGE = ROOT / "onboard"
 WIDE, LONG_FILE, LONG_FUNCTION = 100, 400, 40
 ROOMS = ("graph", "codegen/translate", "codegen/tidy", "ops", "analysis", "cache", "runtime")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-LISTS = (ast.List, ast.Tuple, ast.Set)
+LISTS: tuple[type[ast.expr], ...] = (ast.List, ast.Tuple, ast.Set)
 
 
 def python_files(folder: Path) -> list[Path]:
@@ -150,7 +150,7 @@ def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
 # Ops
 
 
-def op_lists(*kinds: type[ast.AST]) -> list[str]:
+def op_lists(*kinds: type[ast.expr]) -> list[str]:
     """Return the places where a literal of some kinds names two ops or more, outside their
     registrations.
     """
