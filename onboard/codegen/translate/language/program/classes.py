@@ -1,8 +1,8 @@
 """Translate the classes that a model reaches.
 
-Evaluation is monovariant: a class or helper has one translation, for all its uses. What uses pass
-to it is joined into facts; when a use adds to the facts of something translated already, the round
-is thrown away and repeated with them.
+Evaluation is monovariant: a class or helper has one translation, for all its uses. The arguments of
+all uses are joined into argument facts; when a use changes the facts of something translated
+already, the round is thrown away and repeated with the new facts.
 """
 
 from __future__ import annotations
@@ -96,20 +96,16 @@ class Translator(Program):
         self.writes_positions = False
         self.argument_facts: dict[tuple[str, str], dict[str, Value]] = {}
         self.shared: dict[tuple[type, str], set[str]] = {}
-        """Parameters that a method takes because other classes' methods, which are called in its
-        place, need them.
-        """
+        """Parameters that a method takes since methods called in its place need them."""
         self.reset()
 
     @cached_property
     def counts_positions(self) -> bool:
-        """Whether transformers' model counts positions by itself, so that what it counts is
-        `position_ids` here.
-        """
+        """Whether transformers' model counts positions itself; its count is `position_ids` here."""
         return counts_positions(self.model)
 
     def reset(self) -> None:
-        """Forget translations, keep facts."""
+        """Forget translations, keep argument facts."""
         self.states: dict[type, ClassState] = {}
         self.functions: dict[str, Routine] = {}
         self.globals: dict[str, tuple[Any, ModuleSource]] = {}
@@ -117,9 +113,7 @@ class Translator(Program):
         self.own_norms: set[str] = set()
 
     def translate(self) -> ClassState:
-        """Translate the model's class and all that it reaches: for every config or, where that
-        fails, for this one.
-        """
+        """Translate the model's class and all that it reaches, for any config or else this one."""
         try:
             return self._fixed_point()
         except Untranslatable:
