@@ -60,7 +60,7 @@ _FUNCTIONS = """
     isnan le linalg.norm linalg.vector_norm linspace log log10 log1p log2 log_softmax
     logical_and logical_not logical_or logsumexp lt masked_fill matmul max maximum mean meshgrid
     min minimum mm movedim mul multiply nan_to_num ne neg nonzero norm normal numel ones
-    ones_like outer polar pow prod rand rand_like randn randn_like reciprocal relu remainder
+    ones_like outer polar pow prod rand rand_like randperm randn randn_like reciprocal relu remainder
     repeat_interleave reshape roll round rsqrt scatter searchsorted sigmoid sign sin sinc sinh
     softmax sort split split_with_sizes sqrt square squeeze stack std sub sum take_along_dim tan
     tanh tensor tensor_split tile topk transpose tril triu unbind unsqueeze var view_as_complex

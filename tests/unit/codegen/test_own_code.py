@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -292,6 +293,50 @@ class Toy(nn.Module):
     ours, original = _made(_written(state), config), _made(text, config)
     ours.load_state_dict(original.state_dict())
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(10))
+    assert torch.equal(ours(x), original(x))
+
+
+def test_what_changes_nothing_here_and_parts_that_are_not_there_are_left_out(
+    translate: Translate,
+) -> None:
+    text = """
+class Inner(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.config.kind = "eager"
+        self.extra = config.extra
+        self.layers = nn.ModuleList([nn.Linear(config.size, config.size) for _ in range(config.layers)])
+
+    def forward(self, x):
+        layers = self.layers[: -self.extra] if self.extra > 0 else self.layers
+        more = self.layers[-self.extra :] if self.extra > 0 else None
+        for layer in layers:
+            x = layer(x)
+        if more:
+            for layer in more:
+                x = [x]
+                x.append(layer(x[0]))
+        return x
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.inner = Inner(config)
+
+    def forward(self, x):
+        output = BaseModelOutputWithPast(last_hidden_state=self.inner(x))
+        output["last_hidden_state"] = output["last_hidden_state"].float() * 2
+        return output["last_hidden_state"]
+"""
+    config = {"size": 4, "layers": 2, "extra": 0, "kind": "eager"}
+    state, _, _ = translate(text, config, specialised=True)
+    (inner,) = [each for cls, each in state.translator.states.items() if cls.__name__ == "Inner"]
+    assert "config.kind == 'eager'" in [ast.unparse(item) for item in inner.guards]
+    ours, original = _made(f"{_written(inner)}\n\n\n{_written(state)}", config), _made(text, config)
+    ours.load_state_dict(original.state_dict())
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(11))
     assert torch.equal(ours(x), original(x))
 
 

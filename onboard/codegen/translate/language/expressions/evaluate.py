@@ -272,7 +272,10 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
     functions = frame.translator.specialised and all(
         isinstance(side, Global | Choice | Closure) or side.equals(NONE) for side in (body, orelse)
     )
-    wanted = functions or (modules and two_models)
+    lists = frame.translator.specialised and any(
+        isinstance(side, ModuleList) for side in (body, orelse)
+    )
+    wanted = functions or lists or (modules and two_models)
     if wanted and (chosen := decided_here(test, frame)) is not None:
         return body if chosen else orelse
     expr = ast.IfExp(test.code(), body.code(), orelse.code())

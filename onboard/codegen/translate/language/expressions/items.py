@@ -45,6 +45,8 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
     if (formed := _of_form(owner, index, node, frame)) is not None:
         return formed
     match owner, index:
+        case Output(fields=fields), Known(value=str() as key) if key in fields:
+            return fields[key]
         case Output(fields=fields), Known(value=int() | slice()):
             given = Items(tuple(value for value in fields.values() if not value.equals(NONE)))
             return item_of(given, index, node, frame)

@@ -29,6 +29,7 @@ from onboard.codegen.translate.language.values import (
     Known,
     Mapping,
     Mask,
+    Output,
     Value,
 )
 
@@ -134,6 +135,11 @@ def _change_for_all(owner: ast.expr, attr: str, value: Value, frame: Frame) -> N
         isinstance(each, Instance | ModuleList) and key.startswith("self.")
         for key, each in frame.env.values.items()
     )
+    changes = getattr(program.config, attr, value) != getattr(value, "value", value)
+    if isinstance(value, Known) and not changes and (made or not own):
+        test = ast.Compare(attribute(frame.code(owner), attr), [ast.Eq()], [value.code()])
+        program.guard(test, frame)
+        return
     if not isinstance(value, Known) or not own or made:
         raise Untranslatable(f"an assignment to config.{attr} once modules are made of the config")
     if (known := program.changed.setdefault(attr, value)) is not value and not known.equals(value):
@@ -365,6 +371,9 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
         return
     if isinstance(owner, Mapping) and isinstance(key, Known):
         owner.items[key.value] = value
+        return
+    if isinstance(owner, Output) and isinstance(key, Known) and isinstance(target.value, ast.Name):
+        frame.env.values[target.value.id] = Output({**owner.fields, key.value: value})
         return
     if isinstance(owner, Mapping):
         if not isinstance(target.value, ast.Name):
