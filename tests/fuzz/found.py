@@ -32,10 +32,20 @@ def source(**texts: str) -> Files:
     return in_model(**files | {f"{name}.py": text.encode() for name, text in texts.items()})
 
 
+def config(of: str, **fields: Any) -> Files:
+    """A checkpoint with another config."""
+    text = as_json(configs()[of] | fields)
+    return in_model(**checkpoint() | {"config.json": text})
+
+
 FOUND: dict[str, tuple[str, Callable[[], Files]]] = {
     "a shape that is infinite": (
         "safetensors",
         lambda: header(lambda tensors: tensors["lm_head.weight"].update(shape=[float("inf"), 16])),
+    ),
+    "a field that transformers logs the config of": (
+        "config",
+        lambda: config("gemma3", sub_configs=None),
     ),
     "a module of a long name": (
         "source",

@@ -8,7 +8,6 @@ device, where tensors have no values, so that it takes no memory and reads no we
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from onboard.graph.weight_load.safetensors_folder import TensorMeta
 from onboard.graph.weight_load.weight_names import explain_unused, match_names, module_renaming
 from onboard.hf.hf_model import missing_towers
+from onboard.hf.quiet import quiet_transformers
 
 Shape = tuple[int, ...]
 
@@ -112,7 +112,7 @@ def _load(model: Any, tensors: Mapping[str, TensorMeta]) -> _Load:
     how = LoadStateDictConfig(
         device_map={"": "meta"}, weight_mapping=get_model_conversion_mapping(model)
     )
-    with _quiet():
+    with quiet_transformers():
         info, _ = convert_and_load_state_dict_in_model(model, values, how)
         spare = set(info.unexpected_keys)
         prefixed = match_names(sorted(info.missing_keys), sorted(spare))
@@ -124,22 +124,6 @@ def _load(model: Any, tensors: Mapping[str, TensorMeta]) -> _Load:
     return _Load(
         set(info.missing_keys), shapes, broken, spare, spare - info.unexpected_keys, prefixed
     )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers' bar and warnings away: what it finds is said by who asked."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _integers(

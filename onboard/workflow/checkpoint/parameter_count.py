@@ -100,11 +100,15 @@ def build_on_meta(folder: Path) -> Any:
 
     from onboard.hf.architecture import decoder_config
     from onboard.hf.hf_model import build_reference
+    from onboard.hf.quiet import quiet_transformers
 
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        with torch.device("meta"):
-            return build_reference(decoder_config(config))
+        with quiet_transformers():
+            config = AutoConfig.from_pretrained(
+                folder, trust_remote_code=False, local_files_only=True
+            )
+            with torch.device("meta"):
+                return build_reference(decoder_config(config))
     except OnboardError:
         raise
     # Any type at all: the config's values run through all of the model's constructors.
