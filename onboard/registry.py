@@ -250,19 +250,24 @@ def claim_names(model: str, root: Path) -> tuple[str, str]:
     parts = [part for part in identity(model).split("/") if part]
     for depth in range(1, len(parts) + 1):
         label = "--".join(parts[-depth:])
-        if _is_free(slug(label), root):
+        if _is_free(slug(label), model, root):
             return (label if local else model), slug(label)
     raise OnboardError(
         f"every config name for {model} is taken by another model", hint="Use another --root"
     )
 
 
-def _is_free(config_id: str, root: Path) -> bool:
-    """Tell whether no fragment and no other model that still exists has this config name."""
+def _is_free(config_id: str, model: str, root: Path) -> bool:
+    """Tell whether no fragment and no other model that still exists has this config name.
+
+    The model's own, which no entry has any more, is what a lost models.yaml has left.
+    """
     path = content_path("registry", "configs", f"{config_id}.yaml", root=root)
     if not path.exists():
         return True
     owner = _owner(path)
+    if owner == identity(model):
+        return all(entry.config_id != config_id for entry in load_entries(root))
     return bool(owner) and owner.startswith("/") and not Path(owner).exists()
 
 

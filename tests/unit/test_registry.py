@@ -220,6 +220,15 @@ def test_a_folder_that_moved_keeps_its_name(tmp_path: Path) -> None:
     assert _claim(tmp_path, str(new)) == ("tiny", "tiny")
 
 
+def test_a_model_whose_entry_is_lost_gets_no_second_config(tmp_path: Path) -> None:
+    first = _claim(tmp_path, "org/Tiny")
+    registry.models_path(tmp_path).unlink()
+    assert _claim(tmp_path, "org/Tiny") == first
+    registry.models_path(tmp_path).write_text("models: []\n")
+    assert _claim(tmp_path, "org/Tiny") == first
+    assert len(list(registry.config_path(tmp_path, "x").parent.iterdir())) == 1
+
+
 def _register_many(root: Path, owner: int) -> None:
     for number in range(8):
         with registry.registry_lock(root):
