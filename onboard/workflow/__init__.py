@@ -1,1 +1,1 @@
-"""The engine: phases, their state, resume and the worklog."""
+"""The phases of `onboard MODEL`: their order, state, resume and worklog."""

@@ -143,7 +143,7 @@ class ModelRun:
     outcome: RunOutcome | None = None
 
     def execute(self, *, until: str | None, from_: str | None, fresh: bool) -> BaseException | None:
-        """Run the engine; return the error that ended it, if any."""
+        """Run the phases; return the error that ended them, if any."""
         from onboard.cli.progress import observer
         from onboard.workflow.phase_runner import PhaseRunner, load_phases, open_run
         from onboard.workflow.processes.warm import WarmPrograms
@@ -152,8 +152,8 @@ class ModelRun:
         try:
             self.context = open_run(self.model, self.root, self.options)
             self.context.run_module, self.context.warm_up = programs, programs.start
-            engine = PhaseRunner(load_phases(), observer())
-            self.outcome = engine.run(self.context, until=until, from_=from_, fresh=fresh)
+            runner = PhaseRunner(load_phases(), observer())
+            self.outcome = runner.run(self.context, until=until, from_=from_, fresh=fresh)
         except (OnboardError, KeyboardInterrupt) as error:
             return error
         finally:
