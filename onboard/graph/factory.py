@@ -105,7 +105,7 @@ class ModelFactory:
         config = decoder_config(read_config(self.checkpoint, self.root))
         check_config(self.model_kwargs, "model_kwargs")
         try:
-            return _override(config, self.model_kwargs) if self.model_kwargs else config
+            return overridden(config, self.model_kwargs) if self.model_kwargs else config
         except OnboardError:
             raise
         except Exception as error:  # values run through whatever a config's class does with them
@@ -259,7 +259,7 @@ class _HFForward:
         return CausalLMOutput(output.logits)
 
 
-def _override(config: Any, overrides: Mapping[str, Any]) -> Any:
+def overridden(config: Any, overrides: Mapping[str, Any]) -> Any:
     """Return a config with other values; a multimodal model's are those of its text model, where
     that has the field.
     """
@@ -272,7 +272,7 @@ def _override(config: Any, overrides: Mapping[str, Any]) -> Any:
             key: value for key, value in overrides.items() if hasattr(getattr(config, holder), key)
         }
         own = {key: value for key, value in overrides.items() if key not in text}
-        part = _override(getattr(config, holder), text).to_dict()
+        part = overridden(getattr(config, holder), text).to_dict()
         return type(config).from_dict(_own(config, own).to_dict() | {holder: part})
     return _own(config, overrides)
 

@@ -135,6 +135,8 @@ class Comparison:
     """How it was computed."""
     notes: list[str] = field(default_factory=list)
     """What the comparison did not reach."""
+    beside: str = "transformers"
+    """Whose logits and choices the run's are compared with."""
 
     @property
     def problem(self) -> str | None:
@@ -144,15 +146,15 @@ class Comparison:
                 own = (
                     ""
                     if check.transformers is None
-                    else f"; transformers itself errs by {check.transformers:.2e}"
+                    else f"; {self.beside} itself errs by {check.transformers:.2e}"
                 )
                 sizes = f"error {_shown(check.error)}, at most {_shown(check.limit)}{own}"
-                return f"{check.what}: the logits are not those of transformers ({sizes})"
+                return f"{check.what}: the logits are not those of {self.beside} ({sizes})"
         if self.tokens.differing > self.tokens.allowed:
             count = f"{self.tokens.differing} of {self.tokens.compared}"
-            return f"{count} tokens generated with the cache are not what transformers chooses"
+            return f"{count} tokens generated with the cache are not what {self.beside} chooses"
         if self.text.verdict == "different":
-            return f"the text is not transformers': {self.text.reason}"
+            return f"the text is not that of {self.beside}: {self.text.reason}"
         return None
 
     def as_dict(self) -> dict[str, Any]:
@@ -197,7 +199,12 @@ def compare(
         found.append(_check("with an image or a sound", dtype, media, ours, exact, own))
     found += _known_prefix(observed, dtype)
     tokens = _tokens(observed, reference, found[1].limit or 0.0)
-    return Comparison(found, tokens, _text(dtype, *prefill["text"]), reference.how, notes)
+    text = _text(dtype, *prefill["text"], reference.whose)
+    return Comparison(found, tokens, text, reference.how, notes, reference.whose)
+
+
+ITSELF = "its own prefill"
+"""What a run is compared with that has no reference."""
 
 
 def compare_with_itself(observed: Observed, dtype: torch.dtype, reason: str) -> Comparison:
@@ -211,13 +218,14 @@ def compare_with_itself(observed: Observed, dtype: torch.dtype, reason: str) -> 
         "cached decode", *sizes, _number(_worst(observed.decoded, ours)), READ_OTHERWISE[dtype]
     )
     tokens = _tokens(observed, prefill, READ_OTHERWISE[dtype])
-    notes = [f"not compared with transformers: {reason}"]
+    notes = [f"not compared with another implementation: {reason}"]
     return Comparison(
         [found, *_known_prefix(observed, dtype)],
         tokens,
         Text("not judged", reason),
         prefill.how,
         notes,
+        ITSELF,
     )
 
 
@@ -335,14 +343,19 @@ def _gaps(rows: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
 
 
 def _text(
-    dtype: torch.dtype, passages: list[Passage], ours: Logits, exact: Logits, own: Logits | None
+    dtype: torch.dtype,
+    passages: list[Passage],
+    ours: Logits,
+    exact: Logits,
+    own: Logits | None,
+    beside: str,
 ) -> Text:
     if not passages:
         return Text("not judged", "the checkpoint has no tokenizer, so there is no text")
     ids = [passage.ids for passage in passages]
     expected = mean_nll(exact, ids)
     allowed = TEXT[dtype] + (MARGIN * abs(mean_nll(own, ids) - expected) if own else 0.0)
-    return judge(mean_nll(ours, ids), expected, allowed=allowed)
+    return judge(mean_nll(ours, ids), expected, allowed=allowed, beside=beside)
 
 
 def _number(value: float) -> float | None:

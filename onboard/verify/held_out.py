@@ -66,12 +66,13 @@ def _losses(logits: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits[:-1].double(), targets, reduction="none")
 
 
-def judge(nll: float, reference: float, *, allowed: float) -> Text:
-    """Judge the mean loss on held-out text: it may be `allowed` nats from that of transformers in
-    float32.
+def judge(nll: float, reference: float, *, allowed: float, beside: str = "transformers") -> Text:
+    """Judge the mean loss on held-out text: it may be `allowed` nats from that of the model it is
+    held `beside`, in float32.
     """
     perplexity, expected = _perplexity(nll), _perplexity(reference)
-    reason = f"held-out perplexity {_shown(perplexity)}, transformers' {_shown(expected)}"
+    whose = f"{beside}'{'' if beside.endswith('s') else 's'}"
+    reason = f"held-out perplexity {_shown(perplexity)}, {whose} {_shown(expected)}"
     verdict: Verdict = "equal" if abs(nll - reference) <= allowed else "different"
     return Text(verdict, reason, perplexity, expected)
 

@@ -49,6 +49,7 @@ class Reference:
     own: list[torch.Tensor] | None
     """In the run's dtype; None when that is float32."""
     how: str
+    whose: str = "transformers"
 
 
 def reference_logits(context: TransformContext, asked: Sequence[Asked]) -> Reference:
@@ -71,9 +72,12 @@ def why_no_reference(context: TransformContext) -> str:
     """Return why transformers has no logits for a run; empty when it has."""
     if context.runtime.skip_loading_weights:
         return "the run's weights are random, not the checkpoint's"
-    if not type(context.factory.config).__module__.startswith("transformers."):
-        return "the model's own code is run in its sandbox alone, where its tests are"
     return ""
+
+
+def has_own_code(context: TransformContext) -> bool:
+    """Whether a run's model is of a class that transformers has not."""
+    return not type(context.factory.config).__module__.startswith("transformers.")
 
 
 def fits(context: TransformContext) -> bool:

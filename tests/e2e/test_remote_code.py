@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from onboard.cli.main import run
 from onboard.workflow.remote import client
 from onboard.workflow.remote.sandbox import Limits, missing
+from onboard.workflow.run_model.run_model import main as run_agent
 from tests.support.checkpoints import edit_config, save_checkpoint, tree
 from tests.support.drawing import some_of
 from tests.support.escapes import ATTEMPTS
@@ -35,7 +36,7 @@ def test_a_model_is_onboarded_with_consent_and_refused_without(
 ) -> None:
     checkpoint, root = save_remote(style, tmp_path / style), tmp_path / "root"
     before = tree(checkpoint)
-    command = [str(checkpoint), "--root", str(root), "--device", "cpu", "--until", "review"]
+    command = [str(checkpoint), "--root", str(root), "--device", "cpu", "--until", "run"]
     assert run(command) == 3
     shown = capsys.readouterr().err
     assert "--trust-remote-code" in shown
@@ -49,6 +50,30 @@ def test_a_model_is_onboarded_with_consent_and_refused_without(
     (model_file,) = (root / "models").glob("modeling_*.py")
     assert "repository_code" not in model_file.read_text()
     assert tree(checkpoint) == before
+    runs = json.loads((root / ".onboard" / style / "run.json").read_text())["runs"]
+    for run_of in runs.values():
+        assert run_of["comparison"]["beside"] == "the repository's own code", run_of["facts"]
+        assert {"prefill", "cached decode"} <= {
+            check["what"] for check in run_of["comparison"]["checks"]
+        }
+
+
+@pytest.mark.exhaustive
+def test_a_model_file_that_is_wrong_is_found_by_the_repository_s_code(tmp_path: Path) -> None:
+    checkpoint, root = save_remote("modern", tmp_path / "modern"), tmp_path / "root"
+    command = [str(checkpoint), "--root", str(root), "--device", "cpu", *consent()]
+    assert run([*command, "--until", "register"]) == 0
+    (model_file,) = (root / "models").glob("modeling_*.py")
+    text = model_file.read_text()
+    changed = re.sub(r"(torch_rmsnorm\(.*?self\.weight)", r"\1 * 1.01", text, count=1)
+    assert changed != text
+    model_file.write_text(changed)
+    options = ["--entry", "modern", "--root", str(root), "--device", "cpu", *consent()]
+    for words, status in ((options, "bad_generation"), (options[:6], "success")):
+        assert run_agent([*words, "--output", str(tmp_path / "run.json")]) == (words is options)
+        result = json.loads((tmp_path / "run.json").read_text())
+        assert result["status"] == status, result["error"]
+        assert (words is options) == ("the repository's own code" in str(result["error"]))
 
 
 def _commands(text: str) -> dict[str, str]:

@@ -290,12 +290,7 @@ def summary(runs: dict[str, dict[str, Any]]) -> str:
     full = runs["full"]
     device, dtype = full["settings"]["device"], full["settings"]["dtype"]
     largest = max(check["error"] for check in full["comparison"]["checks"])
-    beside = (
-        "its own prefill's"
-        if full["comparison"]["reference"].startswith("none")
-        else "transformers'"
-    )
-    found = [f"{device} {dtype}", f"logits within {largest:.1e} of {beside}"]
+    found = [f"{device} {dtype}", f"logits within {largest:.1e} of {full['comparison']['beside']}"]
     found += [
         f"{full['tokens_per_second']:.0f} tokens/s",
         f"text {full['text']['verdict']}: {full['text']['reason']}",
@@ -309,7 +304,18 @@ def _overrides(context: RunContext, dtype: str | None = None) -> list[str]:
     words = [word for name, value in asked.items() if value != "auto" for word in (name, value)]
     # As a probe of transformers' model found: it takes any of equals, and which ones hangs on the
     # text's length.
-    return words + (["--distinct"] if "repeated_tokens" in context.spec.traits else [])
+    words += ["--distinct"] if "repeated_tokens" in context.spec.traits else []
+    return words + (_consent(context) if context.spec.repository else [])
+
+
+def _consent(context: RunContext) -> list[str]:
+    """Return the options that run the model's own code beside it."""
+    options = context.options
+    agreed = {
+        "--trust-remote-code": options.trust_remote_code,
+        "--unsandboxed": options.unsandboxed,
+    }
+    return [name for name, given in agreed.items() if given]
 
 
 def _read_result(output: Path, code: int) -> dict[str, Any]:

@@ -86,17 +86,18 @@ def run_pytest(
 class Session:
     """A child process that serves one model's run, and the folder that is its home."""
 
-    def __init__(self, key: str) -> None:
-        self.key = key
+    def __init__(self, key: str, limits: Limits | None = None, files: Sequence[int] = ()) -> None:
+        self.key, self.limits = key, limits or LIMITS
         self.folder = Path(tempfile.mkdtemp(prefix="onboard-")).resolve()
         self._replies, self._write_replies = os.pipe()
-        self.process = self._start()
+        self.process = self._start(files)
         self.channel = Channel(self.process, self._replies)
         self.hello = self._exchange({}, Hello)
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, files: Sequence[int]) -> subprocess.Popen[bytes]:
+        """Start the process; it has these open files beside its pipes, under the same numbers."""
         module = "onboard.workflow.remote.child"
-        words = [str(os.getpid()), str(self._write_replies), LIMITS.model_dump_json()]
+        words = [str(os.getpid()), str(self._write_replies), self.limits.model_dump_json()]
         process = subprocess.Popen(
             [sys.executable, "-m", module, *words],
             cwd=self.folder,
@@ -104,7 +105,7 @@ class Session:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            pass_fds=[self._write_replies],
+            pass_fds=[self._write_replies, *files],
             start_new_session=True,
         )
         os.close(self._write_replies)
@@ -124,7 +125,7 @@ class Session:
     def _exchange(self, message: Mapping[str, Any], schema: type[M]) -> M:
         try:
             sent = json.dumps(message).encode()
-            return schema.model_validate_json(self.channel.exchange(sent, LIMITS.seconds))
+            return schema.model_validate_json(self.channel.exchange(sent, self.limits.seconds))
         except ValidationError as error:
             self.close()
             raise _not_as_agreed(error) from None
@@ -168,12 +169,12 @@ def _session(context: RunContext) -> Session:
     if key not in _SESSIONS:
         code = small_files(folder)
         _SESSIONS[key] = Session(key)
-        _agree(_SESSIONS[key], unsandboxed=context.options.unsandboxed)
+        agree(_SESSIONS[key], unsandboxed=context.options.unsandboxed)
         _SESSIONS[key].give(context.source.config(), code)
     return _SESSIONS[key]
 
 
-def _agree(session: Session, *, unsandboxed: bool) -> None:
+def agree(session: Session, *, unsandboxed: bool) -> None:
     """Raise `ConsentRequiredError` where a wall is missing, and nobody agreed to go on without."""
     lacking = missing(session.hello.walls)
     if lacking and not unsandboxed:

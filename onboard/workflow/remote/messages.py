@@ -94,6 +94,7 @@ REPLIES: dict[str, type[Reply[Any]]] = {
     "analyze": Reply[Text],
     "generate": Reply[Generated],
     "check": Reply[None],
+    "logits": Reply[Count],
     "measure_model": Reply[Measured],
     "run_pytest": Reply[Tested],
     "review": Reply[Reviewed],

@@ -5,6 +5,7 @@ child process.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,16 @@ def measure_model(folder: Path, config: dict[str, Any], spec: str) -> dict[str, 
     return measure_model(ModelSpec.from_yaml(spec)).model_dump()
 
 
+def logits(folder: Path, config: dict[str, Any], order: dict[str, Any], output: int) -> int:
+    """Write logits of the model with weights of open files to an open file; return the length of a
+    row.
+    """
+    from onboard.verify.own_logits import Order, write_logits
+
+    with os.fdopen(output, "wb", closefd=False) as file:
+        return write_logits(config, Order.model_validate(order), file)
+
+
 def run_pytest(
     folder: Path,
     config: dict[str, Any],
@@ -97,5 +108,14 @@ def review(
 
 TASKS: dict[str, Callable[..., Any]] = {
     task.__name__: task
-    for task in (measure, analyze, generate, check, measure_model, run_pytest, review)
+    for task in (
+        measure,
+        analyze,
+        generate,
+        check,
+        logits,
+        measure_model,
+        run_pytest,
+        review,
+    )
 }

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -31,9 +31,26 @@ from onboard.graph.context import TransformContext
 from onboard.runtime.resolve import resolve_config
 from onboard.untrusted.bounds import RUN_SECONDS
 from onboard.verify.comparison import Observed, compare, compare_with_itself
-from onboard.verify.hf_logits import reference_logits, release, why_no_reference
+from onboard.verify.hf_logits import (
+    Reference,
+    has_own_code,
+    reference_logits,
+    release,
+    why_no_reference,
+)
+from onboard.workflow.remote.own_reference import own_logits
 from onboard.workflow.run_model.run_log import tell_built, tell_compared, tell_ended, tell_generated
 from onboard.workflow.run_model.session import Session
+
+
+class Consent(NamedTuple):
+    """To run the model's own code beside it, and to do so where walls are missing."""
+
+    trust_remote_code: bool
+    unsandboxed: bool
+
+
+NO_CONSENT = Consent(trust_remote_code=False, unsandboxed=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dtype=options.dtype,
         num_hidden_layers=options.layers,
         distinct=options.distinct,
+        consent=Consent(options.trust_remote_code, options.unsandboxed),
     )
     options.output.write_text(json.dumps(result, ensure_ascii=False), encoding="utf-8")
     return 0 if result["status"] == "success" else 1
@@ -65,9 +83,10 @@ def run(
     dtype: str = "auto",
     num_hidden_layers: int | None = None,
     distinct: bool = False,
+    consent: Consent = NO_CONSENT,
 ) -> dict[str, Any]:
-    """Build, generate and compare with transformers; return what happened, with `status` and
-    `error`.
+    """Build, generate and compare with transformers, or with own code that there is consent to;
+    return what happened, with `status` and `error`.
 
     With `distinct` texts have no token twice where they are compared.
     `device` and `dtype` other than "auto" override the config for this run; `num_hidden_layers`
@@ -81,7 +100,7 @@ def run(
         )
         observed, context, notes = _ours(config, root, result, distinct)
         release()
-        result |= _judge(observed, context, notes, facts)
+        result |= _judge(observed, context, notes, facts, consent)
         result["status"] = "bad_generation" if result["error"] else "success"
     except NotFiniteError as error:
         result |= {"status": "bad_generation", "error": error.message}
@@ -114,17 +133,21 @@ def _ours(
 
 
 def _judge(
-    observed: Observed, context: TransformContext, notes: list[str], facts: list[str]
+    observed: Observed,
+    context: TransformContext,
+    notes: list[str],
+    facts: list[str],
+    consent: Consent,
 ) -> dict[str, Any]:
     """Compare what was computed with transformers; `error` says what is wrong, if anything."""
     found: dict[str, Any] = {"finite": observed.finite, "comparison": None, "text": None}
     if not observed.finite:
         return found | {"error": "the logits are not finite"}
-    if reason := why_no_reference(context):
-        facts.append(f"not compared with transformers: {reason}")
-        comparison = compare_with_itself(observed, context.dtype, reason)
+    reference = _reference(observed, context, consent)
+    if isinstance(reference, str):
+        facts.append(f"not compared with another implementation: {reference}")
+        comparison = compare_with_itself(observed, context.dtype, reference)
     else:
-        reference = reference_logits(context, [passage.asked for passage in observed.passages])
         comparison = compare(observed, reference, context.dtype, notes)
     found |= {
         "comparison": comparison.as_dict(),
@@ -133,6 +156,21 @@ def _judge(
     }
     tell_compared(found["comparison"], found["text"])
     return found
+
+
+def _reference(observed: Observed, context: TransformContext, consent: Consent) -> Reference | str:
+    """Return the logits that a run is measured against, or why there are none."""
+    asked = [passage.asked for passage in observed.passages]
+    if reason := why_no_reference(context):
+        return reason
+    if not has_own_code(context):
+        return reference_logits(context, asked)
+    if not consent.trust_remote_code:
+        return "the model's own code is run with --trust-remote-code alone"
+    try:
+        return own_logits(context, asked, unsandboxed=consent.unsandboxed)
+    except OnboardError as error:  # the walls, memory or time: what ran is no worse for that
+        return f"the model's own code cannot run beside it: {error.message}"
 
 
 def peak_memory(device_type: str) -> int:
@@ -202,6 +240,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=None, help="build only this many layers")
     parser.add_argument(
         "--distinct", action="store_true", help="compare texts in which no token comes twice"
+    )
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="compare with the repository's own class, which is run in its sandbox",
+    )
+    parser.add_argument(
+        "--unsandboxed", action="store_true", help="even where the system lacks walls around it"
     )
     parser.add_argument(
         "--exit-with-parent", action="store_true", help="end when standard input is closed"

@@ -135,7 +135,7 @@ def test_without_transformers_cached_decode_is_compared_with_our_own_prefill(
     passage = Passage("prompt", list(range(len(ours))), tuple(ours[-5:].argmax(-1).tolist()))
     found = compare_with_itself(Observed([passage], [ours], [ours]), torch.float32, "why")
     assert (found.problem, found.text.verdict, found.reference[:4]) == (None, "not judged", "none")
-    assert found.notes == ["not compared with transformers: why"]
+    assert found.notes == ["not compared with another implementation: why"]
     observed = Observed([passage], [ours], [_off(ours, 1e-4, generator)])
     assert "cached decode" in (compare_with_itself(observed, torch.float32, "why").problem or "")
 

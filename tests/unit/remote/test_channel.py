@@ -113,6 +113,7 @@ def test_a_reply_that_breaks_the_schema_ends_the_process(
     session = Session.__new__(Session)
     closed: list[bool] = []
     monkeypatch.setattr(session, "channel", _Says(reply), raising=False)
+    monkeypatch.setattr(session, "limits", client.LIMITS, raising=False)
     monkeypatch.setattr(session, "close", lambda: closed.append(True))
     with pytest.raises(OnboardError, match="sent what is no reply") as raised:
         session._exchange({}, Reply[Generated])

@@ -1,0 +1,107 @@
+"""What a run of a model with own code is measured against: the logits of the repository's class,
+computed in its sandbox.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from onboard.errors import OnboardError
+from onboard.gpu import gigabytes, system_memory
+from onboard.graph.context import TransformContext
+from onboard.graph.weight_load.safetensors_folder import Checkpoint
+from onboard.hub import read_config
+from onboard.verify.hf_logits import Asked, Reference
+from onboard.workflow.remote.client import LIMITS, Session, agree
+from onboard.workflow.remote.handed import small_files
+
+_MEMORY_SHARE = 0.8
+_SECONDS = 3600.0
+"""Two passes over a model that fits in memory, on its processor."""
+
+
+def own_logits(
+    context: TransformContext, asked: Sequence[Asked], *, unsandboxed: bool
+) -> Reference:
+    """Run the repository's class of a run's checkpoint on each sequence by itself, without cache.
+
+    Raises:
+        OnboardError: it cannot be run here, or fails.
+    """
+    places = Checkpoint(context.factory.checkpoint)
+    with ExitStack() as stack:
+        output = stack.enter_context(tempfile.TemporaryFile())
+        names = sorted({places.place(name)[0] for name in places.names()})
+        files = {path: stack.enter_context(path.open("rb")).fileno() for path in names}
+        session = stack.enter_context(_session(places, [output.fileno(), *files.values()]))
+        agree(session, unsandboxed=unsandboxed)
+        folder = context.factory.checkpoint
+        session.give(read_config(folder), small_files(folder))
+        order = _order(context, asked, places, files)
+        reply = session.ask("logits", {"order": order, "output": output.fileno()}, own_code=True)
+        if reply.error is not None:
+            raise OnboardError(reply.error, hint=reply.hint)
+        return _reference(output, asked, reply.result or 0, context.dtype)
+
+
+def _order(
+    context: TransformContext, asked: Sequence[Asked], places: Checkpoint, files: dict[Any, int]
+) -> dict[str, Any]:
+    stored = {}
+    for name in places.names():
+        path, meta = places.place(name)
+        stored[name] = {
+            "file": files[path],
+            "offset": meta.offset,
+            "shape": list(meta.shape),
+            "dtype": str(meta.dtype).removeprefix("torch."),
+        }
+    return {
+        "asked": [[each.ids, each.rows] for each in asked],
+        "stored": stored,
+        "dtype": str(context.dtype).removeprefix("torch."),
+        "overrides": context.factory.model_kwargs,
+    }
+
+
+@contextmanager
+def _session(places: Checkpoint, files: Sequence[int]) -> Iterator[Session]:
+    """A child with these files open, and with memory for the weights in float32."""
+    needed = 4 * sum(math.prod(meta.shape) for meta in places.names().values())
+    if needed > _MEMORY_SHARE * system_memory().free:
+        raise OnboardError(f"its weights need {gigabytes(needed)} GB of memory in float32")
+    wide = LIMITS.gibibytes + needed / 2**30
+    limits = LIMITS.model_copy(update={"gibibytes": wide, "seconds": _SECONDS})
+    session = Session(f"reference {os.getpid()}", limits, files)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def _reference(
+    output: Any, asked: Sequence[Asked], vocabulary: int, dtype: torch.dtype
+) -> Reference:
+    """Read what was written: of each pass the rows of all texts."""
+    counts = [len(each.rows) for each in asked]
+    passes = 1 if dtype == torch.float32 else 2
+    size = os.fstat(output.fileno()).st_size
+    if vocabulary <= 0 or size != 4 * passes * sum(counts) * vocabulary:
+        raise OnboardError(
+            "the process that ran the model's code wrote other rows than were asked for",
+            hint="Do not trust this model",
+        )
+    output.seek(0)
+    written = torch.frombuffer(bytearray(output.read(size)), dtype=torch.float32)
+    rows = written.view(passes, -1, vocabulary)
+    parts = [list(each.split(counts)) for each in rows]
+    return Reference(
+        parts[-1], parts[0] if passes == 2 else None, "whole", "the repository's own code"
+    )
