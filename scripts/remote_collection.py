@@ -3,26 +3,43 @@
     python scripts/remote_collection.py fill CLONES OUT [NAME ...]
     PYTHONPATH=<transformers of their year> python scripts/remote_collection.py weights OUT NAME ...
     PYTHONPATH=<transformers of their year> python scripts/remote_collection.py judge OUT NAME LOGITS
+    python scripts/remote_collection.py check OUT [NAME ...]
 
 `remote_collection.yaml` names repository, path and commit of each. CLONES is a folder with a git
 repository `<owner>+<name>` of each, which the reader has cloned: nothing is fetched here, and none
 of the files become part of this project. `fill` writes code and a small config; `weights` writes
 random weights, from the repository's own class, with the transformers that it was written for;
 `judge` writes the logits of that class for the tokens in LOGITS (`ids`) beside them (`logits`).
+
+`check` does all of it for models that are filled: it runs the whole command, generates with the
+model file that came of it, and has the repository's class judge the texts. It prints a line a
+model: onboarded, refused and why, or WRONG; "not as expected" where the table says otherwise, and
+then the exit code is 1. OLD_TRANSFORMERS is a folder with the transformers of the years, a folder
+each (`pip install --target $OLD_TRANSFORMERS/4.33 transformers==4.33.3`), and of what models need
+besides (einops, ...) in `common`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 TABLE = Path(__file__).with_suffix(".yaml")
 _WORDS = 60
 """Tokens that the tokenizer of small checkpoints has."""
+_PROMPTS, _TOKENS = (1, 9, 40, 110), 132
+"""Lengths of prompts, and of each with what is generated behind it."""
+_SAME = 1e-4
+"""Largest error of a text's log-probabilities, relative."""
+_SECONDS = 900
 _NEIGHBOUR = re.compile(r"^from ((?:configuration|modeling|utils_quant|quantizer)\w*) import", re.M)
 
 
@@ -115,6 +132,114 @@ def judge(out: Path, name: str, logits: Path) -> None:
     save_file({"ids": ids, "logits": values.float().contiguous()}, str(logits))
 
 
+def check(out: Path, *names: str) -> None:
+    """Onboard and judge the named models, or all; print a line a model."""
+    found = [
+        _check_one(out, name, entry)
+        for name, entry in table().items()
+        if not names or name in names
+    ]
+    sys.exit(not all(found))
+
+
+def _check_one(out: Path, name: str, entry: dict[str, Any]) -> bool:
+    start, root = time.monotonic(), Path(tempfile.mkdtemp(prefix=f"{name}-"))
+    found, expected = (
+        _verdict(out, name, entry["transformers"], root),
+        entry.get("expect", "onboarded"),
+    )
+    as_expected = _is_expected(found, expected)
+    said = "" if as_expected else f"; not as expected ({expected}), see {root}"
+    print(f"{name}: {found}, {time.monotonic() - start:.0f} s{said}", flush=True)
+    if as_expected:
+        shutil.rmtree(root)
+    return as_expected
+
+
+def _is_expected(found: str, expected: str) -> bool:
+    kind, _, reason = expected.partition(": ")
+    return found.startswith(kind) and reason in found
+
+
+def _verdict(out: Path, name: str, year: str, root: Path) -> str:
+    """Return what became of a model."""
+    old = Path(os.environ["OLD_TRANSFORMERS"])
+    then = {"PYTHONPATH": f"{old / year}:{old / 'common'}", "HF_HOME": str(root / "home")}
+    if not (out / name / "model.safetensors").is_file():
+        _run([__file__, "weights", str(out), name], then)
+    words = ["--trust-remote-code", "--device", "cpu", "--yes", "--root", str(root)]
+    if failed := _run(["-m", "onboard", str(out / name), *words], {}):
+        return f"refused: {failed.removeprefix('onboard: ')}"
+    logits = root / "logits.safetensors"
+    steps = [("generate", {}), ("judge", then), ("compare", {})]
+    for step, environment in steps:
+        places = [str(out), name, *([] if step == "judge" else [str(root)]), str(logits)]
+        if failed := _run([__file__, step, *places], environment):
+            return f"WRONG: {step}: {failed}"
+    return f"onboarded, {(root / 'error.txt').read_text()}"
+
+
+def _run(words: list[str], environment: dict[str, str]) -> str:
+    """Run Python; return the last line of what it said if it failed."""
+    command = [sys.executable, "-W", "ignore", *words]
+    settings = {**os.environ, "HF_HUB_OFFLINE": "1", **environment}
+    try:
+        done = subprocess.run(
+            command, env=settings, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"ended after {_SECONDS} s"
+    lines = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["it said nothing"]
+    return lines[-1][:300] if done.returncode else ""
+
+
+def generate(out: Path, name: str, root: Path, logits: Path) -> None:
+    """Write texts (`ids`) that the onboarded model generates, and their log-probabilities."""
+    import torch
+    from safetensors.torch import save_file
+
+    from onboard import LLM, SamplingParams
+
+    llm = LLM(str(out / name), root=root, device="cpu", dtype="float32")
+    everything = SamplingParams(max_tokens=1, logprobs=2**31)
+    [probe] = llm.generate({"prompt_token_ids": [3]}, everything)
+    vocabulary = len((probe.logprobs or [{}])[0])
+    generator = torch.Generator().manual_seed(seed := int.from_bytes(os.urandom(3), "big"))
+    print("seed", seed)
+    found = {}
+    for length in _PROMPTS:
+        prompt = torch.randint(3, vocabulary, (length,), generator=generator).tolist()
+        params = SamplingParams(
+            max_tokens=_TOKENS - length, temperature=0.0, logprobs=vocabulary, ignore_eos=True
+        )
+        [output] = llm.generate({"prompt_token_ids": prompt}, params)
+        rows = [[step[token] for token in range(vocabulary)] for step in output.logprobs or ()]
+        found[f"ours.{length}"] = torch.tensor(rows)
+        found.setdefault("ids", torch.zeros(0, _TOKENS, dtype=torch.long))
+        text = torch.tensor([[*prompt, *output.token_ids]])
+        found["ids"] = torch.cat((found["ids"], text))
+    save_file(
+        {key: value.contiguous() for key, value in found.items() if key != "ids"},
+        root / "ours.safetensors",
+    )
+    save_file({"ids": found["ids"]}, logits)
+
+
+def compare(out: Path, name: str, root: Path, logits: Path) -> None:
+    """Compare what was generated with what was judged; exit with a line where they differ."""
+    from safetensors.torch import load_file
+
+    ours, judged = load_file(root / "ours.safetensors"), load_file(logits)["logits"]
+    worst = 0.0
+    for length, row in zip(_PROMPTS, judged, strict=True):
+        mine, theirs = ours[f"ours.{length}"], row[length - 1 : -1].log_softmax(-1)
+        error = (mine - theirs).square().mean() / theirs.square().mean()
+        worst = max(worst, float(error.nan_to_num(float("inf")).sqrt()))
+    (root / "error.txt").write_text(f"error {worst:.1e}")
+    if not worst <= _SAME:
+        sys.exit(f"the log-probabilities differ by {worst:.1e}, relative")
+
+
 def _own_model(folder: Path) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -128,9 +253,9 @@ def _own_model(folder: Path) -> Any:
 
 if __name__ == "__main__":
     command, *rest = sys.argv[1:]
-    folders = 2 if command == "fill" else 1
-    arguments: list[Any] = [Path(item) for item in rest[:folders]] + rest[folders:]
-    if command == "judge":
-        arguments[2] = Path(arguments[2])
-    commands: dict[str, Any] = {"fill": fill, "weights": weights, "judge": judge}
-    commands[command](*arguments)
+    commands: dict[str, Any] = {
+        each.__name__: each for each in (fill, weights, judge, check, generate, compare)
+    }
+    paths = {"fill": (0, 1), "judge": (0, 2), "generate": (0, 2, 3), "compare": (0, 2, 3)}
+    places = paths.get(command, (0,))
+    commands[command](*(Path(x) if i in places else x for i, x in enumerate(rest)))
