@@ -22,6 +22,7 @@ from onboard.graph.weight_load.converted_weights import Source
 from onboard.graph.weight_load.parameters import move_buffers, set_parameter, tied_names
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
 from onboard.hf.parameters_on import parameters_on
+from onboard.hub import with_own_type
 from onboard.modeling import first_position, is_registered, registered_config, registered_model
 
 SOURCES = Path(__file__).with_name("weights.json")
@@ -55,9 +56,9 @@ def positions(model: nn.Module, input_ids: torch.Tensor) -> torch.Tensor:
 
 def read_config(folder: Path) -> Any:
     """Return the config of the text model in a folder."""
-    model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
-    config_class = registered_config(model_type) or AutoConfig
-    return text_model_config(config_class.from_pretrained(folder))
+    values = with_own_type(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    own = registered_config(values["model_type"])
+    return text_model_config(own.from_dict(values) if own else AutoConfig.from_pretrained(folder))
 
 
 def text_model_config(config: Any) -> Any:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import ast
+import json
+from pathlib import Path
 
 import pytest
+from transformers import MistralConfig
 
+from onboard import modeling
 from onboard.errors import OnboardError
+from onboard.plain_config import PlainConfig
+from onboard.standalone import loader
 from onboard.standalone.bundle import Bundle, foreign_packages
 from onboard.standalone.exported_text import with_functions
 from onboard.standalone.split_head import split_head
@@ -93,3 +99,23 @@ def test_a_head_that_needs_more_than_the_states_is_refused(head: str) -> None:
     text = TEXT.replace("HEAD", head).replace("        x = torch.ops", "        y = torch.ops")
     with pytest.raises(OnboardError, match="head needs more"):
         split_head(Module("onboard.model", text))
+
+
+class OwnConfig(PlainConfig):
+    """What a generated file defines for the config of a repository whose type transformers knows."""
+
+    model_type = "mistral_own_code"
+
+
+def test_a_config_of_own_code_is_read_by_the_class_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modeling, "_CONFIGS", {"mistral_own_code": OwnConfig})
+    monkeypatch.setattr(modeling, "_MODELS", {"OwnConfig": object})
+    own = {"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}
+    for code, expected in ((own, OwnConfig), ({}, MistralConfig)):
+        config = {"model_type": "mistral", "hidden_size": 48, "marker": 7, **code}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        read = loader.read_config(tmp_path)
+        assert type(read) is expected
+        assert (read.hidden_size, read.marker) == (48, 7)
