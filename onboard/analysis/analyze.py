@@ -20,7 +20,7 @@ from onboard.analysis.behaviour.texts import check_rows
 from onboard.analysis.behaviour.thresholds import build_roomy
 from onboard.analysis.block_findings import mask_blocks, module_blocks, rope_blocks, scan_blocks
 from onboard.analysis.layer_modules import layer_kinds, with_modules
-from onboard.analysis.mixture_traits import active_parameters
+from onboard.analysis.mixture_traits import MIXTURES, active_parameters
 from onboard.analysis.multimodal import unused_parts
 from onboard.analysis.recognise import scan_loops as loops
 from onboard.analysis.recognise.compressors import check_keys_beside
@@ -148,7 +148,7 @@ def _spec(
         blocks += mask_blocks(tiny)
     whole = _without_memory(full)
     kinds = layer_kinds(
-        whole, tiny, recordings[0], {b.class_name for b in blocks if b.kind == "experts"}, eager
+        whole, tiny, recordings[0], {b.class_name for b in blocks if b.kind in MIXTURES}, eager
     )
     found = traits(text_config(full), tiny, recordings[0], blocks)
     return ModelSpec(

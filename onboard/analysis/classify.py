@@ -13,6 +13,7 @@ from onboard.analysis.recognise import mixers, probe
 from onboard.analysis.recognise.block_indexers import probe_block_indexer
 from onboard.analysis.recognise.compressors import probe_compressor
 from onboard.analysis.recognise.experts import probe_experts
+from onboard.analysis.recognise.mixtures import probe_mixture
 from onboard.analysis.recognise.recorder import ModuleCall, Recording
 from onboard.analysis.recognise.scan_modules import probe_scan_module
 from onboard.analysis.source import module_source
@@ -49,6 +50,8 @@ def classify(
         finding = _rotary(model, module, recording, calls[0].output)
         return finding if finding.kind == "other" else _with_axes(finding, calls[0])
     if calls and (found := probe_experts(module, calls[0], _under(path, separate))) is not None:
+        return found
+    if (found := probe_mixture(module, calls)) is not None:
         return found
     if (found := probe_block_indexer(module, calls)) is not None:
         return found

@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +16,11 @@ def counterparts(actual: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
     One that is left out (attention's weights, before what an indexer chose) has another shape than
     its follower, or other values (a router's logits, where it chooses all experts). Where their
     kinds tell them apart, the order tells
-    nothing: transformers' versions differ in that of a router.
+    nothing: transformers' versions differ in that of a router. Results inside results, as a
+    router's beside a mixture's, are such as the others.
     """
+    if not any(isinstance(item, tuple) for item in actual):
+        expected = list(_flat(expected))
     ours, theirs = ([_kind(item) for item in items] for items in (actual, expected))
     if len(set(ours)) == len(ours) and all(theirs.count(kind) == 1 for kind in ours):
         return [expected[theirs.index(kind)] for kind in ours]
@@ -37,6 +40,11 @@ def counterparts(actual: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
         found.append(rest[skipped])
         rest = rest[skipped + 1 :]
     return found
+
+
+def _flat(items: Sequence[Any]) -> Iterator[Any]:
+    for item in items:
+        yield from _flat(item) if isinstance(item, tuple) else (item,)
 
 
 def _distance(actual: Any, expected: Any) -> float:

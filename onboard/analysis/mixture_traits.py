@@ -14,8 +14,10 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis.spec import Trait
-from onboard.analysis.spec_blocks import Block
+from onboard.analysis.spec_blocks import Block, Mixture
 
+MIXTURES = ("experts", "mixture")
+"""Kinds of blocks that have experts."""
 _FIELDS = {
     "experts": r"(num|n|moe)_((?!shared)\w+_)?experts",
     "experts_per_token": r"num_experts_per_tok(en)?|moe_topk|moe_top_k|moe_k|top_k_experts|experts_per_token",
@@ -28,7 +30,7 @@ _SHARED_WIDTH = r"shared_expert_intermediate_size"
 
 def mixture(config: PretrainedConfig, blocks: Sequence[Block]) -> dict[str, Trait]:
     """Return the traits of a mixture of experts; none where no module behaves like experts."""
-    if not any(block.kind == "experts" for block in blocks):
+    if not any(block.kind in MIXTURES for block in blocks):
         return {}
     values = config.to_dict()
     found = {trait: next(_counts(values, pattern), None) for trait, pattern in _FIELDS.items()}
@@ -52,15 +54,23 @@ def active_parameters(
     Of `n` routed experts in a module a token goes to as many as the traits say; all else, the
     embeddings too, counts.
     """
-    classes = {block.class_name for block in blocks if block.kind == "experts"}
+    classes = {block.class_name: block for block in blocks if block.kind in MIXTURES}
     experts, chosen = (
         traits[name].value if name in traits else None for name in ("experts", "experts_per_token")
     )
     if not classes or not isinstance(experts, int) or not isinstance(chosen, int):
         return None
-    modules = [module for module in model.modules() if type(module).__name__ in classes]
+    found = ((module, classes.get(type(module).__name__)) for module in model.modules())
+    modules = [_experts_of(module, block) for module, block in found if block is not None]
     idle = sum(_idle(module, experts, chosen) for module in modules)
     return sum(parameter.numel() for parameter in model.parameters()) - idle
+
+
+def _experts_of(module: nn.Module, block: Block) -> nn.Module:
+    """Return the part of a module that holds the routed experts."""
+    if isinstance(block, Mixture):
+        return module.get_submodule(block.parameters.experts)
+    return module
 
 
 def _idle(module: nn.Module, experts: int, chosen: int) -> int:

@@ -11,15 +11,9 @@ from pydantic import Field, ValidationError
 from ruamel.yaml import YAML
 
 from onboard.analysis.repository_source import PACKAGE
-from onboard.analysis.spec_blocks import (
-    AttributePath,
-    Block,
-    FileName,
-    Identifier,
-    ModelType,
-    Record,
-)
+from onboard.analysis.spec_blocks import Block, Record
 from onboard.errors import OnboardError
+from onboard.untrusted.identifiers import AttributePath, FileName, Identifier, ModelType
 from onboard.untrusted.yaml_text import load_yaml
 
 

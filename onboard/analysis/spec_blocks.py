@@ -7,62 +7,25 @@ A spec may be edited, and much of it becomes code: what stands for a name in cod
 
 from __future__ import annotations
 
-import keyword
-import re
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
     TypeAdapter,
     model_serializer,
 )
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
 
-_NAME = "[A-Za-z_][A-Za-z0-9_]*"
-
-
-@dataclass(frozen=True)
-class _Pattern:
-    """What a string as a whole has to be; none of its names is a keyword of Python's."""
-
-    pattern: str
-
-    def check(self, value: str) -> str:
-        """Return the value; raise `ValueError` where it is anything else."""
-        if not re.fullmatch(self.pattern, value) or any(map(keyword.iskeyword, value.split("."))):
-            raise ValueError(f"{value!r} stands where an identifier belongs")
-        return value
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self.check, handler(source))
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        return {**handler(schema), "pattern": f"^({self.pattern})$"}
-
-
-Identifier = Annotated[str, _Pattern(_NAME)]
-"""A name in code."""
-AttributePath = Annotated[str, _Pattern(rf"{_NAME}(\.{_NAME})*")]
-"""Names with points between them: what a module has, or its modules."""
-SelfPath = Annotated[str, _Pattern(rf"self(\.{_NAME})+")]
-"""An attribute of `self`, written with it."""
-Variable = Annotated[str, _Pattern(rf"(self\.)?{_NAME}")]
-"""A variable of a method, or an attribute of `self`."""
-FileName = Annotated[str, _Pattern(r"([A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*")]
-"""A file's name in a folder: it leads nowhere else."""
-ModelType = Annotated[str, _Pattern("[A-Za-z_][A-Za-z0-9_-]*")]
-"""A `model_type`, which may have hyphens."""
+from onboard.untrusted.identifiers import (
+    NAME,
+    AttributePath,
+    Identifier,
+    Pattern,
+    SelfPath,
+    Variable,
+)
 
 
 class Record(BaseModel):
@@ -164,7 +127,7 @@ class GatedNormParameters(Parameters):
 
     eps: Identifier
     group_size: Annotated[
-        str, _Pattern(rf"self\.weight\.shape\[0\]( // self\.{_NAME})?|self\.{_NAME}")
+        str, Pattern(rf"self\.weight\.shape\[0\]( // self\.{NAME})?|self\.{NAME}")
     ]
     norm_before_gate: SelfPath | Literal["True", "False"]
 
@@ -283,6 +246,37 @@ class Experts(_Block):
 
     kind: Literal["experts"]
     parameters: ExpertsParameters
+
+
+class MixtureParameters(Parameters):
+    """The list of experts and the linear layers of each; the statements that are the mixture, by
+    the method, the first one's number and how many; their variables.
+
+    `biased`: the layers have biases; `in_rows`: `indices` has a token's experts in its last
+    dimension.
+    """
+
+    experts: Identifier
+    gate: Identifier
+    down: Identifier
+    up: Identifier | None = None
+    biased: bool = False
+    activation: Identifier
+    method: Identifier
+    begin: int
+    count: int
+    result: Identifier
+    x: Identifier
+    indices: Identifier
+    weights: Identifier
+    in_rows: bool
+
+
+class Mixture(_Block):
+    """A class whose experts are modules of a list, some statements of which are `torch_moe`."""
+
+    kind: Literal["mixture"]
+    parameters: MixtureParameters
 
 
 class BlockIndexerParameters(Parameters):
@@ -429,7 +423,7 @@ Pool = Compressor | PooledIndexer
 Templated = Norm | Rotary | Experts | BlockIndexer | Pool
 """Blocks that are generated from a template."""
 Block = Annotated[
-    Plain | Templated | Rope | Mlp | Attention | Scan | ScanModule | Loop | Mask,
+    Plain | Templated | Rope | Mlp | Mixture | Attention | Scan | ScanModule | Loop | Mask,
     Field(discriminator="kind"),
 ]
 

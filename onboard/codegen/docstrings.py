@@ -6,6 +6,7 @@ from onboard.analysis.spec_blocks import Block, Experts, Mlp, RMSNorm
 
 _CLASSES = {
     "attention": "Causal self-attention, [batch, seq, hidden] to the same.",
+    "mixture": "A router and its experts, which run together, in one op; [batch, seq, hidden] to the same.",
     "decoder_layer": "One decoder layer, [batch, seq, hidden] to the same.",
     "model": "Embedding, decoder layers and final norm.",
     "causal_lm": "The model with a language modeling head.",

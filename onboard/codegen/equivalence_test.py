@@ -16,7 +16,7 @@ from onboard import __version__
 from onboard.analysis.multimodal import is_under
 from onboard.analysis.recognise.compressors import COMPRESSOR, INDEXER
 from onboard.analysis.spec import ModelSpec
-from onboard.analysis.spec_blocks import Mask
+from onboard.analysis.spec_blocks import Mask, Mixture
 from onboard.analysis.tiny.tiny_model import load_config, tiny_config
 from onboard.codegen.format import format_python
 from onboard.codegen.measured import Measured
@@ -199,6 +199,8 @@ def _blocks(spec: ModelSpec, model: nn.Module, layers: dict[str, str]) -> dict[s
         if path not in spec.never_called
     ]
     whole = tuple(f"{path}." for path, name in named if kinds.get(name) in ("experts", INDEXER))
+    lists = {b.class_name: b.parameters.experts for b in spec.blocks if isinstance(b, Mixture)}
+    whole += tuple(f"{path}.{lists[name]}." for path, name in named if name in lists)
     kinds = {name: kind for name, kind in kinds.items() if kind not in (COMPRESSOR, INDEXER)}
     found = {
         path: kinds[name] for path, name in named if name in kinds and not path.startswith(whole)

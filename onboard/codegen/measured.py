@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
 from typing_extensions import TypeAliasType
 
-from onboard.analysis.spec_blocks import AttributePath, Identifier
+from onboard.untrusted.identifiers import AttributePath, Identifier
 
 Name = Annotated[str, Field(max_length=200)]
 ModulePath = Annotated[str, Field(max_length=500, pattern=r"^[A-Za-z0-9_.]*$")]

@@ -10,6 +10,7 @@ from onboard.analysis.spec_blocks import (
     Loop,
     LoopParameters,
     Mask,
+    Mixture,
     Rope,
     Scan,
     ScanModule,
@@ -50,6 +51,9 @@ def findings_of(spec: ModelSpec) -> Findings:
             block.class_name: block.parameters for block in blocks if isinstance(block, ScanModule)
         },
         loops=loops,
+        mixtures={
+            block.class_name: block.parameters for block in blocks if isinstance(block, Mixture)
+        },
         latents={
             block.class_name: block.parameters for block in attention if block.parameters.expand
         },

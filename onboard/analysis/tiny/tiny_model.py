@@ -91,12 +91,18 @@ def json_floats(value: Any) -> Any:
 def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
     """Return the tiny transformers model: float32, evaluation mode, eager attention, every
     parameter random.
+
+    Raises:
+        OnboardError: the code of a repository does not run.
     """
     small = tiny_config(config)
     model = build_small(small, seed)
     if not repository.is_installed(config.model_type) or runs_as_it_is(model):
         return model
-    return _with_kept_heads(config, seed) or model
+    if (kept := _with_kept_heads(config, seed)) is not None:
+        return kept
+    _refuse_own_code(model)
+    return model
 
 
 def _with_kept_heads(config: PretrainedConfig, seed: int) -> nn.Module | None:
@@ -255,6 +261,21 @@ def runs_as_it_is(model: nn.Module) -> bool:
         return False
     repository.give_masks(type(model))
     return True
+
+
+@torch.no_grad()
+def _refuse_own_code(model: nn.Module) -> None:
+    """Raise `OnboardError` with what a model's own code raises."""
+    inputs = from_zero(prompt(0, seed=3, tokens=vocabulary(model)))
+    try:
+        model(**inputs, attention_mask=torch.ones_like(inputs["input_ids"]), use_cache=False)
+    except OnboardError:
+        raise
+    except Exception as error:
+        raise OnboardError(
+            f"the model's own code fails on a small model of this config: {one_line(error)}",
+            hint="See whether it runs with the transformers that it was written for",
+        ) from error
 
 
 def begins_at_zero(model: nn.Module) -> bool:

@@ -4,7 +4,7 @@ inherited from, and refuses to compute.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Never
 
@@ -17,10 +17,11 @@ class Gone:
     """A name that was imported and is not there."""
 
     name: str
-    hint: str
+    hint: str | Callable[[], str]
+    """What to do; asked for when it is needed, where more than this may be missing by then."""
     __name__: str
 
-    def __init__(self, name: str, hint: str = "Use its own version") -> None:
+    def __init__(self, name: str, hint: str | Callable[[], str] = "Use its own version") -> None:
         self.__dict__.update(name=name, hint=hint, __name__=name.rpartition(".")[2])
 
     def __getattr__(self, leaf: str) -> Gone:
@@ -34,7 +35,8 @@ class Gone:
 
     def refuse(self) -> Never:
         """Raise `OnboardError`: what is not there is needed."""
-        raise OnboardError(f"the model's code uses {self.name}, which is not here", hint=self.hint)
+        hint = self.hint if isinstance(self.hint, str) else self.hint()
+        raise OnboardError(f"the model's code uses {self.name}, which is not here", hint=hint)
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         return (type(self.__name__, (), {"__init__": lambda item, *_, **__: self.refuse()}),)

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from onboard.hf.old import einops_forms
+from onboard.hf.old import attention_forms, einops_forms, recurrent_forms
 from onboard.hf.old.gone import Gone
 
 
@@ -36,6 +36,8 @@ FORMS: dict[str, Any] = {
     "timm.layers.drop_path": _first,
     "accelerate.init_empty_weights": contextlib.nullcontext,
     "transformers_stream_generator.init_stream_support": _nothing,
+    **attention_forms.FORMS,
+    **recurrent_forms.FORMS,
 }
 """What names of packages that are missing compute, in inference."""
 WHOLE = ("einops",)
@@ -54,7 +56,13 @@ class _Absent(ModuleType):
             raise AttributeError(leaf)
         full = f"{self.__name__}.{leaf}"
         package = full.split(".")[0]
-        return FORMS.get(full, Gone(full, f"pip install {package.replace('_', '-')}"))
+        return FORMS.get(full) or FORMS.get(f"{package}..{leaf}", Gone(full, _to_install))
+
+
+def _to_install() -> str:
+    """Return the command that installs every package that is stood in for in part."""
+    wanted = sorted(_FINDER.packages.difference(WHOLE))
+    return f"pip install {' '.join(name.replace('_', '-') for name in wanted)}"
 
 
 def is_missing(package: str) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from onboard.analysis.mixture_traits import MIXTURES
 from onboard.analysis.spec import LayerKind, ModelSpec
 from onboard.analysis.spec_blocks import Attention, Block
 
@@ -82,7 +83,7 @@ def _part(
     part = Part(
         name, inside[name].kind.replace("_", " "), inside[name].kind, inner=_once(list(under))
     )
-    if any(block.kind == "experts" for block in (inside[name], *under.values())):
+    if any(block.kind in MIXTURES for block in (inside[name], *under.values())):
         part.what, part.kind, part.experts = "mixture of experts", "experts", _experts(spec)
     elif part.kind == "attention":
         part.what, part.details = _attention(spec, kind, config, inside[name])

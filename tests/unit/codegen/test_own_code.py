@@ -362,3 +362,126 @@ def _written(state: Any) -> str:
         lines.append(f"    def {key}(self, {', '.join(parameters)}):")
         lines += ["        " + line for line in print_block(body).splitlines()]
     return "\n".join(lines)
+
+
+def test_modules_that_give_different_things_are_told_apart_by_their_class(
+    translate: Translate,
+) -> None:
+    text = """
+class Dense(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.proj = nn.Linear(config.size, config.size)
+
+    def forward(self, x):
+        return self.proj(x)
+
+
+class Routed(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.proj = nn.Linear(config.size, config.size)
+        self.gate = nn.Linear(config.size, 2)
+
+    def forward(self, x):
+        logits = self.gate(x)
+        return self.proj(x) * logits.sigmoid()[..., :1], (logits, logits.argmax(-1))
+
+
+class Layer(nn.Module):
+    def __init__(self, config, index):
+        super().__init__()
+        self.mlp = Routed(config) if index >= config.dense else Dense(config)
+
+    def forward(self, x):
+        y = self.mlp(x)
+        if isinstance(y, tuple):
+            y, router = y
+        else:
+            router = None
+        return x + y, router
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(config, index) for index in range(3)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)[0]
+        return x
+"""
+    config = {"size": 4, "dense": 1}
+    state, _, _ = translate(text, config, specialised=True)
+    own = {cls.__name__: each for cls, each in state.translator.states.items()}
+    layer = print_block(own["Layer"].methods["forward"].body)
+    assert "isinstance(self.mlp, Routed)" in layer
+    assert "tuple" not in layer
+    written = "\n\n\n".join(_written(own[name]) for name in ("Dense", "Routed", "Layer"))
+    ours, original = _made(f"{written}\n\n\n{_written(state)}", config), _made(text, config)
+    ours.load_state_dict(original.state_dict())
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(ours(x), original(x))
+
+
+def test_weights_that_the_first_forward_changes_are_computed_anew(translate: Translate) -> None:
+    text = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.head = nn.Linear(config.size, 5, bias=False)
+        self.norm_head = config.norm_head
+
+    def forward(self, x):
+        if self.norm_head:
+            self.head.weight.data = self.head.weight.data / self.head.weight.data.norm(dim=0)
+            y = nn.functional.linear(x, self.head.weight.data)
+            self.norm_head = False
+        else:
+            y = self.head(x)
+        return y
+"""
+    config = {"size": 4, "norm_head": True}
+    state, _, forward = translate(text, config, specialised=True)
+    assert ".data" not in forward
+    ours, original = _made(_written(state), config), _made(text, config)
+    ours.load_state_dict(original.state_dict())
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(3))
+    expected = original(x)
+    assert torch.equal(ours(x), expected)
+    assert torch.equal(ours(x), expected)  # nothing is left of the first one
+
+
+def test_scales_that_a_constructor_works_out_are_numbers_of_attention(translate: Translate) -> None:
+    text = """
+def magnitude(factor, given):
+    if factor <= 1:
+        return 1.0
+    return 0.1 * given * math.log(factor) + 1.0
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.scale = config.size ** -0.5
+        if config.scaling is not None:
+            if config.scaling.get("all", 0):
+                found = magnitude(config.scaling["factor"], config.scaling["all"])
+                self.scale = self.scale * found * found
+
+    def forward(self, x, mask=None):
+        q = x.new_empty(x.shape[0], 1, x.shape[1], x.shape[2] + 2)
+        q[:, :, :, : x.shape[2]] = x[:, None]
+        q[:, :, :, x.shape[2] :] = x[:, None, :, :2]
+        hidden = torch.triu(torch.full((x.shape[1], x.shape[1]), float("-inf")), 1)
+        scores = torch.matmul(q, q.transpose(2, 3)) * self.scale + hidden
+        return torch.matmul(nn.functional.softmax(scores, dim=-1), x[:, None])
+"""
+    config = {"size": 4, "scaling": {"factor": 8.0, "all": 1.0}}
+    state, _, forward = translate(text, config, specialised=True)
+    assert "torch_attention(q, q, x[:, None], None, 0.0, True, self.scale" in forward
+    assert "slice(" not in forward
+    written = text[: text.index("class Toy")] + _written(state)
+    x = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(_made(written, config)(x), _made(text, config)(x))

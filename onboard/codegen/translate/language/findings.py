@@ -8,7 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onboard.analysis.spec_blocks import AttentionParameters, LoopParameters, ScanModuleParameters
+from onboard.analysis.spec_blocks import (
+    AttentionParameters,
+    LoopParameters,
+    MixtureParameters,
+    ScanModuleParameters,
+)
 
 NORMS = ("rmsnorm", "layernorm", "l2norm")
 
@@ -53,6 +58,8 @@ class Findings:
     """Class -> the canonical op that its modules, which have no weights, are."""
     loops: Mapping[str, Sequence[LoopParameters]] = field(default_factory=dict)
     """Class -> the loops in its methods that are canonical ops."""
+    mixtures: Mapping[str, MixtureParameters] = field(default_factory=dict)
+    """Class -> the statements of its methods that send tokens to experts."""
     latents: Mapping[str, AttentionParameters] = field(default_factory=dict)
     """Class of latent attention -> the names of its parts."""
     masks: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -289,6 +289,10 @@ class Mechanism:
         """Write a loop in another way; True where that is done."""
         return None
 
+    def instead(self, statements: Sequence[ast.stmt], frame: Frame) -> Sequence[ast.stmt] | None:
+        """Write the first of some statements in another way; return those that are left."""
+        return None
+
     def decided(self, node: ast.If, frame: Frame) -> bool | None:
         """Return which side of a branch is taken for a reason of the mechanism's."""
         return None

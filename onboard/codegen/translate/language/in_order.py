@@ -99,6 +99,10 @@ class Mechanisms(Mechanism):
         """Write a loop in another way."""
         return _first(item.loop(node, frame) for item in self.each)
 
+    def instead(self, statements: Sequence[ast.stmt], frame: Frame) -> Sequence[ast.stmt] | None:
+        """Write the first of some statements in another way."""
+        return _first(item.instead(statements, frame) for item in self.each)
+
     def decided(self, node: ast.If, frame: Frame) -> bool | None:
         """Return which side of a branch is taken."""
         return _first(item.decided(node, frame) for item in self.each)

@@ -5,16 +5,23 @@ the stacks.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from onboard.analysis.recognise.mixtures import statements_of
+from onboard.analysis.source import find_method
+from onboard.analysis.spec_blocks import MixtureParameters
+from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.object_values import Instance, ModuleList
 from onboard.codegen.translate.language.trees.syntax import (
     Untranslatable,
     attribute,
     call,
     name,
+    op,
     same_code,
 )
+from onboard.codegen.translate.language.values import Code
 from onboard.render import render
 
 KIND = "experts"
@@ -157,3 +164,69 @@ def expert_class(class_name: str) -> str:
 def expert_text(class_name: str, parameters: Mapping[str, Any]) -> str:
     """Return the class of one expert's weights."""
     return render("model/expert.py.j2", name=expert_class(class_name), **parameters).strip()
+
+
+class Mixtures(Mechanism):
+    """Statements that send tokens to experts, which are modules of a list."""
+
+    def instead(self, statements: Sequence[ast.stmt], frame: Frame) -> Sequence[ast.stmt] | None:
+        """One op in their place."""
+        found = frame.cls and frame.translator.findings.mixtures.get(frame.cls.cls.__name__)
+        if not found or not statements or not _begins(found, statements[0], frame):
+            return None
+        frame.bind(found.result, Code(_mixed(found, frame)), statements[0])
+        last = statements[found.count - 1]
+        end = [ast.Return(name(found.result))] if isinstance(last, ast.Return) else []
+        return [*(ast.copy_location(item, last) for item in end), *statements[found.count :]]
+
+
+def _begins(found: MixtureParameters, statement: ast.stmt, frame: Frame) -> bool:
+    """Whether a statement is the first of those that the analysis found."""
+    assert frame.cls is not None
+    method = find_method(frame.cls.cls, found.method)
+    if method is None or frame.owner is not method[0]:
+        return False
+    every = list(statements_of(method[1].body))
+    if found.begin >= len(every):
+        raise Untranslatable(f"the statement {found.begin} of {found.method}, which has fewer")
+    first = every[found.begin]
+    return (first.lineno, first.col_offset) == (
+        getattr(statement, "lineno", 0),
+        getattr(statement, "col_offset", 0),
+    )
+
+
+def _mixed(found: MixtureParameters, frame: Frame) -> ast.expr:
+    """Return the op's call; note that it reads the weights of the experts."""
+    experts = frame.evaluate(attribute(name("self"), found.experts))
+    if not isinstance(experts, ModuleList):
+        raise Untranslatable(f"experts in self.{found.experts}, which is no list of modules")
+    layers = [found.gate, found.down, found.up]
+    for state in frame.translator.reached(Instance(experts.made, experts.expr)):
+        state.read_outside.update(layer for layer in layers if layer)
+    x, chosen, weights = (
+        frame.code(name(each)) for each in (found.x, found.indices, found.weights)
+    )
+    if not found.in_rows:
+        chosen, weights = (_in_rows(each, x) for each in (chosen, weights))
+    lists = [_each(experts, layer, "weight") for layer in layers]
+    biases = [_each(experts, layer, "bias") if layer else ast.Constant(None) for layer in layers]
+    settings = [ast.Constant(found.up is not None), ast.Constant(found.activation)]
+    return call(
+        op("torch_moe"), x, chosen, weights, *lists, *settings, *(biases if found.biased else [])
+    )
+
+
+def _in_rows(chosen: ast.expr, x: ast.expr) -> ast.expr:
+    """Return what is one after the other with a row for each token of `x` [tokens, hidden]."""
+    tokens = ast.Subscript(attribute(x, "shape"), ast.Constant(0), ast.Load())
+    return call(attribute(chosen, "reshape"), tokens, ast.Constant(-1))
+
+
+def _each(experts: ModuleList, layer: str | None, part: str) -> ast.expr:
+    """Return `[expert.layer.part for expert in experts]`, empty where there is no such layer."""
+    if layer is None:
+        return ast.List([], ast.Load())
+    element = attribute(name("expert"), layer, part)
+    loop = ast.comprehension(name("expert", store=True), experts.code(), [], 0)
+    return ast.ListComp(element, [loop])

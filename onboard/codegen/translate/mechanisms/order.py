@@ -18,6 +18,7 @@ from onboard.codegen.translate.mechanisms.attention.written import WrittenAttent
 from onboard.codegen.translate.mechanisms.axes import NamedAxes
 from onboard.codegen.translate.mechanisms.convolutions import CausalConvolutions
 from onboard.codegen.translate.mechanisms.counted_positions import CountedPositions
+from onboard.codegen.translate.mechanisms.experts import Mixtures
 from onboard.codegen.translate.mechanisms.loops import Loops
 from onboard.codegen.translate.mechanisms.numbers import Numbers
 from onboard.codegen.translate.mechanisms.recurrent import RecurrentMixers
@@ -33,6 +34,7 @@ MECHANISMS = Mechanisms(
         Padding(),
         UniformBatches(),
         Templates(),
+        Mixtures(),
         RescaledWeights(),
         Activations(),
         CountedPositions(),

@@ -183,15 +183,41 @@ class EmberMoE(nn.Module):
         self.shared_expert = EmberMLP(config, config.moe_intermediate_size)
 
     def forward(self, hidden_states):
-        scores = F.softmax(self.gate(hidden_states), dim=-1, dtype=torch.float32)
-        topk_weight, topk_idx = torch.topk(scores, self.top_k, dim=-1)
-        if self.norm_topk_prob:
+        identity = hidden_states
+        bsz, q_len, _ = hidden_states.shape
+        router_logits = self.gate(hidden_states.view(-1, hidden_states.shape[-1]))
+        scores = F.softmax(router_logits, dim=-1, dtype=torch.float32)
+        topk_weight, topk_idx = torch.topk(scores, self.top_k, dim=-1, sorted=False)
+        if self.top_k > 1 and self.norm_topk_prob:
             topk_weight = topk_weight / (topk_weight.sum(dim=-1, keepdim=True) + 1e-20)
-        weights = torch.zeros_like(scores).scatter(-1, topk_idx, topk_weight).to(hidden_states.dtype)
-        output = self.shared_expert(hidden_states)
-        for expert_idx, expert in enumerate(self.experts):
-            output = output + expert(hidden_states) * weights[..., expert_idx, None]
-        return output
+        hidden_states = hidden_states.view(-1, hidden_states.shape[-1])
+        flat_idx = topk_idx.view(-1)
+        if self.training:
+            hidden_states = hidden_states.repeat_interleave(self.top_k, dim=0)
+            y = torch.empty_like(hidden_states)
+            for i, expert in enumerate(self.experts):
+                y[flat_idx == i] = expert(hidden_states[flat_idx == i])
+            y = (y.view(*topk_weight.shape, -1) * topk_weight.unsqueeze(-1)).sum(dim=1)
+        else:
+            y = self.moe_infer(hidden_states, flat_idx, topk_weight.view(-1, 1))
+        y = y.view(bsz, q_len, -1) + self.shared_expert(identity)
+        return y, (router_logits.view(bsz, q_len, -1), topk_idx.view(bsz, q_len, -1))
+
+    @torch.no_grad()
+    def moe_infer(self, x, flat_idx, flat_weights):
+        cache = torch.zeros_like(x)
+        order = flat_idx.argsort()
+        ends = flat_idx.bincount().cpu().numpy().cumsum(0)
+        tokens = order // self.top_k
+        for i, end in enumerate(ends):
+            start = 0 if i == 0 else ends[i - 1]
+            if start == end:
+                continue
+            chosen = tokens[start:end]
+            out = self.experts[i](x[chosen])
+            out.mul_(flat_weights[order[start:end]])
+            cache.scatter_reduce_(0, chosen.view(-1, 1).repeat(1, x.shape[-1]), out, reduce="sum")
+        return cache
 
 
 class EmberDecoderLayer(nn.Module):
@@ -232,12 +258,18 @@ class EmberDecoderLayer(nn.Module):
         residual = hidden_states
         hidden_states = self.post_attention_layernorm(hidden_states)
         hidden_states = self.mlp(hidden_states)
+        if isinstance(hidden_states, tuple):
+            hidden_states, router_logits = hidden_states
+        else:
+            router_logits = None
         hidden_states = residual + hidden_states
         outputs = (hidden_states,)
         if output_attentions:
             outputs += (self_attn_weights,)
         if use_cache:
             outputs += (present_key_value,)
+        if kwargs.get("output_router_logits"):
+            outputs += (router_logits,)
         return outputs
 
 

@@ -15,6 +15,7 @@ from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Config,
     Global,
+    Instance,
     Repeated,
     Self,
     Super,
@@ -40,6 +41,8 @@ def _isinstance(expr: ast.expr, args: Args, frame: Frame) -> Value:
             return Known(cls in (tuple, list))
         case Mask(), _:
             return Known(False)
+        case Instance(), Global():
+            return plain_call(expr, args, static=True)
         case Code(static=False), Global(obj=cls):
             return Known(cls is torch.Tensor)
         case Code(static=False), Items(items=options):
@@ -84,6 +87,8 @@ def _hasattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
             return Known(frame.cls.has(key))
         case [Self(), Known(value=str())]:
             return plain_call(expr, args, static=True)
+        case [Global(obj=ModuleType() as module), Known(value=str() as key)]:
+            return Known(hasattr(module, key))
     return plain_call(expr, args, args.static())
 
 

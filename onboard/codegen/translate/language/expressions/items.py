@@ -244,3 +244,13 @@ def slice_code(node: ast.Slice, frame: Frame) -> ast.Slice:
         None if item is None else frame.code(item) for item in (node.lower, node.upper, node.step)
     ]
     return ast.Slice(*bounds)
+
+
+def index_code(node: ast.expr, frame: Frame) -> ast.expr:
+    """Return the code of an index, whose slices are written as such."""
+    match node:
+        case ast.Slice():
+            return slice_code(node, frame)
+        case ast.Tuple(elts=parts):
+            return ast.Tuple([index_code(part, frame) for part in parts], ast.Load())
+    return frame.code(node)

@@ -146,6 +146,8 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return _global_attribute(obj, attr, expr)
         case Output(fields=fields):
             return fields.get(attr, NONE)
+        case Instance(expr=expr) if f"{ast.unparse(expr)}.{attr}" in frame.env.values:
+            return frame.env.values[f"{ast.unparse(expr)}.{attr}"]  # as this forward left it
         case Instance(classes=(cls,), expr=expr) if frame.translator.translates(cls):
             return attribute_of(frame.translator.reached(owner)[0], attr, expr, frame)
         case Instance(classes=classes, expr=expr) if len(classes) > 1 and all(
@@ -157,6 +159,8 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return Code(attribute(expr, attr), static=all(each.is_static for each in values))
         case Mapping() | ModuleList():
             return Method(owner, attr)
+        case Code() if attr == "data" and frame.translator.specialised:
+            return owner  # nothing here has gradients
         case Code(expr=expr, masked=True) if attr in (*_OF_ANY_SHAPE, "shape"):
             return Code(attribute(expr, attr))
         case Code(expr=expr, transposed=True) if attr in _OF_ANY_SHAPE:
@@ -277,8 +281,14 @@ def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) ->
         case Config(obj=obj):
             return Config(path, obj)
         case Code(static=static, optional=optional):
-            return Code(path, static, optional=optional)
+            return Code(path, static or _is_number(state, attr, frame), optional=optional)
     return module_fact(attr) or _class_attribute(state, attr, path, frame)
+
+
+def _is_number(state: ClassState, attr: str, frame: Frame) -> bool:
+    """Whether what a constructor of repositories' code has worked out is a number in each module."""
+    made = [getattr(module, attr, None) for module in frame.translator.modules_of(state.cls)]
+    return frame.translator.specialised and {type(value) for value in made} in ({int}, {float})
 
 
 def _class_attribute(state: ClassState, attr: str, path: ast.expr, frame: Frame) -> Value:

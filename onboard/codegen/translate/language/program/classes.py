@@ -59,6 +59,7 @@ from onboard.codegen.translate.language.program.results import (
 from onboard.codegen.translate.language.program.supers import execute_inside
 from onboard.codegen.translate.language.state import ClassState, Restart, Routine
 from onboard.codegen.translate.language.statements.assign import refuse_growth, store_attribute
+from onboard.codegen.translate.language.statements.by_class import Differing
 from onboard.codegen.translate.language.statements.execute import RAISES, execute
 from onboard.codegen.translate.language.trees.local_lists import with_local_lists
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
@@ -249,9 +250,7 @@ class Translator(Program):
         if not all(same_call(results[0], result) for result in results):
             if (plain := same_code_of(results)) is not None:
                 return plain
-            raise Untranslatable(
-                f"{ast.unparse(module.expr)}, whose classes take different arguments"
-            )
+            raise Differing(own)
         return self.mechanisms.given(results[0], module) or results[0]
 
     def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value:

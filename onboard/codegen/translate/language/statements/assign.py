@@ -8,6 +8,7 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from onboard.codegen.translate.language.expressions import objects
+from onboard.codegen.translate.language.expressions.items import index_code
 from onboard.codegen.translate.language.forms import COMPLEX, MAYBE, ROWS, SEVERAL_ROWS
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole, Result
@@ -47,6 +48,13 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             value=ast.Attribute(value=ast.Name(id="self"), attr=attr), attr="data"
         ) if frame.kind == "forward" and frame.translator.specialised:
             _remember(attr, frame.settle(value), frame)
+        case ast.Attribute(
+            value=ast.Attribute(
+                value=ast.Attribute(value=ast.Name(id="self"), attr=part), attr=attr
+            ),
+            attr="data",
+        ) if frame.kind == "forward" and frame.translator.specialised:
+            _remember(f"{part}.{attr}", frame.settle(value), frame)
         case ast.Attribute(value=owner, attr=attr) if _is_so_already(owner, attr, value, frame):
             return
         case ast.Attribute(attr="generation_config"):
@@ -317,7 +325,7 @@ def _may_remember(attr: str, frame: Frame) -> bool:
 def _remember(attr: str, value: Value, frame: Frame) -> None:
     """Hold what a forward assigns to an attribute in a local variable."""
     if isinstance(value, Code) and not value.lazy:
-        variable = frame.fresh(attr.strip("_"))
+        variable = frame.fresh(attr.strip("_").replace(".", "_"))
         frame.bind(variable, value)
         value = frame.env.values[variable]
     frame.env.values[f"self.{attr}"] = value
@@ -382,7 +390,7 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
             raise Widened(target.value.id)
         frame.bind(target.value.id, Code(owner.code()), origin)
         owner = frame.env.values[target.value.id]
-    index = frame.code(target.slice) if not isinstance(target.slice, ast.Slice) else target.slice
+    index = index_code(target.slice, frame)
     frame.emit(ast.Assign([ast.Subscript(owner.code(), index, ast.Store())], value.code()), origin)
     if isinstance(owner, ModuleList) and isinstance(value, Instance):
         place = ast.unparse(target.value)

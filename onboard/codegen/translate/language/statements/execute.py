@@ -16,12 +16,13 @@ from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import Closure
 from onboard.codegen.translate.language.statements import lists
 from onboard.codegen.translate.language.statements.assign import Grows, Widened, store
+from onboard.codegen.translate.language.statements.by_class import Differing, by_class
 from onboard.codegen.translate.language.statements.first_calls import is_made_first
 from onboard.codegen.translate.language.statements.joins import joined_env, note_conditional
 from onboard.codegen.translate.language.trees import selection
 from onboard.codegen.translate.language.trees.mapped import each_mapped
 from onboard.codegen.translate.language.trees.skips import without_continue
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, name, works_in_place
 from onboard.codegen.translate.language.values import (
     NONE,
     Code,
@@ -37,12 +38,17 @@ GOES_ON, RETURNS, RAISES = "goes on", "returns", "raises"
 def execute(statements: Sequence[ast.stmt], frame: Frame) -> str:
     """Execute statements; return how they end (`GOES_ON`, `RETURNS`, `RAISES`)."""
     for index, statement in enumerate(statements):
+        if (left := frame.mechanisms.instead(statements[index:], frame)) is not None:
+            return execute(left, frame)
         handler = _STATEMENTS.get(type(statement))
         if handler is None:
             raise Untranslatable(
                 f"{type(statement).__name__} at {frame.source.location(statement)}"
             )
-        ending = handler(statement, frame)
+        try:
+            ending = handler(statement, frame)
+        except Differing as error:
+            return execute(by_class(error, statements[index:], frame), frame)
         if ending is not None:
             return str(ending)
         if (rest := frame.mechanisms.rest(statement, statements[index + 1 :], frame)) is not None:
@@ -54,7 +60,8 @@ def _assign(node: ast.Assign, frame: Frame) -> None:
     try:
         value = frame.evaluate(each_mapped(node))
     except Untranslatable as error:
-        if frame.branches or not all(isinstance(target, ast.Name) for target in node.targets):
+        plain = all(isinstance(target, ast.Name) for target in node.targets)
+        if frame.branches or not plain or isinstance(error, Differing):
             raise
         value = Unread(str(error))
     for target in node.targets:
@@ -98,18 +105,11 @@ def _expr(node: ast.Expr, frame: Frame) -> None:
         case ast.Call(func=ast.Attribute(value=ast.Name(id=variable))) if (
             isinstance(value, Code) and value.lazy
         ):
-            if _in_place(node.value):
+            if works_in_place(node.value):
                 frame.env.values[variable] = value
             return
-    if isinstance(value, Code) and isinstance(value.expr, ast.Call) and _in_place(value.expr):
+    if isinstance(value, Code) and isinstance(value.expr, ast.Call) and works_in_place(value.expr):
         frame.emit(ast.Expr(value.expr), node)
-
-
-def _in_place(node: ast.Call) -> bool:
-    return isinstance(node.func, ast.Attribute) and (
-        (node.func.attr.endswith("_") and not node.func.attr.endswith("__"))
-        or node.func.attr == "append"
-    )
 
 
 def _return(node: ast.Return, frame: Frame) -> str:

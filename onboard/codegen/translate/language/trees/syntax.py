@@ -76,3 +76,11 @@ class _Rename(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
         return name(self.new) if node.id == self.old else node
+
+
+def works_in_place(node: ast.Call) -> bool:
+    """Whether a call of a method changes its owner, by its name."""
+    return isinstance(node.func, ast.Attribute) and (
+        (node.func.attr.endswith("_") and not node.func.attr.endswith("__"))
+        or node.func.attr == "append"
+    )

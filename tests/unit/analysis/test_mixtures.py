@@ -1,0 +1,74 @@
+"""Experts in a list are recognised by what the code around them computes, in whatever way it does."""
+
+from __future__ import annotations
+
+import ast
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from onboard.analysis.recognise.mixtures import probe_mixture, statements_of
+from onboard.analysis.recognise.recorder import ModuleCall
+from onboard.analysis.source import find_method
+from tests.support import expert_loops
+
+
+def _called(module: nn.Module, seed: int) -> ModuleCall:
+    x = torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        return ModuleCall((x,), {}, module(x))
+
+
+def _made(kind: type[nn.Module]) -> tuple[nn.Module, int]:
+    seed = random.randrange(2**31)
+    print(kind.__name__, "seed", seed)
+    torch.manual_seed(seed)
+    return kind().eval(), seed
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "names"),
+    [
+        (expert_loops.Masked, "forward", ("flat", "chosen", "weights", "y")),
+        (expert_loops.OneHot, "forward", ("hidden_states", "selected", "weights", "final")),
+        (expert_loops.Counted, "infer", ("x", "ids", "weight", "result")),
+        (expert_loops.Flat, "infer", ("x", "flat", "weights", "cache")),
+        (expert_loops.Biased, "forward", ("flat", "chosen", "weights", "y")),
+        (expert_loops.PlainBiased, "forward", ("flat", "chosen", "weights", "y")),
+    ],
+)
+def test_a_loop_over_experts_is_recognised(
+    kind: type[nn.Module], method: str, names: tuple[str, ...]
+) -> None:
+    module, seed = _made(kind)
+    found = probe_mixture(module, [_called(module, seed)])
+    assert found is not None
+    facts = found.parameters
+    assert (facts["method"], facts["experts"]) == (method, "experts")
+    assert tuple(facts[role] for role in ("x", "indices", "weights", "result")) == names
+    assert facts["in_rows"] is (kind is not expert_loops.Flat)
+    assert facts["biased"] is (kind in (expert_loops.Biased, expert_loops.PlainBiased))
+    plain = kind is expert_loops.PlainBiased
+    layers = ("fc_in", "fc_out", None) if plain else ("w1", "w2", "w3")
+    assert (facts["gate"], facts["down"], facts["up"]) == layers
+    assert facts["activation"] == ("gelu" if plain else "silu")
+    method_of = find_method(kind, method)
+    assert method_of is not None
+    first = list(statements_of(method_of[1].body))[facts["begin"]]
+    assert isinstance(first, ast.Assign | ast.AnnAssign)  # what the loop fills stands inside
+
+
+@pytest.mark.parametrize("kind", [expert_loops.Crowded, expert_loops.Squared])
+def test_what_computes_something_else_is_not(kind: type[nn.Module]) -> None:
+    module, seed = _made(kind)
+    assert probe_mixture(module, [_called(module, seed)]) is None
+
+
+def test_experts_that_differ_are_none() -> None:
+    module, seed = _made(expert_loops.Masked)
+    experts = module.get_submodule("experts")
+    assert isinstance(experts, nn.ModuleList)
+    experts[1] = expert_loops.PlainExpert(8, 12)
+    assert probe_mixture(module, [_called(module, seed)]) is None
