@@ -36,6 +36,8 @@ _CONFIGS: dict[str, Any] = {}
 
 AlibiSlopes = torch.Tensor
 """ALiBi's slopes [heads], where transformers passes the bias that they make."""
+FoldedHeads = torch.Tensor
+"""[batch, sequence, heads, dim], where transformers passes [batch * heads, sequence, dim]."""
 
 
 @dataclass(frozen=True)

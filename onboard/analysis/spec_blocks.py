@@ -394,9 +394,10 @@ class Loop(_Block):
     parameters: LoopParameters
 
 
-MaskKind = Literal["added", "window", "window+1", "seen", "ones"]
+MaskKind = Literal["added", "window", "window+1", "seen", "hidden", "ones"]
 """A mask that is added to scores, one that hides what lies before the config's window, too, or what
-lies before that and one key more, one that is true of the keys that a query sees, one of ones, of
+lies before that and one key more, one that is true of the keys that a query sees, one that is true
+of the others, one of ones, of
 padding.
 """
 

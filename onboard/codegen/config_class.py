@@ -82,6 +82,7 @@ def plain_config_class(config_class: type[PretrainedConfig]) -> str:
         "",
         *init.splitlines(),
     ]
+    body += [line for made in writer.properties() for line in ("", *made.splitlines())]
     return "\n".join(
         [
             f"class {config_class.__name__}(PlainConfig):",
@@ -137,6 +138,26 @@ class _Writer:
         return ast.FunctionDef(
             "__init__", arguments, self._block(node.body), [], ast.Constant(None), None
         )
+
+    def properties(self) -> list[str]:
+        """Return the text of the properties that compute a value; others nothing can read."""
+        found = [
+            node
+            for node in class_node(self.config_class).body
+            if isinstance(node, ast.FunctionDef)
+            and [ast.unparse(item) for item in node.decorator_list] == ["property"]
+        ]
+        return [text for node in found if (text := self._property(node)) is not None]
+
+    def _property(self, node: ast.FunctionDef) -> str | None:
+        match [item for item in node.body if not _is_text(item)]:
+            case [ast.Return(value=ast.expr() as value)]:
+                try:
+                    self._check(value)
+                except OnboardError:
+                    return None
+                return f"@property\ndef {node.name}(self):\n    return {ast.unparse(value)}"
+        return None
 
     def _block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
         return [kept for item in statements for kept in self._statement(item)]
@@ -211,6 +232,10 @@ class _Writer:
         return _refusal(
             self.config_class, f"line {getattr(node, 'lineno', 0)}: {ast.unparse(node)[:60]!r}"
         )
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _is_plain(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import keyword
 import re
@@ -47,6 +48,7 @@ _NOT_ARCHITECTURE = {
     "architectures",
     "auto_map",
     "dtype",
+    "gradient_checkpointing",
     "model_type",
     "torch_dtype",
     "transformers_version",
@@ -69,7 +71,7 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | No
 def measure_model(spec: ModelSpec) -> Measured:
     """Build the small model without memory; return what the tests need of it."""
     config = tiny_config(load_config(spec.config))
-    model = _meta_model(spec, config)
+    model = _meta_model(spec, copy.deepcopy(config))  # constructors may change theirs
     layers, codebooks = _layers(spec, model), codebooks_of(model)
     return Measured(
         config=_arguments(config, spec.config),

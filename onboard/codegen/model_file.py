@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from copy import deepcopy
 from importlib import import_module
 from typing import Any
 
@@ -20,6 +19,7 @@ from onboard.analysis.spec_blocks import Block
 from onboard.analysis.tiny.tiny_model import (
     build_small,
     load_config,
+    made_with,
     one_line,
     tiny_config,
 )
@@ -145,13 +145,11 @@ def _translated(translator: Translator) -> ClassState:
 
 def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     """Return a translator of a spec's architecture and the tiny model that it looks at."""
-    small = tiny_config(load_config(spec.config))
-    made_with = deepcopy(small)  # constructors of repositories' code may change theirs
-    model = build_small(small)
+    model = build_small(tiny_config(load_config(spec.config)))
     if type(model).__name__ != spec.architecture:
         raise OnboardError(f"the spec says {spec.architecture}, its config {type(model).__name__}")
     own_code = spec.repository is not None
-    config = made_with if own_code else None
+    config = made_with(model) if own_code else None
     return Translator(model, findings_of(spec), MECHANISMS, config, specialised=own_code), model
 
 
@@ -289,7 +287,7 @@ def _imports(
     }
     own_names = [
         name
-        for name in ("AlibiSlopes", "Codebooks", LINEAR, FUNCTION)
+        for name in ("AlibiSlopes", "FoldedHeads", "Codebooks", LINEAR, FUNCTION)
         if any(name in block for block in blocks)
     ]
     modeling = sorted(["CausalLMOutput", "register_causal_lm", *own_names])

@@ -5,6 +5,7 @@ weights.
 from __future__ import annotations
 
 import ast
+import copy
 import dataclasses
 import re
 from collections.abc import Sequence
@@ -34,7 +35,10 @@ def hf_causal_lm(
     """Return Hugging Face's model with eager attention and random weights everywhere."""
     with without_missing_towers():
         model: nn.Module = model_class._from_config(
-            config, attn_implementation="eager", dtype=getattr(torch, dtype)
+            # Constructors of repositories' code may change theirs
+            copy.deepcopy(config),
+            attn_implementation="eager",
+            dtype=getattr(torch, dtype),
         )
     randomize_(model, seed)
     return with_tokens(model).to(device).eval()  # type: ignore[no-any-return]

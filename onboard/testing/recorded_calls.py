@@ -97,6 +97,10 @@ class Call:
         for position, (name, parameter) in enumerate(parameters.items()):
             if name in self.arguments and parameter.annotation == "AlibiSlopes":
                 arguments[name] = alibi_slopes(self.arguments[name])
+            elif name in self.arguments and parameter.annotation == "FoldedHeads":
+                arguments[name] = _heads_apart(
+                    self.arguments[name], len(self.arguments["position_ids"])
+                )
             elif name in self.arguments:
                 value = self.arguments[name]
                 if position and not looked_up:
@@ -132,6 +136,11 @@ def alibi_slopes(bias: torch.Tensor) -> torch.Tensor:
     return steps[:heads]
 
 
+def _heads_apart(folded: torch.Tensor, batch: int) -> torch.Tensor:
+    """Return [batch, sequence, heads, dim] of [batch * heads, sequence, dim]."""
+    return folded.view(batch, -1, *folded.shape[1:]).transpose(1, 2)
+
+
 def _comparable(actual: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return both as they are, but of chosen keys those that count; both as masks where one of them
     is a mask.
@@ -148,6 +157,8 @@ def _for_each_row(expected: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
     Given one row of positions without a batch, [sequence], its block may add a batch of one, which
     ours does not.
     """
+    if expected.dim() == 3 and actual.dim() == 4 and len(expected) == len(actual) * actual.shape[2]:
+        return _heads_apart(expected, len(actual))
     if expected.dim() == 3 and expected.shape == (1, *actual.shape):
         return expected[0]
     once = actual.dim() == 3 and expected.shape in (actual.shape[1:], (1, *actual.shape[1:]))

@@ -82,6 +82,11 @@ def _laid_out_as(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     # A norm of heads: generated attention applies it before it swaps dimensions.
     if target.dim() == 4 and output.shape == target.transpose(1, 2).shape:
         return target.transpose(1, 2)
+    # Batch and heads, which old attention has as one dimension.
+    if target.dim() == 3 and output.dim() == 4:
+        batch, sequence, heads, size = output.shape
+        if target.shape == (batch * heads, sequence, size):
+            return target.view(batch, heads, sequence, size).transpose(1, 2)
     # One row of positions, which transformers counted for the whole batch.
     if target.shape in (output.shape[1:], (1, *output.shape[1:])):
         return target.expand_as(output)

@@ -26,7 +26,7 @@ from tests.support.hostile import places_of, put_attempts
 from tests.support.remote_models import save_remote
 from tests.support.walls import consent, standing, take_away
 
-STYLES = ["fused2023", "biased2023", "sdpa2024", "moe2024", "modern"]
+STYLES = ["fused2023", "biased2023", "slopes2023", "sdpa2024", "moe2024", "modern"]
 
 
 @pytest.mark.slow

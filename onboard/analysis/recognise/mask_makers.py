@@ -20,9 +20,10 @@ from transformers import modeling_attn_mask_utils
 from onboard.analysis.tiny.tiny_model import prompts
 from onboard.hf.architecture import text_config
 
-_FAR_BELOW = -1e3
+_ALONE = (["added"], ["window"], ["window+1"], ["hidden"])
+"""Kinds of masks that a function may return alone."""
+FAR_BELOW = -1e3
 """What a mask adds to scores that do not count is this or less."""
-_ADDED = (["added"], ["window"], ["window+1"])
 
 
 def mask_makers(model: nn.Module) -> dict[str, list[str]]:
@@ -31,14 +32,15 @@ def mask_makers(model: nn.Module) -> dict[str, list[str]]:
 
     A mask is [batch or 1, 1, sequence, sequence], zero at and before a query's position and far
     below zero after it ("added"), or before the config's window, too ("window"; "window+1": one key
-    more is seen). Whoever makes it does so in each of the prompts. A function may also return a pair
-    where each prompt has a mask of padding: that one ("ones") and a causal one [batch, sequence,
-    sequence] that is true at and before a query's position ("seen").
+    more is seen), or it is true after it ("hidden"). Whoever makes it does so in each of the
+    prompts. A function may also return a pair where each prompt has a mask of padding: that one
+    ("ones") and a causal one [batch, sequence, sequence] that is true at and before a query's
+    position ("seen").
     """
     alone, beside = (_returned(model, padding=padding) for padding in (False, True))
     pairs = {name: kinds for name, kinds in beside.items() if sorted(kinds) == ["ones", "seen"]}
     return dict(
-        sorted(({name: kinds for name, kinds in alone.items() if kinds in _ADDED} | pairs).items())
+        sorted(({name: kinds for name, kinds in alone.items() if kinds in _ALONE} | pairs).items())
     )
 
 
@@ -66,6 +68,8 @@ def _kinds(value: Any, window: int | None) -> list[str]:
     for kind, width in _widths(window).items():
         if is_causal_mask(value, width):
             return [kind]
+    if is_hiding_mask(value):
+        return ["hidden"]
     return [_kind(item) for item in value] if isinstance(value, tuple) else [""]
 
 
@@ -95,7 +99,16 @@ def is_causal_mask(value: Any, width: int | None = None) -> bool:
     hidden = torch.ones(queries, keys, dtype=torch.bool).triu(1)
     if width is not None:
         hidden |= torch.ones_like(hidden).tril(-width)
-    return bool((value[..., hidden] <= _FAR_BELOW).all()) and bool((value[..., ~hidden] == 0).all())
+    return bool((value[..., hidden] <= FAR_BELOW).all()) and bool((value[..., ~hidden] == 0).all())
+
+
+def is_hiding_mask(value: Any) -> bool:
+    """Whether a value is true of the keys after each query, of more than one."""
+    if not (isinstance(value, torch.Tensor) and value.dtype == torch.bool and value.dim() == 4):
+        return False
+    _, heads, queries, keys = value.shape
+    square = heads == 1 and queries == keys > 1
+    return square and bool((value == torch.ones_like(value).triu(1)).all())
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 
+from onboard.analysis.recognise.mask_makers import FAR_BELOW
 from onboard.analysis.recognise.recorder import Recording
 from onboard.analysis.spec import Trait
 from onboard.verify.tolerances import SAME
@@ -31,14 +32,24 @@ def deviation(bias: torch.Tensor) -> float | None:
     """Return how far a tensor [..., heads, queries, keys] is from slopes times positions, relative
     to its size.
 
-    None for what is no bias: whole numbers, fewer than three dimensions, the same for all heads or
-        all keys.
+    Keys after each query may be masked in it. None for what is no bias: whole numbers, fewer than
+        three dimensions, the same for all heads or all keys.
     """
     if not bias.is_floating_point() or bias.dim() < 3 or bias.shape[-1] < 3:
         return None
-    steps = bias.double().diff(dim=-1)
-    slopes = steps[..., 0, 0].flatten()
-    if not steps.any() or len(set(slopes.tolist())) < 2:
+    seen = _seen(bias)
+    steps = torch.where(seen, bias.double(), 0).diff(dim=-1)
+    first = steps[..., -1:, :1]
+    if not steps.any() or len(set(first.flatten().tolist())) < 2:
         return None
-    size = bias.double().abs().max()
-    return float((steps - steps[..., :1, :1]).abs().max() / size)
+    both = seen[..., 1:] & seen[..., :-1]
+    size = torch.where(seen, bias.double(), 0).abs().max()
+    return float(torch.where(both, steps - first, 0).abs().max() / size)
+
+
+def _seen(bias: torch.Tensor) -> torch.Tensor:
+    """Return which keys each query sees, in the shape of a bias: all, or none that is later."""
+    every = torch.ones_like(bias, dtype=torch.bool)
+    later = every.triu(1)
+    masked = bias.shape[-2] == bias.shape[-1] and bool((bias[later] <= FAR_BELOW).all())
+    return ~later if masked else every

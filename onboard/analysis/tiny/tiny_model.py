@@ -4,6 +4,7 @@ at.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -119,7 +120,11 @@ def _with_kept_heads(config: PretrainedConfig, seed: int) -> nn.Module | None:
 
 
 def build_small(small: PretrainedConfig, seed: int = 0) -> nn.Module:
-    """Return the model of a config that is small already, as `build_tiny` does."""
+    """Return the model of a config that is small already, as `build_tiny` does.
+
+    What the config was before the model's constructor, which may change it, is `made_with(model)`.
+    """
+    before = copy.deepcopy(small)
     try:
         model = build_reference(small, attn_implementation="eager", dtype=torch.float32)
     except OnboardError:
@@ -129,7 +134,13 @@ def build_small(small: PretrainedConfig, seed: int = 0) -> nn.Module:
             f"transformers cannot build {small.model_type}: {one_line(error)}"
         ) from error
     randomize(model, seed)
+    vars(model)["made_with"] = before
     return model.eval().requires_grad_(False)  # type: ignore[no-any-return]
+
+
+def made_with(model: nn.Module) -> Any:
+    """Return the config that a small model was made with."""
+    return vars(model)["made_with"]
 
 
 def randomize(model: nn.Module, seed: int, center: float = _NORM) -> None:

@@ -37,6 +37,14 @@ class ThisConfig(PretrainedConfig):
         super(ThisConfig, self).__init__(**kwargs)
     def _check(self):
         pass
+    @property
+    def whole(self):
+        # What all layers have
+        return self.size * self.n_layer
+    @property
+    def odd(self):
+        print("this")
+        return 1
 """
 
 _NUMBERS = itertools.count()
@@ -56,6 +64,16 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield make
     for name in [name for name in sys.modules if name.startswith("this_configuration_")]:
         del sys.modules[name]
+
+
+def test_properties_that_compute_a_value_come_along(make: Any) -> None:
+    config_class = make("pass")
+    names: dict[str, Any] = {"PlainConfig": PlainConfig}
+    exec(plain_config_class(config_class), names)
+    values = {"size": 8, "n_layer": 5}
+    ours = names["ThisConfig"].from_dict(values)
+    assert ours.whole == config_class(**values).whole == 40
+    assert not hasattr(ours, "odd")
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,9 @@ KEYS = "keys"
 in them (ALiBi).
 """
 
+QUERIES = "queries"
+"""Form of numbers that count queries, the same for all keys of each, in such a model."""
+
 ONES = "ones"
 """Form of a vector that was made of ones, one for each text."""
 

@@ -38,8 +38,12 @@ class CountedPositions(Mechanism):
         match index:
             case Code(form=str() as form) if form == POSITIONS:
                 return owner
-            case Code(expr=ast.Slice(lower=None | ast.Constant(value=0)), static=False):
+            case _ if _is_cut(index):
                 return owner
+            case Items(items=(Known(value=slice() as every), cut, *rest)) if every == slice(None):
+                # A dimension of size one is before the rows: generated code has the batch there
+                if _is_cut(cut) and all(isinstance(part, Known) for part in rest):
+                    return owner
         return None
 
     def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
@@ -48,6 +52,14 @@ class CountedPositions(Mechanism):
             if isinstance(rows, Code) and rows.form == ROWS and other.is_static:
                 return Code(ast.BinOp(left.code(), op, right.code()), form=ROWS)
         return None
+
+
+def _is_cut(index: Value) -> bool:
+    """Whether an index is that of as many rows as are known at run time."""
+    match index:
+        case Code(expr=ast.Slice(lower=None | ast.Constant(value=0), step=None), static=False):
+            return True
+    return False
 
 
 def _of_rows(function: Any, expr: ast.expr, args: Args) -> Value | None:
@@ -83,7 +95,8 @@ def positions(frame: Frame) -> Code | None:
     A forward that does not get `position_ids` is given them by its callers, see `Translator`.
     """
     program = frame.translator
-    helper = frame.kind == "function" and program.specialised
+    # What a helper counts in a model with ALiBi is keys, see `biases`
+    helper = frame.kind == "function" and program.specialised and not program.findings.alibi
     if not (frame.kind == "forward" or helper) or not program.counts_positions:
         return None
     if program.writes_positions:

@@ -13,6 +13,9 @@ from onboard.codegen.translate.mechanisms.attention.folded import FoldedHeads
 from onboard.codegen.translate.mechanisms.attention.indexer import LightningIndexer
 from onboard.codegen.translate.mechanisms.attention.latent import LatentAttention
 from onboard.codegen.translate.mechanisms.attention.repeats import RepeatedHeads
+from onboard.codegen.translate.mechanisms.attention.sdpa import CausalSdpa
+from onboard.codegen.translate.mechanisms.attention.slopes import Slopes
+from onboard.codegen.translate.mechanisms.attention.text_lengths import TextLengths
 from onboard.codegen.translate.mechanisms.attention.windows import Windows
 from onboard.codegen.translate.mechanisms.attention.written import WrittenAttention
 from onboard.codegen.translate.mechanisms.axes import NamedAxes
@@ -39,13 +42,16 @@ MECHANISMS = Mechanisms(
         Activations(),
         CountedPositions(),
         CutTables(),
+        TextLengths(),
         NamedAxes(),
         Numbers(),
         # What begins like attention's scores and becomes something else comes before these.
         LightningIndexer(),
         WrittenAttention(),
+        CausalSdpa(),
         RepeatedHeads(),
         Windows(),
+        Slopes(),
         PositionBiases(),
         FoldedHeads(),
         ChosenKeys(),

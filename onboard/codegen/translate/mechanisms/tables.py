@@ -8,15 +8,18 @@ in what is left, it has one row for each token, which are those of positions tha
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from onboard.codegen.translate.language.args import Args, plain_call
+from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
 from onboard.codegen.translate.language.forms import POSITIONS, ROWS
 from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.trees.casts import without_casts
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute
 from onboard.codegen.translate.language.values import Code, Items, Known, Value
 from onboard.codegen.translate.mechanisms.counted_positions import positions
@@ -69,6 +72,17 @@ def cut_axis(owner: Value, index: Value, table: torch.Tensor) -> int | None:
     return None
 
 
+def _bounds_written_out(index: Value, frame: Frame) -> Value:
+    """Return an index whose bounds have no variables that are assigned once."""
+    match index:
+        case Items(items=items):
+            return Items(tuple(_bounds_written_out(item, frame) for item in items))
+        case Code(expr=ast.Slice() as bounds, static=False):
+            written = WrittenOut(local_values(frame)).visit(deepcopy(bounds))
+            return replace(index, expr=written)
+    return index
+
+
 def _is_of_text(lower: ast.expr | None, upper: ast.expr | None) -> bool:
     """Whether rows are the first ones, or the last `b` of `a`, as `a - b : a`: those of a text."""
     match lower:
@@ -91,8 +105,9 @@ def table_of(owner: Value, frame: Frame) -> torch.Tensor | None:
     """Return the floating-point tensor, not a parameter, that an attribute of `self` is in the
     small model's modules.
     """
-    match owner:
-        case Code(expr=ast.Attribute(value=ast.Name(id="self"), attr=attr), static=False) if (
+    bare = without_casts(owner.expr) if isinstance(owner, Code) and not owner.static else None
+    match bare:
+        case ast.Attribute(value=ast.Name(id="self"), attr=attr) if (
             frame.kind == "forward" and frame.cls is not None
         ):
             found = [getattr(m, attr, None) for m in frame.translator.modules_of(frame.cls.cls)]
@@ -118,6 +133,8 @@ class CutTables(Mechanism):
             return _looked_up(owner, index)
         if (table := table_of(owner, frame)) is None:
             return None
+        if frame.translator.specialised:
+            index = _bounds_written_out(index, frame)
         axis = cut_axis(owner, index, table)
         if axis is None:
             return None

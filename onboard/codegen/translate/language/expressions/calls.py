@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import copy
 import importlib.util
-import math
 from collections import UserDict
 from dataclasses import replace
 from importlib.util import find_spec
@@ -36,7 +35,6 @@ from onboard.codegen.translate.language.object_values import (
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute
 from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Value
 
-_OF_LENGTHS = (math.log, math.log2, math.ceil, math.floor)
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
 _IDENTITIES = (nn.Dropout, nn.Identity)
 _PLACES = ("device", "dtype")
@@ -188,12 +186,6 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
     if obj is importlib.util.find_spec and args.known():
         spec = find_spec(*(item.value for item in args.positional))  # type: ignore[attr-defined]
         return NONE if spec is None else Global(spec, expr)
-    forward = frame.translator.specialised and frame.kind == "forward"
-    if forward and obj in _OF_LENGTHS and not args.static():
-        raise Untranslatable(
-            "a number that depends on the text's length, as dynamic NTK has it: a cache holds "
-            "texts of several lengths"
-        )
     if objects.asks_for_package(obj):
         return Known(False)  # kernels of other packages: generated code has its own
     if getattr(obj, "__module__", None) in ("transformers.initialization", "torch.nn.init"):

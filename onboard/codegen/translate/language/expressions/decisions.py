@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -24,8 +25,15 @@ def decided_here(test: Value, frame: Frame) -> bool | None:
     except Untranslatable:
         return None
     for reason in reasons:
-        frame.translator.guard(reason, frame)
+        if not (frame.translator.specialised and _holds_always(reason, frame)):
+            frame.translator.guard(reason, frame)
     return chosen
+
+
+def _holds_always(reason: ast.expr, frame: Frame) -> bool:
+    """Whether a condition reads nothing but the modeling file's own names, `torch.float16` say."""
+    names = {item.id for item in ast.walk(reason) if isinstance(item, ast.Name)}
+    return names <= frame.source.namespace.keys() - frame.env.values.keys()
 
 
 def decided_by_modules(node: ast.expr, test: Value, frame: Frame, config: Any) -> bool:
@@ -48,6 +56,25 @@ def decided_by_modules(node: ast.expr, test: Value, frame: Frame, config: Any) -
     if len(values) != 1:
         raise Untranslatable(f"the condition {ast.unparse(node)}, which differs between layers")
     return values.pop()
+
+
+def same_number(left: Value, right: Value, frame: Frame) -> bool:
+    """Whether two run-time values are the same code, variables that are assigned once written
+    out.
+    """
+    if type(left) is not Code or type(right) is not Code:
+        return False
+    values = local_values(frame)
+    one, other = (WrittenOut(values).visit(deepcopy(side.expr)) for side in (left, right))
+    names = {item.id for item in ast.walk(one) if isinstance(item, ast.Name)}
+    stored = {
+        item.id
+        for body in (*frame.outer, frame.out)
+        for statement in body
+        for item in ast.walk(statement)
+        if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)
+    }
+    return ast.dump(one) == ast.dump(other) and not names & stored
 
 
 def is_of_config(expr: ast.expr) -> bool:
@@ -163,23 +190,32 @@ def written_out(expr: ast.expr, frame: Frame) -> ast.expr:
     """
     if frame.kind != "init":
         return expr
+    return WrittenOut(local_values(frame)).visit(deepcopy(expr))  # type: ignore[no-any-return]
+
+
+def local_values(frame: Frame, more: Sequence[ast.stmt] = ()) -> dict[str, ast.expr]:
+    """Return the values of the local variables that are assigned once, in what is left of the code
+    or in further statements.
+    """
     stores: dict[str, list[ast.expr | None]] = {}
-    for statement in (item for body in (*frame.outer, frame.out) for item in body):
+    for statement in (item for body in (*frame.outer, frame.out, more) for item in body):
         for node in ast.walk(statement):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 plain = isinstance(statement, ast.Assign) and statement.targets == [node]
                 stores.setdefault(node.id, []).append(statement.value if plain else None)  # type: ignore[attr-defined]
-    known = {key: made[0] for key, made in stores.items() if len(made) == 1 and made[0] is not None}
-    return _WrittenOut({key: value for key, value in known.items() if value}).visit(deepcopy(expr))  # type: ignore[no-any-return]
+    return {key: made[0] for key, made in stores.items() if len(made) == 1 and made[0] is not None}
 
 
-class _WrittenOut(ast.NodeTransformer):
+class WrittenOut(ast.NodeTransformer):
+    """Writes values in the place of variables."""
+
     def __init__(self, values: dict[str, ast.expr]) -> None:
         self.values = values
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Write its value."""
         value = self.values.get(node.id)
-        inner = _WrittenOut({k: v for k, v in self.values.items() if k != node.id})
+        inner = WrittenOut({k: v for k, v in self.values.items() if k != node.id})
         return node if value is None else inner.visit(deepcopy(value))
 
 

@@ -16,7 +16,11 @@ from onboard.codegen.translate.language.expressions.comprehensions import (
     comprehension,
     dict_comprehension,
 )
-from onboard.codegen.translate.language.expressions.decisions import absent_here, decided_here
+from onboard.codegen.translate.language.expressions.decisions import (
+    absent_here,
+    decided_here,
+    same_number,
+)
 from onboard.codegen.translate.language.expressions.items import item_of, slice_code
 from onboard.codegen.translate.language.expressions.module_lists import slice_modules
 from onboard.codegen.translate.language.frame import Frame
@@ -227,6 +231,9 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
         return Known(_COMPARE[type(op)](left.value, right.value))
     if (known_as := frame.mechanisms.compare(op, left, right)) is not None:
         return known_as
+    specialised = frame.translator.specialised
+    if specialised and isinstance(op, ast.Eq | ast.NotEq) and same_number(left, right, frame):
+        return Known(isinstance(op, ast.Eq))
     if isinstance(op, ast.Eq) and isinstance(left, Global) and isinstance(right, Global):
         return Known(left.obj == right.obj)
     if isinstance(op, ast.Is | ast.IsNot) and isinstance(right, Known) and right.value is None:
@@ -269,9 +276,7 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
     modules = isinstance(body, Instance) and isinstance(orelse, Instance)
     # With a norm or without it
     two_models = frame.translator.specialised or is_identity(body) != is_identity(orelse)
-    functions = frame.translator.specialised and all(
-        isinstance(side, Global | Choice | Closure) or side.equals(NONE) for side in (body, orelse)
-    )
+    functions = frame.translator.specialised and all(map(_is_called, (body, orelse)))
     lists = frame.translator.specialised and any(
         isinstance(side, ModuleList) for side in (body, orelse)
     )
@@ -294,6 +299,11 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
     return Code(
         expr, test.is_static and body.is_static and orelse.is_static, optional=optional, form=form
     )
+
+
+def _is_called(value: Value) -> bool:
+    """Whether a value is nothing, or there to be called: a function, a class, a module."""
+    return isinstance(value, Global | Choice | Closure | Instance) or value.equals(NONE)
 
 
 def is_identity(value: Value) -> bool:

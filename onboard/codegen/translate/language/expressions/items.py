@@ -196,9 +196,11 @@ def _of_each_row(rows: Code, rest: list[Value], node: ast.Subscript) -> Code:
 
 def _cuts_corner(index: ast.expr) -> bool:
     """Whether an index is [:a, :b, ...], or [b - a : b, :b]: the last rows of a corner, whose
-    queries are the last of its keys.
+    queries are the last of its keys. Dimensions of size one may be put before these.
     """
     parts = index.elts if isinstance(index, ast.Tuple) else [index]
+    while parts and isinstance(parts[0], ast.Constant) and parts[0].value is None:
+        parts = parts[1:]
     return all(
         isinstance(part, ast.Slice)
         and part.step is None

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from onboard.codegen.translate.language.args import Args, plain_call
-from onboard.codegen.translate.language.forms import CHANNELS, POSITIONS, ROWS, UPCAST
+from onboard.codegen.translate.language.forms import CHANNELS, POSITIONS, ROWS, TRIANGLE, UPCAST
 from onboard.codegen.translate.language.object_values import Global
 from onboard.codegen.translate.language.trees.syntax import attribute
 from onboard.codegen.translate.language.values import NONE, Code, Known, Value
@@ -26,6 +26,7 @@ _POINTWISE = {
     "neg",
     "clamp",
 }
+_CASTS = {"to", "type", "bool", "contiguous"}
 _OF_EACH_ROW = {"to", "float", "type", "type_as", "half", "bfloat16", "cos", "sin", "contiguous"}
 _MOVES = {"transpose", "permute", "view", "reshape", "contiguous", "unsqueeze", "expand"}
 _ALONG_LAST = {"chunk", "split", "mean", "sum", "norm", "softmax"}
@@ -58,6 +59,10 @@ def tensor_method(owner: Code, attr: str, args: Args) -> Value:
             return Code(owner.expr)  # which the batch is
         dim = Args([Known(known[0] + 1)], {}, [])
         return replace(plain_call(attribute(owner.expr, attr), dim), form=ROWS)
+    if owner.form == TRIANGLE and (
+        attr in _CASTS or (attr == "unsqueeze" and known in ([0], [1], [-3]))
+    ):
+        return replace(plain_call(attribute(owner.expr, attr), args, owner.static), form=TRIANGLE)
     if attr == "index_select" and (rows := _rows_at_positions(owner, args)) is not None:
         return rows
     if attr == "permute" and known == [0, 2, 1, 3] and len(args.positional) == 4:

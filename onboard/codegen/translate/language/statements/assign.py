@@ -21,7 +21,8 @@ from onboard.codegen.translate.language.object_values import (
     Self,
     joined_ways,
 )
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
+from onboard.codegen.translate.language.statements.kept import is_cast, is_table
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
 from onboard.codegen.translate.language.values import (
     NONE,
     Code,
@@ -291,6 +292,9 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
         if isinstance(value, Code) and ast.unparse(value.expr).split(".to(")[0] == f"self.{attr}":
             _move(attr, value.expr, frame)
             return
+        if frame.translator.specialised and isinstance(value, Code) and is_cast(value.expr, attr):
+            frame.env.values[f"self.{attr}"] = value
+            return
         if (
             value.equals(NONE)
             and frame.cls is not None
@@ -308,7 +312,12 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
     path = attribute(name("self"), attr)
     assert isinstance(path, ast.Attribute)
     target = ast.Attribute(path.value, attr, ast.Store())
-    frame.emit(ast.Assign([target], value.code()), origin)
+    if is_table(attr, value, frame):
+        make = attribute(name("self"), "register_buffer")
+        made = call(make, ast.Constant(attr), value.code(), persistent=ast.Constant(False))
+        frame.emit(ast.Expr(made), origin)
+    else:
+        frame.emit(ast.Assign([target], value.code()), origin)
     frame.env.values[f"self.{attr}"] = _at(value, path)
 
 

@@ -19,7 +19,10 @@ from onboard.codegen.translate.language.statements.assign import Grows, Widened,
 from onboard.codegen.translate.language.statements.by_class import Differing, by_class
 from onboard.codegen.translate.language.statements.first_calls import is_made_first
 from onboard.codegen.translate.language.statements.joins import joined_env, note_conditional
+from onboard.codegen.translate.language.statements.regrowth import without_regrowth
+from onboard.codegen.translate.language.statements.short_texts import Side, short_texts
 from onboard.codegen.translate.language.trees import selection
+from onboard.codegen.translate.language.trees.casts import casts_alone
 from onboard.codegen.translate.language.trees.mapped import each_mapped
 from onboard.codegen.translate.language.trees.skips import without_continue
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name, works_in_place
@@ -122,11 +125,16 @@ def _return(node: ast.Return, frame: Frame) -> str:
 
 
 def _if(node: ast.If, frame: Frame) -> str | None:
+    if frame.translator.specialised and casts_alone(node):
+        execute(node.body, frame)  # which changes nothing where the test does not hold
+        return None
     try:
         test = frame.evaluate(node.test)
     except Untranslatable:
         if _only_raises(node.body) and not node.orelse:
             return None  # a check of arguments that generated code does not have
+        if frame.translator.specialised and _alike_either_way(node, frame):
+            return None
         raise
     decided = frame.mechanisms.decided(node, frame)
     decided, test = test.truth() if decided is None else decided, condition(test)
@@ -140,6 +148,22 @@ def _if(node: ast.If, frame: Frame) -> str | None:
         execute(body, frame)
         return None
     return _branch(node, test, frame)
+
+
+def _alike_either_way(node: ast.If, frame: Frame) -> bool:
+    """Take a branch whose sides leave the same, and no code, whatever its test is."""
+    sides = [_side(body, frame) for body in (node.body, node.orelse)]
+    if any(isinstance(side, Untranslatable) or side[0] or side[2] != GOES_ON for side in sides):
+        return False
+    (_, one, _), (_, other, _) = sides
+    keys = one.values.keys() | other.values.keys()
+    if not all(
+        key in one.values and key in other.values and one.values[key].equals(other.values[key])
+        for key in keys
+    ):
+        return False
+    frame.env = one
+    return True
 
 
 def _decided_by_part(test: Value, frame: Frame) -> bool | None:
@@ -185,6 +209,10 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
     if any(failed):
         return _fold(node, test, sides, frame)
     (body, body_env, body_end), (orelse, else_env, else_end) = sides
+    may_grow = not test.is_static and not node.orelse and body_end == GOES_ON
+    if may_grow and (known := without_regrowth(frame.env, body_env, body, frame)) is not None:
+        frame.env = known
+        return None
     if RAISES in (body_end, else_end):  # a check of the config, which transformers made already
         kept = (orelse, else_env, else_end) if body_end == RAISES else (body, body_env, body_end)
         return _take(kept, frame)
@@ -218,9 +246,6 @@ def _only_raises(body: list[ast.stmt]) -> bool:
     return [type(item) for item in body] == [ast.Raise]
 
 
-Side = tuple[list[ast.stmt], Env, str]
-
-
 def _side(body: list[ast.stmt], frame: Frame) -> Any:
     count = len(frame.returns)
     env = Env({key: _own_copy(value) for key, value in frame.env.values.items()})
@@ -245,7 +270,7 @@ def _take(side: Side, frame: Frame) -> str | None:
 
 
 def _fold(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> str | None:
-    if (kept := _short_texts(node, test, sides, frame)) is not None:
+    if (kept := short_texts(node, test, sides, frame)) is not None:
         return _take(kept, frame)
     if not test.is_static or all(isinstance(side, Untranslatable) for side in sides):
         raise next(side for side in sides if isinstance(side, Untranslatable))
@@ -259,25 +284,6 @@ def _fold(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> str | No
     expr = test.code()
     frame.translator.guard(expr if index == 0 else ast.UnaryOp(ast.Not(), expr), frame)
     return _take(sides[index], frame)
-
-
-def _short_texts(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> Side | None:
-    """Return the other side of a condition that holds of texts beyond a length of the config only;
-    assert it.
-    """
-    match test.code() if isinstance(test, Code) and isinstance(sides[0], Untranslatable) else None:
-        case ast.Compare(
-            left=ast.Attribute() as limit,
-            ops=[ast.Lt()],
-            comparators=[ast.Subscript(value=ast.Attribute(attr="shape")) as size],
-        ) if not isinstance(sides[1], Untranslatable) and ast.unparse(limit).startswith(
-            "self.config."
-        ):
-            said = ast.Constant("not covered: texts of more tokens at a time")
-            frame.emit(ast.Assert(ast.Compare(size, [ast.LtE()], [limit]), said), node)
-            side: Side = sides[1]
-            return side
-    return None
 
 
 def _if_statement(test: ast.expr, body: list[ast.stmt], orelse: list[ast.stmt]) -> ast.If:

@@ -53,3 +53,39 @@ def _is_unseen(variable: str, after: Sequence[ast.stmt]) -> bool:
         if isinstance(node, ast.Attribute) and node.attr in {*_SIZES, "type_as"}
     ]
     return {id(node) for node in uses} <= {id(node.value) for node in allowed}
+
+
+_CASTS = {"to", "type", "type_as", "float", "half", "bfloat16", "contiguous"}
+
+
+def without_casts(expr: ast.expr) -> ast.expr:
+    """Return x of `x.to(...).type_as(...)`."""
+    match expr:
+        case ast.Call(func=ast.Attribute(value=inner, attr=attr)) if attr in _CASTS:
+            return without_casts(inner)
+    return expr
+
+
+def casts_alone(node: ast.If) -> bool:
+    """Whether a branch is `if x.dtype != y.dtype: x = x.type_as(y)`, or alike with devices."""
+    tests = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
+    return not node.orelse and all(map(_is_of_kind, tests)) and all(map(_casts, node.body))
+
+
+def _is_of_kind(test: ast.expr) -> bool:
+    """Whether a test is that two tensors lie elsewhere, or have other dtypes."""
+    match test:
+        case ast.Compare(
+            left=ast.Attribute(attr="dtype" | "device" as one),
+            ops=[ast.NotEq()],
+            comparators=[ast.Attribute(attr="dtype" | "device" as other)],
+        ):
+            return one == other
+    return False
+
+
+def _casts(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Assign(targets=[target], value=ast.Call() as value):
+            return ast.unparse(without_casts(value)) == ast.unparse(target)
+    return False

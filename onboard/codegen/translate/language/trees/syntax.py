@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+TOO_LONG = "not covered: texts of more tokens"
+"""What a generated file says of texts that it refuses, as this one begins."""
+
 
 class Untranslatable(Exception):
     """A construct that has no translation; the message says which."""

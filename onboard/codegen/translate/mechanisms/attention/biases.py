@@ -15,11 +15,17 @@ from typing import Any
 
 import torch
 
-from onboard.codegen.translate.language.args import Args
-from onboard.codegen.translate.language.forms import KEYS
+from onboard.codegen.translate.language.args import Args, plain_call
+from onboard.codegen.translate.language.forms import KEYS, QUERIES, ZEROS
 from onboard.codegen.translate.language.frame import Frame, Mechanism
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call
-from onboard.codegen.translate.language.values import Code, Known, Value
+from onboard.codegen.translate.language.trees.syntax import (
+    Untranslatable,
+    attribute,
+    call,
+    same_code,
+)
+from onboard.codegen.translate.language.values import Code, Known, Mask, Value
+from onboard.codegen.translate.mechanisms.attention.causal import Windowed
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,10 +34,16 @@ class KeyBias(Code):
     is left of it.
     """
 
+    causal: bool = False
+    """A causal mask was added to it."""
     unread = "a bias of positions that more than attention reads"
     typed = True
     returned = True
     annotation = "AlibiSlopes"
+
+    def same_fact(self, other: Value) -> bool:
+        """Whether both are masked or neither is."""
+        return isinstance(other, KeyBias) and self.causal == other.causal
 
 
 _SHAPES = {
@@ -46,6 +58,7 @@ _SHAPES = {
     "float",
     "type_as",
 }
+_MOVES = {*_SHAPES, "transpose"}
 _ROUNDS = {"half", "bfloat16"}
 
 
@@ -68,8 +81,15 @@ def key_method(keys: Code, attr: str, args: Args) -> Code | None:
 
 
 def combined(operator: ast.operator, left: Value, right: Value) -> KeyBias | None:
-    """Return slopes times counted keys, and a bias times a number; None for anything else."""
+    """Return slopes times counted keys, a bias times a number, and one to which a causal mask, or
+    zeros, are added; None for anything else.
+    """
     for one, other in ((left, right), (right, left)):
+        if isinstance(one, KeyBias) and isinstance(operator, ast.Add):
+            if isinstance(other, Mask) and not isinstance(other, Windowed):
+                return replace(one, causal=True)
+            if isinstance(other, Code) and other.form == ZEROS:
+                return one
         if (
             isinstance(one, KeyBias)
             and other.is_static
@@ -95,6 +115,54 @@ def scaled(bias: KeyBias, operator: ast.operator, factor: Value) -> KeyBias | No
     return replace(bias, expr=ast.BinOp(bias.expr, operator, factor.code()))
 
 
+def shifted(operator: ast.operator, left: Value, right: Value) -> Code | None:
+    """Return counted keys and what is the same for all keys of a query added to them, or taken
+    away: they go up by one as before.
+    """
+    if not _is_keys(left) or not isinstance(operator, ast.Add | ast.Sub):
+        return None
+    assert isinstance(left, Code)
+    if not (right.is_static or _is_of_query(left, right)) or isinstance(right, Mask):
+        return None
+    return replace(left, expr=ast.BinOp(left.expr, operator, right.code()))
+
+
+def _is_of_query(keys: Code, value: Value) -> bool:
+    """Whether a value is the same for all keys of a query: it counts queries, or how many keys
+    were counted.
+    """
+    if not isinstance(value, Code):
+        return False
+    ends = [
+        end
+        for item in ast.walk(keys.expr)
+        if isinstance(item, ast.Call) and ast.unparse(item.func) == "torch.arange"
+        for end in item.args
+    ]
+    return value.form == QUERIES or any(same_code(value.expr, end) for end in ends)
+
+
+def _moved(bias: KeyBias, args: Args) -> KeyBias:
+    """Return a bias where another tensor lies; the dtype it stays in is its own."""
+    for item in (*args.positional, *args.keywords.values()):
+        if not isinstance(item, Code) or item.static:
+            continue
+        is_device = isinstance(item.expr, ast.Attribute) and item.expr.attr == "device"
+        if is_device or (len(args.positional) == 1 and type(item) is Code and not _is_dtype(item)):
+            device = item.expr if is_device else attribute(item.expr, "device")
+            return replace(bias, expr=call(attribute(bias.expr, "to"), device))
+    return bias
+
+
+def _is_dtype(value: Code) -> bool:
+    match value.expr:
+        case ast.Attribute(attr=attr):
+            return attr == "dtype"
+        case ast.Name(id=variable):
+            return "dtype" in variable
+    return False
+
+
 def _is_keys(value: Value) -> bool:
     return isinstance(value, Code) and value.form == KEYS
 
@@ -112,10 +180,16 @@ def _vector(slopes: ast.expr) -> ast.expr:
 def keeps_heads(index: ast.expr) -> bool:
     """Whether an index takes no head away and no other step through the keys."""
     items: Sequence[ast.expr] = index.elts if isinstance(index, ast.Tuple) else [index]
-    first = next((item for item in items if not _is_none(item)), None)
-    return all(_is_none(item) or _is_plain_slice(item) for item in items) and (
-        not isinstance(first, ast.Slice) or (first.lower is None and first.upper is None)
+    return all(_is_none(item) or _is_plain_slice(item) for item in items) and _is_whole(
+        next((item for item in items if not _is_none(item)), None)
     )
+
+
+def _is_whole(heads: ast.expr | None) -> bool:
+    """Whether an index takes all heads: it has no bounds, or ends with a number of the module's."""
+    if not isinstance(heads, ast.Slice):
+        return True
+    return heads.lower is None and isinstance(heads.upper, ast.Attribute | None)
 
 
 def _is_none(item: ast.expr) -> bool:
@@ -135,18 +209,31 @@ class PositionBiases(Mechanism):
 
     def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
         """Slopes times keys, biases times numbers."""
-        return combined(op, left, right)
+        return combined(op, left, right) or shifted(op, left, right)
+
+    def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
+        """Counted keys of one head."""
+        if isinstance(owner, Code) and _is_keys(owner) and isinstance(index, Known):
+            return Code(ast.Subscript(owner.expr, index.code(), ast.Load()), form=KEYS)
+        return None
 
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
-        """Counted keys."""
+        """Counted keys, and those of the diagonal: the queries' own."""
+        match args.positional:
+            case [Code(form=str() as form)] if function is torch.diag and form == KEYS:
+                return replace(plain_call(expr, args), form=QUERIES)
         return counted(function, expr, args, frame)
 
     def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
         """Keys and biases in other shapes."""
+        if isinstance(owner, Code) and owner.form == ZEROS and attr == "add":
+            return combined(ast.Add(), owner, args.positional[0]) if args.positional else None
+        if isinstance(owner, Code) and owner.form == QUERIES and attr in _MOVES:
+            return replace(plain_call(attribute(owner.expr, attr), args), form=QUERIES)
         if isinstance(owner, KeyBias):
             if attr not in _SHAPES:
                 raise Untranslatable(f"a bias of positions and its {attr}")
-            return owner
+            return _moved(owner, args) if attr == "to" else owner
         return (
             key_method(owner, attr, args)
             if isinstance(owner, Code) and owner.form == KEYS

@@ -59,6 +59,11 @@ class Windowed(Mask):
 
 
 @dataclass(frozen=True, eq=False)
+class Hidden(Mask):
+    """A causal mask of truth values, or ones: of the keys that a query does not see."""
+
+
+@dataclass(frozen=True, eq=False)
 class Ones(Value):
     """A mask of the padding where there is none."""
 
@@ -72,6 +77,7 @@ def made(kinds: Sequence[str]) -> Value:
         "window": Windowed(),
         "window+1": Windowed(1),
         "seen": Seen(),
+        "hidden": Hidden(),
         "ones": Ones(),
     }
     return values[kinds[0]] if len(kinds) == 1 else Items(tuple(values[kind] for kind in kinds))
@@ -141,7 +147,9 @@ def stands_at_run_time(value: Value) -> Code | None:
     return Code(ast.Dict(keys, [each.code() for each in parts]), form=f"dict of {CHUNKED}")
 
 
-_OF_MASKS = {"to", "bool", "type", "contiguous", "view", "expand_as", "unsqueeze"}
+_CASTS = {"to", "float", "half", "type", "type_as"}
+_NEW = {"torch.zeros", "torch.ones", "torch.empty"}
+_OF_MASKS = {"to", "bool", "type", "contiguous", "view", "expand", "expand_as", "unsqueeze"}
 
 
 class Padding(Mechanism):
@@ -159,8 +167,16 @@ class Padding(Mechanism):
 class CausalMasks(Mechanism):
     """Causal masks, which the canonical ops have by themselves."""
 
+    def unary(self, op: ast.unaryop, operand: Value) -> Value | None:
+        """What a query sees is what is not hidden from it."""
+        if not isinstance(operand, Seen | Hidden) or not isinstance(op, ast.Invert):
+            return None
+        return Hidden() if isinstance(operand, Seen) else Seen()
+
     def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
         """A tensor to which a mask is added is filled behind each query."""
+        if isinstance(op, ast.Mult) and isinstance(left, Hidden) and _is_one(right):
+            return left
         added = isinstance(op, ast.Add) and isinstance(right, Mask)
         added = added and not isinstance(right, Windowed)
         return masked(left) if added and isinstance(left, Code) and not left.static else None
@@ -176,9 +192,10 @@ class CausalMasks(Mechanism):
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
         """Functions that make masks, as the analysis found, and `torch.triu(full(least), 1)`."""
         match args.positional:
-            case [Code(expr=ast.Call(func=inner, args=[size, least, *_])), Known(value=1)] if (
-                function is torch.triu and ast.unparse(inner) == "torch.full"
-            ):
+            case [Code(expr=ast.Call() as made), Known(value=1)] if function is torch.triu:
+                size, least = _filled(made)
+                if size is None or least is None:
+                    return None
                 return Mask() if _is_square(size) and _is_least(least) else None
         return _found(function.__name__, frame) if inspect.isfunction(function) else None
 
@@ -197,6 +214,9 @@ class CausalMasks(Mechanism):
 
     def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
         """One of a dict of masks, or a mask in another shape or dtype, is a mask."""
+        match owner, args.positional:
+            case Hidden(), [Hidden(), *_] if attr == "masked_fill":
+                return Mask()  # zeros and the least number
         match owner:
             case Mask() if attr == "get" or attr in _OF_MASKS:
                 return owner
@@ -212,6 +232,31 @@ class CausalMasks(Mechanism):
     def stored(self, value: Value) -> Value | None:
         """A dict of masks, one of which exists at run time."""
         return stands_at_run_time(value)
+
+
+def _filled(made: ast.Call) -> tuple[ast.expr | None, ast.expr | None]:
+    """Return size and number of `torch.full(size, number)`, or of a new tensor that is filled."""
+    match made:
+        case ast.Call(func=ast.Attribute(attr="fill_", value=new), args=[number]):
+            return _size_of_new(new), number
+        case ast.Call(func=ast.Attribute(attr=cast, value=ast.Call() as inner)) if cast in _CASTS:
+            return _filled(inner)
+        case ast.Call(func=inner, args=[size, number, *_]) if ast.unparse(inner) == "torch.full":
+            return size, number
+    return None, None
+
+
+def _size_of_new(new: ast.expr) -> ast.expr | None:
+    match new:
+        case ast.Call(func=ast.Attribute(attr=cast, value=inner)) if cast in _CASTS:
+            return _size_of_new(inner)
+        case ast.Call(func=function, args=[size, *_]) if ast.unparse(function) in _NEW:
+            return size
+    return None
+
+
+def _is_one(value: Value) -> bool:
+    return isinstance(value, Known) and value.value == 1
 
 
 def _is_square(size: ast.expr) -> bool:

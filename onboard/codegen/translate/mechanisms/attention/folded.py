@@ -6,10 +6,15 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
 
 from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.expressions.items import slice_code
+from onboard.codegen.translate.language.forms import ROWS
 from onboard.codegen.translate.language.frame import Frame, Mechanism
-from onboard.codegen.translate.language.trees.syntax import attribute, call, constant
+from onboard.codegen.translate.language.trees.syntax import attribute, call, constant, name
 from onboard.codegen.translate.language.values import Code, Items, Known, Value
 
 
@@ -20,6 +25,12 @@ class Folded(Code):
     turned: bool = False
     """The last two dimensions are swapped."""
     typed = True
+    returned = True
+
+    @property
+    def annotation(self) -> str | None:  # type: ignore[override]
+        """How a signature says that heads are apart, behind the sequence."""
+        return "FoldedHeads" if self.transposed and not self.turned else None
 
     def code(self) -> ast.expr:
         """Return [batch * heads, sequence, dim], or turned."""
@@ -43,6 +54,7 @@ class Folded(Code):
 
 _UNCHANGED = {"contiguous", "to", "float", "type", "type_as"}
 _SHAPES = ("view", "reshape")
+_OF_ALL = ("dtype", "device")
 
 
 def fold(owner: Code, attr: str, args: Args) -> Code | None:
@@ -130,12 +142,80 @@ def _ints(args: Args) -> list[int]:
     ]
 
 
+def _is_plain(value: Value) -> bool:
+    return isinstance(value, Folded) and not value.turned
+
+
+def pointwise(op: ast.operator, left: Value, right: Value) -> Folded | None:
+    """Return `left op right` of two folded tensors, or of one and rows of a table or a number."""
+    if isinstance(left, Folded) and isinstance(right, Folded):
+        alike = left.same_fact(right) and not left.turned
+        return replace(left, expr=ast.BinOp(left.expr, op, right.expr)) if alike else None
+    for folded, other in ((left, right), (right, left)):
+        if not isinstance(folded, Folded) or folded.turned:
+            continue
+        table: ast.expr
+        if isinstance(other, Code) and other.form == ROWS:
+            table = call(attribute(other.code(), "unsqueeze"), constant(1 + folded.transposed))
+        elif other.is_static:
+            table = other.code()
+        else:
+            return None
+        sides = (folded.expr, table) if folded is left else (table, folded.expr)
+        return replace(folded, expr=ast.BinOp(sides[0], op, sides[1]))
+    return None
+
+
+def joined_along_last(args: Args) -> Folded | None:
+    """Return `torch.cat(parts, dim=-1)` of folded tensors."""
+    match args.positional:
+        case [Items(items=[Folded(turned=False) as first, *_] as parts), *last] if all(
+            first.same_fact(part) for part in parts
+        ):
+            dim = last[0] if last else args.keywords.get("dim")
+            if isinstance(dim, Known) and dim.value in (-1, 2):
+                codes: list[ast.expr] = [part.expr for part in parts if isinstance(part, Folded)]
+                cat = attribute(name("torch"), "cat")
+                whole = call(cat, ast.Tuple(codes, ast.Load()), dim=constant(-1))
+                return replace(first, expr=whole)
+    return None
+
+
 class FoldedHeads(Mechanism):
     """Batch and heads as one dimension."""
 
     def attribute(self, owner: Value, attr: str, frame: Frame) -> Value | None:
-        """The shape."""
-        return shape(owner) if isinstance(owner, Folded) and attr == "shape" else None
+        """The shape, and what does not depend on it."""
+        if not isinstance(owner, Folded):
+            return None
+        known = {"shape": shape(owner), "ndim": Known(3)}
+        return known.get(attr, Code(attribute(owner.expr, attr)) if attr in _OF_ALL else None)
+
+    def unary(self, op: ast.unaryop, operand: Value) -> Value | None:
+        """Each number's own."""
+        if not isinstance(operand, Folded):
+            return None
+        return replace(operand, expr=ast.UnaryOp(op, operand.expr))
+
+    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+        """Number by number."""
+        return None if isinstance(op, ast.MatMult) else pointwise(op, left, right)
+
+    def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
+        """Part of the last dimension."""
+        if not _is_plain(owner) or not isinstance(owner, Folded):
+            return None
+        match index, node.slice:
+            case Items(items=(Known(value=first), _)), ast.Tuple(elts=[_, ast.Slice() as part]) if (
+                first is Ellipsis
+            ):
+                cut = ast.Tuple([ast.Constant(...), slice_code(part, frame)], ast.Load())
+                return replace(owner, expr=ast.Subscript(owner.expr, cut, ast.Load()))
+        return None
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """Parts of the last dimension that are joined."""
+        return joined_along_last(args) if function is torch.cat else None
 
     def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
         """Methods of what is folded, and those that fold."""

@@ -202,7 +202,7 @@ def combined(operator: ast.operator, left: Value, right: Value, expr: ast.expr) 
         slopes = (
             right.expr if left.slopes is None else ast.BinOp(left.slopes, ast.Add(), right.expr)
         )
-        return replace(left, masked=True, slopes=slopes)
+        return replace(left, masked=True, slopes=slopes, causal=left.causal or right.causal)
     if left.gate is not None:
         return _closed(left, operator, right)
     if (
@@ -301,7 +301,7 @@ def softmax(scores: Value) -> Value | None:
     return None
 
 
-def selected(condition: Value, scores: Value) -> Value | None:
+def selected(condition: Value, scores: Value, expr: ast.expr) -> Value | None:
     """Return `torch.where(condition, scores, minimum)`: the condition is a mask of its own."""
     if not isinstance(scores, Scores) or scores.normed or not isinstance(condition, Code):
         return None
@@ -309,7 +309,8 @@ def selected(condition: Value, scores: Value) -> Value | None:
         return None
     if condition.form == TRIANGLE:
         return replace(scores, causal=True, masked=True)
-    return replace(scores, bias=condition.code())
+    plain = scores.expr if scores.masked else expr
+    return replace(scores, expr=plain, bias=condition.code())
 
 
 def call_of(obj: Any, args: Args, expr: ast.expr) -> Value | None:
@@ -323,7 +324,7 @@ def call_of(obj: Any, args: Args, expr: ast.expr) -> Value | None:
         case [scores, *_] if obj in SOFTMAXES:
             return softmax(scores)
         case [condition, Scores() as scores, _] if obj is torch.where:
-            return selected(condition, scores)
+            return selected(condition, scores, expr)
         case [Scores(causal=True) as scores, _] if obj in (torch.max, torch.maximum):
             return scores  # not below the least number: no masked score matters
         case [Mask(), Scores() as scores, _] if obj is torch.where:

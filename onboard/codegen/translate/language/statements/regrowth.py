@@ -1,0 +1,66 @@
+"""Branches of a forward that make a table anew where a text is longer than what the last one made:
+what it holds is the same, so that nothing is left of them.
+"""
+
+from __future__ import annotations
+
+import ast
+from copy import deepcopy
+
+from onboard.codegen.translate.language.env import Env
+from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.values import Code, Unread, Value
+
+
+def without_regrowth(start: Env, after: Env, body: list[ast.stmt], frame: Frame) -> Env | None:
+    """Return the variables behind a branch that leaves in attributes of `self` what was there, and
+    numbers of what that is made for, which nothing may read from there on; None for another.
+    """
+    if frame.kind != "forward" or not frame.translator.specialised:
+        return None
+    changed = {
+        key: (start.values.get(key), value)
+        for key, value in after.values.items()
+        if not (key in start.values and value.equals(start.values[key]))
+    }
+    attributes = {key: pair for key, pair in changed.items() if key.startswith("self.")}
+    values = local_values(frame), local_values(frame, body)
+    same = [
+        key
+        for key, (before, now) in attributes.items()
+        if before is not None and _same(before, now, *values)
+    ]
+    counts = [key for key, (before, now) in attributes.items() if _counts(key, before, now, frame)]
+    if not same or len(same) + len(counts) != len(attributes) or _stores_more(body, changed):
+        return None
+    unread: dict[str, Value] = {
+        key: Unread(f"{key}, which a longer text changes") for key in counts
+    }
+    return Env(start.values | unread)
+
+
+def _same(
+    before: Value, now: Value, values: dict[str, ast.expr], values_now: dict[str, ast.expr]
+) -> bool:
+    """Whether two values are of one class and the same code, variables written out."""
+    if type(before) is not type(now) or not isinstance(before, Code) or not isinstance(now, Code):
+        return False
+    one = WrittenOut(values).visit(deepcopy(before.expr))
+    return ast.dump(one) == ast.dump(WrittenOut(values_now).visit(deepcopy(now.expr)))
+
+
+def _counts(key: str, before: Value | None, now: Value, frame: Frame) -> bool:
+    """Whether an attribute was a number of the config, or none, and is one that the text has."""
+    made = {} if frame.cls is None else frame.cls.attributes
+    before = before or made.get(key.removeprefix("self."))
+    return before is not None and before.is_static and type(now) is Code and not now.transposed
+
+
+def _stores_more(body: list[ast.stmt], changed: dict[str, tuple[Value | None, Value]]) -> bool:
+    """Whether anything but new variables and attributes is assigned."""
+    plain = all(
+        isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name) for item in body
+    )
+    names = [key for key, (before, _) in changed.items() if not key.startswith("self.") and before]
+    return not plain or bool(names)

@@ -1,0 +1,80 @@
+"""ALiBi's slopes (Press et al. 2022, arXiv:2108.12409), which code computes for a number of heads in
+plain Python: known by what comes out, and written as their formula.
+
+Of p heads, a power of 2, the slopes are 2**(-8 k / p) for k = 1 ... p. With more heads than the
+nearest power of 2, the rest have every other slope of twice as many.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+from functools import lru_cache
+from typing import Any
+
+from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.trees.syntax import name
+from onboard.codegen.translate.language.values import Code, Value
+
+_HEADS = range(1, 129)
+"""The numbers of heads for which a function has to give these slopes."""
+_FORMULA = (
+    "[2.0 ** (-8.0 * (k + 1) / p) for k in range(p)]"
+    " + [2.0 ** (-4.0 * (2 * k + 1) / p) for k in range({heads} - p)]"
+)
+
+
+class Slopes(Mechanism):
+    """`slopes(heads)` of a function that is defined in a repository."""
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """The formula of what it computes."""
+        if not frame.translator.specialised or not inspect.isfunction(function):
+            return None
+        if len(args.positional) != 1 or args.keywords or args.stars or not args.static():
+            return None
+        return _written(args.positional[0], frame) if gives_slopes(function) else None
+
+
+def _written(heads: Value, frame: Frame) -> Code:
+    """Return the slopes as code; the nearest power of 2 gets a name of its own."""
+    count = ast.unparse(heads.code())
+    nearest = frame.fresh("nearest")
+    power = ast.parse(f"2 ** math.floor(math.log2({count}))", mode="eval").body
+    frame.bind(nearest, Code(power, static=True))
+    formula = _FORMULA.format(heads=count)
+    tree = ast.parse(formula, mode="eval").body
+    return Code(_Named(nearest).visit(tree), static=True)
+
+
+class _Named(ast.NodeTransformer):
+    def __init__(self, nearest: str) -> None:
+        self.nearest = nearest
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return name(self.nearest) if node.id == "p" else node
+
+
+@lru_cache(maxsize=512)
+def gives_slopes(function: Any) -> bool:
+    """Whether a function of a repository gives ALiBi's slopes, a list, of any number of heads."""
+    try:
+        return all(_close(function(heads), _slopes(heads)) for heads in _HEADS)
+    except Exception:  # whatever a function of another kind raises says that it is of another kind
+        return False
+
+
+def _slopes(heads: int) -> list[float]:
+    p = 2 ** math.floor(math.log2(heads))
+    rest = [2.0 ** (-4.0 * (2 * k + 1) / p) for k in range(heads - p)]
+    return [2.0 ** (-8.0 * (k + 1) / p) for k in range(p)] + rest
+
+
+def _close(given: Any, slopes: list[float]) -> bool:
+    if not isinstance(given, list | tuple) or len(given) != len(slopes):
+        return False
+    return all(
+        math.isclose(one, other, rel_tol=1e-9) for one, other in zip(given, slopes, strict=True)
+    )
