@@ -48,6 +48,16 @@ brings.
 """
 
 
+class UntranslatableError(OnboardError):
+    """Code of the model has no translation; `block` is the class that it is in, "" where that is not
+    known.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", block: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.block = block
+
+
 class ConsentRequiredError(OnboardError):
     """Going on needs the user's word: the model does not fit, or its repository brings code to
     run.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 
 from onboard.agents.answers import PortAnswer, RepairAnswer, read_answer
@@ -78,28 +77,25 @@ def _keep(run: RoleRun, files: dict[str, str], workspace: Workspace) -> None:
     run.diff = diff_of(workspace.files, files)
 
 
-def ported(assignment: Assignment, name: str) -> PortAnswer:
+def ported_block(assignment: Assignment, name: str) -> PortAnswer:
     """Return a porter's block, which the judge has passed.
 
     Raises:
         OnboardError: none passed within the limits.
     """
-    workspace, run = assignment.workspace, assignment.open()
-    assert workspace.judge is not None
-    judge = workspace.judge
+    judge = assignment.workspace.judge
+    assert judge is not None
+    said = ""
 
-    def accept(reply: Reply) -> PortAnswer:
+    def read(reply: Reply) -> PortAnswer:
+        nonlocal said
         answer = read_answer(reply.text, PortAnswer)
         if answer.block.name != name:
             raise RefusedError(f"the block has to be {name}, not {answer.block.name}")
         verdict = judge({name: answer.block.text})
         if not verdict.passed:
             raise RefusedError(f"the proof fails with it: {verdict.said}")
-        run.after, run.answer = verdict.said, answer.model_dump()
+        said = verdict.said
         return answer
 
-    if run.status == "done":
-        with suppress(RefusedError):
-            return accept(Reply(json.dumps(run.answer)))
-        run.status = "running"
-    return assignment.carry_out(run, accept)
+    return assignment.answered(read, lambda _: said)

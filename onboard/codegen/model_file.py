@@ -40,7 +40,7 @@ from onboard.codegen.translate.mechanisms.rescaled import LINEAR
 from onboard.codegen.translate.output.emit import ClassText, MethodText, emit, rope_default
 from onboard.codegen.translate.output.tidied import config_of
 from onboard.codegen.translate.output.ties import FUNCTION
-from onboard.errors import OnboardError
+from onboard.errors import OnboardError, UntranslatableError
 from onboard.hf.codebooks import places_of
 from onboard.render import render
 
@@ -69,8 +69,10 @@ def generate_model_file(spec: ModelSpec) -> str:
         raise
     except Exception as error:
         reason = error if isinstance(error, Untranslatable) else one_line(error)
-        raise OnboardError(
-            f"cannot translate {spec.architecture}: {reason}", hint=_MODELING_ERRORS
+        raise UntranslatableError(
+            f"cannot translate {spec.architecture}: {reason}",
+            hint=_MODELING_ERRORS,
+            block=getattr(error, "block", ""),
         ) from error
     plain = plain_config_class(type(model.config)) if spec.repository else None
     text = render(

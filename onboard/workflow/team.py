@@ -12,16 +12,21 @@ from typing import Any
 
 from onboard.agents.answers import RunAnswer, read_answer
 from onboard.agents.assignment import Assignment
-from onboard.agents.difference import repair_task
-from onboard.agents.proposal import propose
+from onboard.agents.difference import class_text, repair_task
+from onboard.agents.patch import diff_of
+from onboard.agents.proposal import ported_block, propose
+from onboard.agents.reference import ops_reference
 from onboard.agents.reviewing import asked_review
 from onboard.agents.role_runs import Records, RoleRun
 from onboard.agents.role_settings import Builtin, RoleName
 from onboard.agents.roles import (
+    PORTER,
     REPAIRER,
     REVIEWER,
     RUNNER,
+    Call,
     ChecklistItem,
+    PortTask,
     ReviewTask,
     Role,
     RunTask,
@@ -29,7 +34,7 @@ from onboard.agents.roles import (
 )
 from onboard.agents.workspace import Verdict, Workspace
 from onboard.analysis.spec import ModelSpec
-from onboard.errors import OnboardError
+from onboard.errors import OnboardError, UntranslatableError
 from onboard.render import fenced
 from onboard.vetting.model_text import registered, vet_model_text
 from onboard.workflow.phase import RunContext
@@ -71,7 +76,7 @@ def repaired(
     theirs = modeling_code(context)
     spec = context.files.read(context.artifact(SPEC))
     files = {model: text, SPEC: spec, f"reference/modeling_{context.spec.family}.py": theirs}
-    judge = _Judge(context, model, text, more)
+    judge = _Judge(context, model, more)
     task = repair_task(context.spec, (model, SPEC), text, theirs, problem)
     workspace = Workspace(files, frozenset({model, SPEC}), judge)
     run = propose(assigned(context, REPAIRER, task, workspace), problem)
@@ -79,6 +84,43 @@ def repaired(
     if SPEC in run.files:
         context.files.write(context.artifact(SPEC), run.files[SPEC])
     return judge.texts[_key(run.files)]
+
+
+def ported(context: RunContext, error: UntranslatableError) -> str | None:
+    """Return the model file in which the block that has no translation is the porter's; None where
+    nobody is asked, or the block is in no code that could be shown.
+
+    Raises:
+        OnboardError: no block passed within the limits.
+    """
+    theirs = modeling_code(context) if is_asked(context, "porter") and error.block else ""
+    source = class_text(theirs, error.block)
+    if not source:
+        return None
+    spec = context.spec
+    calls = remote.in_walls(context, "recorded", spec=spec.to_yaml(), name=error.block)
+    task = PortTask(
+        model=context.model,
+        block=error.block,
+        problem=error.message,
+        source=source,
+        calls=[Call.model_validate(_plain(call)) for call in calls],
+        ops=ops_reference(),
+    )
+    judge = _PortJudge(context)
+    files = {f"reference/modeling_{spec.family}.py": theirs}
+    assignment = assigned(context, PORTER, task, Workspace(files, judge=judge))
+    answer = ported_block(assignment, error.block)
+    run = assignment.open()
+    run.before = error.message
+    run.diff = diff_of({error.block: source}, {error.block: answer.block.text})
+    assignment.records.save()
+    note(context, run)
+    return judge.text
+
+
+def _plain(call: Any) -> Any:
+    return call if isinstance(call, dict) else call.model_dump()
 
 
 def reviewed(
@@ -174,7 +216,6 @@ class _Judge:
 
     context: RunContext
     model: str
-    before: str
     more: Check
     texts: dict[str, str] = field(default_factory=dict)
     """The model files that have passed, by what was proposed."""
@@ -183,8 +224,8 @@ class _Judge:
         try:
             spec = self._spec(files)
             text = self._text(files, spec)
-            self._vet(text, spec)
-            worst = self._prove(text, spec)
+            vet(text, spec)
+            worst = proven(self.context, text, spec)
             if wrong := self.more(text):
                 return Verdict(False, wrong)
         except OnboardError as error:
@@ -208,17 +249,46 @@ class _Judge:
         made = remote.in_walls(self.context, "generate", spec=spec.to_yaml())
         return str(made.text)
 
-    def _vet(self, text: str, spec: ModelSpec) -> None:
-        if spec.repository is not None:
-            vet_model_file(text, spec)
-            return
-        vet_model_text(text)
-        if registered(text) != registered(self.before):
-            raise OnboardError("the model file registers other classes than it did")
 
-    def _prove(self, text: str, spec: ModelSpec) -> str:
-        remote.in_walls(self.context, "check", spec=spec.to_yaml(), text=text)
-        return "every block, and the logits, are transformers'"
+@dataclass
+class _PortJudge:
+    """Has the generator go on with a block that was written anew, and proves what it makes against
+    the code as it was.
+    """
+
+    context: RunContext
+    text: str = ""
+    """The model file that passed last."""
+
+    def __call__(self, files: Mapping[str, str]) -> Verdict:
+        ((name, block),) = files.items()
+        spec = self.context.spec
+        try:
+            text = remote.ported(self.context, name, block)
+            vet(text, spec)
+            worst = proven(self.context, text, spec)
+        except OnboardError as error:
+            return Verdict(False, error.message)
+        self.text = text
+        return Verdict(True, worst)
+
+
+def vet(text: str, spec: ModelSpec) -> None:
+    """Raise `OnboardError` unless a model file passes the allow-list, and registers the classes of
+    its spec and no others.
+    """
+    if spec.repository is not None:
+        vet_model_file(text, spec)
+        return
+    vet_model_text(text)
+    if registered(text) != {spec.config_class, spec.architecture}:
+        raise OnboardError("the model file registers other classes than its spec has")
+
+
+def proven(context: RunContext, text: str, spec: ModelSpec) -> str:
+    """Prove a model file behind walls; return what that says."""
+    worst = remote.in_walls(context, "check", spec=spec.to_yaml(), text=text)
+    return f"every block, and the logits, are transformers': largest error {worst:.1e}"
 
 
 def _key(files: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ import typer
 from onboard.cli.options import Device, DTypeName, InDType, ModeName, Offline, OnDevice
 from onboard.cli.result import Result
 from onboard.cli.terminal import shown
-from onboard.errors import OnboardError
+from onboard.errors import OnboardError, UntranslatableError
 from onboard.hub import go_offline
 from onboard.workflow.phases import PHASES
 
@@ -167,7 +167,12 @@ class ModelRun:
         failed = (
             self.outcome.phases[-1].name if self.outcome is not None and self.outcome.phases else ""
         )
-        if type(error) is not OnboardError or failed not in TRANSLATING or self.context is None:
+        if (
+            not isinstance(error, OnboardError)
+            or type(error) not in (OnboardError, UntranslatableError)
+            or failed not in TRANSLATING
+            or self.context is None
+        ):
             return error
         if not _is_known(self.context.source.config().get("model_type")):
             return error

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from onboard.analysis.spec import ModelSpec
 from onboard.content import CONTENT_ROOT
-from onboard.errors import OnboardError
+from onboard.errors import OnboardError, UntranslatableError
 from onboard.workflow import team
 from onboard.workflow.lock import WORK
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
@@ -38,7 +38,7 @@ class Generate(Phase):
 
     def run(self, context: RunContext) -> PhaseResult:
         """Generate, prove, write; a file that does not prove is not written."""
-        made = _of_own_code(context) if context.spec.repository else _of_transformers(context)
+        made = _made(context)
         text, worst = made.text, made.worst
         path = context.root / "models" / f"modeling_{context.spec.family}.py"
         artifacts = {"model_file": context.relative(path)}
@@ -66,6 +66,18 @@ class _Made:
     worst: float
     by: str = ""
     """Who had a hand in it beside the generator."""
+
+
+def _made(context: RunContext) -> _Made:
+    """Return the model file; where a block has no translation, with it as the porter has it."""
+    try:
+        return _of_own_code(context) if context.spec.repository else _of_transformers(context)
+    except UntranslatableError as error:
+        text, block = team.ported(context, error), error.block
+        if text is None:
+            raise
+    worst = remote.in_walls(context, "check", spec=context.spec.to_yaml(), text=text)
+    return _Made(text, worst, f"{block} is the porter's")
 
 
 def _of_transformers(context: RunContext) -> _Made:

@@ -33,7 +33,9 @@ class Report(Phase):
         paths = [content_path("templates", name, root=context.root) for name in names]
         return {
             "templates": [context.files.digest(path) for path in paths],
-            "artifacts": context.digest("spec.yaml", *(f"{name}.json" for name in ARTIFACTS)),
+            "artifacts": context.digest(
+                "spec.yaml", "agents.json", *(f"{name}.json" for name in ARTIFACTS)
+            ),
             "files": files(context, found_artifacts(context)),
         }
 

@@ -26,7 +26,10 @@ class ReviewPhase(Phase):
     name = "review"
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
-        """The two files under review, the suite of the tests, the spec and the reviewer itself."""
+        """The two files under review, the suite of the tests, the spec and the reviewer itself, or
+        who plays it beside the rules.
+        """
+        agent = context.options.agents.reviewer
         return {
             "model_file": context.files.digest(context.root / model_path(context)),
             "test_file": context.files.digest(context.root / test_path(context)),
@@ -35,6 +38,7 @@ class ReviewPhase(Phase):
             "reviewer": {
                 path.name: context.files.digest(path) for path in sorted(_REVIEWER.glob("*.py"))
             },
+            **({} if agent.kind == "builtin" else {"agent": agent.model_dump(mode="json")}),
         }
 
     def run(self, context: RunContext) -> PhaseResult:

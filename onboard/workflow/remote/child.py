@@ -71,7 +71,8 @@ def _reply(request: dict[str, Any], code: Path, config: dict[str, Any]) -> dict[
     try:
         return {"result": _work(request, code, config)}
     except OnboardError as error:
-        return {"error": error.message, "hint": error.hint}
+        block = getattr(error, "block", "")
+        return {"error": error.message, "hint": error.hint, "block": block}
     except BaseException as error:  # whatever the repository's code raises
         traceback.print_exc()
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -20,11 +20,13 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from onboard.errors import ConsentRequiredError, OnboardError
+from onboard.errors import ConsentRequiredError, OnboardError, UntranslatableError
 from onboard.workflow.phase import RunContext
+from onboard.workflow.remote.agreed import file_of
 from onboard.workflow.remote.channel import Channel
 from onboard.workflow.remote.handed import small_files
 from onboard.workflow.remote.messages import REPLIES, Hello, Message, Reply
+from onboard.workflow.remote.ported import with_ported
 from onboard.workflow.remote.sandbox import WALLS, Limits, environment, missing
 
 LIMITS = Limits()
@@ -56,8 +58,36 @@ def in_walls(context: RunContext, task: str, **arguments: Any) -> Any:
 
 
 def _asked(context: RunContext, task: str, arguments: Mapping[str, Any], *, own_code: bool) -> Any:
-    reply = _session(context).ask(task, arguments, own_code=own_code)
+    return _result(_session(context).ask(task, arguments, own_code=own_code))
+
+
+def ported(context: RunContext, name: str, block: str) -> str:
+    """Return the model file that the generator makes of modeling code of which a class has another
+    text: in a process of its own, whose copy of the code has it.
+
+    Raises:
+        OnboardError: the code does not run, or has no translation with it either.
+    """
+    spec = context.spec
+    code = {}
+    if spec.repository is not None:
+        code, file = small_files(context.source.files()), file_of(spec.hf_module)
+        code[file] = with_ported(code[file], name, block)
+    session = Session(f"{context.work_dir} ported")
+    try:
+        agree(session, unsandboxed=context.options.unsandboxed)
+        session.give(context.source.config(), code)
+        arguments = {"spec": spec.to_yaml(), "name": name, "block": block}
+        reply = session.ask("port", arguments, own_code=spec.repository is not None)
+    finally:
+        session.close()
+    return str(_result(reply))
+
+
+def _result(reply: Reply[Any]) -> Any:
     if reply.error is not None:
+        if reply.block:
+            raise UntranslatableError(reply.error, hint=reply.hint, block=reply.block)
         raise OnboardError(reply.error, hint=reply.hint)
     return reply.result
 

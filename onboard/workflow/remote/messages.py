@@ -37,6 +37,8 @@ class Reply(Message, Generic[T]):
     result: T | None = None
     error: Line | None = None
     hint: Line = ""
+    block: Word = ""
+    """The class that has no translation, where that is what is wrong."""
 
 
 class Generated(Message):
@@ -44,6 +46,13 @@ class Generated(Message):
 
     text: Text
     worst: FiniteFloat
+
+
+class RecordedCall(Message):
+    """The forms of what a class is given and gives."""
+
+    arguments: dict[Word, Line]
+    result: Line
 
 
 class TestRow(Message):
@@ -93,7 +102,9 @@ REPLIES: dict[str, type[Reply[Any]]] = {
     "measure": Reply[dict[Word, Count]],
     "analyze": Reply[Text],
     "generate": Reply[Generated],
-    "check": Reply[None],
+    "check": Reply[FiniteFloat],
+    "recorded": Reply[list[RecordedCall]],
+    "port": Reply[Text],
     "logits": Reply[Count],
     "measure_model": Reply[Measured],
     "run_pytest": Reply[Tested],

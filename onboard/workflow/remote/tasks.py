@@ -42,11 +42,34 @@ def generate(folder: Path, config: dict[str, Any], spec: str) -> dict[str, Any]:
     return {"text": text, "worst": max(proof.error for proof in prove(text, parsed))}
 
 
-def check(folder: Path, config: dict[str, Any], spec: str, text: str) -> None:
-    """Prove a model file for another model of its family."""
+def check(folder: Path, config: dict[str, Any], spec: str, text: str) -> float:
+    """Prove a model file for a model of its family; return the largest error of a block."""
     from onboard.verify.blocks import prove
 
-    prove(text, ModelSpec.from_yaml(spec), export=False)
+    return max(proof.error for proof in prove(text, ModelSpec.from_yaml(spec), export=False))
+
+
+def recorded(folder: Path, config: dict[str, Any], spec: str, name: str) -> list[dict[str, Any]]:
+    """Return the forms of what a class is given and gives in a probe."""
+    from onboard.workflow.remote.ported import recorded_calls
+
+    return recorded_calls(ModelSpec.from_yaml(spec).config, name)
+
+
+def port(folder: Path, config: dict[str, Any], spec: str, name: str, block: str) -> str:
+    """Return the model file that the generator makes where a class has another text.
+
+    A repository's code has it already. The process is of no use for anything else afterwards.
+    """
+    from onboard.analysis.analyze import analyze
+    from onboard.codegen.model_file import generate_model_file
+    from onboard.workflow.remote.ported import import_ported
+
+    parsed = ModelSpec.from_yaml(spec)
+    if parsed.repository is None:
+        import_ported(parsed.hf_module, name, block, folder / "ported")
+    found = analyze(config, folder, model=parsed.model, revision=parsed.revision)
+    return generate_model_file(found)
 
 
 def measure_model(folder: Path, config: dict[str, Any], spec: str) -> dict[str, Any]:
@@ -109,13 +132,7 @@ def review(
 TASKS: dict[str, Callable[..., Any]] = {
     task.__name__: task
     for task in (
-        measure,
-        analyze,
-        generate,
-        check,
-        logits,
-        measure_model,
-        run_pytest,
-        review,
+        *(measure, analyze, generate, check, logits, recorded, port),
+        *(measure_model, run_pytest, review),
     )
 }

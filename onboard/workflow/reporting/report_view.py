@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from onboard import __version__
+from onboard.agents.role_runs import load_runs
 from onboard.analysis.spec import LayerKind, ModelSpec
 from onboard.analysis.spec_blocks import Experts
 from onboard.workflow.checkpoint.checkpoint_size import layer_kinds, max_positions, native_values
@@ -45,6 +46,7 @@ def report_view(context: RunContext) -> dict[str, Any]:
         "review": found["review"],
         "review_items": review_groups(found["review"]),
         "review_text": review_text(found["review"]),
+        "agents": load_runs(context.work_dir),
         "runs": [run_view(name, run) for name, run in runs],
         "notes": human_notes(spec, found),
         "reduced_facts": reduced_facts(dict(runs)),
@@ -220,6 +222,7 @@ _WORK_FILES = (
     ("spec.yaml", "spec, which may be edited"),
     ("tests.json", "test results"),
     ("review.json", "review"),
+    ("agents.json", "who was asked to mend, port or judge, and what was kept"),
     ("run.json", "prompts, outputs, pipeline history"),
     ("worklog.md", "worklog"),
 )

@@ -20,7 +20,12 @@ EDIT = f"open({MODEL!r}, 'w').write({GOOD!r})"
 
 
 @pytest.mark.parametrize(
-    "script", [SAY, EDIT, f"print('Here it is.\\n```json'); {SAY}; print('```')"]
+    "script",
+    [
+        EDIT,
+        pytest.param(SAY, marks=pytest.mark.exhaustive),
+        f"print('Here it is.\\n```json'); {SAY}; print('```')",
+    ],
 )
 def test_a_right_answer_is_kept_with_its_diff_and_both_errors(tmp_path: Path, script: str) -> None:
     run = propose(assignment(tmp_path, scripted(script)), "X differs")
@@ -70,8 +75,16 @@ HARMFUL = {
     ),
 }
 
+ALWAYS = ("edits tests", "garbage", "ten megabytes")
 
-@pytest.mark.parametrize("kind", HARMFUL)
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[] if kind in ALWAYS else [pytest.mark.exhaustive])
+        for kind in HARMFUL
+    ],
+)
 def test_a_harmful_answer_is_not_taken(tmp_path: Path, kind: str) -> None:
     script, reason = HARMFUL[kind]
     with pytest.raises(
@@ -163,6 +176,7 @@ except OSError:
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.exhaustive
 def test_without_walls_nothing_is_run_unasked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +190,7 @@ def test_without_walls_nothing_is_run_unasked(
     assert propose(asked, "X differs").files == {MODEL: GOOD}
 
 
+@pytest.mark.exhaustive
 def test_costs_and_tokens_of_all_attempts_are_bounded(tmp_path: Path) -> None:
     report = {"result": "no", "total_cost_usd": 2.0, "usage": {"input_tokens": 50}}
     script = f"print({json.dumps(json.dumps(report))})"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import runpy
 from html.parser import HTMLParser
@@ -198,6 +199,23 @@ def test_a_road_that_ended_early_still_has_a_report(context_for: ContextFactory)
         "Not verified",
     ):
         assert needed in text
+
+
+def test_who_was_asked_and_what_was_kept_is_shown(context_for: ContextFactory) -> None:
+    context = _finished(context_for("org/tiny"))
+    before = Report().inputs(context)
+    run = {"role": "repairer", "back_end": "command", "about": "repair <X>", "input_hash": "0"}
+    run |= {"status": "done", "tokens": 1234, "cost": 0.5, "attempts": 2, "estimated": True}
+    run |= {"before": "X differs by 0.1", "after": "X is <right>", "diff": "-bad\n+good"}
+    context.files.write(context.artifact("agents.json"), json.dumps({"runs": [run]}))
+    assert Report().inputs(context) != before
+    Report().run(context)
+    text, page = (context.artifact(f"report.{end}").read_text() for end in ("md", "html"))
+    for shown in (text, page):
+        assert "2 attempts, about 1,234 tokens, 0.50 dollars" in shown
+        assert "Before: X differs by 0.1" in shown
+        assert "-bad\n+good" in shown
+    assert "X is &lt;right&gt;" in page
 
 
 def test_a_failed_run_shows_its_error(context_for: ContextFactory) -> None:

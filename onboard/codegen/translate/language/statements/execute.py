@@ -21,7 +21,7 @@ from onboard.codegen.translate.language.statements.first_calls import is_made_fi
 from onboard.codegen.translate.language.statements.joins import joined_env, note_conditional
 from onboard.codegen.translate.language.statements.regrowth import without_regrowth
 from onboard.codegen.translate.language.statements.short_texts import Side, short_texts
-from onboard.codegen.translate.language.trees import selection
+from onboard.codegen.translate.language.trees import selection, syntax
 from onboard.codegen.translate.language.trees.casts import casts_alone
 from onboard.codegen.translate.language.trees.mapped import each_mapped
 from onboard.codegen.translate.language.trees.skips import without_continue
@@ -38,6 +38,7 @@ from onboard.codegen.translate.language.values import (
 GOES_ON, RETURNS, RAISES = "goes on", "returns", "raises"
 
 
+@syntax.noted
 def execute(statements: Sequence[ast.stmt], frame: Frame) -> str:
     """Execute statements; return how they end (`GOES_ON`, `RETURNS`, `RAISES`)."""
     for index, statement in enumerate(statements):

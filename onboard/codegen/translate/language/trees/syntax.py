@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+E = TypeVar("E", bound=Callable[..., Any])
 
 TOO_LONG = "not covered: texts of more tokens"
 """What a generated file says of texts that it refuses, as this one begins."""
@@ -11,6 +15,25 @@ TOO_LONG = "not covered: texts of more tokens"
 
 class Untranslatable(Exception):
     """A construct that has no translation; the message says which."""
+
+    block = ""
+    """The class of the modeling code that has it, where that is known."""
+
+
+def noted(execute: E) -> E:
+    """Have what executes statements in a frame note the innermost class whose code has a construct
+    without translation.
+    """
+
+    @wraps(execute)
+    def executed(statements: Any, frame: Any) -> Any:
+        try:
+            return execute(statements, frame)
+        except Untranslatable as error:
+            error.block = error.block or getattr(frame.owner, "__name__", "")
+            raise
+
+    return cast(E, executed)
 
 
 def name(identifier: str, store: bool = False) -> ast.Name:
