@@ -5,37 +5,11 @@ what it is made of.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-_MIXERS = {
-    "torch_gated_delta_rule": "Gated delta rule mixer",
-    "torch_delta_rule": "Delta rule mixer",
-    "torch_kda": "Delta rule mixer with a decay for each channel",
-    "torch_ssm": "State-space mixer with one decay a head",
-    "torch_selective_scan": "Selective state-space mixer",
-    "torch_lightning_attention": "Linear attention with constant decay",
-    "torch_linear_recurrence": "Gated linear recurrence (RG-LRU)",
-    "torch_mlstm": "Matrix LSTM mixer",
-    "torch_wkv": "WKV mixer",
-}
-"""Recurrences; a convolution in front of one belongs to it."""
-_ATTENTION = {
-    "torch_sparse_mla": "Multi-head latent attention to the keys that an indexer chose",
-    "torch_mla": "Multi-head latent attention",
-    "torch_sparse_attention": "Attention to the keys that an indexer chose",
-    "torch_compressed_attention": "Attention to a window of tokens and to compressed blocks before it",
-    "torch_relative_attention": "Attention with a bias of relative positions",
-    "torch_dynamic_mask_attention": "Attention to the keys of the largest bias",
-}
-_OTHERS = {
-    "torch_lightning_indexer": "Indexer: chooses the keys that each query attends to.",
-    "torch_block_indexer": "Indexer: chooses the blocks of keys that each query attends to.",
-    "torch_causal_conv1d": "Short convolution mixer, [batch, seq, hidden] to the same.",
-    "torch_moe": "Mixture of experts, [batch, seq, hidden] to the same.",
-    "torch_layernorm": "Layer norm over the last dimension.",
-    "torch_rmsnorm": "Root-mean-square norm over the last dimension.",
-}
+from onboard.ops import op_sources
+
 _FEATURES = {
     r"torch_\w*rope_with_": "rotary embeddings",
     r"\balibi_slopes=": "ALiBi",
@@ -67,9 +41,10 @@ def described(code: Code, others: Mapping[str, Code], experts: Collection[str]) 
     `others`: the model's other classes; `experts`: those of them that are experts.
     """
     ops = set(re.findall(r"torch\.ops\.onboard\.(\w+)\(", code.methods))
-    if (mixer := next((_MIXERS[op] for op in _MIXERS if op in ops), None)) is not None:
-        return _on_states(mixer)
-    if (kind := _attention(code, ops)) is not None:
+    mixers, attention, sentences = _of_ops(ops)
+    if mixers:
+        return _on_states(mixers[0])
+    if (kind := _attention(code, ops, attention)) is not None:
         return _on_states(f"{kind}{_with(code)}")
     if _makes(code, experts):
         return _on_states(
@@ -80,7 +55,7 @@ def described(code: Code, others: Mapping[str, Code], experts: Collection[str]) 
         _makes(other, experts) for other in others.values() if other is not code
     ):
         return "Router: the experts of each token, and their weights."
-    found = next((_OTHERS[op] for op in _OTHERS if op in ops), None)
+    found = next(iter(sentences), None)
     if (
         found is None
         and not ops
@@ -98,9 +73,26 @@ def _on_states(what: str) -> str:
     return f"{what}, {_SAME}." if len(what) < _ROOM else f"{what}."
 
 
-def _attention(code: Code, ops: Collection[str]) -> str | None:
-    if (kind := next((_ATTENTION[op] for op in _ATTENTION if op in ops), None)) is not None:
-        return kind
+def _of_ops(names: Collection[str]) -> tuple[list[str], list[str], list[str]]:
+    """Return what classes are that call ops: mixers, attention, and whole sentences of others.
+
+    What carries a state says most of a class, then what has weights of its own, then what has the
+    longest name, which says more than a part of it.
+    """
+    sources = op_sources()
+    known = [(sources[name], name) for name in names if name in sources and sources[name].described]
+    known.sort(key=lambda item: (not item[0].carries_state, not item[0].feed_forward, -len(item[1])))
+    parts = [item for item, _ in known if not item.described.endswith(".")]
+    return (
+        [item.described for item in parts if not item.attends],
+        [item.described for item in parts if item.attends],
+        [item.described for item, _ in known if item.described.endswith(".")],
+    )
+
+
+def _attention(code: Code, ops: Collection[str], special: Sequence[str]) -> str | None:
+    if special:
+        return special[0]
     if "torch_attention" not in ops:
         return None
     grouped = re.search(r"num_key_value_heads|num_kv_heads|n_kv_heads|num_query_groups", code.init)

@@ -10,6 +10,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
 from onboard.errors import UsageError
+from onboard.ops.written_forms import CallForm, LoopForm
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,6 +57,18 @@ class OpProperties(TypedDict, total=False):
     """Why no CUDA graph can hold it."""
     no_pieces: str
     """Why no CUDA graph of steps with many tokens should hold it."""
+    fused_form: str
+    """A rotation: the op, without its back end, that takes its place in layout bsnd, with the same
+    arguments but for the layout."""
+    described: str
+    """What a class is, in the words of the field, whose code calls it; a whole sentence where more
+    than that is told by nothing else."""
+    called_as: CallForm
+    """How a helper function of modeling code that computes it is called."""
+    called_as_module: CallForm
+    """How a module of modeling code, without weights, that computes it is called."""
+    looped_as: LoopForm
+    """What it takes where modeling code writes it as a loop."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,11 @@ class OpSource:
     adds_residual: bool = False
     no_capture: str = ""
     no_pieces: str = ""
+    fused_form: str = ""
+    described: str = ""
+    called_as: CallForm | None = None
+    called_as_module: CallForm | None = None
+    looped_as: LoopForm | None = None
 
     @property
     def ships(self) -> bool:

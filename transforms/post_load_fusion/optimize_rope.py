@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -18,26 +18,12 @@ from onboard.graph.transform import (
     TransformInfo,
     register_transform,
 )
+from onboard.ops.library import declared
 
 _ops = torch.ops.onboard
 _HEADS_DIM = 2  # of layout bsnd, where tables [batch, sequence, size] are broadcast
 _HEADS_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _TABLE_DTYPES = (*_HEADS_DTYPES, torch.complex64)
-
-
-class _Form(NamedTuple):
-    """What takes the place of a canonical rotation."""
-
-    kernel: str
-    arguments: tuple[str, ...]
-    """Names of queries, keys and tables, in the kernel's order."""
-
-
-_FORMS = {
-    _ops.torch_rope_with_explicit_cos_sin: _Form("rope_cached", ("q", "k", "cos", "sin")),
-    _ops.torch_rope_with_qk_interleaving: _Form("rope_deinterleaved", ("q", "k", "cos", "sin")),
-    _ops.torch_rope_with_complex_freqs: _Form("rope_pairs", ("xq", "xk", "freqs_cis")),
-}
 
 
 @register_transform("optimize_rope")
@@ -50,7 +36,7 @@ class OptimizeRope(GraphTransform[TransformConfig]):
         """Count one match for each rotation."""
         if choose_backend("auto", context, self.key) != "triton":
             return SKIPPED
-        rotations = nodes_of(gm, *_FORMS)
+        rotations = [node for node in gm.graph.nodes if declared(node.target).fused_form]
         fitting = [node for node in rotations if _fits(node)]
         for node in fitting:
             _use_kernel(node)
@@ -81,19 +67,14 @@ def _fits(rotation: fx.Node) -> bool:
 
 
 def _use_kernel(rotation: fx.Node) -> None:
-    tensors, kernel = tuple(_tensors(rotation)), _form(rotation).kernel
+    tensors, kernel = tuple(_tensors(rotation)), declared(rotation.target).fused_form
     rotation.args, rotation.kwargs = tensors, {}
     rotation.target = fused_op("triton", kernel)
 
 
 def _tensors(rotation: fx.Node) -> list[fx.Node]:
     """Return queries, keys and tables."""
-    values = arguments(rotation)
-    return [values[name] for name in _form(rotation).arguments]
-
-
-def _form(rotation: fx.Node) -> _Form:
-    return next(form for op, form in _FORMS.items() if is_op(rotation, op))
+    return [value for name, value in arguments(rotation).items() if name != "unsqueeze_dim"]
 
 
 def _take_in_norms(gm: fx.GraphModule, rotation: fx.Node) -> bool:

@@ -2,7 +2,7 @@
 canonical ops.
 
 transformers writes the convolution and the scans of its mixers as helper functions with the
-arguments of the kernels that can replace them. A helper whose arguments fit a `Form` is called
+arguments of the kernels that can replace them. A helper whose arguments fit a `CallForm` is called
 again, with other settings, too; it is that op when the form's expression, which is also what
 generated code will say, gives the same.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,89 +19,21 @@ from torch import nn
 
 from onboard.analysis.recognise.probe import Finding
 from onboard.analysis.recognise.recorder import HelperCall
+from onboard.ops.library import op_sources
+from onboard.ops.written_forms import CallForm
 from onboard.verify.error import rmse_ratio, worst
 from onboard.verify.tolerances import SAME
 
 
-@dataclass(frozen=True)
-class Form:
-    """How a helper function's arguments become those of a canonical op."""
-
-    expression: str
-    """The op's call, in terms of the helper's parameters."""
-    fixed: dict[str, Any] = field(default_factory=dict)
-    """What other parameters must be."""
-    ignored: frozenset[str] = frozenset()
-    """Parameters that change no value."""
-    turned: frozenset[str] = frozenset()
-    """Arguments that are [batch, channels, sequence] where the op has [batch, sequence, channels];
-    so is the result.
-    """
-    settings: tuple[dict[str, Any], ...] = ()
-    """Other values of parameters, with which the helper is tried, too."""
-    with_state: bool = False
-    """The helper returns (output, state)."""
-
-    @property
-    def parameters(self) -> frozenset[str]:
-        """The helper's parameters that the expression reads."""
-        names = {
-            node.id for node in ast.walk(ast.parse(self.expression)) if isinstance(node, ast.Name)
-        }
-        return frozenset(names - {"torch"})
-
-
-FORMS = {
-    "torch_causal_conv1d": Form(
-        "torch.ops.onboard.torch_causal_conv1d(hidden_states, weight.unsqueeze(1), bias, activation=activation)",
-        turned=frozenset({"hidden_states"}),
-        settings=({"activation": None}, {"activation": "silu"}, {"activation": "gelu"}),
-    ),
-    "torch_ssm": Form(
-        "torch.ops.onboard.torch_ssm(hidden_states, A, B, C, D, dt, dt_bias, dt_limit, chunk_size)",
-        fixed={"dt_softplus": True, "initial_states": None, "return_final_states": False},
-        settings=({"dt_limit": (0.3, 0.9)}, {"chunk_size": 5}),
-    ),
-    "torch_selective_scan": Form(
-        "torch.ops.onboard.torch_selective_scan(hidden_states, dt, A, B, C, D, z, delta_bias)",
-        fixed={"delta_softplus": True, "return_last_state": False},
-        ignored=frozenset({"use_mambapy", "use_associative_scan"}),
-        turned=frozenset({"hidden_states", "dt", "B", "C", "z"}),
-        settings=({"z": None}, {"D": None}, {"delta_bias": None}),
-    ),
-    "torch_gated_delta_rule": Form(
-        "torch.ops.onboard.torch_gated_delta_rule(query, key, value, g, beta, None, use_qk_l2norm_in_kernel)",
-        fixed={"initial_state": None, "output_final_state": False},
-        ignored=frozenset({"chunk_size"}),
-        settings=({"use_qk_l2norm_in_kernel": True}, {"chunk_size": 8}),
-        with_state=True,
-    ),
-    "torch_delta_rule": Form(
-        "torch.ops.onboard.torch_delta_rule(query, key, value, beta, None, use_qk_l2norm_in_kernel)",
-        fixed={"initial_state": None, "output_final_state": False},
-        ignored=frozenset({"chunk_size"}),
-        settings=({"use_qk_l2norm_in_kernel": True}, {"chunk_size": 8}),
-        with_state=True,
-    ),
-    "torch_wkv": Form(
-        "torch.ops.onboard.torch_wkv(key, value, time_decay, time_first)",
-        fixed={"state": None, "return_state": False},
-        with_state=True,
-    ),
-    "torch_kda": Form(
-        "torch.ops.onboard.torch_kda(query, key, value, g, beta, None, use_qk_l2norm_in_kernel)",
-        fixed={"initial_state": None, "output_final_state": False},
-        ignored=frozenset({"chunk_size"}),
-        settings=({"use_qk_l2norm_in_kernel": True}, {"chunk_size": 8}),
-        with_state=True,
-    ),
-}
-"""Canonical op -> how helpers with the interface of its kernels are called."""
+def call_forms() -> dict[str, CallForm]:
+    """Return how the helper functions are called that compute an op, by op."""
+    found = {op: source.called_as for op, source in op_sources().items()}
+    return {op: form for op, form in found.items() if form is not None}
 
 
 def probe_scan(call: HelperCall) -> Finding | None:
-    """Recognise a helper function that is one of `FORMS`."""
-    for op, form in FORMS.items():
+    """Recognise a helper function that is one of `call_forms`."""
+    for op, form in call_forms().items():
         if not form.parameters <= call.arguments.keys() or not _is_plain(form, call.arguments):
             continue
         errors = [
@@ -116,7 +47,7 @@ def probe_scan(call: HelperCall) -> Finding | None:
     return None
 
 
-def _is_plain(form: Form, arguments: dict[str, Any]) -> bool:
+def _is_plain(form: CallForm, arguments: dict[str, Any]) -> bool:
     rest = arguments.keys() - form.parameters - form.fixed.keys() - form.ignored
     return all(arguments.get(key) == value for key, value in form.fixed.items()) and all(
         arguments[key] is None for key in rest
@@ -124,7 +55,10 @@ def _is_plain(form: Form, arguments: dict[str, Any]) -> bool:
 
 
 def scan_error(
-    form: Form, helper: Callable[..., Any], arguments: dict[str, Any], ignored: Collection[str] = ()
+    form: CallForm,
+    helper: Callable[..., Any],
+    arguments: dict[str, Any],
+    ignored: Collection[str] = (),
 ) -> float:
     """Return how far a helper, which has no arguments `ignored`, is from what a form says."""
     turned = {

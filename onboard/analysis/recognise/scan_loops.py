@@ -17,23 +17,16 @@ import torch
 from onboard.analysis.recognise.recorder import Recording
 from onboard.analysis.recognise.watch import Loop, LoopCall
 from onboard.analysis.spec_blocks import Block, make_block
+from onboard.ops.library import op_sources
+from onboard.ops.written_forms import LoopForm
 from onboard.verify.error import rmse_ratio, worst
 from onboard.verify.tolerances import SAME
 
 
-@dataclass(frozen=True)
-class LoopForm:
-    """What a canonical op takes: tensors along the sequence, of so many dimensions, then vectors of
-    a number a head.
-    """
-
-    tensors: int
-    dims: int
-    vectors: int = 0
-
-
-LOOPS = {"torch_lightning_attention": LoopForm(3, 4, 1), "torch_linear_recurrence": LoopForm(2, 3)}
-"""Canonical op -> its arguments."""
+def loop_forms() -> dict[str, LoopForm]:
+    """Return what the ops take that modeling code may write as a loop."""
+    found = {op: source.looped_as for op, source in op_sources().items()}
+    return {op: form for op, form in found.items() if form is not None}
 
 
 @dataclass(frozen=True)
@@ -85,7 +78,7 @@ def _block(loop: Loop, match: Match, file: str) -> Block:
 def match_loop(calls: list[LoopCall]) -> Match | None:
     """Return which op the calls of one loop are; None when they are none."""
     first = calls[0]
-    for op, form in LOOPS.items():
+    for op, form in loop_forms().items():
         for turned in (True, False) if form.dims == 4 else (False,):
             for names in _arguments(form, first.before):
                 for match in _results(op, form, names, turned, first):

@@ -11,32 +11,33 @@ from typing import Any
 
 from torch import nn
 
-from onboard.analysis.recognise.mixers import Form, scan_error
+from onboard.analysis.recognise.mixers import scan_error
 from onboard.analysis.recognise.probe import Finding
 from onboard.analysis.recognise.recorder import ModuleCall
+from onboard.ops.library import op_sources
+from onboard.ops.written_forms import CallForm
 from onboard.verify.error import worst
 from onboard.verify.tolerances import SAME
 
-MODULE_FORMS = {
-    "torch_mlstm": Form(
-        "torch.ops.onboard.torch_mlstm(query, key, value, igate, fgate, eps)",
-        turned=frozenset({"query", "key", "value", "igate", "fgate"}),
-        with_state=True,
-    ),
-}
-"""Canonical op -> how a module's forward is called; `eps` is the setting."""
 SETTING = "eps"
+"""The parameter of an op that is a module's setting."""
 _COARSE = 0.37
 
 
+def module_forms() -> dict[str, CallForm]:
+    """Return how the modules are called that compute an op, by op."""
+    found = {op: source.called_as_module for op, source in op_sources().items()}
+    return {op: form for op, form in found.items() if form is not None}
+
+
 def probe_scan_module(module: nn.Module, calls: Sequence[ModuleCall]) -> Finding | None:
-    """Recognise a module that is one of `MODULE_FORMS`, whatever other number its config has in the
+    """Recognise a module that is one of `module_forms`, whatever other number its config has in the
     setting's place.
     """
     if module.state_dict() or not calls or not hasattr(module, "config"):
         return None
     bound = [bound_arguments(module, call) for call in calls]
-    for op, form in MODULE_FORMS.items():
+    for op, form in module_forms().items():
         wanted = form.parameters - {SETTING}
         if not all(
             wanted <= item.keys() and all(item[key] is None for key in item.keys() - wanted)

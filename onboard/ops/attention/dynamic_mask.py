@@ -46,7 +46,12 @@ def kept_bias(
     return torch.full_like(bias, -torch.inf).scatter(-1, best, bias.gather(-1, best))
 
 
-@register_op(_fake, carries_state=True, attends=True)
+@register_op(
+    _fake,
+    carries_state=True,
+    attends=True,
+    described="Attention to the keys of the largest bias",
+)
 def torch_dynamic_mask_attention(
     query: Tensor,
     key: Tensor,

@@ -39,7 +39,12 @@ def distance_bias(relative: Tensor, distance: Tensor) -> Tensor:
     return by_head.gather(-1, at)
 
 
-@register_op(_fake, carries_state=True, attends=True)
+@register_op(
+    _fake,
+    carries_state=True,
+    attends=True,
+    described="Attention with a bias of relative positions",
+)
 def torch_relative_attention(
     query: Tensor,
     key: Tensor,

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from onboard.ops.library import register_op
 from onboard.ops.linear.activation import activation_function
+from onboard.ops.written_forms import CallForm
 
 
 def fake_conv(input: Tensor, weight: Tensor, *_: object, **__: object) -> Tensor:
@@ -26,7 +27,16 @@ def groups_of(input: Tensor, weight: Tensor) -> int:
     return input.shape[-1] // weight.shape[1]
 
 
-@register_op(fake_conv, carries_state=True)
+@register_op(
+    fake_conv,
+    carries_state=True,
+    described="Short convolution mixer, [batch, seq, hidden] to the same.",
+    called_as=CallForm(
+        "torch.ops.onboard.torch_causal_conv1d(hidden_states, weight.unsqueeze(1), bias, activation=activation)",
+        turned=frozenset({"hidden_states"}),
+        settings=({"activation": None}, {"activation": "silu"}, {"activation": "gelu"}),
+    ),
+)
 def torch_causal_conv1d(
     input: Tensor,
     weight: Tensor,

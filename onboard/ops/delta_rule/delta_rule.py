@@ -11,6 +11,7 @@ from torch import Tensor
 from onboard.ops.library import register_op
 from onboard.ops.norm.norm import torch_l2norm
 from onboard.ops.ssm.ssm import pairwise_decay, wide_dtype
+from onboard.ops.written_forms import CallForm
 
 _CHUNK = 64
 _L2_EPS = 1e-6
@@ -21,7 +22,18 @@ def fake_delta_rule(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -
     return q.new_empty(v.shape)
 
 
-@register_op(fake_delta_rule, carries_state=True)
+@register_op(
+    fake_delta_rule,
+    carries_state=True,
+    described="Gated delta rule mixer",
+    called_as=CallForm(
+        "torch.ops.onboard.torch_gated_delta_rule(query, key, value, g, beta, None, use_qk_l2norm_in_kernel)",
+        fixed={"initial_state": None, "output_final_state": False},
+        ignored=frozenset({"chunk_size"}),
+        settings=({"use_qk_l2norm_in_kernel": True}, {"chunk_size": 8}),
+        with_state=True,
+    ),
+)
 def torch_gated_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -55,7 +67,18 @@ def torch_gated_delta_rule(
     return delta_rule(q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, state)[0]
 
 
-@register_op(fake_delta_rule, carries_state=True)
+@register_op(
+    fake_delta_rule,
+    carries_state=True,
+    described="Delta rule mixer",
+    called_as=CallForm(
+        "torch.ops.onboard.torch_delta_rule(query, key, value, beta, None, use_qk_l2norm_in_kernel)",
+        fixed={"initial_state": None, "output_final_state": False},
+        ignored=frozenset({"chunk_size"}),
+        settings=({"use_qk_l2norm_in_kernel": True}, {"chunk_size": 8}),
+        with_state=True,
+    ),
+)
 def torch_delta_rule(
     q: Tensor,
     k: Tensor,

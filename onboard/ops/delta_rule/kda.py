@@ -12,6 +12,7 @@ from onboard.ops.delta_rule.delta_rule import fake_delta_rule, in_chunks
 from onboard.ops.library import register_op
 from onboard.ops.recurrences.advance import advance
 from onboard.ops.ssm.ssm import wide_dtype
+from onboard.ops.written_forms import CallForm
 
 _CHUNK = 16
 """Tokens at a time; their decay between each other, channel by channel, is [chunk, chunk, key_dim]
@@ -19,7 +20,18 @@ numbers a head.
 """
 
 
-@register_op(fake_delta_rule, carries_state=True)
+@register_op(
+    fake_delta_rule,
+    carries_state=True,
+    described="Delta rule mixer with a decay for each channel",
+    called_as=CallForm(
+        "torch.ops.onboard.torch_kda(query, key, value, g, beta, None, use_qk_l2norm_in_kernel)",
+        fixed={"initial_state": None, "output_final_state": False},
+        ignored=frozenset({"chunk_size"}),
+        settings=({"use_qk_l2norm_in_kernel": True}, {"chunk_size": 8}),
+        with_state=True,
+    ),
+)
 def torch_kda(
     q: Tensor,
     k: Tensor,

@@ -34,6 +34,7 @@ _SCHEMA = (
     experts=True,
     feed_forward=True,
     no_pieces="torch_moe computes every expert for every token where it is captured",
+    described="Mixture of experts, [batch, seq, hidden] to the same.",
 )
 def torch_moe(
     x: Tensor,

@@ -14,7 +14,7 @@ def fake_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
     return torch.empty_like(input, dtype=torch.promote_types(input.dtype, weight.dtype))
 
 
-@register_op(fake_rmsnorm)
+@register_op(fake_rmsnorm, described="Root-mean-square norm over the last dimension.")
 def torch_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square normalisation (Zhang and Sennrich 2019, arXiv:1910.07467).
 
@@ -55,7 +55,7 @@ def torch_l2norm(input: Tensor, eps: float) -> Tensor:
     return (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)).to(input.dtype)
 
 
-@register_op()
+@register_op(described="Layer norm over the last dimension.")
 def torch_layernorm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 from onboard.ops.library import State, register_op
 from onboard.ops.recurrences.advance import advance
 from onboard.ops.ssm.ssm import decaying_chunk, wide_dtype
+from onboard.ops.written_forms import LoopForm
 
 _CHUNK = 64
 
@@ -16,7 +17,12 @@ def _fake_lightning_attention(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Te
     return q.new_empty(v.shape)
 
 
-@register_op(_fake_lightning_attention, carries_state=True)
+@register_op(
+    _fake_lightning_attention,
+    carries_state=True,
+    described="Linear attention with constant decay",
+    looped_as=LoopForm(tensors=3, dims=4, vectors=1),
+)
 def torch_lightning_attention(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
     """Linear attention with a decay of each head (Qin et al. 2024, "Lightning Attention-2",
     arXiv:2401.04658).

@@ -10,13 +10,19 @@ from torch import Tensor
 from onboard.ops.library import State, register_op
 from onboard.ops.recurrences.advance import advance
 from onboard.ops.ssm.ssm import wide_dtype
+from onboard.ops.written_forms import LoopForm
 
 
 def _fake_linear_recurrence(x: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@register_op(_fake_linear_recurrence, carries_state=True)
+@register_op(
+    _fake_linear_recurrence,
+    carries_state=True,
+    described="Gated linear recurrence (RG-LRU)",
+    looped_as=LoopForm(tensors=2, dims=3),
+)
 def torch_linear_recurrence(x: Tensor, decay: Tensor) -> Tensor:
     """The recurrence inside RG-LRU (De et al. 2024, "Griffin", arXiv:2402.19427, equation 4).
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from onboard.ops.library import State, register_op
 from onboard.ops.recurrences.advance import advance
 from onboard.ops.ssm.ssm import log_pairwise_decay, wide_dtype
+from onboard.ops.written_forms import CallForm
 
 _CHUNK = 64
 
@@ -17,7 +18,16 @@ def _fake_mlstm(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
     return q.new_empty(v.shape)
 
 
-@register_op(_fake_mlstm, carries_state=True)
+@register_op(
+    _fake_mlstm,
+    carries_state=True,
+    described="Matrix LSTM mixer",
+    called_as_module=CallForm(
+        "torch.ops.onboard.torch_mlstm(query, key, value, igate, fgate, eps)",
+        turned=frozenset({"query", "key", "value", "igate", "fgate"}),
+        with_state=True,
+    ),
+)
 def torch_mlstm(
     q: Tensor, k: Tensor, v: Tensor, igate: Tensor, fgate: Tensor, eps: float
 ) -> Tensor:

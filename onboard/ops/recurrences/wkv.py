@@ -8,13 +8,23 @@ from torch import Tensor
 from onboard.ops.library import State, register_op
 from onboard.ops.recurrences.advance import advance
 from onboard.ops.ssm.ssm import wide_dtype
+from onboard.ops.written_forms import CallForm
 
 
 def _fake_wkv(key: Tensor, *_: object) -> Tensor:
     return torch.empty_like(key, memory_format=torch.contiguous_format)
 
 
-@register_op(_fake_wkv, carries_state=True)
+@register_op(
+    _fake_wkv,
+    carries_state=True,
+    described="WKV mixer",
+    called_as=CallForm(
+        "torch.ops.onboard.torch_wkv(key, value, time_decay, time_first)",
+        fixed={"state": None, "return_state": False},
+        with_state=True,
+    ),
+)
 def torch_wkv(key: Tensor, value: Tensor, time_decay: Tensor, time_first: Tensor) -> Tensor:
     """Average of values, of each channel, with weights that fade (Peng et al. 2023,
     arXiv:2305.13048, equation 16).

@@ -68,7 +68,7 @@ def fake_moved_rope(q: Tensor, k: Tensor, *_: object, **__: object) -> tuple[Ten
     return q.new_empty(q.shape), k.new_empty(k.shape)
 
 
-@register_op(fake_rope, rotary=("cos", "sin"), row_wise=True)
+@register_op(fake_rope, rotary=("cos", "sin"), row_wise=True, fused_form="rope_cached")
 def torch_rope_with_explicit_cos_sin(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:
@@ -87,7 +87,7 @@ def torch_rope_with_explicit_cos_sin(
     return _rotate_leading(q, cos, sin, False), _rotate_leading(k, cos, sin, False)
 
 
-@register_op(fake_moved_rope, rotary=("freqs_cis",), row_wise=True)
+@register_op(fake_moved_rope, rotary=("freqs_cis",), row_wise=True, fused_form="rope_pairs")
 def torch_rope_with_complex_freqs(
     xq: Tensor, xk: Tensor, freqs_cis: Tensor, unsqueeze_dim: int = 2
 ) -> tuple[Tensor, Tensor]:
@@ -106,7 +106,7 @@ def torch_rope_with_complex_freqs(
     return _rotate_pairs(xq, freqs), _rotate_pairs(xk, freqs)
 
 
-@register_op(fake_moved_rope, rotary=("cos", "sin"), row_wise=True)
+@register_op(fake_moved_rope, rotary=("cos", "sin"), row_wise=True, fused_form="rope_deinterleaved")
 def torch_rope_with_qk_interleaving(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,11 @@ def _fake(
     return query.new_empty((*query.shape[:2], _width(top_k, block_size, expand)), dtype=torch.int64)
 
 
-@register_op(_fake, carries_state=True)
+@register_op(
+    _fake,
+    carries_state=True,
+    described="Indexer: chooses the blocks of keys that each query attends to.",
+)
 def torch_block_indexer(
     query: Tensor,
     key: Tensor,

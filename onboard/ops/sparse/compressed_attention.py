@@ -30,7 +30,12 @@ def _fake(query: Tensor, *_: object, **__: object) -> Tensor:
     return torch.empty_like(query, memory_format=torch.contiguous_format)
 
 
-@register_op(_fake, carries_state=True, attends=True)
+@register_op(
+    _fake,
+    carries_state=True,
+    attends=True,
+    described="Attention to a window of tokens and to compressed blocks before it",
+)
 def torch_compressed_attention(
     query: Tensor,
     kv: Tensor,

@@ -84,7 +84,11 @@ def _fake(
     return query.new_empty((batch, length, chosen), dtype=torch.int64)
 
 
-@register_op(_fake, carries_state=True)
+@register_op(
+    _fake,
+    carries_state=True,
+    described="Indexer: chooses the keys that each query attends to.",
+)
 def torch_lightning_indexer(
     query: Tensor, key: Tensor, weights: Tensor, top_k: int, scale: float = 1.0
 ) -> Tensor:

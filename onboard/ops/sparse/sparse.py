@@ -27,7 +27,12 @@ def _fake_sparse_mla(
     return q_nope.new_empty((batch, length, heads, weight.shape[0] // heads - nope))
 
 
-@register_op(_fake_sparse_mla, carries_state=True, attends=True)
+@register_op(
+    _fake_sparse_mla,
+    carries_state=True,
+    attends=True,
+    described="Multi-head latent attention to the keys that an indexer chose",
+)
 def torch_sparse_mla(
     q_nope: Tensor,
     q_pe: Tensor,

@@ -14,7 +14,12 @@ def _fake(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -
     return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
-@register_op(_fake, carries_state=True, attends=True)
+@register_op(
+    _fake,
+    carries_state=True,
+    attends=True,
+    described="Attention to the keys that an indexer chose",
+)
 def torch_sparse_attention(
     query: Tensor, key: Tensor, value: Tensor, indices: Tensor, scale: float | None = None
 ) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onboard.ops.library import register_op
+from onboard.ops.written_forms import CallForm
 
 
 def wide_dtype(tensor: Tensor) -> torch.dtype:
@@ -19,7 +20,16 @@ def fake_ssm(hidden_states: Tensor, *_: object, **__: object) -> Tensor:
     return hidden_states.new_empty(hidden_states.shape, dtype=wide_dtype(hidden_states))
 
 
-@register_op(fake_ssm, carries_state=True)
+@register_op(
+    fake_ssm,
+    carries_state=True,
+    described="State-space mixer with one decay a head",
+    called_as=CallForm(
+        "torch.ops.onboard.torch_ssm(hidden_states, A, B, C, D, dt, dt_bias, dt_limit, chunk_size)",
+        fixed={"dt_softplus": True, "initial_states": None, "return_final_states": False},
+        settings=({"dt_limit": (0.3, 0.9)}, {"chunk_size": 5}),
+    ),
+)
 def torch_ssm(
     hidden_states: Tensor,
     A: Tensor,
@@ -122,6 +132,14 @@ def log_pairwise_decay(total: Tensor) -> Tensor:
         hidden_states, memory_format=torch.contiguous_format
     ),
     carries_state=True,
+    described="Selective state-space mixer",
+    called_as=CallForm(
+        "torch.ops.onboard.torch_selective_scan(hidden_states, dt, A, B, C, D, z, delta_bias)",
+        fixed={"delta_softplus": True, "return_last_state": False},
+        ignored=frozenset({"use_mambapy", "use_associative_scan"}),
+        turned=frozenset({"hidden_states", "dt", "B", "C", "z"}),
+        settings=({"z": None}, {"D": None}, {"delta_bias": None}),
+    ),
 )
 def torch_selective_scan(
     hidden_states: Tensor,

@@ -9,28 +9,29 @@ import inspect
 from copy import deepcopy
 from typing import Any
 
-from onboard.analysis.recognise.mixers import FORMS, Form
-from onboard.analysis.recognise.scan_modules import MODULE_FORMS, SETTING
+from onboard.analysis.recognise.mixers import call_forms
+from onboard.analysis.recognise.scan_modules import SETTING, module_forms
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.expressions.objects import attribute_of
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Config, Instance
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Value, untransposed
+from onboard.ops.written_forms import CallForm
 
 
-def form_of(obj: Any, frame: Frame) -> Form | None:
+def form_of(obj: Any, frame: Frame) -> CallForm | None:
     """Return how a helper function is called that the analysis found to be a canonical op of
     recurrent mixers.
     """
     return (
-        FORMS.get(frame.translator.findings.scans.get(obj.__name__, ""))
+        call_forms().get(frame.translator.findings.scans.get(obj.__name__, ""))
         if inspect.isfunction(obj)
         else None
     )
 
 
-def scan(function: Any, form: Form, args: Args) -> Value:
+def scan(function: Any, form: CallForm, args: Args) -> Value:
     """Return the canonical form of a call of a helper function that the analysis found to be
     `form`.
 
@@ -45,7 +46,7 @@ def scan_module(cls: Any, args: Args, frame: Frame) -> Value:
     config.
     """
     found = frame.translator.findings.scan_modules[cls.__name__]
-    form = MODULE_FORMS[found.op]
+    form = module_forms()[found.op]
     own = attribute_of(frame.cls, "config", name("self"), frame) if frame.cls is not None else NONE
     if not isinstance(own, Config):
         raise Untranslatable(f"a {cls.__name__} of a module that does not keep its config")
@@ -55,7 +56,7 @@ def scan_module(cls: Any, args: Args, frame: Frame) -> Value:
     return _written(cls, form, {**values, SETTING: setting})
 
 
-def _written(function: Any, form: Form, values: dict[str, Value]) -> Value:
+def _written(function: Any, form: CallForm, values: dict[str, Value]) -> Value:
     """Return the canonical form of a call whose arguments are known."""
     _check(function, form, values)
     code = {key: argument(values[key], key in form.turned) for key in form.parameters}
@@ -83,7 +84,7 @@ def _bound(function: Any, args: Args) -> dict[str, Value]:
     return values | dict(zip(names, args.positional, strict=False)) | keywords
 
 
-def _check(function: Any, form: Form, values: dict[str, Value]) -> None:
+def _check(function: Any, form: CallForm, values: dict[str, Value]) -> None:
     for key, value in values.items():
         if key in form.parameters or key in form.ignored:
             continue
