@@ -155,7 +155,7 @@ def _rotary(
     ropes = {
         finding.parameters["op"]
         for call in recording.functions
-        if (finding := probe.probe_rope(call))
+        if (finding := probe.probe_rope(call)) and not finding.parameters.get("single")
     }
     complex_form = ropes == {"torch_rope_with_complex_freqs"}
     longrope = "longrope" in str(parameters) or hasattr(config, "original_max_position_embeddings")

@@ -170,6 +170,10 @@ class RopeParameters(Parameters):
     unsqueeze_dim: int | None = None
     table_dims: int | None = None
     half_tables: bool = False
+    single: bool = False
+    """It turns one tensor, by tables with each frequency once."""
+    sin_first: bool = False
+    """Of these, sin comes before cos."""
     uncalled: bool = False
     """Only another config's model calls it."""
 

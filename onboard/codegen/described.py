@@ -81,7 +81,9 @@ def _of_ops(names: Collection[str]) -> tuple[list[str], list[str], list[str]]:
     """
     sources = op_sources()
     known = [(sources[name], name) for name in names if name in sources and sources[name].described]
-    known.sort(key=lambda item: (not item[0].carries_state, not item[0].feed_forward, -len(item[1])))
+    known.sort(
+        key=lambda item: (not item[0].carries_state, not item[0].feed_forward, -len(item[1]))
+    )
     parts = [item for item, _ in known if not item.described.endswith(".")]
     return (
         [item.described for item in parts if not item.attends],

@@ -22,7 +22,8 @@ from onboard.codegen.translate.language.findings import Findings, Recognised
 def findings_of(spec: ModelSpec) -> Findings:
     """Return what a spec's blocks and traits say of classes and functions."""
     blocks, bias = spec.blocks, spec.traits.get("position_bias")
-    ropes = {block.class_name: block.parameters for block in blocks if isinstance(block, Rope)}
+    turns = {block.class_name: block.parameters for block in blocks if isinstance(block, Rope)}
+    ropes = {key: found for key, found in turns.items() if not found.single}
     attention = [block for block in blocks if isinstance(block, Attention)]
     loops: dict[str, list[LoopParameters]] = defaultdict(list)
     for block in blocks:
@@ -44,6 +45,7 @@ def findings_of(spec: ModelSpec) -> Findings:
             key: found.table_dims for key, found in ropes.items() if found.table_dims is not None
         },
         half_ropes={key for key, found in ropes.items() if found.half_tables},
+        single_ropes={key: found for key, found in turns.items() if found.single},
         scans={
             block.class_name: block.parameters.op for block in blocks if isinstance(block, Scan)
         },

@@ -24,10 +24,17 @@ _REPEATS = {"repeat_interleave"}
 _BACK_ENDS = ("triton", "flashinfer", "fla", "trtllm", "cutlass")
 
 
-def _ops(source: Source, inside: ast.AST | None = None) -> dict[ast.Call, str]:
-    """The calls of `torch.ops` and the name after it, for example `onboard.torch_rmsnorm`."""
-    calls = source.calls(lambda name: name.startswith("torch.ops."), inside)
-    return {call: dotted(call.func).removeprefix("torch.ops.") for call in calls}
+def _ops(source: Source, inside: ast.AST | None = None) -> dict[ast.Attribute, str]:
+    """Where an op is named, called there or kept to be called, and what comes after `torch.ops`, for
+    example `onboard.torch_rmsnorm`.
+    """
+    owners = {id(node.value) for node in source.all(ast.Attribute, inside)}
+    named = [
+        node
+        for node in source.all(ast.Attribute, inside)
+        if id(node) not in owners and dotted(node).startswith("torch.ops.")
+    ]
+    return {node: dotted(node).removeprefix("torch.ops.") for node in named}
 
 
 def _is_back_end(name: str) -> bool:
@@ -45,13 +52,13 @@ def _canonical_used(subject: Subject) -> Outcome:
         node = subject.model.tree if block.kind == "rope" else classes.get(block.class_name)
         wanted = _OPS_OF_KIND.get(block.kind, {getattr(block.parameters, "op", "")})
         ops = _ops(subject.model, node) if node is not None else {}
-        calls = [call for call, name in ops.items() if name.removeprefix("onboard.") in wanted]
-        if not calls:
+        named = [node for node, name in ops.items() if name.removeprefix("onboard.") in wanted]
+        if not named:
             line = getattr(node, "lineno", 1)
             missing.append(
                 f"{subject.model.path}:{line}: {block.class_name} calls none of {', '.join(sorted(wanted))}"
             )
-        used += subject.model.places(calls)
+        used += subject.model.places(named)
     return Outcome(not missing, missing or used)
 
 
@@ -96,8 +103,8 @@ def _known_ops(subject: Subject) -> Outcome:
     return forbid(
         subject.model,
         [
-            call
-            for call, name in _ops(subject.model).items()
+            node
+            for node, name in _ops(subject.model).items()
             if name not in known and not _is_back_end(name)
         ],
     )
@@ -105,7 +112,7 @@ def _known_ops(subject: Subject) -> Outcome:
 
 def _no_back_end(subject: Subject) -> Outcome:
     return forbid(
-        subject.model, [call for call, name in _ops(subject.model).items() if _is_back_end(name)]
+        subject.model, [node for node, name in _ops(subject.model).items() if _is_back_end(name)]
     )
 
 
@@ -137,8 +144,8 @@ def _no_repeat(subject: Subject) -> Outcome:
         flow = Dataflow(function)
         attention = [
             call
-            for call, op in _ops(subject.model, function).items()
-            if "attention" in op and len(call.args) > 2
+            for call in subject.model.calls(lambda name: name.startswith("torch.ops."), function)
+            if "attention" in dotted(call.func) and len(call.args) > 2
         ]
         into = {name for call in attention for arg in call.args[1:3] for name in flow.sources(arg)}
         repeats = subject.model.calls(lambda name: _last(name) in _REPEATS, function)

@@ -5,6 +5,7 @@ the same input.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -225,8 +226,10 @@ def is_doubled(output: Any) -> bool:
 
 def probe_rope(call: FunctionCall) -> Finding | None:
     """Recognise a helper that applies RoPE to q and k [batch, heads, seq, dim], given cos and sin;
-    or, to these or to [batch, seq, heads, dim], given complex numbers.
+    or, to these or to [batch, seq, heads, dim], given complex numbers; or to one of them.
     """
+    if len(call.arguments) == 3 and len(call.outputs) == 1:
+        return _single_rope(*call.arguments, call.outputs[0])
     if len(call.arguments) == 3 and len(call.outputs) == 2:
         return _complex_rope(call.arguments, call.outputs)
     if len(call.arguments) == 5 and len(call.outputs) == 2:
@@ -243,6 +246,30 @@ def probe_rope(call: FunctionCall) -> Finding | None:
         if error < SAME_FORMULA:
             fits = f"probe: {parameters['op']} fits with rmse ratio {error:.1e}"
             return Finding("rope", parameters, [fits])
+    return None
+
+
+def _single_rope(
+    x: torch.Tensor, first: torch.Tensor, second: torch.Tensor, output: torch.Tensor
+) -> Finding | None:
+    """Recognise the rotation of pairs of neighbouring channels of one tensor, by tables [batch, seq,
+    dim / 2], cos and sin in either order.
+    """
+    tables = first, second
+    if x.dim() != 4 or first.shape != second.shape or [each.dim() for each in tables] != [3, 3]:
+        return None
+    if not all(each.is_floating_point() for each in tables) or first.shape[-1] * 2 > x.shape[-1]:
+        return None
+    op = "torch_rope_with_complex_freqs"
+    for sin_first, dim in itertools.product((False, True), (1, 2)):
+        cos, sin = tables[::-1] if sin_first else tables
+        if output.shape != x.shape or x.shape[3 - dim] != cos.shape[1]:
+            continue
+        freqs = torch.complex(cos.float(), sin.float())
+        error = rmse_ratio(getattr(torch.ops.onboard, op)(x, x, freqs, dim)[0], output)
+        if error < SAME_FORMULA:
+            found = {"op": op, "unsqueeze_dim": dim, "single": True, "sin_first": sin_first}
+            return Finding("rope", found, [f"probe: {op} fits with rmse ratio {error:.1e}"])
     return None
 
 

@@ -275,13 +275,10 @@ def _recorded(name: str, function: Callable[..., Any], recording: Recording) -> 
         outputs = function(*args, **kwargs)
         recording.helpers.append(HelperCall(name, function, _bound(function, args, kwargs)))
         tensors = [item for item in args if isinstance(item, torch.Tensor)]
-        if (
-            isinstance(outputs, tuple)
-            and len(tensors) == len(args)
-            and all(isinstance(o, torch.Tensor) for o in outputs)
-        ):
+        results = outputs if isinstance(outputs, tuple) else (outputs,)
+        if len(tensors) == len(args) and all(isinstance(o, torch.Tensor) for o in results):
             recording.functions.append(
-                FunctionCall(name, tensors, list(outputs), function.__module__)
+                FunctionCall(name, tensors, list(results), function.__module__)
             )
         return outputs
 

@@ -3,7 +3,7 @@
 | file | holds |
 |---|---|
 | `op_calls.py` | calls of ops by keyword, without what is the default anyway |
-| `conditions.py` | conditions in conditions of the same kind |
+| `conditions.py` | conditions in conditions of the same kind, sides that differ in an op alone, or not at all |
 | `known_modules.py` | a bias that `__init__` leaves out, a dilation that it does not name |
 | `initial_values.py` | parameters that only training begins with values for |
 | `none_tests.py` | questions whether an argument is None that is given each time |
@@ -12,7 +12,8 @@
 | `choices.py` | modules of one condition under one `if` |
 | `module_calls.py` | calls of PyTorch's modules without what is the default anyway, or what nothing asks |
 | `reshapes.py` | new shapes by what changes in them |
-| `partial_rotary.py` | rotations of a head's first channels, which the ops take whole |
-| `inlined_reshapes.py` | a new shape where the value is used next, functions of tensors as methods |
-| `named_sizes.py`, `lines.py` | sizes named once where that saves lines, and how many lines there are |
+| `rotations.py` | queries and keys turned by one op; a head's first channels, which the ops take whole |
+| `rows.py` | rows of a table by their positions; norms, which need no rows |
+| `inlined_reshapes.py` | a new shape where the value is made or used next, functions of tensors as methods |
+| `named_sizes.py`, `lines.py` | sizes named where that saves lines, and how many lines there are |
 """

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 
 from onboard.codegen.tidy.lines import lines_of
-from onboard.codegen.translate.language.trees.cleanup import places_read
+from onboard.codegen.translate.language.trees.cleanup import changed, places_read, places_written
 
 _SHAPES = (
     "view",
@@ -25,22 +25,49 @@ _SHAPES = (
     "type_as",
 )
 _PARTS = ("split", "chunk")
+_LONG = 5
+"""Lines of a call that stands with one argument a line."""
 
 
 def folded(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     """Return statements in which a value gets its new shape or type where the next statement uses
-    it, as long as that one keeps its lines; `body` stays as it is.
+    it, or where it is made, as long as that one keeps its lines; `body` stays as it is.
 
-    `x = x.flatten(2); return self.proj(x)` is `return self.proj(x.flatten(2))`.
+    `x = x.flatten(2); return self.proj(x)` is `return self.proj(x.flatten(2))`, and `x = f(y);
+    z = g(y); x = x.flatten(2)` is `x = f(y).flatten(2); z = g(y)`.
     """
     out: list[ast.stmt] = []
     for index, statement in enumerate(body):
-        joined = _joined(out[-1], statement, body[index + 1 :]) if out else None
-        if joined is not None:
-            out[-1] = joined
+        place = _made_at(statement, out)
+        joined = None if place is None else _joined(out[place], statement, body[index + 1 :])
+        if joined is not None and place is not None:
+            out[place] = joined
         else:
             out.append(deepcopy(statement))
     return out
+
+
+def _made_at(statement: ast.stmt, before: Sequence[ast.stmt]) -> int | None:
+    """Return the place of the statement that another one may be joined with: the last one, or the
+    one that makes the value whose shape or type alone it changes, if what stands between has
+    nothing to do with either.
+    """
+    match statement:
+        case ast.Assign(
+            targets=[target],
+            value=ast.Call(func=ast.Attribute(value=ast.Name(id=variable), attr=attr)),
+        ) if attr in _SHAPES + _PARTS:
+            own = {variable} | places_written(target)
+            touched = own | set(places_read(statement))
+        case _:
+            return len(before) - 1 if before else None
+    for place in reversed(range(len(before))):
+        match before[place]:
+            case ast.Assign(targets=[ast.Name(id=made)]) if made == variable:
+                return place
+        if changed(before[place]) & touched or own & set(places_read(before[place])):
+            break
+    return len(before) - 1 if before else None
 
 
 def _joined(
@@ -52,7 +79,9 @@ def _joined(
             ast.Assign(targets=[ast.Name(id=variable)], value=ast.Call() as value),
             ast.Assign() | ast.Return(),
         ) if not isinstance(second.value, ast.Tuple | None) and (
-            _is_shape(value) or _shapes(second.value, variable)
+            _is_shape(value)
+            or _shapes(second.value, variable)
+            or (_is_module_call(value) and _parts(second.value, variable))
         ):
             pass
         case _:
@@ -83,6 +112,73 @@ def _shapes(value: ast.expr, variable: str) -> bool:
         case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=attr)):
             return owner == variable and attr in _SHAPES
     return False
+
+
+def _parts(value: ast.expr, variable: str) -> bool:
+    """Whether a value is what a variable is split into."""
+    match value:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=attr)):
+            return owner == variable and attr in _PARTS
+    return False
+
+
+def _is_module_call(value: ast.expr) -> bool:
+    """Whether a value is `self.x(y)`."""
+    match value:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="self")), args=[ast.Name()]):
+            return not value.keywords
+    return False
+
+
+def with_short_arguments(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Return statements in which a parameter in another form that is used once, as an argument of a
+    call that has one argument a line, is computed there; `body` stays as it is.
+    """
+    out: list[ast.stmt] = []
+    for index, statement in enumerate(body):
+        new = deepcopy(statement)
+        while (place := _argument_at(new, out, body[index + 1 :])) is not None:
+            made = out.pop(place)
+            assert isinstance(made, ast.Assign)
+            assert isinstance(made.targets[0], ast.Name)
+            new = _Put(made.targets[0].id, made.value).visit(new)
+        out.append(new)
+    return out
+
+
+def _argument_at(
+    statement: ast.stmt, before: Sequence[ast.stmt], after: Sequence[ast.stmt]
+) -> int | None:
+    """Return the place of a statement that computes an argument of another one's call, and may do
+    so there without any more lines.
+    """
+    match statement:
+        case ast.Assign(targets=[_], value=ast.Call(args=args)) if lines_of([statement]) >= _LONG:
+            direct = {item.id for item in args if isinstance(item, ast.Name)}
+        case _:
+            return None
+    later = {place for item in after for place in places_read(item)}
+    free = direct - later - set(changed(statement))
+    free = {key for key in free if list(places_read(statement)).count(key) == 1}
+    written: set[str] = set()
+    read: set[str] = set()
+    for place in reversed(range(len(before))):
+        match before[place]:
+            case ast.Assign(targets=[ast.Name(id=made)], value=ast.Call() | ast.UnaryOp() as value):
+                trial = _Put(made, value).visit(deepcopy(statement))
+                own = set(places_read(value)) - {"torch"}
+                fits = made in free - read and not own & written
+                if (
+                    fits
+                    and all(key.startswith("self.") for key in own)
+                    and lines_of([trial]) <= lines_of([statement])
+                ):
+                    return place
+        written |= changed(before[place])
+        read |= set(places_read(before[place]))
+        if not isinstance(before[place], ast.Assign):
+            break
+    return None
 
 
 class _Put(ast.NodeTransformer):

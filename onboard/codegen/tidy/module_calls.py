@@ -76,6 +76,11 @@ class _Plain(ast.NodeTransformer):
         return ast.copy_location(ast.Call(node.func, args, keywords), node)
 
 
+def parameters_of(function: ast.expr) -> list[str]:
+    """Return the names of the parameters of a module's constructor; none for anything else."""
+    return [item.name for item in _parameters(function)]
+
+
 def _parameters(function: ast.expr) -> list[inspect.Parameter]:
     """Return the parameters of a module's constructor; none for anything else."""
     match function:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 
 from onboard.codegen.tidy.lines import lines_of
-from onboard.codegen.translate.language.trees.cleanup import places_read
+from onboard.codegen.tidy.module_calls import parameters_of
+from onboard.codegen.translate.language.trees.cleanup import changed, places_read
 
 _FIELD_READS = 3
 """How often a config's field is read before it may get a name."""
+_LONG = 5
+"""Lines of a call that stands with one argument a line."""
 _CONDITIONAL = (ast.If, ast.IfExp, ast.BoolOp, ast.For, ast.comprehension, ast.Lambda)
 
 
@@ -171,3 +174,77 @@ class _Replaced(ast.NodeTransformer):
         if isinstance(node, ast.expr) and ast.dump(node) == self.dump:
             return ast.Name(self.identifier, ast.Load())
         return super().generic_visit(node)
+
+
+def with_named_arguments(
+    body: Sequence[ast.stmt], parameters: Mapping[str, Sequence[str]]
+) -> list[ast.stmt]:
+    """Return statements in which a size that makes a constructor's call long has a name before it:
+    the one that it has there where it is computed, its own where the call repeats it; `body` stays
+    as it is.
+
+    `parameters`: those of the constructors in the file.
+    """
+    out: list[ast.stmt] = []
+    for statement in map(deepcopy, body):
+        trials = [[*out, statement]]
+        if isinstance(statement, ast.Assign) and lines_of([statement]) >= _LONG:
+            taken = _variables(body) | _variables(out)
+            trials += _with_argument_named(out, statement, parameters, taken)
+        out = min(trials, key=lines_of)
+    return out
+
+
+def _variables(body: Sequence[ast.stmt]) -> set[str]:
+    return {node.id for item in body for node in ast.walk(item) if isinstance(node, ast.Name)}
+
+
+def _with_argument_named(
+    before: Sequence[ast.stmt],
+    statement: ast.Assign,
+    parameters: Mapping[str, Sequence[str]],
+    taken: Collection[str],
+) -> Iterator[list[ast.stmt]]:
+    """Yield statements with an argument of the last one named before it, for each that may be."""
+    match statement.value:
+        case ast.Call(func=function, args=args, keywords=keywords):
+            names = parameters.get(ast.unparse(function)) or parameters_of(function)
+        case _:
+            return
+    values = [*args, *(item.value for item in keywords)]
+    called = [*names[: len(args)], *(item.arg for item in keywords)]
+    for value, parameter in zip(values, called, strict=False):
+        match value:
+            case ast.BinOp() if parameter and parameter not in taken:
+                new = _Replaced(value, parameter).visit(deepcopy(statement))
+                yield [*before, _definition(parameter, value, statement), new]
+            case ast.Attribute(value=ast.Name(id="self"), attr=attr) if attr not in taken:
+                repeated = [ast.dump(item) for item in values].count(ast.dump(value))
+                if repeated >= _FIELD_READS:
+                    new = _Replaced(value, attr).visit(deepcopy(statement))
+                    yield [*_with_variable(before, value), new]
+
+
+def _with_variable(before: Sequence[ast.stmt], attribute: ast.Attribute) -> list[ast.stmt]:
+    """Return statements whose last assignment of `self.<attr>` assigns a variable of that name,
+    too.
+    """
+    out = list(before)
+    text = ast.unparse(attribute)
+    for place in reversed(range(len(out))):
+        match out[place]:
+            case ast.Assign(targets=[target], value=value) if ast.unparse(target) == text:
+                kept = ast.Assign([target], ast.Name(attribute.attr, ast.Load()))
+                out[place : place + 1] = [
+                    _definition(attribute.attr, value, out[place]),
+                    ast.copy_location(kept, out[place]),
+                ]
+                return out
+        if text in changed(out[place]):
+            break
+    return [*out, _definition(attribute.attr, attribute, out[-1])]
+
+
+def _definition(identifier: str, value: ast.expr, place: ast.stmt) -> ast.stmt:
+    named = ast.Assign([ast.Name(identifier, ast.Store())], deepcopy(value))
+    return ast.copy_location(named, place)

@@ -20,9 +20,45 @@ def with_short_shapes(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     `x.unflatten(-1, (n, d))`. Where a tensor had other dimensions than the shape needs, either
     raises.
     """
-    return [
+    short = [
         _Short().visit(statement) for statement in _without_squeezed(_with_shapes_in_place(body))
     ]
+    return _without_flattened(short)
+
+
+def _without_flattened(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Return statements without a new shape of the last dimensions, if these are flattened where it
+    is read: `x = x.reshape(*x.shape[:2], n, d); y = f(x.flatten(2))`.
+    """
+    out: list[ast.stmt] = []
+    for index, statement in enumerate(body):
+        match statement:
+            case ast.Assign(
+                targets=[ast.Name(id=variable)],
+                value=ast.Call(
+                    func=ast.Attribute(value=ast.Name(id=owner), attr=attr),
+                    args=[ast.Starred(value=leading), *_],
+                ),
+            ) if owner == variable and attr in _RESHAPES:
+                kept = _kept(leading, variable)
+                if kept is not None and _is_flattened(variable, kept, body[index + 1 :]):
+                    continue
+        out.append(statement)
+    return out
+
+
+def _is_flattened(variable: str, kept: int, after: Sequence[ast.stmt]) -> bool:
+    """Whether all that is done with a variable is `x.flatten(kept)`, until it is another value."""
+    for statement in after:
+        reads = _mentions(variable, [statement])
+        if reads:
+            flat = sum(
+                isinstance(node, ast.expr) and ast.unparse(node) == f"{variable}.flatten({kept})"
+                for node in ast.walk(statement)
+            )
+            written = variable in _written(statement) and isinstance(statement, ast.Assign)
+            return flat > 0 and written and reads == flat + 1
+    return False
 
 
 def _without_squeezed(body: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -155,7 +191,7 @@ def _short(node: ast.Call) -> ast.expr | None:
     if sizes is None or sizes.kept in (0, 1) or not sizes.new:
         return None
     new = _with_rest(sizes.new)
-    if len(new) == 1 and ast.unparse(new[0]) == _REST and sizes.kept != -1:
+    if len(new) == 1 and ast.unparse(new[0]) != "1" and sizes.kept != -1:
         return _method(tensor, "flatten", ast.Constant(sizes.kept))
     if sizes.kept == -1 and len(new) > 1:
         return _method(tensor, "unflatten", ast.Constant(-1), ast.Tuple(new, ast.Load()))

@@ -18,8 +18,8 @@ from onboard.codegen.tidy.module_calls import asked_of, with_plain_modules
 from onboard.codegen.tidy.named_sizes import with_names
 from onboard.codegen.tidy.none_tests import is_never_none, values_for_none, without_none_tests
 from onboard.codegen.tidy.op_calls import by_keyword
-from onboard.codegen.tidy.partial_rotary import with_whole_heads
 from onboard.codegen.tidy.reshapes import with_short_shapes
+from onboard.codegen.tidy.rotations import with_whole_heads
 from onboard.codegen.tidy.unread_results import drop_unread_results
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.output.printer import print_block

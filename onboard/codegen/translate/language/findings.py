@@ -12,6 +12,7 @@ from onboard.analysis.spec_blocks import (
     AttentionParameters,
     LoopParameters,
     MixtureParameters,
+    RopeParameters,
     ScanModuleParameters,
 )
 
@@ -52,6 +53,8 @@ class Findings:
     """Function that applies RoPE and takes its tables whole -> the tables' dimensions."""
     half_ropes: Collection[str] = ()
     """Functions that apply RoPE whose tables have each frequency once."""
+    single_ropes: Mapping[str, RopeParameters] = field(default_factory=dict)
+    """Function that applies RoPE to one tensor -> the op that does so to two, and how."""
     scans: Mapping[str, str] = field(default_factory=dict)
     """Function -> the canonical op of a recurrent mixer that it is."""
     scan_modules: Mapping[str, ScanModuleParameters] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -11,14 +11,15 @@ from torch import nn
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.codegen.tidy.choices import only_called, with_joined_choices
-from onboard.codegen.tidy.conditions import flat
-from onboard.codegen.tidy.inlined_reshapes import folded, with_methods
+from onboard.codegen.tidy.conditions import flat, with_chosen_ops, with_known_ranks
+from onboard.codegen.tidy.inlined_reshapes import folded, with_methods, with_short_arguments
 from onboard.codegen.tidy.known_modules import with_known_modules
 from onboard.codegen.tidy.module_calls import asked_of, with_plain_modules
-from onboard.codegen.tidy.named_sizes import with_names
+from onboard.codegen.tidy.named_sizes import with_named_arguments, with_names
 from onboard.codegen.tidy.op_calls import by_keyword
-from onboard.codegen.tidy.partial_rotary import with_whole_heads
 from onboard.codegen.tidy.reshapes import with_short_shapes
+from onboard.codegen.tidy.rotations import with_whole_heads
+from onboard.codegen.tidy.rows import without_flat_rows
 from onboard.codegen.translate.language.forms import SEVERAL_ROWS, SHARED
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole
@@ -187,10 +188,22 @@ def _class_text(
     return ClassText(state.cls.__name__, base, kind, state.cls, methods, reads, unrun)
 
 
-def _printed(body: Sequence[ast.stmt], source: ModuleSource) -> str:
-    whole = with_whole_heads(flat(by_keyword(body)))
-    short = folded(with_methods(with_short_shapes(whole)))
-    return print_block(with_names(short), source)
+def _printed(
+    body: Sequence[ast.stmt],
+    source: ModuleSource,
+    constructors: Mapping[str, Sequence[str]] | None = None,
+    norms: Collection[str] = (),
+) -> str:
+    """Return statements as text.
+
+    `constructors`: the parameters of those that they may call; `norms`: attributes that hold norms.
+    """
+    whole = with_chosen_ops(with_whole_heads(with_known_ranks(flat(by_keyword(body)))))
+    short = without_flat_rows(folded(with_methods(with_short_shapes(whole))), norms)
+    named = with_short_arguments(with_names(short))
+    return print_block(
+        named if constructors is None else with_named_arguments(named, constructors), source
+    )
 
 
 def _says_nothing(init: MethodText) -> bool:
@@ -231,7 +244,14 @@ def _init_text(
     body = [*made, *(_guard(item) for item in state.guards)]
     if state is top:
         body.extend(_tied(state, translator))
-    return MethodText("__init__", f"({', '.join(parameters)}) -> None", _printed(body, init.source))
+    head = f"({', '.join(parameters)}) -> None"
+    return MethodText("__init__", head, _printed(body, init.source, _constructors(translator)))
+
+
+def _constructors(translator: Translator) -> dict[str, list[str]]:
+    """Return the parameters of the constructors of a model's classes."""
+    states = translator.states.values()
+    return {item.cls.__name__: item.init.parameters for item in states if item.init is not None}
 
 
 def _code(translator: Translator) -> list[ast.stmt]:
@@ -315,8 +335,23 @@ def _method_text(
     head = ", ".join(([] if static else ["self"]) + parameters)
     decorator = "staticmethod" if static else ""
     assert state.init is not None
-    body = _printed(with_known_modules(routine.body, state.init.body), routine.source)
+    known = with_known_modules(routine.body, state.init.body)
+    body = _printed(known, routine.source, norms=_norms(state, translator))
     return MethodText(key, f"({head}) -> {_return_annotation(routine)}", body, decorator)
+
+
+def _norms(state: ClassState, translator: Translator) -> set[str]:
+    """Return the attributes of a class that hold norms of the last dimension."""
+    norms = {
+        key
+        for key, found in translator.findings.recognised.items()
+        if found.last_dimension_only or found.kind == "gated_rmsnorm"
+    }
+    return {
+        attr
+        for attr, value in state.attributes.items()
+        if isinstance(value, Instance) and {cls.__name__ for cls in value.classes} <= norms
+    }
 
 
 def _or_none(parameter: str, kind: str, routine: Routine) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 
 from onboard.analysis.source import ModuleSource
+from onboard.codegen.tidy.lines import lines_of
 
 _INDENT = "    "
 _PARAGRAPH = 3
@@ -20,12 +21,39 @@ def print_block(
 ) -> str:
     """Return statements as text, indented by `depth` levels; `source` is where they come from."""
     paragraphs: list[list[str]] = [[]]
-    for statement in body:
+    for before, statement in zip([None, *body], body, strict=False):
         apart = source is not None and source.is_apart(getattr(statement, "lineno", 0))
-        if apart and len(paragraphs[-1]) >= _PARAGRAPH:
+        if apart and not _belong(before, statement) and len(paragraphs[-1]) >= _PARAGRAPH:
             paragraphs.append([])
         paragraphs[-1] += _print(statement, source, depth).splitlines()
+    if len(paragraphs) > 1 and len(paragraphs[-1]) == 1 and _is_short(body[-1]):
+        last = paragraphs.pop()
+        paragraphs[-1] += last
     return "\n\n".join("\n".join(lines) for lines in paragraphs)
+
+
+def _belong(before: ast.stmt | None, statement: ast.stmt) -> bool:
+    """Whether two statements are no two paragraphs: of one line of the source, or both of them
+    keep fields of the config.
+    """
+    lines = {getattr(item, "lineno", 0) for item in (before, statement)}
+    return len(lines) == 1 or (_is_setting(before) and _is_setting(statement))
+
+
+def _is_short(statement: ast.stmt) -> bool:
+    """Whether a statement of one line is no paragraph of its own: anything but what is returned."""
+    return not isinstance(statement, ast.Return) and lines_of([statement]) == 1
+
+
+def _is_setting(statement: ast.stmt | None) -> bool:
+    """Whether a statement keeps a field of the config: `self.size = config.size`."""
+    match statement:
+        case ast.Assign(
+            targets=[ast.Attribute(value=ast.Name(id="self"))],
+            value=ast.Attribute(value=ast.Name(id="config")),
+        ):
+            return True
+    return False
 
 
 def _print(statement: ast.stmt, source: ModuleSource | None, depth: int) -> str:

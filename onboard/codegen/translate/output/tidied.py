@@ -10,13 +10,20 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
+import torch
+
+from onboard.codegen.tidy.conditions import with_chosen_ops
 from onboard.codegen.tidy.initial_values import without_initial_values
 from onboard.codegen.tidy.inlined import inline_methods
 from onboard.codegen.tidy.none_tests import is_never_none, values_for_none, without_none_tests
+from onboard.codegen.tidy.rotations import with_paired_rotations, with_whole_heads
+from onboard.codegen.tidy.rows import with_rows_looked_up
 from onboard.codegen.tidy.unread_results import drop_unread_results
 from onboard.codegen.translate.language.object_values import Config
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.state import ClassState
+from onboard.codegen.translate.language.trees import cleanup
+from onboard.codegen.translate.output.hoisted import hoist
 
 
 def tidy(translator: Translator) -> None:
@@ -26,6 +33,10 @@ def tidy(translator: Translator) -> None:
     states = list(translator.states.values())
     drop_unread_results(states, list(translator.functions.values()))
     inline_methods(states)
+    for state in states:
+        _use_ops(state, translator)
+    _drop_uncalled(translator)
+    hoist(translator)
     calls = _made(states)
     for state in states:
         assert state.init is not None
@@ -37,6 +48,48 @@ def tidy(translator: Translator) -> None:
         ]
         given = {key for key in names if _is_given(key, calls[state.cls.__name__], translator)}
         state.init.body = without_initial_values(without_none_tests(state.init.body, given))
+
+
+def _use_ops(state: ClassState, translator: Translator) -> None:
+    """Have a class's methods turn queries and keys by ops, where functions of the file did, and
+    look rows up; leave out what was there for these.
+    """
+    singles = translator.findings.single_ropes
+    tables = {attr for attr in state.attributes if _is_table(attr, state, translator)}
+    for routine in state.methods.values():
+        body = with_rows_looked_up(with_paired_rotations(routine.body, singles), tables)
+        if list(map(ast.dump, body)) != list(map(ast.dump, routine.body)):
+            routine.body = cleanup.clean(with_chosen_ops(with_whole_heads(body)))
+
+
+def _is_table(attr: str, state: ClassState, translator: Translator) -> bool:
+    """Whether an attribute is a tensor of two dimensions in each of the small model's modules."""
+    found = [getattr(module, attr, None) for module in translator.modules_of(state.cls)]
+    return bool(found) and all(isinstance(x, torch.Tensor) and x.dim() == 2 for x in found)
+
+
+def _drop_uncalled(translator: Translator) -> None:
+    """Leave out the functions that nothing calls any more."""
+    functions = translator.functions
+    bodies = [
+        statement
+        for state in translator.states.values()
+        for routine in (state.init, *state.methods.values())
+        if routine is not None
+        for statement in routine.body
+    ]
+    called: set[str] = set()
+    fresh = _names(bodies) & functions.keys()
+    while fresh:
+        called |= fresh
+        fresh = _names([item for key in fresh for item in functions[key].body])
+        fresh = (fresh & functions.keys()) - called
+    for key in functions.keys() - called:
+        del functions[key]
+
+
+def _names(body: Sequence[ast.stmt]) -> set[str]:
+    return {node.id for item in body for node in ast.walk(item) if isinstance(node, ast.Name)}
 
 
 def _made(states: Sequence[ClassState]) -> dict[str, list[tuple[ClassState, ast.Call]]]:

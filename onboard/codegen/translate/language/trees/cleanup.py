@@ -92,6 +92,13 @@ def places_written(target: ast.expr) -> set[str]:
     return set()
 
 
+def changed(statement: ast.stmt) -> set[str]:
+    """Return the places that a statement writes, or writes items of."""
+    nodes = [node for node in ast.walk(statement) if isinstance(node, ast.expr)]
+    targets = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)]
+    return set().union(*(places_written(each) | _mutated(each) for each in targets))
+
+
 def _mutated(target: ast.expr) -> set[str]:
     """Return the variable whose item or attribute a target writes, and its mark."""
     match target:

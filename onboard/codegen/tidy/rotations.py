@@ -1,15 +1,69 @@
-"""Rotations of a head's first channels: the ops pass the other channels on themselves."""
+"""Rotations as the ops do them: of queries and keys in one go, of a head's first channels without
+a cut, as the ops pass the other channels on themselves.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
+from onboard.analysis.spec_blocks import RopeParameters
 from onboard.codegen.translate.language.trees.cleanup import places_read
+from onboard.codegen.translate.language.trees.syntax import attribute, call, constant, name, op
 
 _ROPE = "torch.ops.onboard.torch_rope_with_"
+
+
+def with_paired_rotations(
+    body: Sequence[ast.stmt], singles: Mapping[str, RopeParameters]
+) -> list[ast.stmt]:
+    """Return statements that turn two tensors by one op where neighbours turn one each by the same
+    tables; `body` stays as it is.
+
+    `singles`: the functions that turn one tensor.
+    """
+    out: list[ast.stmt] = []
+    for statement in map(deepcopy, body):
+        if isinstance(statement, ast.If | ast.For):
+            statement.body = with_paired_rotations(statement.body, singles)
+            statement.orelse = with_paired_rotations(statement.orelse, singles)
+        paired = _paired(out[-1], statement, singles) if out else None
+        if paired is not None:
+            out[-1] = paired
+        else:
+            out.append(statement)
+    return out
+
+
+def _paired(
+    first: ast.stmt, second: ast.stmt, singles: Mapping[str, RopeParameters]
+) -> ast.stmt | None:
+    """Return `a, b = op(x, y, table)` for `a = f(x, cos, sin); b = f(y, cos, sin)`."""
+    match first, second:
+        case (
+            ast.Assign(
+                targets=[ast.Name(id=a)],
+                value=ast.Call(func=ast.Name(id=key), args=[x, *tables], keywords=[]),
+            ),
+            ast.Assign(
+                targets=[ast.Name(id=b)],
+                value=ast.Call(func=ast.Name(id=other), args=[y, *same], keywords=[]),
+            ),
+        ) if key == other and key in singles and a != b and len(tables) == 2:
+            pass
+        case _:
+            return None
+    if list(map(ast.dump, tables)) != list(map(ast.dump, same)) or a in places_read(second):
+        return None
+    found = singles[key]
+    cos, sin = tables[::-1] if found.sin_first else tables
+    floats = [call(attribute(table, "float")) for table in (cos, sin)]
+    freqs = call(attribute(name("torch"), "complex"), *floats)
+    places = ast.Tuple([ast.Name(key, ast.Store()) for key in (a, b)], ast.Store())
+    turned = call(op(found.op), x, y, freqs, constant(found.unsqueeze_dim))
+    return ast.copy_location(ast.Assign([places], turned), first)
 
 
 @dataclass
