@@ -16,28 +16,20 @@ import onboard.ops  # noqa: F401  (registers the canonical ops)
 from onboard.modeling import AlibiSlopes, CausalLMOutput, register_causal_lm
 
 
-def get_alibi_slopes(num_heads: int, device: torch.device) -> torch.Tensor:
+def get_alibi_slopes(num_heads: int) -> torch.Tensor:
     closest_power_of_2 = 2 ** math.floor(math.log2(num_heads))
     base = torch.full(
-        (),
-        2 ** (-(2 ** (-(math.log2(closest_power_of_2) - 3)))),
-        device=device,
-        dtype=torch.float32,
+        (), 2 ** (-(2 ** (-(math.log2(closest_power_of_2) - 3)))), dtype=torch.float32
     )
-    powers = torch.arange(1, 1 + closest_power_of_2, device=device, dtype=torch.int32)
+    powers = torch.arange(1, 1 + closest_power_of_2, dtype=torch.int32)
     slopes = torch.pow(base, powers)
 
     if closest_power_of_2 != num_heads:
         extra_base = torch.full(
-            (),
-            2 ** (-(2 ** (-(math.log2(2 * closest_power_of_2) - 3)))),
-            device=device,
-            dtype=torch.float32,
+            (), 2 ** (-(2 ** (-(math.log2(2 * closest_power_of_2) - 3)))), dtype=torch.float32
         )
         num_remaining_heads = min(closest_power_of_2, num_heads - closest_power_of_2)
-        extra_powers = torch.arange(
-            1, 1 + 2 * num_remaining_heads, 2, device=device, dtype=torch.int32
-        )
+        extra_powers = torch.arange(1, 1 + 2 * num_remaining_heads, 2, dtype=torch.int32)
         slopes = torch.cat((slopes, torch.pow(extra_base, extra_powers)), dim=0)
     return slopes
 
@@ -168,23 +160,21 @@ class BloomModel(nn.Module):
 
     def __init__(self, config: BloomConfig) -> None:
         super().__init__()
-        self.num_heads = config.n_head
         hidden_size = config.hidden_size
-
         self.word_embeddings = nn.Embedding(config.vocab_size, hidden_size)
         self.word_embeddings_layernorm = LayerNorm(hidden_size, eps=config.layer_norm_epsilon)
-        self.h = nn.ModuleList([BloomBlock(config) for _ in range(config.num_hidden_layers)])
 
+        self.h = nn.ModuleList([BloomBlock(config) for _ in range(config.num_hidden_layers)])
         self.ln_f = LayerNorm(hidden_size, eps=config.layer_norm_epsilon)
+        self.alibi = nn.Buffer(get_alibi_slopes(config.n_head), persistent=False)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return the final hidden states [batch, seq, hidden] of `input_ids`."""
         inputs_embeds = self.word_embeddings(input_ids)
         hidden_states = self.word_embeddings_layernorm(inputs_embeds)
-        alibi = get_alibi_slopes(self.num_heads, hidden_states.device)
-
         for block in self.h:
-            hidden_states = block(hidden_states, alibi)
+            hidden_states = block(hidden_states, self.alibi)
+
         return self.ln_f(hidden_states)
 
 

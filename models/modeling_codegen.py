@@ -23,20 +23,6 @@ def create_sinusoidal_positions(num_pos: int, dim: int) -> torch.Tensor:
     return torch.cat((torch.sin(sinusoid_inp), torch.cos(sinusoid_inp)), dim=1)
 
 
-def rotate_every_two(x: torch.Tensor) -> torch.Tensor:
-    x1 = x[:, :, :, ::2]
-    x2 = x[:, :, :, 1::2]
-    return torch.stack((-x2, x1), dim=-1).flatten(-2)
-
-
-def apply_rotary_pos_emb(
-    tensor: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor
-) -> torch.Tensor:
-    sin = torch.repeat_interleave(sin[:, :, None, :], 2, 3)
-    cos = torch.repeat_interleave(cos[:, :, None, :], 2, 3)
-    return tensor * cos + rotate_every_two(tensor) * sin
-
-
 class LayerNorm(nn.LayerNorm):
     """Layer norm over the last dimension, by the canonical op."""
 
@@ -45,7 +31,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class CodeGenAttention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Causal self-attention with rotary embeddings, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: CodeGenConfig) -> None:
         super().__init__()
@@ -55,8 +41,7 @@ class CodeGenAttention(nn.Module):
         self.qkv_proj = nn.Linear(config.hidden_size, config.hidden_size * 3, bias=False)
 
         self.out_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-        self.rotary_dim = config.rotary_dim
-        pos_embd_dim = self.rotary_dim or config.hidden_size
+        pos_embd_dim = config.rotary_dim or config.hidden_size
         self.embed_positions = nn.Buffer(
             create_sinusoidal_positions(config.max_position_embeddings, pos_embd_dim),
             persistent=False,
@@ -73,25 +58,13 @@ class CodeGenAttention(nn.Module):
         query = self._split_heads(query, self.num_attention_heads, self.head_dim)
         key = self._split_heads(key, self.num_attention_heads, self.head_dim)
 
-        value = self._split_heads(value, self.num_attention_heads, self.head_dim)
+        value = self._split_heads(value, self.num_attention_heads, self.head_dim).transpose(1, 2)
         sincos = self.embed_positions[position_ids]
         sin, cos = sincos.split(sincos.shape[-1] // 2, dim=-1)
 
-        if self.rotary_dim is not None:
-            k_rot = key[:, :, :, : self.rotary_dim]
-            k_pass = key[:, :, :, self.rotary_dim :]
-            q_rot = query[:, :, :, : self.rotary_dim]
-            q_pass = query[:, :, :, self.rotary_dim :]
-
-            k_rot = apply_rotary_pos_emb(k_rot, sin, cos)
-            q_rot = apply_rotary_pos_emb(q_rot, sin, cos)
-            key = torch.cat((k_rot, k_pass), dim=-1)
-            query = torch.cat((q_rot, q_pass), dim=-1)
-        else:
-            key = apply_rotary_pos_emb(key, sin, cos)
-            query = apply_rotary_pos_emb(query, sin, cos)
-
-        value = value.transpose(1, 2)
+        key, query = torch.ops.onboard.torch_rope_with_complex_freqs(
+            key, query, torch.complex(cos.float(), sin.float())
+        )
         attn_output = torch.ops.onboard.torch_attention(
             query.transpose(1, 2).type_as(value),
             key.transpose(1, 2).type_as(value),
@@ -99,11 +72,8 @@ class CodeGenAttention(nn.Module):
             scale=1.0 / self.scale_attn,
             layout="bnsd",
         )
-        if len(attn_output.shape) == 5:
-            attn_output = attn_output.permute(0, 1, 3, 2, 4).contiguous()
-        else:
-            attn_output = attn_output.transpose(1, 2).contiguous()
-        return self.out_proj(attn_output.flatten(-2))
+        attn_output = attn_output.transpose(1, 2).contiguous().flatten(-2)
+        return self.out_proj(attn_output)
 
 
 class CodeGenMLP(nn.Module):
@@ -114,7 +84,6 @@ class CodeGenMLP(nn.Module):
         embed_dim = config.n_embd
         self.fc_in = nn.Linear(embed_dim, intermediate_size)
         self.fc_out = nn.Linear(intermediate_size, embed_dim)
-
         self.act = ACT2FN[config.activation_function]
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:

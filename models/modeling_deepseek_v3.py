@@ -103,11 +103,8 @@ class DeepseekV3Attention(nn.Module):
             hidden_size, config.kv_lora_rank + config.qk_rope_head_dim, bias=config.attention_bias
         )
         self.kv_a_layernorm = DeepseekV3RMSNorm(config.kv_lora_rank)
-        self.kv_b_proj = nn.Linear(
-            config.kv_lora_rank,
-            config.num_attention_heads * (self.qk_nope_head_dim + config.v_head_dim),
-            bias=False,
-        )
+        out_features = config.num_attention_heads * (self.qk_nope_head_dim + config.v_head_dim)
+        self.kv_b_proj = nn.Linear(config.kv_lora_rank, out_features, bias=False)
 
         self.o_proj = nn.Linear(
             config.num_attention_heads * config.v_head_dim, hidden_size, bias=config.attention_bias
@@ -131,14 +128,10 @@ class DeepseekV3Attention(nn.Module):
         k_rot = k_rot.view(batch_size, seq_length, 1, self.qk_rope_head_dim)
 
         cos, sin = position_embeddings
+        rope = torch.ops.onboard.torch_rope_with_explicit_cos_sin
         if self.config.rope_interleave:
-            q_rot, k_rot = torch.ops.onboard.torch_rope_with_qk_interleaving(
-                q_rot, k_rot, cos, sin, unsqueeze_dim=2
-            )
-        else:
-            q_rot, k_rot = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
-                q_rot, k_rot, cos, sin, unsqueeze_dim=2
-            )
+            rope = torch.ops.onboard.torch_rope_with_qk_interleaving
+        q_rot, k_rot = rope(q_rot, k_rot, cos, sin, unsqueeze_dim=2)
 
         attn_output = torch.ops.onboard.torch_mla(
             q_pass, q_rot, kv_nope, k_rot, self.kv_b_proj.weight, scale=self.scaling

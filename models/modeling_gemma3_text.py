@@ -181,7 +181,6 @@ class Gemma3TextModel(nn.Module):
         super().__init__()
         self.config = config
         hidden_size = config.hidden_size
-
         self.embed_tokens = Gemma3TextScaledWordEmbedding(
             config.vocab_size, hidden_size, config.pad_token_id, embed_scale=hidden_size**0.5
         )

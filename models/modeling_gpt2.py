@@ -94,7 +94,6 @@ class GPT2Block(nn.Module):
         self.ln_1 = LayerNorm(hidden_size, eps=config.layer_norm_epsilon)
         self.attn = GPT2Attention(config, layer_idx)
         self.ln_2 = LayerNorm(hidden_size, eps=config.layer_norm_epsilon)
-
         self.mlp = GPT2MLP(inner_dim, config)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:

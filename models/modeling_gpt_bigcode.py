@@ -35,7 +35,6 @@ class GPTBigCodeAttention(nn.Module):
         self.kv_dim = kv_heads * self.head_dim
         self.scaling = self.head_dim**-0.5 if config.scale_attn_weights else 1.0
         self.c_attn = nn.Linear(self.embed_dim, self.embed_dim + 2 * self.kv_dim)
-
         self.c_proj = nn.Linear(self.embed_dim, self.embed_dim)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -90,7 +89,6 @@ class GPTBigCodeBlock(nn.Module):
         self.ln_1 = LayerNorm(hidden_size, eps=config.layer_norm_epsilon)
         self.attn = GPTBigCodeAttention(config)
         self.ln_2 = LayerNorm(hidden_size, eps=config.layer_norm_epsilon)
-
         self.mlp = GPTBigCodeMLP(inner_dim, config)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -56,9 +56,8 @@ class MambaMixer(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         dtype = hidden_states.dtype
         projected_states = self.in_proj(hidden_states)
-        A = -torch.exp(self.A_log.float())
-
         hidden_states_B_C, gate = projected_states.transpose(1, 2).chunk(2, dim=1)
+
         hidden_states_B_C = torch.ops.onboard.torch_causal_conv1d(
             hidden_states_B_C.transpose(1, 2),
             self.conv1d.weight,
@@ -70,13 +69,12 @@ class MambaMixer(nn.Module):
             (self.time_step_rank, self.ssm_state_size, self.ssm_state_size),
             dim=-1,
         )
-
         time_step = self.dt_proj.weight @ time_step.transpose(1, 2)
         time_proj_bias = self.dt_proj.bias.float()
         scan_output = torch.ops.onboard.torch_selective_scan(
             hidden_states_B_C,
             time_step.transpose(1, 2),
-            A,
+            -torch.exp(self.A_log.float()),
             B,
             C,
             D=self.D.float(),

@@ -50,19 +50,15 @@ class Mamba2Mixer(nn.Module):
         self.ssm_state_size = config.state_size
         self.intermediate_size = int(config.expand * config.hidden_size)
         self.activation = config.hidden_act
-
         self.n_groups = config.n_groups
         self.head_dim = config.head_dim
         self.chunk_size = config.chunk_size
-
         self.time_step_limit = config.time_step_limit
-        self.conv_dim = self.intermediate_size + 2 * self.n_groups * self.ssm_state_size
+
+        conv_dim = self.intermediate_size + 2 * self.n_groups * self.ssm_state_size
+        self.conv_dim = conv_dim
         self.conv1d = nn.Conv1d(
-            self.conv_dim,
-            self.conv_dim,
-            config.conv_kernel,
-            bias=config.use_conv_bias,
-            groups=self.conv_dim,
+            conv_dim, conv_dim, config.conv_kernel, bias=config.use_conv_bias, groups=conv_dim
         )
 
         projection_size = self.intermediate_size + self.conv_dim + self.num_heads
@@ -70,24 +66,20 @@ class Mamba2Mixer(nn.Module):
         self.dt_bias = nn.Parameter(torch.empty(self.num_heads))
 
         self.A_log = nn.Parameter(torch.empty(self.num_heads))
+        group_size = self.intermediate_size // self.n_groups
         self.norm = MambaRMSNormGated(
-            self.intermediate_size,
-            self.intermediate_size // self.n_groups,
-            eps=config.layer_norm_epsilon,
+            self.intermediate_size, group_size, eps=config.layer_norm_epsilon
         )
         self.D = nn.Parameter(torch.empty(self.num_heads))
-
         self.out_proj = nn.Linear(self.intermediate_size, config.hidden_size, bias=config.use_bias)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         batch_size, seq_len, _ = hidden_states.shape
         dtype = hidden_states.dtype
-        projected_states = self.in_proj(hidden_states)
-
-        A = -torch.exp(self.A_log.float())
-        gate, hidden_states_B_C, dt = projected_states.split(
+        gate, hidden_states_B_C, dt = self.in_proj(hidden_states).split(
             (self.intermediate_size, self.conv_dim, self.num_heads), dim=-1
         )
+
         hidden_states_B_C = torch.ops.onboard.torch_causal_conv1d(
             hidden_states_B_C, self.conv1d.weight, bias=self.conv1d.bias, activation=self.activation
         )
@@ -97,7 +89,7 @@ class Mamba2Mixer(nn.Module):
         )
         scan_output = torch.ops.onboard.torch_ssm(
             hidden_states.view(batch_size, seq_len, self.num_heads, self.head_dim),
-            A,
+            -torch.exp(self.A_log.float()),
             B.view(batch_size, seq_len, self.n_groups, self.ssm_state_size),
             C.view(batch_size, seq_len, self.n_groups, self.ssm_state_size),
             self.D,

@@ -51,14 +51,12 @@ class OPTAttention(nn.Module):
         query_states = self.q_proj(hidden_states) * self.scaling
         query_states = query_states.view(bsz, -1, self.num_heads, self.head_dim)
 
-        key_states = self.k_proj(hidden_states)
-        value_states = self.v_proj(hidden_states)
-        key_states = key_states.view(bsz, -1, self.num_heads, self.head_dim)
-        value_states = value_states.view(bsz, -1, self.num_heads, self.head_dim)
-
+        key_states = self.k_proj(hidden_states).view(bsz, -1, self.num_heads, self.head_dim)
+        value_states = self.v_proj(hidden_states).view(bsz, -1, self.num_heads, self.head_dim)
         attn_output = torch.ops.onboard.torch_attention(
             query_states, key_states, value_states, scale=1.0
         )
+
         return self.out_proj(attn_output.reshape(bsz, tgt_len, -1))
 
 

@@ -112,20 +112,17 @@ class Qwen3NextGatedDeltaNet(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         projected_states_qkvz = self.in_proj_qkvz(hidden_states)
-        projected_states_ba = self.in_proj_ba(hidden_states)
-        projected_states_qkvz = projected_states_qkvz.unflatten(-1, (self.num_k_heads, -1))
-        projected_states_ba = projected_states_ba.unflatten(-1, (self.num_k_heads, -1))
+        projected_states_ba = self.in_proj_ba(hidden_states).unflatten(-1, (self.num_k_heads, -1))
         v_heads_per_k_head = self.num_v_heads // self.num_k_heads
         v_heads_dim_per_k_head = v_heads_per_k_head * self.head_v_dim
-        query, key, value, z = projected_states_qkvz.split(
+        query, key, value, z = projected_states_qkvz.unflatten(-1, (self.num_k_heads, -1)).split(
             (self.head_k_dim, self.head_k_dim, v_heads_dim_per_k_head, v_heads_dim_per_k_head),
             dim=3,
         )
         b, a = projected_states_ba.split((v_heads_per_k_head, v_heads_per_k_head), dim=3)
-        value = value.reshape(*value.shape[:2], -1, self.head_v_dim)
         z = z.reshape(*z.shape[:2], -1, self.head_v_dim)
-        b = b.reshape(*b.shape[:2], self.num_v_heads)
-        a = a.reshape(*a.shape[:2], self.num_v_heads)
+        b = b.flatten(2)
+        a = a.flatten(2)
         query, key, value = query.flatten(2), key.flatten(2), value.flatten(2)
 
         mixed_qkv = torch.cat((query, key, value), dim=-1)
@@ -142,10 +139,7 @@ class Qwen3NextGatedDeltaNet(nn.Module):
         core_attn_out = torch.ops.onboard.torch_gated_delta_rule(
             query, key, value, g, beta, use_qk_l2norm_in_kernel=True
         )
-
-        z_shape_og = z.shape
-        core_attn_out = core_attn_out.reshape(-1, core_attn_out.shape[-1])
-        core_attn_out = self.norm(core_attn_out, z.reshape(-1, z.shape[-1])).reshape(z_shape_og)
+        core_attn_out = self.norm(core_attn_out.flatten(0, -2), z.flatten(0, -2)).reshape(z.shape)
         return self.out_proj(core_attn_out.flatten(2))
 
 
