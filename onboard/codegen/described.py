@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from onboard.ops import op_sources
+from onboard.ops.library import op_sources
 
 _FEATURES = {
     r"torch_\w*rope_with_": "rotary embeddings",

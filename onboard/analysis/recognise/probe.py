@@ -229,7 +229,8 @@ def probe_rope(call: FunctionCall) -> Finding | None:
     or, to these or to [batch, seq, heads, dim], given complex numbers; or to one of them.
     """
     if len(call.arguments) == 3 and len(call.outputs) == 1:
-        return _single_rope(*call.arguments, call.outputs[0])
+        x, first, second = call.arguments
+        return _single_rope(x, first, second, call.outputs[0])
     if len(call.arguments) == 3 and len(call.outputs) == 2:
         return _complex_rope(call.arguments, call.outputs)
     if len(call.arguments) == 5 and len(call.outputs) == 2:

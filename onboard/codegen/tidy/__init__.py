@@ -13,7 +13,8 @@
 | `module_calls.py` | calls of PyTorch's modules without what is the default anyway, or what nothing asks |
 | `reshapes.py` | new shapes by what changes in them |
 | `rotations.py` | queries and keys turned by one op; a head's first channels, which the ops take whole |
-| `rows.py` | rows of a table by their positions; norms, which need no rows |
+| `rotations.py` | queries and keys turned by one op; a head's first channels, which the ops take whole |
+| `rows.py` | rows of a table by their positions; tensors as rows where norms get them |
 | `inlined_reshapes.py` | a new shape where the value is made or used next, functions of tensors as methods |
 | `named_sizes.py`, `lines.py` | sizes named where that saves lines, and how many lines there are |
 """

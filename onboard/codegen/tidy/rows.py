@@ -1,5 +1,5 @@
-"""Rows of tensors: those of a table are looked up by their positions, and norms, which are of the
-last dimension, need no tensors that are flattened to rows.
+"""Rows of tensors: those of a table are looked up by their positions, those that norms get are made
+where these are called.
 """
 
 from __future__ import annotations
@@ -9,33 +9,40 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 
 from onboard.codegen.translate.language.trees.cleanup import changed, places_read
+from onboard.codegen.translate.language.trees.syntax import attribute, call, name
 
 _RESHAPES = ("view", "reshape")
 
 
-def without_flat_rows(body: Sequence[ast.stmt], norms: Collection[str]) -> list[ast.stmt]:
-    """Return statements that give norms tensors as they are, where they flatten them to rows and
-    the result gets the shape of one of them: `s = y.shape; x = x.reshape(-1, x.shape[-1]); x =
-    self.norm(x, y.reshape(-1, y.shape[-1])).reshape(s)` is `x = self.norm(x, y)`.
+def with_rows_in_place(body: Sequence[ast.stmt], norms: Collection[str]) -> list[ast.stmt]:
+    """Return statements that flatten tensors to rows where a norm gets them, if its result has the
+    shape of one of them again: `s = y.shape; x = x.reshape(-1, x.shape[-1]); x = self.norm(x,
+    y.reshape(-1, y.shape[-1])).reshape(s)` is `x = self.norm(x.flatten(0, -2), y.flatten(0,
+    -2)).reshape(y.shape)`.
 
-    `norms`: the attributes that hold such norms; `body` stays as it is.
+    `norms`: the attributes that hold norms; `body` stays as it is.
     """
     out: list[ast.stmt] = []
     for index, statement in enumerate(map(deepcopy, body)):
         out.append(statement)
         match statement:
-            case ast.Assign(value=ast.Call() as value) if (
+            case ast.Assign(value=ast.Call(func=ast.Attribute()) as value) if (
                 found := _restored(value, norms)
             ) is not None:
                 norm, shape = found
                 rows, made = _rows(norm, out[:-1])
                 owner = _shape_of(shape, out[:-1])
-                whole = None not in rows and owner in rows
-                if whole and not _read_later(made, statement, body[index + 1 :]):
-                    args: list[ast.expr] = [ast.Name(str(row), ast.Load()) for row in rows]
-                    statement.value = ast.Call(norm.func, args, [])
+                known = None not in rows and owner is not None
+                if known and not _read_later(made, statement, body[index + 1 :]):
+                    norm.args = [_flat(str(row)) for row in rows]
+                    value.args = [attribute(name(str(owner)), "shape")]
                     out = _without(out, made, shape, body[index + 1 :])
     return out
+
+
+def _flat(variable: str) -> ast.expr:
+    rows = [ast.Constant(0), ast.UnaryOp(ast.USub(), ast.Constant(2))]
+    return call(attribute(name(variable), "flatten"), *rows)
 
 
 def _restored(value: ast.Call, norms: Collection[str]) -> tuple[ast.Call, ast.expr] | None:

@@ -168,6 +168,33 @@ def test_rope(rotary_pairs: int, interleaved: bool, repeat: str, op: str) -> Non
     assert finding.parameters == {"op": op}
 
 
+def test_rope_by_tables_with_each_frequency_once() -> None:
+    q, k, angles = torch.randn(2, 4, 5, 8), torch.randn(2, 1, 5, 8), torch.randn(2, 5, 4).double()
+    tables = [angles.cos().float(), angles.sin().float()]
+    for interleaved, found in (
+        (False, {"op": "torch_rope_with_explicit_cos_sin", "half_tables": True}),
+        (True, None),  # tables of as many numbers would turn half of the channels
+    ):
+        outputs = [_rotate(x, angles, interleaved) for x in (q, k)]
+        finding = probe_rope(FunctionCall("rope", [q, k, *tables], outputs))
+        assert (finding and finding.parameters) == found
+
+
+@pytest.mark.parametrize("sin_first", [False, True])
+@pytest.mark.parametrize("dim", [1, 2])
+def test_rope_of_one_tensor(dim: int, sin_first: bool) -> None:
+    x, angles = torch.randn(2, 4, 5, 8), torch.randn(2, 5, 3).double()
+    turned = _rotate(x, angles, interleaved=True)
+    tables = [angles.cos().float(), angles.sin().float()][:: -1 if sin_first else 1]
+    given, output = (each if dim == 1 else each.transpose(1, 2) for each in (x, turned))
+    finding = probe_rope(FunctionCall("turn", [given, *tables], [output]))
+    assert finding is not None
+    op = "torch_rope_with_complex_freqs"
+    expected = {"op": op, "unsqueeze_dim": dim, "single": True, "sin_first": sin_first}
+    assert finding.parameters == expected
+    assert probe_rope(FunctionCall("turn", [given, *tables], [output + 0.01])) is None
+
+
 def test_other_functions_of_four_tensors_are_no_rope() -> None:
     q, cos = torch.randn(2, 4, 5, 8), torch.randn(2, 5, 8)
     assert probe_rope(FunctionCall("f", [q, q, cos, cos], [q + 1, q])) is None

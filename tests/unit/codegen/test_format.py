@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import math
 from pathlib import Path
 
@@ -70,4 +71,27 @@ def test_the_folder_it_runs_in_changes_nothing(
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
+    assert format_python(text) == text
+
+
+LONG = "Attention to a window of tokens and to compressed blocks before it, with sinks and a table"
+
+
+def test_a_docstring_of_more_columns_has_several_lines() -> None:
+    text = 'def f() -> None:\n    """{}"""\n    x = "{}"\n    return x\n'
+    words, code = f"{LONG} of rotary-embeddings.", "b" * 120
+    found = format_python(text.format(words, code))
+    lines = found.splitlines()
+    assert max(map(len, lines[1:4])) <= 100
+    assert lines[3] == '    """'
+    assert (
+        " ".join(ast.literal_eval(found.split("    ", 1)[1].split("\n    x")[0]).split()) == words
+    )
+    assert lines[4] == f'    x = "{code}"'
+    assert format_python(found) == found
+
+
+def test_a_docstring_that_fits_stays_in_its_line() -> None:
+    text = f'def f() -> None:\n    """{LONG[:89]}"""\n'
+    assert max(map(len, text.splitlines())) == 99
     assert format_python(text) == text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,42 @@ def test_model_files_call_what_they_may_and_transforms_bring_the_rest() -> None:
     for name, source in op_sources().items():
         kernel = name.partition("_")[2].removeprefix("fused_add_")
         assert not source.inserted or kernel in transforms or kernel in forms, name
+
+
+def _named(node: ast.AST | None) -> str:
+    """Return the op that an item of a list names, by text or as `torch.ops.onboard.<op>`."""
+    match node:
+        case ast.Constant(value=str() as name):
+            return name if name in op_sources() else ""
+        case ast.Attribute(value=owner, attr="default"):
+            return _named(owner)
+        case ast.Attribute(attr=name):
+            return name if name in op_sources() else ""
+    return ""
+
+
+def _lists(text: str) -> list[int]:
+    """Return the lines of the lists, sets and tables in a text that name several ops."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Tuple(elts=items) | ast.List(elts=items) | ast.Set(elts=items):
+                found += [node.lineno] if len({*map(_named, items)} - {""}) > 1 else []
+            case ast.Dict(keys=keys):
+                found += [node.lineno] if len({*map(_named, keys)} - {""}) > 1 else []
+    return found
+
+
+def test_no_list_of_ops_is_kept_beside_their_registrations() -> None:
+    assert _lists("x = ('torch_moe', y)\nz = {ops.torch_moe: 1, ops.torch_mla.default: 2}") == [2]
+    files = [
+        path
+        for folder in ("onboard", "transforms")
+        for path in (ROOT / folder).rglob("*.py")
+        if not path.is_relative_to(ROOT / "onboard" / "ops")
+    ]
+    lists = {path.relative_to(ROOT).as_posix(): _lists(path.read_text("utf-8")) for path in files}
+    assert {path: lines for path, lines in lists.items() if lines} == {}
 
 
 def test_whatever_carries_state_has_a_cached_form_that_shares_its_arguments() -> None:

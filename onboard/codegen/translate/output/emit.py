@@ -19,7 +19,7 @@ from onboard.codegen.tidy.named_sizes import with_named_arguments, with_names
 from onboard.codegen.tidy.op_calls import by_keyword
 from onboard.codegen.tidy.reshapes import with_short_shapes
 from onboard.codegen.tidy.rotations import with_whole_heads
-from onboard.codegen.tidy.rows import without_flat_rows
+from onboard.codegen.tidy.rows import with_rows_in_place
 from onboard.codegen.translate.language.forms import SEVERAL_ROWS, SHARED
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole
@@ -199,7 +199,7 @@ def _printed(
     `constructors`: the parameters of those that they may call; `norms`: attributes that hold norms.
     """
     whole = with_chosen_ops(with_whole_heads(with_known_ranks(flat(by_keyword(body)))))
-    short = without_flat_rows(folded(with_methods(with_short_shapes(whole))), norms)
+    short = with_rows_in_place(folded(with_methods(with_short_shapes(whole))), norms)
     named = with_short_arguments(with_names(short))
     return print_block(
         named if constructors is None else with_named_arguments(named, constructors), source
