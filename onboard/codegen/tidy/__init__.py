@@ -14,7 +14,7 @@
 | `reshapes.py` | new shapes by what changes in them |
 | `rotations.py` | queries and keys turned by one op; a head's first channels, which the ops take whole |
 | `rotations.py` | queries and keys turned by one op; a head's first channels, which the ops take whole |
-| `rows.py` | rows of a table by their positions; tensors as rows where norms get them |
+| `rows_in_place.py` | rows of a table by their positions; tensors as rows where norms get them |
 | `inlined_reshapes.py` | a new shape where the value is made or used next, functions of tensors as methods |
 | `named_sizes.py`, `lines.py` | sizes named where that saves lines, and how many lines there are |
 """

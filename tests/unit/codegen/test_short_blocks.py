@@ -19,7 +19,7 @@ from onboard.codegen.tidy.inlined_reshapes import folded, with_short_arguments
 from onboard.codegen.tidy.named_sizes import with_named_arguments
 from onboard.codegen.tidy.reshapes import with_short_shapes
 from onboard.codegen.tidy.rotations import with_paired_rotations
-from onboard.codegen.tidy.rows import with_rows_in_place, with_rows_looked_up
+from onboard.codegen.tidy.rows_in_place import with_rows_in_place, with_rows_looked_up
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.output.hoisted import hoist
 from onboard.codegen.translate.output.printer import print_block

@@ -19,7 +19,7 @@ from onboard.codegen.tidy.named_sizes import with_named_arguments, with_names
 from onboard.codegen.tidy.op_calls import by_keyword
 from onboard.codegen.tidy.reshapes import with_short_shapes
 from onboard.codegen.tidy.rotations import with_whole_heads
-from onboard.codegen.tidy.rows import with_rows_in_place
+from onboard.codegen.tidy.rows_in_place import with_rows_in_place
 from onboard.codegen.translate.language.forms import SEVERAL_ROWS, SHARED
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole

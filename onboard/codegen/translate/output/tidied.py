@@ -17,7 +17,7 @@ from onboard.codegen.tidy.initial_values import without_initial_values
 from onboard.codegen.tidy.inlined import inline_methods
 from onboard.codegen.tidy.none_tests import is_never_none, values_for_none, without_none_tests
 from onboard.codegen.tidy.rotations import with_paired_rotations, with_whole_heads
-from onboard.codegen.tidy.rows import with_rows_looked_up
+from onboard.codegen.tidy.rows_in_place import with_rows_looked_up
 from onboard.codegen.tidy.unread_results import drop_unread_results
 from onboard.codegen.translate.language.object_values import Config
 from onboard.codegen.translate.language.program.classes import Translator
