@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
 from torch import nn
 
-from onboard.analysis.source import ModuleSource, find_method, module_source
+from onboard.analysis.source import find_method, module_source
 from onboard.codegen.tidy.choices import only_called, with_joined_choices
-from onboard.codegen.tidy.conditions import flat, with_chosen_ops, with_known_ranks
-from onboard.codegen.tidy.inlined_reshapes import folded, with_methods, with_short_arguments
 from onboard.codegen.tidy.known_modules import with_known_modules
 from onboard.codegen.tidy.module_calls import asked_of, with_plain_modules
-from onboard.codegen.tidy.named_sizes import with_named_arguments, with_names
-from onboard.codegen.tidy.op_calls import by_keyword
-from onboard.codegen.tidy.reshapes import with_short_shapes
-from onboard.codegen.tidy.rotations import with_whole_heads
-from onboard.codegen.tidy.rows_in_place import with_rows_in_place
 from onboard.codegen.translate.language.forms import SEVERAL_ROWS, SHARED
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole
@@ -33,9 +25,9 @@ from onboard.codegen.translate.language.trees.syntax import Untranslatable, attr
 from onboard.codegen.translate.language.values import NONE, Code, Output, Value
 from onboard.codegen.translate.mechanisms import codebooks, experts
 from onboard.codegen.translate.output import argument_types
-from onboard.codegen.translate.output.printer import print_block
 from onboard.codegen.translate.output.prune import ReplaceAttribute, prune
 from onboard.codegen.translate.output.tidied import config_of, tidy
+from onboard.codegen.translate.output.tidy_text import norms_of, tidy_text
 from onboard.codegen.translate.output.ties import add_ties
 from onboard.hf.codebooks import places_of
 
@@ -188,24 +180,6 @@ def _class_text(
     return ClassText(state.cls.__name__, base, kind, state.cls, methods, reads, unrun)
 
 
-def _printed(
-    body: Sequence[ast.stmt],
-    source: ModuleSource,
-    constructors: Mapping[str, Sequence[str]] | None = None,
-    norms: Collection[str] = (),
-) -> str:
-    """Return statements as text.
-
-    `constructors`: the parameters of those that they may call; `norms`: attributes that hold norms.
-    """
-    whole = with_chosen_ops(with_whole_heads(with_known_ranks(flat(by_keyword(body)))))
-    short = with_rows_in_place(folded(with_methods(with_short_shapes(whole))), norms)
-    named = with_short_arguments(with_names(short))
-    return print_block(
-        named if constructors is None else with_named_arguments(named, constructors), source
-    )
-
-
 def _says_nothing(init: MethodText) -> bool:
     """Whether an `__init__` does what that of `nn.Module` does by itself."""
     return (init.signature, init.body) == ("(self) -> None", "super().__init__()")
@@ -245,7 +219,7 @@ def _init_text(
     if state is top:
         body.extend(_tied(state, translator))
     head = f"({', '.join(parameters)}) -> None"
-    return MethodText("__init__", head, _printed(body, init.source, _constructors(translator)))
+    return MethodText("__init__", head, tidy_text(body, init.source, _constructors(translator)))
 
 
 def _constructors(translator: Translator) -> dict[str, list[str]]:
@@ -336,22 +310,8 @@ def _method_text(
     decorator = "staticmethod" if static else ""
     assert state.init is not None
     known = with_known_modules(routine.body, state.init.body)
-    body = _printed(known, routine.source, norms=_norms(state, translator))
+    body = tidy_text(known, routine.source, norms=norms_of(state, translator))
     return MethodText(key, f"({head}) -> {_return_annotation(routine)}", body, decorator)
-
-
-def _norms(state: ClassState, translator: Translator) -> set[str]:
-    """Return the attributes of a class that hold norms of the last dimension."""
-    norms = {
-        key
-        for key, found in translator.findings.recognised.items()
-        if found.last_dimension_only or found.kind == "gated_rmsnorm"
-    }
-    return {
-        attr
-        for attr, value in state.attributes.items()
-        if isinstance(value, Instance) and {cls.__name__ for cls in value.classes} <= norms
-    }
 
 
 def _or_none(parameter: str, kind: str, routine: Routine) -> str:
@@ -381,7 +341,7 @@ def _top_forward(routine: Routine, translator: Translator) -> MethodText:
                 )
     check = [ast.Assert(ast.Compare(name("position_ids"), [ast.IsNot()], [ast.Constant(None)]))]
     signature = "(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput"
-    return MethodText("forward", signature, _printed([*check, *body], routine.source))
+    return MethodText("forward", signature, tidy_text([*check, *body], routine.source))
 
 
 def _tensor_annotation(
@@ -457,7 +417,7 @@ def _function_text(key: str, routine: Routine) -> MethodText:
         else _return_annotation(routine)
     )
     return MethodText(
-        key, f"({', '.join(parameters)}) -> {kind}", _printed(routine.body, routine.source)
+        key, f"({', '.join(parameters)}) -> {kind}", tidy_text(routine.body, routine.source)
     )
 
 
@@ -479,5 +439,5 @@ def rope_default(translator: Translator, cls: type) -> MethodText:
         statement.value = value.code()
     types = {"config": type(config_of(translator, cls)).__name__, "layer_type": "str"}
     head = ", ".join(f"{item}: {types[item]}" for item in parameters)
-    body = _printed(cleanup.clean(frame.out), frame.source)
+    body = tidy_text(cleanup.clean(frame.out), frame.source)
     return MethodText("plain_rope", f"({head}) -> tuple[torch.Tensor, float]", body, "staticmethod")
