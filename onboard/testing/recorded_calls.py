@@ -128,9 +128,10 @@ class Call:
 
 def alibi_slopes(bias: torch.Tensor) -> torch.Tensor:
     """Return the slopes [heads] of a bias [(batch *) heads, ..., keys] that is linear in the key's
-    position.
+    position; later keys may be masked in it, of which the last query has none.
     """
-    steps = ((bias[..., -1] - bias[..., 0]) / (bias.shape[-1] - 1)).flatten()
+    last = bias[..., -1, :]
+    steps = ((last[..., -1] - last[..., 0]) / (bias.shape[-1] - 1)).flatten()
     lengths = (n for n in range(1, len(steps) + 1) if len(steps) % n == 0)
     heads = next(n for n in lengths if (steps.view(-1, n) == steps[:n]).all())
     return steps[:heads]
@@ -226,9 +227,12 @@ def _hooks(block: nn.Module, found: list[Call]) -> tuple[Callable[..., None], Ca
     place.
     """
     signature = inspect.signature(block.forward)
+    takes_any = any(item.kind is item.VAR_KEYWORD for item in signature.parameters.values())
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        bound = signature.bind(*args, **kwargs)
+        # What the code of a repository has no parameter for is left out when it is called
+        known = {key: kwargs[key] for key in kwargs if takes_any or key in signature.parameters}
+        bound = signature.bind(*args, **known)
         found.append(Call(_flatten(bound, copied), again=_again(block, bound)))
 
     def after(_: nn.Module, __: Any, output: Any) -> None:
