@@ -20,7 +20,7 @@ from onboard.analysis.behaviour.texts import check_rows
 from onboard.analysis.behaviour.thresholds import build_roomy
 from onboard.analysis.block_findings import mask_blocks, module_blocks, rope_blocks, scan_blocks
 from onboard.analysis.layer_modules import layer_kinds, with_modules
-from onboard.analysis.mixture_traits import MIXTURES, active_parameters
+from onboard.analysis.mixture_traits import active_parameters
 from onboard.analysis.multimodal import unused_parts
 from onboard.analysis.recognise import scan_loops as loops
 from onboard.analysis.recognise.compressors import check_keys_beside
@@ -29,6 +29,7 @@ from onboard.analysis.recognise.recorder import Recording, record
 from onboard.analysis.repository_source import survey_code
 from onboard.analysis.source import sources_hash, sources_of
 from onboard.analysis.spec import ModelSpec, RepositoryCode, Trait
+from onboard.analysis.spec_blocks import MIXTURES
 from onboard.analysis.tiny.tiny_mixers import indexer_sizes
 from onboard.analysis.tiny.tiny_model import (
     begins_at_zero,

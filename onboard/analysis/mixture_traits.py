@@ -14,10 +14,8 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis.spec import Trait
-from onboard.analysis.spec_blocks import Block, Mixture
+from onboard.analysis.spec_blocks import MIXTURES, Block, Mixture
 
-MIXTURES = ("experts", "mixture")
-"""Kinds of blocks that have experts."""
 _FIELDS = {
     "experts": r"(num|n|moe)_((?!shared)\w+_)?experts",
     "experts_per_token": r"num_experts_per_tok(en)?|moe_topk|moe_top_k|moe_k|top_k_experts|experts_per_token",

@@ -431,7 +431,8 @@ Block = Annotated[
     Plain | Templated | Rope | Mlp | Mixture | Attention | Scan | ScanModule | Loop | Mask,
     Field(discriminator="kind"),
 ]
-
+MIXTURES = ("experts", "mixture")
+"""Kinds of blocks that have experts."""
 _BLOCKS: TypeAdapter[Block] = TypeAdapter(Block)
 
 

@@ -58,7 +58,11 @@ def read_config(folder: Path) -> Any:
     """Return the config of the text model in a folder."""
     values = with_own_type(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     own = registered_config(values["model_type"])
-    return text_model_config(own.from_dict(values) if own else AutoConfig.from_pretrained(folder))
+    return text_model_config(
+        own.from_dict(values)
+        if own
+        else AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    )
 
 
 def text_model_config(config: Any) -> Any:

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onboard.analysis.mixture_traits import MIXTURES
 from onboard.analysis.spec import LayerKind, ModelSpec
-from onboard.analysis.spec_blocks import Attention, Block
+from onboard.analysis.spec_blocks import MIXTURES, Attention, Block
 
 _DRAWN = 256
 """Most experts that are drawn."""
