@@ -399,10 +399,12 @@ class Loop(_Block):
 
 
 MaskKind = Literal["added", "window", "window+1", "seen", "hidden", "ones"]
-"""A mask that is added to scores, one that hides what lies before the config's window, too, or what
-lies before that and one key more, one that is true of the keys that a query sees, one that is true
-of the others, one of ones, of
-padding.
+"""What a mask holds.
+
+`added`: what is added to scores, and hides later keys. `window`: it hides what lies before the
+config's window, too. `window+1`: it lets one key more be seen than the window has. `seen`: truth
+values, true of the keys that a query sees. `hidden`: truth values, true of the others. `ones`: ones
+for all keys, as a mask of padding has them.
 """
 
 

@@ -111,7 +111,7 @@ _ATTRIBUTES = """
     long lt masked_fill masked_fill_ masked_scatter masked_scatter_ masked_select matmul max
     maximum mean median min minimum mm mode model_type movedim mT mul mul_ multiply mv
     nan_to_num narrow ndim ne neg new_empty new_full new_ones new_tensor new_zeros nonzero norm
-    normal_ num_labels numel ones out outer output_attentions output_hidden_states
+    normal_ num_labels numel ones outer output_attentions output_hidden_states
     parameters per_layer_config permute pop pow problem_type
     prod real reciprocal register_buffer register_parameter relu remainder renorm repeat
     repeat_interleave reshape reshape_as return_dict reverse roll rope_scaling round rsqrt

@@ -310,8 +310,10 @@ def _behind_listed(dotted: str, node: ast.AST) -> list[str]:
     parts = dotted.split(".")
     for end in range(len(parts), 0, -1):
         name = ".".join(parts[:end])
-        if name in allowed_names.DOTTED or allowed_names.CANONICAL_OP.fullmatch(name):
+        if name in allowed_names.DOTTED:
             return parts[end:]
+        if allowed_names.CANONICAL_OP.fullmatch(name) and end == len(parts):
+            return []  # an op is called: nothing is had of it
     _refuse(node)
 
 
@@ -328,7 +330,7 @@ def library_names() -> frozenset[str]:
     from torch import nn
     from transformers import PretrainedConfig
 
-    functions: list[Any] = [library_names, (_ for _ in ()), torch.ops.aten.add]
+    functions: list[Any] = [library_names, (_ for _ in ())]
     objects: list[Any] = [
         *(torch.empty(0), torch.float32, torch.device("cpu"), torch.Size(), torch.finfo()),
         *(torch.ops.aten.add.Tensor, torch.empty(0).untyped_storage()),
@@ -337,4 +339,6 @@ def library_names() -> frozenset[str]:
         *(object, ValueError()),
     ]
     types = [type(item) for item in objects]
-    return frozenset(name for item in [*functions, *objects, *types] for name in dir(item))
+    names = {name for item in [*functions, *objects, *types] for name in dir(item)}
+    op = torch.ops.aten.add  # canonical ops have no overloads as this one has, `out` among them
+    return frozenset(names | set(dir(op)) - set(op.overloads()))

@@ -81,6 +81,11 @@ def test_a_file_with_its_own_config_passes() -> None:
     vet_model_text(_file())
 
 
+@pytest.mark.parametrize("attr", ["out", "wo", "Tensor", "default"])
+def test_parts_of_a_model_may_be_called_like_overloads_of_ops(attr: str) -> None:
+    vet_model_text(_file(f"self.{attr} = nn.Linear(2, 2)\nx = self.{attr}(x)"))
+
+
 @pytest.mark.parametrize(
     "top",
     [
@@ -145,6 +150,8 @@ def test_what_is_on_no_list_is_refused_at_the_top(top: str) -> None:
         "torch.ops.aten.from_file('x')",
         "torch.ops.onboard.__class__",
         "torch.ops.onboard.torch_attention._op",
+        "torch.ops.onboard.torch_attention.out(x, out=x)",
+        "torch.ops.aten.add.out(x, x, out=x)",
         "torch.nn.modules.os",
         "nn.modules.module.torch.os",
         "nn.Module.load_state_dict",
