@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 from ruamel.yaml import YAML
 
 from onboard.analysis.repository_source import PACKAGE
-from onboard.analysis.spec_blocks import Block, Record
+from onboard.analysis.spec_blocks import Block, Mixture, Record
 from onboard.errors import OnboardError
 from onboard.untrusted.identifiers import AttributePath, FileName, Identifier, ModelType
 from onboard.untrusted.yaml_text import load_yaml
@@ -116,6 +116,11 @@ class ModelSpec(Record):
     def whose(self) -> str:
         """Whose class is the reference, for sentences."""
         return "transformers' own" if self.repository is None else "the repository's own"
+
+    def runs_together(self, path: str) -> bool:
+        """Whether a module is one of a mixture's experts, which run in one op of that block."""
+        lists = [f"{x.path}.{x.parameters.experts}." for x in self.blocks if isinstance(x, Mixture)]
+        return path.startswith(tuple(lists))
 
     def to_yaml(self) -> str:
         """Return the spec as YAML."""

@@ -292,7 +292,7 @@ def _blocks(subject: Subject) -> Outcome:
     missing = [
         block.path
         for block in subject.blocks(*_TESTED_KINDS)
-        if _anywhere(block.path) not in places
+        if _anywhere(block.path) not in places and not subject.spec.runs_together(block.path)
     ]
     return _tested(subject, "test_block", "blocks", missing)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from onboard.analysis.spec import ModelSpec
+from onboard.analysis.spec_blocks import make_block
 from onboard.codegen.tidy.lines import LINE_LENGTH
 from onboard.render import TEST_SUITE
 from onboard.review.equivalence_checks import LIMITS, OWNED
@@ -38,6 +39,11 @@ LAYERS = """    layers = {
 BATCH = "[(self.batch, self.length), (self.batch + 1, self.length - 7)]"
 CLOSE = '        pair.assert_close(pair.prompts, pair.calls, "mlp", path)\n'
 REFERENCE_FACT = "    reference = LlamaForCausalLM\n"
+MIXTURE = {
+    **{"experts": "experts", "gate": "gate", "down": "down", "up": "up", "activation": "silu"},
+    **{"method": "forward", "begin": 0, "count": 1, "result": "y", "x": "x"},
+    **{"indices": "indices", "weights": "weights", "in_rows": True},
+}
 PAIR_RETURN = "        return Pair(expected, "
 
 
@@ -325,6 +331,22 @@ def test_no_name_of_the_suite_can_be_replaced() -> None:
     own = {name for name in names if not name.startswith("__")} - {"new_tokens", *LIMITS}
     owned = {name for owned in OWNED.values() for name in owned}
     assert own - owned - facts == set()
+
+
+def test_experts_are_tested_with_the_block_that_runs_them(
+    tmp_path: Path, files: dict[str, str], llama_spec: ModelSpec
+) -> None:
+    experts = {"kind": "mlp", "path": "model.layers.0.mixture.experts.0", "class_name": "Expert"}
+    experts["parameters"] = {"mlp": "gated", "activation": "silu"}
+    mixture = {
+        **{"kind": "mixture", "path": "model.layers.0.mixture", "class_name": "Routed"},
+        **{"source": "modeling_x.py:1", "parameters": MIXTURE},
+    }
+    for number, blocks in enumerate(([experts], [experts, mixture])):
+        spec = llama_spec.model_copy(deep=True)
+        spec.blocks += [make_block(**{"source": "modeling_x.py:1", **block}) for block in blocks]
+        found = reviewed(tmp_path / str(number), files, spec)
+        assert ("E12" in {item.id for item in found.failed}) == (blocks == [experts])
 
 
 def test_every_item_has_a_violation() -> None:

@@ -8,6 +8,8 @@ in what is left, it has one row for each token, which are those of positions tha
 from __future__ import annotations
 
 import ast
+import math
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -16,9 +18,11 @@ import torch
 from torch import nn
 
 from onboard.codegen.translate.language.args import Args, plain_call
+from onboard.codegen.translate.language.expressions.calls import call_value
 from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
 from onboard.codegen.translate.language.forms import POSITIONS, ROWS
 from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.object_values import Global, Instance
 from onboard.codegen.translate.language.trees.casts import without_casts
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute
 from onboard.codegen.translate.language.values import Code, Items, Known, Value
@@ -55,7 +59,24 @@ class Cut(Code):
         return Cut(expr, axis=self.axis if axis is None else axis)
 
 
-def cut_axis(owner: Value, index: Value, table: torch.Tensor) -> int | None:
+@dataclass(frozen=True, eq=False)
+class Table(Code):
+    """A table that a function is given; what it cuts from it may be the text's rows."""
+
+    shape: tuple[int, ...] = ()
+    """That of the small model's table."""
+    typed: ClassVar[bool] = True
+
+    def same_fact(self, other: Value) -> bool:
+        """Whether two facts say the same: sizes may differ, but for those of one."""
+        return isinstance(other, Table) and self._ones == other._ones
+
+    @property
+    def _ones(self) -> list[bool]:
+        return [size == 1 for size in self.shape]
+
+
+def cut_axis(index: Value, shape: Sequence[int]) -> int | None:
     """Return the dimension along which `table[index]` keeps as many rows as are known at run time;
     None where it does something else.
     """
@@ -67,7 +88,7 @@ def cut_axis(owner: Value, index: Value, table: torch.Tensor) -> int | None:
         case Code(expr=ast.Slice(lower=lower, upper=upper, step=None), static=False) if _is_of_text(
             lower, upper
         ):
-            leading = table.shape[: cuts[0]].numel() == 1 and table.dim() > cuts[0] + 1
+            leading = math.prod(shape[: cuts[0]]) == 1 and len(shape) > cuts[0] + 1
             return cuts[0] if leading else None
     return None
 
@@ -101,19 +122,39 @@ def _is_ellipsis(part: Value) -> bool:
     return isinstance(part, Known) and part.value is Ellipsis
 
 
-def table_of(owner: Value, frame: Frame) -> torch.Tensor | None:
-    """Return the floating-point tensor, not a parameter, that an attribute of `self` is in the
-    small model's modules.
+def shape_of_table(owner: Value, frame: Frame) -> tuple[int, ...] | None:
+    """Return the shape, in the small model's modules, of a floating-point tensor that is no
+    parameter, which an attribute of `self` is or the function was given.
     """
-    bare = without_casts(owner.expr) if isinstance(owner, Code) and not owner.static else None
+    if isinstance(owner, Table):
+        return owner.shape
+    if not isinstance(owner, Code) or owner.static or frame.kind != "forward" or frame.cls is None:
+        return None
+    bare = without_casts(owner.expr)
+    if isinstance(bare, ast.Name):
+        bare = without_casts(local_values(frame).get(bare.id, bare))
     match bare:
-        case ast.Attribute(value=ast.Name(id="self"), attr=attr) if (
-            frame.kind == "forward" and frame.cls is not None
-        ):
+        case ast.Attribute(value=ast.Name(id="self"), attr=attr):
             found = [getattr(m, attr, None) for m in frame.translator.modules_of(frame.cls.cls)]
             if found and all(map(_is_float_table, found)):
-                return found[0]
+                return tuple(found[0].shape)  # type: ignore[union-attr]
     return None
+
+
+def _with_tables(args: Args, frame: Frame) -> Args | None:
+    """Return arguments of which those that are tables are known as such; None where none is that
+    was not.
+    """
+
+    def known(value: Value) -> Value:
+        shape = None if isinstance(value, Table) else shape_of_table(value, frame)
+        return value if shape is None else Table(value.code(), shape=shape)
+
+    positional = [known(value) for value in args.positional]
+    keywords = {key: known(value) for key, value in args.keywords.items()}
+    found = [value for value in (*positional, *keywords.values()) if isinstance(value, Table)]
+    new = [value for value in found if value not in (*args.positional, *args.keywords.values())]
+    return Args(positional, keywords, args.stars) if new else None
 
 
 def _is_float_table(item: object) -> bool:
@@ -131,11 +172,11 @@ class CutTables(Mechanism):
         """The cut, and the rows that are looked up."""
         if isinstance(owner, Cut):
             return _looked_up(owner, index)
-        if (table := table_of(owner, frame)) is None:
+        if (shape := shape_of_table(owner, frame)) is None or not isinstance(owner, Code):
             return None
         if frame.translator.specialised:
             index = _bounds_written_out(index, frame)
-        axis = cut_axis(owner, index, table)
+        axis = cut_axis(index, shape)
         if axis is None:
             return None
         if axis < 2 and (counted := positions(frame)) is not None:
@@ -145,14 +186,28 @@ class CutTables(Mechanism):
         return Cut(owner.code(), axis=axis)
 
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
-        """`embedding(positions, rows)`."""
+        """`embedding(positions, rows)`, and functions that are given tables."""
         match args.positional:
             case [Code() as where, Cut() as table] if function is nn.functional.embedding:
                 return _looked_up(table, where)
+        if frame.translator.is_helper(function) and (given := _with_tables(args, frame)):
+            return call_value(Global(function, expr), given, frame)
         return None
+
+    def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
+        """Modules that are given tables."""
+        given = _with_tables(args, frame) if isinstance(callee, Instance) else None
+        return None if given is None else call_value(callee, given, frame)
+
+    def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value | None:
+        """Methods that are given tables."""
+        given = _with_tables(args, frame)
+        return None if given is None else frame.translator.call_own_method(attr, given, frame)
 
     def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
         """What is done to each row, and dimensions of size one that go."""
+        if isinstance(owner, Table) and attr in _CASTS:
+            return replace(owner, expr=plain_call(attribute(owner.expr, attr), args).expr)
         if not isinstance(owner, Cut):
             return None
         if attr in _CASTS:

@@ -80,6 +80,8 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
             return Instance(made, ast.Subscript(owner.expr, index.code(), ast.Load()))
         case Code(), Items(items=parts) if _keeps_everything(parts):
             return owner
+        case Code(), Known(value=slice()) if _keeps_everything((index,)):
+            return owner
         case Code(transposed=True), Items(items=(Known(value=first), Known() | Code())) if (
             first is Ellipsis
         ):
