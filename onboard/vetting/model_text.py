@@ -340,5 +340,7 @@ def library_names() -> frozenset[str]:
     ]
     types = [type(item) for item in objects]
     names = {name for item in [*functions, *objects, *types] for name in dir(item)}
-    op = torch.ops.aten.add  # canonical ops have no overloads as this one has, `out` among them
+    op: Any = (
+        torch.ops.aten.add
+    )  # canonical ops have no overloads as this one has, `out` among them
     return frozenset(names | set(dir(op)) - set(op.overloads()))
