@@ -22,6 +22,8 @@ class CountedPositions(Mechanism):
         """Positions for `torch.arange([0,] length)` of a length that is known at run time only."""
         if (rows := _of_rows(function, expr, args)) is not None:
             return rows
+        if frame.translator.is_helper(function):
+            return _doubled(function, args)
         match args.positional:
             case [Code(static=False)] | [Known(value=0), Code(static=False)] if (
                 function is torch.arange
@@ -81,6 +83,24 @@ def _of_rows(function: Any, expr: ast.expr, args: Args) -> Value | None:
             rows = all(isinstance(part, Code) and part.form == ROWS for part in parts)
             if rows and isinstance(dim, Known) and dim.value == -1:
                 return replace(plain_call(expr, args), form=ROWS)
+    return None
+
+
+def _doubled(function: Any, args: Args) -> Code | None:
+    """Return what a helper makes of rows [sequence, dim] that has each number twice, in pairs: it
+    is written for two dimensions, and generated code has the batch before them.
+    """
+    match args.positional:
+        case [Code(form=str() as form) as rows] if form == ROWS and not args.keywords:
+            table = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+            try:
+                made = function(table.clone())
+            except Exception:  # it is for other tables, or for something else
+                return None
+            if isinstance(made, torch.Tensor) and torch.equal(made, table.repeat_interleave(2, -1)):
+                last = ast.UnaryOp(ast.USub(), ast.Constant(1))
+                repeat = attribute(rows.code(), "repeat_interleave")
+                return Code(call(repeat, ast.Constant(2), dim=last), form=ROWS)
     return None
 
 

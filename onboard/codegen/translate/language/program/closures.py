@@ -18,6 +18,7 @@ from onboard.codegen.translate.language.object_values import Closure, Instance, 
 from onboard.codegen.translate.language.program.argument_facts import bind, stores_attributes
 from onboard.codegen.translate.language.program.inline import defaults
 from onboard.codegen.translate.language.statements.execute import RETURNS, execute
+from onboard.codegen.translate.language.statements.kept_globals import first_values
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import NONE, Mapping, Value
 
@@ -113,11 +114,22 @@ def run_inside(
     if node.args.kwarg is not None:
         given[node.args.kwarg.arg] = Mapping(rest)
     inner.env.values.update({own.get(key, key): value for key, value in given.items()})
-    body = [_Renamed(own).visit(statement) for statement in deepcopy(node.body)]
+    body = [_Renamed(own).visit(statement) for statement in _own_body(node, source)]
     value = _returned(execute(body, inner), inner, node)
     changed = {k: v for k, v in inner.env.values.items() if k.startswith("self.")}
     frame.env.values.update(changed)
     return value
+
+
+def _own_body(node: ast.FunctionDef, source: ModuleSource) -> list[ast.stmt]:
+    """Return a copy of a function's statements, in which the module's names that it assigns are its
+    own.
+    """
+    return [
+        statement
+        for item in deepcopy(node.body)
+        for statement in (first_values(item, source) if isinstance(item, ast.Global) else [item])
+    ]
 
 
 def _returned(ending: str, inner: Frame, node: ast.FunctionDef) -> Value:

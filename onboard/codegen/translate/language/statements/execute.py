@@ -19,6 +19,7 @@ from onboard.codegen.translate.language.statements.assign import Grows, Widened,
 from onboard.codegen.translate.language.statements.by_class import Differing, by_class
 from onboard.codegen.translate.language.statements.first_calls import is_made_first
 from onboard.codegen.translate.language.statements.joins import joined_env, note_conditional
+from onboard.codegen.translate.language.statements.kept_globals import first_values
 from onboard.codegen.translate.language.statements.regrowth import without_regrowth
 from onboard.codegen.translate.language.statements.short_texts import Side, short_texts
 from onboard.codegen.translate.language.trees import selection, syntax
@@ -427,6 +428,11 @@ def _import(node: ast.Import | ast.ImportFrom, frame: Frame) -> None:
             frame.env.values[key] = from_namespace(found, key, frame)
 
 
+def _global(node: ast.Global, frame: Frame) -> None:
+    for each in first_values(node, frame.source):
+        _assign(each, frame)
+
+
 def _nothing(node: ast.stmt, frame: Frame) -> None:
     return None
 
@@ -446,5 +452,6 @@ _STATEMENTS: dict[type[ast.stmt], Callable[[Any, Frame], str | None]] = {
     ast.Delete: _nothing,
     ast.Import: _import,
     ast.ImportFrom: _import,
+    ast.Global: _global,
     ast.FunctionDef: _define,
 }
