@@ -68,7 +68,9 @@ def layer_kinds(
     if set(names) == {"full_attention"} and windows and None not in windows:
         names, small = (["sliding_attention"] * len(item) for item in (names, small))
     modules = [item for item in tiny.named_modules() if not is_under(item[0], eager)]
-    lists = {path: module for path, module in modules if isinstance(module, nn.ModuleList)}
+    lists = {
+        path: item for path, item in modules if isinstance(item, nn.ModuleList | nn.Sequential)
+    }
     path = max(lists, key=lambda item: len(list(lists[item].modules())), default="layers")
     names, small = (mark_mixtures(*pair, path, experts) for pair in ((names, whole), (small, tiny)))
     kinds: dict[str, LayerKind] = {}
@@ -77,7 +79,19 @@ def layer_kinds(
             raise OnboardError(
                 f"the small model has no layer of the kind {name}", hint="Report this config"
             )
-        paths = [f"{path}.{place}" for place, other in enumerate(small) if other == name]
+        own = zip(_places(lists.get(path), len(small)), small, strict=True)
+        paths = [f"{path}.{place}" for place, other in own if other == name]
         ran = next((each for each in paths if each in recording.modules), paths[0])
         kinds.setdefault(name, LayerKind(name=name, layers=[], path=ran)).layers.append(index)
     return list(kinds.values())
+
+
+def _places(modules: nn.Module | None, count: int) -> list[int]:
+    """Return the places of a number of layers in the list that holds them, in which an embedding
+    may come before them, and a head behind: the modules of the class that it has so many of.
+    """
+    classes = [] if modules is None else [type(module) for module in modules.children()]
+    own = [cls for cls in dict.fromkeys(classes) if classes.count(cls) == count]
+    if len(classes) <= count or len(own) != 1:
+        return list(range(count))
+    return [place for place, cls in enumerate(classes) if cls is own[0]]

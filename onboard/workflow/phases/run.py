@@ -9,6 +9,7 @@ prompt and every output is kept verbatim in `run.json`; the processes' log is ar
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 from collections.abc import Mapping
@@ -172,9 +173,11 @@ def accepted_layers(context: RunContext, needed: int, total: int) -> tuple[int, 
 
     The second is why fewer than `total` do not do; empty where they do, or `needed` are all.
     """
-    # A model's own code is run in its sandbox alone
-    if needed >= total or context.spec.repository is not None:
+    if needed >= total:
         return needed, ""
+    if context.spec.repository is not None:  # whose code is run in its sandbox alone
+        others = "other modules lie in the list of layers, and their places change with it"
+        return (total, others) if shares_list(context.spec) else (needed, "")
     whole, refusal = _shapes(context, {}), ""
     for layers in range(needed, min(total, max(needed, MAX_REDUCED_LAYERS) + 1)):
         try:
@@ -192,6 +195,12 @@ def accepted_layers(context: RunContext, needed: int, total: int) -> tuple[int, 
             or f"transformers' model of {layers} cannot have the checkpoint's weights: {problem}"
         )
     return total, refusal
+
+
+def shares_list(spec: ModelSpec) -> bool:
+    """Whether other modules come before the layers in the list that holds them."""
+    first = {min(kind.layers): kind.path for kind in spec.layer_kinds if kind.layers}
+    return 0 in first and re.search(r"\.0$", first[0]) is None
 
 
 def _shapes(context: RunContext, changes: dict[str, Any]) -> dict[str, tuple[int, ...]]:

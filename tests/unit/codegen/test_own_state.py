@@ -73,3 +73,117 @@ def test_a_global_that_begins_as_something_is_refused(translate: Translate) -> N
             counts_positions=True,
             position_ids=Code(name("position_ids")),
         )
+
+
+SEQUENCE = """
+class First(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.table = nn.Embedding(config.words, config.size)
+
+    def forward(self, ids):
+        return self.table(ids)
+
+
+class Layer(nn.Module):
+    def __init__(self, config, index=None):
+        super().__init__()
+        self.proj = nn.Linear(config.size, config.size)
+
+    def forward(self, x, other=None):
+        return x + self.proj(x if other is None else other)
+
+
+class Last(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.norm = nn.Linear(config.size, 2)
+
+    def forward(self, x):
+        return self.norm(x)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        modules = [First(config)]
+        modules += [Layer(config, index=i) for i in range(config.layers)]
+        modules.append(Last(config))
+        self.layers = nn.Sequential(*modules)
+
+    def forward(self, x):
+        x = self.layers[0](x)
+        for module in self.layers[1:-1]:
+            x = module(x, other=None)
+        return self.layers[-1](x)
+"""
+
+
+def test_a_sequence_of_different_modules_is_taken_apart(translate: Translate) -> None:
+    config = {"size": 4, "words": 9, "layers": 3}
+    state, init, forward = translate(SEQUENCE, config, specialised=True)
+    assert "*[Layer(" in init
+    assert "module(x)" in forward
+    parts = [each for cls, each in state.translator.states.items() if cls.__name__ != "Toy"]
+    written = "\n\n\n".join(map(_written, (*parts, state)))
+    ours, original = _made(written, config), _made(SEQUENCE, config)
+    ours.load_state_dict(original.state_dict())
+    x = torch.arange(9)[None]
+    assert torch.equal(ours(x), original(x))
+
+
+@pytest.mark.parametrize("place", ["1", "-2", "config_index"])
+def test_a_place_in_a_sequence_may_have_any_class_where_it_cannot_be_told(
+    place: str, translate: Translate
+) -> None:
+    text = SEQUENCE.replace("self.layers[-1](x)", f"self.layers[{place}](x, x)")
+    text = text.replace("config_index", "x.shape[0]")
+    with pytest.raises(Untranslatable):
+        translate(text, {"size": 4, "words": 9, "layers": 3}, specialised=True)
+
+
+def test_what_a_method_gives_a_constructor_is_written_into_it(translate: Translate) -> None:
+    text = """
+class Toy(nn.Module):
+    def __init__(self, config, device=None):
+        super().__init__()
+        self.size = config.size
+        self.register_buffer("factors", self._factors(device), persistent=False)
+
+    def _factors(self, device):
+        return 1.0 / torch.arange(1, self.size + 1, device=device)
+
+    def forward(self, x):
+        again = self._factors(x.device)
+        return x * self.factors + again
+"""
+    config = {"size": 6}
+    state, init, _ = translate(text, config, specialised=True)
+    assert "_factors" not in init
+    x = torch.randn(2, 6, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(_made(_written(state), config)(x), _made(text, config)(x))
+
+
+def test_rows_of_tables_keep_the_shape_that_code_asks_for(translate: Translate) -> None:
+    text = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.size = config.size
+
+    def forward(self, x, position_ids):
+        t = torch.arange(x.shape[1])
+        table = torch.outer(t, 1.0 / torch.arange(1, self.size + 1)).cos()[0:]
+        length, half = table.shape
+        rows = table[: x.shape[1]]
+        return x[..., : half * 2] * torch.cat((rows, rows), dim=-1) * table.size(1) * table.size(-1)
+"""
+    config, given = {"size": 3}, Code(name("position_ids"))
+    state, _, _ = translate(
+        text, config, specialised=True, counts_positions=True, position_ids=given
+    )
+    x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(4))
+    positions = torch.arange(5).expand(2, 5)
+    ours, expected = _made(_written(state), config), _made(text, config)(x, positions)
+    assert torch.allclose(ours(x, positions), expected)
+    assert torch.allclose(ours(x[:, 2:], positions[:, 2:]), expected[:, 2:])

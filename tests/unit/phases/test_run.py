@@ -32,7 +32,13 @@ from onboard.workflow.phase import RunContext
 from onboard.workflow.phases import run as run_phase
 from onboard.workflow.phases.cookbook import Cookbook, notebook_path
 from onboard.workflow.phases.register import Register
-from onboard.workflow.phases.run import Run, _read_result, accepted_layers, reduced_layers
+from onboard.workflow.phases.run import (
+    Run,
+    _read_result,
+    accepted_layers,
+    reduced_layers,
+    shares_list,
+)
 from onboard.workflow.processes.programs import ForkServer, RunModule, in_new_interpreter
 from onboard.workflow.processes.warm import WarmPrograms
 from onboard.workflow.run_model import run_model
@@ -337,6 +343,12 @@ def test_a_reduced_run_keeps_every_kind_of_layer(
     ]
     config = {"num_hidden_layers": expected[1]}
     assert reduced_layers(make_spec("org/x", layer_kinds=layer_kinds, config=config)) == expected
+
+
+@pytest.mark.parametrize(("path", "shares"), [("layers.0", False), ("trunk.1", True)])
+def test_other_modules_before_the_layers_in_their_list_are_noticed(path: str, shares: bool) -> None:
+    kinds = [LayerKind(name="full_attention", layers=[0, 1], path=path)]
+    assert shares_list(make_spec("org/x", layer_kinds=kinds)) is shares
 
 
 def test_a_count_that_transformers_refuses_is_passed_over(tmp_path: Path) -> None:

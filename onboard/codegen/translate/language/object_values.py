@@ -240,6 +240,10 @@ class ModuleList(Value):
 
     made: tuple[Made, ...]
     expr: ast.expr
+    parts: tuple[Instance | ModuleList, ...] = ()
+    """Its stretches, single modules and lists of any length, where these are known; nothing else
+    tells where which of the modules lies.
+    """
 
     def code(self) -> ast.expr:
         """Return its constructor call or path."""

@@ -48,6 +48,25 @@ class CountedPositions(Mechanism):
                     return owner
         return None
 
+    def attribute(self, owner: Value, attr: str, frame: Frame) -> Value | None:
+        """The shape of rows, which have the batch in front."""
+        if attr == "shape" and isinstance(owner, Code) and owner.form == ROWS:
+            behind = ast.Slice(lower=ast.Constant(1))
+            return Code(ast.Subscript(attribute(owner.code(), attr), behind, ast.Load()))
+        return None
+
+    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
+        """The sizes of rows."""
+        if attr != "size" or not isinstance(owner, Code) or owner.form != ROWS:
+            return None
+        match args.positional:
+            case [Known(value=int() as dim)]:
+                behind = Args([Known(dim + 1 if dim >= 0 else dim)], {}, [])
+                return plain_call(attribute(owner.code(), attr), behind)
+            case []:
+                return self.attribute(owner, "shape", frame)
+        return None
+
     def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
         """Rows with a number."""
         for rows, other in ((left, right), (right, left)):
@@ -57,8 +76,10 @@ class CountedPositions(Mechanism):
 
 
 def _is_cut(index: Value) -> bool:
-    """Whether an index is that of as many rows as are known at run time."""
+    """Whether an index is that of as many rows as are known at run time, or of all."""
     match index:
+        case Known(value=slice(start=None | 0, stop=None, step=None)):
+            return True
         case Code(expr=ast.Slice(lower=None | ast.Constant(value=0), step=None), static=False):
             return True
     return False

@@ -17,6 +17,7 @@ from transformers.utils import is_torchdynamo_compiling
 from onboard.codegen.translate.language.args import Args, is_static_call, plain_call
 from onboard.codegen.translate.language.expressions import multimodal_configs, objects
 from onboard.codegen.translate.language.expressions.builtin_calls import BUILTINS
+from onboard.codegen.translate.language.expressions.module_lists import joined, parts_of
 from onboard.codegen.translate.language.expressions.tensor_methods import tensor_method
 from onboard.codegen.translate.language.forms import SHARED
 from onboard.codegen.translate.language.frame import Frame
@@ -32,7 +33,7 @@ from onboard.codegen.translate.language.object_values import (
     Self,
     Super,
 )
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Value
 
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
@@ -225,6 +226,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
 def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
     if cls is nn.ModuleList:
         return _module_list(expr, args)
+    if cls is nn.Sequential and (made := _in_sequence(args, frame)) is not None:
+        return made
     if cls is nn.ModuleDict and all(item.equals(Mapping({})) for item in args.positional):
         return ModuleList((), ast.Call(expr, [], []))
     if frame.translator.translates(cls):
@@ -235,14 +238,27 @@ def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
     return Instance((Made(cls),), plain_call(expr, args).expr)
 
 
+def _in_sequence(args: Args, frame: Frame) -> ModuleList | None:
+    """Return the modules of an nn.Sequential of which some are translated, and so run one by one."""
+    stretches = [
+        parts_of(Items((item,)) if isinstance(item, Instance) else item) for item in args.positional
+    ]
+    parts = tuple(part for stretch in stretches for part in stretch or ())
+    own = any(frame.translator.translates(way.cls) for part in parts for way in part.made)
+    if not own or None in stretches:
+        return None
+    whole = joined(parts)
+    listed = attribute(name("nn"), "ModuleList")
+    return replace(whole, expr=ast.Call(listed, [whole.expr], []))
+
+
 def _module_list(expr: ast.expr, args: Args) -> Value:
     match args.positional:
         case []:
             return ModuleList((), ast.Call(expr, [], []))
-        case [ModuleList(made=made, expr=items)]:
-            return ModuleList(made, ast.Call(expr, [items], []))
+        case [ModuleList(expr=items) as listed]:
+            return replace(listed, expr=ast.Call(expr, [items], []))
         case [Items(items=tuple() as items)] if all(isinstance(item, Instance) for item in items):
-            made = tuple(way for item in items if isinstance(item, Instance) for way in item.made)
-            elements = ast.List([item.code() for item in items], ast.Load())
-            return ModuleList(made, ast.Call(expr, [elements], []))
+            whole = joined(tuple(item for item in items if isinstance(item, Instance)))
+            return replace(whole, expr=ast.Call(expr, [whole.expr], []))
     raise Untranslatable("a ModuleList of unknown modules")

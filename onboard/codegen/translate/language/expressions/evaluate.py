@@ -22,7 +22,11 @@ from onboard.codegen.translate.language.expressions.decisions import (
     same_number,
 )
 from onboard.codegen.translate.language.expressions.items import item_of, slice_code
-from onboard.codegen.translate.language.expressions.module_lists import slice_modules
+from onboard.codegen.translate.language.expressions.module_lists import (
+    joined,
+    parts_of,
+    slice_modules,
+)
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Choice,
@@ -160,6 +164,10 @@ def binary(op: ast.operator, left: Value, right: Value, frame: Frame) -> Value:
         return right
     if isinstance(op, ast.Add) and isinstance(left, Items) and isinstance(right, Items):
         return Items(left.items + right.items)
+    if isinstance(op, ast.Add) and any(isinstance(side, ModuleList) for side in (left, right)):
+        before, after = parts_of(left), parts_of(right)
+        if before is not None and after is not None:
+            return joined((*before, *after))
     match op, left, right:
         case ast.Mult(), Items(items=(Known(value=None) as item,)), Code() | Known():
             return Repeated(item, ast.BinOp(ast.List([item.code()], ast.Load()), op, right.code()))

@@ -6,6 +6,7 @@ import ast
 from typing import Any
 
 from onboard.codegen.translate.language.expressions import objects
+from onboard.codegen.translate.language.expressions.module_lists import one_of
 from onboard.codegen.translate.language.forms import (
     CHUNKED,
     COMPLEX,
@@ -18,7 +19,6 @@ from onboard.codegen.translate.language.forms import (
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Global,
-    Instance,
     MaskMaker,
     ModuleList,
     Repeated,
@@ -76,8 +76,8 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
             return entry
         case Output(fields=fields), Known(value=int() as position):
             return [value for value in fields.values() if not value.equals(NONE)][position]
-        case ModuleList(made=made), _:
-            return Instance(made, ast.Subscript(owner.expr, index.code(), ast.Load()))
+        case ModuleList(), _:
+            return one_of(owner, index)
         case Code(), Items(items=parts) if _keeps_everything(parts):
             return owner
         case Code(), Known(value=slice()) if _keeps_everything((index,)):

@@ -4,11 +4,56 @@ from __future__ import annotations
 
 import ast
 
-from onboard.codegen.translate.language.expressions.items import slice_code
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.object_values import ModuleList
+from onboard.codegen.translate.language.object_values import (
+    Instance,
+    ModuleList,
+    joined_ways,
+)
 from onboard.codegen.translate.language.trees.syntax import call, name
-from onboard.codegen.translate.language.values import Value
+from onboard.codegen.translate.language.values import Items, Known, Value
+
+_Parts = tuple[Instance | ModuleList, ...]
+
+
+def parts_of(value: Value) -> _Parts | None:
+    """Return the stretches of a list of modules; None for anything else, and for an empty one."""
+    match value:
+        case ModuleList(parts=parts):
+            return parts or (value,)
+        case Items(items=items) if items and all(isinstance(item, Instance) for item in items):
+            return tuple(item for item in items if isinstance(item, Instance))
+    return None
+
+
+def joined(parts: _Parts) -> ModuleList:
+    """Return the list of modules that has these stretches."""
+    made = parts[0].made
+    for part in parts[1:]:
+        made = joined_ways(made, part.made)
+    elements = [
+        element
+        for part in parts
+        for element in ([part.expr] if isinstance(part, Instance) else _elements(part.expr))
+    ]
+    return ModuleList(made, ast.List(elements, ast.Load()), parts)
+
+
+def _elements(expr: ast.expr) -> list[ast.expr]:
+    return expr.elts if isinstance(expr, ast.List) else [ast.Starred(expr, ast.Load())]
+
+
+def one_of(owner: ModuleList, index: Value) -> Instance:
+    """Return `modules[index]`, of the one class that is there, where that is known."""
+    expr = ast.Subscript(owner.expr, index.code(), ast.Load())
+    match index:
+        case Known(value=int() as place):
+            ahead = owner.parts[: place + 1] if place >= 0 else owner.parts[place:]
+            count = place + 1 if place >= 0 else -place
+            single = [part for part in ahead if isinstance(part, Instance)]
+            if len(single) == len(ahead) == count:
+                return Instance(single[-1 if place >= 0 else 0].made, expr)
+    return Instance(owner.made, expr)
 
 
 def slice_modules(owner: ModuleList, part: ast.Slice, frame: Frame) -> Value:
@@ -17,7 +62,36 @@ def slice_modules(owner: ModuleList, part: ast.Slice, frame: Frame) -> Value:
         upper = ast.unparse(part.upper)
         if upper.endswith("config.num_hidden_layers") or _is_length(owner, upper, frame):
             return owner
-    return ModuleList(owner.made, ast.Subscript(owner.expr, slice_code(part, frame), ast.Load()))
+    bounds = [
+        None if item is None else frame.evaluate(item)
+        for item in (part.lower, part.upper, part.step)
+    ]
+    codes = [None if bound is None else bound.code() for bound in bounds]
+    expr = ast.Subscript(owner.expr, ast.Slice(*codes), ast.Load())
+    left = owner.parts if bounds[2] is None else ()
+    for bound, is_lower in ((bounds[0], True), (bounds[1], False)):
+        left = () if bound is not None and not left else _without(left, bound, is_lower)
+    return joined_at(left, expr) if left else ModuleList(owner.made, expr)
+
+
+def joined_at(parts: _Parts, expr: ast.expr) -> ModuleList:
+    """Return the list of these stretches that lies at a place."""
+    return ModuleList(joined(parts).made, expr, parts)
+
+
+def _without(parts: _Parts, bound: Value | None, is_lower: bool) -> _Parts:
+    """Return the stretches behind the first modules, `[n:]`, or before the last ones, `[:-n]`; none
+    where that cannot be told.
+    """
+    match bound:
+        case None:
+            return parts
+        case Known(value=int() as place) if (place >= 0) is is_lower:
+            count = abs(place)
+            gone = parts[:count] if is_lower else parts[len(parts) - count :]
+            if all(isinstance(part, Instance) for part in gone):
+                return parts[count:] if is_lower else parts[: len(parts) - count]
+    return ()
 
 
 def _is_length(owner: ModuleList, field: str, frame: Frame) -> bool:

@@ -276,8 +276,8 @@ def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) ->
                 if own
                 else replace(value, expr=path)
             )
-        case ModuleList(made=made):
-            return ModuleList(made, path)
+        case ModuleList():
+            return replace(value, expr=path)
         case Config(obj=obj):
             return Config(path, obj)
         case Code(static=static, optional=optional):

@@ -17,8 +17,8 @@ from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import Closure, Instance, Self
 from onboard.codegen.translate.language.program.argument_facts import bind, stores_attributes
 from onboard.codegen.translate.language.program.inline import defaults
+from onboard.codegen.translate.language.statements.bindings import first_values
 from onboard.codegen.translate.language.statements.execute import RETURNS, execute
-from onboard.codegen.translate.language.statements.kept_globals import first_values
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import NONE, Mapping, Value
 
@@ -35,22 +35,26 @@ def call_closure(closure: Closure, args: Args, frame: Frame) -> Value:
 
 
 def run_method(owner: type, node: ast.FunctionDef, args: Args, frame: Frame) -> Value | None:
-    """Return the result of a method that makes attributes in a forward of repositories' code, or
-    that picks a module, run where it is called; None for others.
+    """Return the result of a method of repositories' code that a constructor calls, that makes
+    attributes in a forward, or that picks a module, run where it is called; None for others.
     """
-    picks = len(node.body) == 1 and isinstance(node.body[0], ast.Return)
-    if frame.kind != "forward" or not frame.translator.specialised:
+    makes, picks = (
+        frame.kind == "init",
+        len(node.body) == 1 and isinstance(node.body[0], ast.Return),
+    )
+    if frame.kind == "function" or not frame.translator.specialised:
         return None
-    if not (picks or stores_attributes(node)):
+    if not (makes or picks or stores_attributes(node)):
         return None
     source, emitted = module_source(owner.__module__), len(frame.out)
+    static = "staticmethod" in {ast.unparse(item) for item in node.decorator_list}
     value: Value | None = None
     try:
-        value = run_inside(node, source, args, frame, {"self": Self()}, method=True)
+        value = run_inside(node, source, args, frame, {"self": Self()}, method=not static)
     except Untranslatable:
-        if not picks:
+        if not (makes or picks):
             raise
-    if picks and not isinstance(value, Instance):
+    if not isinstance(value, Instance) and (picks and not makes or value is None):
         del frame.out[emitted:]
         return None
     return value

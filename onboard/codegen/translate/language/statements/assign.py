@@ -369,8 +369,8 @@ def _at(value: Value, path: ast.expr) -> Value:
             return Code(path, static, optional=optional)
         case Instance():
             return replace(value, expr=path)
-        case ModuleList(made=made):
-            return ModuleList(made, path)
+        case ModuleList():
+            return replace(value, expr=path)
         case Items() | Mapping():
             return Code(path, value.is_static)
     return value
@@ -403,7 +403,7 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
     frame.emit(ast.Assign([ast.Subscript(owner.code(), index, ast.Store())], value.code()), origin)
     if isinstance(owner, ModuleList) and isinstance(value, Instance):
         place = ast.unparse(target.value)
-        frame.env.values[place] = replace(owner, made=joined_ways(owner.made, value.made))
+        frame.env.values[place] = ModuleList(joined_ways(owner.made, value.made), owner.expr)
     if (
         isinstance(owner, Code)
         and isinstance(target.value, ast.Name)

@@ -11,15 +11,12 @@ from onboard.codegen.translate.language.expressions.branch_types import narrowed
 from onboard.codegen.translate.language.expressions.comprehensions import bind_target, iteration
 from onboard.codegen.translate.language.expressions.decisions import decided_here, is_of_config
 from onboard.codegen.translate.language.expressions.evaluate import binary, condition
-from onboard.codegen.translate.language.expressions.objects import from_namespace, imported
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.object_values import Closure
-from onboard.codegen.translate.language.statements import lists
+from onboard.codegen.translate.language.statements import bindings, lists
 from onboard.codegen.translate.language.statements.assign import Grows, Widened, store
 from onboard.codegen.translate.language.statements.by_class import Differing, by_class
 from onboard.codegen.translate.language.statements.first_calls import is_made_first
 from onboard.codegen.translate.language.statements.joins import joined_env, note_conditional
-from onboard.codegen.translate.language.statements.kept_globals import first_values
 from onboard.codegen.translate.language.statements.regrowth import without_regrowth
 from onboard.codegen.translate.language.statements.short_texts import Side, short_texts
 from onboard.codegen.translate.language.trees import selection, syntax
@@ -414,25 +411,6 @@ def _raise(node: ast.Raise, frame: Frame) -> str:
     return RAISES
 
 
-def _define(node: ast.FunctionDef, frame: Frame) -> None:
-    if not frame.translator.specialised:
-        raise Untranslatable(f"{node.name}, defined at {frame.source.location(node)}")
-    frame.env.values[node.name] = Closure(node, frame.source, dict(frame.env.values))
-
-
-def _import(node: ast.Import | ast.ImportFrom, frame: Frame) -> None:
-    """Bind what is imported inside a function, as far as it is there."""
-    for alias in node.names:
-        key = (alias.asname or alias.name).split(".")[0]
-        if (found := imported(node, alias, frame.source.module)) is not None:
-            frame.env.values[key] = from_namespace(found, key, frame)
-
-
-def _global(node: ast.Global, frame: Frame) -> None:
-    for each in first_values(node, frame.source):
-        _assign(each, frame)
-
-
 def _nothing(node: ast.stmt, frame: Frame) -> None:
     return None
 
@@ -450,8 +428,8 @@ _STATEMENTS: dict[type[ast.stmt], Callable[[Any, Frame], str | None]] = {
     ast.Assert: _nothing,
     ast.Pass: _nothing,
     ast.Delete: _nothing,
-    ast.Import: _import,
-    ast.ImportFrom: _import,
-    ast.Global: _global,
-    ast.FunctionDef: _define,
+    ast.Import: bindings.bring,
+    ast.ImportFrom: bindings.bring,
+    ast.Global: bindings.begin,
+    ast.FunctionDef: bindings.define,
 }

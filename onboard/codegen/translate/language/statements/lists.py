@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
 
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.expressions.comprehensions import comprehension
+from onboard.codegen.translate.language.expressions.module_lists import joined
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Instance,
@@ -106,8 +106,11 @@ def append(node: ast.expr, frame: Frame) -> bool:
         return True
     if not isinstance(value, Instance):
         return False
+    if known.parts and not frame.loops:
+        frame.env.values[place] = joined((*known.parts, value))
+        return True
     frame.emit(ast.Expr(call(attribute(known.expr, "append"), value.code())), node)
-    frame.env.values[place] = replace(known, made=joined_ways(known.made, value.made))
+    frame.env.values[place] = ModuleList(joined_ways(known.made, value.made), known.expr)
     return True
 
 

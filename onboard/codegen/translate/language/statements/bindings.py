@@ -1,0 +1,62 @@
+"""Statements that bind names: definitions, imports, `global`."""
+
+from __future__ import annotations
+
+import ast
+
+from onboard.analysis.source import ModuleSource
+from onboard.codegen.translate.language.expressions.objects import from_namespace, imported
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.object_values import Closure
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
+from onboard.codegen.translate.language.values import Known
+
+
+def define(node: ast.FunctionDef, frame: Frame) -> None:
+    """Bind a function that is defined inside another one."""
+    if not frame.translator.specialised:
+        raise Untranslatable(f"{node.name}, defined at {frame.source.location(node)}")
+    frame.env.values[node.name] = Closure(node, frame.source, dict(frame.env.values))
+
+
+def bring(node: ast.Import | ast.ImportFrom, frame: Frame) -> None:
+    """Bind what is imported inside a function, as far as it is there."""
+    for alias in node.names:
+        key = (alias.asname or alias.name).split(".")[0]
+        if (found := imported(node, alias, frame.source.module)) is not None:
+            frame.env.values[key] = from_namespace(found, key, frame)
+
+
+def begin(node: ast.Global, frame: Frame) -> None:
+    """Bind names of the module that a function assigns to what they hold before the first call."""
+    for key in node.names:
+        _nothing_yet(key, node, frame.source)
+        frame.env.values[key] = Known(None)
+
+
+def first_values(node: ast.Global, source: ModuleSource) -> list[ast.Assign]:
+    """Return the assignments of what the names of `global a, b` hold before the first call, as
+    generated code has it at each call: what one call leaves there, the next one would make again.
+
+    Raises:
+        Untranslatable: the module makes one of them with code, or leaves something there.
+    """
+    return [
+        ast.copy_location(ast.Assign([name(key, store=True)], value), node)
+        for key in node.names
+        for value in [_nothing_yet(key, node, source)]
+    ]
+
+
+def _nothing_yet(key: str, node: ast.Global, source: ModuleSource) -> ast.expr:
+    made = [
+        item.value
+        for item in source.tree.body
+        if isinstance(item, ast.Assign | ast.AnnAssign)
+        for target in (item.targets if isinstance(item, ast.Assign) else [item.target])
+        if isinstance(target, ast.Name) and target.id == key
+    ]
+    match made:
+        case [ast.Constant(value=None) as nothing]:
+            return nothing
+    raise Untranslatable(f"the global {key}, assigned at {source.location(node)}")
