@@ -240,9 +240,9 @@ class ModuleList(Value):
 
     made: tuple[Made, ...]
     expr: ast.expr
-    parts: tuple[Instance | ModuleList, ...] = ()
-    """Its stretches, single modules and lists of any length, where these are known; nothing else
-    tells where which of the modules lies.
+    stretches: tuple[Instance | ModuleList, ...] = ()
+    """The single modules and the lists of any length that it is put together of, as far as that is
+    known.
     """
 
     def code(self) -> ast.expr:

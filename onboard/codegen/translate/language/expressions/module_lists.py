@@ -19,7 +19,7 @@ _Parts = tuple[Instance | ModuleList, ...]
 def parts_of(value: Value) -> _Parts | None:
     """Return the stretches of a list of modules; None for anything else, and for an empty one."""
     match value:
-        case ModuleList(parts=parts):
+        case ModuleList(stretches=parts):
             return parts or (value,)
         case Items(items=items) if items and all(isinstance(item, Instance) for item in items):
             return tuple(item for item in items if isinstance(item, Instance))
@@ -48,7 +48,7 @@ def one_of(owner: ModuleList, index: Value) -> Instance:
     expr = ast.Subscript(owner.expr, index.code(), ast.Load())
     match index:
         case Known(value=int() as place):
-            ahead = owner.parts[: place + 1] if place >= 0 else owner.parts[place:]
+            ahead = owner.stretches[: place + 1] if place >= 0 else owner.stretches[place:]
             count = place + 1 if place >= 0 else -place
             single = [part for part in ahead if isinstance(part, Instance)]
             if len(single) == len(ahead) == count:
@@ -68,7 +68,7 @@ def slice_modules(owner: ModuleList, part: ast.Slice, frame: Frame) -> Value:
     ]
     codes = [None if bound is None else bound.code() for bound in bounds]
     expr = ast.Subscript(owner.expr, ast.Slice(*codes), ast.Load())
-    left = owner.parts if bounds[2] is None else ()
+    left = owner.stretches if bounds[2] is None else ()
     for bound, is_lower in ((bounds[0], True), (bounds[1], False)):
         left = () if bound is not None and not left else _without(left, bound, is_lower)
     return joined_at(left, expr) if left else ModuleList(owner.made, expr)

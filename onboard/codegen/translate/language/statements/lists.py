@@ -106,8 +106,8 @@ def append(node: ast.expr, frame: Frame) -> bool:
         return True
     if not isinstance(value, Instance):
         return False
-    if known.parts and not frame.loops:
-        frame.env.values[place] = joined((*known.parts, value))
+    if known.stretches and not frame.loops:
+        frame.env.values[place] = joined((*known.stretches, value))
         return True
     frame.emit(ast.Expr(call(attribute(known.expr, "append"), value.code())), node)
     frame.env.values[place] = ModuleList(joined_ways(known.made, value.made), known.expr)
