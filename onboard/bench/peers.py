@@ -27,6 +27,7 @@ from onboard.bench.subject import Subject
 from onboard.errors import OnboardError
 from onboard.graph.factory import ModelFactory
 from onboard.graph.weight_load.parameters import move_buffers, set_parameter, tied_names
+from onboard.graph.weight_load.quantised_folder import decoded_state
 from onboard.hf.codebooks import codebooks_of
 from onboard.hf.hf_model import load_reference
 
@@ -152,7 +153,13 @@ def _loaded_model(subject: Subject, device: torch.device, dtype: torch.dtype) ->
         mode="transformers",
     )
     try:
-        model = load_reference(factory.config, subject.folder, dtype=dtype, local_files_only=True)
+        model = load_reference(
+            factory.config,
+            subject.folder,
+            state=decoded_state(subject.folder),
+            dtype=dtype,
+            local_files_only=True,
+        )
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise OnboardError(

@@ -4,13 +4,15 @@ runs without it.
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
 from torch import nn
 from transformers import AutoModel
 
@@ -18,6 +20,9 @@ from onboard.errors import OnboardError
 from onboard.hf.architecture import causal_lm_class
 from onboard.hf.codebooks import with_tokens
 from onboard.untrusted.bounds import bounded_modules
+
+_OF_FILES = ("local_files_only", "use_safetensors", "trust_remote_code")
+"""Options of `from_pretrained` that say how files are read."""
 
 
 class MissingTower(nn.Module):
@@ -64,14 +69,37 @@ def build_reference(config: Any, **kwargs: Any) -> Any:
         return with_tokens(causal_lm_class(config)._from_config(config, **kwargs))
 
 
-def load_reference(config: Any, folder: Path, **kwargs: Any) -> Any:
+def load_reference(
+    config: Any, folder: Path, *, state: Mapping[str, torch.Tensor] | None = None, **kwargs: Any
+) -> Any:
     """Return transformers' model with a checkpoint's weights; `kwargs` are those of
     `from_pretrained`.
+
+    `state` has the weights where the folder's are quantised: as an unquantised folder would have
+    them.
     """
     with without_missing_towers():
-        loaded = causal_lm_class(config).from_pretrained(folder, config=config, **kwargs)
+        loaded = _load(causal_lm_class(config), config, folder, state, kwargs)
     with_tokens(loaded[0] if isinstance(loaded, tuple) else loaded)
     return loaded
+
+
+def _load(
+    cls: Any, config: Any, folder: Path, state: Mapping[str, torch.Tensor] | None, kwargs: Any
+) -> Any:
+    if state is None:
+        return cls.from_pretrained(folder, config=config, **kwargs)
+    kwargs = {key: value for key, value in kwargs.items() if key not in _OF_FILES}
+    return cls.from_pretrained(None, config=unquantised(config), state_dict=dict(state), **kwargs)
+
+
+def unquantised(config: Any) -> Any:
+    """Return a copy of a config that does not say that weights are quantised."""
+    config = copy.deepcopy(config)
+    for part in (config, config.get_text_config()):
+        if hasattr(part, "quantization_config"):
+            del part.quantization_config
+    return config
 
 
 def missing_towers(model: nn.Module) -> dict[str, list[str]]:

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from onboard.composition import compose
 from onboard.config import RuntimeConfig
 from onboard.errors import UsageError
-from onboard.hf.quantised import refuse_quantised
 from onboard.hub import open_source
+from onboard.quantised.read_method import read_method
 from onboard.registry import find_entry
 
 ConfigLike = str | Path | Mapping[str, Any] | RuntimeConfig | None
@@ -63,7 +63,7 @@ def find_checkpoint(runtime: RuntimeConfig) -> Path:
     """
     source = open_source(runtime.model, revision=runtime.revision)
     if runtime.mode == "graph" and not runtime.skip_loading_weights:
-        refuse_quantised(source.config(), source.files(), {})
+        read_method(source.config(), source.files())
     return source.files() if runtime.skip_loading_weights else source.weights()
 
 

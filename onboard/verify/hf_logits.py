@@ -17,7 +17,7 @@ from torch import nn
 from onboard.errors import OnboardError
 from onboard.gpu import system_memory
 from onboard.graph.context import TransformContext
-from onboard.graph.weight_load.safetensors_folder import Checkpoint
+from onboard.graph.weight_load.quantised_folder import decoded_state, open_checkpoint
 from onboard.hf.hf_model import load_reference
 
 _MEMORY_SHARE = 0.8
@@ -82,7 +82,7 @@ def has_own_code(context: TransformContext) -> bool:
 
 def fits(context: TransformContext) -> bool:
     """Whether the checkpoint's weights fit in float32 into the memory that the device has free."""
-    sizes = Checkpoint(context.factory.checkpoint).names().values()
+    sizes = open_checkpoint(context.factory.checkpoint).names().values()
     needed = 4 * sum(math.prod(meta.shape) for meta in sizes)
     if context.device.type == "cuda":
         return needed < _MEMORY_SHARE * torch.cuda.mem_get_info(context.device)[0]
@@ -125,7 +125,7 @@ def _run_layer_by_layer(
     dtypes = {
         name: parameter.dtype for name, parameter in model.named_parameters(remove_duplicate=False)
     }
-    parts = LayerByLayer(model, Checkpoint(factory.checkpoint), context.device, rounding)
+    parts = LayerByLayer(model, open_checkpoint(factory.checkpoint), context.device, rounding)
     with _exact_products():
         return parts.run(
             [partial(_rows, asked=each, device=context.device) for each in asked]
@@ -147,6 +147,7 @@ def _load(context: TransformContext, dtype: torch.dtype) -> Any:
         model, report = load_reference(
             config,
             folder,
+            state=decoded_state(folder),
             dtype=dtype,
             attn_implementation="eager",
             local_files_only=True,

@@ -222,7 +222,7 @@ BROKEN: dict[str, tuple[Break, int, str]] = {
     "fp8 by its config": (
         lambda f: edit_config(f, quantization_config=FP8),
         1,
-        "quantised (fp8, 128 x 128 blocks), which onboard cannot read yet. Use an unquantised release",
+        "its config.json says that it is quantised (fp8, 128 x 128 blocks), and no tensor is",
     ),
     "fp8 by its tensors": (
         lambda f: change_tensors(f, quantise_to_fp8),

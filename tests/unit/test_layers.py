@@ -35,7 +35,7 @@ FLOORS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("experiments",),),
     (("graph",),),
     (("cache",),),
-    (("ops",), ("hf",)),
+    (("ops",), ("hf",), ("quantised",)),
     (
         ("verify.error", "verify.tolerances"),
         ("workflow.remote.sandbox", "workflow.remote.walls", "workflow.processes.orphans"),

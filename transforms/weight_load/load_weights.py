@@ -26,6 +26,7 @@ from onboard.graph.weight_load.parameters import (
     unread_names,
     weight_plan,
 )
+from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
 from onboard.graph.weight_load.safetensors_folder import Checkpoint, find_non_finite
 from onboard.graph.weight_load.weight_sources import WRONG_MODEL, find_sources
 from onboard.graph.weight_load.weight_stream import Load, stream
@@ -81,6 +82,8 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
         buffers = [name for name, _ in gm.named_buffers() if name in gm.state_dict()]
         found, facts = find_sources(wanted, buffers, unread_names(gm), checkpoint, context.factory)
         context.facts.extend(facts)
+        if isinstance(checkpoint, QuantisedCheckpoint):
+            context.facts.extend(checkpoint.facts())
         device = self.config.checkpoint_device or context.device
         later: list[tuple[str, Load]] = []  # on a GPU alone
         for names in groups:
@@ -103,7 +106,7 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
 def _checkpoint(context: TransformContext) -> Checkpoint | ConvertedCheckpoint:
     factory = context.factory
     if factory.mode == "graph":
-        return Checkpoint(factory.checkpoint)
+        return open_checkpoint(factory.checkpoint)
     # Imports transformers' models
     from onboard.graph.weight_load.converted import (
         ConvertedCheckpoint,
@@ -144,6 +147,8 @@ def _direct(
     if not source.is_plain:
         return None
     [name] = source.names
+    if not checkpoint.is_stored(name):
+        return None
     file, meta = checkpoint.place(name)
     is_same = (meta.dtype, meta.shape) == (target.dtype, tuple(target.shape))
     return (name, Load(file, meta.offset, target)) if is_same and target.numel() else None

@@ -90,6 +90,15 @@ class Checkpoint:
         except (SafetensorError, OSError) as error:
             raise OnboardError(f"{file.name} cannot be read: {error}", hint=_FETCH_AGAIN) from error
 
+    def is_stored(self, name: str) -> bool:
+        """Tell whether a tensor lies in the file as `read` returns it."""
+        return name in self._tensors
+
+    def notes(self) -> dict[str, str]:
+        """Return what the headers say besides, as their writers put it there."""
+        files = {file for file, _ in self._tensors.values()}
+        return {key: value for file in sorted(files) for key, value in read_notes(file).items()}
+
     def place(self, name: str) -> tuple[Path, TensorMeta]:
         """Return the file that holds a tensor, and where and how it does."""
         return self._tensors[name]
@@ -176,6 +185,14 @@ def read_header(path: Path) -> dict[str, TensorMeta]:
             f"{path.name} {problem}: {size} bytes, not {8 + length + end}", hint=_FETCH_AGAIN
         )
     return tensors
+
+
+def read_notes(path: Path) -> dict[str, str]:
+    """Return the `__metadata__` of a file whose header has been read."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    found = header.get("__metadata__")
+    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
 
 
 def stored_dtype(name: str) -> torch.dtype:

@@ -18,7 +18,7 @@ from torch import nn
 from onboard.cache.step_buffer import IntArray
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.context import TransformContext
-from onboard.graph.weight_load.safetensors_folder import Checkpoint
+from onboard.graph.weight_load.quantised_folder import open_checkpoint
 from onboard.graph.weight_load.weight_names import match_names, module_renaming
 from onboard.ops.attention.block_attention import allowed
 from onboard.runtime.multimodal.added_states import added_states
@@ -88,7 +88,7 @@ class Towers:
             f"{path}." for path in (*self.context.factory.eager_modules, self.embedding)
         )
         wanted = [name for name in state if f"{name}.".startswith(prefixes)]
-        checkpoint = Checkpoint(self.context.factory.checkpoint)
+        checkpoint = open_checkpoint(self.context.factory.checkpoint)
         found = match_names(list(state), checkpoint.names(), module_renaming(model))
         if missing := [name for name in wanted if name not in found]:
             raise OnboardError(f"the checkpoint has no {missing[0]}", hint=_TEXT_ONLY)

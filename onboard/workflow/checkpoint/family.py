@@ -17,8 +17,8 @@ from typing import Any
 from onboard import registry
 from onboard.composition import compose
 from onboard.errors import OnboardError
-from onboard.hf.quantised import describe_config
 from onboard.hub import HubSource, open_source, read_config
+from onboard.quantised.said import describe_config
 
 MOST_MEMBERS = 12
 _MOST_LISTED = 200

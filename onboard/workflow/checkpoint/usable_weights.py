@@ -10,35 +10,47 @@ from typing import TYPE_CHECKING, Any
 
 from onboard.errors import OnboardError
 from onboard.hub import HubSource, ModelSource, has_weights
+from onboard.quantised.weight import Headers, Method, NotAtHandError
 
 if TYPE_CHECKING:
     from onboard.graph.weight_load.safetensors_folder import TensorMeta
 
 
-def stored_tensors(source: ModelSource) -> dict[str, TensorMeta]:
-    """Return what the headers say, of the files that are here or else of the Hub's; empty when
-    neither is at hand.
+def stored_tensors(source: ModelSource, method: Method | None) -> dict[str, TensorMeta]:
+    """Return what the headers say, of the files that are here or else of the Hub's, as the
+    unquantised model would have it; empty when neither is at hand.
+
+    `method` is how the weights are quantised.
     """
-    from onboard.graph.weight_load.safetensors_folder import Checkpoint
+    from onboard.graph.weight_load.quantised_folder import open_checkpoint
 
     if has_weights(source.files()):
-        return Checkpoint(source.weights()).names()
-    return _of_the_hub(source) if isinstance(source, HubSource) else {}
+        return open_checkpoint(source.weights()).names()
+    return _of_the_hub(source, method) if isinstance(source, HubSource) else {}
 
 
-def _of_the_hub(source: HubSource) -> dict[str, TensorMeta]:
+def _of_the_hub(source: HubSource, method: Method | None) -> dict[str, TensorMeta]:
+    from onboard.graph.weight_load.quantised_folder import decoded_names
     from onboard.graph.weight_load.safetensors_folder import TensorMeta, stored_dtype
+    from onboard.quantised.read_method import refuse_unsaid
 
     try:
-        stored = {
+        described = {
             name: (shape, stored_dtype(dtype)) for name, (dtype, shape) in source.tensors.items()
         }
     except ValueError as error:
         raise OnboardError(f"the weights of {source.model} cannot be read: {error}") from error
-    return {
+    stored = {
         name: TensorMeta(shape, dtype, math.prod(shape) * dtype.itemsize)
-        for name, (shape, dtype) in stored.items()
+        for name, (shape, dtype) in described.items()
     }
+    if method is None:
+        refuse_unsaid(stored)
+        return stored
+    try:
+        return decoded_names(stored, method.weights(Headers(stored)))
+    except NotAtHandError:
+        return {}
 
 
 def check_fit(model: Any, tensors: dict[str, TensorMeta]) -> list[str]:
@@ -67,9 +79,10 @@ def check_weights(folder: Path) -> None:
     """Read every tensor once; raise `OnboardError` for a damaged file, a missing shard, a NaN or an
     infinity.
     """
-    from onboard.graph.weight_load.safetensors_folder import Checkpoint, find_non_finite
+    from onboard.graph.weight_load.quantised_folder import open_checkpoint
+    from onboard.graph.weight_load.safetensors_folder import find_non_finite
 
-    checkpoint = Checkpoint(folder)
+    checkpoint = open_checkpoint(folder)
     checkpoint.validate()
     for name in checkpoint.names():
         if found := find_non_finite(checkpoint.read(name)):

@@ -14,7 +14,7 @@ from onboard.analysis.spec import ModelSpec
 from onboard.composition import compose
 from onboard.content import content_path
 from onboard.errors import OnboardError
-from onboard.hf.quantised import describe_config
+from onboard.quantised.read_method import describe_unread
 from onboard.registry import load_entries, load_standalone
 from onboard.render import render
 from onboard.workflow.checkpoint.checkpoint_size import layer_kinds, max_positions
@@ -154,7 +154,7 @@ def notebook_values(
     has_tokenizer = has_tokenizer and codebooks == 1  # codes are no text
     return {
         "tried": tried,
-        "quantised": describe_config(spec.config),
+        "unread": describe_unread(spec.config),
         "generation_known": generation is not None,
         "title": registration["name"],
         "model": hub_id or registration["name"],

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 from onboard.analysis.repository_source import survey_code
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.gpu import device_memory, gigabytes
-from onboard.hf.quantised import refuse_quantised
 from onboard.hub import OWN_CODE, has_weights
+from onboard.quantised.read_method import read_method
 from onboard.untrusted.bounds import FILES
 from onboard.workflow.checkpoint.parameter_count import (
     ModelSize,
@@ -63,9 +63,8 @@ class Gather(Phase):
             config, folder, trusted=context.options.trust_remote_code
         )
         require_causal_lm(config)
-        refuse_quantised(config, folder, {})  # before headers are asked for
-        tensors = stored_tensors(context.source)
-        refuse_quantised(config, folder, tensors)
+        method = read_method(config, folder)  # before headers are asked for
+        tensors = stored_tensors(context.source, method)
         counts, notes = _measure_own_code(context) if remote_code else _measure(folder, tensors)
         notes += _code_notes(config, remote_code=remote_code)
         size = estimate_size(context.source, context.options.dtype, counts)

@@ -18,7 +18,7 @@ from onboard import registry
 from onboard.analysis.spec import ModelSpec
 from onboard.composition import compose, compose_config
 from onboard.config import RuntimeConfig, deep_merge
-from onboard.hf.quantised import describe_config
+from onboard.quantised.read_method import describe_unread
 from onboard.registry import RegistryEntry
 from onboard.registry_text import insert_entry, set_fields, set_files
 from onboard.workflow.checkpoint.checkpoint_size import max_positions
@@ -85,14 +85,14 @@ def composition_of() -> list[str]:
 
 def new_entry(spec: ModelSpec, name: str, config_id: str) -> RegistryEntry:
     """Return the entry of a model that nobody has tried."""
-    kind, quantised = Kind.of_config(spec.config), describe_config(spec.config)
+    kind, unread = Kind.of_config(spec.config), describe_unread(spec.config)
     return RegistryEntry(
         name=name,
         config_id=config_id,
         yaml_extra=[*composition_of(), f"{config_id}.yaml"],
         architecture=kind.architecture or spec.architecture,
         family=family_name(spec.family),
-        note=quantised and f"released quantised ({quantised}), which cannot be loaded yet",
+        note=unread and f"released quantised ({unread}), which cannot be loaded yet",
     )
 
 

@@ -10,11 +10,20 @@ from onboard import registry
 from onboard.analysis.spec import ModelSpec
 from onboard.content import CONTENT_ROOT
 from onboard.errors import OnboardError
-from onboard.hf.quantised import describe_config
+from onboard.quantised.read_method import describe_unread
+from onboard.quantised.said import describe_config
 from onboard.workflow.phase import RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
 from onboard.workflow.registry_results import FEATURES as RUN_FEATURES
-from onboard.workflow.registry_results import NO, NOT_THERE, UNTESTED, Result, features_of, verified
+from onboard.workflow.registry_results import (
+    NO,
+    NOT_THERE,
+    UNTESTED,
+    YES,
+    Result,
+    features_of,
+    verified,
+)
 from onboard.workflow.reporting.markdown_tables import (
     cell,
     rows_under,
@@ -136,7 +145,7 @@ def model_row(
 
 def _without_run(spec: ModelSpec) -> str:
     """Return why nobody has tried a model: nobody did, or its released weights cannot be read."""
-    found = describe_config(spec.config)
+    found = describe_unread(spec.config)
     return UNTESTED if found is None else f"Not supported yet: released quantised ({found})"
 
 
@@ -159,8 +168,19 @@ def feature_row(
     found = features_of(results)
     if window(spec) == 0:
         found["sliding_window"] = NOT_THERE
-    quantised = NOT_THERE if describe_config(spec.config) is None else NO
+    quantised = _reads_quantised(spec, results)
     return [cell(registration["name"]), *(found[name] for name in RUN_FEATURES), NO, quantised]
+
+
+def _reads_quantised(spec: ModelSpec, results: Sequence[Result]) -> str:
+    """Return whether the quantised weights of a release were read: Yes where a run of them
+    passed.
+    """
+    if describe_config(spec.config) is None:
+        return NOT_THERE
+    if describe_unread(spec.config) is not None:
+        return NO
+    return YES if verified(results) else UNTESTED
 
 
 def window(spec: ModelSpec) -> int:

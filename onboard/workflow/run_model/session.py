@@ -16,7 +16,7 @@ import torch
 from onboard.config import RuntimeConfig, SettledConfig
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.context import TransformContext
-from onboard.graph.weight_load.safetensors_folder import Checkpoint
+from onboard.graph.weight_load.quantised_folder import open_checkpoint
 from onboard.hf.text_tokens import special_tokens, text_tokens, up_to_special
 from onboard.hub import open_source
 from onboard.runtime.build import make_context
@@ -324,7 +324,8 @@ def _parameters(context: TransformContext) -> int:
     if context.runtime.skip_loading_weights:
         return 0
     return sum(
-        math.prod(meta.shape) for meta in Checkpoint(context.factory.checkpoint).names().values()
+        math.prod(meta.shape)
+        for meta in open_checkpoint(context.factory.checkpoint).names().values()
     )
 
 

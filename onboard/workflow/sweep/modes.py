@@ -15,6 +15,7 @@ from transformers import AutoConfig
 
 from onboard.config import Mode
 from onboard.errors import OnboardError
+from onboard.graph.weight_load.quantised_folder import decoded_state
 from onboard.hf.architecture import decoder_config
 from onboard.hf.hf_model import load_reference
 from onboard.runtime.llm import LLM
@@ -91,7 +92,11 @@ def _reference(
     """
     config = decoder_config(AutoConfig.from_pretrained(checkpoint, trust_remote_code=False))
     model = load_reference(
-        config, checkpoint, dtype=torch.float32, attn_implementation="eager"
+        config,
+        checkpoint,
+        state=decoded_state(checkpoint),
+        dtype=torch.float32,
+        attn_implementation="eager",
     ).eval()
     for prompt in prompts:
         known = list(prompt)

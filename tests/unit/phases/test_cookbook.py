@@ -137,7 +137,7 @@ def test_the_notebook_says_that_the_model_ran_only_when_it_did(context_for: Cont
 def test_a_zoo_notebook_recommends_nothing_and_warns_of_quantised_weights() -> None:
     spec = make_spec(
         "org/big",
-        config={"quantization_config": {"quant_method": "fp8"}},
+        config={"quantization_config": {"quant_method": "aqlm"}},
         num_parameters=671_000_000_000,
     )
     registration = {"name": "org/big", "config": "registry/configs/big.yaml"}
@@ -146,7 +146,7 @@ def test_a_zoo_notebook_recommends_nothing_and_warns_of_quantised_weights() -> N
     )
     text = render(TEMPLATE, None, **values)
     for said in (
-        "released weights are quantised (fp8)",
+        "released weights are quantised (aqlm)",
         "an example, not a recommendation",
         "1,342 GB",
         "No run has tried",

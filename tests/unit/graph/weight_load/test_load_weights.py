@@ -132,13 +132,17 @@ def test_reduced_layers_and_legacy_buffers_are_facts(case, tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    "name", ["model.layers.0.v.bias", "model.layers.1.q_norm.weight", "head.weight_scale_inv"]
-)
+@pytest.mark.parametrize("name", ["model.layers.0.v.bias", "model.layers.1.q_norm.weight"])
 def test_tensor_that_would_change_the_model(case, tmp_path, name):
     gm, state, _, _ = case
     with pytest.raises(OnboardError, match=f"no use for {name}"):
         _load(gm, tmp_path, state | {name: torch.ones(2)})
+
+
+def test_scales_that_no_config_speaks_of(case, tmp_path):
+    gm, state, _, _ = case
+    with pytest.raises(OnboardError, match=r"quantised \(fp8: head.weight_scale_inv\)"):
+        _load(gm, tmp_path, state | {"head.weight_scale_inv": torch.ones(2)})
 
 
 def test_missing_tensor(case, tmp_path):

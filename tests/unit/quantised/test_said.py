@@ -11,7 +11,8 @@ import torch
 
 from onboard.errors import OnboardError
 from onboard.graph.weight_load.safetensors_folder import TensorMeta
-from onboard.hf.quantised import describe_config, describe_tensors, refuse_quantised
+from onboard.quantised.read_method import read_method, refuse_unsaid
+from onboard.quantised.said import describe_config, describe_tensors
 
 FP8 = {
     "quant_method": "fp8",
@@ -65,11 +66,18 @@ def test_what_tensors_say(names: list[str], dtype: torch.dtype, expected: str | 
 
 
 def test_the_file_of_modelopt_says_it(tmp_path: Path) -> None:
-    refuse_quantised({}, tmp_path, {"a.weight": tensor(torch.bfloat16)})
+    assert read_method({}, tmp_path) is None
     content = {
         "producer": {"name": "modelopt"},
         "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]},
     }
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(content))
-    with pytest.raises(OnboardError, match=r"quantised \(FP8\), which onboard cannot read yet"):
-        refuse_quantised({}, tmp_path, {})
+    method = read_method({}, tmp_path)
+    assert method is not None
+    assert method.description == "modelopt, FP8"
+
+
+def test_tensors_that_nothing_speaks_of_are_refused() -> None:
+    refuse_unsaid({"a.weight": tensor(torch.bfloat16)})
+    with pytest.raises(OnboardError, match="a.weight is float8_e4m3fn"):
+        refuse_unsaid({"a.weight": tensor(torch.float8_e4m3fn)})

@@ -1,7 +1,4 @@
-"""How a checkpoint is quantised, by its config and by its tensors: such a one is refused by name.
-
-Layouts are those that vLLM and transformers document for each method; none is read here yet.
-"""
+"""How a checkpoint is quantised, in words: by its config, and by its tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onboard.errors import OnboardError
 from onboard.untrusted.bounds import read_json
 
 if TYPE_CHECKING:
@@ -40,25 +36,8 @@ _ENDINGS = {
 """Endings of names that no unquantised checkpoint has; blocks count with their scales only."""
 
 
-def refuse_quantised(
-    config: Mapping[str, Any], folder: Path, tensors: Mapping[str, TensorMeta]
-) -> None:
-    """Raise `OnboardError` for a quantised checkpoint: as its config says, a file beside that, or
-    else its tensors.
-    """
-    if (
-        found := describe_config(config) or _beside(folder) or describe_tensors(tensors)
-    ) is not None:
-        raise OnboardError(
-            f"the checkpoint is quantised ({found}), which onboard cannot read yet",
-            hint="Use an unquantised release",
-        )
-
-
-def describe_config(config: Mapping[str, Any]) -> str | None:
-    """Return how a parsed config.json, or the text model's part of it, says that weights are
-    quantised.
-    """
+def said_in_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what a parsed config.json, or the text model's part of it, says of quantisation."""
     parts = [config, *(part for part in config.values() if isinstance(part, Mapping))]
     found = (
         part[key]
@@ -66,7 +45,23 @@ def describe_config(config: Mapping[str, Any]) -> str | None:
         for key in _KEYS
         if isinstance(part.get(key), Mapping) and part[key]
     )
-    return next((_describe(values) for values in found), None)
+    return next(found, None)
+
+
+def said_in_files(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the names of files beside config.json that say it, and what they say."""
+    for path in (folder / name for name in _FILES):
+        if path.is_file():
+            values = read_json(path)
+            yield path.name, values if isinstance(values, Mapping) else {}
+
+
+def describe_config(config: Mapping[str, Any]) -> str | None:
+    """Return how a parsed config.json, or the text model's part of it, says that weights are
+    quantised.
+    """
+    values = said_in_config(config)
+    return None if values is None else _describe(values)
 
 
 def describe_tensors(tensors: Mapping[str, TensorMeta]) -> str | None:
@@ -78,15 +73,6 @@ def describe_tensors(tensors: Mapping[str, TensorMeta]) -> str | None:
             scaled = ending != "_blocks" or f"{name.removesuffix(ending)}_scales" in tensors
             if name.endswith(ending) and scaled:
                 return f"{method}: {name}"
-    return None
-
-
-def _beside(folder: Path) -> str | None:
-    for path in (folder / name for name in _FILES):
-        if not path.is_file():
-            continue
-        values = read_json(path)
-        return _describe(values if isinstance(values, Mapping) else {}) or path.name
     return None
 
 

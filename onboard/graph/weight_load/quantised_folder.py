@@ -1,0 +1,123 @@
+"""A quantised checkpoint as the unquantised one that it stands for: each weight is decoded as it is
+read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from onboard.errors import OnboardError
+from onboard.graph.weight_load.safetensors_folder import Checkpoint, TensorMeta
+from onboard.quantised.read_method import read_method, refuse_unsaid
+from onboard.quantised.weight import Method, QuantisedWeight
+from onboard.untrusted.bounds import read_json
+
+_CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_scale")
+"""Scales of what attention keeps; `model.layers.0.self_attn.k_proj.k_scale` in ModelOpt's files."""
+
+
+class QuantisedCheckpoint(Checkpoint):
+    """The weights in `folder`, quantised by `method`; names, shapes and values are the unquantised
+    model's.
+    """
+
+    def __init__(self, folder: Path, method: Method) -> None:
+        super().__init__(folder)
+        self.method = method
+
+    @cached_property
+    def weights(self) -> dict[str, QuantisedWeight]:
+        """The quantised weights by name; what does not fit is an `OnboardError`."""
+        found = dict(self.method.weights(Checkpoint(self.folder)))
+        if not found:
+            raise OnboardError(
+                f"its config.json says that it is quantised ({self.method.description}), and no tensor is",
+                hint="Fetch the checkpoint again; weights and config.json have to be of one model",
+            )
+        return found
+
+    @cached_property
+    def cache_scales(self) -> tuple[str, ...]:
+        """Names of the scales of cached keys and values that the checkpoint has."""
+        return tuple(name for name in super().names() if name.endswith(_CACHE_SCALES))
+
+    def names(self) -> dict[str, TensorMeta]:
+        """Return every weight as the unquantised model has it, in bfloat16, and all other
+        tensors.
+        """
+        return decoded_names(super().names(), self.weights)
+
+    def is_stored(self, name: str) -> bool:
+        """Tell whether a tensor lies in the file as `read` returns it."""
+        return name not in self.weights
+
+    def read(self, name: str, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Return a tensor; a quantised weight's values are in float32."""
+        if self.is_stored(name):
+            return super().read(name, device)
+        weight = self.weights[name]
+        parts = {
+            role: super(QuantisedCheckpoint, self).read(each, device)
+            for role, each in weight.parts.items()
+        }
+        return weight.decode(parts).values()
+
+    def facts(self) -> list[str]:
+        """Return what is to be known of a run with these weights."""
+        counts = Counter(weight.kind for weight in self.weights.values())
+        kinds = " and ".join(f"{count} in {kind}" for kind, count in counts.items())
+        facts = [
+            f"quantised weights ({self.method.description}: {kinds}) are decoded as they are read"
+        ]
+        if self.cache_scales:
+            facts.append(
+                f"the checkpoint's {len(self.cache_scales)} scales of cached keys and values are not used"
+            )
+        return facts
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Return the weights in `folder` as an unquantised model has them.
+
+    Raises `OnboardError` where they are quantised in a way that is not read.
+    """
+    path = folder / "config.json"
+    config = read_json(path) if path.is_file() else {}
+    method = read_method(config if isinstance(config, dict) else {}, folder)
+    if method is not None:
+        return QuantisedCheckpoint(folder, method)
+    plain = Checkpoint(folder)
+    refuse_unsaid(plain.names())
+    return plain
+
+
+def decoded_names(
+    stored: Mapping[str, TensorMeta], weights: Mapping[str, QuantisedWeight]
+) -> dict[str, TensorMeta]:
+    """Return the tensors that an unquantised model's files would have."""
+    taken = {name for weight in weights.values() for name in weight.tensors}
+    left = {
+        name: meta
+        for name, meta in stored.items()
+        if name not in taken and not name.endswith(_CACHE_SCALES)
+    }
+    return left | {name: _decoded(weight) for name, weight in weights.items()}
+
+
+def decoded_state(folder: Path) -> dict[str, torch.Tensor] | None:
+    """Return all weights of a quantised checkpoint, decoded; None where it is not quantised."""
+    checkpoint = open_checkpoint(folder)
+    if not isinstance(checkpoint, QuantisedCheckpoint):
+        return None
+    return {name: checkpoint.read(name) for name in checkpoint.names()}
+
+
+def _decoded(weight: QuantisedWeight) -> TensorMeta:
+    size = math.prod(weight.shape) * torch.bfloat16.itemsize
+    return TensorMeta(tuple(weight.shape), torch.bfloat16, size)

@@ -1,0 +1,1 @@
+"""Quantised tensors as files have them, one layout a file."""

@@ -1,0 +1,112 @@
+"""Weights in four-bit floats, two in a byte: NVFP4 (groups of 16) and MXFP4 (groups of 32).
+
+Layouts: OCP Microscaling Formats 1.0 for MXFP4; for NVFP4 the files of compressed-tensors, which
+divide by the tensor's scale, and of ModelOpt, which multiply by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from onboard.quantised.encoded import E2M1, Encoded
+from onboard.quantised.packing import exponents, nibbles
+from onboard.quantised.weight import (
+    Activations,
+    QuantisedWeight,
+    Tensors,
+    neighbours,
+    require,
+    require_dtype,
+    require_shape,
+)
+
+if TYPE_CHECKING:
+    from onboard.graph.weight_load.safetensors_folder import TensorMeta
+
+
+@dataclass(frozen=True)
+class FourBitFloats:
+    """Bytes of two codes along the inputs, the first one low, and a scale for each group of
+    them.
+    """
+
+    group: int
+    packed: str = ".weight_packed"
+    scale: str = ".weight_scale"
+    whole: str | None = None
+    """The ending of a scale of the whole tensor."""
+    divides: bool = False
+    """By the tensor's scale is divided."""
+
+    @property
+    def kind(self) -> str:
+        """The format's name."""
+        return "nvfp4" if self.whole else "mxfp4"
+
+    def find(
+        self, tensors: Mapping[str, TensorMeta], name: str, activations: Activations
+    ) -> QuantisedWeight | None:
+        """Return the weight of a name, where it is stored in this layout."""
+        stem = name.removesuffix(".weight")
+        if stem + self.packed not in tensors:
+            return None
+        packed = tensors[stem + self.packed]
+        if packed.dtype != torch.uint8:
+            return None
+        outputs, half = packed.shape[-2:]
+        require(tensors, stem + self.scale, stem + self.packed)
+        require_shape(
+            tensors, stem + self.scale, (*packed.shape[:-2], outputs, 2 * half // self.group)
+        )
+        endings = {"codes": self.packed, "scale": self.scale}
+        if self.whole:
+            require(tensors, stem + self.whole, stem + self.packed)
+            require_dtype(tensors, stem + self.scale, torch.float8_e4m3fn)
+            endings["whole"] = self.whole
+        else:
+            require_dtype(tensors, stem + self.scale, torch.uint8, torch.float8_e8m0fnu)
+        extra = {"a": ".input_scale", "b": ".input_global_scale"}
+        return QuantisedWeight(
+            name,
+            (*packed.shape[:-1], 2 * half),
+            self.kind,
+            {role: stem + ending for role, ending in endings.items()},
+            self._decode,
+            activations,
+            tuple(neighbours(tensors, stem, extra).values()),
+        )
+
+    def _decode(self, found: Tensors) -> Encoded:
+        scale = found["scale"]
+        scale = exponents(scale) if scale.dtype == torch.uint8 else scale.float()
+        if "whole" in found:
+            whole = found["whole"].float().reshape(())
+            scale = scale / whole if self.divides else scale * whole
+        return Encoded(nibbles(found["codes"]), scale, 1, self.group, table=E2M1)
+
+
+def expert_blocks(tensors: Mapping[str, TensorMeta], stem: str) -> QuantisedWeight:
+    """Return a stack of experts as gpt-oss has them: `_blocks` [experts, outputs, groups, 16]
+    uint8, `_scales` [experts, outputs, groups] uint8; the model's is [experts, inputs, outputs].
+    """
+    experts, outputs, groups, _ = tensors[f"{stem}_blocks"].shape
+    require_dtype(tensors, f"{stem}_blocks", torch.uint8)
+    require_shape(tensors, f"{stem}_blocks", (experts, outputs, groups, 16))
+    require(tensors, f"{stem}_scales", f"{stem}_blocks")
+    require_shape(tensors, f"{stem}_scales", (experts, outputs, groups))
+    return QuantisedWeight(
+        stem,
+        (experts, groups * 32, outputs),
+        "mxfp4",
+        {"codes": f"{stem}_blocks", "scale": f"{stem}_scales"},
+        _decode_blocks,
+    )
+
+
+def _decode_blocks(found: Tensors) -> Encoded:
+    codes = nibbles(found["codes"]).flatten(-2)
+    return Encoded(codes, exponents(found["scale"]), 1, 32, table=E2M1, transposed=True)

@@ -1,0 +1,113 @@
+"""Weights in eight-bit floats or integers, with a scale a tensor, an output or a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from onboard.errors import OnboardError
+from onboard.quantised.encoded import Encoded
+from onboard.quantised.packing import exponents
+from onboard.quantised.weight import (
+    DAMAGED,
+    Activations,
+    QuantisedWeight,
+    Tensors,
+    blocks,
+    neighbours,
+    require,
+)
+
+if TYPE_CHECKING:
+    from onboard.graph.weight_load.safetensors_folder import TensorMeta
+
+_EIGHT_BITS = {
+    torch.float8_e4m3fn: "fp8",
+    torch.float8_e5m2: "fp8",
+    torch.int8: "int8",
+}
+
+
+INPUT_SCALES = {
+    "static": ".input_scale",
+    "older": ".activation_scale",
+    "zero": ".input_zero_point",
+    "shape": ".weight_shape",
+}
+"""Tensors beside a weight that say how its inputs are quantised, and what its own form says."""
+
+
+@dataclass(frozen=True)
+class EightBits:
+    """Weights that keep their name and shape and have a scale beside them."""
+
+    scale: str
+    """What the scale's name has behind the weight's: "_scale_inv"."""
+    block: tuple[int, int] | None = None
+    """Outputs and inputs of a block; None: scales of a tensor or of outputs."""
+    divisor: float = 1.0
+    """The scale is divided by it (LLM.int8 has the largest value, not the step)."""
+
+    def find(
+        self, tensors: Mapping[str, TensorMeta], name: str, activations: Activations
+    ) -> QuantisedWeight | None:
+        """Return the weight of a name, where it is stored in this layout."""
+        if name not in tensors or tensors[name].dtype not in _EIGHT_BITS:
+            return None
+        meta = tensors[name]
+        if len(meta.shape) < 2:
+            raise OnboardError(f"{name} is {list(meta.shape)}, no matrix", hint=DAMAGED)
+        scale = require(tensors, name + self.scale, name)
+        rows, columns = self._extent(name, meta.shape, scale.shape)
+        stem = name.removesuffix(".weight")
+        zero = neighbours(tensors, stem, {"zero": ".weight_zero_point"})
+        parts = {"codes": name, "scale": name + self.scale, **zero}
+        return QuantisedWeight(
+            name,
+            tuple(meta.shape),
+            _EIGHT_BITS[meta.dtype],
+            parts,
+            lambda found: self._decode(found, rows, columns),
+            activations,
+            tuple(neighbours(tensors, stem, INPUT_SCALES).values()),
+        )
+
+    def _extent(self, name: str, shape: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, int]:
+        """Return the outputs and the inputs that share a scale."""
+        *outer, outputs, inputs = shape
+        squeezed = tuple(size for size in scale if size != 1)
+        if not squeezed:
+            return outputs, inputs
+        if self.block is not None:
+            rows, columns = self.block
+            wanted = (*outer, blocks(outputs, rows), blocks(inputs, columns))
+            if tuple(size for size in wanted if size != 1) == squeezed:
+                return rows, columns
+        elif squeezed == (*outer, outputs):
+            return 1, inputs
+        raise OnboardError(
+            f"the scale of {name} is {list(scale)}, which does not fit {list(shape)}", hint=DAMAGED
+        )
+
+    def _decode(self, found: Tensors, rows: int, columns: int) -> Encoded:
+        codes, raw = found["codes"], found["scale"]
+        *outer, outputs, inputs = codes.shape
+        grid = (*outer, blocks(outputs, rows), blocks(inputs, columns))
+        scale = (_numbers(raw) / self.divisor).expand(grid) if raw.numel() == 1 else None
+        scale = (_numbers(raw) / self.divisor).reshape(grid) if scale is None else scale
+        zero = found.get("zero")
+        offset = None if zero is None else -(zero.float().reshape(scale.shape) * scale)
+        return Encoded(codes, scale, rows, columns, offset)
+
+
+def _numbers(scale: torch.Tensor) -> torch.Tensor:
+    """Return scales in float32; of uint8 they are exponents."""
+    return exponents(scale) if scale.dtype == torch.uint8 else scale.float()
+
+
+def stems(tensors: Mapping[str, TensorMeta], ending: str) -> Iterator[str]:
+    """Yield what comes before an ending in the names that have it."""
+    yield from (name.removesuffix(ending) for name in tensors if name.endswith(ending))

@@ -1,0 +1,1 @@
+"""Methods of quantisation, as configs name them, one a file."""

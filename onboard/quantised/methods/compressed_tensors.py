@@ -1,0 +1,225 @@
+"""`compressed-tensors`, as llm-compressor writes it: groups of layers, each with a scheme."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onboard.quantised.layouts.float4 import FourBitFloats
+from onboard.quantised.layouts.float8 import EightBits, stems
+from onboard.quantised.layouts.integers import PackedRows
+from onboard.quantised.methods.settings import check_keys, group_of, is_block, refusal
+from onboard.quantised.weight import Activations, Files, QuantisedWeight
+
+_NAME = "compressed-tensors"
+_KEYS = {
+    "quant_method",
+    "format",
+    "config_groups",
+    "ignore",
+    "kv_cache_scheme",
+    "quantization_status",
+    "global_compression_ratio",
+    "version",
+    "sparsity_config",
+    "transform_config",
+    "run_compressed",
+    "dequantize",
+}
+_GROUP_KEYS = {"weights", "input_activations", "output_activations", "targets", "format"}
+_ARGS = {
+    "num_bits",
+    "type",
+    "symmetric",
+    "group_size",
+    "strategy",
+    "block_structure",
+    "dynamic",
+    "actorder",
+    "scale_dtype",
+    "zp_dtype",
+    "observer",
+    "observer_kwargs",
+}
+_ENDINGS = (".weight_packed", ".weight_scale")
+_INPUTS = {"float8": "float8_e4m3fn", "int8": "int8", "float4": "float4_e2m1fn"}
+Layout = EightBits | FourBitFloats | PackedRows
+_REGEX = "re:"
+_LONGEST_PATTERN = 300
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that are quantised alike."""
+
+    targets: tuple[str, ...]
+    layout: Layout
+    activations: Activations
+    description: str
+
+    def rank(self, module: str) -> int | None:
+        """Return how closely a module is meant: 0 by its name, 1 by a pattern, 2 by its class;
+        None: not.
+        """
+        ranks = (_rank(target, module) for target in self.targets)
+        return min((rank for rank in ranks if rank is not None), default=None)
+
+
+@dataclass(frozen=True)
+class CompressedTensors:
+    """Each quantised layer by the scheme of its group."""
+
+    groups: tuple[Group, ...]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> CompressedTensors:
+        """Read a `quantization_config`."""
+        check_keys(_NAME, values, _KEYS)
+        for key in ("sparsity_config", "transform_config"):
+            said = values.get(key) or {}
+            if (
+                isinstance(said, Mapping)
+                and said.get("format", "dense") == "dense"
+                and not said.get("config_groups")
+            ):
+                continue
+            raise refusal(_NAME, key)
+        groups = values.get("config_groups")
+        if not isinstance(groups, Mapping) or not groups:
+            raise refusal(_NAME, f"config_groups = {str(groups)[:60]}")
+        return cls(tuple(_group(each, values.get("format")) for each in groups.values()))
+
+    @property
+    def description(self) -> str:
+        """In words."""
+        kinds = dict.fromkeys(group.description for group in self.groups)
+        return f"{_NAME}, {' and '.join(kinds)}"
+
+    def weights(self, files: Files) -> dict[str, QuantisedWeight]:
+        """Return the quantised weights by name."""
+        tensors = files.names()
+        modules = dict.fromkeys(stem for ending in _ENDINGS for stem in stems(tensors, ending))
+        found = {}
+        for module in modules:
+            group = self._group_of(module)
+            weight = group.layout.find(tensors, f"{module}.weight", group.activations)
+            if weight is None:
+                what = (
+                    f"tensors of {module} that are not as its scheme ({group.description}) has them"
+                )
+                raise refusal(_NAME, what)
+            found[weight.name] = weight
+        return found
+
+    def _group_of(self, module: str) -> Group:
+        ranked = [
+            (rank, group) for group in self.groups if (rank := group.rank(module)) is not None
+        ]
+        if not ranked:
+            raise refusal(_NAME, f"{module}, which no group of its config targets")
+        return min(ranked, key=lambda each: each[0])[1]
+
+
+def _rank(target: str, module: str) -> int | None:
+    if target.startswith(_REGEX):
+        return 1 if _pattern(target).match(module) else None
+    if target == module or module.endswith(f".{target}"):
+        return 0
+    return 2 if target[:1].isupper() else None
+
+
+def _pattern(target: str) -> re.Pattern[str]:
+    text = target.removeprefix(_REGEX)
+    if len(text) > _LONGEST_PATTERN or re.search(r"[+*}]\)?[+*{]", text):
+        raise refusal(_NAME, f"the pattern {text[:60]!r}")  # it could take for ever
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise refusal(_NAME, f"the pattern {text[:60]!r}") from error
+
+
+def _group(values: object, general: object) -> Group:
+    if not isinstance(values, Mapping):
+        raise refusal(_NAME, f"the group {str(values)[:60]}")
+    check_keys(_NAME, values, _GROUP_KEYS)
+    weights = values.get("weights")
+    if not isinstance(weights, Mapping):
+        raise refusal(_NAME, "a group that does not quantise weights")
+    if values.get("output_activations"):
+        raise refusal(_NAME, "output_activations")
+    check_keys(_NAME, weights, _ARGS)
+    targets = values.get("targets")
+    if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
+        raise refusal(_NAME, f"targets = {str(targets)[:60]}")
+    own = values.get("format")
+    layout, described = _layout(weights, str(own or general))
+    return Group(tuple(targets), layout, _activations(values.get("input_activations")), described)
+
+
+def _layout(weights: Mapping[str, Any], written: str) -> tuple[Layout, str]:
+    """Return how weights lie in the files, and that in words."""
+    kinds = (_four_bit_floats, _packed_integers, _eight_bits)
+    layouts = (found for kind in kinds if (found := kind(weights, written)) is not None)
+    if (layout := next(layouts, None)) is not None:
+        return layout
+    bits, kind, strategy = (weights.get(key) for key in ("num_bits", "type", "strategy"))
+    raise refusal(_NAME, f"{written}, {kind}{bits}, {strategy}"[:90])
+
+
+def _four_bit_floats(weights: Mapping[str, Any], written: str) -> tuple[Layout, str] | None:
+    if (weights.get("num_bits"), weights.get("type")) != (4, "float"):
+        return None
+    if weights.get("strategy") == "tensor_group" and weights.get("group_size") == 16:
+        return FourBitFloats(16, whole=".weight_global_scale", divides=True), "nvfp4"
+    if weights.get("strategy") == "group" and weights.get("group_size") == 32:
+        return FourBitFloats(32), "mxfp4"
+    return None
+
+
+def _packed_integers(weights: Mapping[str, Any], written: str) -> tuple[Layout, str] | None:
+    bits, strategy = weights.get("num_bits"), weights.get("strategy")
+    is_packed = written == "pack-quantized" and weights.get("type", "int") == "int"
+    if not (is_packed and bits in (4, 8) and strategy in ("group", "channel")):
+        return None
+    group = group_of(_NAME, weights) if strategy == "group" else None
+    return PackedRows(bits, group), f"int{bits}" + (f", groups of {group}" if group else "")
+
+
+def _eight_bits(weights: Mapping[str, Any], written: str) -> tuple[Layout, str] | None:
+    kind = str(weights.get("type", "int"))
+    if weights.get("num_bits") != 8 or written not in (f"{kind}-quantized", "naive-quantized"):
+        return None
+    name = {"float": "fp8", "int": "int8"}.get(kind, kind)
+    strategy, block = weights.get("strategy"), weights.get("block_structure")
+    if strategy in ("tensor", "channel"):
+        return EightBits("_scale"), f"{name} by {strategy}"
+    if strategy == "block" and is_block(block):
+        return EightBits("_scale", (block[0], block[1])), f"{name}, {block[0]} x {block[1]} blocks"
+    return None
+
+
+def _activations(values: object) -> Activations:
+    if values is None:
+        return Activations()
+    if not isinstance(values, Mapping):
+        raise refusal(_NAME, f"input_activations = {str(values)[:60]}")
+    check_keys(_NAME, values, _ARGS)
+    written = f"{values.get('type', 'int')}{values.get('num_bits')}"
+    if (dtype := _INPUTS.get(written)) is None:
+        raise refusal(_NAME, f"input_activations of {written[:60]}")
+    strategy, group = values.get("strategy"), values.get("group_size")
+    if strategy in ("token", "tensor", None):
+        dynamic = bool(values.get("dynamic"))
+        return Activations("token" if dynamic and strategy == "token" else "tensor", dtype)
+    if strategy in ("group", "tensor_group") and type(group) is int:
+        return Activations("group", dtype, group)
+    raise refusal(_NAME, f"input_activations by {str(strategy)[:60]}")
+
+
+def kv_scales(files: Files) -> Iterator[str]:
+    """Yield the names of scales of keys and values."""
+    yield from (
+        name for name in files.names() if name.endswith((".k_scale", ".v_scale", ".q_scale"))
+    )

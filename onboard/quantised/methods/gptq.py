@@ -1,0 +1,190 @@
+"""`gptq`, `awq` and `auto-round`, which writes both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onboard.quantised.layouts.float8 import stems
+from onboard.quantised.layouts.integers import Awq, Gptq
+from onboard.quantised.methods.settings import check_keys, group_of, one_of, refusal
+from onboard.quantised.weight import NOT_QUANTISED, Files, QuantisedWeight
+
+_GPTQ_KEYS = {
+    "quant_method",
+    "bits",
+    "group_size",
+    "desc_act",
+    "sym",
+    "lm_head",
+    "damp_percent",
+    "damp_auto_increment",
+    "static_groups",
+    "true_sequential",
+    "model_name_or_path",
+    "model_file_base_name",
+    "is_marlin_format",
+    "checkpoint_format",
+    "format",
+    "meta",
+    "pack_dtype",
+    "quantizer",
+    "tokenizer",
+    "dataset",
+    "batch_size",
+    "use_cuda_fp16",
+    "use_exllama",
+    "disable_exllama",
+    "exllama_config",
+    "max_input_length",
+    "model_seqlen",
+    "module_name_preceding_first_block",
+    "block_name_to_quantize",
+    "modules_in_block_to_quantize",
+    "pad_token_id",
+    "cache_block_outputs",
+    "backend",
+    "act_group_aware",
+    "hessian_chunk_size",
+}
+_AWQ_KEYS = {
+    "quant_method",
+    "bits",
+    "w_bit",
+    "group_size",
+    "q_group_size",
+    "zero_point",
+    "version",
+    "backend",
+    "modules_to_not_convert",
+    "do_fuse",
+    "fuse_max_seq_len",
+    "modules_to_fuse",
+    "exllama_config",
+    "format",
+}
+_AUTO_ROUND_KEYS = {
+    "quant_method",
+    "bits",
+    "group_size",
+    "sym",
+    "data_type",
+    "packing_format",
+    "autoround_version",
+    "extra_config",
+    "block_name_to_quantize",
+    "backend",
+    "low_gpu_mem_usage",
+    "nsamples",
+    "seqlen",
+    "iters",
+    "lr",
+    "minmax_lr",
+    "batch_size",
+    "dataset",
+    "amp",
+    "enable_quanted_input",
+    "enable_minmax_tuning",
+    "enable_norm_bias_tuning",
+    "scale_dtype",
+    "act_bits",
+    "act_group_size",
+    "act_sym",
+    "act_dynamic",
+    "act_data_type",
+    "to_quant_block_names",
+    "quant_lm_head",
+    "super_bits",
+    "super_group_size",
+    "supported_types",
+    "gradient_accumulate_steps",
+    "not_use_best_mse",
+    "dynamic_max_gap",
+    "sampler",
+    "train_bs",
+}
+
+
+@dataclass(frozen=True)
+class PackedWords:
+    """`qweight` in the layout of GPTQ or AWQ; layers of their own have their own bits and groups."""
+
+    name: str
+    layout: Gptq | Awq
+    own: Mapping[str, Gptq]
+
+    @property
+    def description(self) -> str:
+        """In words."""
+        bits = self.layout.bits if isinstance(self.layout, Gptq) else 4
+        group = f", groups of {self.layout.group}" if self.layout.group else ""
+        return f"{self.name}, {bits} bits{group}"
+
+    def weights(self, files: Files) -> dict[str, QuantisedWeight]:
+        """Return the quantised weights by name."""
+        tensors, found = files.names(), {}
+        for stem in stems(tensors, ".qweight"):
+            layout = self.own.get(stem, self.layout)
+            weight = layout.find(tensors, f"{stem}.weight", NOT_QUANTISED)
+            assert weight is not None, f"{stem}.qweight is there"
+            found[weight.name] = weight
+        return found
+
+
+def read_gptq(values: Mapping[str, Any]) -> PackedWords:
+    """Read GPTQ's `quantization_config`, or quantize_config.json."""
+    if values.get("dynamic"):
+        raise refusal("gptq", "layers of their own (dynamic)")
+    check_keys("gptq", values, _GPTQ_KEYS | {"dynamic"})
+    bits = one_of("gptq", values, "bits", (2, 4, 8))
+    written = values.get("checkpoint_format") or values.get("format") or "gptq"
+    if values.get("is_marlin_format") or written not in ("gptq", "gptq_v2"):
+        raise refusal(
+            "gptq", f"the format {'marlin' if values.get('is_marlin_format') else written}"
+        )
+    layout = Gptq(bits, group_of("gptq", values), zero_is_less=written == "gptq")
+    return PackedWords("gptq", layout, {})
+
+
+def read_awq(values: Mapping[str, Any]) -> PackedWords:
+    """Read AWQ's `quantization_config`, or quant_config.json."""
+    check_keys("awq", values, _AWQ_KEYS)
+    said = {
+        "bits": values.get("bits", values.get("w_bit")),
+        "version": str(values.get("version", "gemm")).lower(),
+        "group_size": values.get("group_size", values.get("q_group_size")),
+    }
+    one_of("awq", said, "bits", (4,))
+    one_of("awq", said, "version", ("gemm",))
+    return PackedWords("awq", Awq(group_of("awq", said), bool(values.get("zero_point", True))), {})
+
+
+def read_auto_round(values: Mapping[str, Any]) -> PackedWords:
+    """Read auto-round's `quantization_config`: GPTQ's layout or AWQ's, layer by layer."""
+    name = "auto-round"
+    check_keys(name, values, _AUTO_ROUND_KEYS)
+    one_of(name, {"data_type": "int"} | dict(values), "data_type", ("int",))
+    if values.get("act_bits", 16) < 16:
+        raise refusal(name, f"act_bits = {values.get('act_bits')}")
+    packing = str(values.get("packing_format", ""))
+    bits = one_of(name, values, "bits", (2, 4, 8))
+    if packing.endswith("auto_awq"):
+        return PackedWords(name, Awq(group_of(name, values)), {})
+    if not packing.endswith(("auto_gptq", "gptqmodel")):
+        raise refusal(name, f"packing_format = {packing[:60]}")
+    less = packing.endswith("auto_gptq")
+    general = Gptq(bits, group_of(name, values), less)
+    return PackedWords(name, general, dict(_own_layers(values, less)))
+
+
+def _own_layers(values: Mapping[str, Any], less: bool) -> Any:
+    extra = values.get("extra_config") or {}
+    if not isinstance(extra, Mapping):
+        raise refusal("auto-round", f"extra_config = {str(extra)[:60]}")
+    for layer, own in extra.items():
+        if not isinstance(own, Mapping):
+            raise refusal("auto-round", f"extra_config of {str(layer)[:60]}")
+        said = {"bits": values["bits"], "group_size": values["group_size"], **own}
+        if said["bits"] in (2, 4, 8):
+            yield str(layer), Gptq(said["bits"], group_of("auto-round", said), less)

@@ -1,0 +1,113 @@
+"""NVIDIA ModelOpt's releases: hf_quant_config.json, or the same in `quantization_config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onboard.quantised.layouts.float4 import FourBitFloats
+from onboard.quantised.layouts.float8 import EightBits, stems
+from onboard.quantised.layouts.integers import PairedRows
+from onboard.quantised.methods.settings import check_keys, refusal
+from onboard.quantised.weight import Activations, Files, QuantisedWeight
+
+_NAME = "modelopt"
+_KEYS = {
+    "quant_method",
+    "quant_algo",
+    "producer",
+    "quantization",
+    "kv_cache_quant_algo",
+    "kv_cache_scheme",
+    "exclude_modules",
+    "ignore",
+    "group_size",
+    "config_groups",
+    "has_zero_point",
+    "pre_quant_scale",
+    "quantized_layers",
+    "awq_block_size",
+    "moe_quant_algo",
+}
+Layout = EightBits | FourBitFloats | PairedRows
+_PER_TENSOR = Activations("tensor")
+_SCALE = ".weight_scale"
+
+
+@dataclass(frozen=True)
+class ModelOpt:
+    """Each layer by the algorithm that the config names for it."""
+
+    algorithm: str
+    group: int
+    layers: Mapping[str, tuple[str, int]]
+    """Layers that have an algorithm and a group of their own."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> ModelOpt:
+        """Read a `quantization_config`, or hf_quant_config.json."""
+        inner = values.get("quantization")
+        said = inner if isinstance(inner, Mapping) else values
+        check_keys(_NAME, said, _KEYS)
+        layers = said.get("quantized_layers") or {}
+        if not isinstance(layers, Mapping):
+            raise refusal(_NAME, f"quantized_layers = {str(layers)[:60]}")
+        algorithm = str(said.get("quant_algo"))
+        own = {str(name): _algorithm(each) for name, each in layers.items()}
+        for name, group in [(algorithm, _group_size(said)), *own.values()]:
+            if name != "MIXED_PRECISION":
+                _layout(name, group)
+        return cls(algorithm, _group_size(said), own)
+
+    @property
+    def description(self) -> str:
+        """In words."""
+        return f"{_NAME}, {self.algorithm}"
+
+    def weights(self, files: Files) -> dict[str, QuantisedWeight]:
+        """Return the quantised weights by name."""
+        tensors, found = files.names(), {}
+        for module in stems(tensors, _SCALE):
+            algorithm, group = self.layers.get(module, (self.algorithm, self.group))
+            layout, activations = _layout(algorithm, group)
+            weight = layout.find(tensors, f"{module}.weight", activations)
+            if weight is None:
+                raise refusal(_NAME, f"tensors of {module} that are not as {algorithm} has them")
+            found[weight.name] = weight
+        return found
+
+
+def _algorithm(values: object) -> tuple[str, int]:
+    if not isinstance(values, Mapping):
+        raise refusal(_NAME, f"the layer {str(values)[:60]}")
+    return str(values.get("quant_algo")), _group_size(values)
+
+
+def _group_size(values: Mapping[str, Any]) -> int:
+    size = values.get("group_size") or values.get("awq_block_size") or 0
+    return size if type(size) is int and 0 <= size <= 1 << 20 else 0
+
+
+def _layout(algorithm: str, group: int) -> tuple[Layout, Activations]:
+    match algorithm:
+        case "FP8":
+            return EightBits("_scale"), _PER_TENSOR
+        case "FP8_PER_CHANNEL_PER_TOKEN":
+            return EightBits("_scale"), Activations("token")
+        case "FP8_PB_WO" | "FP8_PB_REAL":
+            return EightBits("_scale", (128, 128)), Activations()
+        case "NVFP4" | "NVFP4_AWQ":
+            whole = ".weight_scale_2"
+            return FourBitFloats(16, packed=".weight", whole=whole), Activations(
+                "group", "float4_e2m1fn", 16
+            )
+        case "W4A16_NVFP4":
+            return FourBitFloats(16, packed=".weight", whole=".weight_scale_2"), Activations()
+        case "MXFP4":
+            return FourBitFloats(32, packed=".weight"), Activations()
+        case "W4A16_AWQ":
+            return PairedRows(group or 128), Activations()
+        case "W4A8_AWQ":
+            return PairedRows(group or 128), _PER_TENSOR
+    raise refusal(_NAME, f"quant_algo = {algorithm[:60]}")

@@ -1,0 +1,37 @@
+"""Small integers out of larger ones."""
+
+from __future__ import annotations
+
+import torch
+
+
+def unpacked(words: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
+    """Return the unsigned numbers of `bits` bits that lie along `dim` of int32 words, the lowest
+    bits first: uint8, `32 / bits` as many.
+    """
+    shifts = torch.arange(0, 32, bits, device=words.device, dtype=torch.int32)
+    spread = (words.movedim(dim, -1).unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
+    return spread.flatten(-2).to(torch.uint8).movedim(-1, dim)
+
+
+def nibbles(data: torch.Tensor) -> torch.Tensor:
+    """Return the two halves of each byte of the last dimension, the low one first: uint8, twice as
+    many.
+    """
+    return torch.stack([data & 15, data >> 4], dim=-1).flatten(-2)
+
+
+def signed(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return numbers that are stored with half of their range added: int8."""
+    return (codes.to(torch.int16) - (1 << (bits - 1))).to(torch.int8)
+
+
+def twos_complement(nibble: torch.Tensor) -> torch.Tensor:
+    """Return four-bit numbers in two's complement: int8."""
+    wide = nibble.to(torch.int16)
+    return torch.where(wide > 7, wide - 16, wide).to(torch.int8)
+
+
+def exponents(codes: torch.Tensor) -> torch.Tensor:
+    """Return the powers of two that eight-bit exponents stand for (E8M0): float32."""
+    return torch.exp2(codes.to(torch.float32) - 127.0)

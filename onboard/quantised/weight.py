@@ -1,0 +1,139 @@
+"""A quantised weight of a checkpoint, found by the names, shapes and dtypes of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from onboard.errors import OnboardError
+from onboard.quantised.encoded import Encoded
+
+if TYPE_CHECKING:
+    from onboard.graph.weight_load.safetensors_folder import TensorMeta
+
+Tensors = Mapping[str, torch.Tensor]
+"""The parts of a weight, by their roles."""
+
+DAMAGED = "Fetch the checkpoint again; a release by another tool may name its tensors otherwise"
+
+
+class Files(Protocol):
+    """What is read of a checkpoint's files."""
+
+    def names(self) -> Mapping[str, TensorMeta]:
+        """Return every tensor's shape, dtype and size."""
+
+    def read(self, name: str, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Return a tensor as it is stored."""
+
+    def notes(self) -> Mapping[str, str]:
+        """Return what the files' headers say besides."""
+
+
+class NotAtHandError(Exception):
+    """What is asked for lies in a file that is not here."""
+
+
+@dataclass(frozen=True)
+class Headers:
+    """Files of which only the headers are here."""
+
+    tensors: Mapping[str, TensorMeta]
+
+    def names(self) -> Mapping[str, TensorMeta]:
+        """Return what the headers say."""
+        return self.tensors
+
+    def read(self, name: str, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Raise `NotAtHandError`."""
+        raise NotAtHandError(name)
+
+    def notes(self) -> Mapping[str, str]:
+        """Raise `NotAtHandError`."""
+        raise NotAtHandError
+
+
+@dataclass(frozen=True)
+class Activations:
+    """How a layer's input is quantised in the checkpoint's scheme."""
+
+    kind: str = "none"
+    """ "none", "tensor" (one scale, from the checkpoint), "token" (a scale each, as they come) or
+    "group" (a scale for each `group` channels of a token)."""
+    dtype: str = "float8_e4m3fn"
+    group: int = 0
+
+
+NOT_QUANTISED = Activations()
+
+
+@dataclass(frozen=True)
+class QuantisedWeight:
+    """What stands for the weight `name` of the unquantised model."""
+
+    name: str
+    shape: tuple[int, ...]
+    """As the model has it."""
+    kind: str
+    """The codes: "fp8", "int8", "int4", "nvfp4", "mxfp4", "nf4" or as a method calls them."""
+    parts: Mapping[str, str]
+    """The tensors of the checkpoint, by their roles."""
+    decode: Callable[[Tensors], Encoded]
+    activations: Activations = NOT_QUANTISED
+    unread: tuple[str, ...] = field(default=())
+    """Further tensors of the checkpoint that belong to it: scales of what goes in and out."""
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """All names of the checkpoint that belong to it."""
+        return (*self.parts.values(), *self.unread)
+
+
+class Method(Protocol):
+    """How a checkpoint is quantised."""
+
+    @property
+    def description(self) -> str:
+        """In words: "fp8, 128 x 128 blocks"."""
+
+    def weights(self, files: Files) -> Mapping[str, QuantisedWeight]:
+        """Return the quantised weights by name; raise `OnboardError` for what does not fit."""
+
+
+def neighbours(
+    tensors: Mapping[str, TensorMeta], stem: str, endings: Mapping[str, str]
+) -> dict[str, str]:
+    """Return those tensors that there are, by role: `endings` are put behind `stem`."""
+    return {role: stem + ending for role, ending in endings.items() if stem + ending in tensors}
+
+
+def require(tensors: Mapping[str, TensorMeta], name: str, needed: str) -> TensorMeta:
+    """Return what is known of a tensor; raise `OnboardError` where it is missing."""
+    if name not in tensors:
+        raise OnboardError(f"the checkpoint has {needed} and no {name}", hint=DAMAGED)
+    return tensors[name]
+
+
+def require_shape(tensors: Mapping[str, TensorMeta], name: str, *allowed: tuple[int, ...]) -> None:
+    """Raise `OnboardError` where a tensor has none of the allowed shapes."""
+    found = tuple(tensors[name].shape)
+    if found not in allowed:
+        wanted = " or ".join(str(list(shape)) for shape in dict.fromkeys(allowed))
+        raise OnboardError(f"{name} is {list(found)}, not {wanted}", hint=DAMAGED)
+
+
+def require_dtype(tensors: Mapping[str, TensorMeta], name: str, *allowed: torch.dtype) -> None:
+    """Raise `OnboardError` where a tensor has none of the allowed dtypes."""
+    if (found := tensors[name].dtype) not in allowed:
+        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+        raise OnboardError(
+            f"{name} is {str(found).removeprefix('torch.')}, not {wanted}", hint=DAMAGED
+        )
+
+
+def blocks(size: int, block: int) -> int:
+    """Return how many blocks cover a size."""
+    return -(-size // block)
