@@ -1,0 +1,162 @@
+"""Checkpoints of compressed-tensors, written by llmcompressor."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM
+
+from scripts.quantised.models import save_model
+from scripts.quantised.record import IDS, Activation, Weights, fresh, record
+
+Groups = Sequence[tuple[str, Sequence[str]]]
+"""Presets of compressed-tensors, and the modules that each is for."""
+Tensors = Mapping[str, torch.Tensor]
+Schemes = Mapping[str, Any]
+"""Each quantised module's scheme."""
+EVERY_LINEAR = ("Linear",)
+
+
+def write(
+    folder: Path,
+    schemes: Sequence[str] = (),
+    *,
+    shape: str = "qwen3",
+    groups: Groups = (),
+    ignore: Sequence[str] = ("lm_head",),
+    kv_cache: bool = False,
+    arguments: dict[str, Any] | None = None,
+    gptq: bool = False,
+    **changes: Any,
+) -> None:
+    """Write a random model of a shape in one preset scheme, or in several `groups`."""
+    groups = groups or [(scheme, EVERY_LINEAR) for scheme in schemes]
+    with TemporaryDirectory() as temporary:
+        source = save_model(Path(temporary) / "source", shape, **changes)
+        model = _compress(source, _recipe(groups, ignore, kv_cache, arguments or {}, gptq))
+        schemes_of = {
+            name: module.quantization_scheme
+            for name, module in model.named_modules()
+            if getattr(module, "quantization_scheme", None) is not None
+        }
+        written = Path(temporary) / "written"
+        model.save_pretrained(written, save_compressed=True)
+        fresh(folder)
+        for name in ("config.json", "model.safetensors"):
+            shutil.copy(written / name, folder / name)
+    stored = load_file(folder / "model.safetensors")
+    record(folder, decompressed(stored, schemes_of), activation=_activation(stored, schemes_of))
+
+
+def _recipe(
+    groups: Groups, ignore: Sequence[str], kv_cache: bool, arguments: dict[str, Any], gptq: bool
+) -> Any:
+    from compressed_tensors.quantization import QuantizationScheme, preset_name_to_scheme
+    from llmcompressor.modifiers.gptq import GPTQModifier
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+
+    config_groups: dict[str, QuantizationScheme] = {}
+    for index, (scheme, targets) in enumerate(groups):
+        chosen = preset_name_to_scheme(scheme, list(targets))
+        chosen.weights = chosen.weights.model_copy(update=arguments)
+        config_groups[f"group_{index}"] = chosen
+    cache = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
+    modifier = GPTQModifier if gptq else QuantizationModifier
+    return modifier(
+        config_groups=config_groups,
+        ignore=list(ignore),
+        kv_cache_scheme={**cache, "dynamic": False} if kv_cache else None,
+    )
+
+
+def _compress(source: Path, recipe: Any) -> Any:
+    from llmcompressor import oneshot
+
+    model = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
+    rows = [torch.tensor([[(token * (row + 3)) % 64 for token in IDS]]) for row in range(4)]
+    batches = [{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in rows]
+    data: DataLoader[Any] = DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+    return oneshot(model=model, tokenizer=str(source), recipe=recipe, dataset=data)
+
+
+def decompressed(stored: Tensors, schemes: Schemes) -> Weights:
+    """Return what compressed-tensors takes the weights for, computed in float32."""
+    return {
+        f"{module}.weight": _four_bit_floats(parts, schemes[module])
+        if parts.get("weight_packed", parts.get("weight")).dtype == torch.uint8  # type: ignore[union-attr]
+        else _others(parts, schemes[module])
+        for module, parts in _by_module(stored, schemes)
+    }
+
+
+def _others(parts: Tensors, scheme: Any) -> torch.Tensor:
+    """Return a weight [N, K] float32; the library computes in the dtype of the scale."""
+    weight = _compressor(scheme).decompress(
+        {**parts, "weight_scale": parts["weight_scale"].float()}, scheme
+    )
+    return weight["weight"].float()  # type: ignore[no-any-return]
+
+
+def _four_bit_floats(parts: Tensors, scheme: Any) -> torch.Tensor:
+    """Return a weight [N, K] float32; the library's `decompress` rounds it to bfloat16."""
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
+
+    rows, half = parts["weight_packed"].shape
+    codes = unpack_fp4_from_uint8(parts["weight_packed"], rows, 2 * half, dtype=torch.float32)
+    scale = _compressor(scheme)._decompress_scale(parts["weight_scale"], torch.float32)
+    return dequantize(  # type: ignore[no-any-return]
+        codes,
+        scale.float(),
+        args=scheme.weights,
+        global_scale=parts.get("weight_global_scale"),
+        dtype=torch.float32,
+    )
+
+
+def _compressor(scheme: Any) -> Any:
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.format import infer_module_format
+
+    form = scheme.format or infer_module_format(torch.nn.Linear, scheme)
+    return BaseCompressor.get_value_from_registry(getattr(form, "value", form))
+
+
+def _by_module(stored: Tensors, modules: Iterable[str]) -> Iterable[tuple[str, Tensors]]:
+    for module in modules:
+        parts = {
+            name.removeprefix(f"{module}."): tensor
+            for name, tensor in stored.items()
+            if name.rpartition(".")[0] == module
+        }
+        if any(name.startswith("weight_") for name in parts):
+            yield module, parts
+
+
+def _activation(stored: Tensors, schemes: Schemes) -> Activation | None:
+    """Return how the library quantises the inputs of linears; None where it does not."""
+    from compressed_tensors.quantization import QuantizationStatus
+    from compressed_tensors.quantization.lifecycle.forward import forward_quantize
+
+    if not any(scheme.input_activations for scheme in schemes.values()):
+        return None
+    holders = {}
+    for module, parts in _by_module(stored, schemes):
+        kept = {name: part.float() for name, part in parts.items() if name.startswith("input_")}
+        holders[module] = SimpleNamespace(quantization_status=QuantizationStatus.FROZEN, **kept)
+
+    def activation(name: str, x: torch.Tensor) -> torch.Tensor:
+        if name not in holders or not schemes[name].input_activations:
+            return x
+        inputs = schemes[name].input_activations
+        return forward_quantize(holders[name], x, "input", inputs)  # type: ignore[no-any-return]
+
+    return activation
