@@ -83,6 +83,29 @@ class Checkout:
             return None
         return blob.data_stream.read().decode("utf-8") if blob else None
 
+    def content(self, path: str, commit: str) -> bytes | None:
+        """Return a file's content as a commit has it; None where it has none, or is none itself."""
+        import git
+
+        try:
+            blob = self._repo.commit(commit).tree / str(self._prefix / path)
+        except (KeyError, ValueError, git.GitError):
+            return None
+        content: bytes = blob.data_stream.read()
+        return content
+
+    def base(self, commit: str, target: str) -> tuple[str, str]:
+        """Return the last commit that `commit` has in common with `target`, and the target's tip;
+        each "" where there is none.
+        """
+        import git
+
+        try:
+            bases = self._repo.merge_base(commit, target)
+            return (bases[0].hexsha if bases else ""), self._repo.commit(target).hexsha
+        except (ValueError, git.GitError, git.BadName):
+            return "", ""
+
     def commit(self, branch: str, files: Mapping[str, str], message: str) -> BranchUpdate:
         """Commit `files` (path below the root -> text) on top of `branch`, which starts at HEAD
         when it is new.

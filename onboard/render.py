@@ -12,11 +12,16 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from onboard.content import CONTENT_ROOT
+from onboard.untrusted.visible_text import escaped
 
 TEST_TEMPLATE = "tests/test_modeling.py.j2"
 """What the equivalence tests are made from."""
 TEST_SUITE = Path(__file__).resolve().parent / "testing" / "suite.py"
 """What they inherit."""
+
+
+_LIVE = re.compile(r"(?<=[@#])|(?<=:)(?=//)|(?<=\bwww)(?=\.)|(?<=\bGH)(?=-\d)", re.IGNORECASE)
+"""Where text is parted that GitHub would link, notify or refer to."""
 
 
 def render(template: str, root: Path | None = None, **values: Any) -> str:
@@ -41,7 +46,13 @@ def environment(root: Path | None = None) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    jinja.filters |= {"python": python_literal, "inline": inline, "code": code, "fenced": fenced}
+    jinja.filters |= {
+        "python": python_literal,
+        "inline": inline,
+        "code": code,
+        "fenced": fenced,
+        "visible": escaped,
+    }
     return jinja
 
 
@@ -67,16 +78,25 @@ def python_literal(value: Any) -> str:
 
 
 def inline(value: Any) -> str:
-    """Return `value` as one line of Markdown text with nothing in it that Markdown or HTML would
-    act on.
+    """Return `value` as one line of Markdown text with nothing in it that Markdown, HTML or GitHub
+    would act on.
+
+    GitHub looks for @names, #1, GH-1 and addresses in the rendered text, where a backslash is gone:
+    an HTML comment parts them instead.
     """
-    text = " ".join(str(value).split())
-    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", text)
+    text = re.sub(r"([\\`*_\[\]<>|#~$&])", r"\\\1", _one_line(value))
+    return _LIVE.sub("<!-- -->", text)
+
+
+def _one_line(value: Any) -> str:
+    return escaped(" ".join(str(value).split()))
 
 
 def code(value: Any) -> str:
-    """Return `value` as a Markdown code span: one line, verbatim otherwise."""
-    text = " ".join(str(value).split())
+    """Return `value` as a Markdown code span: one line without control characters, verbatim
+    otherwise.
+    """
+    text = _one_line(value)
     fence = "`" * (max(map(len, re.findall(r"`+", text)), default=0) + 1)
     padding = " " if "`" in text else ""
     return f"{fence}{padding}{text}{padding}{fence}"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from onboard.cli.terminal import escaped, one_line
+from onboard.cli.terminal import one_line
+from onboard.untrusted.visible_text import escaped
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import sys
 
-# Of the C0 and C1 characters a text needs only these two; ESC begins what a terminal obeys.
-_CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]|[\u202a-\u202e\u2066-\u2069]")
+from onboard.untrusted.visible_text import escaped
 
 
 def shown(text: str) -> str:
@@ -24,10 +22,3 @@ def one_line(text: str, most: int = 2000) -> str:
     if len(line) <= most:
         return line
     return f"{line[: most - 500]} [{len(line) - most:,} more characters] {line[-500:]}"
-
-
-def escaped(text: str) -> str:
-    r"""Return a text with control characters, and those that turn its direction, written out:
-    \x1b.
-    """
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)

@@ -100,6 +100,12 @@ class RunContext:
         """Return the sha256 of artifacts by name (None: not there), for a phase's `inputs`."""
         return {name: self.files.digest(self.artifact(name)) for name in names}
 
+    def digest_of(self, *paths: str) -> dict[str, str | None]:
+        """Return the sha256 of files under the root by path (None: not there), for what is made
+        with them.
+        """
+        return {path: self.files.digest(self.root / path) for path in paths}
+
     def kept(self, path: Path, phase: str) -> str:
         """Return the words for a user's file that a phase left as it is."""
         way = f"--from {phase} shows the diff and replaces it"

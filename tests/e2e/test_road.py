@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import pytest
 from onboard.workflow.phases import PHASES
 from tests.support.checkpoints import edit_config, save_checkpoint, tree
 from tests.support.hub_server import HubServer, Repository
+from tests.support.markdown import live, tokens
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +43,8 @@ VARYING = (
 )
 STAMP = re.compile(r"_\d{8}-\d{6}_")
 # A name and config values that break out of whatever they are pasted into unescaped.
+PLACE = re.compile(r"(?:^|[ (])([\w./-]+\.(?:py|yaml|md|ipynb|log)):(\d+)(?:-(\d+))?")
+ROOT = Path(__file__).resolve().parents[2]
 INJECTION = "x'\"\"\"); open('pwned', 'w') #{{7*7}}<script>"
 FOLDER = "tiny'\"\"\"); open('pwned', 'w') #{{7*7}}<i>"
 
@@ -122,6 +126,32 @@ def test_a_second_run_skips_everything_and_changes_nothing(hostile: Finished) ->
     assert {phase["status"] for phase in document["phases"]} == {"skipped"}
     assert document["artifacts"] == hostile.document["artifacts"]
     assert tree(hostile.root) == before
+
+
+def test_the_text_of_the_pull_request_points_at_lines_that_are_there(hostile: Finished) -> None:
+    """In the root, in this package, in transformers; and nothing of the config is live in it."""
+    text = Path(hostile.document["artifacts"]["pull_request"]).read_text(encoding="utf-8")
+    transformers = find_spec("transformers")
+    assert transformers is not None
+    folders = (hostile.root, ROOT, Path(transformers.origin or "").parents[1])
+    spans = [token.content for token in tokens(text) if token.type == "code_inline"]
+    named = [found for span in spans for found in PLACE.findall(span)]
+    assert len(named) > 60
+    for name, first, last in named:
+        paths = [folder / name for folder in folders if (folder / name).is_file()]
+        assert paths or name == "modeling_llama.py", name
+        for path in paths[:1]:
+            count = len(path.read_text(encoding="utf-8").splitlines())
+            assert 1 <= int(first) <= int(last or first) <= count, (name, first, last)
+    assert not live(text.removeprefix("[AGENT]"))
+    closed = re.findall(r"^- \[ \] (.*)$", text.split("## Files")[0], re.MULTILINE)
+    assert sorted(closed) == sorted(
+        [
+            "Every statement is about one commit",
+            "That commit is on top of the target branch",
+            "Tests and run were made with the files of that commit",
+        ]
+    ), "a root that is no checkout has no commit; the rest is shown"
 
 
 def test_nothing_was_injected(hostile: Finished) -> None:

@@ -159,3 +159,39 @@ def make_run(
         "command": "python -m x",
         "runs": {"reduced": reduced, "full": full},
     }
+
+
+def onboarded(context: RunContext, **run: Any) -> RunContext:
+    """A context of a model with all artifacts up to the report."""
+    from onboard.workflow.phases.cookbook import Cookbook
+    from onboard.workflow.phases.matrix import Matrix
+    from onboard.workflow.phases.register import Register
+
+    Register().run(context)
+    test = {"name": "test_mlp", "level": "block", "block": "mlp", "status": "passed", "message": ""}
+    context.write_json(
+        "tests.json", {"command": "python -m pytest t.py", "output": "1 passed\n", "tests": [test]}
+    )
+    items = [
+        {
+            "id": "C1",
+            "title": "canonical ops",
+            "kind": "contract",
+            "verdict": "PASS",
+            "evidence": [],
+        },
+        {
+            "id": "S1",
+            "title": "no repeats",
+            "kind": "style",
+            "verdict": "NOTE",
+            "evidence": ["models/m.py:7: a | b"],
+        },
+    ]
+    context.write_json("review.json", {"verdict": "PASS", "notes": 1, "items": items})
+    context.write_json("run.json", make_run(**run))
+    (context.root / "models").mkdir(exist_ok=True)
+    (context.root / "models" / "modeling_llama.py").write_text("x = 1\n")
+    Matrix().run(context)
+    Cookbook().run(context)
+    return context

@@ -78,6 +78,7 @@ class Run(Phase):
             "status": status,
             "date": now(),
             "config": context.read_json(REGISTRATION)["config"],
+            "files": _files(context),
             "command": agent_command(context),
             "provenance": provenance(context),
             "log": log.name,
@@ -339,6 +340,14 @@ def _read_result(output: Path, code: int) -> dict[str, Any]:
     else:
         error = f"the process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'} and no result"
     return {"status": "runtime_error", "error": error}
+
+
+def _files(context: RunContext) -> dict[str, str | None]:
+    """Return the digests of the model's own files that a run is made with; a shipped model file is
+    not the root's.
+    """
+    paths = [f"models/modeling_{context.spec.family}.py", context.read_json(REGISTRATION)["config"]]
+    return {path: digest for path, digest in context.digest_of(*paths).items() if digest}
 
 
 def _archive_log(context: RunContext, status: str) -> Path:

@@ -77,7 +77,8 @@ def _written_and_run(context: RunContext, test_file: Path, text: str) -> tuple[d
     with _alone(context):
         note = _write(context, test_file, text)
         model_file = {"path": path.as_posix(), "sha256": context.files.digest(context.root / path)}
-        record = _run(context, test_file) | {"model_file": model_file}
+        files = context.digest_of(path.as_posix(), test_file.as_posix())
+        record = _run(context, test_file) | {"model_file": model_file, "files": files}
     context.write_json("tests.json", record)
     return record, note
 
