@@ -30,6 +30,7 @@ from onboard.codegen.translate.language.object_values import (
     Made,
     Method,
     ModuleList,
+    PlainObject,
     Self,
     Super,
 )
@@ -120,6 +121,8 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return frame.translator.call_own_method(attr, args, frame)
         case Super():
             return frame.translator.call_super(attr, args, frame)
+        case PlainObject():
+            return frame.translator.call_object(owner, attr, args, frame)
         case Mapping():
             return _mapping_method(owner, attr, args, frame)
         case ModuleList() if attr == "keys":
@@ -220,6 +223,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         and all(item.equals(NONE) for item in args.positional)
     ):
         return Code(ast.Dict([], []), form=SHARED)
+    if objects.is_plain(obj, frame):
+        return PlainObject(obj, args)
     return plain_call(expr, args, is_static_call(obj, args))
 
 

@@ -32,7 +32,13 @@ from onboard.codegen.translate.language.object_values import (
     Repeated,
     Self,
 )
-from onboard.codegen.translate.language.program import closures, supers, unused_modules, uses
+from onboard.codegen.translate.language.program import (
+    closures,
+    plain_objects,
+    supers,
+    unused_modules,
+    uses,
+)
 from onboard.codegen.translate.language.program.argument_facts import (
     all_bound,
     as_parameters,
@@ -143,20 +149,11 @@ class Translator(Program):
         cls = type(self.model)
         config = Config(name("config"), self.config)
         (state,) = self.reached(self.construct(cls, Args([config], {}, [])))
-        given = {key: Code(name(key)) for key in self._inputs()}
+        given = {key: Code(name(key)) for key in uses.inputs_of(type(self.model))}
         self._method(state, "forward", Args([], dict(given), []))
         unused_modules.reach(self)
         self.mechanisms.finish(self)
         return state
-
-    def _inputs(self) -> list[str]:
-        """Return what the model's forward is given; one without `position_ids` counts them."""
-        found = find_method(type(self.model), "forward")
-        assert found is not None
-        arguments = found[1].args
-        named = {item.arg for item in (*arguments.args, *arguments.kwonlyargs)}
-        takes_any = arguments.kwarg is not None
-        return [key for key in ("input_ids", "position_ids") if takes_any or key in named]
 
     def remember_global(self, identifier: str, obj: Any, source: ModuleSource) -> None:
         """Note that residual code may mention a global name."""
@@ -337,6 +334,8 @@ class Translator(Program):
         return self._call_of(node, source, args)
 
     call_closure = staticmethod(closures.call_closure)
+    make_object = staticmethod(plain_objects.make_object)
+    call_object = staticmethod(plain_objects.call_object)
 
     def _call_of(self, node: ast.FunctionDef, source: ModuleSource, args: Args) -> Value:
         """Return a call of a helper's translation."""
