@@ -127,9 +127,10 @@ def judge(out: Path, name: str, logits: Path) -> None:
     print("not in the file:", missing)
     model.tie_weights()
     ids = load_file(str(logits))["ids"]
-    with torch.no_grad():
-        values = model.float().eval()(input_ids=ids, use_cache=False).logits
-    save_file({"ids": ids, "logits": values.float().contiguous()}, str(logits))
+    model = model.float().eval()
+    with torch.no_grad():  # text by text: some code takes several only with their mask
+        texts = [model(input_ids=text[None], use_cache=False).logits.float() for text in ids]
+    save_file({"ids": ids, "logits": torch.cat(texts).contiguous()}, str(logits))
 
 
 def check(out: Path, *names: str) -> None:

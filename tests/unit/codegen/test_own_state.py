@@ -313,3 +313,66 @@ class Toy(nn.Module):
     ours.load_state_dict(original.state_dict())
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(6))
     assert torch.equal(ours(x), original(x))
+
+
+PASSED_ON = """
+def rounded(x, bits=8):
+    most = 2 ** (bits - 1) - 1
+    scale = most / x.abs().max(dim=-1, keepdim=True).values.clamp(min=1e-5)
+    return (x * scale).round().clamp(-most - 1, most) / scale
+
+
+class Coarse(nn.Linear):
+    noisy = False
+
+    def __init__(self, *args, bits=8, **kwargs):
+        if bits != 8:
+            raise ValueError("8 bits")
+        super(Coarse, self).__init__(*args, **kwargs)
+        self.known = None
+
+    def forward(self, input, noisy=None):
+        if noisy is None:
+            noisy = self.noisy
+        if self.training:
+            weight = self.weight
+        elif noisy:
+            weight = self.weight + torch.rand_like(self.weight)
+        elif self.known is None:
+            self.known = rounded(self.weight)
+            weight = self.known
+        else:
+            weight = self.known
+        out = nn.functional.linear(rounded(input), weight)
+        if not self.bias is None:
+            out += self.bias.view(1, -1).expand_as(out)
+        return out
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.first = Coarse(config.size, 2 * config.size, bias=config.bias, bits=8)
+        self.second = Coarse(2 * config.size, out_features=3, bias=False)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+"""
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_arguments_that_a_constructor_passes_on_get_their_names(
+    bias: bool, translate: Translate
+) -> None:
+    config = {"size": 4, "bias": bias}
+    state, init, _ = translate(PASSED_ON, config, specialised=True)
+    (coarse,) = [each for cls, each in state.translator.states.items() if cls.__name__ == "Coarse"]
+    assert coarse.init is not None
+    assert coarse.init.parameters == ["in_features", "out_features", "bias"]
+    functions = [_function(key, each) for key, each in state.translator.functions.items()]
+    made = _written(coarse).replace("(nn.Module)", "(nn.Linear)")
+    ours = _made("\n\n\n".join((*functions, made, _written(state))), config)
+    original = _made(PASSED_ON, config).eval()
+    ours.load_state_dict(original.state_dict())
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(8))
+    assert torch.equal(ours(x), original(x))

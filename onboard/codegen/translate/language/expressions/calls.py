@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers.utils import is_torchdynamo_compiling
 
-from onboard.codegen.translate.language.args import Args, is_static_call, plain_call
+from onboard.codegen.translate.language.args import PLACES, Args, is_static_call, plain_call
 from onboard.codegen.translate.language.expressions import multimodal_configs, objects
 from onboard.codegen.translate.language.expressions.builtin_calls import BUILTINS
 from onboard.codegen.translate.language.expressions.module_lists import joined, parts_of
@@ -39,8 +39,6 @@ from onboard.codegen.translate.language.values import NONE, Code, Items, Known, 
 
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
 _IDENTITIES = (nn.Dropout, nn.Identity)
-_PLACES = ("device", "dtype")
-"""Arguments of torch's modules."""
 
 
 def evaluate_call(node: ast.Call, frame: Frame) -> Value:
@@ -238,7 +236,7 @@ def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
     if frame.translator.translates(cls):
         return frame.translator.construct(cls, args)
     if frame.translator.specialised:  # who builds a model says where it is, and in which dtype
-        kept = {key: item for key, item in args.keywords.items() if key not in _PLACES}
+        kept = {key: item for key, item in args.keywords.items() if key not in PLACES}
         args = replace(args, keywords=kept)
     return Instance((Made(cls),), plain_call(expr, args).expr)
 

@@ -317,4 +317,7 @@ def _class_attribute(state: ClassState, attr: str, path: ast.expr, frame: Frame)
     modules = frame.translator.modules_of(state.cls)
     if modules and not any(hasattr(module, attr) for module in modules):
         raise Untranslatable(f"{state.cls.__name__}.{attr}, which its constructor does not make")
-    return Code(path, optional=state.inherits_init)  # a bias may be None
+    of_torch = state.inherits_init or (
+        frame.translator.specialised and any(getattr(each, attr, path) is None for each in modules)
+    )
+    return Code(path, optional=of_torch)  # a bias may be None

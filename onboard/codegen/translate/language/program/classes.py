@@ -48,6 +48,7 @@ from onboard.codegen.translate.language.program.argument_facts import (
     join_facts,
     sets_attributes,
 )
+from onboard.codegen.translate.language.program.constructors import constructor_of
 from onboard.codegen.translate.language.program.inline import (
     call_autograd,
     defaults,
@@ -175,7 +176,7 @@ class Translator(Program):
         """Return the states of a module's classes; how it is made becomes facts of theirs."""
         states = []
         for made in module.made:
-            found = find_method(made.cls, "__init__")
+            found = constructor_of(made.cls, self.specialised)
             assert found is not None
             self._learn(
                 ("init", made.cls.__qualname__), found[1], made.arguments, made.cls in self.states
@@ -205,7 +206,7 @@ class Translator(Program):
 
     def construct(self, cls: type, args: Args) -> Instance:
         """Return the module that `cls(*args)` makes."""
-        found = find_method(cls, "__init__")
+        found = constructor_of(cls, self.specialised)
         if found is None or args.stars:
             raise Untranslatable(f"the constructor of {cls.__name__}")
         bound, rest = bind(found[1], args, method=True)
@@ -348,7 +349,7 @@ class Translator(Program):
         return called(name(key), self.functions[key], bound, self)
 
     def _evaluate_init(self, state: ClassState) -> None:
-        found = find_method(state.cls, "__init__")
+        found = constructor_of(state.cls, self.specialised)
         assert found is not None
         owner, node = found
         if owner.__module__.startswith("torch."):
