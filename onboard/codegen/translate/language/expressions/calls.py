@@ -72,9 +72,18 @@ def _arguments(node: ast.Call, frame: Frame) -> Args:
             args.keywords[keyword.arg] = value
         elif isinstance(value, Mapping):
             args.keywords.update(value.items)
-        else:
+        elif not _is_empty(value, frame):
             raise Untranslatable(f"** of an unknown dict at {frame.source.location(node)}")
     return args
+
+
+def _is_empty(value: Value, frame: Frame) -> bool:
+    """Whether a value is an attribute that is an empty dict in every module of the small model."""
+    match value:
+        case Code(expr=ast.Attribute(value=ast.Name(id="self"), attr=attr)) if frame.cls:
+            found = [getattr(m, attr, None) for m in frame.translator.modules_of(frame.cls.cls)]
+            return bool(found) and all(item == {} for item in found)
+    return False
 
 
 def call_value(callee: Value, args: Args, frame: Frame) -> Value:
