@@ -66,11 +66,31 @@ class Checkout:
         return cls(repo, root)
 
     @property
+    def repo(self) -> Any:
+        """GitPython's repository."""
+        return self._repo
+
+    @property
+    def prefix(self) -> Path:
+        """The root's place in the repository."""
+        return self._prefix
+
+    @property
     def head(self) -> str:
         """The commit that is checked out, with "-dirty" where files differ; empty before the first
         one.
         """
         return _head_of(self._repo) if self._repo.head.is_valid() else ""
+
+    def changed(self) -> list[str]:
+        """Return the files, from the top of the repository, that git keeps and that are not as HEAD
+        has them.
+        """
+        if not self._repo.head.is_valid():
+            return []
+        return [
+            path for path in self._repo.git.diff("--name-only", "-z", "HEAD").split("\0") if path
+        ]
 
     def read(self, path: str, branch: str) -> str | None:
         """Return a file's text as the branch has it, as HEAD has it while there is no such branch,
@@ -117,12 +137,12 @@ class Checkout:
 
         old = self._tip(branch)
         parent = old or self._head()
-        name, mail, neutral = self._identity()
+        name, mail, neutral = self.identity()
         try:
             tree = self._write_tree(parent, files)
             if parent is not None and tree == parent.tree.hexsha and old is not None:
                 status, commit = "unchanged", old.hexsha
-            elif branch in self._checked_out():
+            elif branch in self.checked_out():
                 status, commit = "checked out", old.hexsha if old else ""
             else:
                 commit = self._commit_tree(tree, parent, message, name, mail)
@@ -168,14 +188,26 @@ class Checkout:
     def _head(self) -> Any:
         return self._repo.head.commit if self._repo.head.is_valid() else None
 
-    def _checked_out(self) -> set[str]:
-        """Return the branches that some worktree of the repository has checked out."""
-        lines = self._repo.git.worktree("list", "--porcelain").splitlines()
-        return {
-            line.removeprefix("branch refs/heads/") for line in lines if line.startswith("branch ")
-        }
+    def worktrees(self) -> dict[str, str]:
+        """Return the folders in which something of the repository is checked out, with the branch;
+        "" for a commit.
+        """
+        found: dict[str, str] = {}
+        folder = ""
+        for line in self._repo.git.worktree("list", "--porcelain").splitlines():
+            name, _, value = line.partition(" ")
+            if name == "worktree":
+                folder = value
+                found[folder] = ""
+            elif name == "branch":
+                found[folder] = value.removeprefix("refs/heads/")
+        return found
 
-    def _identity(self) -> tuple[str, str, bool]:
+    def checked_out(self) -> dict[str, Path]:
+        """Return the branches that some worktree of the repository has checked out, and where."""
+        return {branch: Path(place) for place, branch in self.worktrees().items() if branch}
+
+    def identity(self) -> tuple[str, str, bool]:
         """Return name, mail, and whether they are the neutral ones; what the user set for git comes
         first.
         """

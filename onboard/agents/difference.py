@@ -47,6 +47,21 @@ def repair_task(
     )
 
 
+def as_requested(task: RepairTask, request: str, block: str, text: str, theirs: str) -> RepairTask:
+    """Return a task that asks for a reviewer's change instead of a repair.
+
+    Args:
+        task: as `repair_task` makes it.
+        request: the reviewer's words.
+        block: the class that they are about; "": unknown.
+        text: the model file's.
+        theirs: the modeling code that it has to agree with.
+    """
+    own = class_text(text, block) if block else ""
+    about = {"block": block, "ours": own, "theirs": class_text(theirs, block)} if own else {}
+    return task.model_copy(update={**about, "request": request, "place": ""})
+
+
 def place_of(problem: str) -> str:
     """Return the path of the module or the weight that a message names; "" where it names none."""
     found = (pattern.search(problem) for pattern in _PLACES)

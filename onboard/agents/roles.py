@@ -47,11 +47,13 @@ class RepairTask(Task):
     """The same class of transformers, or of the repository."""
     ops: str
     """The canonical ops: name, arguments, what it computes."""
+    request: str = ""
+    """What a reviewer asks for, in the reviewer's words; "": nothing, the file is wrong."""
 
     @property
     def about(self) -> str:
         """The task in a line."""
-        return f"repair {self.block}: {self.problem}"
+        return f"{'change' if self.request else 'repair'} {self.block}: {self.problem}"
 
 
 class Call(StrictModel):
@@ -104,10 +106,6 @@ class RunTask(Task):
     """A run's texts, and what earlier ones taught."""
 
     model: str
-    config: str
-    """Path of the standalone config that it ran with."""
-    world_size: int
-    """GPUs that it ran on."""
     description: str
     """The state: "first try", "retry after ..."."""
     status: str

@@ -187,6 +187,24 @@ class StatusDocument(Document):
     """By the same names: what agents.json has, without whole files."""
 
 
+class PullRequestDocument(Document):
+    """`onboard pr open`, `update` and `watch`."""
+
+    pull_request: dict[str, Any]
+    """What pull_request.json has: `repository`, `number`, `url`, `head`, `target`, `pushed` commits,
+    what was `handled`, why it has `ended`.
+    """
+
+
+class PullRequestsDocument(Document):
+    """`onboard pr status`."""
+
+    pull_requests: list[dict[str, Any]]
+    """One a model: `model`, `url`, `head`, `target`, `status`, `commit`, `last_activity`, `handled`,
+    `waiting` (each with `who`) and the `watcher`.
+    """
+
+
 class DoctorDocument(Document):
     """`onboard doctor`."""
 
@@ -215,6 +233,10 @@ MODELS: dict[str, type[Document]] = {
     "status": StatusDocument,
     "doctor": DoctorDocument,
     "check": CheckDocument,
+    "pr open": PullRequestDocument,
+    "pr update": PullRequestDocument,
+    "pr watch": PullRequestDocument,
+    "pr status": PullRequestsDocument,
 }
 
 

@@ -18,6 +18,7 @@ from onboard.cli.commands import (
     export,
     model,
     plan,
+    pr,
     registry,
     status,
     sweep,
@@ -49,6 +50,7 @@ app.command("tune")(tune.tune)
 app.command("sweep")(sweep.sweep)
 app.command("export")(export.export)
 app.add_typer(registry.app, name="registry")
+app.add_typer(pr.app, name="pr")
 app.command("check")(check.check)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)

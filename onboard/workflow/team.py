@@ -4,8 +4,7 @@ and the tests, behind the same walls as a model's own code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from onboard.agents.answers import RunAnswer, read_answer
 from onboard.agents.assignment import Assignment
-from onboard.agents.difference import class_text, repair_task
+from onboard.agents.difference import as_requested, class_text, repair_task
 from onboard.agents.patch import diff_of
 from onboard.agents.proposal import ported_block, propose
 from onboard.agents.reference import ops_reference
@@ -36,7 +35,7 @@ from onboard.agents.roles import (
 from onboard.agents.workspace import Verdict, Workspace
 from onboard.analysis.spec import ModelSpec
 from onboard.errors import OnboardError, UntranslatableError
-from onboard.render import code, fenced
+from onboard.render import fenced
 from onboard.vetting.model_text import registered, vet_model_text
 from onboard.workflow.phase import RunContext
 from onboard.workflow.remote import client as remote
@@ -57,8 +56,26 @@ def is_asked(context: RunContext, role: RoleName) -> bool:
     return not isinstance(context.options.agents.of(role), Builtin) and not context.options.dry_run
 
 
+@dataclass(frozen=True)
+class Request:
+    """A change that a reviewer asks for."""
+
+    text: str
+    """In the reviewer's words: data, as any block's source."""
+    path: str = ""
+    line: int = 0
+    """What it is about; "" and 0: it does not say."""
+    block: str = ""
+    """The class that has that line."""
+
+
 def repaired(
-    context: RunContext, text: str, problem: str, *, more: Check = lambda _: ""
+    context: RunContext,
+    text: str,
+    problem: str,
+    *,
+    more: Check = lambda _: "",
+    request: Request | None = None,
 ) -> str | None:
     """Return the model file's text as the repairer has mended it; None where nobody is asked.
 
@@ -67,6 +84,7 @@ def repaired(
         text: the model file's, which is wrong.
         problem: what a proof, a test or the review says.
         more: what has to pass beside the proof.
+        request: the change that is asked for, where the file is right as it is.
 
     Raises:
         OnboardError: no proposal passed within the limits.
@@ -79,13 +97,40 @@ def repaired(
     files = {model: text, SPEC: spec, f"reference/modeling_{context.spec.family}.py": theirs}
     judge = _Judge(context, model, more)
     task = repair_task(context.spec, (model, SPEC), text, theirs, problem)
+    if request is not None:
+        task = as_requested(task, request.text, request.block, text, theirs)
     workspace = Workspace(files, frozenset({model, SPEC}), judge)
-    assignment = assigned(context, REPAIRER, task, workspace)
-    with noted(context, assignment):
-        run = propose(assignment, problem)
+    run = propose(assigned(context, REPAIRER, task, workspace), problem)
+    note(context, run)
     if SPEC in run.files:
         context.files.write(context.artifact(SPEC), run.files[SPEC])
     return judge.texts[_key(run.files)]
+
+
+def requested(
+    context: RunContext, text: str, request: Request, *, more: Check = lambda _: ""
+) -> str | None:
+    """Return the model file's text with the change that a reviewer asks for, as the repairer has made
+    it; None where nobody is asked.
+
+    Args:
+        context: the model's run.
+        text: the model file's.
+        request: what is asked for.
+        more: what has to pass beside the proof.
+
+    Raises:
+        OnboardError: no proposal passed within the limits.
+    """
+    place = f" at {request.path}:{request.line}" if request.path else ""
+    problem = f"a reviewer asks for a change{place}"
+    return repaired(context, text, problem, more=more, request=request)
+
+
+def judged(context: RunContext, text: str, more: Check) -> Verdict:
+    """Return what the allow-list, the proof and `more` say of a text of the model file."""
+    model = f"models/modeling_{context.spec.family}.py"
+    return _Judge(context, model, more)({model: text})
 
 
 def ported(context: RunContext, error: UntranslatableError) -> str | None:
@@ -112,12 +157,12 @@ def ported(context: RunContext, error: UntranslatableError) -> str | None:
     judge = _PortJudge(context)
     files = {f"reference/modeling_{spec.family}.py": theirs}
     assignment = assigned(context, PORTER, task, Workspace(files, judge=judge))
+    answer = ported_block(assignment, error.block)
     run = assignment.open()
     run.before = error.message
-    with noted(context, assignment):
-        answer = ported_block(assignment, error.block)
-        run.diff = diff_of({error.block: source}, {error.block: answer.block.text})
-        assignment.records.save()
+    run.diff = diff_of({error.block: source}, {error.block: answer.block.text})
+    assignment.records.save()
+    note(context, run)
     return judge.text
 
 
@@ -142,8 +187,8 @@ def reviewed(
     items = [ChecklistItem(id=id, title=title) for id, title in checklist.items()]
     task = ReviewTask(model=context.model, model_file=model, test_file=tests, checklist=items)
     assignment = assigned(context, REVIEWER, task, Workspace(files))
-    with noted(context, assignment):
-        found = asked_review(assignment, checklist)
+    found = asked_review(assignment, checklist)
+    note(context, assignment.open())
     return {item.id: item.evidence for item in found if item.verdict == "FAIL"}
 
 
@@ -159,8 +204,6 @@ def judged_text(context: RunContext, run: Mapping[str, Any], log: Path) -> dict[
     end = log.read_text(encoding="utf-8", errors="replace")[-_END_OF_LOG:]
     task = RunTask(
         model=context.model,
-        config=context.read_json("registration.json").get("config", ""),
-        world_size=run.get("settings", {}).get("world_size", 1),
         description=run["description"],
         status=run["status"],
         pairs=pairs,
@@ -168,10 +211,10 @@ def judged_text(context: RunContext, run: Mapping[str, Any], log: Path) -> dict[
         learnt=list(run.get("facts", [])),
     )
     assignment = assigned(context, RUNNER, task, Workspace({}))
-    with noted(context, assignment):
-        answer = assignment.answered(
-            lambda reply: read_answer(reply.text, RunAnswer), lambda found: found.verdict
-        )
+    answer = assignment.answered(
+        lambda reply: read_answer(reply.text, RunAnswer), lambda found: found.verdict
+    )
+    note(context, assignment.open())
     return answer.model_dump()
 
 
@@ -189,21 +232,8 @@ def assigned(context: RunContext, role: Role, task: Task, workspace: Workspace) 
     )
 
 
-@contextmanager
-def noted(context: RunContext, assignment: Assignment) -> Iterator[None]:
-    """Log a role's run once it has ended, well or not."""
-    try:
-        yield
-    finally:
-        note(context, assignment.open())
-
-
 def note(context: RunContext, run: RoleRun) -> None:
-    """Append to the worklog what a role has done, what it took, and the diff with both errors: once,
-    however often a phase that is repeated comes to it again.
-    """
-    if run.status not in ("done", "failed"):
-        return
+    """Append to the worklog what a role has done, what it took, and the diff with both errors."""
     about = "about " if run.estimated else ""
     lines = [
         f"- Asked: {run.about}",
@@ -211,15 +241,9 @@ def note(context: RunContext, run: RoleRun) -> None:
         f"- Transcript: `{run.transcript}`",
         f"- Before: {run.before}",
         f"- After: {run.after}",
-        *(f"- Not taken: {code(why)}" for why in run.refusals),
     ]
     diff = f"\n{fenced(run.diff, 'diff')}" if run.diff else ""
-    context.worklog.append(
-        f"{run.role} ({run.back_end}): {run.status}",
-        "\n".join(lines) + diff,
-        key=f"{run.role} {run.input_hash} {run.status}",
-        **run.document(),
-    )
+    context.worklog.append(f"{run.role} ({run.back_end}): {run.status}", "\n".join(lines) + diff)
 
 
 def modeling_code(context: RunContext) -> str:

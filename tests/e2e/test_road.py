@@ -33,8 +33,6 @@ VARYING = (
     *(
         "state.json",
         "worklog.md",
-        "worklog.jsonl",
-        "agents.json",
         "tests.json",
         "run.json",
         "report.md",

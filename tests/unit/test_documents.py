@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from onboard.cli import main
+from onboard.cli.commands import pr
 from onboard.cli.documents import MODELS, Document, render
 from onboard.cli.result import Result
 from onboard.errors import EXIT_CODES, OnboardError, UsageError
@@ -34,9 +35,9 @@ def document(words: list[str], code: int, capsys: Capture) -> Any:
 
 @pytest.mark.parametrize("command", sorted(MODELS))
 def test_a_wrong_option_is_a_document_too(command: str, capsys: Capture) -> None:
-    found = document([command, "--nonesuch"], 2, capsys)
+    found = document([*command.split(), "--zzz"], 2, capsys)
     assert found["command"] == command
-    assert found["error"]["message"] == "No such option: --nonesuch"
+    assert found["error"]["message"] == "No such option: --zzz"
     assert found["error"]["hint"].endswith("--help")
 
 
@@ -47,7 +48,10 @@ def test_a_model_that_does_not_exist(capsys: Capture) -> None:
 
 def test_every_command_that_has_a_document_is_here() -> None:
     names = {command.name for command in main.app.registered_commands}
-    assert names == set(MODELS)
+    of_groups = {command for command in MODELS if " " in command}
+    assert names == set(MODELS) - of_groups
+    pull_requests = {f"pr {command.name}" for command in pr.app.registered_commands}
+    assert of_groups == pull_requests
 
 
 def test_status_and_doctor(

@@ -55,10 +55,10 @@ class TestPhase(Phase):
         """Write and run the tests; the first that fails, bottom-up, is the error."""
         test_file, text = test_path(context), tests_text(context)
         record, note = _written_and_run(context, test_file, text)
-        if (problem := _first_failed(record)) and _mended(context, text, problem):
+        if (problem := first_failed(record)) and _mended(context, text, problem):
             record, note = _written_and_run(context, test_file, text)
             note = "; ".join(filter(None, (note, team.MENDED)))
-            problem = _first_failed(record)
+            problem = first_failed(record)
         if problem:
             raise OnboardError(problem, hint=f"Repeat: {record['command']}")
         tests = record["tests"]
@@ -66,7 +66,7 @@ class TestPhase(Phase):
             "test_file": str(test_file),
             "tests": str(context.artifact("tests.json").relative_to(context.root)),
         }
-        return PhaseResult(artifacts, "; ".join(filter(None, (_summary(tests), note))))
+        return PhaseResult(artifacts, "; ".join(filter(None, (summary(tests), note))))
 
 
 def _written_and_run(context: RunContext, test_file: Path, text: str) -> tuple[dict[str, Any], str]:
@@ -78,12 +78,12 @@ def _written_and_run(context: RunContext, test_file: Path, text: str) -> tuple[d
         note = _write(context, test_file, text)
         model_file = {"path": path.as_posix(), "sha256": context.files.digest(context.root / path)}
         files = context.digest_of(path.as_posix(), test_file.as_posix())
-        record = _run(context, test_file) | {"model_file": model_file, "files": files}
+        record = run_written(context, test_file) | {"model_file": model_file, "files": files}
     context.write_json("tests.json", record)
     return record, note
 
 
-def _first_failed(record: Mapping[str, Any]) -> str:
+def first_failed(record: Mapping[str, Any]) -> str:
     """Return which test failed first, bottom-up, and how; "" where none did."""
     tests = record["tests"]
     failed = [test for test in tests if test["status"] == "failed"]
@@ -109,7 +109,7 @@ def problem_of(context: RunContext, text: str, *, tests: str) -> str:
     files = _handed(context) if context.spec.repository is not None else {}
     files |= {str(model_path(context)): text, str(test_path(context)): tests}
     run = partial(remote.run_pytest, context, files, ask=remote.in_walls)
-    return _first_failed(
+    return first_failed(
         run_tests(context.root, test_path(context), gpu=False, run=run, scratch=_scratch(context))
     )
 
@@ -145,7 +145,12 @@ def _alone(context: RunContext) -> Iterator[None]:
         yield
 
 
-def _run(context: RunContext, test_file: Path) -> dict[str, Any]:
+def run_written(context: RunContext, test_file: Path) -> dict[str, Any]:
+    """Run the tests as they are under the root; return {command, output, tests}.
+
+    Raises:
+        OnboardError: no test was run.
+    """
     own_code = context.spec.repository is not None
     gpu = context.options.device != "cpu" and not own_code  # that runs without devices
     local = partial(run_pytest, run_module=context.run_module, tell=context.doing)
@@ -252,7 +257,8 @@ def _last_error(output: str) -> str:
     )
 
 
-def _summary(tests: list[dict[str, Any]]) -> str:
+def summary(tests: list[dict[str, Any]]) -> str:
+    """Return one line on tests that passed."""
     errors = [
         test["error"] for test in tests if test["error"] is not None and test["device"] == "cpu"
     ]

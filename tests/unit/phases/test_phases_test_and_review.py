@@ -57,11 +57,11 @@ def test_the_command_of_tests_that_run_a_models_code_has_the_consent(
         {"command": "ONBOARD_SEED=1 python -m pytest t.py", "output": "", "tests": []},
     )
     monkeypatch.setattr(phase, "run_tests", lambda *_, **options: {**record, "gpu": options["gpu"]})
-    assert phase._run(context, TEST)["command"] == record["command"]
+    assert phase.run_written(context, TEST)["command"] == record["command"]
     code = RepositoryCode(classes={}, files={"a.py": "0"}, facts=[], native={})
     llama_spec.model_copy(update={"repository": code}).save(context.artifact("spec.yaml"))
     monkeypatch.setattr(phase, "_handed", lambda _: {})
-    found = phase._run(context, TEST)
+    found = phase.run_written(context, TEST)
     assert (found["command"], found["gpu"]) == (
         f"ONBOARD_TRUST_REMOTE_CODE=1 {record['command']}",
         False,

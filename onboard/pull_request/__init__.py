@@ -1,0 +1,1 @@
+"""A model's pull request on GitHub, from its opening to its end."""

@@ -1,0 +1,244 @@
+"""Watches a pull request: what was said is read, answered once, and at last it ends.
+
+Each thing that somebody said is noted before it is acted on and when it is done with. After a kill
+the next watcher takes up what was begun, and looks for our mark on GitHub before it posts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from onboard.errors import OnboardError
+from onboard.pull_request.cycle import Tell
+from onboard.pull_request.forge.github_api import Pull
+from onboard.pull_request.forge.patience import UnreachableError
+from onboard.pull_request.forge.posts import answered, mark_of, post
+from onboard.pull_request.forge.remarks import Said, may_ask
+from onboard.pull_request.pull_journal import Handled, PullJournal, now
+from onboard.pull_request.pushed_proof import CommitProof
+from onboard.pull_request.watch.hands import Hands
+from onboard.pull_request.watch.speech import first_words, kind_of
+from onboard.render import fenced, inline
+
+MINUTES_5 = 300.0
+QUIET = 7200.0
+"""Seconds without activity after which the user is told."""
+
+
+@dataclass
+class Watch:
+    """One watcher's view of a pull request."""
+
+    pull: Pull
+    work_dir: Path
+    hands: Hands
+    trusted: frozenset[str]
+    """Logins, in lower case, that may ask beside those whom GitHub names."""
+    tell: Tell
+    acting: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Holds the lock under which something is pushed or posted."""
+    quiet: float = QUIET
+    clock: Callable[[], float] = time.monotonic
+    journal: PullJournal = field(init=False)
+    last: float = field(init=False)
+    """When something happened, or the user was told that nothing did."""
+
+    def __post_init__(self) -> None:
+        self.last = self.clock()
+        self._load()
+
+    def until_ended(self, interval: float, sleep: Callable[[float], None] = time.sleep) -> str:
+        """Poll until it has ended; return why.
+
+        A GitHub that cannot be reached is asked again at the next poll.
+        """
+        while True:
+            try:
+                if ended := self.poll():
+                    return ended
+            except UnreachableError as error:
+                self.tell(f"{error.message}: again in {interval:.0f} s")
+            self._tell_if_quiet()
+            sleep(interval)
+
+    def poll(self) -> str:
+        """Handle what is new; return why the pull request has ended, "" while it is open."""
+        with self.acting():
+            self._load()  # another command may have pushed since
+            return self._poll()
+
+    def _load(self) -> None:
+        journal = PullJournal.load(self.work_dir)
+        assert journal is not None, "a watcher begins with a journal"
+        self.journal = journal
+
+    def _save(self) -> None:
+        self.journal.save(self.work_dir)
+
+    def _poll(self) -> str:
+        self.pull.refresh()
+        everything = self.pull.said()
+        done = self._done(everything)
+        for said in everything:
+            if not self.pull.is_ours(said) and said.key not in done:
+                self._handle(said)
+        return self._end(self._ended(everything))
+
+    def _done(self, everything: list[Said]) -> set[str]:
+        """Return what was dealt with: as the journal says, or as our posts say that are there."""
+        ours = [mark_of(said.body) for said in everything if self.pull.is_ours(said)]
+        found = answered(ours)
+        for key in found & self.journal.handled.keys():
+            self._finish(key, self.journal.handled[key].outcome)
+        finished = {key for key, item in self.journal.handled.items() if item.status == "done"}
+        return found | finished
+
+    def _handle(self, said: Said) -> None:
+        item = self._begin(said)
+        match item.kind:
+            case "question":
+                self._answer(said, item)
+            case "change request":
+                self._change(said, item)
+            case "untrusted":
+                self._finish(said.key, "not acted on: its author is not on the list")
+            case "noise" if said.body.strip():
+                self._finish(said.key, "nothing that could be acted on was read")
+            case _:
+                self._finish(said.key, "noted")
+
+    def _begin(self, said: Said) -> Handled:
+        """Note what is to be handled before anything is done for it."""
+        known = self.journal.handled.get(said.key)
+        if known is not None:
+            self.tell(f"takes up {known.kind} of {known.author}: {known.about}")
+            return known
+        kind = kind_of(said) if may_ask(said, self.trusted) else "untrusted"
+        about = first_words(said.body or said.verdict)
+        item = Handled(kind=kind, author=said.author, about=about, url=said.url)
+        self.journal.handled[said.key] = item
+        self.journal.last_activity = now()
+        self.last = self.clock()
+        self._save()
+        self.tell(f"{kind} of {said.author}: {about}")
+        return item
+
+    def _finish(self, key: str, outcome: str, waits_for: str = "") -> None:
+        item = self.journal.handled[key]
+        if item.status == "done":
+            return
+        item.status, item.outcome = "done", outcome
+        item.waits_for = "you" if waits_for == "you" else ""
+        self._save()
+        if item.waits_for:
+            self.tell(f"waits for you: {item.kind} of {item.author}, {outcome} ({item.url})")
+
+    def _answer(self, said: Said, item: Handled) -> None:
+        found = self.hands.answer(said)
+        text = (
+            found or "What was found and measured says nothing of this. The author has been told."
+        )
+        self._reply(said, text)
+        if found:
+            self._finish(said.key, "answered from the evidence")
+        else:
+            self._finish(said.key, "the evidence has no answer", "you")
+
+    def _change(self, said: Said, item: Handled) -> None:
+        try:
+            if item.change is None:
+                item.change = self.hands.propose(said)
+                self._save()
+            self.hands.commit(item.change)
+        except UnreachableError:
+            raise
+        except OnboardError as error:
+            self._reply(
+                said,
+                f"This change was not made: {inline(error.message)}. The author has been told.",
+            )
+            self._finish(said.key, f"not made: {error.message}", "you")
+            return
+        about = f"A change that {said.author} asks for: {said.url}"
+        proof = self.hands.push(self.pull, self.journal, about)
+        self._reply(said, changed_text(item, proof))
+        self._finish(said.key, f"changed in {proof.commit[:12]}", "" if proof.passed else "you")
+
+    def _reply(self, said: Said, text: str) -> None:
+        """Answer where it was said: in the thread of lines, or below."""
+        head = "" if said.place == "inline" else f"On {said.url}:\n\n"
+        posts = post(f"{head}{text}", f"answers {said.key}")
+        self.pull.put(posts, said.thread if said.place == "inline" else 0)
+
+    def _ended(self, everything: list[Said]) -> str:
+        if self.pull.ended:
+            return self.pull.ended
+        kinds = self.journal.handled
+        for said in everything:
+            is_end = said.key in kinds and kinds[said.key].kind == "end"
+            if is_end and self._is_latest(said, everything):
+                return f"{said.author} says that no more changes are wanted"
+        if self._objects(everything):
+            return ""
+        return self._approved(everything)
+
+    def _objects(self, everything: list[Said]) -> bool:
+        """Whether the latest verdict of somebody who may ask is that changes are needed."""
+        return "CHANGES_REQUESTED" in self._verdicts(everything).values()
+
+    def _verdicts(self, everything: list[Said]) -> dict[str, str]:
+        decided = ("APPROVED", "CHANGES_REQUESTED", "DISMISSED")
+        return {
+            said.author: said.verdict
+            for said in everything
+            if said.verdict in decided and may_ask(said, self.trusted)
+        }
+
+    def _approved(self, everything: list[Said]) -> str:
+        """Return who has approved what is there now; "" where nobody has."""
+        latest = self._verdicts(everything)
+        for said in everything:
+            item = self.journal.handled.get(said.key)
+            if item is None or not may_ask(said, self.trusted):
+                continue
+            if said.verdict == "APPROVED" and latest[said.author] == "APPROVED":
+                if said.commit == self.journal.pushed[-1]:
+                    return f"approved by {said.author}"
+            elif not said.verdict and item.kind == "approval" and self._is_latest(said, everything):
+                return f"approved by {said.author}"
+        return ""
+
+    def _is_latest(self, said: Said, everything: list[Said]) -> bool:
+        """Whether nothing was asked after something was said."""
+        later = everything[everything.index(said) + 1 :]
+        kinds = (self.journal.handled.get(each.key) for each in later)
+        return not any(item and item.kind in ("question", "change request") for item in kinds)
+
+    def _end(self, ended: str) -> str:
+        if ended and self.journal.ended != ended:
+            self.journal.ended = ended
+            self._save()
+        return ended
+
+    def _tell_if_quiet(self) -> None:
+        if self.clock() - self.last >= self.quiet:
+            hours = (self.clock() - self.last) / 3600
+            self.last = self.clock()
+            self.tell(
+                f"{hours:.1f} h without activity on {self.pull.url}; still watching, Ctrl-C ends it"
+            )
+
+
+def changed_text(item: Handled, proof: CommitProof) -> str:
+    """Return the answer to a change request that was carried out."""
+    assert item.change is not None
+    state = "passed" if proof.passed else "FAILED"
+    return (
+        f"Changed in {proof.commit}.\n\n{fenced(item.change.diff, 'diff')}\n\n"
+        f"- Before: {inline(item.change.before)}\n- After: {inline(item.change.after)}\n"
+        f"- On the pushed commit: {state}; {inline(proof.summary)} (logs above)"
+    )
