@@ -74,6 +74,14 @@ class NotFiniteError(OnboardError):
     """The model computed logits that are NaN or infinite."""
 
 
+class TooLongError(OnboardError):
+    """Texts of a limit's length are more than the model's code is right for: `longest` tokens."""
+
+    def __init__(self, message: str, *, hint: str = "", longest: int) -> None:
+        super().__init__(message, hint=hint)
+        self.longest = longest
+
+
 class NoCachedFormError(OnboardError):
     """Something in the model carries state from token to token and has no cached form yet: it can
     only prefill.

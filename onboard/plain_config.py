@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers import PretrainedConfig
+from transformers import modeling_rope_utils as rope_utils
 
 _ELSEWHERE = ("rope_type", "rope_theta", "partial_rotary_factor")
 """What `rope_parameters` has beside a kind's own fields."""
@@ -117,3 +119,25 @@ def add_old_defaults(config_class: Any) -> None:
 
 
 add_old_defaults(PlainConfig)
+
+
+def default_rope(
+    config: PretrainedConfig, device: Any = None, **_: Any
+) -> tuple[torch.Tensor, float]:
+    """Return plain RoPE's inverse frequencies [rotary_dim / 2] and its factor (Su et al. 2021,
+    RoFormer).
+    """
+    own: Any = config
+    given = getattr(own, "rope_parameters", None) or {}
+    head_dim = getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads
+    part = given.get("partial_rotary_factor") or getattr(own, "partial_rotary_factor", None)
+    size = int(head_dim * (part or 1.0))
+    exponents = (
+        torch.arange(0, size, 2, dtype=torch.int64).to(device=device, dtype=torch.float) / size
+    )
+    theta = getattr(own, "rope_theta", None) or given["rope_theta"]
+    return 1.0 / theta**exponents, 1.0
+
+
+ROPE_INIT_FUNCTIONS = {"default": default_rope, **rope_utils.ROPE_INIT_FUNCTIONS}
+"""Kind of RoPE -> its frequencies, with the plain kind, which code of transformers 4 looks up, too."""

@@ -40,7 +40,6 @@ _PROMPTS, _TOKENS = (1, 9, 40, 110), 132
 _SAME = 1e-4
 """Largest error of a text's log-probabilities, relative."""
 _SECONDS = 900
-_NEIGHBOUR = re.compile(r"^from ((?:configuration|modeling|utils_quant|quantizer)\w*) import", re.M)
 
 
 def table() -> dict[str, dict[str, Any]]:
@@ -60,13 +59,19 @@ def fill(clones: Path, out: Path, *names: str) -> None:
 def _fill_one(clones: Path, folder: Path, entry: dict[str, Any]) -> None:
     clone = clones / entry["repository"].replace("/", "+")
     git_folder = clone / "repo" if (clone / "repo").is_dir() else clone
+    renamed = entry.get("rename", {})
+    modules = {
+        Path(file).stem: Path(renamed.get(file, file)).stem
+        for file in entry["files"]
+        if file.endswith(".py")
+    }
     for file in entry["files"]:
         path = f"{entry['path']}/{file}" if "path" in entry else file
         command = ["git", "-C", str(git_folder), "show", f"{entry['commit']}:{path}"]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        target = folder / entry.get("rename", {}).get(file, file)
+        target = folder / renamed.get(file, file)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(_NEIGHBOUR.sub(r"from .\1 import", text), encoding="utf-8")
+        target.write_text(_with_neighbours(text, modules), encoding="utf-8")
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     config.pop("quantization_config", None)
@@ -75,6 +80,14 @@ def _fill_one(clones: Path, folder: Path, entry: dict[str, Any]) -> None:
         if config.get(name) is not None and config[name] > _WORDS:
             config[name] = token
     path.write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def _with_neighbours(text: str, modules: dict[str, str]) -> str:
+    """Import modules of the same folder, by their new names, as code on the Hub does."""
+    for old, new in modules.items():
+        here = rf"^from (?!transformers\b)\.?(?:\w+\.)*{old} import"
+        text = re.sub(here, f"from .{new} import", text, flags=re.M)
+    return text
 
 
 def weights(out: Path, *names: str) -> None:
@@ -127,9 +140,10 @@ def judge(out: Path, name: str, logits: Path) -> None:
     print("not in the file:", missing)
     model.tie_weights()
     ids = load_file(str(logits))["ids"]
-    with torch.no_grad():
-        values = model.float().eval()(input_ids=ids, use_cache=False).logits
-    save_file({"ids": ids, "logits": values.float().contiguous()}, str(logits))
+    model = model.float().eval()
+    with torch.no_grad():  # text by text: some code takes several only with their mask
+        texts = [model(input_ids=text[None], use_cache=False).logits.float() for text in ids]
+    save_file({"ids": ids, "logits": torch.cat(texts).contiguous()}, str(logits))
 
 
 def check(out: Path, *names: str) -> None:
@@ -245,6 +259,8 @@ def _own_model(folder: Path) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
+    if not torch.cuda.is_available():  # some constructors put tables there
+        torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[method-assign]
     config = AutoConfig.from_pretrained(str(folder), trust_remote_code=True)
     config.torch_dtype = torch.float32
     model = AutoModelForCausalLM.from_config(config, trust_remote_code=True)

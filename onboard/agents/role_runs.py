@@ -59,7 +59,15 @@ class RoleRun(StrictModel):
     answer: dict[str, Any] | None = None
     """The answer of a role that changes no file."""
     transcript: str = ""
-    """The transcript's name in the work folder."""
+    """The transcript's name in the work folder; "" where nobody was asked."""
+    world_size: int | None = None
+    """GPUs that the runner's model runs on."""
+    gpus: list[str] = Field(default_factory=list)
+    """Which they are; none on a CPU."""
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON-able data for showing, without the texts of whole files."""
+        return self.model_dump(mode="json", exclude={"files"}, warnings=False)
 
 
 @dataclass

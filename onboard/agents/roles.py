@@ -106,6 +106,10 @@ class RunTask(Task):
     """A run's texts, and what earlier ones taught."""
 
     model: str
+    config: str
+    """Path of the standalone config that it ran with."""
+    world_size: int
+    """GPUs that it ran on."""
     description: str
     """The state: "first try", "retry after ..."."""
     status: str

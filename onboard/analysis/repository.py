@@ -91,7 +91,7 @@ def _classes(folder: Path, survey: CodeSurvey, facts: list[str]) -> tuple[Any, A
     while True:
         make_package(folder)
         try:
-            with importing():
+            with importing(), interfaces.without_registering():
                 config_class = _load(survey.classes["AutoConfig"])
                 model_class = _load(reference)
             break

@@ -121,6 +121,7 @@ class _Writer:
 
     def __init__(self, config_class: type[PretrainedConfig]) -> None:
         self.config_class = config_class
+        self.unread = _unread_fields(config_class)
 
     def constructor(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """Return the constructor without annotations, checks and messages."""
@@ -175,12 +176,16 @@ class _Writer:
                 return []
             case ast.Expr(value=ast.Call() as called):
                 return self._call_statement(node, called)
+            case ast.Assign(targets=[target]) if ast.unparse(target) in self.unread:
+                return []
             case ast.Assign(targets=targets, value=value):
                 self._check(value, *targets)
                 return [node]
             case ast.AnnAssign(target=target, value=ast.expr() as value):
                 self._check(value, target)
                 return [ast.Assign([target], value)]
+            case ast.Try(body=body, orelse=[], finalbody=[]) if not self._block(body):
+                return [kept for item in node.handlers for kept in self._block(item.body)]
             case ast.If(test=test, body=body, orelse=orelse):
                 return self._if(test, self._block(body), self._block(orelse))
         raise self._refuse(node)
@@ -232,6 +237,21 @@ class _Writer:
         return _refusal(
             self.config_class, f"line {getattr(node, 'lineno', 0)}: {ast.unparse(node)[:60]!r}"
         )
+
+
+def _unread_fields(config_class: type) -> set[str]:
+    """Return the private fields, as `self._field`, that a class sets and does not read: they tell
+    transformers something.
+    """
+    fields = [
+        node
+        for node in ast.walk(class_node(config_class))
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and ast.unparse(node.value) == "self"
+    ]
+    read = {node.attr for node in fields if isinstance(node.ctx, ast.Load)}
+    return {ast.unparse(node) for node in fields if node.attr not in read}
 
 
 def _is_text(node: ast.stmt) -> bool:

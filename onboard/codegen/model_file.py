@@ -46,6 +46,7 @@ from onboard.render import render
 
 TEMPLATE_VERSION = 1
 
+_ROPES = "ROPE_INIT_FUNCTIONS"
 _FIXED_IMPORTS = {
     "torch": "import torch",
     "nn": "from torch import nn",
@@ -305,9 +306,10 @@ def _imports(
             for cls in config_classes(translator)
             if _mentions(blocks, cls.__name__)
         )
-    if any("ROPE_INIT_FUNCTIONS" in block for block in blocks):
-        lines.add("from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS")
-    for name in sorted(names & translator.globals.keys() - own - _FIXED_IMPORTS.keys()):
+    if any(_ROPES in block for block in blocks):
+        place = "onboard.plain_config" if spec.repository else "transformers.modeling_rope_utils"
+        lines.add(f"from {place} import {_ROPES}")
+    for name in sorted(names & translator.globals.keys() - own - _FIXED_IMPORTS.keys() - {_ROPES}):
         lines.add(_import_line(name, *translator.globals[name]))
     lines.update(_FIXED_IMPORTS[name] for name in names & _FIXED_IMPORTS.keys())
     return sorted(lines)

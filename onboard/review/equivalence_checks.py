@@ -46,7 +46,7 @@ OWNED = {
     "E13": ("test_layer",),
     "E14": ("test_model",),
     "E15": ("test_export",),
-    "E17": ("test_cached_decode", "continued", "cache_config", "prompt_lengths"),
+    "E17": ("test_cached_decode", "save_config", "continued", "cache_config", "prompt_lengths"),
 }
 """Names of the suite that a test file may not bind, by the item that speaks of them."""
 

@@ -6,6 +6,7 @@ The reviewer reads this file, too (`onboard/review/equivalence_checks.py`), and 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,6 +184,7 @@ class EquivalenceSuite:
     def test_cached_decode(self, pair: Pair, tmp_path: Path, cache: str) -> None:
         """Through the cached graph each new token has the whole text's logits."""
         pair.expected.save_pretrained(tmp_path)
+        self.save_config(pair.expected, tmp_path)
         root, config = self.model_file.parents[1], self.cache_config(cache)
         llm = LLM(tmp_path, root=root, device=pair.device, dtype=pair.dtype, config=config)
         for prompt, tokens, logprobs in self.continued(llm):
@@ -191,6 +193,12 @@ class EquivalenceSuite:
             expected = self.codebooks.log_softmax(logits[0, len(prompt) - 1 : -1].float())
             actual = all_logprobs(logprobs)
             pair.assert_close(actual, expected, "model", f"decode after {len(prompt)} tokens")
+
+    def save_config(self, model: Any, folder: Path) -> None:
+        """Write the config as it was before the model's constructor, which may change its own."""
+        config = copy.deepcopy(self.config)
+        config.architectures = model.config.architectures
+        config.save_pretrained(folder)
 
     def continued(self, llm: LLM) -> Continued:
         """Have ragged prompts go on, in chunks, some of them preempted."""

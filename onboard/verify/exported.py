@@ -67,7 +67,7 @@ def _check_guards(graph: fx.GraphModule, model: nn.Module, small: int, spec: Mod
     """
     full = positions(load_config(spec.config))
     for broken in broken_guards(graph, full, shortest=1):
-        is_end = broken.code.startswith("assert ") or (broken.length == small + 1 and small != full)
+        is_end = broken.is_asserted or (broken.length == small + 1 and small != full)
         is_tried = broken.length * broken.batch <= _TRIED
         inputs = (
             from_zero(prompt(0, length=broken.length, batch=broken.batch)) if is_tried else None

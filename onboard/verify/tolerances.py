@@ -14,6 +14,9 @@ SAME_FORMULA = 1e-6
 """A block without sums that may be split, against the candidate that it is compared with."""
 SAME_MIXTURE = 2e-6
 """A mixture of experts, whose few terms are added up in another order."""
+NOT_CHANGED = 1e-6
+"""A text's logits where later tokens are others, in a batch of one shape: no sum of theirs has
+other terms. What looks ahead through an average of many tokens changes them by 1e-5."""
 SAME_ELEMENT = 1e-4
 """The largest element, relative to the logits' rmse, where one model is run twice on texts of other
 lengths.

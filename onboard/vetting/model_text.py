@@ -340,7 +340,6 @@ def library_names() -> frozenset[str]:
     ]
     types = [type(item) for item in objects]
     names = {name for item in [*functions, *objects, *types] for name in dir(item)}
-    op: Any = (
-        torch.ops.aten.add
-    )  # canonical ops have no overloads as this one has, `out` among them
-    return frozenset(names | set(dir(op)) - set(op.overloads()))
+    op: Any = torch.ops.aten.add
+    overloads = set(op.overloads())  # `out` and others, which canonical ops do not have
+    return frozenset(names | set(dir(op)) - overloads)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from onboard.errors import exit_code
+from onboard.errors import OnboardError, exit_code
 
 PhaseStatus = Literal["done", "skipped", "planned", "failed", "interrupted"]
 
@@ -22,6 +23,24 @@ class PhaseOutcome:
     error: str = ""
     artifacts: dict[str, str] = field(default_factory=dict)
     exception: BaseException | None = None
+
+    def story(self) -> str:
+        """Return the worklog's text about the phase, with the traceback of a defect."""
+        lines = [
+            self.summary,
+            self.error,
+            *(f"- {name}: {path}" for name, path in self.artifacts.items()),
+        ]
+        if self.exception is not None and not isinstance(self.exception, OnboardError):
+            lines += ["```", *traceback.format_exception(self.exception), "```"]
+        return "\n".join(line for line in lines if line)
+
+    def document(self) -> dict[str, Any]:
+        """Return the phase as JSON-able data for the worklog."""
+        seconds = round(self.seconds, 3)
+        return {"phase": self.name, "status": self.status, "seconds": seconds} | {
+            "artifacts": self.artifacts
+        }
 
 
 @dataclass

@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -409,9 +408,8 @@ class _Run:
             self.context.files.write(self.context.artifact(STATE_FILE), self.state.text())
 
     def _log(self, outcome: PhaseOutcome) -> None:
-        self.context.worklog.append(
-            f"{outcome.name}: {outcome.status} in {outcome.seconds:.1f} s", _story(outcome)
-        )
+        title = f"{outcome.name}: {outcome.status} in {outcome.seconds:.1f} s"
+        self.context.worklog.append(title, outcome.story(), **outcome.document())
 
 
 def _fresh_state(context: RunContext) -> RunState:
@@ -436,15 +434,3 @@ def _load_state(context: RunContext) -> RunState:
 def _skipped(phase: Phase, record: PhaseRecord, why: str) -> PhaseOutcome:
     artifacts = {name: artifact.path for name, artifact in record.artifacts.items()}
     return PhaseOutcome(phase.name, "skipped", summary=why, artifacts=artifacts)
-
-
-def _story(outcome: PhaseOutcome) -> str:
-    """Return the worklog's text about a phase, with the traceback of a defect."""
-    lines = [
-        outcome.summary,
-        outcome.error,
-        *(f"- {name}: {path}" for name, path in outcome.artifacts.items()),
-    ]
-    if outcome.exception is not None and not isinstance(outcome.exception, OnboardError):
-        lines += ["```", *traceback.format_exception(outcome.exception), "```"]
-    return "\n".join(line for line in lines if line)

@@ -4,7 +4,8 @@ and the tests, behind the same walls as a model's own code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,7 +36,7 @@ from onboard.agents.roles import (
 from onboard.agents.workspace import Verdict, Workspace
 from onboard.analysis.spec import ModelSpec
 from onboard.errors import OnboardError, UntranslatableError
-from onboard.render import fenced
+from onboard.render import code, fenced
 from onboard.vetting.model_text import registered, vet_model_text
 from onboard.workflow.phase import RunContext
 from onboard.workflow.remote import client as remote
@@ -100,8 +101,9 @@ def repaired(
     if request is not None:
         task = as_requested(task, request.text, request.block, text, theirs)
     workspace = Workspace(files, frozenset({model, SPEC}), judge)
-    run = propose(assigned(context, REPAIRER, task, workspace), problem)
-    note(context, run)
+    assignment = assigned(context, REPAIRER, task, workspace)
+    with noted(context, assignment):
+        run = propose(assignment, problem)
     if SPEC in run.files:
         context.files.write(context.artifact(SPEC), run.files[SPEC])
     return judge.texts[_key(run.files)]
@@ -157,12 +159,12 @@ def ported(context: RunContext, error: UntranslatableError) -> str | None:
     judge = _PortJudge(context)
     files = {f"reference/modeling_{spec.family}.py": theirs}
     assignment = assigned(context, PORTER, task, Workspace(files, judge=judge))
-    answer = ported_block(assignment, error.block)
     run = assignment.open()
     run.before = error.message
-    run.diff = diff_of({error.block: source}, {error.block: answer.block.text})
-    assignment.records.save()
-    note(context, run)
+    with noted(context, assignment):
+        answer = ported_block(assignment, error.block)
+        run.diff = diff_of({error.block: source}, {error.block: answer.block.text})
+        assignment.records.save()
     return judge.text
 
 
@@ -187,8 +189,8 @@ def reviewed(
     items = [ChecklistItem(id=id, title=title) for id, title in checklist.items()]
     task = ReviewTask(model=context.model, model_file=model, test_file=tests, checklist=items)
     assignment = assigned(context, REVIEWER, task, Workspace(files))
-    found = asked_review(assignment, checklist)
-    note(context, assignment.open())
+    with noted(context, assignment):
+        found = asked_review(assignment, checklist)
     return {item.id: item.evidence for item in found if item.verdict == "FAIL"}
 
 
@@ -204,6 +206,8 @@ def judged_text(context: RunContext, run: Mapping[str, Any], log: Path) -> dict[
     end = log.read_text(encoding="utf-8", errors="replace")[-_END_OF_LOG:]
     task = RunTask(
         model=context.model,
+        config=context.read_json("registration.json").get("config", ""),
+        world_size=run.get("settings", {}).get("world_size", 1),
         description=run["description"],
         status=run["status"],
         pairs=pairs,
@@ -211,10 +215,10 @@ def judged_text(context: RunContext, run: Mapping[str, Any], log: Path) -> dict[
         learnt=list(run.get("facts", [])),
     )
     assignment = assigned(context, RUNNER, task, Workspace({}))
-    answer = assignment.answered(
-        lambda reply: read_answer(reply.text, RunAnswer), lambda found: found.verdict
-    )
-    note(context, assignment.open())
+    with noted(context, assignment):
+        answer = assignment.answered(
+            lambda reply: read_answer(reply.text, RunAnswer), lambda found: found.verdict
+        )
     return answer.model_dump()
 
 
@@ -232,8 +236,21 @@ def assigned(context: RunContext, role: Role, task: Task, workspace: Workspace) 
     )
 
 
+@contextmanager
+def noted(context: RunContext, assignment: Assignment) -> Iterator[None]:
+    """Log a role's run once it has ended, well or not."""
+    try:
+        yield
+    finally:
+        note(context, assignment.open())
+
+
 def note(context: RunContext, run: RoleRun) -> None:
-    """Append to the worklog what a role has done, what it took, and the diff with both errors."""
+    """Append to the worklog what a role has done, what it took, and the diff with both errors: once,
+    however often a phase that is repeated comes to it again.
+    """
+    if run.status not in ("done", "failed"):
+        return
     about = "about " if run.estimated else ""
     lines = [
         f"- Asked: {run.about}",
@@ -241,9 +258,15 @@ def note(context: RunContext, run: RoleRun) -> None:
         f"- Transcript: `{run.transcript}`",
         f"- Before: {run.before}",
         f"- After: {run.after}",
+        *(f"- Not taken: {code(why)}" for why in run.refusals),
     ]
     diff = f"\n{fenced(run.diff, 'diff')}" if run.diff else ""
-    context.worklog.append(f"{run.role} ({run.back_end}): {run.status}", "\n".join(lines) + diff)
+    context.worklog.append(
+        f"{run.role} ({run.back_end}): {run.status}",
+        "\n".join(lines) + diff,
+        key=f"{run.role} {run.input_hash} {run.status}",
+        **run.document(),
+    )
 
 
 def modeling_code(context: RunContext) -> str:

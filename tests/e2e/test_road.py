@@ -33,6 +33,8 @@ VARYING = (
     *(
         "state.json",
         "worklog.md",
+        "worklog.jsonl",
+        "agents.json",
         "tests.json",
         "run.json",
         "report.md",

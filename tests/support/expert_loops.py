@@ -170,3 +170,18 @@ class Squared(Mixture):
             tokens = mask.any(dim=-1).nonzero().flatten()
             y.index_add_(0, tokens, expert(flat[tokens]) * weights[mask].view(-1, 1) ** 2)
         return y.view(x.shape)
+
+
+class Dispatched(Mixture):
+    """A place in each expert's buffer for every token, and masks of these places."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.view(-1, x.shape[-1])
+        gates = self.gate(flat).softmax(dim=-1)
+        chosen = F.one_hot(gates.argmax(dim=-1), len(self.experts))
+        places = F.one_hot(((chosen.cumsum(0) - 1) * chosen).sum(-1), len(flat)).float()
+        weights = torch.einsum("se,sc->sec", gates * chosen, places)
+        mask = weights.bool()
+        buffers = torch.einsum("sec,sm->ecm", mask.to(x.dtype), flat)
+        outs = torch.stack([expert(buffers[i]) for i, expert in enumerate(self.experts)])
+        return torch.einsum("sec,ecm->sm", weights, outs).view(x.shape)

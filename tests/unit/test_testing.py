@@ -27,6 +27,7 @@ from onboard.testing import (
     record_calls,
     rmse_ratio,
 )
+from onboard.testing.suite import EquivalenceSuite
 from onboard.workflow.processes.pytest_run import run_pytest
 from tests.support.warm import Warm
 
@@ -40,6 +41,24 @@ CONFIG = LlamaConfig(
     head_dim=8,
     max_position_embeddings=64,
 )
+
+
+def test_what_a_constructor_makes_of_its_config_is_not_what_a_checkpoint_has(
+    tmp_path: Path,
+) -> None:
+    class Changing(LlamaForCausalLM):
+        def __init__(self, config: LlamaConfig) -> None:
+            super().__init__(config)
+            config.rms_norm_eps = 0.5
+
+    class Suite(EquivalenceSuite):
+        config = CONFIG
+
+    model = hf_causal_lm(Changing, CONFIG, seed=0)
+    model.save_pretrained(tmp_path)  # type: ignore[operator]
+    Suite().save_config(model, tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert (saved["rms_norm_eps"], saved["architectures"]) == (CONFIG.rms_norm_eps, ["Changing"])
 
 
 def test_rmse_ratio_is_relative_to_the_expected_value() -> None:

@@ -11,7 +11,7 @@ from onboard.analysis.tiny.tiny_model import from_zero, prompt, vocabulary
 from onboard.errors import NotCausalError, OnboardError
 from onboard.hf.codebooks import codebooks_of
 from onboard.verify.error import rmse_ratio
-from onboard.verify.tolerances import SAME
+from onboard.verify.tolerances import NOT_CHANGED, SAME
 
 _OTHER = 7
 """How far another token lies from the one whose place it takes."""
@@ -23,7 +23,7 @@ def check_causality(model: nn.Module) -> None:
         not (
             change := change_by_later(model, from_zero(prompt(0, seed=1, tokens=vocabulary(model))))
         )
-        <= SAME
+        <= NOT_CHANGED
     ):
         name = type(model).__name__
         raise NotCausalError(

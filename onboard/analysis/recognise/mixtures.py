@@ -221,7 +221,7 @@ def _fit(
     form: dict[str, Any],
 ) -> tuple[dict[str, Any], str] | None:
     """Return the parameters of a region that is a mixture, and how well it fits."""
-    roles, result = _roles(region, variables), _result(region)
+    roles, result = _roles(region, variables, len(experts)), _result(region)
     if roles is None or result is None:
         return None
     function = _function(module, region, variables, result)
@@ -254,9 +254,9 @@ def _fit(
     return parameters, f"probe: torch_moe fits {region.method} with rmse ratio {worst(errors):.1e}"
 
 
-def _roles(region: Region, variables: dict[str, Any]) -> _Roles | None:
+def _roles(region: Region, variables: dict[str, Any], experts: int) -> _Roles | None:
     """Return the roles of the tensors that a region reads; None where these are others than
-    three.
+    three, or a token had more choices than there are experts.
     """
     names = [
         name
@@ -269,7 +269,8 @@ def _roles(region: Region, variables: dict[str, Any]) -> _Roles | None:
     sizes = {name: variables[name].numel() for name in names}
     floats = sorted(set(names) - set(chosen), key=lambda name: sizes[name] == sizes[chosen[0]])
     x, weights = floats
-    fits = sizes[weights] == sizes[chosen[0]] and sizes[chosen[0]] % _tokens(variables[x]) == 0
+    choices, rest = divmod(sizes[chosen[0]], _tokens(variables[x]))
+    fits = sizes[weights] == sizes[chosen[0]] and rest == 0 and choices <= experts
     return _Roles(x, chosen[0], weights) if fits else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,7 +28,8 @@ def status(
     states = load_states(root)
     if as_json:
         models = {name: state.model_dump(mode="json") for name, state in states.items()}
-        runs = {name: _plain(found) for name, found in load_agents(root, states).items()}
+        found = load_agents(root, states)
+        runs = {name: [run.document() for run in each] for name, each in found.items()}
         return Result({"root": str(root.resolve()), "models": models, "agents": runs})
     if states:
         _print_table(states)
@@ -77,15 +78,12 @@ def _at_rest(run: RoleRun) -> RoleRun:
     return run.model_copy(update=stopped if run.status == "running" else {})
 
 
-def _plain(runs: list[RoleRun]) -> list[dict[str, Any]]:
-    """Return runs as JSON-able data, without the texts of whole files."""
-    return [run.model_dump(mode="json", exclude={"files"}, warnings=False) for run in runs]
-
-
 def _print_agents(models: dict[str, list[RoleRun]]) -> None:
-    """Print who plays which role of each model, and what it waits for."""
+    """Print who plays which role of each model, and what it waits for; the rules, while they do."""
     for name, runs in models.items():
         for run in runs:
+            if run.back_end == "builtin" and run.status != "running":
+                continue
             stand = f"waits for {run.waits_for}" if run.waits_for else run.status
             print(shown(f"{name}: {run.role} ({run.back_end}) {stand}: {run.about}"))
 

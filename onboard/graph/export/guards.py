@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sympy import Basic, Expr, Integer, Symbol  # type: ignore[import-untyped]
 from torch import SymInt, fx
 
-from onboard.errors import OnboardError
+from onboard.errors import OnboardError, TooLongError
 from onboard.graph.fx import fake_mode, placeholders
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 MOST_ROWS = 4096
 """No batch is larger than this."""
 _WORTH_SERVING = 512
-"""A graph that is right for no more tokens is refused, unless that is what was asked for."""
+"""A graph that is right for no more tokens is refused, unless that is what was asked for, or what
+the model file asserts.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class BrokenGuard:
     code: str
     """The line that decides; empty when that is not the model's."""
 
+    @property
+    def is_asserted(self) -> bool:
+        """Whether the code takes no other sizes at all, and says so."""
+        return self.code.startswith("assert ")
+
     def __str__(self) -> str:
         code = f" (`{self.code}`)" if self.code else ""
         return f"unless {self.condition}{code}: at a batch of {self.batch} and a length of {self.length}"
@@ -44,17 +51,16 @@ class BrokenGuard:
 
 def refuse_broken_guard(gm: fx.GraphModule, name: str, longest: int, option: str) -> None:
     """Raise `OnboardError` when there is a broken guard; `option` is the name of what limits
-    lengths to `longest`.
+    lengths to `longest`. A `TooLongError` says up to which length there is none.
     """
     broken = broken_guard(gm, longest)
     if broken is None:
         return
-    fits = broken_guard(gm, broken.length - 1) is None
-    lower = f"Lower {option} below {broken.length}" if fits else "No graph can follow that"
-    raise OnboardError(
-        f"the code of {name} takes another path {broken}",
-        hint=f"{lower}, or try --mode transformers, which has none",
-    )
+    said, other = f"the code of {name} takes another path {broken}", "or try --mode transformers"
+    if broken_guard(gm, broken.length - 1) is None:
+        hint = f"Lower {option} below {broken.length}, {other}, which has none"
+        raise TooLongError(said, hint=hint, longest=broken.length - 1)
+    raise OnboardError(said, hint=f"No graph can follow that, {other}, which has none")
 
 
 def fit_or_refuse(
@@ -67,13 +73,18 @@ def fit_or_refuse(
     """
     limit = getattr(context.runtime, option)
     broken = broken_guard(gm, limit - unread)
-    may_be_less = option in context.chosen and broken is not None and broken.length > _WORTH_SERVING
-    if broken is not None and may_be_less and broken_guard(gm, broken.length - 1) is None:
+    if broken is not None and _may_be_lowered(gm, broken) and option in context.chosen:
         context.lower(
             option, broken.length - 1 + unread, f"the code of {name} takes another path {broken}"
         )
     else:
         refuse_broken_guard(gm, name, limit - unread, option)
+
+
+def _may_be_lowered(gm: fx.GraphModule, broken: BrokenGuard) -> bool:
+    """Whether a graph is right for all shorter lengths, and worth to be served with these."""
+    enough = broken.is_asserted or broken.length > _WORTH_SERVING
+    return enough and broken_guard(gm, broken.length - 1) is None
 
 
 def broken_guard(gm: fx.GraphModule, longest: int) -> BrokenGuard | None:

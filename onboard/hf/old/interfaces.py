@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Never
 
 import torch
-from transformers import DynamicCache, PretrainedConfig, PreTrainedModel, masking_utils
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    DynamicCache,
+    PreTrainedModel,
+    masking_utils,
+)
 from transformers.cache_utils import Cache
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from onboard.hf.old.gone import Gone
+from onboard.plain_config import default_rope
 
 _LENGTH = "get_max_length" if hasattr(Cache, "get_max_length") else "get_max_cache_shape"
 """What transformers calls it: versions have one of the two."""
@@ -28,9 +38,25 @@ def restore_old_interfaces() -> list[str]:
                 setattr(owner, name, member)
                 facts.append(f"{owner.__name__}.{name} is gone; a stand-in takes its place")
     if "default" not in ROPE_INIT_FUNCTIONS:
-        ROPE_INIT_FUNCTIONS["default"] = _default_rope
+        ROPE_INIT_FUNCTIONS["default"] = default_rope
         facts.append('ROPE_INIT_FUNCTIONS["default"] is gone; a stand-in takes its place')
     return facts + _masks_by_old_names() + _without_cuda()
+
+
+@contextmanager
+def without_registering() -> Iterator[None]:
+    """Let modules be imported that register their classes for their model type: it may be taken
+    today.
+    """
+    owners = (AutoConfig, AutoTokenizer, _BaseAutoModelClass)
+    kept = [(owner, vars(owner)["register"]) for owner in owners]
+    for owner in owners:
+        owner.register = _nothing
+    try:
+        yield
+    finally:
+        for owner, register in kept:
+            owner.register = register
 
 
 def _masks_by_old_names() -> list[str]:
@@ -80,24 +106,6 @@ def _without_cuda() -> list[str]:
 
 def _itself(self: Any, *_: Any, **__: Any) -> Any:
     return self
-
-
-def _default_rope(
-    config: PretrainedConfig, device: Any = None, **_: Any
-) -> tuple[torch.Tensor, float]:
-    """Return plain RoPE's inverse frequencies [rotary_dim / 2] and its factor (Su et al. 2021,
-    RoFormer).
-    """
-    own: Any = config
-    given = getattr(own, "rope_parameters", None) or {}
-    head_dim = getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads
-    part = given.get("partial_rotary_factor") or getattr(own, "partial_rotary_factor", None)
-    size = int(head_dim * (part or 1.0))
-    exponents = (
-        torch.arange(0, size, 2, dtype=torch.int64).to(device=device, dtype=torch.float) / size
-    )
-    theta = getattr(own, "rope_theta", None) or given["rope_theta"]
-    return 1.0 / theta**exponents, 1.0
 
 
 def _head_mask(self: Any, head_mask: Any, num_hidden_layers: int, *_: Any) -> list[None]:

@@ -21,7 +21,7 @@ from onboard import registry
 from onboard.analysis.spec import ModelSpec
 from onboard.composition import compose
 from onboard.content import content_path
-from onboard.errors import OnboardError
+from onboard.errors import OnboardError, UsageError
 from onboard.extensions import extensions_digest
 from onboard.gpu import device_memory
 from onboard.untrusted.bounds import RUN_SECONDS
@@ -35,6 +35,7 @@ from onboard.workflow.registry_results import now
 from onboard.workflow.registry_status import recorded
 from onboard.workflow.reporting.provenance import log_head, provenance
 from onboard.workflow.run_model.own_gpu import own_gpu, worth_another
+from onboard.workflow.run_model.runner_record import note_runs, runner_record
 from onboard.workflow.run_state import hash_inputs
 
 ARTIFACT = "run.json"
@@ -68,6 +69,7 @@ class Run(Phase):
         """Run both and archive the log; raise `OnboardError` with the log's place on failure."""
         if context.options.dry_run:
             return PhaseResult(summary="a dry run builds and generates nothing")
+        _refuse_several_gpus(context)
         context.source.weights()
         runs = self._runs(context)
         status = next(
@@ -81,11 +83,12 @@ class Run(Phase):
             "files": _files(context),
             "command": agent_command(context),
             "provenance": provenance(context),
+            "world_size": registry.WORLD_SIZE,
             "log": log.name,
             "runs": runs,
         }
         path = context.write_json(ARTIFACT, result)
-        _note_in_worklog(context, result)
+        note_runs(context, result)
         if status != "success":
             run = next(run for run in runs.values() if run["status"] == status)
             raise OnboardError(
@@ -130,6 +133,17 @@ class Run(Phase):
         if _passed(runs):
             _judge_text(context, full, log)
         return runs
+
+
+def _refuse_several_gpus(context: RunContext) -> None:
+    """Raise `UsageError` for a configuration that asks for more GPUs than a model runs on."""
+    size = _composed(context).get("world_size", registry.WORLD_SIZE)
+    if size > registry.WORLD_SIZE:
+        name = context.read_json(REGISTRATION)["name"]
+        raise UsageError(
+            f"{name} is configured for {size} GPUs (world_size), and models run on one",
+            hint="Set world_size to 1",
+        )
 
 
 def _judge_text(context: RunContext, full: dict[str, Any], log: Path) -> None:
@@ -240,15 +254,22 @@ def run_somewhere(
     settings say; each failure is a fact of the last one, and in the log.
     """
     learnt: list[str] = []
-    while True:
-        described = "; ".join([description, *learnt[-1:]])
-        with own_gpu(context) as (environment, shared):
-            result = run_agent(context, log, described, layers, dtype=dtype, given=environment)
-        again = worth_another(context, result)
-        if not again or len(learnt) + 1 >= context.options.agents.runner.attempts:
-            break
-        learnt.append(f"retry after: {again}")
-        context.worklog.append("run agent: retry", again)
+    inputs = [layers, dtype, *_overrides(context)]
+    with runner_record(context, description, inputs) as record:
+        while True:
+            described = "; ".join([description, *learnt[-1:]])
+            with own_gpu(context, record.waits) as (environment, shared):
+                record.starts(environment)
+                result = run_agent(context, log, described, layers, dtype=dtype, given=environment)
+            again = worth_another(context, result)
+            if not again or len(learnt) + 1 >= context.options.agents.runner.attempts:
+                break
+            learnt.append(f"retry after: {again}")
+            record.learns(again)
+            context.worklog.append(
+                "run agent: retry", again, role="runner", description=description
+            )
+        record.ends(result)
     facts = [*result.get("facts", []), *learnt, *filter(None, [shared])]
     return {**result, "description": description} | ({"facts": facts} if facts else {})
 
@@ -354,20 +375,6 @@ def _archive_log(context: RunContext, status: str) -> Path:
     config_id = context.read_json(REGISTRATION)["config_id"]
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return context.artifact("run.log").rename(context.artifact(f"{config_id}_{stamp}_{status}.log"))
-
-
-def _note_in_worklog(context: RunContext, result: dict[str, Any]) -> None:
-    lines = [
-        f"- Config: `{result['config']}`",
-        f"- Log: `{result['log']}`",
-        f"- Status: {result['status']}",
-    ]
-    lines += [f"- {fact}" for fact in result["runs"].get("full", {}).get("facts", [])]
-    for name, run in result["runs"].items():
-        lines.append(
-            f"- {name} ({run['description']}): {run['status']}{': ' + run['error'] if run['error'] else ''}"
-        )
-    context.worklog.append(f"run agent: {result['status']}", "\n".join(lines))
 
 
 def _composed(context: RunContext) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from onboard.analysis.spec import ModelSpec
 from onboard.errors import OnboardError
 from onboard.vetting.model_text import registered, vet_model_text
 
-_OWN_CONFIG = "from onboard.plain_config import PlainConfig"
-
 
 def vet_model_file(text: str, spec: ModelSpec) -> None:
     """Raise `OnboardError` unless a model file passes the allow-list, and registers the classes of
@@ -19,11 +17,19 @@ def vet_model_file(text: str, spec: ModelSpec) -> None:
     """
     vet_model_text(text)
     names = registered(text)
-    if names != {spec.config_class, spec.architecture} or _OWN_CONFIG not in text.splitlines():
+    if names != {spec.config_class, spec.architecture} or not _has_plain_config(text):
         shown = ", ".join(sorted(names)) or "nothing"
         raise _other(f"registers {shown[:200]}, not {spec.config_class} and {spec.architecture}")
     if _model_type(text, spec.config_class) != spec.family:
         raise _other(f"defines another model type than {spec.family}")
+
+
+def _has_plain_config(text: str) -> bool:
+    imports = [item for item in ast.parse(text).body if isinstance(item, ast.ImportFrom)]
+    return any(
+        item.module == "onboard.plain_config" and any(a.name == "PlainConfig" for a in item.names)
+        for item in imports
+    )
 
 
 def _model_type(text: str, config_class: str) -> object:

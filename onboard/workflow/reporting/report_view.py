@@ -46,7 +46,7 @@ def report_view(context: RunContext) -> dict[str, Any]:
         "review": found["review"],
         "review_items": review_groups(found["review"]),
         "review_text": review_text(found["review"]),
-        "agents": load_runs(context.work_dir),
+        "agents": [run for run in load_runs(context.work_dir) if run.back_end != "builtin"],
         "runs": [run_view(name, run) for name, run in runs],
         "notes": human_notes(spec, found),
         "reduced_facts": reduced_facts(dict(runs)),
@@ -225,6 +225,7 @@ _WORK_FILES = (
     ("agents.json", "who was asked to mend, port or judge, and what was kept"),
     ("run.json", "prompts, outputs, pipeline history"),
     ("worklog.md", "worklog"),
+    ("worklog.jsonl", "worklog for programs"),
 )
 
 

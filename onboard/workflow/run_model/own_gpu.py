@@ -12,16 +12,17 @@ from typing import Any
 
 from onboard.gpu import list_gpus
 from onboard.workflow.phase import RunContext
+from onboard.workflow.processes.watched import Tell
 from onboard.workflow.registry_runs.places import GpuPlaces
 
 _WANT_OF_ROOM = re.compile(r"out of memory|memory ran out|CUDA error", re.IGNORECASE)
 
 
 @contextmanager
-def own_gpu(context: RunContext) -> Iterator[tuple[dict[str, str], str]]:
+def own_gpu(context: RunContext, waits: Tell) -> Iterator[tuple[dict[str, str], str]]:
     """Yield what a run's environment gets, and a fact where it shares a GPU.
 
-    A free GPU is waited for as long as the runner's settings say, with progress. Where there is one
+    A free GPU is waited for as long as the runner's settings say; `waits` hears why. Where there is one
     GPU or none, or the run is on the CPU, there is nothing to choose.
     """
     if not _can_choose(context):
@@ -31,7 +32,7 @@ def own_gpu(context: RunContext) -> Iterator[tuple[dict[str, str], str]]:
     timer = threading.Timer(seconds, late.set)
     timer.start()
     try:
-        place = GpuPlaces().take(lambda why: context.doing(f"waits: {why}"), late)
+        place = GpuPlaces().take(waits, late)
     finally:
         timer.cancel()
     if place is None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from onboard.config import RuntimeConfig, SettledConfig
-from onboard.errors import OnboardError, UsageError
+from onboard.errors import OnboardError, TooLongError, UsageError
 from onboard.graph.context import TransformContext
 from onboard.graph.weight_load.quantised_folder import open_checkpoint
 from onboard.hf.text_tokens import special_tokens, text_tokens, up_to_special
@@ -67,7 +67,7 @@ class Session:
         """
         files = open_source(config.model, revision=config.revision).files()
         context = make_context(files, config, root=root, model=config.model, defaults=PROOF)
-        config = _with_limits(config, context.runtime)
+        asked, config = config, _with_limits(config, context.runtime)
         text = context.factory.text_config
         positions = max_positions(text)
         positions = None if positions is None else positions - context.first_position
@@ -83,11 +83,14 @@ class Session:
                 config.model, root=root, config=_with_room(config, context, length + LONG_TOKENS)
             )
         except OnboardError as error:
-            if length + LONG_TOKENS <= served:
-                raise
-            notes.append(f"the long prompt has no {length:,} tokens: {error.message}")
-            length, _ = long_length(text, min(served, positions or served), parameters, device)
-            llm = LLM(config.model, root=root, config=config)
+            served = _served_instead(error, asked, served, length + LONG_TOKENS)
+            wanted, most = length, min(served, positions or served)
+            length, _ = long_length(text, most, parameters, device)
+            if length < wanted:
+                notes.append(f"the long prompt has no {wanted:,} tokens: {error.message}")
+            shorter = {"max_seq_len": served}
+            context.runtime = context.runtime.model_copy(update=shorter)
+            llm = LLM(config.model, root=root, config=config.model_copy(update=shorter))
         seconds = time.perf_counter() - start
         if length > (room := llm.engine.capacity - LONG_TOKENS):
             notes.append(
@@ -317,6 +320,18 @@ def _with_room(config: RuntimeConfig, context: TransformContext, length: int) ->
         tokens = max(context.runtime.max_batch_size * served, length + cache.tokens_per_block)
         values["kv_cache_config"] = cache.model_dump(exclude_unset=True) | {"max_tokens": tokens}
     return RuntimeConfig.model_validate(values)
+
+
+def _served_instead(error: OnboardError, asked: RuntimeConfig, served: int, wanted: int) -> int:
+    """Return how many tokens a sequence may have where a model with room for the `wanted` ones of
+    the long prompt cannot be built: those that its graph is right for, or the `served` ones; raise
+    the error where these are no fewer.
+    """
+    if isinstance(error, TooLongError) and asked.max_seq_len is None and error.longest < served:
+        return error.longest
+    if wanted <= served:
+        raise error
+    return served
 
 
 def _parameters(context: TransformContext) -> int:

@@ -189,6 +189,11 @@ def test_a_fault_is_mended_by_an_agent_that_knows_the_patch(
     log = (context.work_dir / "worklog.md").read_text()
     assert f"- Before: {problem}" in log
     assert "```diff\n" in log
+    # A phase that is repeated comes to the same run again, and logs nothing twice.
+    assert team.repaired(context, faulty, problem) == generated.text
+    (entry,) = context.worklog.entries()
+    assert (entry["role"], entry["status"], entry["attempts"]) == ("repairer", "done", 1)
+    assert (context.work_dir / "worklog.md").read_text() == log
 
 
 CHEATS = {

@@ -60,7 +60,9 @@ def test_a_loop_over_experts_is_recognised(
     assert isinstance(first, ast.Assign | ast.AnnAssign)  # what the loop fills stands inside
 
 
-@pytest.mark.parametrize("kind", [expert_loops.Crowded, expert_loops.Squared])
+@pytest.mark.parametrize(
+    "kind", [expert_loops.Crowded, expert_loops.Squared, expert_loops.Dispatched]
+)
 def test_what_computes_something_else_is_not(kind: type[nn.Module]) -> None:
     module, seed = _made(kind)
     assert probe_mixture(module, [_called(module, seed)]) is None

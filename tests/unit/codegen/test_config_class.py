@@ -105,3 +105,23 @@ def test_it_makes_the_same_values(make: Any, values: dict[str, Any]) -> None:
 def test_what_is_more_than_a_value_is_refused(make: Any, extra: str) -> None:
     with pytest.raises(OnboardError, match="ThisConfig cannot be written anew: line"):
         plain_config_class(make(extra))
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "self._attn_implementation = 'eager'",
+        "try: import no_such_kernels; self._attn_implementation = 'kernels'\n        except: pass",
+    ],
+)
+def test_private_fields_that_nothing_reads_are_left_out(make: Any, extra: str) -> None:
+    text = plain_config_class(make(extra))
+    assert "_attn_implementation" not in text
+    assert "self.n_layer" in text
+
+
+def test_what_is_set_where_something_fails_is_kept(make: Any) -> None:
+    text = plain_config_class(make("try: import no_such\n        except ImportError: self.x = 7"))
+    assert "self.x = 7" in text
+    with pytest.raises(OnboardError, match="cannot be written anew"):
+        plain_config_class(make("try: self.x = 1\n        except ImportError: self.x = 7"))

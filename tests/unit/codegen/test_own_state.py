@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from typing import Any
 
@@ -187,3 +188,191 @@ class Toy(nn.Module):
     ours, expected = _made(_written(state), config), _made(text, config)(x, positions)
     assert torch.allclose(ours(x, positions), expected)
     assert torch.allclose(ours(x[:, 2:], positions[:, 2:]), expected[:, 2:])
+
+
+HELPER = """
+def paired(m):
+    rows = m.shape[0]
+    return m.view(-1, 1).repeat(1, 2).view(rows, -1)
+
+
+class Turning:
+    base = 100
+
+    def __init__(self, longest, size):
+        super(Turning, self).__init__()
+        self.longest = longest
+        self.size = size
+        self.sin = None
+        self.cos = None
+
+    def tables(self, x, offset):
+        if self.sin is not None and self.cos is not None and x.device == self.sin.device:
+            sin, cos = self.sin, self.cos
+        else:
+            powers = torch.arange(0, self.size, 2, device=x.device) / self.size
+            angles = torch.einsum("i , j -> i j", torch.arange(self.longest), 1.0 / self.base**powers)
+            sin, cos = torch.sin(angles).to(x.dtype), torch.cos(angles).to(x.dtype)
+            sin, cos = map(paired, (sin, cos))
+            self.sin = sin
+            self.cos = cos
+
+        def of_text(t):
+            return t[None, offset : x.shape[1] + offset, None, :]
+
+        sin, cos = map(of_text, (sin, cos))
+        return sin, cos
+
+    def turned(self, x, offset=0):
+        def swapped(x):
+            x = torch.stack((-x[:, :, :, 1::2], x[:, :, :, ::2]), dim=-1)
+            return x.flatten(-2)
+
+        sin, cos = self.tables(x, offset)
+        return x * cos + swapped(x) * sin
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        if config.kind == "turned":
+            longest = config.longest
+            self.helper = Turning(longest, config.size)
+        else:
+            self.helper = None
+
+    def forward(self, x, position_ids):
+        y = x * 2
+        if self.helper is not None:
+            x = self.helper.turned(x)
+            y = self.helper.turned(y, offset=0)
+        return x + y
+"""
+
+
+def test_what_an_object_keeps_and_does_is_its_modules(translate: Translate) -> None:
+    config = {"longest": 16, "size": 6, "kind": "turned"}
+    given = Code(name("position_ids"))
+    state, init, forward = translate(
+        HELPER, config, specialised=True, counts_positions=True, position_ids=given
+    )
+    assert "Turning" not in init + forward
+    assert "self.helper_longest = longest" in init
+    assert forward.count("torch.sin") == 1  # what the first call keeps, the second finds
+    x = torch.randn(2, 7, 4, 6, generator=torch.Generator().manual_seed(5))
+    positions = torch.arange(7).expand(2, 7)
+    ours, expected = _made(_written(state), config), _made(HELPER, config)(x, positions)
+    assert torch.allclose(ours(x, positions), expected)
+    assert torch.allclose(ours(x[:, 3:], positions[:, 3:]), expected[:, 3:])
+
+
+def test_an_object_that_is_passed_on_is_refused(translate: Translate) -> None:
+    text = HELPER.replace("y = x * 2", "y = x * torch.tensor(self.helper)")
+    with pytest.raises(Untranslatable, match="Turning elsewhere"):
+        translate(
+            text,
+            {"longest": 16, "size": 6, "kind": "turned"},
+            specialised=True,
+            counts_positions=True,
+            position_ids=Code(name("position_ids")),
+        )
+
+
+def test_the_side_of_a_conditional_that_this_config_has_is_taken(translate: Translate) -> None:
+    text = """
+class Gated(nn.Module):
+    def forward(self, x, y):
+        return x * nn.functional.silu(y)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.gated = config.kind == "gated"
+        self.first = nn.Linear(config.size, config.size)
+        self.second = nn.Linear(config.size, config.size) if self.gated else None
+        self.act = Gated() if self.gated else torch.relu
+
+    def forward(self, x):
+        if self.gated:
+            y = self.second(x)
+        x = self.first(x)
+        return self.act(x, y) if self.gated else self.act(x)
+"""
+    config = {"size": 4, "kind": "gated"}
+    text = text.replace(
+        "def forward(self, x, y):",
+        "def __init__(self):\n        super().__init__()\n\n    def forward(self, x, y):",
+    )
+    state, _, forward = translate(text, config, specialised=True)
+    assert " if " not in forward
+    assert "self.gated" in [ast.unparse(item) for item in state.guards]
+    parts = [each for cls, each in state.translator.states.items() if cls.__name__ != "Toy"]
+    ours = _made("\n\n\n".join(map(_written, (*parts, state))), config)
+    original = _made(text, config)
+    ours.load_state_dict(original.state_dict())
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(6))
+    assert torch.equal(ours(x), original(x))
+
+
+PASSED_ON = """
+def rounded(x, bits=8):
+    most = 2 ** (bits - 1) - 1
+    scale = most / x.abs().max(dim=-1, keepdim=True).values.clamp(min=1e-5)
+    return (x * scale).round().clamp(-most - 1, most) / scale
+
+
+class Coarse(nn.Linear):
+    noisy = False
+
+    def __init__(self, *args, bits=8, **kwargs):
+        if bits != 8:
+            raise ValueError("8 bits")
+        super(Coarse, self).__init__(*args, **kwargs)
+        self.known = None
+
+    def forward(self, input, noisy=None):
+        if noisy is None:
+            noisy = self.noisy
+        if self.training:
+            weight = self.weight
+        elif noisy:
+            weight = self.weight + torch.rand_like(self.weight)
+        elif self.known is None:
+            self.known = rounded(self.weight)
+            weight = self.known
+        else:
+            weight = self.known
+        out = nn.functional.linear(rounded(input), weight)
+        if not self.bias is None:
+            out += self.bias.view(1, -1).expand_as(out)
+        return out
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.first = Coarse(config.size, 2 * config.size, bias=config.bias, bits=8)
+        self.second = Coarse(2 * config.size, out_features=3, bias=False)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+"""
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_arguments_that_a_constructor_passes_on_get_their_names(
+    bias: bool, translate: Translate
+) -> None:
+    config = {"size": 4, "bias": bias}
+    state, init, _ = translate(PASSED_ON, config, specialised=True)
+    (coarse,) = [each for cls, each in state.translator.states.items() if cls.__name__ == "Coarse"]
+    assert coarse.init is not None
+    assert coarse.init.parameters == ["in_features", "out_features", "bias"]
+    functions = [_function(key, each) for key, each in state.translator.functions.items()]
+    made = _written(coarse).replace("(nn.Module)", "(nn.Linear)")
+    ours = _made("\n\n\n".join((*functions, made, _written(state))), config)
+    original = _made(PASSED_ON, config).eval()
+    ours.load_state_dict(original.state_dict())
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(8))
+    assert torch.equal(ours(x), original(x))

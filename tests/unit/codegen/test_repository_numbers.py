@@ -110,3 +110,30 @@ def test_a_tensor_that_a_constructor_keeps_is_a_buffer_and_cast_as_it_is_used(
     ours, theirs = _made(_written(state), {"most": 64}), _made(LOGN, {"most": 64})
     assert ours(x).dtype is torch.bfloat16
     assert torch.equal(ours(x), theirs(x))
+
+
+POWER = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.power = 1.0 if config.by_size else 0.5
+
+    def forward(self, x):
+        scores = torch.matmul(x[:, None], x[:, None].transpose(-1, -2))
+        scores = scores / torch.full([], x.size(SIZE) ** self.power, dtype=x.dtype)
+        scores = scores + torch.triu(torch.full((x.shape[1], x.shape[1]), float("-inf")), 1)
+        return torch.matmul(nn.functional.softmax(scores, dim=-1), x[:, None])
+"""
+
+
+def test_a_scale_that_is_a_power_of_the_heads_size_is_attentions(translate: Translate) -> None:
+    text, config = POWER.replace("SIZE", "-1"), {"by_size": True}
+    state, _, forward = translate(text, config, specialised=True)
+    assert "1.0 / x.size(-1) ** self.power" in forward
+    x = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(_made(_written(state), config)(x), _made(text, config)(x))
+
+
+def test_a_scale_of_the_texts_length_is_none_of_attentions(translate: Translate) -> None:
+    _, _, forward = translate(POWER.replace("SIZE", "1"), {"by_size": True}, specialised=True)
+    assert "torch_attention" not in forward

@@ -274,6 +274,20 @@ def test_a_length_that_the_model_refuses_is_not_read_and_noted(
     )
 
 
+def test_a_run_has_room_for_the_tokens_that_the_model_file_asserts(
+    random_checkpoint: Path, root: Path
+) -> None:
+    config = json.loads((random_checkpoint / "config.json").read_text())
+    config["max_position_embeddings"] = 512
+    (random_checkpoint / "config.json").write_text(json.dumps(config))
+    end = "return self.norm(hidden_states)"
+    _break(root, end, f"assert input_ids.shape[1] <= 100\n        {end}")
+    result = _run(random_checkpoint, root, max_seq_len=None, max_num_tokens=256)
+    assert result["status"] == "success", result["error"]
+    assert result["settings"]["max_seq_len"] == 100
+    assert max(check["longest"] for check in result["comparison"]["checks"]) == 99
+
+
 def test_weights_that_are_bad_for_both_are_no_fault(demo: Path, root: Path) -> None:
     def damage(weights: dict[str, torch.Tensor]) -> None:
         for name in [name for name in weights if name.endswith("down_proj.weight")]:

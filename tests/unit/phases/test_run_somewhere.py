@@ -13,9 +13,13 @@ import pytest
 from onboard import gpu
 from onboard.agents.role_runs import load_runs
 from onboard.agents.role_settings import AgentsSettings, Builtin
+from onboard.errors import UsageError
+from onboard.registry import config_path
 from onboard.workflow import team
 from onboard.workflow.phase import RunContext
-from onboard.workflow.phases.run import run_somewhere
+from onboard.workflow.phases.register import Register
+from onboard.workflow.phases.run import Run, run_somewhere
+from onboard.workflow.run_model.runner_record import note_runs
 from tests.support.assignments import scripted
 from tests.support.phases import make_context
 
@@ -86,12 +90,21 @@ def test_a_gpu_is_waited_for_with_progress_and_then_shared(
     cards = {0: FULL, 1: FULL}
     monkeypatch.setattr(gpu, "_visible_gpus", lambda: cards)
     told: list[str] = []
-    context.doing = told.append
+
+    def tell(line: str) -> None:
+        (run,) = load_runs(context.work_dir)
+        assert line == f"waits: {run.waits_for}"
+        assert (run.role, run.back_end, run.status) == ("runner", "builtin", "running")
+        told.append(line)
+
+    context.doing = tell
     context.options.agents = AgentsSettings(runner=Builtin(seconds=0.3))
     agent = Agent([PASSED])
     found = _run(context, agent)
     assert found["facts"] == ["a fact", "no GPU was free within 0.3 s: the run shares one"]
     assert told[0].startswith("waits: no free GPU")
+    (run,) = load_runs(context.work_dir)
+    assert (run.status, run.waits_for) == ("done", "")
     assert agent.devices == [None]
 
 
@@ -103,6 +116,10 @@ def test_a_run_without_room_is_repeated_with_what_it_learnt_and_not_for_ever(
     found = _run(context, agent)
     assert (found["status"], found["description"]) == ("success", "all layers")
     assert found["facts"] == ["a fact", "retry after: CUDA out of memory: 20 MiB"]
+    (run,) = load_runs(context.work_dir)
+    assert (run.world_size, run.gpus, run.attempts) == (1, ["GPU 0"], 2)
+    assert run.refusals == ["CUDA out of memory: 20 MiB"]
+    assert (run.status, run.after) == ("done", "success")
     log = context.artifact("run.log").read_text()
     assert "=== all layers\n" in log
     assert "=== all layers; retry after: CUDA out of memory: 20 MiB\n" in log
@@ -112,7 +129,49 @@ def test_a_run_without_room_is_repeated_with_what_it_learnt_and_not_for_ever(
     agent = Agent([{"status": "runtime_error", "error": "the logits are NaN"}] * 2)
     _run(context, agent)
     assert len(agent.devices) == 1
+    (run,) = load_runs(context.work_dir)
+    assert (run.status, run.attempts) == ("failed", 1)
+    assert run.after == "runtime_error: the logits are NaN"
     assert threading.active_count() < 10
+
+
+def test_a_run_that_cannot_even_start_is_recorded_as_failed(context: RunContext) -> None:
+    class NoProgram(Agent):
+        def __call__(self, *_: Any, **__: Any) -> int:
+            raise OSError("no such program")
+
+    with pytest.raises(OSError, match="no such program"):
+        _run(context, NoProgram([]))
+    (run,) = load_runs(context.work_dir)
+    assert (run.status, run.after) == ("failed", "OSError: no such program")
+
+
+def test_a_run_on_several_gpus_is_refused_in_one_line(tmp_path: Path) -> None:
+    context = make_context(tmp_path / "root", "acme/x")
+    Register().run(context)
+    path = config_path(context.root, context.read_json("registration.json")["config_id"])
+    text = path.read_text()
+    path.write_text(text.replace("world_size: 1\n", "world_size: 2\n"))
+    assert path.read_text() != text
+    with pytest.raises(UsageError) as caught:
+        Run().run(context)
+    assert str(caught.value) == (
+        "acme/x is configured for 2 GPUs (world_size), and models run on one. Set world_size to 1"
+    )
+    assert not load_runs(context.work_dir)
+
+
+def test_the_runs_are_logged_once_for_people_and_programs(context: RunContext) -> None:
+    result = _run(context, Agent([PASSED]))
+    result["status"] = "success"
+    whole = {"status": "success", "config": "c.yaml", "log": "x.log", "world_size": 1}
+    note_runs(context, whole | {"runs": {"full": result}})
+    (entry,) = context.worklog.entries()
+    assert {name: entry[name] for name in whole} == whole
+    assert [run["about"] for run in entry["runs"]] == ["run acme/x: all layers"]
+    assert entry["runs"][0]["world_size"] == 1
+    assert context.worklog.path is not None
+    assert context.worklog.path.read_text().count("run agent: success") == 1
 
 
 def test_an_agent_judges_the_texts_and_sees_them_whole(context: RunContext) -> None:

@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import DynamicCache, PretrainedConfig, PreTrainedModel, masking_utils
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    PretrainedConfig,
+    PreTrainedModel,
+    masking_utils,
+)
 from transformers.cache_utils import Cache
 
 from onboard.analysis.cut_tables import cut_tables
@@ -89,6 +97,22 @@ def test_own_code_of_a_known_type_needs_consent(tmp_path: Path) -> None:
         require_consent_for_code(config, tmp_path, trusted=False)
     assert "transformers' own llama" in caught.value.hint
     assert require_consent_for_code(config, tmp_path, trusted=True)
+
+
+def test_a_file_that_registers_its_classes_for_a_type_that_is_taken_can_be_imported() -> None:
+    class Taken(PretrainedConfig):  # type: ignore[misc]
+        model_type = "llama"
+
+    class Model(PreTrainedModel):  # type: ignore[misc]
+        config_class = Taken
+
+    before = dict(CONFIG_MAPPING.items())
+    with interfaces.without_registering():
+        AutoConfig.register("llama", Taken)
+        AutoModelForCausalLM.register(Taken, Model)
+    assert dict(CONFIG_MAPPING.items()) == before
+    with pytest.raises(ValueError, match="already used"):
+        AutoConfig.register("llama", Taken)
 
 
 def test_a_gone_name_is_imported_and_refuses_when_it_is_called() -> None:

@@ -16,7 +16,7 @@ from tests.support.checkpoints import tree
 
 PAUSE = 0.02
 # Times, and the log of what happened: they differ between any two runs.
-VARYING = ("state.json", "worklog.md")
+VARYING = ("state.json", "worklog.md", "worklog.jsonl")
 
 
 def start(model: Path, root: Path) -> subprocess.Popen[str]:

@@ -8,6 +8,9 @@ from typing import Any
 
 from onboard.codegen.translate.language.values import Code, Known, Value
 
+PLACES = ("device", "dtype")
+"""Arguments of the constructors of torch's modules that say where a module is, and in which dtype."""
+
 
 @dataclass
 class Args:

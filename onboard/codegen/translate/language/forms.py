@@ -20,6 +20,12 @@ ROWS = "rows"
 sequence, dim].
 """
 
+EVERY = "every position"
+"""Form of the numbers of all positions that the config allows, which a forward counts."""
+
+TABLE = "rows of every position"
+"""Form of a table that is made of `EVERY`, [positions, dim]; its rows at `POSITIONS` are `ROWS`."""
+
 SEVERAL_ROWS = "rows of several tables"
 """Form of a tuple of `ROWS`."""
 

@@ -20,7 +20,7 @@ from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.holes import Result, fill
-from onboard.codegen.translate.language.object_values import Closure, Instance
+from onboard.codegen.translate.language.object_values import Closure, Instance, PlainObject
 from onboard.codegen.translate.language.state import ClassState, Routine
 from onboard.codegen.translate.language.trees.syntax import name
 from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Value
@@ -406,6 +406,12 @@ class Program(Protocol):
         self, node: ast.FunctionDef, source: ModuleSource, args: Args, frame: Frame
     ) -> Value:
         """Return the result of a helper whose definition is given."""
+
+    def make_object(self, made: PlainObject, attr: str, frame: Frame) -> PlainObject:
+        """Write what the constructor of an object does into that of the module that keeps it."""
+
+    def call_object(self, owner: PlainObject, attr: str, args: Args, frame: Frame) -> Value:
+        """Return what a method of such an object gives."""
 
     def call_closure(self, closure: Closure, args: Args, frame: Frame) -> Value:
         """Return what a function gives that is defined inside another one."""

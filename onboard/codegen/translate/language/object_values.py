@@ -159,6 +159,27 @@ class Super(Value):
 
 
 @dataclass(frozen=True, eq=False)
+class PlainObject(Value):
+    """An object of a class that is no module, in an attribute of `self`: what it keeps becomes
+    attributes of `self` that begin with that attribute's name.
+    """
+
+    cls: type
+    arguments: Any
+    """`Args` of the call that makes it."""
+    attr: str = ""
+
+    def code(self) -> ast.expr:
+        """Raise: generated code has no such objects."""
+        raise Untranslatable(f"a {self.cls.__name__} elsewhere than in an attribute of its module")
+
+    @property
+    def is_static(self) -> bool:
+        """It is: which object it is does not depend on a tensor."""
+        return True
+
+
+@dataclass(frozen=True, eq=False)
 class Made:
     """A constructor call: class and arguments. They count for the class's translation once its
     forward is reached.

@@ -9,10 +9,14 @@ from typing import Any
 import torch
 
 from onboard.codegen.translate.language.args import Args, plain_call
-from onboard.codegen.translate.language.forms import KEYS, POSITIONS, ROWS
+from onboard.codegen.translate.language.expressions.items import item_of
+from onboard.codegen.translate.language.forms import EVERY, KEYS, POSITIONS, ROWS, TABLE
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.trees.syntax import attribute, call, name
 from onboard.codegen.translate.language.values import Code, Items, Known, Value
+
+_MADE = {POSITIONS: ROWS, EVERY: TABLE}
+"""What is made of positions and a vector."""
 
 
 class CountedPositions(Mechanism):
@@ -29,14 +33,20 @@ class CountedPositions(Mechanism):
                 function is torch.arange
             ):
                 return positions(frame)
+            case [length] | [Known(value=0), length] if function is torch.arange:
+                counted = positions(frame) if length.is_static else None
+                if counted is not None and counted.form == POSITIONS:
+                    return replace(plain_call(expr, args), form=EVERY)
         return None
 
     def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
         """Rows of a table, one for each token, that are cut to the text's length or looked up by
         the positions that they are those of.
         """
-        if not isinstance(owner, Code) or owner.form != ROWS:
+        if not isinstance(owner, Code) or owner.form not in (ROWS, TABLE):
             return None
+        if owner.form == TABLE:
+            return _looked_up(owner, index, node, frame)
         match index:
             case Code(form=str() as form) if form == POSITIONS:
                 return owner
@@ -70,8 +80,8 @@ class CountedPositions(Mechanism):
     def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
         """Rows with a number."""
         for rows, other in ((left, right), (right, left)):
-            if isinstance(rows, Code) and rows.form == ROWS and other.is_static:
-                return Code(ast.BinOp(left.code(), op, right.code()), form=ROWS)
+            if isinstance(rows, Code) and rows.form in (ROWS, TABLE) and other.is_static:
+                return Code(ast.BinOp(left.code(), op, right.code()), form=rows.form)
         return None
 
 
@@ -85,25 +95,50 @@ def _is_cut(index: Value) -> bool:
     return False
 
 
+def _looked_up(table: Code, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
+    """Return the rows of a table of every position that an index cuts to the text, or looks up."""
+    counted = positions(frame)
+    if counted is None:
+        return None
+    rows = Code(ast.Subscript(table.code(), counted.expr, ast.Load()), form=ROWS)
+    match index:
+        case Code(form=str() as form) if form == POSITIONS:
+            return rows
+        case Code() if _is_cut(index):
+            return rows
+        case Items(items=(cut, *rest)) if isinstance(cut, Code) and _is_cut(cut):
+            every = Items((Known(slice(None)), *rest))
+            return item_of(rows, every, node, frame)
+        case Items(items=(Known(value=None) as new, cut, *rest)) if isinstance(
+            cut, Code
+        ) and _is_cut(cut):
+            return item_of(rows, Items((new, Known(slice(None)), *rest)), node, frame)
+    return None
+
+
 def _of_rows(function: Any, expr: ast.expr, args: Args) -> Value | None:
     """Return rows that are made of positions and a vector, or of other rows."""
     match args.positional:
-        case [Code(form=str() as form) as where, Code() as vector] if form == POSITIONS:
+        case [Code(form=str() as form) as where, Code() as vector] if form in _MADE:
             if function is torch.outer:
                 return _outer(where, vector)
         case [Known(value=str() as axes), Code(form=str() as form) as where, Code() as vector] if (
-            form == POSITIONS and function is torch.einsum
+            form in _MADE and function is torch.einsum
         ):
             inputs, _, output = axes.replace(" ", "").partition("->")
             if output and inputs == ",".join(output) and len(output) == 2:
                 return _outer(where, vector)
-        case [Code(form=str() as form)] if form == ROWS and function in (torch.cos, torch.sin):
-            return replace(plain_call(expr, args), form=ROWS)
+        case [Code(form=str() as form)] if form in _MADE.values() and function in (
+            torch.cos,
+            torch.sin,
+        ):
+            return replace(plain_call(expr, args), form=form)
         case [Items(items=parts), *last] if function in (torch.cat, torch.stack) and parts:
             dim = last[0] if last else args.keywords.get("dim", args.keywords.get("axis"))
-            rows = all(isinstance(part, Code) and part.form == ROWS for part in parts)
-            if rows and isinstance(dim, Known) and dim.value == -1:
-                return replace(plain_call(expr, args), form=ROWS)
+            forms = {part.form if isinstance(part, Code) else None for part in parts}
+            of_rows = forms in ({ROWS}, {TABLE})
+            if of_rows and isinstance(dim, Known) and dim.value == -1:
+                return replace(plain_call(expr, args), form=forms.pop())
     return None
 
 
@@ -112,7 +147,7 @@ def _doubled(function: Any, args: Args) -> Code | None:
     is written for two dimensions, and generated code has the batch before them.
     """
     match args.positional:
-        case [Code(form=str() as form) as rows] if form == ROWS and not args.keywords:
+        case [Code(form=str() as form) as rows] if form in _MADE.values() and not args.keywords:
             table = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
             try:
                 made = function(table.clone())
@@ -121,13 +156,13 @@ def _doubled(function: Any, args: Args) -> Code | None:
             if isinstance(made, torch.Tensor) and torch.equal(made, table.repeat_interleave(2, -1)):
                 last = ast.UnaryOp(ast.USub(), ast.Constant(1))
                 repeat = attribute(rows.code(), "repeat_interleave")
-                return Code(call(repeat, ast.Constant(2), dim=last), form=ROWS)
+                return Code(call(repeat, ast.Constant(2), dim=last), form=form)
     return None
 
 
 def _outer(where: Code, vector: Code) -> Code:
     rows = call(attribute(where.code(), "unsqueeze"), ast.UnaryOp(ast.USub(), ast.Constant(1)))
-    return Code(ast.BinOp(rows, ast.Mult(), vector.code()), form=ROWS)
+    return Code(ast.BinOp(rows, ast.Mult(), vector.code()), form=_MADE[where.form or ""])
 
 
 def positions(frame: Frame) -> Code | None:

@@ -31,8 +31,22 @@ def plain(value: Value) -> Value:
         case Code(
             expr=ast.Call(func=function, args=[ast.Tuple(elts=[]) | ast.List(elts=[]), number])
         ) if ast.unparse(function) == "torch.full":
-            return Code(number)
+            return Code(number, static=_is_of_sizes(number))
     return value
+
+
+def _is_of_sizes(expr: ast.expr) -> bool:
+    """Whether a number is computed of the sizes of heads and the module's numbers alone."""
+    match expr:
+        case ast.BinOp(left=left, right=right):
+            return _is_of_sizes(left) and _is_of_sizes(right)
+        case ast.Call(func=ast.Attribute(attr="size"), args=[place]):
+            return ast.unparse(place) == "-1"
+        case ast.Subscript(value=ast.Attribute(attr="shape"), slice=place):
+            return ast.unparse(place) == "-1"
+        case ast.Attribute(value=ast.Name(id="self" | "config")) | ast.Constant():
+            return True
+    return False
 
 
 def is_root(value: Value) -> bool:

@@ -26,7 +26,7 @@ from onboard.errors import OnboardError
 from onboard.hf.architecture import decoder_config, find_language_model, is_composite, text_config
 from onboard.hf.hf_model import build_reference
 from onboard.verify.error import rmse_ratio
-from onboard.verify.tolerances import SAME, SAME_ELEMENT
+from onboard.verify.tolerances import NOT_CHANGED, SAME_ELEMENT
 from onboard.workflow.sweep.inputs.checkpoint_defaults import complete, default_config
 from onboard.workflow.sweep.inputs.options_on import Option, options
 from onboard.workflow.sweep.inputs.targets import Target
@@ -143,7 +143,7 @@ def why_not_causal(model: nn.Module) -> str:
     first, second = (model(**inputs, use_cache=False).logits for _ in range(2))
     if not ((first - second).abs() <= SAME_ELEMENT * first.square().mean().sqrt()).all():
         return "its logits differ from one run to the next"
-    if not (change := change_by_later(model, inputs)) <= SAME:
+    if not (change := change_by_later(model, inputs)) <= NOT_CHANGED:
         return f"a token changes the logits of tokens before it (rmse ratio {change:.1e})"
     return ""
 

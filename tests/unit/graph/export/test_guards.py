@@ -33,13 +33,12 @@ class _Branching(nn.Module):
         return hidden * 2 if self.is_long(input_ids) else hidden
 
 
-def _exported(is_long: Callable[[torch.Tensor], bool]) -> fx.GraphModule:
+def _exported(model: nn.Module | Callable[[torch.Tensor], bool]) -> fx.GraphModule:
+    model = model if isinstance(model, nn.Module) else _Branching(model)
     ids = torch.arange(33).view(TRACED)
     dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     inputs = {"input_ids": ids, "position_ids": torch.arange(11).expand(TRACED).contiguous()}
-    return export_to_graph(
-        _Branching(is_long), inputs, dict.fromkeys(inputs, dynamic), torch.device("cpu")
-    )
+    return export_to_graph(model, inputs, dict.fromkeys(inputs, dynamic), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -130,3 +129,23 @@ def test_a_limit_that_nobody_asked_for_is_lowered_to_what_the_graph_is_right_for
         fit_or_refuse(
             _exported(lambda ids: ids.shape[1] > 64), "Model", context, "max_seq_len", unread
         )
+
+
+class _Asserting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 4)
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        assert input_ids.shape[1] <= 64, (
+            "not covered: texts of more tokens, which change what positions mean"
+        )
+        return self.embedding(input_ids + position_ids)
+
+
+def test_a_length_that_the_code_asserts_is_served_however_short_it_is() -> None:
+    runtime = SettledConfig(max_seq_len=4096, max_batch_size=2, max_num_tokens=16)
+    context = TransformContext(None, runtime, torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
+    context.chosen = frozenset({"max_seq_len"})
+    fit_or_refuse(_exported(_Asserting()), "Model", context, "max_seq_len")
+    assert context.runtime.max_seq_len == 64

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers.utils import is_torchdynamo_compiling
 
-from onboard.codegen.translate.language.args import Args, is_static_call, plain_call
+from onboard.codegen.translate.language.args import PLACES, Args, is_static_call, plain_call
 from onboard.codegen.translate.language.expressions import multimodal_configs, objects
 from onboard.codegen.translate.language.expressions.builtin_calls import BUILTINS
 from onboard.codegen.translate.language.expressions.module_lists import joined, parts_of
@@ -30,6 +30,7 @@ from onboard.codegen.translate.language.object_values import (
     Made,
     Method,
     ModuleList,
+    PlainObject,
     Self,
     Super,
 )
@@ -38,8 +39,6 @@ from onboard.codegen.translate.language.values import NONE, Code, Items, Known, 
 
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
 _IDENTITIES = (nn.Dropout, nn.Identity)
-_PLACES = ("device", "dtype")
-"""Arguments of torch's modules."""
 
 
 def evaluate_call(node: ast.Call, frame: Frame) -> Value:
@@ -73,9 +72,18 @@ def _arguments(node: ast.Call, frame: Frame) -> Args:
             args.keywords[keyword.arg] = value
         elif isinstance(value, Mapping):
             args.keywords.update(value.items)
-        else:
+        elif not _is_empty(value, frame):
             raise Untranslatable(f"** of an unknown dict at {frame.source.location(node)}")
     return args
+
+
+def _is_empty(value: Value, frame: Frame) -> bool:
+    """Whether a value is an attribute that is an empty dict in every module of the small model."""
+    match value:
+        case Code(expr=ast.Attribute(value=ast.Name(id="self"), attr=attr)) if frame.cls:
+            found = [getattr(m, attr, None) for m in frame.translator.modules_of(frame.cls.cls)]
+            return bool(found) and all(item == {} for item in found)
+    return False
 
 
 def call_value(callee: Value, args: Args, frame: Frame) -> Value:
@@ -120,6 +128,8 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return frame.translator.call_own_method(attr, args, frame)
         case Super():
             return frame.translator.call_super(attr, args, frame)
+        case PlainObject():
+            return frame.translator.call_object(owner, attr, args, frame)
         case Mapping():
             return _mapping_method(owner, attr, args, frame)
         case ModuleList() if attr == "keys":
@@ -220,6 +230,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         and all(item.equals(NONE) for item in args.positional)
     ):
         return Code(ast.Dict([], []), form=SHARED)
+    if objects.is_plain(obj, frame):
+        return PlainObject(obj, args)
     return plain_call(expr, args, is_static_call(obj, args))
 
 
@@ -233,7 +245,7 @@ def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
     if frame.translator.translates(cls):
         return frame.translator.construct(cls, args)
     if frame.translator.specialised:  # who builds a model says where it is, and in which dtype
-        kept = {key: item for key, item in args.keywords.items() if key not in _PLACES}
+        kept = {key: item for key, item in args.keywords.items() if key not in PLACES}
         args = replace(args, keywords=kept)
     return Instance((Made(cls),), plain_call(expr, args).expr)
 

@@ -49,10 +49,34 @@ def comprehension(
     _check_pure(statements, node, frame)
     expr = type(node)(element.code(), [ast.comprehension(generator.target, over, tests, 0)])
     if isinstance(element, Instance):
-        return ModuleList(element.made, expr)
+        element = _of_classes_here(element, expr.generators[0], frame)
+        return ModuleList(element.made, type(node)(element.code(), expr.generators))
     if element.equals(NONE) and not tests:
         return Repeated(element, expr)
     return Code(expr, _is_static(generator, env) and element.is_static)
+
+
+def _of_classes_here(module: Instance, loop: ast.comprehension, frame: Frame) -> Instance:
+    """Return a module that is made of one class or another as one of the class that the small model
+    has, where it has the other nowhere; guarded.
+    """
+    match module.expr:
+        case ast.IfExp(
+            test, body=ast.Call(func=ast.Name(id=first)), orelse=ast.Call(func=ast.Name(id=other))
+        ):
+            program = frame.translator
+            ways = [way for way in module.made if program.translates(way.cls)]
+            absent = {way.cls.__name__ for way in ways if not program.modules_of(way.cls)}
+            if (first in absent) is (other in absent):
+                return module
+            holds = ast.UnaryOp(ast.Not(), test) if first in absent else test
+            every = call(name("all"), ast.GeneratorExp(holds, [loop]))
+            if not program.decide(every, Code(every, static=True), frame):
+                return module
+            program.guard(every, frame)
+            made = tuple(way for way in module.made if way.cls.__name__ not in absent)
+            return Instance(made, module.expr.orelse if first in absent else module.expr.body)
+    return module
 
 
 def dict_comprehension(node: ast.DictComp, frame: Frame) -> Value:

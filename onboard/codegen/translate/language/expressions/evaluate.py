@@ -9,16 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
-
 from onboard.codegen.translate.language.expressions import calls, objects
 from onboard.codegen.translate.language.expressions.comprehensions import (
     comprehension,
     dict_comprehension,
 )
+from onboard.codegen.translate.language.expressions.conditional import conditional
 from onboard.codegen.translate.language.expressions.decisions import (
-    absent_here,
-    decided_here,
     same_number,
 )
 from onboard.codegen.translate.language.expressions.items import item_of, slice_code
@@ -29,7 +26,6 @@ from onboard.codegen.translate.language.expressions.module_lists import (
 )
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
-    Choice,
     Closure,
     Global,
     Instance,
@@ -240,6 +236,8 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
     if (known_as := frame.mechanisms.compare(op, left, right)) is not None:
         return known_as
     specialised = frame.translator.specialised
+    if specialised and isinstance(op, ast.Eq | ast.NotEq) and is_device(left) and is_device(right):
+        return Known(isinstance(op, ast.Eq))  # the model lies on one
     if specialised and isinstance(op, ast.Eq | ast.NotEq) and same_number(left, right, frame):
         return Known(isinstance(op, ast.Eq))
     if isinstance(op, ast.Eq) and isinstance(left, Global) and isinstance(right, Global):
@@ -260,82 +258,19 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
     return Code(ast.Compare(left.code(), [op], [right.code()]), static)
 
 
+def is_device(value: Value) -> bool:
+    """Whether a value is the device of a tensor."""
+    match value:
+        case Code(expr=ast.Attribute(attr="device"), static=False):
+            return True
+    return False
+
+
 def _constants(value: Value) -> Value:
     """Return a tuple of constants as one."""
     items = value.items if isinstance(value, Items) else ()
     known = tuple(item.value for item in items if isinstance(item, Known))
     return Known(known) if items and len(known) == len(items) else value
-
-
-def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
-    test = frame.evaluate(node.test)
-    decided = test.truth()
-    if decided is not None:
-        return frame.evaluate(node.body if decided else node.orelse)
-    body, orelse = frame.evaluate(node.body), frame.evaluate(node.orelse)
-    if body.equals(orelse):
-        return body
-    if orelse.equals(NONE) and absent_here(test, body, frame):
-        return NONE
-    if isinstance(body, Mask) and isinstance(orelse, Mask):
-        return PaddingMask()
-    if test.is_static and (is_rotary(body) or is_rotary(orelse)):
-        return _with_or_without(node, test, body, orelse, frame)
-    modules = isinstance(body, Instance) and isinstance(orelse, Instance)
-    # With a norm or without it
-    two_models = frame.translator.specialised or is_identity(body) != is_identity(orelse)
-    functions = frame.translator.specialised and all(map(_is_called, (body, orelse)))
-    lists = frame.translator.specialised and any(
-        isinstance(side, ModuleList) for side in (body, orelse)
-    )
-    wanted = functions or lists or (modules and two_models)
-    if wanted and (chosen := decided_here(test, frame)) is not None:
-        return body if chosen else orelse
-    expr = ast.IfExp(test.code(), body.code(), orelse.code())
-    match body, orelse:
-        case Instance(made=first), Instance(made=second):
-            return Instance(first + second, expr, body.optional or orelse.optional)
-        case Global() | Choice(), Global() | Choice() if test.is_static:
-            return Choice(test.code(), body, orelse)
-        case (Instance(made=made), Known(value=None)) | (Known(value=None), Instance(made=made)):
-            return Instance(made, expr, optional=True)
-        case (Code(transposed=True), _) | (_, Code(transposed=True)):
-            return Code(expr)
-    optional = any(each.may_be_none for each in (body, orelse))
-    forms = {side.form for side in (body, orelse) if isinstance(side, Code)}
-    form = forms.pop() if optional and len(forms) == 1 else None
-    return Code(
-        expr, test.is_static and body.is_static and orelse.is_static, optional=optional, form=form
-    )
-
-
-def _is_called(value: Value) -> bool:
-    """Whether a value is nothing, or there to be called: a function, a class, a module."""
-    return isinstance(value, Global | Choice | Closure | Instance) or value.equals(NONE)
-
-
-def is_identity(value: Value) -> bool:
-    """Whether a value is a module that does nothing."""
-    return isinstance(value, Instance) and all(
-        issubclass(cls, nn.Identity) for cls in value.classes
-    )
-
-
-def is_rotary(value: Value) -> bool:
-    """Whether a value is a module that makes RoPE's tables."""
-    return isinstance(value, Instance) and all(
-        hasattr(cls, "compute_default_rope_parameters") for cls in value.classes
-    )
-
-
-def _with_or_without(
-    node: ast.IfExp, test: Value, body: Value, orelse: Value, frame: Frame
-) -> Value:
-    """Take this config's side: with and without RoPE are two models."""
-    chosen = frame.translator.decide(node.test, test, frame)
-    expr = test.code()
-    frame.translator.guard(expr if chosen else ast.UnaryOp(ast.Not(), expr), frame)
-    return body if chosen else orelse
 
 
 def _sequence(node: ast.Tuple | ast.List, frame: Frame) -> Value:
@@ -427,7 +362,7 @@ _NODES: dict[type[ast.expr], Callable[[Any, Frame], Value]] = {
     ast.UnaryOp: _unary,
     ast.BoolOp: _boolop,
     ast.Compare: _compare,
-    ast.IfExp: _ifexp,
+    ast.IfExp: conditional,
     ast.Tuple: _sequence,
     ast.List: _sequence,
     ast.Dict: _dict,

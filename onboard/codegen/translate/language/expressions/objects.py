@@ -19,6 +19,7 @@ from transformers import PretrainedConfig
 from transformers.cache_utils import Cache
 from transformers.utils import ModelOutput
 
+from onboard.analysis.source import find_method
 from onboard.codegen.translate.language.expressions import branch_types
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
@@ -29,6 +30,7 @@ from onboard.codegen.translate.language.object_values import (
     Instance,
     Method,
     ModuleList,
+    PlainObject,
     Self,
 )
 from onboard.codegen.translate.language.state import ClassState
@@ -159,6 +161,8 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return Code(attribute(expr, attr), static=all(each.is_static for each in values))
         case Mapping() | ModuleList():
             return Method(owner, attr)
+        case PlainObject(attr=kept) if kept:
+            return get_attribute(Self(), f"{kept}_{attr}", frame)
         case Code() if attr == "data" and frame.translator.specialised:
             return owner  # nothing here has gradients
         case Code(expr=expr, masked=True) if attr in (*_OF_ANY_SHAPE, "shape"):
@@ -251,6 +255,17 @@ def is_module(cls: object) -> bool:
     return isinstance(cls, type) and issubclass(cls, nn.Module)
 
 
+def is_plain(cls: object, frame: Frame) -> bool:
+    """Whether a class of repositories' code is none of PyTorch's or transformers': its objects keep
+    things and compute.
+    """
+    if not (isinstance(cls, type) and frame.translator.specialised and frame.kind == "init"):
+        return False
+    package = type(frame.translator.model).__module__.split(".")[0]
+    bases = [base.__module__.split(".")[0] for base in cls.__mro__[:-1]]
+    return set(bases) == {package} and find_method(cls, "__init__") is not None
+
+
 def output(cls: type, positional: list[Value], keywords: dict[str, Value]) -> Output:
     """Return the value of `cls(...)` for an output class."""
     names = [field.name for field in dataclasses.fields(cls)]
@@ -269,6 +284,8 @@ def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) ->
         return known_as
     match value := state.attributes.get(attr):
         case Known() | Mask() | Global() | Closure():
+            return value
+        case PlainObject() if own:
             return value
         case Instance():
             return (
@@ -300,4 +317,7 @@ def _class_attribute(state: ClassState, attr: str, path: ast.expr, frame: Frame)
     modules = frame.translator.modules_of(state.cls)
     if modules and not any(hasattr(module, attr) for module in modules):
         raise Untranslatable(f"{state.cls.__name__}.{attr}, which its constructor does not make")
-    return Code(path, optional=state.inherits_init)  # a bias may be None
+    of_torch = state.inherits_init or (
+        frame.translator.specialised and any(getattr(each, attr, path) is None for each in modules)
+    )
+    return Code(path, optional=of_torch)  # a bias may be None

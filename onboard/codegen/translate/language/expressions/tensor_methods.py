@@ -8,7 +8,15 @@ from dataclasses import replace
 import torch
 
 from onboard.codegen.translate.language.args import Args, plain_call
-from onboard.codegen.translate.language.forms import CHANNELS, POSITIONS, ROWS, TRIANGLE, UPCAST
+from onboard.codegen.translate.language.forms import (
+    CHANNELS,
+    EVERY,
+    POSITIONS,
+    ROWS,
+    TABLE,
+    TRIANGLE,
+    UPCAST,
+)
 from onboard.codegen.translate.language.object_values import Global
 from onboard.codegen.translate.language.trees.syntax import attribute
 from onboard.codegen.translate.language.values import NONE, Code, Known, Value
@@ -52,8 +60,8 @@ def tensor_method(owner: Code, attr: str, args: Args) -> Value:
         or (attr in ("view", "reshape") and known == [-1])
     ):
         return owner
-    if owner.form == ROWS and attr in _OF_EACH_ROW:
-        return replace(plain_call(attribute(owner.expr, attr), args), form=ROWS)
+    if owner.form in (ROWS, TABLE, EVERY) and attr in _OF_EACH_ROW:
+        return replace(plain_call(attribute(owner.expr, attr), args), form=owner.form)
     if owner.form == ROWS and attr == "unsqueeze" and len(known) == 1 and known[0] >= 0:
         if known[0] == 0:
             return Code(owner.expr)  # which the batch is

@@ -32,7 +32,13 @@ from onboard.codegen.translate.language.object_values import (
     Repeated,
     Self,
 )
-from onboard.codegen.translate.language.program import closures, supers, unused_modules, uses
+from onboard.codegen.translate.language.program import (
+    closures,
+    plain_objects,
+    supers,
+    unused_modules,
+    uses,
+)
 from onboard.codegen.translate.language.program.argument_facts import (
     all_bound,
     as_parameters,
@@ -42,6 +48,7 @@ from onboard.codegen.translate.language.program.argument_facts import (
     join_facts,
     sets_attributes,
 )
+from onboard.codegen.translate.language.program.constructors import constructor_of
 from onboard.codegen.translate.language.program.inline import (
     call_autograd,
     defaults,
@@ -143,20 +150,11 @@ class Translator(Program):
         cls = type(self.model)
         config = Config(name("config"), self.config)
         (state,) = self.reached(self.construct(cls, Args([config], {}, [])))
-        given = {key: Code(name(key)) for key in self._inputs()}
+        given = {key: Code(name(key)) for key in uses.inputs_of(type(self.model))}
         self._method(state, "forward", Args([], dict(given), []))
         unused_modules.reach(self)
         self.mechanisms.finish(self)
         return state
-
-    def _inputs(self) -> list[str]:
-        """Return what the model's forward is given; one without `position_ids` counts them."""
-        found = find_method(type(self.model), "forward")
-        assert found is not None
-        arguments = found[1].args
-        named = {item.arg for item in (*arguments.args, *arguments.kwonlyargs)}
-        takes_any = arguments.kwarg is not None
-        return [key for key in ("input_ids", "position_ids") if takes_any or key in named]
 
     def remember_global(self, identifier: str, obj: Any, source: ModuleSource) -> None:
         """Note that residual code may mention a global name."""
@@ -178,7 +176,7 @@ class Translator(Program):
         """Return the states of a module's classes; how it is made becomes facts of theirs."""
         states = []
         for made in module.made:
-            found = find_method(made.cls, "__init__")
+            found = constructor_of(made.cls, self.specialised)
             assert found is not None
             self._learn(
                 ("init", made.cls.__qualname__), found[1], made.arguments, made.cls in self.states
@@ -208,7 +206,7 @@ class Translator(Program):
 
     def construct(self, cls: type, args: Args) -> Instance:
         """Return the module that `cls(*args)` makes."""
-        found = find_method(cls, "__init__")
+        found = constructor_of(cls, self.specialised)
         if found is None or args.stars:
             raise Untranslatable(f"the constructor of {cls.__name__}")
         bound, rest = bind(found[1], args, method=True)
@@ -337,6 +335,8 @@ class Translator(Program):
         return self._call_of(node, source, args)
 
     call_closure = staticmethod(closures.call_closure)
+    make_object = staticmethod(plain_objects.make_object)
+    call_object = staticmethod(plain_objects.call_object)
 
     def _call_of(self, node: ast.FunctionDef, source: ModuleSource, args: Args) -> Value:
         """Return a call of a helper's translation."""
@@ -349,7 +349,7 @@ class Translator(Program):
         return called(name(key), self.functions[key], bound, self)
 
     def _evaluate_init(self, state: ClassState) -> None:
-        found = find_method(state.cls, "__init__")
+        found = constructor_of(state.cls, self.specialised)
         assert found is not None
         owner, node = found
         if owner.__module__.startswith("torch."):

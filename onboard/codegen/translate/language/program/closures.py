@@ -22,6 +22,8 @@ from onboard.codegen.translate.language.statements.execute import RETURNS, execu
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import NONE, Mapping, Value
 
+_FUNCTIONS = (ast.FunctionDef, ast.Lambda)
+
 
 def call_closure(closure: Closure, args: Args, frame: Frame) -> Value:
     """Return what a function gives that is defined inside another one."""
@@ -151,13 +153,16 @@ def _returned(ending: str, inner: Frame, node: ast.FunctionDef) -> Value:
     return inner.settle(inner.returns[0][1])
 
 
+def _stored(node: ast.AST) -> set[str]:
+    """Return the variables that a function assigns, those of functions inside it left out."""
+    inside = [item for item in ast.iter_child_nodes(node) if not isinstance(item, _FUNCTIONS)]
+    own = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    return ({node.id} if own else set()).union(*map(_stored, inside))  # type: ignore[attr-defined]
+
+
 def _own_names(node: ast.FunctionDef, frame: Frame) -> dict[str, str]:
     """Return free names for the variables that a function assigns."""
-    stored = {
-        item.id
-        for item in ast.walk(node)
-        if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)
-    }
+    stored = _stored(node)
     taken = frame.env.values.keys() | {
         item.id
         for statements in (frame.out, *frame.outer)
@@ -184,4 +189,20 @@ class _Renamed(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.Name:
         """Rename it."""
         node.id = self.names.get(node.id, node.id)
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        """Rename what a function inside reads of the one around it."""
+        own = _stored(node) | {
+            item.arg for item in ast.walk(node.args) if isinstance(item, ast.arg)
+        }
+        inner = _Renamed({key: new for key, new in self.names.items() if key not in own})
+        node.body = [inner.visit(item) for item in node.body]
+        return node
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.Lambda:
+        """Rename likewise."""
+        own = {item.arg for item in ast.walk(node.args) if isinstance(item, ast.arg)}
+        inner = _Renamed({key: new for key, new in self.names.items() if key not in own})
+        node.body = inner.visit(node.body)
         return node

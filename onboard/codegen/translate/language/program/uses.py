@@ -1,9 +1,10 @@
-"""Calls of modules: what several classes share, and those that are not translated."""
+"""Calls of modules: what the model is given, what several classes share, what is not translated."""
 
 from __future__ import annotations
 
 from torch import nn
 
+from onboard.analysis.source import find_method
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.object_values import Instance
@@ -11,6 +12,16 @@ from onboard.codegen.translate.language.program.argument_facts import all_bound
 from onboard.codegen.translate.language.program.supers import looked_up
 from onboard.codegen.translate.language.state import ClassState, Restart, Routine
 from onboard.codegen.translate.language.values import Code, Value
+
+
+def inputs_of(cls: type) -> list[str]:
+    """Return what a model's forward is given; one without `position_ids` counts them."""
+    found = find_method(cls, "forward")
+    assert found is not None
+    arguments = found[1].args
+    named = {item.arg for item in (*arguments.args, *arguments.kwonlyargs)}
+    takes_any = arguments.kwarg is not None
+    return [key for key in ("input_ids", "position_ids") if takes_any or key in named]
 
 
 def share_parameters(

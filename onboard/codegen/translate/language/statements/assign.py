@@ -7,20 +7,20 @@ from dataclasses import replace
 
 from transformers import PreTrainedModel
 
-from onboard.codegen.translate.language.expressions import objects
 from onboard.codegen.translate.language.expressions.items import index_code
 from onboard.codegen.translate.language.forms import COMPLEX, MAYBE, ROWS, SEVERAL_ROWS
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole, Result
 from onboard.codegen.translate.language.object_values import (
     Closure,
-    Config,
     Global,
     Instance,
     ModuleList,
+    PlainObject,
     Self,
     joined_ways,
 )
+from onboard.codegen.translate.language.statements import config_changes
 from onboard.codegen.translate.language.statements.kept import is_cast, is_table
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
 from onboard.codegen.translate.language.values import (
@@ -60,7 +60,9 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             return
         case ast.Attribute(attr="generation_config"):
             return  # how transformers samples
-        case ast.Attribute(value=owner, attr=attr) if _states_a_fact(owner, attr, value, frame):
+        case ast.Attribute(value=owner, attr=attr) if config_changes.states_a_fact(
+            owner, attr, value, frame
+        ):
             return
         case ast.Attribute(value=ast.Attribute(), attr=attr) if _ties(target, value, frame):
             return  # written for all ties at once
@@ -69,26 +71,16 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             frame.emit(
                 ast.Assign([ast.Attribute(path, attr, ast.Store())], ast.Constant(None)), origin
             )
-        case ast.Attribute(value=owner, attr=attr) if _is_own_config(owner, frame):
-            _change_for_all(owner, attr, frame.settle(value), frame)
-        case ast.Attribute(value=ast.Name(id=variable), attr=attr) if _is_copied_config(
-            variable, frame
+        case ast.Attribute(value=owner, attr=attr) if config_changes.is_own_config(owner, frame):
+            config_changes.change_for_all(owner, attr, frame.settle(value), frame)
+        case ast.Attribute(value=ast.Name(id=variable), attr=attr) if (
+            config_changes.is_copied_config(variable, frame)
         ):
-            _change_config(variable, attr, frame.settle(value), frame, origin)
+            config_changes.change_config(variable, attr, frame.settle(value), frame, origin)
         case ast.Subscript():
             _store_item(target, frame.settle(value), frame, origin)
         case _:
             raise Untranslatable(f"an assignment to {ast.unparse(target)}")
-
-
-def _states_a_fact(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
-    """Whether `config.attr = value` says what every generated model takes for granted."""
-    fact = objects.CONFIG_FACTS.get(attr)
-    return (
-        isinstance(frame.evaluate(owner), Config)
-        and isinstance(value, Known)
-        and value.value is fact
-    )
 
 
 def _is_so_already(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
@@ -119,52 +111,6 @@ def _takes_away(owner: ast.expr, value: Value, frame: Frame) -> bool:
     """Whether `__init__` takes a part (a norm's bias) away from a module that it made."""
     nothing = isinstance(value, Known) and value.value is None
     return nothing and frame.kind == "init" and isinstance(frame.evaluate(owner), Instance)
-
-
-def _is_copied_config(variable: str, frame: Frame) -> bool:
-    known = frame.env.values.get(variable)
-    return isinstance(known, Config) and known.copy is not None
-
-
-def _is_own_config(owner: ast.expr, frame: Frame) -> bool:
-    """Whether a constructor assigns to an attribute of the config that the model is made with."""
-    config = frame.evaluate(owner) if frame.kind == "init" else NONE
-    return (
-        isinstance(config, Config) and config.copy is None and config.obj is frame.translator.config
-    )
-
-
-def _change_for_all(owner: ast.expr, attr: str, value: Value, frame: Frame) -> None:
-    """Note what the model's constructor makes of the config before it makes anything of it; the
-    generated file's config stays as it is.
-    """
-    program = frame.translator
-    own = frame.cls is not None and frame.cls.cls is type(program.model)
-    made = any(
-        isinstance(each, Instance | ModuleList) and key.startswith("self.")
-        for key, each in frame.env.values.items()
-    )
-    changes = getattr(program.config, attr, value) != getattr(value, "value", value)
-    if isinstance(value, Known) and not changes and (made or not own):
-        test = ast.Compare(attribute(frame.code(owner), attr), [ast.Eq()], [value.code()])
-        program.guard(test, frame)
-        return
-    if not isinstance(value, Known) or not own or made:
-        raise Untranslatable(f"an assignment to config.{attr} once modules are made of the config")
-    if (known := program.changed.setdefault(attr, value)) is not value and not known.equals(value):
-        raise Untranslatable(f"config.{attr}, which is changed twice")
-    frame.env.values[f"{ast.unparse(frame.code(owner))}.{attr}"] = value
-
-
-def _change_config(variable: str, attr: str, value: Value, frame: Frame, origin: ast.AST) -> None:
-    """Change a copy of the config; the first change is what it is copied for."""
-    config = frame.env.values[variable]
-    assert isinstance(config, Config)
-    assert config.copy is not None
-    if not (isinstance(config.expr, ast.Name) and config.expr.id == variable):
-        frame.emit(ast.Assign([name(variable, store=True)], config.copy), origin)
-        frame.env.values[variable] = Config(name(variable), config.obj, config.copy)
-    frame.emit(ast.Assign([ast.Attribute(name(variable), attr, ast.Store())], value.code()), origin)
 
 
 def _store_name(variable: str, value: Value, frame: Frame, origin: ast.AST) -> None:
@@ -306,6 +252,9 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
             return
         raise Grows(f"forward assigns self.{attr}")
     value = frame.mechanisms.set_attribute(attr, value, frame) or value
+    if isinstance(value, PlainObject):
+        frame.translator.make_object(value, attr, frame)
+        return
     if isinstance(value, Closure):
         frame.env.values[f"self.{attr}"] = _of_itself(value)
         return

@@ -1,4 +1,4 @@
-"""Unpacked results of a lambda that is mapped over several values."""
+"""Unpacked results of a function that is mapped over several values."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import ast
 
 
 def each_mapped(node: ast.Assign) -> ast.expr:
-    """Return `(f(x[0]), f(x[1]))` for `a, b = map(f, x)` of a lambda; other values as they are."""
+    """Return `(f(x[0]), f(x[1]))` for `a, b = map(f, x)` ; other values as they are."""
     match node.targets, node.value:
         case [ast.Tuple(elts=names)], ast.Call(
-            func=ast.Name(id="map"), args=[ast.Lambda() as function, items], keywords=[]
+            func=ast.Name(id="map"),
+            args=[ast.Lambda() | ast.Name() as function, items],
+            keywords=[],
         ) if not any(isinstance(each, ast.Starred) for each in names):
             parts = [
                 ast.Subscript(items, ast.Constant(place), ast.Load()) for place in range(len(names))

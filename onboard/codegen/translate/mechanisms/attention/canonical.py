@@ -198,6 +198,10 @@ def _tables(op_name: str, tables: list[Value]) -> list[ast.expr]:
     raise Untranslatable("interleaved RoPE whose cos and sin do not come from the rotary embedding")
 
 
+def _is_dispatch(owner: Value) -> bool:
+    return isinstance(owner, Global) and isinstance(owner.obj, HFAttentionInterface)
+
+
 class CanonicalOps(Mechanism):
     """Attention by transformers' interface, RoPE, PyTorch's norms."""
 
@@ -227,11 +231,13 @@ class CanonicalOps(Mechanism):
 
     def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
         """The choice of an implementation of attention."""
-        dispatch = isinstance(owner, Global) and isinstance(owner.obj, HFAttentionInterface)
-        return AttentionInterface() if dispatch and attr in ("get_interface", "get") else None
+        dispatch = _is_dispatch(owner) and attr in ("get_interface", "get")
+        return AttentionInterface() if dispatch else None
 
     def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
-        """The eager one of a table of attention classes."""
+        """The eager one of a table of attention classes, and transformers' own table."""
+        if _is_dispatch(owner):
+            return AttentionInterface()
         match owner, index:
             case Global(obj=dict() as table), Known(value=key) if (
                 "eager" in table and key not in table

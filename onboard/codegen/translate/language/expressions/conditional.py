@@ -1,0 +1,108 @@
+"""Conditional expressions."""
+
+from __future__ import annotations
+
+import ast
+
+from torch import nn
+
+from onboard.codegen.translate.language.expressions.decisions import absent_here, decided_here
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.object_values import (
+    Choice,
+    Closure,
+    Global,
+    Instance,
+    ModuleList,
+)
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.values import NONE, Code, Known, Mask, PaddingMask, Value
+
+
+def conditional(node: ast.IfExp, frame: Frame) -> Value:
+    """Return `body if test else orelse`; in code of repositories this config's side of a static test,
+    where only one has a translation or makes modules.
+    """
+    test = frame.evaluate(node.test)
+    decided = test.truth()
+    if decided is not None:
+        return frame.evaluate(node.body if decided else node.orelse)
+    if frame.kind == "forward" and frame.translator.specialised:
+        decided = decided_here(test, frame)
+        if decided is not None:
+            return frame.evaluate(node.body if decided else node.orelse)
+    emitted = len(frame.out)
+    try:
+        body, orelse = frame.evaluate(node.body), frame.evaluate(node.orelse)
+    except Untranslatable:
+        chosen = decided_here(test, frame) if frame.translator.specialised else None
+        if chosen is None:
+            raise
+        del frame.out[emitted:]
+        return frame.evaluate(node.body if chosen else node.orelse)
+    if body.equals(orelse):
+        return body
+    if orelse.equals(NONE) and absent_here(test, body, frame):
+        return NONE
+    if isinstance(body, Mask) and isinstance(orelse, Mask):
+        return PaddingMask()
+    if test.is_static and (is_rotary(body) or is_rotary(orelse)):
+        return _with_or_without(node, test, body, orelse, frame)
+    modules = isinstance(body, Instance) and isinstance(orelse, Instance)
+    # With a norm or without it
+    two_models = frame.translator.specialised or is_identity(body) != is_identity(orelse)
+    functions = frame.translator.specialised and all(map(_is_called, (body, orelse)))
+    lists = frame.translator.specialised and any(
+        isinstance(side, ModuleList) for side in (body, orelse)
+    )
+    one = frame.translator.specialised and isinstance(body, Instance) != isinstance(
+        orelse, Instance
+    )
+    wanted = functions or lists or one or (modules and two_models)
+    if wanted and (chosen := decided_here(test, frame)) is not None:
+        return body if chosen else orelse
+    expr = ast.IfExp(test.code(), body.code(), orelse.code())
+    match body, orelse:
+        case Instance(made=first), Instance(made=second):
+            return Instance(first + second, expr, body.optional or orelse.optional)
+        case Global() | Choice(), Global() | Choice() if test.is_static:
+            return Choice(test.code(), body, orelse)
+        case (Instance(made=made), Known(value=None)) | (Known(value=None), Instance(made=made)):
+            return Instance(made, expr, optional=True)
+        case (Code(transposed=True), _) | (_, Code(transposed=True)):
+            return Code(expr)
+    optional = any(each.may_be_none for each in (body, orelse))
+    forms = {side.form for side in (body, orelse) if isinstance(side, Code)}
+    form = forms.pop() if optional and len(forms) == 1 else None
+    return Code(
+        expr, test.is_static and body.is_static and orelse.is_static, optional=optional, form=form
+    )
+
+
+def _is_called(value: Value) -> bool:
+    """Whether a value is nothing, or there to be called: a function, a class, a module."""
+    return isinstance(value, Global | Choice | Closure | Instance) or value.equals(NONE)
+
+
+def is_identity(value: Value) -> bool:
+    """Whether a value is a module that does nothing."""
+    return isinstance(value, Instance) and all(
+        issubclass(cls, nn.Identity) for cls in value.classes
+    )
+
+
+def is_rotary(value: Value) -> bool:
+    """Whether a value is a module that makes RoPE's tables."""
+    return isinstance(value, Instance) and all(
+        hasattr(cls, "compute_default_rope_parameters") for cls in value.classes
+    )
+
+
+def _with_or_without(
+    node: ast.IfExp, test: Value, body: Value, orelse: Value, frame: Frame
+) -> Value:
+    """Take this config's side: with and without RoPE are two models."""
+    chosen = frame.translator.decide(node.test, test, frame)
+    expr = test.code()
+    frame.translator.guard(expr if chosen else ast.UnaryOp(ast.Not(), expr), frame)
+    return body if chosen else orelse

@@ -1,0 +1,92 @@
+"""Constructors that pass what they are given on to their base: `super().__init__(*args, **kwargs)`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from copy import deepcopy
+from functools import cache
+
+from torch import nn
+
+from onboard.analysis.source import find_method
+
+_Found = tuple[type, ast.FunctionDef]
+
+
+def constructor_of(cls: type, specialised: bool) -> _Found | None:
+    """Return the class whose constructor a class has, and its definition; in code of repositories
+    with the base's parameters by name, where it takes any for the base.
+    """
+    return _spelled_out(cls) if specialised else find_method(cls, "__init__")
+
+
+@cache
+def _spelled_out(cls: type) -> _Found | None:
+    found = find_method(cls, "__init__")
+    if found is None or (made := _with_parameters_of_base(cls, *found)) is None:
+        return found
+    return found[0], made
+
+
+def _with_parameters_of_base(
+    cls: type, owner: type, node: ast.FunctionDef
+) -> ast.FunctionDef | None:
+    node = deepcopy(node)
+    others = [item.arg for item in (node.args.vararg, node.args.kwarg) if item is not None]
+    calls = [item for item in ast.walk(node) if _passes_on(item, set(others))]
+    read = [item for item in ast.walk(node) if isinstance(item, ast.Name) and item.id in others]
+    rest = cls.__mro__[cls.__mro__.index(owner) + 1 :]
+    base = next(each for each in rest if "__init__" in vars(each))
+    if not others or len(calls) != 1 or len(read) != len(others) or not _has_parameters(base):
+        return None
+    (made,) = calls
+    assert isinstance(made, ast.Call)
+    given = [item for item in made.args if not isinstance(item, ast.Starred)]
+    named = [item for item in made.keywords if item.arg is not None]
+    parameters = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
+    left = parameters[len(given) :] if node.args.vararg else parameters
+    left = [item for item in left if item.name not in {each.arg for each in named}]
+    own = {item.arg for item in (*node.args.args, *node.args.kwonlyargs)}
+    if own & {item.name for item in left} or (len(given) != 0 and node.args.vararg is None):
+        return None
+    made.args = given
+    made.keywords = named + [
+        ast.keyword(item.name, ast.Name(item.name, ast.Load())) for item in left
+    ]
+    node.args.vararg = node.args.kwarg = None
+    for item in left:
+        if item.default is item.empty:
+            node.args.args.append(ast.arg(item.name))
+        else:
+            node.args.kwonlyargs.append(ast.arg(item.name))
+            node.args.kw_defaults.append(ast.Constant(item.default))
+    return ast.fix_missing_locations(node)
+
+
+def _passes_on(node: ast.AST, others: set[str]) -> bool:
+    """Whether a node is `super().__init__(...)` with `*args` and `**kwargs` of these names."""
+    match node:
+        case ast.Call(
+            func=ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr="__init__"),
+            args=args,
+            keywords=keywords,
+        ):
+            stars = [item.value for item in args if isinstance(item, ast.Starred)]
+            stars += [item.value for item in keywords if item.arg is None]
+            return {ast.unparse(item) for item in stars} == others
+    return False
+
+
+def _has_parameters(base: type) -> bool:
+    """Whether a class is a module whose constructor says what it takes, plain values by default."""
+    if not issubclass(base, nn.Module) or base is nn.Module:
+        return False
+    items = list(inspect.signature(base.__init__).parameters.values())[1:]
+    return all(
+        item.kind is item.POSITIONAL_OR_KEYWORD
+        and (
+            item.default is item.empty or isinstance(item.default, bool | int | float | str | None)
+        )
+        for item in items
+    )

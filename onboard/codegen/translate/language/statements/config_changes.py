@@ -1,0 +1,72 @@
+"""Assignments to attributes of the config."""
+
+from __future__ import annotations
+
+import ast
+
+from onboard.codegen.translate.language.expressions import objects
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.object_values import (
+    Config,
+    Instance,
+    ModuleList,
+)
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
+from onboard.codegen.translate.language.values import NONE, Known, Value
+
+
+def states_a_fact(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
+    """Whether `config.attr = value` says what every generated model takes for granted."""
+    fact = objects.CONFIG_FACTS.get(attr)
+    return (
+        isinstance(frame.evaluate(owner), Config)
+        and isinstance(value, Known)
+        and value.value is fact
+    )
+
+
+def is_copied_config(variable: str, frame: Frame) -> bool:
+    """Whether a variable holds a copy of the config, which code may change."""
+    known = frame.env.values.get(variable)
+    return isinstance(known, Config) and known.copy is not None
+
+
+def is_own_config(owner: ast.expr, frame: Frame) -> bool:
+    """Whether a constructor assigns to an attribute of the config that the model is made with."""
+    config = frame.evaluate(owner) if frame.kind == "init" else NONE
+    return (
+        isinstance(config, Config) and config.copy is None and config.obj is frame.translator.config
+    )
+
+
+def change_for_all(owner: ast.expr, attr: str, value: Value, frame: Frame) -> None:
+    """Note what the model's constructor makes of the config before it makes anything of it; the
+    generated file's config stays as it is.
+    """
+    program = frame.translator
+    own = frame.cls is not None and frame.cls.cls is type(program.model)
+    made = any(
+        isinstance(each, Instance | ModuleList) and key.startswith("self.")
+        for key, each in frame.env.values.items()
+    )
+    changes = getattr(program.config, attr, value) != getattr(value, "value", value)
+    if isinstance(value, Known) and not changes and (made or not own):
+        test = ast.Compare(attribute(frame.code(owner), attr), [ast.Eq()], [value.code()])
+        program.guard(test, frame)
+        return
+    if not isinstance(value, Known) or not own or made:
+        raise Untranslatable(f"an assignment to config.{attr} once modules are made of the config")
+    if (known := program.changed.setdefault(attr, value)) is not value and not known.equals(value):
+        raise Untranslatable(f"config.{attr}, which is changed twice")
+    frame.env.values[f"{ast.unparse(frame.code(owner))}.{attr}"] = value
+
+
+def change_config(variable: str, attr: str, value: Value, frame: Frame, origin: ast.AST) -> None:
+    """Change a copy of the config; the first change is what it is copied for."""
+    config = frame.env.values[variable]
+    assert isinstance(config, Config)
+    assert config.copy is not None
+    if not (isinstance(config.expr, ast.Name) and config.expr.id == variable):
+        frame.emit(ast.Assign([name(variable, store=True)], config.copy), origin)
+        frame.env.values[variable] = Config(name(variable), config.obj, config.copy)
+    frame.emit(ast.Assign([ast.Attribute(name(variable), attr, ast.Store())], value.code()), origin)

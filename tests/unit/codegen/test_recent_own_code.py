@@ -1,0 +1,155 @@
+"""What code of repositories of 2024 and 2025 has, written for transformers 4.43 to 4.57, in small
+modules.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.plain_config import ROPE_INIT_FUNCTIONS, PlainConfig
+from onboard.vetting.model_text import vet_model_text
+from tests.unit.codegen.test_own_code import _made, _written
+
+Translate = Callable[..., tuple[Any, str, str]]
+
+ROPE = """
+from onboard.plain_config import ROPE_INIT_FUNCTIONS
+
+
+class Rope(nn.Module):
+    def __init__(self, dim=None, kind="default", config=None):
+        super().__init__()
+        self.rope_kwargs = {}
+        if config is None:
+            self.rope_kwargs = {"rope_type": kind, "dim": dim}
+        self.init_fn = ROPE_INIT_FUNCTIONS["default"]
+        inv_freq, self.factor = self.init_fn(config, None, **self.rope_kwargs)
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+
+    def forward(self, x):
+        return x[:, None] * self.inv_freq * self.factor
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.rope = Rope(config=config)
+
+    def forward(self, x):
+        return self.rope(x)
+"""
+LAYERS = """
+class Plain(nn.Module):
+    def __init__(self, config, index):
+        super().__init__()
+        self.factor = config.factor + index
+
+    def forward(self, x):
+        return x * self.factor
+
+
+class Ahead(nn.Module):
+    def __init__(self, config, index):
+        super().__init__()
+        self.factor = config.factor
+
+    def forward(self, x, y):
+        return x + y * self.factor
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layers = []
+        for index in range(config.layers + config.ahead):
+            kind = Plain if index < config.layers else Ahead
+            self.layers.append(kind(config, index))
+        self.layers = nn.ModuleList(self.layers)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+"""
+DISPATCH = """
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+
+    def forward(self, x):
+        q = x.reshape(x.shape[0], x.shape[1], 2, -1).transpose(1, 2)
+        attend = ALL_ATTENTION_FUNCTIONS[self.config.kind]
+        out, _ = attend(self, q, q, q, None, scaling=0.5)
+        return out
+"""
+
+
+def test_a_lookup_in_the_table_of_attention_is_the_canonical_op(translate: Translate) -> None:
+    _, _, forward = translate(DISPATCH, {"kind": "sdpa"}, specialised=True)
+    assert "torch.ops.onboard.torch_attention(" in forward
+    assert "ALL_ATTENTION_FUNCTIONS" not in forward
+
+
+def test_keywords_of_an_attribute_that_is_empty_everywhere_are_none(translate: Translate) -> None:
+    sizes = {"head_dim": 8, "rope_theta": float(random.randint(10, 10**6))}
+    print(sizes)
+    state, _, _ = translate(ROPE, sizes, specialised=True)
+    (rope,) = [each for cls, each in state.translator.states.items() if cls.__name__ == "Rope"]
+    written = ROPE[: ROPE.index("class Rope")] + f"{_written(rope)}\n\n\n{_written(state)}"
+    x = torch.randn(3)
+    assert torch.equal(_made(written, sizes)(x), _made(ROPE, sizes)(x))
+
+
+def test_keywords_of_a_dict_that_says_something_are_not_dropped(translate: Translate) -> None:
+    text = ROPE.replace("self.rope_kwargs = {}", "self.rope_kwargs = config.more")
+    with pytest.raises(Untranslatable, match="unknown dict"):
+        translate(text, {"head_dim": 8, "rope_theta": 10.0, "more": {"a": 1}}, specialised=True)
+
+
+def test_a_class_of_layers_that_no_layer_has_is_left_out_and_guarded(translate: Translate) -> None:
+    sizes = {"factor": random.uniform(0.5, 2.0), "layers": 3, "ahead": 0}
+    print(sizes)
+    state, init, _ = translate(LAYERS, sizes, specialised=True)
+    assert "Ahead" not in init
+    (plain,) = [each for cls, each in state.translator.states.items() if cls.__name__ == "Plain"]
+    written = f"{_written(plain)}\n\n\n{_written(state)}"
+    x = torch.randn(2, 4)
+    assert torch.equal(_made(written, sizes)(x), _made(LAYERS, sizes)(x))
+    (guard,) = [each for each in state.guards if "all(" in _text(each)]
+    for ahead in (0, 1):
+        known = {"config": SimpleNamespace(**{**sizes, "ahead": ahead})}
+        assert eval(_text(guard), known) is (ahead == 0)
+
+
+def _text(expr: Any) -> str:
+    import ast
+
+    return ast.unparse(expr)
+
+
+def test_plain_rope_of_the_table_is_that_of_llama() -> None:
+    theta = float(random.randint(10, 10**6))
+    print(theta)
+    config = LlamaConfig(hidden_size=48, num_attention_heads=4, rope_theta=theta)
+    expected, _ = LlamaRotaryEmbedding.compute_default_rope_parameters(config)
+    ours = PlainConfig(hidden_size=48, num_attention_heads=4, rope_theta=theta)
+    found, factor = ROPE_INIT_FUNCTIONS["default"](ours, None)
+    assert torch.equal(found, expected)
+    assert factor == 1.0
+
+
+def test_a_model_file_may_import_the_table() -> None:
+    vet_model_text("from onboard.plain_config import ROPE_INIT_FUNCTIONS, PlainConfig\n")
