@@ -12,7 +12,7 @@ from onboard.errors import OnboardError, UsageError
 from onboard.pull_request.forge.github_api import Forge, Pull
 from onboard.pull_request.forge.posts import MOST, Post, log_posts, marked
 from onboard.pull_request.pull_journal import PullJournal, now
-from onboard.pull_request.pushed_proof import CommitProof, kept_proof, proof_at
+from onboard.pull_request.pushed_proof import CommitProof, keep_proof, kept_proof, proof_at
 from onboard.pull_request.readiness import require_clean, require_commits, require_own_head
 from onboard.pull_request.remote_branch import RemoteBranch
 from onboard.render import inline
@@ -212,7 +212,9 @@ class PullRequestWork:
     def _prove_anew(self, commit: str) -> CommitProof:
         self.tell(f"tests and runs {commit[:12]} in a clean checkout")
         with self.branch.apart(commit) as folder:
-            return proof_at(self.context, self.branch.root_in(folder), commit)
+            proof = proof_at(self.context, self.branch.root_in(folder), commit)
+        keep_proof(self.context.work_dir, proof)
+        return proof
 
 
 def _log_of_run(proof: CommitProof) -> list[Post]:

@@ -76,8 +76,13 @@ def kept_proof(work_dir: Path, commit: str) -> CommitProof | None:
         return None
 
 
+def keep_proof(work_dir: Path, proof: CommitProof) -> None:
+    """Keep a proof: what is posted after a kill is what would have been."""
+    write_atomically(work_dir / PROOFS / f"{proof.commit}.json", proof.model_dump_json(indent=1))
+
+
 def proof_at(context: RunContext, root: Path, commit: str) -> CommitProof:
-    """Test and run a model as a commit has it, and keep what comes of it.
+    """Test and run a model as a commit has it.
 
     Args:
         context: the model's run.
@@ -85,9 +90,7 @@ def proof_at(context: RunContext, root: Path, commit: str) -> CommitProof:
         commit: its name.
     """
     there = _context_at(context, root)
-    proof = CommitProof(commit=commit, tests=_tests(there), run=_run(there))
-    write_atomically(context.work_dir / PROOFS / f"{commit}.json", proof.model_dump_json(indent=1))
-    return proof
+    return CommitProof(commit=commit, tests=_tests(there), run=_run(there))
 
 
 def _tests(there: RunContext) -> CommitLog:

@@ -66,9 +66,10 @@ class GitHub:
     reviews: list[dict[str, Any]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
-    before: Callable[[Request], None] = lambda _: None
-    """Called with every request before it is carried out, and `after` it is, before the answer."""
-    after: Callable[[Request], None] = lambda _: None
+    before: Callable[[Request], bool] = lambda _: False
+    """Called with every request; where it says so, that is not carried out."""
+    after: Callable[[Request], bool] = lambda _: False
+    """Called when a request was carried out, before it is answered."""
     login_is_hidden: bool = False
     clock: int = 0
     lock: Any = field(default_factory=threading.RLock)
@@ -307,7 +308,9 @@ class _Handler(BaseHTTPRequestHandler):
         request = Request(self.command, parts.path, body, self.headers.get("Authorization", ""))
         with self.hub.lock:
             self.hub.requests.append(request)
-            self.hub.before(request)
+            if self.hub.before(request):
+                self._fail(Fault("", ""))
+                return
             fault = self.hub.fault_of(request)
             if fault is not None and not fault.after:
                 self._fail(fault)
