@@ -11,133 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
+from onboard.codegen.translate.language.trees.syntax import name
 from onboard.codegen.translate.language.values import Code
 from onboard.codegen.translate.output.printer import print_block
 from onboard.hf.old import einops_forms
 from tests.unit.codegen.conftest import HEAD
 
 Translate = Callable[..., tuple[Any, str, str]]
-
-CUT = """
-class Tables(nn.Module):
-    def __init__(self, size, length):
-        super().__init__()
-        self.longest = None
-        self._grow(size, length)
-        self.longest = None
-
-    def _grow(self, size, length):
-        self.longest = length
-        angles = torch.outer(torch.arange(length).float(), 1.0 / torch.arange(1, size + 1))
-        self.register_buffer("cos", angles.cos()[None, None, :, :], persistent=False)
-
-    def forward(self, x, length):
-        if self.longest is None or length > self.longest:
-            self._grow(x.shape[-1], length)
-        return self.cos[:, :, :length, ...].to(dtype=x.dtype)
-
-
-class Toy(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        self.tables = Tables(config.size, config.length)
-
-    def forward(self, x, position_ids):
-        cos = self.tables(x, length=x.shape[1])
-        cos = cos.squeeze(1).squeeze(0)
-        return x * USE
-"""
-
-
-def test_a_table_cut_to_the_text_is_looked_up_whole(translate: Translate) -> None:
-    text = CUT.replace("USE", "cos[position_ids]")
-    sizes = {"size": 4, "length": 32}
-    state, init, forward = translate(text, sizes, position_ids=Code(name("position_ids")))
-    (tables,) = [each for cls, each in state.translator.states.items() if cls.__name__ == "Tables"]
-    assert tables.methods["forward"].parameters == ["x"]
-    assert "cos[position_ids]" in forward
-    original = _made(text, sizes)
-    ours = _made(f"{_written(tables)}\n\n\n{_written(state)}", sizes)
-    generator = torch.Generator().manual_seed(5)
-    x, positions = torch.randn(2, 7, 4, generator=generator), torch.arange(7).expand(2, 7)
-    assert torch.equal(ours(x, positions), original(x, positions))
-    # A step of a text that began before: the table cut to its length would be too short.
-    assert torch.equal(ours(x[:, 5:], positions[:, 5:]), original(x, positions)[:, 5:])
-
-
-def test_a_table_cut_to_the_text_that_is_not_looked_up_is_refused(translate: Translate) -> None:
-    with pytest.raises(Untranslatable, match="no positions are looked up"):
-        translate(
-            CUT.replace("USE", "cos"),
-            {"size": 4, "length": 32},
-            position_ids=Code(name("position_ids")),
-        )
-
-
-HANDED = """
-def turned(x, cos):
-    _, length, _ = x.shape
-    return x * cos[:length]
-
-
-class Part(nn.Module):
-    def __init__(self):
-        super().__init__()
-
-    def forward(self, x, cos):
-        length = x.shape[1]
-        return x * cos[:length]
-
-
-class Toy(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        angles = torch.outer(torch.arange(config.length).float(), 1.0 / torch.arange(1, config.size + 1))
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.part = Part()
-
-    def turned(self, x, cos):
-        return x * cos[: x.shape[1]]
-
-    def forward(self, x, position_ids, offset=0):
-        HOW
-"""
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        "return turned(x, self.cos[offset:])",
-        "return turned(x, cos=self.cos.to(x.dtype))",
-        "return self.turned(x, self.cos)",
-        "return self.part(x, self.cos)",
-        "table = self.cos\n        return x * table[: x.shape[1]]",
-    ],
-    ids=["function", "keyword", "method", "module", "variable"],
-)
-def test_a_table_that_is_cut_where_it_was_handed_on_is_looked_up_whole(
-    how: str, translate: Translate
-) -> None:
-    text, sizes = HANDED.replace("HOW", how), {"size": 4, "length": 32}
-    given = Code(name("position_ids"))
-    _agree_in_every_step(
-        translate(text, sizes, specialised=True, counts_positions=True, position_ids=given)[0],
-        text,
-        sizes,
-    )
-
-
-def _agree_in_every_step(state: Any, text: str, sizes: dict[str, Any]) -> None:
-    """Compare what is left of class Toy with it, for a text and for the last tokens of it."""
-    functions = [_function(key, each) for key, each in state.translator.functions.items()]
-    classes = [_written(each) for each in state.translator.states.values() if each is not state]
-    ours = _made("\n\n\n".join([*functions, *classes, _written(state)]), sizes)
-    generator = torch.Generator().manual_seed(6)
-    x, positions = torch.randn(2, 7, sizes["size"], generator=generator), torch.arange(7)
-    expected = _made(text, sizes)(x, positions := positions.expand(2, 7))
-    assert torch.equal(ours(x, positions), expected)
-    assert torch.equal(ours(x[:, 5:], positions[:, 5:]), expected[:, 5:])
 
 
 def test_functions_inside_others_are_run_where_they_are_called(translate: Translate) -> None:

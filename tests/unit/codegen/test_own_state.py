@@ -120,14 +120,22 @@ class Toy(nn.Module):
 """
 
 
-def test_a_sequence_of_different_modules_is_taken_apart(translate: Translate) -> None:
+@pytest.mark.parametrize("is_called", [False, True])
+def test_a_sequence_of_different_modules_is_taken_apart(
+    is_called: bool, translate: Translate
+) -> None:
     config = {"size": 4, "words": 9, "layers": 3}
-    state, init, forward = translate(SEQUENCE, config, specialised=True)
+    text = SEQUENCE
+    if is_called:
+        text = (
+            text[: text.index("        x = self.layers[0](x)")] + "        return self.layers(x)\n"
+        )
+    state, init, forward = translate(text, config, specialised=True)
     assert "*[Layer(" in init
-    assert "module(x)" in forward
+    assert ("layer(hidden_states)" if is_called else "module(x)") in forward
     parts = [each for cls, each in state.translator.states.items() if cls.__name__ != "Toy"]
     written = "\n\n\n".join(map(_written, (*parts, state)))
-    ours, original = _made(written, config), _made(SEQUENCE, config)
+    ours, original = _made(written, config), _made(text, config)
     ours.load_state_dict(original.state_dict())
     x = torch.arange(9)[None]
     assert torch.equal(ours(x), original(x))

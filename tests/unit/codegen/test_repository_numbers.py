@@ -137,3 +137,38 @@ def test_a_scale_that_is_a_power_of_the_heads_size_is_attentions(translate: Tran
 def test_a_scale_of_the_texts_length_is_none_of_attentions(translate: Translate) -> None:
     _, _, forward = translate(POWER.replace("SIZE", "1"), {"by_size": True}, specialised=True)
     assert "torch_attention" not in forward
+
+
+MASKED = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.factor = config.factor
+
+    def forward(self, x):
+        q, k = x[:, None], x[:, None] * self.factor
+        hidden = torch.full((q.shape[2], k.shape[2]), -10000.0, device=x.device)
+        offset = k.shape[2] - q.shape[2]
+        scores = torch.matmul(q, k.transpose(-1, -2)) + torch.triu(hidden, DIAGONAL)
+        return torch.matmul(nn.functional.softmax(scores, dim=-1), k)
+"""
+
+
+@pytest.mark.parametrize(
+    ("diagonal", "is_causal"),
+    [
+        ("offset + 1", True),
+        ("diagonal=1 + k.shape[2] - q.shape[2]", True),
+        ("offset", False),
+        ("q.shape[2] - k.shape[2] + 1", False),
+        ("k.shape[2] + 1", False),
+    ],
+)
+def test_keys_after_the_last_queries_are_hidden_by_a_mask_that_says_so(
+    diagonal: str, is_causal: bool, translate: Translate
+) -> None:
+    text, config = MASKED.replace("DIAGONAL", diagonal), {"factor": 2}
+    state, _, forward = translate(text, config, specialised=True)
+    assert ("torch_attention" in forward) == is_causal
+    x = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(_made(_written(state), config)(x), _made(text, config)(x))

@@ -17,7 +17,11 @@ from transformers.utils import is_torchdynamo_compiling
 from onboard.codegen.translate.language.args import PLACES, Args, is_static_call, plain_call
 from onboard.codegen.translate.language.expressions import multimodal_configs, objects
 from onboard.codegen.translate.language.expressions.builtin_calls import BUILTINS
-from onboard.codegen.translate.language.expressions.module_lists import joined, parts_of
+from onboard.codegen.translate.language.expressions.module_lists import (
+    joined,
+    one_after_the_other,
+    parts_of,
+)
 from onboard.codegen.translate.language.expressions.tensor_methods import tensor_method
 from onboard.codegen.translate.language.forms import SHARED
 from onboard.codegen.translate.language.frame import Frame
@@ -100,6 +104,9 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
             return args.positional[0]
         case Instance():
             return frame.translator.call_module(callee, args, frame)
+        case ModuleList():
+            in_order = one_after_the_other(callee, frame)
+            return frame.translator.call_closure(in_order, args, frame)
         case Choice():
             return _chosen(callee, args, frame)
         case Closure():

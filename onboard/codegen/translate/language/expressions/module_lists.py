@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
+    Closure,
     Instance,
     ModuleList,
     joined_ways,
 )
-from onboard.codegen.translate.language.trees.syntax import call, name
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, call, name
 from onboard.codegen.translate.language.values import Items, Known, Value
 
 _Parts = tuple[Instance | ModuleList, ...]
@@ -77,6 +79,48 @@ def slice_modules(owner: ModuleList, part: ast.Slice, frame: Frame) -> Value:
 def joined_at(parts: _Parts, expr: ast.expr) -> ModuleList:
     """Return the list of these stretches that lies at a place."""
     return ModuleList(joined(parts).made, expr, parts)
+
+
+def one_after_the_other(owner: ModuleList, frame: Frame) -> Closure:
+    """Return the function that calling an nn.Sequential is: each module gets what the one before it
+    gives.
+
+    Raises:
+        Untranslatable: where its single modules and its list of alike ones lie is not known.
+    """
+    seen: dict[str, Value] = {}
+    body: list[ast.stmt] = []
+    for number, part in enumerate(_places(owner)):
+        key = f"part_{number}"
+        seen[key] = part
+        if isinstance(part, Instance):
+            body += ast.parse(f"hidden_states = {key}(hidden_states)").body
+        else:
+            body += ast.parse(f"for layer in {key}:\n    hidden_states = layer(hidden_states)").body
+    [node] = ast.parse("def run(hidden_states):\n    return hidden_states").body
+    assert isinstance(node, ast.FunctionDef)
+    node.body = [*body, *node.body]
+    return Closure(node, frame.source, seen)
+
+
+def _places(owner: ModuleList) -> Iterator[Instance | ModuleList]:
+    """Yield the stretches of a list of modules by their places in it."""
+    parts = parts_of(owner) or ()
+    lists = [place for place, part in enumerate(parts) if isinstance(part, ModuleList)]
+    if len(lists) > 1:
+        raise Untranslatable("a call of modules that run one after the other, of several lists")
+    ahead = lists[0] if lists else len(parts)
+    yield from (one_of(owner, Known(place)) for place in range(ahead))
+    if lists:
+        behind = len(parts) - ahead - 1
+        bounds = (ast.Constant(ahead) if ahead else None, _negative(behind) if behind else None)
+        among = ast.Subscript(owner.expr, ast.Slice(*bounds), ast.Load())
+        yield ModuleList(parts[ahead].made, among if ahead or behind else owner.expr)
+        yield from (one_of(owner, Known(-place)) for place in range(behind, 0, -1))
+
+
+def _negative(number: int) -> ast.expr:
+    return ast.UnaryOp(ast.USub(), ast.Constant(number))
 
 
 def _without(parts: _Parts, bound: Value | None, is_lower: bool) -> _Parts:

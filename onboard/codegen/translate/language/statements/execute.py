@@ -17,7 +17,10 @@ from onboard.codegen.translate.language.statements.assign import Grows, Widened,
 from onboard.codegen.translate.language.statements.by_class import Differing, by_class
 from onboard.codegen.translate.language.statements.first_calls import is_made_first
 from onboard.codegen.translate.language.statements.joins import joined_env, note_conditional
-from onboard.codegen.translate.language.statements.regrowth import without_regrowth
+from onboard.codegen.translate.language.statements.regrowth import (
+    begins_with_a_number,
+    without_regrowth,
+)
 from onboard.codegen.translate.language.statements.short_texts import Side, short_texts
 from onboard.codegen.translate.language.trees import selection, syntax
 from onboard.codegen.translate.language.trees.casts import casts_alone
@@ -204,13 +207,14 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
             sides.append(_side(body, frame))
     failed = [isinstance(side, Untranslatable) for side in sides]
     if isinstance(sides[0], Grows) and not node.orelse:
+        _made_anew(node, frame)
         return None
     if any(failed):
         return _fold(node, test, sides, frame)
     (body, body_env, body_end), (orelse, else_env, else_end) = sides
     may_grow = not test.is_static and not node.orelse and body_end == GOES_ON
     if may_grow and (known := without_regrowth(frame.env, body_env, body, frame)) is not None:
-        frame.env = known
+        frame.env = frame.env if _made_anew(node, frame) else known
         return None
     if RAISES in (body_end, else_end):  # a check of the config, which transformers made already
         kept = (orelse, else_env, else_end) if body_end == RAISES else (body, body_env, body_end)
@@ -245,8 +249,9 @@ def _only_raises(body: list[ast.stmt]) -> bool:
     return [type(item) for item in body] == [ast.Raise]
 
 
-def _side(body: list[ast.stmt], frame: Frame) -> Any:
-    count = len(frame.returns)
+def _side(body: list[ast.stmt], frame: Frame, remembers: bool = False) -> Any:
+    count, before = len(frame.returns), frame.remembers
+    frame.remembers = before or remembers
     env = Env({key: _own_copy(value) for key, value in frame.env.values.items()})
     try:
         with frame.branch(env) as statements:
@@ -255,6 +260,8 @@ def _side(body: list[ast.stmt], frame: Frame) -> Any:
     except Untranslatable as error:
         del frame.returns[count:]
         return error
+    finally:
+        frame.remembers = before
 
 
 def _own_copy(value: Value) -> Value:
@@ -292,12 +299,21 @@ def _if_statement(test: ast.expr, body: list[ast.stmt], orelse: list[ast.stmt]) 
 
 
 def _first_call(node: ast.If, frame: Frame) -> str | None:
-    before, frame.remembers = frame.remembers, True
-    try:
-        ending = execute(node.body, frame)
-    finally:
-        frame.remembers = before
-    return None if ending == GOES_ON else ending
+    side = _side(node.body, frame, remembers=True)
+    if isinstance(side, Untranslatable):
+        raise side
+    return _take(side, frame)
+
+
+def _made_anew(node: ast.If, frame: Frame) -> bool:
+    """Take a branch that makes a table as long as the text, where the one that is there may have
+    fewer rows than the config has positions.
+    """
+    side = _side(node.body, frame, remembers=True) if frame.translator.specialised else None
+    if not isinstance(side, tuple) or not begins_with_a_number(frame.env, side[1], frame):
+        return False
+    _take(side, frame)
+    return True
 
 
 def _for(node: ast.For, frame: Frame) -> str | None:

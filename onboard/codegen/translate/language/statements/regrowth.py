@@ -10,7 +10,7 @@ from copy import deepcopy
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.values import Code, Unread, Value
+from onboard.codegen.translate.language.values import Code, Known, Unread, Value
 
 
 def without_regrowth(start: Env, after: Env, body: list[ast.stmt], frame: Frame) -> Env | None:
@@ -40,6 +40,19 @@ def without_regrowth(start: Env, after: Env, body: list[ast.stmt], frame: Frame)
     return Env(start.values | unread)
 
 
+def begins_with_a_number(start: Env, after: Env, frame: Frame) -> bool:
+    """Whether an attribute that a branch gives the text's length began as a number that no config
+    says: a table of that length has fewer rows than there are positions, in some checkpoint.
+    """
+    return any(
+        isinstance(before := _before(key, start.values.get(key), frame), Known)
+        and type(before.value) is int
+        and _counts(key, before, now, frame)
+        for key, now in after.values.items()
+        if key.startswith("self.") and now is not start.values.get(key)
+    )
+
+
 def _same(
     before: Value, now: Value, values: dict[str, ast.expr], values_now: dict[str, ast.expr]
 ) -> bool:
@@ -52,9 +65,14 @@ def _same(
 
 def _counts(key: str, before: Value | None, now: Value, frame: Frame) -> bool:
     """Whether an attribute was a number of the config, or none, and is one that the text has."""
-    made = {} if frame.cls is None else frame.cls.attributes
-    before = before or made.get(key.removeprefix("self."))
+    before = _before(key, before, frame)
     return before is not None and before.is_static and type(now) is Code and not now.transposed
+
+
+def _before(key: str, known: Value | None, frame: Frame) -> Value | None:
+    """Return what an attribute of `self` was, or was made."""
+    made = {} if frame.cls is None else frame.cls.attributes
+    return known or made.get(key.removeprefix("self."))
 
 
 def _stores_more(body: list[ast.stmt], changed: dict[str, tuple[Value | None, Value]]) -> bool:

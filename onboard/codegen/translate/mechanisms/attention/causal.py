@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections import Counter
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
 from onboard.codegen.translate.language.forms import CHUNKED
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Global, MaskMaker
@@ -191,12 +194,9 @@ class CausalMasks(Mechanism):
 
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
         """Functions that make masks, as the analysis found, and `torch.triu(full(least), 1)`."""
-        match args.positional:
-            case [Code(expr=ast.Call() as made), Known(value=1)] if function is torch.triu:
-                size, least = _filled(made)
-                if size is None or least is None:
-                    return None
-                return Mask() if _is_square(size) and _is_least(least) else None
+        match [*args.positional, *args.keywords.values()]:
+            case [Code() as made, first] if function is torch.triu:
+                return Mask() if _hides_later(made, first, frame) else None
         return _found(function.__name__, frame) if inspect.isfunction(function) else None
 
     def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value | None:
@@ -234,6 +234,37 @@ class CausalMasks(Mechanism):
         return stands_at_run_time(value)
 
 
+def _hides_later(made: Code, first: Value, frame: Frame) -> bool:
+    """Whether what is left of `made` from its diagonal `first` on hides the keys after each query:
+    the queries are the last of [queries, keys] tokens, or there are as many of both.
+    """
+    written = WrittenOut(local_values(frame))
+    whole, diagonal = (written.visit(deepcopy(item.code())) for item in (made, first))
+    size, least = _filled(whole) if isinstance(whole, ast.Call) else (None, None)
+    if size is None or least is None or not _is_least(least):
+        return False
+    match size:
+        case ast.Tuple(elts=[queries, keys]) | ast.List(elts=[queries, keys]):
+            if isinstance(queries, ast.Constant):
+                return False
+            last = Counter({ast.dump(keys): 1})
+            last.subtract({ast.dump(queries): 1, "": -1})
+            return _sum_of(diagonal) == last
+    return False
+
+
+def _sum_of(expr: ast.expr, sign: int = 1) -> Counter[str]:
+    """Return how often each part of a sum occurs in it; "" is the number one."""
+    match expr:
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=right):
+            parts = _sum_of(left, sign)
+            parts.update(_sum_of(right, sign if isinstance(op, ast.Add) else -sign))
+            return parts
+        case ast.Constant(value=int() as number):
+            return Counter({"": sign * number})
+    return Counter({ast.dump(expr): sign})
+
+
 def _filled(made: ast.Call) -> tuple[ast.expr | None, ast.expr | None]:
     """Return size and number of `torch.full(size, number)`, or of a new tensor that is filled."""
     match made:
@@ -257,14 +288,6 @@ def _size_of_new(new: ast.expr) -> ast.expr | None:
 
 def _is_one(value: Value) -> bool:
     return isinstance(value, Known) and value.value == 1
-
-
-def _is_square(size: ast.expr) -> bool:
-    """Whether a size is that of queries by keys of one text: twice the same, not known before."""
-    match size:
-        case ast.Tuple(elts=[rows, columns]) | ast.List(elts=[rows, columns]):
-            return ast.dump(rows) == ast.dump(columns) and not isinstance(rows, ast.Constant)
-    return False
 
 
 def _is_least(number: ast.expr) -> bool:
