@@ -23,10 +23,16 @@ from tests.support.checkpoints import edit_config, save_checkpoint, tree
 from tests.support.drawing import some_of
 from tests.support.escapes import ATTEMPTS
 from tests.support.hostile import places_of, put_attempts
-from tests.support.remote_models import save_remote
+from tests.support.remote_models import CODE, save_remote
 from tests.support.walls import consent, standing, take_away
 
-STYLES = ["fused2023", "biased2023", "slopes2023", "sdpa2024", "moe2024", "modern"]
+STYLES = ["fused2023", "biased2023", "slopes2023", "trunk2023", "moe2024", "modern"]
+
+
+def test_every_style_is_tried_and_has_its_patterns_described() -> None:
+    described = (CODE / "README.md").read_text(encoding="utf-8")
+    assert {path.parent.name for path in CODE.glob("*/config.json")} == set(STYLES)
+    assert all(f"`{style}`" in described for style in STYLES)
 
 
 @pytest.mark.slow

@@ -16,12 +16,16 @@ _SAVE = """
 import json, sys
 from pathlib import Path
 from onboard.analysis.repository import install
-from onboard.analysis.tiny.tiny_model import build_tiny, load_config
+from onboard.analysis.tiny.tiny_model import build_tiny, load_config, made_with
 folder = Path(sys.argv[1])
 config = json.loads((folder / "config.json").read_text())
 install(folder, config)
 model = build_tiny(load_config(config))
+architectures = config["architectures"]
 model.save_pretrained(folder / "saved")
+config = made_with(model)  # the constructor may have changed the model's own
+config.architectures = architectures
+config.save_pretrained(folder / "saved")
 """
 
 

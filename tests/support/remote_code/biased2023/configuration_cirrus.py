@@ -25,6 +25,10 @@ class CirrusConfig(PretrainedConfig):
         layer_norm_epsilon=1e-5,
         initializer_range=0.02,
         use_cache=True,
+        bf16=False,
+        fp16=False,
+        fp32=False,
+        use_logn=False,
         bos_token_id=1,
         eos_token_id=2,
         **kwargs,
@@ -39,4 +43,8 @@ class CirrusConfig(PretrainedConfig):
         self.layer_norm_epsilon = layer_norm_epsilon
         self.initializer_range = initializer_range
         self.use_cache = use_cache
+        self.bf16 = bf16
+        self.fp16 = fp16
+        self.fp32 = fp32
+        self.use_logn = use_logn
         super().__init__(bos_token_id=bos_token_id, eos_token_id=eos_token_id, **kwargs)

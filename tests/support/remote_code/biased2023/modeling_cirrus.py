@@ -1,16 +1,23 @@
-"""Cirrus: fused Conv1D projections, scores by baddbmm, tied embeddings and tuples as caches."""
+"""Cirrus: fused Conv1D projections, scores by baddbmm, tied embeddings and tuples as caches; a config
+that the model's constructor changes.
+"""
 
+import math
 from typing import Optional, Tuple
 
 import torch
 from torch import nn
+from transformers import GenerationConfig, StoppingCriteriaList, top_k_top_p_filtering
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D, find_pruneable_heads_and_indices, prune_conv1d_layer
+from transformers.utils import logging
 from transformers.utils.model_parallel_utils import assert_device_map, get_device_map
 
 from .configuration_cirrus import CirrusConfig
+
+logger = logging.get_logger(__name__)
 
 
 def make_causal_mask(length, past_length, dtype, device):
@@ -39,7 +46,7 @@ class CirrusAttention(nn.Module):
         new_shape = tensor.size()[:-1] + (self.num_heads, self.head_dim)
         return tensor.view(new_shape).permute(0, 2, 1, 3)
 
-    def forward(self, hidden_states, layer_past=None, attention_mask=None, use_cache=False):
+    def forward(self, hidden_states, layer_past=None, attention_mask=None, head_mask=None, use_cache=False):
         query, key, value = self.c_attn(hidden_states).split(self.split_size, dim=2)
         query, key, value = self._split_heads(query), self._split_heads(key), self._split_heads(value)
         if layer_past is not None:
@@ -60,6 +67,8 @@ class CirrusAttention(nn.Module):
         scores = scores.view(batch, heads, q_length, kv_length)
         scores = scores + attention_mask
         probs = nn.functional.softmax(scores, dim=-1)
+        if head_mask is not None:
+            probs = probs * head_mask
         output = torch.matmul(probs, value)
         output = output.permute(0, 2, 1, 3).contiguous()
         output = output.view(output.size()[:-2] + (self.embed_dim,))
@@ -85,10 +94,14 @@ class CirrusBlock(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = CirrusMLP(config)
 
-    def forward(self, hidden_states, layer_past=None, attention_mask=None, use_cache=False):
+    def forward(self, hidden_states, layer_past=None, attention_mask=None, head_mask=None, use_cache=False):
         residual = hidden_states
         attended, present = self.attn(
-            self.ln_1(hidden_states), layer_past=layer_past, attention_mask=attention_mask, use_cache=use_cache
+            self.ln_1(hidden_states),
+            layer_past=layer_past,
+            attention_mask=attention_mask,
+            head_mask=head_mask,
+            use_cache=use_cache,
         )
         hidden_states = attended + residual
         residual = hidden_states
@@ -129,24 +142,36 @@ class CirrusModel(CirrusPreTrainedModel):
     def set_input_embeddings(self, new_embeddings):
         self.wte = new_embeddings
 
-    def forward(self, input_ids=None, past_key_values=None, position_ids=None, use_cache=None, return_dict=None, **kwargs):
+    def forward(
+        self,
+        input_ids=None,
+        past_key_values=None,
+        position_ids=None,
+        head_mask=None,
+        use_cache=None,
+        return_dict=None,
+        **kwargs,
+    ):
         use_cache = use_cache if use_cache is not None else self.config.use_cache
         return_dict = return_dict if return_dict is not None else self.config.use_return_dict
         input_shape = input_ids.size()
         input_ids = input_ids.view(-1, input_shape[-1])
         if past_key_values is None:
             past_length = 0
+            past_key_values = tuple([None] * len(self.h))
         else:
             past_length = past_key_values[0][0].size(-2)
         if position_ids is None:
             position_ids = torch.arange(past_length, input_shape[-1] + past_length, device=input_ids.device)
             position_ids = position_ids.unsqueeze(0)
+        head_mask = self.get_head_mask(head_mask, self.config.n_layer)
         hidden_states = self.wte(input_ids) + self.wpe(position_ids)
         mask = make_causal_mask(input_shape[-1], past_length, hidden_states.dtype, hidden_states.device)
         presents = () if use_cache else None
-        for i, block in enumerate(self.h):
-            layer_past = past_key_values[i] if past_key_values is not None else None
-            outputs = block(hidden_states, layer_past=layer_past, attention_mask=mask, use_cache=use_cache)
+        for i, (block, layer_past) in enumerate(zip(self.h, past_key_values)):
+            outputs = block(
+                hidden_states, layer_past=layer_past, attention_mask=mask, head_mask=head_mask[i], use_cache=use_cache
+            )
             hidden_states = outputs[0]
             if use_cache is True:
                 presents = presents + (outputs[1],)
@@ -161,8 +186,21 @@ class CirrusLMHeadModel(CirrusPreTrainedModel):
 
     def __init__(self, config):
         super().__init__(config)
+        assert config.bf16 + config.fp16 + config.fp32 <= 1, "only one precision can be chosen"
+        chooses = config.bf16 + config.fp16 + config.fp32 == 0
+        if chooses:
+            logger.warning("no precision is chosen: it is fp32")
+            config.fp32 = True
+        if config.use_logn:
+            self.logn = list(map(lambda i: math.log(i, config.n_positions), range(1, 2 * config.n_positions)))
         self.transformer = CirrusModel(config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        if config.bf16:
+            self.transformer.bfloat16()
+            self.lm_head.bfloat16()
+        if config.fp16:
+            self.transformer.half()
+            self.lm_head.half()
 
     def get_input_embeddings(self):
         return self.transformer.wte
@@ -172,6 +210,14 @@ class CirrusLMHeadModel(CirrusPreTrainedModel):
 
     def set_output_embeddings(self, new_embeddings):
         self.lm_head = new_embeddings
+
+    @torch.no_grad()
+    def chat(self, input_ids, settings: Optional[GenerationConfig] = None, stops: Optional[StoppingCriteriaList] = None):
+        from transformers_stream_generator import init_stream_support
+
+        init_stream_support()
+        logits = top_k_top_p_filtering(self(input_ids).logits[:, -1], top_p=0.9)
+        return torch.multinomial(logits.softmax(-1), 1)
 
     def forward(
         self,

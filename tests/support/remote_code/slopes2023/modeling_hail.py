@@ -174,8 +174,8 @@ class HailModel(HailPreTrainedModel):
 
 
 class HailForCausalLM(HailPreTrainedModel):
-    def __init__(self, config):
-        super().__init__(config)
+    def __init__(self, config, *model_args, **model_kwargs):
+        super().__init__(config, *model_args, **model_kwargs)
         self.model = HailModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
