@@ -133,7 +133,7 @@ def _if(node: ast.If, frame: Frame) -> str | None:
     try:
         test = frame.evaluate(node.test)
     except Untranslatable:
-        if _only_raises(node.body) and not node.orelse:
+        if syntax.only_raises(node.body) and not node.orelse:
             return None  # a check of arguments that generated code does not have
         if frame.translator.specialised and _alike_either_way(node, frame):
             return None
@@ -233,20 +233,16 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
     if [ast.dump(item) for item in body] == [ast.dump(item) for item in orelse]:
         frame.out.extend(body)  # what differed (masks, caches) is not there
     else:
-        frame.emit(_if_statement(test.code(), body, orelse), node)
+        frame.emit(syntax.if_statement(test.code(), body, orelse), node)
     frame.env = joined
     return None
 
 
 def _specialised(node: ast.If, test: Value, frame: Frame) -> bool | None:
     """Return this config's side of a static test and guard it; None where that cannot be told."""
-    if any(_only_raises(body) for body in (node.body, node.orelse)):
+    if any(syntax.only_raises(body) for body in (node.body, node.orelse)):
         return None
     return decided_here(test, frame)
-
-
-def _only_raises(body: list[ast.stmt]) -> bool:
-    return [type(item) for item in body] == [ast.Raise]
 
 
 def _side(body: list[ast.stmt], frame: Frame, remembers: bool = False) -> Any:
@@ -290,12 +286,6 @@ def _fold(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> str | No
     expr = test.code()
     frame.translator.guard(expr if index == 0 else ast.UnaryOp(ast.Not(), expr), frame)
     return _take(sides[index], frame)
-
-
-def _if_statement(test: ast.expr, body: list[ast.stmt], orelse: list[ast.stmt]) -> ast.If:
-    if body:
-        return ast.If(test, body, orelse)
-    return ast.If(ast.UnaryOp(ast.Not(), test), orelse, [])
 
 
 def _first_call(node: ast.If, frame: Frame) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -110,3 +110,15 @@ def works_in_place(node: ast.Call) -> bool:
         (node.func.attr.endswith("_") and not node.func.attr.endswith("__"))
         or node.func.attr == "append"
     )
+
+
+def only_raises(body: Sequence[ast.stmt]) -> bool:
+    """Whether statements are one that raises."""
+    return [type(item) for item in body] == [ast.Raise]
+
+
+def if_statement(test: ast.expr, body: list[ast.stmt], orelse: list[ast.stmt]) -> ast.If:
+    """Return a branch, the other way round where its first side is empty."""
+    if body:
+        return ast.If(test, body, orelse)
+    return ast.If(ast.UnaryOp(ast.Not(), test), orelse, [])
