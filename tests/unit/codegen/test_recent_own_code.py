@@ -4,6 +4,7 @@ modules.
 
 from __future__ import annotations
 
+import ast
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -97,6 +98,40 @@ class Toy(nn.Module):
 """
 
 
+SHARING = """
+class Mixer(nn.Module):
+    def __init__(self, config, index):
+        super().__init__()
+        self.kind = "cross" if index % config.share != 0 else "self"
+        self.factor = config.factor + index
+        if self.kind == "self":
+            self.scale = nn.Parameter(torch.full((4,), 0.5 + index))
+
+    def forward(self, x, kept=None):
+        if self.kind == "cross" and kept is not None and isinstance(kept, tuple):
+            k, v = kept
+        else:
+            k, v = x * self.scale, x + self.scale
+        return x * self.factor + k * v, (k, v)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.share = config.share
+        self.layers = nn.ModuleList([Mixer(config, i) for i in range(config.layers)])
+
+    def forward(self, x):
+        kept = None
+        for index, layer in enumerate(self.layers):
+            outputs = layer(x, kept=kept)
+            x = outputs[0]
+            if index % self.share == 0:
+                kept = outputs[-1]
+        return x
+"""
+
+
 def test_a_lookup_in_the_table_of_attention_is_the_canonical_op(translate: Translate) -> None:
     _, _, forward = translate(DISPATCH, {"kind": "sdpa"}, specialised=True)
     assert "torch.ops.onboard.torch_attention(" in forward
@@ -135,8 +170,6 @@ def test_a_class_of_layers_that_no_layer_has_is_left_out_and_guarded(translate: 
 
 
 def _text(expr: Any) -> str:
-    import ast
-
     return ast.unparse(expr)
 
 
@@ -153,3 +186,36 @@ def test_plain_rope_of_the_table_is_that_of_llama() -> None:
 
 def test_a_model_file_may_import_the_table() -> None:
     vet_model_text("from onboard.plain_config import ROPE_INIT_FUNCTIONS, PlainConfig\n")
+
+
+def test_what_a_layer_leaves_for_later_ones_is_a_tuple_or_nothing(translate: Translate) -> None:
+    sizes = {"factor": random.uniform(0.5, 2.0), "layers": 5, "share": 2}
+    print(sizes)
+    state, _, forward = translate(SHARING, sizes, specialised=True)
+    assert "kept = None" in forward
+    (mixer,) = [each for cls, each in state.translator.states.items() if cls.__name__ == "Mixer"]
+    written = f"{_written(mixer)}\n\n\n{_written(state)}"
+    assert written.count("kept is not None") == 1
+    x = torch.randn(2, 4)
+    assert torch.equal(_made(written, sizes)(x), _made(SHARING, sizes)(x))
+
+
+def test_one_hot_vectors_of_as_many_classes_as_tokens_are_exported(translate: Translate) -> None:
+    text = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.factor = config.factor
+
+    def forward(self, x):
+        places = nn.functional.one_hot(x.argmax(dim=-1), num_classes=x.shape[0])
+        return places.float() @ x * self.factor
+"""
+    config = {"factor": 3.0}
+    state, _, _ = translate(text, config, specialised=True)
+    ours, theirs = _made(_written(state), config), _made(text, config)
+    shapes = ({0: torch.export.Dim("tokens", min=5, max=64)},)
+    graph = torch.export.export(ours, (torch.randn(6, 4),), dynamic_shapes=shapes).module()
+    for tokens in (5, 17):
+        x = torch.randn(tokens, 4)
+        assert torch.equal(graph(x), theirs(x))

@@ -68,3 +68,6 @@ text.
 
 ZEROS = "zeros"
 """Form of a tensor that was made of zeros."""
+
+TUPLE = "tuple"
+"""Form of a tuple of tensors, where it may be None."""

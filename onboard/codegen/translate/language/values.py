@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from onboard.codegen.translate.language.forms import COMPLEX, ROWS, SEVERAL_ROWS
+from onboard.codegen.translate.language.forms import COMPLEX, ROWS, SEVERAL_ROWS, TUPLE
 from onboard.codegen.translate.language.trees.syntax import (
     Untranslatable,
     attribute,
@@ -431,11 +431,17 @@ NONE = Known(None)
 
 
 def either(one: Value, other: Value) -> Code:
-    """Return the fact that is all that two facts have in common: whether it is static, whether it
-    may be None.
-    """
+    """Return what two facts have in common: whether it is static, whether it may be None."""
     static = all(item.is_static and not item.lazy for item in (one, other))
-    return Code(name("_"), static, optional=one.may_be_none or other.may_be_none)
+    optional = one.may_be_none or other.may_be_none
+    return Code(name("_"), static, form=tuple_or_none(one, other), optional=optional)
+
+
+def tuple_or_none(*values: Value) -> str | None:
+    """Return the form of what is one value or another, if each is None or such a tuple."""
+    known = {value.form for value in values if isinstance(value, Code)}
+    others = all(isinstance(value, Code) or value.equals(NONE) for value in values)
+    return TUPLE if others and known == {TUPLE} else None
 
 
 def untransposed(value: Value) -> Code:

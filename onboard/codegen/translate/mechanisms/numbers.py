@@ -1,19 +1,26 @@
-"""Numbers that modeling code has as tensors without dimensions: a scale that is a square root."""
+"""Numbers that modeling code has as tensors without dimensions, a scale that is a square root, and
+numbers that an exported graph must not take for constants.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
+from typing import Any
 
 import torch
+from torch.nn import functional as F
 
+from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.frame import Frame, Mechanism
-from onboard.codegen.translate.language.trees.syntax import call, name
+from onboard.codegen.translate.language.trees.syntax import attribute, call, name
 from onboard.codegen.translate.language.values import Code, Value
 
 
 class Numbers(Mechanism):
-    """`self.scale = torch.sqrt(torch.tensor(size))`, which no checkpoint has, as a number."""
+    """`self.scale = torch.sqrt(torch.tensor(size))`, which no checkpoint has, as a number; one-hot
+    vectors of as many classes as are known at run time only.
+    """
 
     def set_attribute(self, attr: str, value: Value, frame: Frame) -> Value | None:
         """Such a number."""
@@ -22,6 +29,18 @@ class Numbers(Mechanism):
         kept = [vars(item).get(attr) for item in frame.translator.modules_of(frame.cls.cls)]
         if kept and all(map(_is_number, kept)):
             return Code(call(name("float"), value.code()), static=True)
+        return None
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """`one_hot(indices, length)` as a comparison: an export counts classes once and for all."""
+        match [*args.positional, *args.keywords.values()]:
+            case [Code(static=False) as indices, Code(static=False) as classes] if (
+                function is F.one_hot
+            ):
+                made = attribute(name("torch"), "arange")
+                numbers = call(made, classes.code(), device=attribute(indices.code(), "device"))
+                each = call(attribute(indices.code(), "unsqueeze"), ast.Constant(-1))
+                return Code(call(attribute(ast.Compare(each, [ast.Eq()], [numbers]), "long")))
         return None
 
 

@@ -11,6 +11,7 @@ import torch
 
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.expressions import objects
+from onboard.codegen.translate.language.forms import TUPLE
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Config,
@@ -43,6 +44,9 @@ def _isinstance(expr: ast.expr, args: Args, frame: Frame) -> Value:
             return Known(False)
         case Instance(), Global():
             return plain_call(expr, args, static=True)
+        case Code(form=str() as form, optional=True), Global(obj=cls) if form == TUPLE:
+            there = ast.Compare(value.code(), [ast.IsNot()], [ast.Constant(None)])
+            return Code(there) if cls is tuple else Known(False)
         case Code(static=False), Global(obj=cls):
             return Known(cls is torch.Tensor)
         case Code(static=False), Items(items=options):

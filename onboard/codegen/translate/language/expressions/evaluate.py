@@ -206,7 +206,8 @@ def _boolop(node: ast.BoolOp, frame: Frame) -> Value:
     for item in node.values:
         value = frame.evaluate(item)
         decided = value.truth()
-        if decided is None or decided is stop:
+        said = any(type(other) is Code and other.equals(value) for other in left)
+        if (decided is None or decided is stop) and not said:
             left.append(value)
         if decided is stop:
             break

@@ -34,6 +34,7 @@ from onboard.codegen.translate.language.values import (
     Mask,
     Unread,
     Value,
+    tuple_or_none,
 )
 
 GOES_ON, RETURNS, RAISES = "goes on", "returns", "raises"
@@ -328,6 +329,7 @@ def _for(node: ast.For, frame: Frame) -> str | None:
                 if execute(statements, frame) == RETURNS:
                     raise Untranslatable(f"a return in a loop at {frame.source.location(node)}")
                 changed = _changed(node.target, start, frame.env)
+                ends = {key: frame.env.values[key] for key in changed}
                 filled = _filled_dicts(start, frame.env)
                 known: dict[str, Value] = {
                     key: value
@@ -342,7 +344,7 @@ def _for(node: ast.For, frame: Frame) -> str | None:
             _forget(known_before, frame)
             continue
         except Widened as widened:
-            changed, known = [widened.variable], {}
+            changed, known, ends = [widened.variable], {}, {}
         if not changed and not known:
             if body:
                 frame.emit(ast.For(_plain_target(node.target), iterable, body, []), node)
@@ -350,7 +352,7 @@ def _for(node: ast.For, frame: Frame) -> str | None:
             return None
         frame.env.values.update(known)
         for key in changed if not known else []:
-            _widen(key, frame, node)
+            _widen(key, ends.get(key, NONE), frame, node)
     raise Untranslatable(f"a loop without a fixed point at {frame.source.location(node)}")
 
 
@@ -394,9 +396,11 @@ def _changed(target: ast.expr, start: Env, end: Env) -> list[str]:
     return [key for key in shared if not start.values[key].equals(end.values[key])]
 
 
-def _widen(key: str, frame: Frame, node: ast.AST) -> None:
+def _widen(key: str, end: Value, frame: Frame, node: ast.AST) -> None:
+    """Have a variable be what the loop leaves in it, too, which is `end`."""
     value = frame.env.values[key]
-    frame.bind(key, Code(value.code(), optional=value.may_be_none), node)
+    form = tuple_or_none(value, end)
+    frame.bind(key, Code(value.code(), form=form, optional=value.may_be_none), node)
 
 
 def _plain_target(target: ast.expr) -> ast.expr:
