@@ -27,13 +27,29 @@ class Gpus:
 @cache
 def known_gpus() -> dict[str, int]:
     """Return bytes of memory by the name of a kind, ascending."""
+    kinds = {name: each["memory"] * 2**20 for name, each in _kinds().items()}
+    return dict(sorted(kinds.items(), key=lambda item: item[1]))
+
+
+@cache
+def _kinds() -> dict[str, dict[str, int]]:
     import yaml
 
-    kinds = {
-        name: size * 2**20
-        for name, size in yaml.safe_load(_FILE.read_text(encoding="utf-8")).items()
-    }
-    return dict(sorted(kinds.items(), key=lambda item: item[1]))
+    found: dict[str, dict[str, int]] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def read_bandwidth(text: str) -> float:
+    """Return the bytes a second that the memory of a known kind of GPU can be read at, by its maker's
+    data sheet; raise `UsageError` for a kind that is not known.
+    """
+    found = {name.lower(): each["bandwidth"] for name, each in _kinds().items()}
+    if (rate := found.get(text.strip().lower())) is None:
+        raise UsageError(
+            f"how fast the memory of {text!r} is read is not known",
+            hint=f"Give one of {', '.join(known_gpus())}",
+        )
+    return rate * 1e9
 
 
 def parse_gpus(text: str) -> Gpus:

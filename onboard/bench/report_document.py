@@ -35,6 +35,7 @@ def document(report: Report) -> dict[str, Any]:
             "transformers": transformers.__version__,
         },
         "hardware": asdict(ceilings),
+        "device_type": report.device.type,
         "startup": {
             "seconds": report.startup.total,
             "stages": [asdict(span) for span in report.startup.spans],

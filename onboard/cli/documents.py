@@ -139,6 +139,20 @@ class BenchDocument(Document):
     facts: list[str]
 
 
+class ExplainDocument(Document):
+    """`onboard explain`; sizes in bytes, times in microseconds."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str
+    layers: list[dict[str, Any]]
+    """Layers that are alike: `layers`, `count`, `bytes` and `parts`."""
+    transforms: list[dict[str, Any]]
+    not_applied: list[dict[str, Any]]
+    profile: dict[str, Any] | None
+    floor: dict[str, Any]
+
+
 class TuneDocument(Document):
     """`onboard tune`."""
 
@@ -229,6 +243,7 @@ MODELS: dict[str, type[Document]] = {
     "bench": BenchDocument,
     "tune": TuneDocument,
     "sweep": SweepDocument,
+    "explain": ExplainDocument,
     "export": ExportDocument,
     "status": StatusDocument,
     "doctor": DoctorDocument,

@@ -15,6 +15,7 @@ from onboard.cli.commands import (
     check,
     demo,
     doctor,
+    explain,
     export,
     model,
     plan,
@@ -48,6 +49,7 @@ app.command("plan")(plan.plan)
 app.command("bench")(bench.bench)
 app.command("tune")(tune.tune)
 app.command("sweep")(sweep.sweep)
+app.command("explain")(explain.explain)
 app.command("export")(export.export)
 app.add_typer(registry.app, name="registry")
 app.add_typer(pr.app, name="pr")

@@ -16,6 +16,10 @@ Backend = Literal["auto", "flashinfer", "trtllm", "triton", "torch"]
 """What a transform's configuration may ask for; auto: the best that there is."""
 
 
+NO_TRITON = "it has Triton kernels only, and the run has another back end"
+"""Why a transform is skipped that has nothing else to put in."""
+
+
 def choose_backend(requested: str, context: TransformContext, asked_by: str) -> str:
     """Return "triton" or "torch": the one requested, else the best on the run's device, which is
     then a fact.

@@ -37,6 +37,11 @@ class HistoryEntry:
     from_cache: bool = False
     """It was done in an earlier start: the graph was taken from the cache."""
     summary: str = ""
+    """What was done beyond the matches, or why it was skipped."""
+    nodes: tuple[int, int] | None = None
+    """Nodes of all graphs before and after it; None where there was none, or it is not enabled."""
+    ops: dict[str, int] = field(default_factory=dict)
+    """Operators of which there are more after it, or fewer (below zero), and how many."""
 
 
 @dataclass

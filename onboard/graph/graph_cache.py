@@ -17,7 +17,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -66,6 +66,9 @@ class Done:
     skipped: bool
     num_matches: int
     summary: str = ""
+    nodes: tuple[int, int] | None = None
+    ops: dict[str, int] = field(default_factory=dict)
+    """See `HistoryEntry`."""
 
 
 @dataclass
@@ -122,7 +125,7 @@ class GraphCache:
         cache_ = context.cache
         extra = {
             "parts": _text(parts),
-            "done": [[each.key, each.skipped, each.num_matches, each.summary] for each in done],
+            "done": [astuple(each) for each in done],
             "facts": list(facts),
             "lengths": _lengths(context),
             "resources": None if cache_ is None else dict(cache_.resources),
@@ -196,7 +199,8 @@ class KeptRun:
         """
         self._facts.extend(facts)
         if not transform.acts:
-            self._done.append(Done(transform.key, entry.skipped, entry.num_matches, entry.summary))
+            outcome = entry.skipped, entry.num_matches, entry.summary, entry.nodes, entry.ops
+            self._done.append(Done(transform.key, *outcome))
 
     def keep(self, module: nn.Module) -> None:
         """Write the graph, once, if its parameters can be read again from the checkpoint."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from onboard.graph.canonicalise import clean_up
 from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.fx import copy_graphs, graph_modules, set_submodule
 from onboard.graph.graph_cache import Done, GraphCache, KeptRun
+from onboard.graph.graph_counts import GraphCounts, graph_counts, size
 from onboard.graph.invariants import check_stage
 from onboard.graph.shapes import propagate_shapes
 from onboard.graph.transform import BaseTransform, Stages, TransformInfo
@@ -72,7 +73,8 @@ def _entry_from_cache(transform: BaseTransform[Any], done: Done) -> HistoryEntry
     config = transform.config
     stage, skipped, matches = config.stage.value, done.skipped, done.num_matches
     what = transform.key, stage, config.enabled, skipped, matches
-    return HistoryEntry(*what, 0.0, True, True, 0, from_cache=True, summary=done.summary)
+    known = _Changes(nodes=done.nodes, ops=done.ops)
+    return HistoryEntry(*what, 0.0, True, True, 0, from_cache=True, summary=done.summary, **known)
 
 
 @dataclass
@@ -82,6 +84,17 @@ class _State:
     module: nn.Module
     is_clean: bool = True
     has_valid_shapes: bool = True
+    counts: GraphCounts | None = None
+    """Of the graphs, as they were counted last."""
+
+    def counted(self, info: TransformInfo) -> GraphCounts:
+        """Return the counts of the graphs; where a transform said that it found nothing, and no node
+        came or went, they are as before.
+        """
+        known = self.counts
+        if known is None or info.num_matches or size(self.module) != known.nodes:
+            known = self.counts = graph_counts(self.module)
+        return known
 
 
 class Pipeline:
@@ -151,11 +164,13 @@ class Pipeline:
         self, transform: BaseTransform[Any], state: _State, context: TransformContext
     ) -> None:
         memory, start = _memory(context.device), time.perf_counter()
-        info, error = TransformInfo(skipped=True), None
+        info, error, changes = TransformInfo(skipped=True), None, _NO_CHANGE
         if transform.config.enabled:
             _prepare(transform, state, context)
+            before = state.counted(TransformInfo())
             info, error = _apply(transform, state, context)
             _finish(transform, state, context)
+            changes = _changes(before, state.counted(info))
         entry = HistoryEntry(
             key=transform.key,
             stage=transform.config.stage.value,
@@ -168,6 +183,7 @@ class Pipeline:
             memory_delta=_memory(context.device) - memory,
             error=error,
             summary=info.summary,
+            **changes,
         )
         context.history.append(entry)
         _report(entry, transform, context)
@@ -195,6 +211,22 @@ class Pipeline:
             raise OnboardError(
                 f"{transform.key} (strict): {'; '.join(facts)}", hint="Run without strict to go on"
             )
+
+
+class _Changes(TypedDict):
+    """What of a history's entry the graphs say."""
+
+    nodes: tuple[int, int] | None
+    ops: dict[str, int]
+
+
+_NO_CHANGE = _Changes(nodes=None, ops={})
+
+
+def _changes(before: GraphCounts, after: GraphCounts) -> _Changes:
+    if not before.nodes and not after.nodes:
+        return _NO_CHANGE
+    return _Changes(nodes=(before.nodes, after.nodes), ops=before.changes_to(after))
 
 
 def _prepare(transform: BaseTransform[Any], state: _State, context: TransformContext) -> None:
@@ -231,7 +263,8 @@ def _note_idle(transform: BaseTransform[Any], context: TransformContext) -> None
     cache.
     """
     entry = context.history[-1]
-    is_idle = not (transform.acts or entry.num_matches or entry.summary or entry.error)
+    did = entry.num_matches or (entry.summary and not entry.skipped)
+    is_idle = not (transform.acts or did or entry.error)
     said = (f"{transform.key}:", f"{transform.key} found")
     if (
         entry.enabled
@@ -302,12 +335,15 @@ def _apply_once(
 
 
 def _combined(infos: Sequence[TransformInfo]) -> TransformInfo:
+    idle = all(info.skipped for info in infos)
     return TransformInfo(
-        skipped=all(info.skipped for info in infos),
+        skipped=idle,
         num_matches=sum(info.num_matches for info in infos),
         is_clean=all(info.is_clean for info in infos),
         has_valid_shapes=all(info.has_valid_shapes for info in infos),
-        summary="; ".join(info.summary for info in infos if info.summary),
+        summary="; ".join(
+            dict.fromkeys(info.summary for info in infos if info.summary and info.skipped is idle)
+        ),
     )
 
 

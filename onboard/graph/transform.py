@@ -83,11 +83,18 @@ class TransformInfo(BaseModel):
     has_valid_shapes: bool = False
     """`node.meta["val"]` of every node is still right after this transform."""
     summary: str = ""
-    """What was done beyond the number of matches, in a few words."""
+    """What was done beyond the number of matches, or why it was skipped, in a few words."""
 
 
 SKIPPED = TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
 """What a transform says that leaves a graph alone, because it is not for it or for this run."""
+
+
+def skipped(why: str) -> TransformInfo:
+    """Return what a transform says that leaves a graph alone for a reason that users may ask
+    for.
+    """
+    return SKIPPED.model_copy(update={"summary": why})
 
 
 C = TypeVar("C", bound=TransformConfig)

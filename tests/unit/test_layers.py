@@ -22,6 +22,7 @@ CONTENT = ("models", "transforms", "templates", "registry")
 # transformers' own code is checked by its runtime.
 FLOORS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("cli",),),
+    (("explain",),),
     (("pull_request",),),
     (("workflow",), ("bench",), ("standalone",)),
     (("agents",),),

@@ -15,11 +15,11 @@ from onboard.graph.backends import triton_runs_on
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import op_name
 from onboard.graph.transform import (
-    SKIPPED,
     GraphTransform,
     TransformConfig,
     TransformInfo,
     register_transform,
+    skipped,
 )
 from onboard.ops.library import NOT_OURS, declared, op_sources
 
@@ -45,7 +45,7 @@ class MakeBatchInvariant(GraphTransform[TransformConfig]):
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
         """Count one match for each operator replaced."""
         if not context.runtime.batch_invariant:
-            return SKIPPED
+            return skipped("batch_invariant is off")
         if context.attn_backend != "triton" or not triton_runs_on(context.device):
             raise UsageError(
                 f"batch_invariant needs Triton's kernels; this is {context.device} with {context.attn_backend}",

@@ -7,11 +7,11 @@ from torch import fx, nn
 from onboard.graph.compile.direct_calls import DirectCalls
 from onboard.graph.context import TransformContext
 from onboard.graph.transform import (
-    SKIPPED,
     BaseTransform,
     TransformConfig,
     TransformInfo,
     register_transform,
+    skipped,
 )
 
 
@@ -26,7 +26,7 @@ class CallOpsDirectly(BaseTransform[TransformConfig]):
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Count one match a call."""
         if context.device.type != "cpu" or not isinstance(gm, fx.GraphModule):
-            return gm, SKIPPED
+            return gm, skipped("it is for graphs on a CPU")
         direct = DirectCalls(gm)
         return direct, TransformInfo(
             num_matches=direct.num_calls, is_clean=True, has_valid_shapes=True

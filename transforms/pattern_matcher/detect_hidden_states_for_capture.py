@@ -16,11 +16,11 @@ from onboard.graph.context import TransformContext
 from onboard.graph.fx import is_op
 from onboard.graph.pattern_matcher.layer_ends import layer_paths, results
 from onboard.graph.transform import (
-    SKIPPED,
     GraphTransform,
     TransformConfig,
     TransformInfo,
     register_transform,
+    skipped,
 )
 
 _LEAST_LAYERS = 7
@@ -48,7 +48,7 @@ class DetectHiddenStatesForCapture(GraphTransform[DetectHiddenStatesForCaptureCo
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
         """Count one match for each layer."""
         if not self.config.capture_hidden_states:
-            return SKIPPED
+            return skipped("no layer is to be captured")
         layers = layer_paths(gm)
         chosen = self._chosen(len(layers))
         for index in chosen:

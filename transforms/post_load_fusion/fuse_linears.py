@@ -11,16 +11,16 @@ import torch
 from torch import fx
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
-from onboard.graph.backends import Backend, choose_backend
+from onboard.graph.backends import NO_TRITON, Backend, choose_backend
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, attr_tensor, is_op, nodes_of, only_user, replace_with
 from onboard.graph.new_nodes import insert_call
 from onboard.graph.transform import (
-    SKIPPED,
     GraphTransform,
     TransformConfig,
     TransformInfo,
     register_transform,
+    skipped,
 )
 from onboard.graph.weight_load.gemm_fusion import LINEARS
 from onboard.ops import has_triton
@@ -55,7 +55,7 @@ class FuseLinears(GraphTransform[FuseLinearsConfig]):
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
         """Count one match for each linear layer; a gated feed-forward block has two."""
         if choose_backend(self.config.backend, context, self.key) != "triton":
-            return SKIPPED
+            return skipped(NO_TRITON)
         dtypes = (*_DTYPES, torch.float32) if context.runtime.batch_invariant else _DTYPES
         for block in nodes_of(gm, *_BLOCKS):
             _split_block(gm, block, dtypes)

@@ -14,11 +14,11 @@ from onboard.graph.context import TransformContext
 from onboard.graph.fx import add_placeholder, arguments, is_op
 from onboard.graph.new_nodes import infer_value, insert_call
 from onboard.graph.transform import (
-    SKIPPED,
     GraphTransform,
     TransformConfig,
     TransformInfo,
     register_transform,
+    skipped,
 )
 from onboard.graph.weight_load.gemm_fusion import LINEARS
 
@@ -54,7 +54,7 @@ class GatherLogitsBeforeLmHead(GraphTransform[TransformConfig]):
             context.facts.append(
                 f"{self.key}: the logits come from {head}, not from a linear layer"
             )
-            return SKIPPED
+            return skipped("the logits come from no linear layer")
         assert isinstance(head, fx.Node)
         indices = add_placeholder(
             gm, "logits_gather_indices", torch.zeros(2, dtype=torch.int64, device=context.device)

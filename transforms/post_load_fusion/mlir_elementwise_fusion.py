@@ -12,11 +12,11 @@ from onboard.graph.backends import triton_runs_on
 from onboard.graph.context import TransformContext
 from onboard.graph.post_load_fusion.dtype_casts import remove_identity_casts
 from onboard.graph.transform import (
-    SKIPPED,
     GraphTransform,
     TransformConfig,
     TransformInfo,
     register_transform,
+    skipped,
 )
 from onboard.ops import has_triton
 
@@ -50,7 +50,7 @@ class MLIRElementwiseFusion(GraphTransform[MLIRElementwiseFusionConfig]):
         """
         if obstacle := _obstacle(context):
             context.facts.append(f"{self.key} was skipped: {obstacle}")
-            return SKIPPED
+            return skipped(obstacle)
         from onboard.experiments.elementwise.fused_regions import fuse_region
 
         casts = remove_identity_casts(gm)

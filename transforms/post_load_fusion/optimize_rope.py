@@ -8,15 +8,15 @@ import torch
 from torch import fx
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
-from onboard.graph.backends import choose_backend, fused_op
+from onboard.graph.backends import NO_TRITON, choose_backend, fused_op
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, attr_tensor, is_op, nodes_of, only_user
 from onboard.graph.transform import (
-    SKIPPED,
     GraphTransform,
     TransformConfig,
     TransformInfo,
     register_transform,
+    skipped,
 )
 from onboard.ops.library import declared
 
@@ -35,7 +35,7 @@ class OptimizeRope(GraphTransform[TransformConfig]):
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
         """Count one match for each rotation."""
         if choose_backend("auto", context, self.key) != "triton":
-            return SKIPPED
+            return skipped(NO_TRITON)
         rotations = [node for node in gm.graph.nodes if declared(node.target).fused_form]
         fitting = [node for node in rotations if _fits(node)]
         for node in fitting:

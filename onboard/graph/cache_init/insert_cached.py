@@ -13,7 +13,7 @@ from onboard.graph.cache_init.descriptor import CachedOpDescriptor, source_nodes
 from onboard.graph.cache_init.interface import cache_dtype, make_interface
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import add_placeholder, arguments, replace_with
-from onboard.graph.transform import SKIPPED, GraphTransform, TransformConfig, TransformInfo
+from onboard.graph.transform import GraphTransform, TransformConfig, TransformInfo, skipped
 
 
 class InsertCachedConfig(TransformConfig):
@@ -42,7 +42,11 @@ class InsertCached(GraphTransform[InsertCachedConfig]):
         for node in nodes:
             target = self.descriptor.cached_op(self._backend(node, context))
             _swap(gm, self.descriptor.prepare(gm, node), self.descriptor, target, context)
-        return TransformInfo(num_matches=len(nodes)) if nodes else SKIPPED
+        return (
+            TransformInfo(num_matches=len(nodes))
+            if nodes
+            else skipped("the graph has no such node")
+        )
 
     @classmethod
     def resolve_backend_for_node(cls, requested_backend: str, source_attn_node: fx.Node) -> str:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,38 @@ def test_dumps_are_readable_python_with_operator_counts(tmp_path: Path) -> None:
     text = (tmp_path / "dumps" / "01_export_export_to_gm.py").read_text("utf-8")
     assert "#     2  onboard.torch_attention.default" in text
     compile(text, "dump", "exec")
+
+
+def test_the_history_counts_nodes_and_operators(tmp_path: Path) -> None:
+    """Beside what an observer counts in the graph after each transform."""
+    context, seen = make_context(tmp_path), dict[str, Counter[str]]()
+
+    def look(key: str, module: nn.Module, _: TransformContext) -> None:
+        graphs = [each for each in module.modules() if isinstance(each, fx.GraphModule)]
+        nodes = [node for gm in graphs for node in gm.graph.nodes]
+        seen[key] = Counter(
+            str(node.target).split(".")[1] if "." in str(node.target) else ""
+            for node in nodes
+            if isinstance(node.target, torch._ops.OpOverload)
+        ) + Counter({"all": len(nodes)})
+
+    transforms = load_pipeline({})
+    end = next(n for n, each in enumerate(transforms) if each.key == "load_weights")
+    Pipeline(transforms[:end]).run(context, look)
+    before = Counter[str]()
+    changed = 0
+    for entry in context.history:
+        if entry.key not in seen or not entry.enabled:
+            continue
+        after = seen[entry.key]
+        if entry.nodes is not None:
+            assert entry.nodes == (before["all"], after["all"]), entry.key
+        names = {*before, *after} - {"all"}
+        change = {name: after[name] - before[name] for name in names if after[name] != before[name]}
+        assert entry.ops == change, entry.key
+        changed += bool(change)
+        before = after
+    assert changed >= 3
 
 
 def test_the_observer_sees_the_module_after_each_transform(tmp_path: Path) -> None:

@@ -80,7 +80,8 @@ def test_the_second_start_takes_the_graph_of_the_first(made: Tiny, folder: Path)
     before = {entry.key: entry for entry in first.history}
     for entry in filter(lambda entry: entry.from_cache, second.history):
         now, then = (
-            (each.num_matches, each.enabled, each.skipped) for each in (entry, before[entry.key])
+            (each.num_matches, each.enabled, each.skipped, each.nodes, each.ops, each.summary)
+            for each in (entry, before[entry.key])
         )
         assert now == then
     assert [str(node.target) for node in first.gm.graph.nodes] == [
