@@ -119,6 +119,10 @@ class RuntimeConfig(StrictModel):
     """Overrides of the Hugging Face config (for example `num_hidden_layers: 2` for a reduced
     run).
     """
+    quantize: Literal["none", "fp8", "fp8-block"] = "none"
+    """Linear layers of an unquantised checkpoint in float8_e4m3fn, by its weights alone, with scales
+    of rows or of blocks of 128 x 128; inputs are quantised as they come. The head stays as it is.
+    """
     skip_loading_weights: bool = False
     """Random weights instead of the checkpoint's."""
     transforms: dict[str, dict[str, Any]] = Field(default_factory=dict)

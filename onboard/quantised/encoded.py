@@ -10,6 +10,12 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 """Values of the 16 codes of a four-bit float (OCP Microscaling Formats 1.0, section 5.3.3)."""
 
 
+LARGEST_FP8 = 448.0
+"""Of float8_e4m3fn."""
+SMALLEST_SCALE = 1e-12
+"""Of a row of zeros."""
+
+
 @dataclass(frozen=True)
 class Encoded:
     """A weight [..., outputs, inputs] as codes, of which blocks of `rows` x `columns` share a
@@ -35,6 +41,15 @@ class Encoded:
     transposed: bool = False
     """The model has the weight as [..., inputs, outputs]."""
 
+    def form(self, kind: str, *, in_blocks: bool) -> torch.Tensor:
+        """Return the "codes", or their "scale": of blocks as it is, or else [outputs] float32."""
+        if kind == "codes":
+            return self.codes
+        if in_blocks:
+            return self.scale
+        outputs = self.codes.shape[0]
+        return self.scale[:, 0].repeat_interleave(self.rows)[:outputs]
+
     def values(self) -> torch.Tensor:
         """Return the weight in float32, in the model's layout."""
         weight = self._levels() * self._spread(self.scale)
@@ -58,3 +73,18 @@ class Encoded:
         else:
             wide = blocks.repeat_interleave(self.columns, -1)[..., :inputs]
         return wide.repeat_interleave(self.rows, -2)[..., :outputs, :]
+
+
+def encode_fp8(weight: torch.Tensor, block: tuple[int, int] | None = None) -> Encoded:
+    """Return a weight [outputs, inputs] in float8_e4m3fn: the largest value of each row, or block, is
+    the format's.
+    """
+    outputs, inputs = weight.shape
+    rows, columns = block or (1, inputs)
+    padding = (0, -inputs % columns, 0, -outputs % rows)
+    padded = torch.nn.functional.pad(weight.float(), padding)
+    tiles = padded.view(len(padded) // rows, rows, -1, columns)
+    scale = (tiles.abs().amax((1, 3)) / LARGEST_FP8).clamp_min(SMALLEST_SCALE)
+    codes = (tiles / scale[:, None, :, None]).flatten(2, 3).flatten(0, 1)
+    codes = codes[:outputs, :inputs].clamp(-LARGEST_FP8, LARGEST_FP8)
+    return Encoded(codes.to(torch.float8_e4m3fn).contiguous(), scale, rows, columns)

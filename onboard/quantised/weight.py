@@ -83,6 +83,8 @@ class QuantisedWeight:
     """The tensors of the checkpoint, by their roles."""
     decode: Callable[[Tensors], Encoded]
     activations: Activations = NOT_QUANTISED
+    block: tuple[int, int] | None = None
+    """Outputs and inputs that share a scale; None: all of an output's inputs do."""
     unread: tuple[str, ...] = field(default=())
     """Further tensors of the checkpoint that belong to it: scales of what goes in and out."""
 

@@ -19,6 +19,7 @@ from onboard.gpu import system_memory
 from onboard.graph.context import TransformContext
 from onboard.graph.weight_load.quantised_folder import decoded_state, open_checkpoint
 from onboard.hf.hf_model import load_reference
+from onboard.verify.quantised_inputs import quantise_inputs
 
 _MEMORY_SHARE = 0.8
 """Of the free memory: the rest is for activations."""
@@ -47,7 +48,9 @@ class Reference:
     exact: list[torch.Tensor]
     """In float32, with the weights as the run's dtype rounds them."""
     own: list[torch.Tensor] | None
-    """In the run's dtype; None when that is float32."""
+    """In the run's dtype, with inputs quantised where the run quantises them; None when that is
+    float32.
+    """
     how: str
     whose: str = "transformers"
 
@@ -101,6 +104,8 @@ def _run(
     weights' dtypes.
     """
     model = _load(context, dtype)
+    if rounded is None and dtype != torch.float32:
+        quantise_inputs(model, context)
     if rounded is not None:
         for name, parameter in model.named_parameters():
             parameter.data = parameter.data.to(rounded[name]).to(parameter.dtype)
@@ -125,6 +130,8 @@ def _run_layer_by_layer(
     dtypes = {
         name: parameter.dtype for name, parameter in model.named_parameters(remove_duplicate=False)
     }
+    if rounded is None and dtype != torch.float32:
+        quantise_inputs(model, context)
     parts = LayerByLayer(model, open_checkpoint(factory.checkpoint), context.device, rounding)
     with _exact_products():
         return parts.run(

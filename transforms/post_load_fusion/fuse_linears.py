@@ -32,6 +32,7 @@ _NORMS, _GATES, _BLOCKS = (
     tuple(getattr(_ops, f"{backend}_{name}") for backend in _BACKENDS)
     for name in ("rmsnorm", "silu_and_mul", "fused_swiglu_mlp")
 )
+_EIGHT_BITS = (_ops.torch_fp8_linear, _ops.torch_finegrained_fp8_linear)
 _DTYPES = (torch.float16, torch.bfloat16)
 
 
@@ -59,12 +60,13 @@ class FuseLinears(GraphTransform[FuseLinearsConfig]):
         dtypes = (*_DTYPES, torch.float32) if context.runtime.batch_invariant else _DTYPES
         for block in nodes_of(gm, *_BLOCKS):
             _split_block(gm, block, dtypes)
-        linears = [_fuse(gm, node) for node in nodes_of(gm, *LINEARS) if _fits(gm, node, dtypes)]
+        plain = [node for node in nodes_of(gm, *LINEARS) if _fits(gm, node, dtypes)]
+        linears = [_fuse(gm, node) for node in [*plain, *nodes_of(gm, *_EIGHT_BITS)]]
         for node in linears:
             node = _take_in_gate(gm, node)
             node = _take_in_sum(gm, node)
             _take_in_norm(gm, node)
-        return len(nodes_of(gm, _ops.triton_fused_linear))
+        return len(nodes_of(gm, _ops.triton_fused_linear, _ops.triton_fused_fp8_linear))
 
 
 def _fits(gm: fx.GraphModule, linear: fx.Node, dtypes: Container[torch.dtype]) -> bool:
@@ -108,10 +110,7 @@ def _split_block(gm: fx.GraphModule, block: fx.Node, dtypes: Container[torch.dty
 
 
 def _fuse(gm: fx.GraphModule, linear: fx.Node) -> fx.Node:
-    values = arguments(linear)
-    return _replaced(
-        gm, linear, linear, {name: values[name] for name in ("input", "weight", "bias")}
-    )
+    return _replaced(gm, linear, linear, arguments(linear))
 
 
 def _replaced(
@@ -120,10 +119,11 @@ def _replaced(
     """Put a fused linear with these arguments in the place of a node; the linear that it was before
     is erased.
     """
-    names = [argument.name for argument in _ops.triton_fused_linear.default._schema.arguments]
-    defaults: dict[str, Any] = {"eps": 0.0, "activation": ""}
+    target = _ops.triton_fused_fp8_linear if "weight_scale" in values else _ops.triton_fused_linear
+    names = [argument.name for argument in target.default._schema.arguments]
+    defaults: dict[str, Any] = {"eps": 0.0, "activation": "", "quantize": ""}
     args = [values.get(name, defaults.get(name)) for name in names]
-    new = insert_call(gm, place, _ops.triton_fused_linear.default, *args, like=linear)
+    new = insert_call(gm, place, target.default, *args, like=linear)
     replace_with(place, new)
     if place is not linear:
         gm.graph.erase_node(linear)

@@ -18,6 +18,7 @@ from onboard.graph.transform import (
 )
 from onboard.graph.weight_load.converted_weights import Source
 from onboard.graph.weight_load.parameters import (
+    Form,
     further_names,
     mark_loaded,
     move_buffers,
@@ -30,11 +31,13 @@ from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open
 from onboard.graph.weight_load.safetensors_folder import Checkpoint, find_non_finite
 from onboard.graph.weight_load.weight_sources import WRONG_MODEL, find_sources
 from onboard.graph.weight_load.weight_stream import Load, stream
+from onboard.quantised.encoded import encode_fp8
 
 if TYPE_CHECKING:
     from onboard.graph.weight_load.converted import ConvertedCheckpoint
 
 _RANDOM_SCALE = 0.02  # the usual `initializer_range`
+_CODES = 100.0  # of the 448 that eight-bit floats reach
 
 
 class LoadWeightsConfig(TransformConfig):
@@ -74,16 +77,16 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
 
     def _load(self, gm: nn.Module, groups: list[list[str]], context: TransformContext) -> None:
         plan, checkpoint = weight_plan(gm), _checkpoint(context)
-        wanted = {
-            part: [part, *further_names(gm, part)]
-            for names in groups
-            for part in plan.parts(names[0])
-        }
+        weights = {plan.weight_of(part) for names in groups for part in plan.parts(names[0])}
+        wanted = {weight: [weight, *further_names(gm, weight)] for weight in sorted(weights)}
         buffers = [name for name, _ in gm.named_buffers() if name in gm.state_dict()]
         found, facts = find_sources(wanted, buffers, unread_names(gm), checkpoint, context.factory)
         context.facts.extend(facts)
         if isinstance(checkpoint, QuantisedCheckpoint):
-            context.facts.extend(checkpoint.facts())
+            kept = [form.weight for form in plan.forms.values()]
+            context.facts.extend(
+                checkpoint.facts({name for each in kept for name in found[each].names})
+            )
         device = self.config.checkpoint_device or context.device
         later: list[tuple[str, Load]] = []  # on a GPU alone
         for names in groups:
@@ -91,6 +94,10 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
             for part, view in plan.slices(names[0], parameter):
                 if part is None:
                     view.zero_()
+                elif part in plan.forms:
+                    _read_form(
+                        checkpoint, found[plan.weight_of(part)], plan.forms[part], view, device
+                    )
                 elif self.config.checkpoint_device is None and (
                     load := _direct(checkpoint, found[part], view)
                 ):
@@ -136,6 +143,23 @@ def _read(
     _check_finite(name, tensor, target)
 
 
+def _read_form(
+    checkpoint: Checkpoint | ConvertedCheckpoint,
+    source: Source,
+    form: Form,
+    target: torch.Tensor,
+    device: torch.device | str,
+) -> None:
+    name = source.names[0]
+    if isinstance(checkpoint, QuantisedCheckpoint) and not checkpoint.is_stored(name):
+        encoded = checkpoint.encoded(name, device)
+    else:
+        weight = source.of([checkpoint.read(each, device) for each in source.names])
+        encoded = encode_fp8(weight, form.block)
+    target.copy_(encoded.form(form.kind, in_blocks=form.block is not None))
+    _check_finite(name, target, target)
+
+
 def _direct(
     checkpoint: Checkpoint | ConvertedCheckpoint, source: Source, target: torch.Tensor
 ) -> tuple[str, Load] | None:
@@ -175,12 +199,18 @@ def _check_finite(name: str, tensor: torch.Tensor, target: torch.Tensor) -> None
 
 def _allocate(gm: nn.Module, name: str, context: TransformContext) -> torch.Tensor:
     parameter = gm.get_parameter(name)
-    dtype = context.dtype if parameter.is_floating_point() else parameter.dtype
+    keeps = weight_plan(gm).keeps_dtype(name) or not parameter.is_floating_point()
+    dtype = parameter.dtype if keeps else context.dtype
     return torch.empty(parameter.shape, dtype=dtype, device=context.device)
 
 
 def _random(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Fill a parameter as a fresh model would be: small matrices, no biases, neutral norms."""
+    if tensor.itemsize == 1:  # codes; their scales are those of rows, or a block's
+        codes = torch.randn(tensor.shape, generator=generator, device=tensor.device) * _CODES
+        return tensor.copy_(codes.clamp(-4 * _CODES, 4 * _CODES))
+    if name.endswith("_scale"):
+        return tensor.fill_(_RANDOM_SCALE / _CODES)
     if tensor.ndim > 1:
         return tensor.normal_(std=_RANDOM_SCALE, generator=generator)
     return tensor.fill_(0.0 if name.endswith("bias") else 1.0)

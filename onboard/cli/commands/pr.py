@@ -40,9 +40,7 @@ _AnyModel = Annotated[
 _Root = Annotated[
     Path, typer.Option(help="Root folder that the model was onboarded under.", show_default="here")
 ]
-_Remote = Annotated[
-    str, typer.Option(help="Git remote that the branch is pushed to.", show_default="origin")
-]
+_Remote = Annotated[str, typer.Option(help="Git remote that the branch is pushed to.")]
 _Upstream = Annotated[
     str,
     typer.Option(
@@ -102,7 +100,7 @@ _Agent = Annotated[
 def open_(
     model: _Model,
     root: _Root = Path(),
-    remote: _Remote = "",
+    remote: _Remote = "origin",
     upstream: _Upstream = "",
     target: _Target = "",
     draft: _Draft = False,
@@ -127,7 +125,7 @@ def open_(
 def update(
     model: _Model,
     root: _Root = Path(),
-    remote: _Remote = "",
+    remote: _Remote = "origin",
     upstream: _Upstream = "",
     again: _Again = False,
     device: OnDevice = Device.AUTO,
@@ -153,7 +151,7 @@ def update(
 def watch(
     model: _Model,
     root: _Root = Path(),
-    remote: _Remote = "",
+    remote: _Remote = "origin",
     upstream: _Upstream = "",
     interval: _Interval = 300.0,
     quiet: _Quiet = 7200.0,
@@ -185,16 +183,7 @@ def watch(
         pull, journal = work.current()
         trusted = frozenset(login.lower() for login in trust or ())
         hands = WorkflowHands(work, observer())
-        seen = Watch(
-            pull,
-            work.context.work_dir,
-            hands,
-            trusted,
-            _tell,
-            acting=work.acting,
-            log=work.context.worklog.append,
-            quiet=quiet,
-        )
+        seen = Watch(pull, work.context.work_dir, hands, trusted, _tell, work.acting, quiet)
         _tell(f"watches {journal.url}")
         ended = seen.poll() if once else seen.until_ended(interval)
     return _ended(seen.journal, as_json, f"{journal.url}: {ended or 'open'}")

@@ -49,6 +49,17 @@ class Folded:
     """The expression, as nodes in the form of a saved graph."""
 
 
+@dataclass(frozen=True)
+class Form:
+    """What a parameter has of a quantised weight: its "codes", or their "scale"."""
+
+    weight: str
+    """The name that the weight has in the unquantised model."""
+    kind: str
+    block: tuple[int, int] | None = None
+    """Outputs and inputs that share a scale; None: all of an output's inputs do."""
+
+
 @dataclass
 class WeightPlan:
     """What `load_weights` cannot read off the parameters' names; kept in
@@ -57,6 +68,16 @@ class WeightPlan:
 
     joins: dict[str, Joined] = field(default_factory=dict)
     folds: dict[str, Folded] = field(default_factory=dict)
+    forms: dict[str, Form] = field(default_factory=dict)
+    """Of the parts that are no weight's values."""
+
+    def weight_of(self, part: str) -> str:
+        """Return the weight that a part is read from."""
+        return self.forms[part].weight if part in self.forms else part
+
+    def keeps_dtype(self, name: str) -> bool:
+        """Tell whether a parameter has a dtype of its own, whatever the run's is."""
+        return any(part in self.forms for part in self.parts(name))
 
     def parts(self, name: str) -> list[str]:
         """Return the checkpoint names that fill parameter `name`."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import torch
 
 from onboard.errors import OnboardError
 from onboard.graph.weight_load.safetensors_folder import Checkpoint, TensorMeta
+from onboard.quantised.encoded import Encoded
 from onboard.quantised.read_method import read_method, refuse_unsaid
 from onboard.quantised.weight import Method, QuantisedWeight
 from onboard.untrusted.bounds import read_json
@@ -61,24 +62,28 @@ class QuantisedCheckpoint(Checkpoint):
         """Return a tensor; a quantised weight's values are in float32."""
         if self.is_stored(name):
             return super().read(name, device)
+        return self.encoded(name, device).values()
+
+    def encoded(self, name: str, device: torch.device | str = "cpu") -> Encoded:
+        """Return a quantised weight as codes and scales."""
         weight = self.weights[name]
         parts = {
             role: super(QuantisedCheckpoint, self).read(each, device)
             for role, each in weight.parts.items()
         }
-        return weight.decode(parts).values()
+        return weight.decode(parts)
 
-    def facts(self) -> list[str]:
-        """Return what is to be known of a run with these weights."""
-        counts = Counter(weight.kind for weight in self.weights.values())
-        kinds = " and ".join(f"{count} in {kind}" for kind, count in counts.items())
+    def facts(self, encoded: Collection[str] = ()) -> list[str]:
+        """Return what is to be known of a run in which the weights `encoded` stay so."""
+        counts = Counter((weight.kind, weight.name in encoded) for weight in self.weights.values())
+        ways = {True: "are computed with as they are", False: "are decoded as they are read"}
         facts = [
-            f"quantised weights ({self.method.description}: {kinds}) are decoded as they are read"
+            f"{count} weights in {kind} ({self.method.description}) {ways[kept]}"
+            for (kind, kept), count in counts.items()
         ]
         if self.cache_scales:
-            facts.append(
-                f"the checkpoint's {len(self.cache_scales)} scales of cached keys and values are not used"
-            )
+            count = len(self.cache_scales)
+            facts.append(f"the checkpoint's {count} scales of cached keys and values are not used")
         return facts
 
 

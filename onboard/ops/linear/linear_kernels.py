@@ -19,6 +19,9 @@ import triton.language as tl
 from onboard.ops.linear.triton_silu_mul import activate
 from onboard.ops.triton.overlap import wait_for_inputs
 
+BLOCK = tl.constexpr(128)
+"""Rows and columns of a quantised weight that share a scale, where it has scales of blocks."""
+
 
 @triton.jit
 def _prefetch(pointers, size):
@@ -67,40 +70,78 @@ def _finish(
 
 
 @triton.jit
-def _take_columns(sums, squares, w, x_ptr, norm_ptr, k, columns, HAS_NORM: tl.constexpr):
-    """Add the products of some columns to the sums, and their squares to those of the norm."""
+def _take_columns(
+    sums, squares, w, x_ptr, norm_ptr, scale_ptr, up_scale_ptr, k, columns,
+    GATED: tl.constexpr, HAS_NORM: tl.constexpr, SCALES: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Add the products of some columns to the sums, and their squares to those of the norm.
+
+    With SCALES 2 each block of columns has a scale, which all rows of a tile share; with GATED
+    those that are multiplied by the gates have another.
+    """
     x = tl.load(x_ptr + k, mask=k < columns, other=0.0).to(tl.float32)
     if HAS_NORM:
         squares += x * x
         x *= tl.load(norm_ptr + k, mask=k < columns, other=0.0).to(tl.float32)
-    return sums + w.to(tl.float32) * x[None, :], squares
+    w = w.to(tl.float32)
+    if SCALES == 2:
+        scaled = x * tl.load(scale_ptr + k // BLOCK, mask=k < columns, other=0.0)
+        if GATED:
+            up = x * tl.load(up_scale_ptr + k // BLOCK, mask=k < columns, other=0.0)
+            is_gate = (tl.arange(0, BN) < BN // 2)[:, None]
+            return sums + w * tl.where(is_gate, scaled[None, :], up[None, :]), squares
+        return sums + w * scaled[None, :], squares
+    return sums + w * x[None, :], squares
+
+
+@triton.jit
+def _scale_rows(scale_ptr, weight_row, columns, SCALES: tl.constexpr):
+    """Return where the scales of a weight's rows begin: 1 each, or 2 those of blocks."""
+    if SCALES == 2:
+        return scale_ptr + (weight_row // BLOCK) * tl.cdiv(columns, BLOCK)
+    else:
+        return scale_ptr + weight_row
 
 
 @triton.jit
 def vector_kernel(
-    out_ptr, x_ptr, w_ptr, bias_ptr, residual_ptr, norm_ptr, outputs, columns, eps,
+    out_ptr, x_ptr, w_ptr, bias_ptr, residual_ptr, norm_ptr, scale_ptr, outputs, columns, eps,
     ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, OVERLAP: tl.constexpr,
+    SCALES: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One token: a program computes BN products, of the first BK columns of whose weights it waits
     for nothing.
+
+    SCALES says how the weight is quantised: 0 it is not, 1 with scales of rows, 2 of blocks.
     """
     tile = tl.program_id(0)
     weight_row = _weight_rows(tile, outputs, ACTIVATION is not None, BN)
     k = tl.arange(0, BK)
     rows_ptr = w_ptr + weight_row.to(tl.int64) * columns
     tile_ptr = rows_ptr[:, None] + k[None, :]
+    GATED: tl.constexpr = ACTIVATION is not None
+    first = tile * (BN // 2) if GATED else tile * BN
+    blocks_ptr = scale_ptr
+    up_blocks_ptr = scale_ptr
+    if SCALES == 2:
+        blocks_ptr = _scale_rows(scale_ptr, first, columns, SCALES)
+        up_blocks_ptr = _scale_rows(scale_ptr, first + outputs, columns, SCALES)
     w = tl.load(tile_ptr, mask=(k < columns)[None, :], other=0.0)
     wait_for_inputs(OVERLAP)
     sums = tl.zeros([BN, BK], tl.float32)
     squares = tl.zeros([BK], tl.float32)
-    sums, squares = _take_columns(sums, squares, w, x_ptr, norm_ptr, k, columns, HAS_NORM)
+    sums, squares = _take_columns(
+        sums, squares, w, x_ptr, norm_ptr, blocks_ptr, up_blocks_ptr, k, columns, GATED, HAS_NORM, SCALES, BN
+    )  # fmt: skip
     for start in range(BK, columns, BK):
         w = tl.load(tile_ptr + start, mask=(start + k < columns)[None, :], other=0.0)
         sums, squares = _take_columns(
-            sums, squares, w, x_ptr, norm_ptr, start + k, columns, HAS_NORM
-        )
+            sums, squares, w, x_ptr, norm_ptr, blocks_ptr, up_blocks_ptr, start + k, columns,
+            GATED, HAS_NORM, SCALES, BN,
+        )  # fmt: skip
     products = tl.sum(sums, 1)
+    if SCALES == 1:
+        products *= tl.load(scale_ptr + weight_row)
     if HAS_NORM:
         products *= tl.rsqrt(tl.sum(squares, 0) / columns + eps)
     _finish(
@@ -131,10 +172,14 @@ def _joined(sums, parts_ptr, arrived_ptr, tile, split, splits, BM: tl.constexpr,
 
 @triton.jit
 def _products(
-    rows_ptr, x_ptr, inside, low, high, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
-    EVEN: tl.constexpr, DOT_TYPE: tl.constexpr,
+    rows_ptr, x_ptr, scales, x_scales, inside, low, high, SCALES: tl.constexpr, X_SCALES: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Return the products [BN, BM] of rows of the weight and of x over the columns low..high."""
+    """Return the products [BN, BM] of rows of the weight and of x over the columns low..high.
+
+    With SCALES or X_SCALES 2 a step is a block's columns, and its products have scales of their own.
+    """
     k = tl.arange(0, BK)
     sums = tl.zeros([BN, BM], tl.float32)
     for start in tl.range(low, high, BK, num_stages=STAGES):
@@ -149,14 +194,24 @@ def _products(
             x = tl.load(
                 x_ptr + column[None, :], mask=inside[:, None] & (column < high)[None, :], other=0.0
             )
-        sums = tl.dot(w.to(DOT_TYPE), tl.trans(x.to(DOT_TYPE)), sums, input_precision="ieee")
+        if SCALES == 2 or X_SCALES == 2:
+            step = tl.dot(w.to(DOT_TYPE), tl.trans(x.to(DOT_TYPE)), input_precision="ieee")
+            if SCALES == 2:
+                step *= tl.load(scales + start // BLOCK)[:, None]
+            if X_SCALES == 2:
+                step *= tl.load(x_scales + start // BLOCK, mask=inside, other=0.0)[None, :]
+            sums += step
+        else:
+            sums = tl.dot(w.to(DOT_TYPE), tl.trans(x.to(DOT_TYPE)), sums, input_precision="ieee")
     return sums
 
 
 @triton.jit
 def matrix_kernel(
-    out_ptr, x_ptr, w_ptr, bias_ptr, residual_ptr, parts_ptr, arrived_ptr, rows, outputs, columns, blocks,
+    out_ptr, x_ptr, w_ptr, bias_ptr, residual_ptr, scale_ptr, x_scale_ptr, parts_ptr, arrived_ptr,
+    rows, outputs, columns, blocks,
     ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    SCALES: tl.constexpr, X_SCALES: tl.constexpr,
     SPLITS: tl.constexpr, SHARES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     STAGES: tl.constexpr, EVEN: tl.constexpr, DOT_TYPE: tl.constexpr, AHEAD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -165,6 +220,9 @@ def matrix_kernel(
     The columns are summed up in shares: SPLITS programs take one each, or one program takes SHARES,
     one after the other; as many shares of either kind give the same sums. The weight is the wide
     side of the matrix products, so that tokens need not be padded to a full tile.
+
+    SCALES says how the weight is quantised: 0 it is not, 1 with scales of rows, 2 of blocks;
+    X_SCALES how x is: 0 it is not, 1 with scales of tokens, 2 of each token's blocks.
     """
     tile, split = tl.program_id(0) // blocks, tl.program_id(1)
     weight_row = _weight_rows(tile, outputs, ACTIVATION is not None, BN)
@@ -172,6 +230,7 @@ def matrix_kernel(
     low = split * share
     high = tl.minimum(low + share, columns)
     rows_ptr = w_ptr + weight_row.to(tl.int64) * columns
+    scales = _scale_rows(scale_ptr, weight_row, columns, SCALES) if SCALES else rows_ptr
     if OVERLAP and AHEAD:
         ahead = low + tl.arange(0, AHEAD // 64) * 64
         size = tl.where((weight_row >= 0)[:, None] & (ahead + 64 <= high)[None, :], 128, 0)
@@ -179,17 +238,25 @@ def matrix_kernel(
     wait_for_inputs(OVERLAP)
     row = tl.program_id(0) % blocks * BM + tl.arange(0, BM)
     x_ptr += row[:, None].to(tl.int64) * columns
-    sums = _products(rows_ptr, x_ptr, row < rows, low, high, BM, BN, BK, STAGES, EVEN, DOT_TYPE)
+    x_scales = x_scale_ptr + row * tl.cdiv(columns, BLOCK) if X_SCALES == 2 else row
+    sums = _products(
+        rows_ptr, x_ptr, scales, x_scales, row < rows, low, high, SCALES, X_SCALES, BM, BN, BK, STAGES, EVEN, DOT_TYPE
+    )  # fmt: skip
     if SHARES > 1:
         for part in range(1, SHARES):
             high = tl.minimum(part * share + share, columns)
             sums += _products(
-                rows_ptr, x_ptr, row < rows, part * share, high, BM, BN, BK, STAGES, EVEN, DOT_TYPE
-            )
+                rows_ptr, x_ptr, scales, x_scales, row < rows, part * share, high,
+                SCALES, X_SCALES, BM, BN, BK, STAGES, EVEN, DOT_TYPE,
+            )  # fmt: skip
     if SPLITS > 1:
         last, sums = _joined(sums, parts_ptr, arrived_ptr, tile, split, SPLITS, BM, BN)
         if not last:
             return
+    if SCALES == 1:
+        sums *= tl.load(scales)[:, None]
+    if X_SCALES == 1:
+        sums *= tl.load(x_scale_ptr + row, mask=row < rows, other=0.0)[None, :]
     _finish(
         sums, out_ptr, bias_ptr, residual_ptr, tile, weight_row, row, rows, outputs,
         ACTIVATION, HAS_BIAS, HAS_RESIDUAL, BM, BN,

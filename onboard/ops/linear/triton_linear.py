@@ -105,23 +105,29 @@ def _counters(address: int, device: torch.device) -> Tensor:
     return torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
 
 
-def _launch(
+def launch(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, norm: Tensor | None, eps: float, act: str,
-    tiles: Tiles | None = None,
+    tiles: Tiles | None = None, weight_scale: Tensor | None = None, x_scale: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    """Run the kernel that the tiles are for, with x [rows, columns]; return [rows, outputs]."""
+    """Run the kernel that the tiles are for, with x [rows, columns]; return [rows, outputs].
+
+    A quantised weight has its rows' scales, or those of blocks; x that is
+    quantised has those of tokens, or of their blocks, and the result is in `dtype`.
+    """
     tiles = tiles or choose_tiles(len(x), len(weight), x.shape[1], x.device)
     if norm is not None and tiles.rows > 1:
         x, norm = triton_rmsnorm(x, norm, eps), None
     (rows, columns), gated = x.shape, bool(act)
     outputs = len(weight) // 2 if gated else len(weight)
-    out = x.new_empty(rows, outputs)
+    out = x.new_empty(rows, outputs, dtype=dtype or x.dtype)
     width = max(2, tiles.outputs) if gated else tiles.outputs
     programs = triton.cdiv(outputs, width // 2 if gated else width)
     flags = {
         "ACTIVATION": KERNEL_ACTIVATIONS[act] if gated else None,
         "HAS_BIAS": bias is not None,
         "HAS_RESIDUAL": residual is not None,
+        "SCALES": 0 if weight_scale is None else weight_scale.dim(),
         "BN": width,
         "BK": tiles.columns,
         "num_warps": tiles.num_warps,
@@ -135,6 +141,7 @@ def _launch(
             bias,
             residual,
             norm,
+            weight_scale,
             outputs,
             columns,
             eps,
@@ -151,7 +158,8 @@ def _launch(
         arrived = _counters(weight.data_ptr(), x.device)
         assert programs * blocks <= _COUNTERS
     matrix_kernel[(programs * blocks, tiles.splits)](
-        out, x, weight, bias, residual, parts, arrived, rows, outputs, columns, blocks,
+        out, x, weight, bias, residual, weight_scale, x_scale, parts, arrived, rows, outputs, columns, blocks,
+        X_SCALES=0 if x_scale is None else x_scale.dim(),
         SPLITS=tiles.splits, SHARES=tiles.shares, BM=tiles.rows, STAGES=tiles.num_stages,
         EVEN=columns % tiles.columns == 0, DOT_TYPE=dot_type(x.dtype), AHEAD=tiles.ahead, **flags,
     )  # fmt: skip
@@ -187,15 +195,16 @@ def triton_fused_linear(
     large for it.
     """
     require_device(input)
-    x, residual = _as_rows(input), None if residual is None else _as_rows(residual)
+    x, residual = as_rows(input), None if residual is None else as_rows(residual)
     if norm_weight is not None and x.dtype == torch.float16:
         x, norm_weight = triton_rmsnorm(x, norm_weight, eps), None
-    run = _launch if 0 < len(x) <= MOST_ROWS else _compose
+    run = launch if 0 < len(x) <= MOST_ROWS else _compose
     y = run(x, weight, bias, residual, norm_weight, eps, activation)
     return y.view(*input.shape[:-1], y.shape[-1])
 
 
-def _as_rows(x: Tensor) -> Tensor:
+def as_rows(x: Tensor) -> Tensor:
+    """View x as rows [tokens, columns]."""
     return x.reshape(-1, x.shape[-1]).contiguous()
 
 
@@ -210,7 +219,7 @@ def invariant_fused_linear(
     require_device(input)
     if not input.numel():
         return fake_fused_linear(input, weight, activation=activation)
-    x, residual = _as_rows(input), None if residual is None else _as_rows(residual)
+    x, residual = as_rows(input), None if residual is None else as_rows(residual)
     tiles = choose_invariant_tiles(len(x), len(weight), x.shape[1], x.dtype, x.device)
-    y = _launch(x, weight, bias, residual, norm_weight, eps, activation, tiles)
+    y = launch(x, weight, bias, residual, norm_weight, eps, activation, tiles)
     return y.view(*input.shape[:-1], y.shape[-1])

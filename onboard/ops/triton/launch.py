@@ -23,7 +23,8 @@ SHARED_MEMORY_INTERPRETED = 227 * 1024
 _DOT_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 TYPES = {**_DOT_TYPES, torch.float64: tl.float64}
 """Dtypes as Triton names them."""
-if INTERPRETED:  # the interpreter has no products of bfloat16
+_DOT_TYPES[torch.float8_e4m3fn] = tl.float8e4nv
+if INTERPRETED:  # the interpreter has no products of bfloat16 or float8
     _DOT_TYPES = dict.fromkeys(_DOT_TYPES, tl.float32)
 
 

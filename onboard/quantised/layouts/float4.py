@@ -77,7 +77,7 @@ class FourBitFloats:
             {role: stem + ending for role, ending in endings.items()},
             self._decode,
             activations,
-            tuple(neighbours(tensors, stem, extra).values()),
+            unread=tuple(neighbours(tensors, stem, extra).values()),
         )
 
     def _decode(self, found: Tensors) -> Encoded:

@@ -72,6 +72,7 @@ class EightBits:
             parts,
             lambda found: self._decode(found, rows, columns),
             activations,
+            None if columns == meta.shape[-1] else (rows, columns),
             tuple(neighbours(tensors, stem, INPUT_SCALES).values()),
         )
 

@@ -74,7 +74,7 @@ class PackedRows:
             parts,
             lambda found: self._decode(found, group),
             activations,
-            tuple(unread.values()),
+            unread=tuple(unread.values()),
         )
 
     def _decode(self, found: Tensors, group: int) -> Encoded:
@@ -229,7 +229,7 @@ class PairedRows:
             neighbours(tensors, stem, endings),
             self._decode,
             activations,
-            tuple(unread.values()),
+            unread=tuple(unread.values()),
         )
 
     def _decode(self, found: Tensors) -> Encoded:

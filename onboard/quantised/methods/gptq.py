@@ -47,6 +47,7 @@ _GPTQ_KEYS = {
     "backend",
     "act_group_aware",
     "hessian_chunk_size",
+    "provider",
 }
 _AWQ_KEYS = {
     "quant_method",
@@ -61,6 +62,7 @@ _AWQ_KEYS = {
     "do_fuse",
     "fuse_max_seq_len",
     "modules_to_fuse",
+    "provider",
     "exllama_config",
     "format",
 }
@@ -136,7 +138,7 @@ def read_gptq(values: Mapping[str, Any]) -> PackedWords:
     """Read GPTQ's `quantization_config`, or quantize_config.json."""
     if values.get("dynamic"):
         raise refusal("gptq", "layers of their own (dynamic)")
-    check_keys("gptq", values, _GPTQ_KEYS | {"dynamic"})
+    check_keys("gptq", values, _GPTQ_KEYS | _AUTO_ROUND_KEYS)
     bits = one_of("gptq", values, "bits", (2, 4, 8))
     written = values.get("checkpoint_format") or values.get("format") or "gptq"
     if values.get("is_marlin_format") or written not in ("gptq", "gptq_v2"):
@@ -149,7 +151,7 @@ def read_gptq(values: Mapping[str, Any]) -> PackedWords:
 
 def read_awq(values: Mapping[str, Any]) -> PackedWords:
     """Read AWQ's `quantization_config`, or quant_config.json."""
-    check_keys("awq", values, _AWQ_KEYS)
+    check_keys("awq", values, _AWQ_KEYS | _AUTO_ROUND_KEYS)
     said = {
         "bits": values.get("bits", values.get("w_bit")),
         "version": str(values.get("version", "gemm")).lower(),

@@ -20,11 +20,12 @@ def refusal(method: str, what: str) -> OnboardError:
 
 
 def check_keys(method: str, values: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise `OnboardError` for the first key that says nothing to us: it may change every
-    weight.
+    """Raise `OnboardError` for the first key that says nothing to us: it may change every weight.
+
+    What is empty, off or none says nothing at all.
     """
-    for key in values:
-        if key not in known:
+    for key, value in values.items():
+        if value and key not in known:
             raise refusal(method, f"the unknown key {str(key)[:60]!r}")
 
 

@@ -1,0 +1,229 @@
+"""Linear layers that compute with a checkpoint's codes, in the place of those that would decode
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from onboard.errors import UsageError
+from onboard.graph.backends import Backend, choose_backend
+from onboard.graph.context import TransformContext
+from onboard.graph.fx import arguments, nodes_of, replace_with
+from onboard.graph.new_nodes import insert_call, read_parameter
+from onboard.graph.weight_load.gemm_fusion import LINEARS, private_parameters
+from onboard.graph.weight_load.parameters import (
+    Form,
+    Joined,
+    Part,
+    further_names,
+    set_parameter,
+    unread_names,
+    weight_plan,
+)
+from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
+from onboard.graph.weight_load.weight_sources import find_sources
+from onboard.ops.linear.fp8_linear import BLOCK
+from onboard.quantised.encoded import Encoded
+from onboard.quantised.weight import Activations, QuantisedWeight, Tensors
+
+EIGHT_BIT_KEYS = ("quantize_fp8_linear_from_config", "quantize_finegrained_fp8_linear_from_config")
+"""The transforms that let linears compute with codes."""
+_ops = torch.ops.onboard
+
+
+def keeps_codes(backend: Backend, context: TransformContext, asked_by: str) -> bool:
+    """Tell whether a run computes with codes: by kernels for 16-bit inputs, or where "torch" asks
+    for the reference.
+    """
+    if backend == "torch":
+        return True
+    is_fast = choose_backend(backend, context, asked_by) == "triton"
+    return is_fast and context.dtype.itemsize == 2 and not context.runtime.batch_invariant
+
+
+def quantised_weights(gm: GraphModule, context: TransformContext) -> Mapping[str, QuantisedWeight]:
+    """Return the graph's weights that the checkpoint has quantised, or that the run is to quantise,
+    by the names of their parts.
+    """
+    if context.runtime.quantize != "none":
+        return _to_quantise(gm, context)
+    if context.runtime.skip_loading_weights or context.factory.mode != "graph":
+        return {}
+    checkpoint = open_checkpoint(context.factory.checkpoint)
+    if not isinstance(checkpoint, QuantisedCheckpoint):
+        return {}
+    plan = weight_plan(gm)
+    parts = {plan.weight_of(part) for name, _ in gm.named_parameters() for part in plan.parts(name)}
+    wanted = {part: [part, *further_names(gm, part)] for part in sorted(parts)}
+    buffers = [name for name, _ in gm.named_buffers() if name in gm.state_dict()]
+    found, _ = find_sources(wanted, buffers, unread_names(gm), checkpoint, context.factory)
+    return {
+        part: checkpoint.weights[source.names[0]]
+        for part, source in found.items()
+        if source.is_plain and source.names[0] in checkpoint.weights
+    }
+
+
+def _to_quantise(gm: GraphModule, context: TransformContext) -> dict[str, QuantisedWeight]:
+    """Return what the weights of all linears but the head's are to be."""
+    if not context.runtime.skip_loading_weights and isinstance(
+        open_checkpoint(context.factory.checkpoint), QuantisedCheckpoint
+    ):
+        raise UsageError("the checkpoint is quantised already", hint="Leave out quantize")
+    in_blocks = context.runtime.quantize == "fp8-block"
+    block = (BLOCK, BLOCK) if in_blocks else None
+    inputs = Activations("group", group=BLOCK) if in_blocks else Activations("token")
+    words = context.factory.text_config.vocab_size
+    found = {}
+    for name in _linear_weights(gm):
+        for part, view in weight_plan(gm).slices(name, gm.get_parameter(name)):
+            if part is not None and view.dim() == 2 and view.shape[0] != words:
+                found[part] = QuantisedWeight(
+                    part, tuple(view.shape), "fp8", {}, _not_read, inputs, block
+                )
+    return found
+
+
+def _linear_weights(gm: GraphModule) -> list[str]:
+    linears = [arguments(node)["weight"] for node in nodes_of(gm, *LINEARS)]
+    blocks = [
+        name for node in nodes_of(gm, _ops.torch_fused_swiglu_mlp) for name in _weights_of(node)
+    ]
+    return [*(str(weight.target) for weight in linears if weight.op == "get_attr"), *blocks]
+
+
+def _not_read(_: Tensors) -> Encoded:
+    raise AssertionError("it is encoded while it is loaded")
+
+
+def quantise_linears(
+    gm: GraphModule, weights: Mapping[str, QuantisedWeight], *, in_blocks: bool
+) -> int:
+    """Let linears with eight-bit weights, with scales of blocks or else of rows, compute with
+    them; return how many do.
+    """
+    for block in nodes_of(gm, _ops.torch_fused_swiglu_mlp):
+        if any(_alike(gm, name, weights, in_blocks) for name in _weights_of(block)):
+            _write_out(gm, block)
+    private, count = private_parameters(gm), 0
+    for linear in nodes_of(gm, *LINEARS):
+        weight = arguments(linear)["weight"]
+        name = str(weight.target)
+        if (
+            weight.op == "get_attr"
+            and name in private
+            and (found := _alike(gm, name, weights, in_blocks))
+        ):
+            _quantise(gm, linear, name, found, in_blocks=in_blocks)
+            count += 1
+    return count
+
+
+def _weights_of(block: Node) -> Iterator[str]:
+    yield from (
+        str(node.target)
+        for name, node in arguments(block).items()
+        if name.endswith("weight") and isinstance(node, Node)
+    )
+
+
+def _alike(
+    gm: GraphModule, name: str, weights: Mapping[str, QuantisedWeight], in_blocks: bool
+) -> list[QuantisedWeight]:
+    """Return the weights that a parameter joins, if all are eight-bit floats of one scheme; else
+    nothing.
+    """
+    plan = weight_plan(gm)
+    if name in plan.joins and (plan.joins[name].stacked or plan.joins[name].dim != 0):
+        return []
+    found = [weights.get(part) for part in plan.parts(name)]
+    known = [weight for weight in found if weight is not None]
+    if len(known) < len(found) or not all(_fits(weight, in_blocks) for weight in known):
+        return []
+    whole = len(known) == 1 or not in_blocks
+    even = whole or all(weight.shape[0] % BLOCK == 0 for weight in known)
+    return known if even and len({weight.activations for weight in known}) == 1 else []
+
+
+def _fits(weight: QuantisedWeight, in_blocks: bool) -> bool:
+    if weight.kind != "fp8" or len(weight.shape) != 2:
+        return False
+    return weight.block == (BLOCK, BLOCK) if in_blocks else weight.block is None
+
+
+def _write_out(gm: GraphModule, block: Node) -> None:
+    """Put linears and the gate between them in the place of a gated feed-forward block."""
+    values: dict[str, Any] = arguments(block)
+    linear, x = torch.ops.aten.linear.default, values["input"]
+    both = (values["gate_up_weight"], values["gate_up_bias"])
+    x = insert_call(gm, block, linear, x, *both, like=block)
+    gate = _ops.torch_silu_and_mul.default
+    x = insert_call(gm, block, gate, x, values["activation"], like=block)
+    down = (values["down_weight"], values["down_bias"])
+    replace_with(block, insert_call(gm, block, linear, x, *down, like=block))
+
+
+def _quantise(
+    gm: GraphModule, linear: Node, name: str, weights: list[QuantisedWeight], *, in_blocks: bool
+) -> None:
+    """Give a linear the codes of its weight, and their scales as one more parameter."""
+    plan, device = weight_plan(gm), gm.get_parameter(name).device
+    outputs, inputs = gm.get_parameter(name).shape
+    block = weights[0].block
+    plan.forms.update({part: Form(part, "codes", block) for part in plan.parts(name)})
+    codes = torch.empty(outputs, inputs, dtype=torch.float8_e4m3fn, device=device)
+    set_parameter(gm, name, nn.Parameter(codes, requires_grad=False))
+    scale = _plan_scale(gm, name, weights, in_blocks=in_blocks)
+    values = arguments(linear)
+    target = _ops.torch_finegrained_fp8_linear if in_blocks else _ops.torch_fp8_linear
+    weight, old = read_parameter(gm, linear, name), values["weight"]
+    tensors = (weight, values["bias"], read_parameter(gm, linear, scale))
+    new = insert_call(
+        gm,
+        linear,
+        target.default,
+        values["input"],
+        *tensors,
+        None,
+        how_inputs_are_quantised(weights[0]),
+        like=linear,
+    )
+    replace_with(linear, new)
+    if not old.users:
+        gm.graph.erase_node(old)
+
+
+def how_inputs_are_quantised(weight: QuantisedWeight) -> str:
+    """Return the `quantize` of a weight's linear: as its checkpoint says, but that a token has its
+    own scale where the checkpoint has one for all, which is closer; "" where they are not.
+    """
+    activations = weight.activations
+    if activations.dtype != "float8_e4m3fn":
+        return ""
+    return {"none": "", "tensor": "token"}.get(activations.kind, activations.kind)
+
+
+def _plan_scale(
+    gm: GraphModule, name: str, weights: list[QuantisedWeight], *, in_blocks: bool
+) -> str:
+    """Plan where the scales of a weight come from; return their parameter's name."""
+    plan, device = weight_plan(gm), gm.get_parameter(name).device
+    parts = plan.parts(name)
+    sizes = [-(-w.shape[0] // BLOCK) if in_blocks else w.shape[0] for w in weights]
+    columns = [-(-weights[0].shape[1] // BLOCK)] if in_blocks else []
+    scale = f"{name}_scale"
+    tensor = torch.empty(sum(sizes), *columns, dtype=torch.float32, device=device)
+    set_parameter(gm, scale, nn.Parameter(tensor, requires_grad=False))
+    names = [f"{part}_scale" for part in parts]
+    block = weights[0].block
+    pairs = zip(names, parts, strict=True)
+    plan.forms.update({each: Form(part, "scale", block) for each, part in pairs})
+    if names != [scale]:
+        plan.joins[scale] = Joined(tuple(map(Part, names, sizes)), 0)
+    return scale

@@ -1,0 +1,129 @@
+"""Linear layers with eight-bit weights: how the kernels are launched."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional as F
+
+from onboard.ops.library import register_op
+from onboard.ops.linear.fp8_kernels import quantise
+from onboard.ops.linear.fp8_linear import dequantised, fake_fused_fp8_linear
+from onboard.ops.linear.triton_linear import MOST_ROWS, Tiles, as_rows, launch
+from onboard.ops.linear.triton_silu_mul import triton_silu_and_mul
+from onboard.ops.norm.triton_rmsnorm import triton_rmsnorm
+from onboard.ops.triton.launch import processors, require_device
+
+
+def choose_fp8_tiles(
+    rows: int, outputs: int, columns: int, blocks: bool, device: torch.device
+) -> Tiles:
+    """Tiles for `outputs` rows of a weight; with `blocks` a step takes a block's columns.
+
+    Measured on compute capability 9.0 over the layers of a dense model of 8 billion parameters.
+    """
+    if rows == 1:
+        return Tiles(1, 8, 512 if columns <= 8192 and outputs > 4096 else 1024, num_warps=4)
+    tokens, many = max(16, triton.next_power_of_2(rows)), processors(device)
+    if not blocks:
+        return Tiles(tokens, 64, 256, 4, 5 if outputs < 64 * many else 4)
+    if outputs >= 128 * many:
+        return Tiles(tokens, 128, 128, 4, 4)
+    if 3 * triton.cdiv(outputs, 64) < 2 * many:
+        return Tiles(tokens, 64, 128, 4, 5, splits=4)
+    return Tiles(tokens, 64, 128, 4, 6) if tokens <= 16 else Tiles(tokens, 128, 128, 8, 4, splits=2)
+
+
+def _few(
+    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, given: Tensor | None, how: str,
+    residual: Tensor | None, norm: Tensor | None, eps: float, act: str,
+) -> Tensor:  # fmt: skip
+    """The product for at most `MOST_ROWS` tokens; one token's input is not quantised: its products
+    are exact and cost nothing.
+    """
+    in_blocks = scale.dim() == 2 or how == "group"
+    tiles = choose_fp8_tiles(len(x), len(weight), x.shape[1], in_blocks, x.device)
+    if len(x) == 1 or not how:
+        return launch(x, weight, bias, residual, norm, eps, act, tiles, scale)
+    codes, x_scale = quantise(x, how, given, norm, eps)
+    return launch(codes, weight, bias, residual, None, eps, act, tiles, scale, x_scale, x.dtype)
+
+
+def _in_tiles(weight: Tensor, scale: Tensor, act: str) -> bool:
+    """Tell whether a tile's gates, and what they multiply, share blocks: at most 8 rows for one
+    token.
+    """
+    return not act or scale.dim() == 1 or len(weight) % 8 == 0
+
+
+def _many(
+    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, given: Tensor | None, how: str,
+    residual: Tensor | None, norm: Tensor | None, eps: float, act: str,
+) -> Tensor:  # fmt: skip
+    """The product for more tokens: the library's, of quantised inputs where it has one."""
+    if how and has_library_product(weight, scale, how):
+        codes, x_scale = quantise(x, how, given, norm, eps)
+        product = _blocks_product if scale.dim() == 2 else _rows_product
+        y = product(codes, x_scale, weight, scale, x.dtype)
+        y = y if bias is None else y + bias
+    else:
+        x = x if norm is None else triton_rmsnorm(x, norm, eps)
+        y = F.linear(x, dequantised(weight, scale).to(x.dtype), bias)
+    y = triton_silu_and_mul(y, act) if act else y
+    return y if residual is None else y + residual
+
+
+def _rows_product(
+    codes: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    return torch._scaled_mm(
+        codes, weight.t(), scale_a=x_scale[:, None], scale_b=scale[None, :], out_dtype=dtype
+    )
+
+
+def _blocks_product(
+    codes: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    tokens, blocks = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
+    by_column = x_scale.t().contiguous().t()  # where the library wants the scales of tokens
+    return F.scaled_mm(codes, weight.t(), by_column, tokens, scale.t(), blocks, output_dtype=dtype)
+
+
+def has_library_product(weight: Tensor, scale: Tensor, how: str) -> bool:
+    """Tell whether the library multiplies eight-bit floats with scales of these kinds."""
+    if weight.device.type != "cuda" or torch.cuda.get_device_capability(weight.device) < (9, 0):
+        return False
+    if scale.dim() == 2:
+        outputs, inputs = weight.shape  # the library pads scales to four blocks of inputs
+        return how == "group" and outputs % 128 == 0 and inputs % 512 == 0
+    return how != "group" and not any(size % 16 for size in weight.shape)
+
+
+@register_op(fake_fused_fp8_linear)
+def triton_fused_fp8_linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    weight_scale: Tensor,
+    input_scale: Tensor | None = None,
+    quantize: str = "",
+    residual: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    activation: str = "",
+) -> Tensor:
+    """`torch_fused_fp8_linear` as one kernel for few tokens, two where inputs are quantised, and
+    around the library's product for more.
+    """
+    require_device(input)
+    if not input.numel():
+        return fake_fused_fp8_linear(input, weight, bias, weight_scale, activation=activation)
+    x, residual = as_rows(input), None if residual is None else as_rows(residual)
+    if norm_weight is not None and x.dtype == torch.float16:
+        x, norm_weight = triton_rmsnorm(x, norm_weight, eps), None
+    run = _few if len(x) <= MOST_ROWS and _in_tiles(weight, weight_scale, activation) else _many
+    y = run(
+        x, weight, bias, weight_scale, input_scale, quantize, residual, norm_weight, eps, activation
+    )
+    return y.view(*input.shape[:-1], y.shape[-1])

@@ -1,0 +1,56 @@
+"""Transformers' linear layers with inputs quantised as a run's are: their error is what ours is
+measured by.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from onboard.graph.context import TransformContext
+from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
+from onboard.graph.weight_load.quantised_linears import EIGHT_BIT_KEYS, how_inputs_are_quantised
+from onboard.graph.weight_load.weight_names import match_names, module_renaming
+from onboard.ops.linear.fp8_linear import dequantised, quantise_rows
+
+
+def quantise_inputs(model: nn.Module, context: TransformContext) -> int:
+    """Let linear layers of transformers' `model` quantise their inputs where the run's do; return
+    how many.
+    """
+    names = _quantised(model, context)
+    for name, how in names.items():
+        module = model.get_submodule(name.removesuffix(".weight"))
+        if isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(_quantising(how))
+    return len(names)
+
+
+def _quantised(model: nn.Module, context: TransformContext) -> dict[str, str]:
+    """Return the weights of `model` whose layers the run computes with eight-bit inputs, and how
+    these are quantised.
+    """
+    if not any(entry.key in EIGHT_BIT_KEYS and entry.num_matches for entry in context.history):
+        return {}
+    checkpoint = open_checkpoint(context.factory.checkpoint)
+    if not isinstance(checkpoint, QuantisedCheckpoint):
+        return {}
+    stored = match_names(list(model.state_dict()), checkpoint.names(), module_renaming(model))
+    found = {
+        name: checkpoint.weights[each]
+        for name, each in stored.items()
+        if each in checkpoint.weights
+    }
+    hows = {name: how_inputs_are_quantised(weight) for name, weight in found.items()}
+    return {name: how for name, how in hows.items() if how and name.endswith(".weight")}
+
+
+def _quantising(how: str) -> Any:
+    def quantise(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        x = inputs[0]
+        rows = dequantised(*quantise_rows(x.reshape(-1, x.shape[-1]), how))
+        return (rows.to(x.dtype).view(x.shape), *inputs[1:])
+
+    return quantise

@@ -1,0 +1,75 @@
+"""Linears compute with a checkpoint's codes, inputs quantised as its scheme says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from onboard import LLM
+from onboard.errors import UsageError
+from onboard.quantised.encoded import encode_fp8
+from tests.support import quantised
+from tests.support.checkpoints import save_checkpoint
+
+KEYS = ("quantize_fp8_linear_from_config", "quantize_finegrained_fp8_linear_from_config")
+SAME = 1e-5
+
+
+def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm())
+
+
+def logits(folder: Path, ids: list[int], backend: str, **settings: object) -> torch.Tensor:
+    transforms = {key: {"backend": backend} for key in KEYS}
+    config = {"max_seq_len": 64, "transforms": transforms, **settings}
+    return LLM(str(folder), device="cpu", dtype="float32", config=config).logits(ids)
+
+
+@pytest.mark.parametrize("variant", ["ct_fp8_dynamic", "ct_fp8_block", "hf_fp8_llama"])
+def test_inputs_are_quantised_as_their_writer_does(variant: str) -> None:
+    folder = quantised.FOLDER / variant
+    expected = load_file(folder / "expected.safetensors")
+    ids = expected["ids"].tolist()
+    assert error(logits(folder, ids, "torch"), expected["activation_logits"]) < SAME
+    assert error(logits(folder, ids, "auto"), expected["logits"]) < SAME  # decoded
+
+
+@pytest.mark.parametrize("kind", ["fp8", "fp8-block"])
+def test_weights_are_quantised_as_they_are_loaded(kind: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+    save_checkpoint(tmp_path, "llama", **sizes)
+    ids, block = [3, 1, 4, 1, 5, 9], (128, 128) if kind == "fp8-block" else None
+    found = logits(tmp_path, ids, "torch", quantize=kind)
+    exact = logits(tmp_path, ids, "torch")
+    assert 1e-3 < error(found, exact) < 0.3
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        tensors[name] = encode_fp8(tensors[name], block).values()
+    save_file(tensors, path, {"format": "pt"})
+    weight_only = logits(tmp_path, ids, "torch")
+    assert error(found, weight_only) < error(found, exact)
+
+
+def test_a_quantised_checkpoint_is_not_quantised_again() -> None:
+    with pytest.raises(UsageError, match="quantised already"):
+        logits(quantised.FOLDER / "ct_fp8_dynamic", [1, 2], "torch", quantize="fp8")
+
+
+@pytest.mark.parametrize("block", [None, (128, 128)])
+def test_encoding_ends_within_half_a_step(block: tuple[int, int] | None) -> None:
+    torch.manual_seed(seed := int(torch.seed() % 2**31))
+    print(f"seed {seed}")
+    weight = torch.randn(200, 300) * torch.rand(200, 1)
+    weight[3] = 0
+    encoded = encode_fp8(weight, block)
+    spread = encoded.scale
+    for dim, (size, length) in enumerate(
+        zip((encoded.rows, encoded.columns), weight.shape, strict=True)
+    ):
+        spread = spread.repeat_interleave(size, dim).narrow(dim, 0, length)
+    step = torch.maximum(weight.abs() / 8, spread * 2**-9) / 2
+    assert bool(((encoded.values() - weight).abs() <= step * 1.001).all())

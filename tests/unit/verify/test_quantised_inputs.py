@@ -1,0 +1,45 @@
+"""Transformers' model with inputs quantised as the run's are: what the writer's own model gives."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig
+
+from onboard.graph.context import TransformContext
+from onboard.graph.weight_load.quantised_folder import decoded_state
+from onboard.graph.weight_load.quantised_linears import EIGHT_BIT_KEYS
+from onboard.hf.hf_model import load_reference
+from onboard.verify.quantised_inputs import quantise_inputs
+from tests.support import quantised
+
+
+def of_run(variant: str, matches: int) -> TransformContext:
+    """As much of a run as is asked for: its checkpoint, and whether it computes with codes."""
+    history = [SimpleNamespace(key=key, num_matches=matches) for key in EIGHT_BIT_KEYS]
+    factory = SimpleNamespace(checkpoint=quantised.FOLDER / variant)
+    return cast(TransformContext, SimpleNamespace(factory=factory, history=history))
+
+
+@pytest.mark.parametrize("variant", ["ct_fp8_dynamic", "ct_fp8_block", "hf_fp8_llama"])
+@pytest.mark.parametrize("matches", [0, 14])
+def test_logits_are_the_writers(variant: str, matches: int) -> None:
+    folder = quantised.FOLDER / variant
+    expected = load_file(folder / "expected.safetensors")
+    config: Any = AutoConfig.from_pretrained(folder)
+    model = load_reference(
+        config,
+        folder,
+        state=decoded_state(folder),
+        dtype=torch.float32,
+        attn_implementation="eager",
+    )
+    assert bool(quantise_inputs(model, of_run(variant, matches))) == bool(matches)
+    with torch.no_grad():
+        logits = model(expected["ids"][None]).logits[0]
+    wanted = expected["activation_logits" if matches else "logits"]
+    assert (logits - wanted).norm() / wanted.norm() < 1e-5
