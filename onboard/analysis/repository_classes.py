@@ -114,13 +114,14 @@ def _tied(model: Any, made: Any, package: str) -> dict[str, str]:
     """Return what transformers 4 ties, whatever its lists say: the output embeddings, of a class
     that says which they are, to those of the input.
     """
-    inputs = model.get_input_embeddings()
     getter = type(model).get_output_embeddings
     if not made.tie_word_embeddings or getter.__module__.split(".")[0] != package:
         return {}
-    output = model.get_output_embeddings()
+    if (output := model.get_output_embeddings()) is None:  # those of the input may not be known
+        return {}
+    inputs = model.get_input_embeddings()
     names = {id(module): name for name, module in model.named_modules()}
-    if output is None or output is inputs or not hasattr(output, "weight"):
+    if output is inputs or not hasattr(output, "weight"):
         return {}
     return {f"{names[id(output)]}.weight": f"{names[id(inputs)]}.weight"}
 

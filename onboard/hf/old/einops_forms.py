@@ -22,8 +22,9 @@ def repeat(tensor: torch.Tensor, pattern: str, **sizes: int) -> torch.Tensor:
     """Return the same with axes on the right alone repeated `sizes` times."""
     left, right = axes_of(pattern, tensor.dim())
     found = _sizes(left, tensor.shape, sizes)
-    names = [name for axis in left for name in axis]
     wanted = [name for axis in right for name in axis]
+    # A dimension of size one goes where the right has it not
+    names = [name for axis in left for name in axis if name in wanted or found[name] != 1]
     split = tensor.reshape([found[name] for name in names])
     ordered = split.permute([names.index(name) for name in wanted if name in names])
     for place, name in enumerate(wanted):

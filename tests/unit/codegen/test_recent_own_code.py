@@ -16,6 +16,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.values import Known
 from onboard.plain_config import ROPE_INIT_FUNCTIONS, PlainConfig
 from onboard.vetting.model_text import vet_model_text
 from tests.unit.codegen.test_own_code import _made, _written
@@ -131,11 +132,55 @@ class Toy(nn.Module):
         return x
 """
 
+FOLDED = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.norm = config.norm
+
+    def forward(self, x, mask=None):
+        q = x.reshape(x.shape[0], x.shape[1], 2, -1).transpose(1, 2)
+        sizes = (q.size(0), q.size(1), q.size(2), q.size(2))
+        folded = q.reshape(sizes[0] * sizes[1], sizes[2], -1)
+        room = torch.empty(sizes[0] * sizes[1], sizes[2], sizes[3], dtype=q.dtype)
+        found = torch.baddbmm(room, folded, folded.transpose(1, 2), beta=0.0, alpha=1.0 / self.norm)
+        scores = found.view(*sizes)
+        if mask is None and scores.shape[2] == scores.shape[3]:
+            mask = torch.ones(sizes[0], 1, sizes[2], sizes[3], dtype=torch.bool)
+            mask.tril_()
+            mask = ~mask
+        if mask is not None:
+            scores = scores.masked_fill(mask, float("-inf"))
+        weights = nn.functional.softmax(scores, dim=-1)
+        return torch.matmul(weights, q)
+"""
+
 
 def test_a_lookup_in_the_table_of_attention_is_the_canonical_op(translate: Translate) -> None:
     _, _, forward = translate(DISPATCH, {"kind": "sdpa"}, specialised=True)
     assert "torch.ops.onboard.torch_attention(" in forward
     assert "ALL_ATTENTION_FUNCTIONS" not in forward
+
+
+def test_a_mask_that_is_made_where_scores_are_square_is_causal(translate: Translate) -> None:
+    sizes = {"norm": random.uniform(0.5, 2.0)}
+    print(sizes)
+    state, _, forward = translate(FOLDED, sizes, specialised=True, mask=Known(None))
+    assert "torch.ops.onboard.torch_attention(" in forward
+    assert "tril" not in forward
+    x = torch.randn(3, 5, 8)
+    expected = _made(FOLDED, sizes)(x)
+    torch.testing.assert_close(_made(_written(state), sizes)(x), expected)
+
+
+@pytest.mark.parametrize("change", ["mask.triu_()", "mask.tril_(1)"])
+def test_another_mask_is_not(translate: Translate, change: str) -> None:
+    text = FOLDED.replace("mask.tril_()", change)
+    try:
+        _, _, forward = translate(text, {"norm": 1.0}, specialised=True, mask=Known(None))
+    except Untranslatable:
+        return
+    assert "torch_attention" not in forward
 
 
 def test_keywords_of_an_attribute_that_is_empty_everywhere_are_none(translate: Translate) -> None:

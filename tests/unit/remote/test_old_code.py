@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import random
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -222,6 +223,13 @@ def test_patterns_of_axes_are_what_torch_does(pattern: str, sizes: Any, same: An
     assert torch.equal(function(tensor, pattern, **sizes), same(tensor))
 
 
+def test_a_dimension_of_size_one_is_repeated_or_goes() -> None:
+    tensor = torch.randn(2, 1, 4, 6)
+    spread = repeat(tensor, "b 1 l d -> b h l d", h=3)
+    assert torch.equal(spread, tensor.expand(2, 3, 4, 6))
+    assert torch.equal(rearrange(tensor, "b 1 l d -> b l d"), tensor.squeeze(1))
+
+
 class _Cut(nn.Module):
     """Looks positions up in a table of as many rows as the text has tokens."""
 
@@ -274,6 +282,18 @@ def test_what_the_old_list_of_weights_meant_is_tied(monkeypatch: pytest.MonkeyPa
     assert model.head.weight is model.inner.words.weight
     assert own.OldConfig(n_deep=3).num_hidden_layers == 3
     assert any("n_deep has the number of layers" in fact for fact in facts)
+
+
+def test_a_model_that_says_nothing_of_its_embeddings_ties_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "repository_code_that_says_nothing"
+    module = ModuleType(name)
+    exec(re.sub(r"    def get_\w+_embeddings.*\n.*\n", "", _OLD), vars(module))
+    monkeypatch.setitem(sys.modules, name, module)
+    own: Any = module
+    facts = bring_up_to_date(name, own.OldConfig, own.OldLM, {"model_type": "old", "n_deep": 3})
+    assert "the weights that transformers 4 ties: {}" in facts
 
 
 def test_masks_are_made_with_the_arguments_of_other_years(monkeypatch: pytest.MonkeyPatch) -> None:

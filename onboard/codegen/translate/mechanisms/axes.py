@@ -98,9 +98,17 @@ def rearranged(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: F
 
 
 def repeated(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Frame) -> Value:
-    """Return `... h d -> ... (h g) d`: each of an axis's parts several times in a row."""
+    """Return `... h d -> ... (h g) d`: each of an axis's parts several times in a row; or
+    `b 1 d -> b h d`: the only part as often.
+    """
     for place, group in enumerate(pattern.right):
+        before = pattern.left[place : place + 1]
         match group:
+            case [new] if new in sizes and before == [["1"]] and pattern.offset == 0:
+                if [*pattern.right[:place], ["1"], *pattern.right[place + 1 :]] == pattern.left:
+                    sizes_of = [Known(-1)] * len(pattern.left)
+                    every = [*sizes_of[:place], sizes[new], *sizes_of[place + 1 :]]
+                    return _method(tensor, "expand", every, frame)
             case [axis, new] if new in sizes and [axis] == pattern.left[place : place + 1][0]:
                 plain = [*pattern.right[:place], [axis], *pattern.right[place + 1 :]]
                 if plain == pattern.left:

@@ -109,7 +109,7 @@ def _expr(node: ast.Expr, frame: Frame) -> None:
     value = frame.evaluate(node.value)
     match node.value:
         case ast.Call(func=ast.Attribute(value=ast.Name(id=variable))) if (
-            isinstance(value, Code) and value.lazy
+            isinstance(value, Mask) or isinstance(value, Code) and value.lazy
         ):
             if works_in_place(node.value):
                 frame.env.values[variable] = value

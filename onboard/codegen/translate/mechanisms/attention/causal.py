@@ -217,6 +217,8 @@ class CausalMasks(Mechanism):
         match owner, args.positional:
             case Hidden(), [Hidden(), *_] if attr == "masked_fill":
                 return Mask()  # zeros and the least number
+            case Code() as ones, [] if attr == "tril_" and _is_ones(ones, frame):
+                return Seen()
         match owner:
             case Mask() if attr == "get" or attr in _OF_MASKS:
                 return owner
@@ -232,6 +234,17 @@ class CausalMasks(Mechanism):
     def stored(self, value: Value) -> Value | None:
         """A dict of masks, one of which exists at run time."""
         return stands_at_run_time(value)
+
+
+def _is_ones(made: Code, frame: Frame) -> bool:
+    """Whether a tensor was made of truth values, all true, for queries and keys of one text."""
+    match WrittenOut(local_values(frame)).visit(deepcopy(made.expr)):
+        case ast.Call(func=function, args=[_, _, ast.expr() as queries, ast.expr() as keys]) as new:
+            sizes = (queries, keys)
+            counted = not any(isinstance(each, ast.Constant | ast.Starred) for each in sizes)
+            dtypes = [ast.unparse(item.value) for item in new.keywords if item.arg == "dtype"]
+            return ast.unparse(function) == "torch.ones" and counted and dtypes == ["torch.bool"]
+    return False
 
 
 def _hides_later(made: Code, first: Value, frame: Frame) -> bool:

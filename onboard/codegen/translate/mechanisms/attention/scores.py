@@ -127,8 +127,8 @@ def product(left: Value, right: Value, expr: ast.expr) -> Value | None:
 
 
 def added(bias: Value, first: Value, second: Value, keywords: Mapping[str, Value]) -> Value | None:
-    """Return `bias.baddbmm(first, second, beta=..., alpha=...)` where the bias is ALiBi's or
-    zero.
+    """Return `bias.baddbmm(first, second, beta=..., alpha=...)` where the bias is ALiBi's, or zero
+    or taken so often.
     """
     found = product(first, second, ast.Constant(None))
     alpha, beta = keywords.get("alpha", Known(1)), keywords.get("beta", Known(1))
@@ -140,7 +140,8 @@ def added(bias: Value, first: Value, second: Value, keywords: Mapping[str, Value
     if isinstance(bias, KeyBias):
         scaled = biases.scaled(bias, ast.Mult(), beta)
         return combined(ast.Add(), found, scaled, found.expr) if scaled is not None else None
-    return found if isinstance(bias, Code) and bias.form == ZEROS else None
+    none = isinstance(beta, Known) and beta.value == 0
+    return found if none or isinstance(bias, Code) and bias.form == ZEROS else None
 
 
 def _unfolded(value: Value) -> Value:

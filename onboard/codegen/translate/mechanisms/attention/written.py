@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -124,10 +124,43 @@ class WrittenAttention(Mechanism):
                 return Code(path, static, optional=optional, form=TRIANGLE)
         return None
 
+    def decided(self, node: ast.If, frame: Frame) -> bool | None:
+        """There are as many queries as keys: generated code has no cache of its own."""
+        parts = node.test.values if _is_and(node.test) else [node.test]
+        square = [_asks_for_square(part, frame) for part in parts]
+        if not any(square):
+            return None
+        others = [part for part, asks in zip(parts, square, strict=True) if not asks]
+        known = {frame.evaluate(part).truth() for part in others}
+        return False if False in known else None if None in known else True
+
     def returned(self, value: Value) -> Value | None:
         """Nothing of attention's weights."""
         changed = without_weights(value)
         return None if changed.equals(value) else changed
+
+
+def _is_and(test: ast.expr) -> TypeGuard[ast.BoolOp]:
+    return isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
+
+
+def _asks_for_square(test: ast.expr, frame: Frame) -> bool:
+    """Whether a test is `scores.shape[2] == scores.shape[3]` of attention's scores."""
+    match test:
+        case ast.Compare(
+            left=ast.Subscript(value=ast.Attribute(value=ast.Name(id=one), attr="shape")) as rows,
+            ops=[ast.Eq()],
+            comparators=[
+                ast.Subscript(
+                    value=ast.Attribute(value=ast.Name(id=other), attr="shape")
+                ) as columns
+            ],
+        ) if one == other and isinstance(frame.env.values.get(one), Scores):
+            return {ast.unparse(rows.slice), ast.unparse(columns.slice)} in (
+                {"2", "3"},
+                {"-2", "-1"},
+            )
+    return False
 
 
 def with_window(value: Value | None, frame: Frame) -> Value | None:
