@@ -73,6 +73,7 @@ class PullRequestWork:
             pull = self._created(first, draft)
             journal = self._noted(pull, commit)
             pull.put([*rest, *_log_of_run(proof)])
+            self._log(f"opened {pull.url}", proof)
             return journal
 
     def update(self, *, again: bool = False) -> tuple[PullJournal, CommitProof]:
@@ -90,7 +91,11 @@ class PullRequestWork:
             if pull.ended:
                 raise UsageError(f"{pull.url} is {pull.ended}", hint="There is nothing to update")
             require_clean(self.context, self.branch)
-            return journal, self.pushed(pull, journal, again=again)
+            proof = self.pushed(pull, journal, again=again)
+            for item in journal.handled.values():  # an update by hand is the user's answer
+                item.waits_for = ""
+            journal.save(self.context.work_dir)
+            return journal, proof
 
     def pushed(
         self, pull: Pull, journal: PullJournal, change: str = "", *, again: bool = False
@@ -115,6 +120,7 @@ class PullRequestWork:
         parts = update_comment(self.context, pushed, change, records=proof.records, most=MOST)
         pull.put(marked(parts, f"update {commit[:12]}.{proof.digest}"))
         pull.put(_log_of_run(proof))
+        self._log(f"pushed {commit}", proof)
         return proof
 
     def current(self) -> tuple[Pull, PullJournal]:
@@ -187,6 +193,8 @@ class PullRequestWork:
             number=pull.number,
             url=pull.url,
             head=self.branch.head,
+            remote=self.branch.origin.remote,
+            upstream=self.branch.upstream.remote,
             target=self.branch.target,
             opened=now(),
             pushed=[commit],
@@ -204,6 +212,10 @@ class PullRequestWork:
     def _pushed(self) -> frozenset[str]:
         journal = PullJournal.load(self.context.work_dir)
         return frozenset(journal.pushed if journal is not None else ())
+
+    def _log(self, what: str, proof: CommitProof) -> None:
+        key = f"{what} {proof.digest}"
+        self.context.worklog.append(f"pull request: {what}", proof.summary, key=key)
 
     def _prove(self, commit: str) -> CommitProof:
         kept = kept_proof(self.context.work_dir, commit)

@@ -21,10 +21,10 @@ UPSTREAM = "upstream"
 
 @dataclass(frozen=True)
 class Place:
-    """Which branch goes where; "": as the repository says."""
+    """Which branch goes where; "": as at its opening, or as the repository says."""
 
-    remote: str = "origin"
-    """What is pushed to."""
+    remote: str = ""
+    """What is pushed to: `origin`."""
     upstream: str = ""
     """What has the target: `upstream`, where there is such a remote, or the one that is pushed to."""
     target: str = ""
@@ -51,8 +51,8 @@ def open_work(
     if checkout is None:
         raise UsageError(f"{context.root} is in no git checkout", hint="Give another --root")
     journal = PullJournal.load(context.work_dir)
-    origin = remote_named(checkout, place.remote)
-    upstream = _upstream(checkout, place, origin)
+    origin = remote_named(checkout, place.remote or (journal.remote if journal else "origin"))
+    upstream = _upstream(checkout, place.upstream or (journal.upstream if journal else ""), origin)
     access = find_access(upstream.host)
     forge = Forge(access, upstream.name, tell, pause=place.pause)
     branch = RemoteBranch(
@@ -66,7 +66,7 @@ def open_work(
     return PullRequestWork(context, branch, forge, tell)
 
 
-def _upstream(checkout: Checkout, place: Place, origin: RemoteName) -> RemoteName:
+def _upstream(checkout: Checkout, name: str, origin: RemoteName) -> RemoteName:
     remotes = {each.name for each in checkout.repo.remotes}
-    name = place.upstream or (UPSTREAM if UPSTREAM in remotes else "")
+    name = name or (UPSTREAM if UPSTREAM in remotes else "")
     return remote_named(checkout, name) if name else origin

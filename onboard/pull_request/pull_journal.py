@@ -42,7 +42,7 @@ class Handled(StrictModel):
     url: str = ""
     status: Literal["begun", "done"] = "begun"
     outcome: str = ""
-    waits_for: Literal["", "you", "reviewer"] = ""
+    waits_for: Literal["", "you"] = ""
     change: Change | None = None
     """What is to be committed for it; kept, so that a run that goes on proposes nothing new."""
 
@@ -55,6 +55,9 @@ class PullJournal(StrictModel):
     url: str
     head: str
     target: str
+    remote: str
+    upstream: str
+    """The git remotes that the branch is pushed to, and that has the target."""
     opened: str
     pushed: list[str] = Field(default_factory=list)
     """Commits that the branch had on the remote, the latest one last."""
@@ -87,13 +90,10 @@ class PullJournal(StrictModel):
         text = self.model_dump_json(indent=2) + "\n"
         write_atomically(work_dir / JOURNAL, text)
 
-    def waiting(self) -> dict[str, Handled]:
-        """Return what waits for somebody, or is under way."""
-        return {
-            key: item
-            for key, item in self.handled.items()
-            if item.waits_for or item.status == "begun"
-        }
+    def waiting(self) -> list[Handled]:
+        """Return what waits for the user, or is under way; nothing does at the end."""
+        items = () if self.ended else self.handled.values()
+        return [item for item in items if item.waits_for or item.status == "begun"]
 
 
 def now() -> str:

@@ -16,7 +16,7 @@ class Waiting(StrictModel):
     """Something that was said and is not done with."""
 
     who: str
-    """Who is waited for: "you", "reviewer", or "us" for what is under way."""
+    """Who is waited for: "you", or "us" for what is under way."""
     kind: str
     author: str
     about: str
@@ -76,7 +76,7 @@ def _standing(work_dir: Path) -> Standing:
             url=item.url,
             outcome=item.outcome,
         )
-        for item in journal.waiting().values()
+        for item in journal.waiting()
     ]
     return Standing(
         model=work_dir.name,

@@ -40,7 +40,9 @@ _AnyModel = Annotated[
 _Root = Annotated[
     Path, typer.Option(help="Root folder that the model was onboarded under.", show_default="here")
 ]
-_Remote = Annotated[str, typer.Option(help="Git remote that the branch is pushed to.")]
+_Remote = Annotated[
+    str, typer.Option(help="Git remote that the branch is pushed to.", show_default="origin")
+]
 _Upstream = Annotated[
     str,
     typer.Option(
@@ -100,7 +102,7 @@ _Agent = Annotated[
 def open_(
     model: _Model,
     root: _Root = Path(),
-    remote: _Remote = "origin",
+    remote: _Remote = "",
     upstream: _Upstream = "",
     target: _Target = "",
     draft: _Draft = False,
@@ -125,7 +127,7 @@ def open_(
 def update(
     model: _Model,
     root: _Root = Path(),
-    remote: _Remote = "origin",
+    remote: _Remote = "",
     upstream: _Upstream = "",
     again: _Again = False,
     device: OnDevice = Device.AUTO,
@@ -151,7 +153,7 @@ def update(
 def watch(
     model: _Model,
     root: _Root = Path(),
-    remote: _Remote = "origin",
+    remote: _Remote = "",
     upstream: _Upstream = "",
     interval: _Interval = 300.0,
     quiet: _Quiet = 7200.0,
@@ -183,7 +185,16 @@ def watch(
         pull, journal = work.current()
         trusted = frozenset(login.lower() for login in trust or ())
         hands = WorkflowHands(work, observer())
-        seen = Watch(pull, work.context.work_dir, hands, trusted, _tell, work.acting, quiet)
+        seen = Watch(
+            pull,
+            work.context.work_dir,
+            hands,
+            trusted,
+            _tell,
+            acting=work.acting,
+            log=work.context.worklog.append,
+            quiet=quiet,
+        )
         _tell(f"watches {journal.url}")
         ended = seen.poll() if once else seen.until_ended(interval)
     return _ended(seen.journal, as_json, f"{journal.url}: {ended or 'open'}")

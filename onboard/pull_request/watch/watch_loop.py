@@ -11,12 +11,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from onboard.errors import OnboardError
 from onboard.pull_request.cycle import Tell
 from onboard.pull_request.forge.github_api import Pull
 from onboard.pull_request.forge.patience import UnreachableError
-from onboard.pull_request.forge.posts import answered, mark_of, post
+from onboard.pull_request.forge.posts import answered, is_agents, mark_of, post
 from onboard.pull_request.forge.remarks import Said, may_ask
 from onboard.pull_request.pull_journal import Handled, PullJournal, now
 from onboard.pull_request.pushed_proof import CommitProof
@@ -41,6 +42,8 @@ class Watch:
     tell: Tell
     acting: Callable[[], AbstractContextManager[None]] = nullcontext
     """Holds the lock under which something is pushed or posted."""
+    log: Callable[..., None] = lambda *_, **__: None
+    """`Worklog.append`: what was done, once."""
     quiet: float = QUIET
     clock: Callable[[], float] = time.monotonic
     journal: PullJournal = field(init=False)
@@ -117,7 +120,7 @@ class Watch:
         if known is not None:
             self.tell(f"takes up {known.kind} of {known.author}: {known.about}")
             return known
-        kind = kind_of(said) if may_ask(said, self.trusted) else "untrusted"
+        kind = kind_of(said) if self._may_ask(said) else "untrusted"
         about = first_words(said.body or said.verdict)
         item = Handled(kind=kind, author=said.author, about=about, url=said.url)
         self.journal.handled[said.key] = item
@@ -127,15 +130,25 @@ class Watch:
         self.tell(f"{kind} of {said.author}: {about}")
         return item
 
-    def _finish(self, key: str, outcome: str, waits_for: str = "") -> None:
+    def _may_ask(self, said: Said) -> bool:
+        """Whether somebody who may ask said it, and no other program: two would talk for ever."""
+        return may_ask(said, self.trusted) and not is_agents(said.body)
+
+    def _finish(self, key: str, outcome: str, waits_for: Literal["", "you"] = "") -> None:
         item = self.journal.handled[key]
         if item.status == "done":
             return
-        item.status, item.outcome = "done", outcome
-        item.waits_for = "you" if waits_for == "you" else ""
+        item.status, item.outcome, item.waits_for = "done", outcome, waits_for
+        self._log(key, item)
         self._save()
-        if item.waits_for:
+        if waits_for:
             self.tell(f"waits for you: {item.kind} of {item.author}, {outcome} ({item.url})")
+
+    def _log(self, key: str, item: Handled) -> None:
+        title = f"pull request: {item.kind} of {item.author}"
+        lines = [f"- Said: {item.about} ({item.url})", f"- Outcome: {item.outcome}"]
+        known = item.model_dump(mode="json", exclude={"change"})
+        self.log(title, "\n".join(lines), key=f"pull request {self.pull.number} {key}", **known)
 
     def _answer(self, said: Said, item: Handled) -> None:
         found = self.hands.answer(said)
@@ -195,7 +208,7 @@ class Watch:
         return {
             said.author: said.verdict
             for said in everything
-            if said.verdict in decided and may_ask(said, self.trusted)
+            if said.verdict in decided and self._may_ask(said)
         }
 
     def _approved(self, everything: list[Said]) -> str:
@@ -203,7 +216,7 @@ class Watch:
         latest = self._verdicts(everything)
         for said in everything:
             item = self.journal.handled.get(said.key)
-            if item is None or not may_ask(said, self.trusted):
+            if item is None or not self._may_ask(said):
                 continue
             if said.verdict == "APPROVED" and latest[said.author] == "APPROVED":
                 if said.commit == self.journal.pushed[-1]:
@@ -219,7 +232,7 @@ class Watch:
         return not any(item and item.kind in ("question", "change request") for item in kinds)
 
     def _end(self, ended: str) -> str:
-        if ended and self.journal.ended != ended:
+        if self.journal.ended != ended:
             self.journal.ended = ended
             self._save()
         return ended

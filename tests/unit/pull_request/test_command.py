@@ -151,6 +151,15 @@ def test_no_checkout_is_one_line(hub: GitHub, root: Path, capsys: Capture) -> No
     assert "is in no git checkout" in lines(capsys)[1][0]
 
 
+def test_later_commands_take_the_remotes_of_the_opening(
+    hub: GitHub, root: Path, capsys: Capture
+) -> None:
+    git(root, "remote", "rename", "origin", "mine")
+    assert onboard(root, "open", MODEL) == 2
+    assert onboard(root, "open", MODEL, "--remote", "mine") == 0
+    assert onboard(root, "update", MODEL) == 0
+
+
 def test_status_of_a_root_without_any(tmp_path: Path, capsys: Capture) -> None:
     assert main.run(["pr", "status", "--root", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["pull_requests"] == []

@@ -64,6 +64,8 @@ def test_what_the_evidence_does_not_say_waits_for_the_user(
     assert any("waits for you: question of alice" in line for line in told)
     [standing] = standings(opened.context.root)
     assert [(item.who, item.kind) for item in standing.waiting] == [("you", "question")]
+    opened.update()
+    assert standings(opened.context.root)[0].waiting == []
 
 
 def test_a_change_is_committed_pushed_proven_and_answered(
@@ -133,7 +135,7 @@ def test_nobody_else_can_ask_for_anything(
 def test_a_trusted_person_s_words_are_no_instructions_to_this_program(
     hub: GitHub, opened: PullRequestWork
 ) -> None:
-    """The repairer is told them as data (see test_repairing.py); nothing of them is printed."""
+    """The repairer is told them as data (see test_hands.py); nothing of them is printed."""
     hub.say("alice", INJECTION)
     seen, _, told = watch(opened)
     seen.poll()
@@ -163,6 +165,35 @@ def test_a_program_s_account_asks_for_nothing(hub: GitHub, opened: PullRequestWo
     seen, hands, _ = watch(opened)
     seen.poll()
     assert hands.asked == []
+
+
+def test_two_programs_do_not_talk_for_ever(hub: GitHub, opened: PullRequestWork) -> None:
+    hub.say("other-agent", "[AGENT] What is the window?", "COLLABORATOR")
+    seen, hands, _ = watch(opened)
+    seen.poll()
+    assert hands.asked == []
+
+
+def test_one_that_is_open_again_has_not_ended(hub: GitHub, opened: PullRequestWork) -> None:
+    seen, _, _ = watch(opened)
+    hub.end(merged=False)
+    assert seen.poll() == "closed"
+    hub.pulls[0] |= {"state": "open"}
+    assert seen.poll() == ""
+    assert standings(opened.context.root)[0].status == "open"
+
+
+def test_what_was_done_is_in_the_worklog_once(hub: GitHub, opened: PullRequestWork) -> None:
+    number = hub.say("alice", "How large is it?")
+    seen, _, _ = watch(opened)
+    seen.log = opened.context.worklog.append
+    seen.poll()
+    seen.journal.handled[f"comment-{number}"].status = "begun"  # killed before it was noted
+    seen.journal.save(opened.context.work_dir)
+    seen.poll()
+    titles = [entry["title"] for entry in opened.context.worklog.entries()]
+    assert [title for title in titles if "question" in title] == ["pull request: question of alice"]
+    assert sum("pull request: opened" in title for title in titles) == 1
 
 
 def test_approval_of_what_is_there_ends_it(hub: GitHub, opened: PullRequestWork) -> None:
