@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from onboard.errors import UsageError
@@ -14,6 +15,7 @@ from onboard.pull_request.pull_journal import PullJournal
 from onboard.pull_request.remote_branch import RemoteBranch, RemoteName, remote_named
 from onboard.workflow.phase import RunOptions
 from onboard.workflow.phase_runner import open_run
+from onboard.workflow.phases.pull_request import shared_files
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
 
 UPSTREAM = "upstream"
@@ -62,6 +64,7 @@ def open_work(
         upstream=upstream,
         target=place.target or (journal.target if journal else forge.default_branch),
         access=access,
+        merged=partial(shared_files, context),
     )
     return PullRequestWork(context, branch, forge, tell)
 

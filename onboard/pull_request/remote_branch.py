@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,18 @@ from urllib.parse import urlsplit
 from onboard.errors import OnboardError, UsageError
 from onboard.git import Checkout
 from onboard.pull_request.forge.access import Access
+from onboard.pull_request.forge.patience import UnreachableError
+from onboard.workflow.files import write_atomically
 
 _SCP = re.compile(r"(?:[\w.-]+@)?(?P<host>[\w.-]+):(?!//)(?P<path>.+)")
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _TOKEN = "ONBOARD_GIT_TOKEN"
+_AWAY = re.compile(
+    r"could not resolve|timed out|connection (?:refused|reset|closed)|hung up|early EOF"
+    r"|network is unreachable|returned error: 5\d\d",
+    re.IGNORECASE,
+)
+"""What git says of a host that may be there later."""
 _HELPER = f'!f() {{ echo username=x-access-token; echo "password=${_TOKEN}"; }}; f'
 
 
@@ -39,6 +47,11 @@ class RemoteName:
     def owner(self) -> str:
         """The login of its owner."""
         return self.name.partition("/")[0]
+
+
+Read = Callable[[str], str | None]
+"""Path under the root -> what is there."""
+Merged = Callable[[Read], Mapping[str, str]]
 
 
 def remote_named(checkout: Checkout, remote: str) -> RemoteName:
@@ -88,6 +101,8 @@ class RemoteBranch:
     """What has the target."""
     target: str
     access: Access
+    merged: Merged = lambda _: {}
+    """What files that all models add to have to be on top of others; these never conflict."""
 
     @property
     def tip(self) -> str:
@@ -172,20 +187,49 @@ class RemoteBranch:
     def _rebase_in(self, folder: Path, target: str) -> None:
         import git
 
-        repo = self._repo_at(folder)
+        repo, step = self._repo_at(folder), target
         name, mail, _ = self.checkout.identity()
-        try:
-            with repo.git.custom_environment(GIT_COMMITTER_NAME=name, GIT_COMMITTER_EMAIL=mail):
-                repo.git.rebase(target)
-        except git.GitCommandError as error:
-            files = repo.git.diff("--name-only", "--diff-filter=U").split()
-            with suppress(git.GitCommandError):
-                repo.git.rebase("--abort")
-            what = f"in {', '.join(files[:3])}" if files else _reason(error)
-            raise OnboardError(
-                f"{self.head} conflicts with {self.target} {what}",
-                hint=f"Rebase {self.head} on {self.upstream.remote}/{self.target} by hand",
-            ) from error
+        committer = {"GIT_COMMITTER_NAME": name, "GIT_COMMITTER_EMAIL": mail}
+        with repo.git.custom_environment(**committer, GIT_EDITOR="true"):
+            while True:
+                try:
+                    repo.git.rebase(step)
+                    return
+                except git.GitCommandError as error:
+                    files = repo.git.diff("--name-only", "-z", "--diff-filter=U").split("\0")[:-1]
+                    if not self._merge(repo, files):
+                        raise self._conflict(repo, files, error) from error
+                    step = "--continue"
+
+    def _merge(self, repo: Any, files: list[str]) -> bool:
+        """Resolve the conflicts of a rebase where all are in files that all models add to."""
+
+        def read(path: str) -> str | None:
+            content = self.checkout.content(path, repo.head.commit.hexsha)
+            return None if content is None else content.decode("utf-8")
+
+        texts = {
+            (self.checkout.prefix / path).as_posix(): text
+            for path, text in self.merged(read).items()
+        }
+        if not files or set(files) - texts.keys():
+            return False
+        for path in files:
+            write_atomically(Path(repo.working_tree_dir, path), texts[path])
+            repo.git.add("--", path)
+        return True
+
+    def _conflict(self, repo: Any, files: list[str], error: Any) -> OnboardError:
+        """Give a rebase up; return what the user is told."""
+        import git
+
+        with suppress(git.GitCommandError):
+            repo.git.rebase("--abort")
+        what = f"in {', '.join(files[:3])}" if files else _reason(error)
+        return OnboardError(
+            f"{self.head} conflicts with {self.target} {what}",
+            hint=f"Rebase {self.head} on {self.upstream.remote}/{self.target} by hand",
+        )
 
     def _move(self, old: str, new: str) -> None:
         """Have the branch at another commit, with its files where it is checked out."""
@@ -255,7 +299,14 @@ class RemoteBranch:
             environment[_TOKEN] = self.access.token
             options = ["-c", f"credential.https://{remote.host}.helper={_HELPER}"]
         with self.checkout.repo.git.custom_environment(**environment):
-            return self._run(self.checkout.repo, *options, *words)
+            try:
+                return self._run(self.checkout.repo, *options, *words)
+            except OnboardError as error:
+                if _AWAY.search(error.message):
+                    raise UnreachableError(
+                        error.message, hint="Run the command again later"
+                    ) from None
+                raise
 
     def _run(self, repo: Any, *words: str) -> str:
         import git

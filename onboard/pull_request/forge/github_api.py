@@ -207,10 +207,14 @@ class Pull:
         if one.mark in self.marks():
             return
         body = self.forge.access.hidden(one.body)
-        if thread:
-            self.pull.create_review_comment_reply(thread, body)
-        else:
-            self.pull.create_issue_comment(body)
+        try:
+            if thread:
+                self.pull.create_review_comment_reply(thread, body)
+                return
+        except GithubException as error:
+            if error.status != 404:  # the thread was deleted
+                raise
+        self.pull.create_issue_comment(body)
 
 
 def _author(user: Any) -> tuple[str, bool]:

@@ -73,15 +73,19 @@ _NOT_YET = re.compile(
 
 def kind_of(said: Said) -> Kind:
     """Return what somebody who may ask wants."""
-    if said.verdict == "APPROVED" and not said.body.strip():
-        return "approval"
-    if suggestion_of(said.body) is not None:
-        return "change request"
+    found = kinds_of(said)
+    order: tuple[Kind, ...] = ("change request", "question", "end", "approval")
+    return next((kind for kind in order if kind in found), "noise")
+
+
+def kinds_of(said: Said) -> set[Kind]:
+    """Return all that somebody wants."""
     found = {_kind_of_sentence(each) for each in sentences(said.body)}
     if said.verdict == "APPROVED":
         found.add("approval")
-    order: tuple[Kind, ...] = ("change request", "question", "end", "approval")
-    return next((kind for kind in order if kind in found), "noise")
+    if suggestion_of(said.body) is not None:
+        found.add("change request")
+    return found
 
 
 def sentences(body: str) -> list[str]:

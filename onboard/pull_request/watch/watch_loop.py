@@ -19,15 +19,17 @@ from onboard.pull_request.forge.github_api import Pull
 from onboard.pull_request.forge.patience import UnreachableError
 from onboard.pull_request.forge.posts import answered, is_agents, mark_of, post
 from onboard.pull_request.forge.remarks import Said, may_ask
-from onboard.pull_request.pull_journal import Handled, PullJournal, now
+from onboard.pull_request.pull_journal import Change, Handled, PullJournal, now
 from onboard.pull_request.pushed_proof import CommitProof
 from onboard.pull_request.watch.hands import Hands
-from onboard.pull_request.watch.speech import first_words, kind_of
+from onboard.pull_request.watch.speech import first_words, kind_of, kinds_of
 from onboard.render import fenced, inline
 
 MINUTES_5 = 300.0
 QUIET = 7200.0
 """Seconds without activity after which the user is told."""
+
+_NO_EVIDENCE = "What was found and measured says nothing of this. The author has been told."
 
 
 @dataclass
@@ -89,6 +91,7 @@ class Watch:
         for said in everything:
             if not self.pull.is_ours(said) and said.key not in done:
                 self._handle(said)
+        self.pull.refresh()  # what was pushed is not approved yet
         return self._end(self._ended(everything))
 
     def _done(self, everything: list[Said]) -> set[str]:
@@ -96,7 +99,7 @@ class Watch:
         ours = [mark_of(said.body) for said in everything if self.pull.is_ours(said)]
         found = answered(ours)
         for key in found & self.journal.handled.keys():
-            self._finish(key, self.journal.handled[key].outcome)
+            self._finish(key)
         finished = {key for key, item in self.journal.handled.items() if item.status == "done"}
         return found | finished
 
@@ -104,15 +107,15 @@ class Watch:
         item = self._begin(said)
         match item.kind:
             case "question":
-                self._answer(said, item)
+                self._answer(said)
             case "change request":
                 self._change(said, item)
             case "untrusted":
-                self._finish(said.key, "not acted on: its author is not on the list")
+                self._note(said, "not acted on: its author is not on the list")
             case "noise" if said.body.strip():
-                self._finish(said.key, "nothing that could be acted on was read")
+                self._note(said, "nothing that could be acted on was read")
             case _:
-                self._finish(said.key, "noted")
+                self._note(said, "noted")
 
     def _begin(self, said: Said) -> Handled:
         """Note what is to be handled before anything is done for it."""
@@ -134,15 +137,34 @@ class Watch:
         """Whether somebody who may ask said it, and no other program: two would talk for ever."""
         return may_ask(said, self.trusted) and not is_agents(said.body)
 
-    def _finish(self, key: str, outcome: str, waits_for: Literal["", "you"] = "") -> None:
+    def _settle(
+        self, said: Said, text: str, outcome: str, waits_for: Literal["", "you"] = ""
+    ) -> None:
+        """Reply, where it was said (in the thread of lines, or below), and be done with it.
+
+        What came of it is noted before: a run that is killed has posted it, or posts it.
+        """
+        item = self.journal.handled[said.key]
+        item.outcome, item.waits_for = outcome, waits_for
+        self._save()
+        head = "" if said.place == "inline" else f"On {said.url}:\n\n"
+        posts = post(f"{head}{text}", f"answers {said.key}")
+        self.pull.put(posts, said.thread if said.place == "inline" else 0)
+        self._finish(said.key)
+
+    def _note(self, said: Said, outcome: str) -> None:
+        self.journal.handled[said.key].outcome = outcome
+        self._finish(said.key)
+
+    def _finish(self, key: str) -> None:
         item = self.journal.handled[key]
         if item.status == "done":
             return
-        item.status, item.outcome, item.waits_for = "done", outcome, waits_for
+        item.status = "done"
         self._log(key, item)
         self._save()
-        if waits_for:
-            self.tell(f"waits for you: {item.kind} of {item.author}, {outcome} ({item.url})")
+        if item.waits_for:
+            self.tell(f"waits for you: {item.kind} of {item.author}, {item.outcome} ({item.url})")
 
     def _log(self, key: str, item: Handled) -> None:
         title = f"pull request: {item.kind} of {item.author}"
@@ -150,16 +172,11 @@ class Watch:
         known = item.model_dump(mode="json", exclude={"change"})
         self.log(title, "\n".join(lines), key=f"pull request {self.pull.number} {key}", **known)
 
-    def _answer(self, said: Said, item: Handled) -> None:
-        found = self.hands.answer(said)
-        text = (
-            found or "What was found and measured says nothing of this. The author has been told."
-        )
-        self._reply(said, text)
-        if found:
-            self._finish(said.key, "answered from the evidence")
+    def _answer(self, said: Said) -> None:
+        if found := self.hands.answer(said):
+            self._settle(said, found, "answered from the evidence")
         else:
-            self._finish(said.key, "the evidence has no answer", "you")
+            self._settle(said, _NO_EVIDENCE, "the evidence has no answer", "you")
 
     def _change(self, said: Said, item: Handled) -> None:
         try:
@@ -170,22 +187,20 @@ class Watch:
         except UnreachableError:
             raise
         except OnboardError as error:
-            self._reply(
-                said,
-                f"This change was not made: {inline(error.message)}. The author has been told.",
-            )
-            self._finish(said.key, f"not made: {error.message}", "you")
+            text = f"This change was not made: {inline(error.message)}. The author has been told."
+            self._settle(said, self._with_answer(said, text), f"not made: {error.message}", "you")
             return
         about = f"A change that {said.author} asks for: {said.url}"
         proof = self.hands.push(self.pull, self.journal, about)
-        self._reply(said, changed_text(item, proof))
-        self._finish(said.key, f"changed in {proof.commit[:12]}", "" if proof.passed else "you")
+        text = self._with_answer(said, changed_text(item.change, proof))
+        waits_for: Literal["", "you"] = "" if proof.passed else "you"
+        self._settle(said, text, f"changed in {proof.commit[:12]}", waits_for)
 
-    def _reply(self, said: Said, text: str) -> None:
-        """Answer where it was said: in the thread of lines, or below."""
-        head = "" if said.place == "inline" else f"On {said.url}:\n\n"
-        posts = post(f"{head}{text}", f"answers {said.key}")
-        self.pull.put(posts, said.thread if said.place == "inline" else 0)
+    def _with_answer(self, said: Said, text: str) -> str:
+        """Return a reply to a request with the answer to what was asked beside it."""
+        if "question" not in kinds_of(said):
+            return text
+        return f"{text}\n\n{self.hands.answer(said) or _NO_EVIDENCE}"
 
     def _ended(self, everything: list[Said]) -> str:
         if self.pull.ended:
@@ -219,11 +234,18 @@ class Watch:
             if item is None or not self._may_ask(said):
                 continue
             if said.verdict == "APPROVED" and latest[said.author] == "APPROVED":
-                if said.commit == self.journal.pushed[-1]:
+                if said.commit == self.pull.head_commit:
                     return f"approved by {said.author}"
-            elif not said.verdict and item.kind == "approval" and self._is_latest(said, everything):
+            elif not said.verdict and item.kind == "approval" and self._holds(said, everything):
                 return f"approved by {said.author}"
         return ""
+
+    def _holds(self, said: Said, everything: list[Said]) -> bool:
+        """Whether a comment's approval is of what is there now: nothing was asked or pushed since."""
+        later = everything[everything.index(said) + 1 :]
+        ours = (mark_of(each.body) for each in later if self.pull.is_ours(each))
+        pushed = any(mark.startswith("update ") for mark in ours)
+        return not pushed and self._is_latest(said, everything)
 
     def _is_latest(self, said: Said, everything: list[Said]) -> bool:
         """Whether nothing was asked after something was said."""
@@ -246,12 +268,11 @@ class Watch:
             )
 
 
-def changed_text(item: Handled, proof: CommitProof) -> str:
+def changed_text(change: Change, proof: CommitProof) -> str:
     """Return the answer to a change request that was carried out."""
-    assert item.change is not None
     state = "passed" if proof.passed else "FAILED"
     return (
-        f"Changed in {proof.commit}.\n\n{fenced(item.change.diff, 'diff')}\n\n"
-        f"- Before: {inline(item.change.before)}\n- After: {inline(item.change.after)}\n"
+        f"Changed in {proof.commit}.\n\n{fenced(change.diff, 'diff')}\n\n"
+        f"- Before: {inline(change.before)}\n- After: {inline(change.after)}\n"
         f"- On the pushed commit: {state}; {inline(proof.summary)} (logs above)"
     )

@@ -4,6 +4,7 @@ pull request with.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from onboard.content import content_path
@@ -78,23 +79,32 @@ def commit_branch(context: RunContext, checkout: Checkout) -> BranchUpdate:
     """Commit the model's files, and its own lines of the shared ones, on the model's branch."""
     registration = context.read_json(REGISTRATION)
     branch = branch_name(registration["config_id"])
+    files = {path: context.files.read(context.root / path) for path in own_files(context)}
+    files |= shared_files(context, lambda path: checkout.read(path, branch))
+    subject = f"Onboard {' '.join(registration['name'].split())}"
+    body = f"Model file of {context.spec.architecture}, its equivalence tests, registry entry and cookbook."
+    return checkout.commit(branch, files, f"{subject}\n\n{body}")
+
+
+def shared_files(context: RunContext, read: Callable[[str], str | None]) -> dict[str, str]:
+    """Return the files that all models add to, with the model's own lines put into what is there.
+
+    Args:
+        context: the model's run.
+        read: path under the root -> what is there.
+    """
+    registration = context.read_json(REGISTRATION)
     entry = RegistryEntry.model_validate(registration["entry"])
     entry = next((known for known in load_entries(context.root) if known.name == entry.name), entry)
-    files = {path: context.files.read(context.root / path) for path in own_files(context)}
     verdict = {
         key: str(value)
         for key, value in entry.model_dump(include=VERDICT, exclude_defaults=True).items()
     }
-    entries = insert_entry(checkout.read(MODELS, branch) or HEADER, entry)
+    entries = insert_entry(read(MODELS) or HEADER, entry)
     for member in registration.get("members", []):
         entries = insert_entry(entries, RegistryEntry.model_validate(member["entry"]))
-    files[MODELS] = set_fields(entries, entry.name, verdict)
-    files[MATRIX] = updated_matrix(
-        checkout.read(MATRIX, branch) or empty_matrix(), context, load_results(context.root)
-    )
-    subject = f"Onboard {' '.join(registration['name'].split())}"
-    body = f"Model file of {context.spec.architecture}, its equivalence tests, registry entry and cookbook."
-    return checkout.commit(branch, files, f"{subject}\n\n{body}")
+    matrix = updated_matrix(read(MATRIX) or empty_matrix(), context, load_results(context.root))
+    return {MODELS: set_fields(entries, entry.name, verdict), MATRIX: matrix}
 
 
 def describe(update: BranchUpdate) -> str:

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from onboard.errors import OnboardError, UsageError
+from onboard.pull_request.forge.patience import UnreachableError
 from onboard.pull_request.forge.posts import mark_of
 from onboard.pull_request.pull_journal import PullJournal
 from onboard.pull_request.pushed_proof import CommitProof
+from onboard.registry import parse_entries
 from tests.support.github import NAME, TOKEN, Fault, GitHub
 from tests.support.pull_requests import BRANCH, MODEL_FILE, git, make_work, passed
 
@@ -130,6 +132,25 @@ def test_a_conflict_is_said_and_changes_nothing(hub: GitHub, root: Path, tmp_pat
         make_work(root).open()
     assert git(root, "rev-parse", BRANCH) == before
     assert len(git(root, "worktree", "list").splitlines()) == 1
+
+
+def test_another_model_s_entry_is_no_conflict(hub: GitHub, root: Path, tmp_path: Path) -> None:
+    """Both were put at the end of the same list."""
+    ours = git(root, "show", f"{BRANCH}:registry/models.yaml")
+    theirs = f"{ours}\n".replace("org/tiny", "org/other").replace("tiny", "other")
+    other_commit(hub, tmp_path, "registry/models.yaml", theirs)
+    make_work(root).open()
+    entries = parse_entries(git(root, "show", f"{BRANCH}:registry/models.yaml"))
+    assert [entry.name for entry in entries] == ["org/other", "org/tiny"]
+    assert git(root, "log", "--format=%s", f"origin/main..{BRANCH}") == "Onboard org/tiny"
+
+
+def test_a_host_that_is_away_may_be_there_later(hub: GitHub, root: Path) -> None:
+    work = make_work(root)
+    url = "https://nowhere.invalid/acme/models.git"
+    git(root, "remote", "set-url", "origin", url)
+    with pytest.raises(UnreachableError, match="git fetch failed"):
+        work.open()
 
 
 def test_an_update_rebases_pushes_and_posts_both_logs_of_that_commit(

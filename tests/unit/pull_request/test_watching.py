@@ -238,6 +238,35 @@ def test_a_clear_word_ends_it(hub: GitHub, opened: PullRequestWork) -> None:
     assert watch(opened)[0].poll() == "alice says that no more changes are wanted"
 
 
+def test_a_liking_of_what_was_there_before_a_push_is_no_end(
+    hub: GitHub, opened: PullRequestWork
+) -> None:
+    hub.say("alice", "LGTM")
+    git(opened.context.root, "commit", "-q", "--allow-empty", "-m", "other")
+    git(opened.context.root, "push", "-q", "origin", "main")
+    opened.update()
+    seen, _, _ = watch(opened)
+    assert seen.poll() == ""
+    hub.say("alice", "LGTM")
+    assert seen.poll() == "approved by alice"
+
+
+def test_a_question_beside_a_request_is_answered(hub: GitHub, opened: PullRequestWork) -> None:
+    hub.say("alice", "Please rename it. And how large is the window?")
+    watch(opened)[0].poll()
+    [text] = answers(hub).values()
+    assert "Changed in" in text
+    assert "It is 8." in text
+
+
+def test_an_answer_to_a_thread_that_is_gone_is_given_below(
+    hub: GitHub, opened: PullRequestWork
+) -> None:
+    number = hub.say_inline("alice", "Why?", MODEL_FILE, 2, thread=5)
+    watch(opened)[0].poll()
+    assert answers(hub).keys() == {f"inline-{number}"}
+
+
 def test_what_is_asked_after_the_end_is_handled(hub: GitHub, opened: PullRequestWork) -> None:
     hub.say("alice", "No further changes.")
     hub.say("bob", "Wait. How large is it?")
