@@ -40,7 +40,7 @@ def outside(spec: ModelSpec, model_text: str, tests: Mapping[str, Any]) -> list[
     return [
         parts.row(block.path or block.class_name, block.class_name, _tested_as(block))
         for block in spec.blocks
-        if block.class_name not in inside and block.kind != "decoder_layer"
+        if block.class_name not in inside and not _is_layer(spec, block)
     ]
 
 
@@ -54,6 +54,15 @@ def _errors(tests: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 _WHOLE = "the whole model"
+
+
+def _is_layer(spec: ModelSpec, block: Block) -> bool:
+    paths = {kind.path for kind in spec.layer_kinds}
+    return block.kind == "decoder_layer" or (block.path != "" and block.path in paths)
+
+
+def _kind(block: Block) -> str:
+    return "translated as it is written" if block.kind == "other" else block.kind.replace("_", " ")
 
 
 def _tested_as(block: Block) -> str:
@@ -81,7 +90,7 @@ class _Parts:
         }
         first = kind.layers[0] if kind.layers else 0
         of_layer = next(
-            (block.class_name for block in self.spec.blocks if block.kind == "decoder_layer"), ""
+            (block.class_name for block in self.spec.blocks if _is_layer(self.spec, block)), ""
         )
         rows = [self.row("layer", of_layer, kind.path)] if of_layer else []
         for name, class_name in kind.modules.items():
@@ -103,7 +112,7 @@ class _Parts:
         first, last = self.lines.get(class_name, (None, None))
         return {
             "name": name,
-            "title": f"{name} ({block.kind.replace('_', ' ')})" if block else name,
+            "title": f"{name} ({_kind(block)})" if block else name,
             "class": class_name,
             "theirs": source_place(self.spec, block.source) if block else None,
             "ours": [first, last] if first else None,

@@ -397,15 +397,24 @@ def test_status_says_who_waits_for_what(tmp_path: Path, capsys: pytest.CaptureFi
     (folder / "state.json").write_text(json.dumps({"model": "org/name"}))
     run = {"role": "repairer", "back_end": "command", "about": "repair X", "input_hash": "0"}
     run |= {"waits_for": "the tests", "files": {"a": "b"}}
-    (folder / "agents.json").write_text(json.dumps({"runs": [run]}))
+    rules = {"role": "runner", "back_end": "builtin", "about": "run Y", "input_hash": "1"}
+    done = rules | {"status": "done", "about": "run Z"}
+    rules |= {"waits_for": "no free GPU", "world_size": 1}
+    (folder / "agents.json").write_text(json.dumps({"runs": [run, rules, done]}))
     command = ["status", "--root", str(tmp_path)]
     assert main.run(command) == 0
-    assert "org--name: repairer (command) interrupted: repair X" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "org--name: repairer (command) interrupted: repair X" in output
+    assert "runner" not in output, "the rules are shown while they play"
     with exclusive(folder, waiting=lambda: None):
         assert main.run(command) == 0
-        assert "repairer (command) waits for the tests: repair X" in capsys.readouterr().out
+        output = capsys.readouterr().out
+        assert "repairer (command) waits for the tests: repair X" in output
+        assert "runner (builtin) waits for no free GPU: run Y" in output
+        assert "run Z" not in output
         assert main.run([*command, "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["agents"]["org--name"]
+    found, playing, _ = json.loads(capsys.readouterr().out)["agents"]["org--name"]
+    assert playing["world_size"] == 1
     assert (found["status"], found["waits_for"]) == ("running", "the tests")
     assert "files" not in found
 

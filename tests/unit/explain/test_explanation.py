@@ -73,6 +73,8 @@ def test_alike_layers_are_together_with_both_places_that_are_there(root: Path) -
     (kind,) = document["layers"]
     assert (kind["layers"], kind["count"]) == ("0-4", 5)
     parts = {part["name"]: part for part in kind["parts"]}
+    assert parts["layer"]["class"] == "LlamaDecoderLayer"
+    assert not any(part["class"] == "LlamaDecoderLayer" for part in document["outside"])
     assert parts["mlp"]["class"] == "LlamaMLP"
     assert (parts["mlp"]["error"], parts["mlp"]["limit"]) == (1.25e-7, 1e-5)
     text = (CONTENT_ROOT / document["model_file"]).read_text()

@@ -75,7 +75,8 @@ def test_nothing_is_lost_and_each_part_stands_alone(turn: int) -> None:
         head = part.split("\n")[0]
         assert head.startswith("[AGENT]")
         assert len(parts) == 1 or f"part {number} of {len(parts)}" in head
-        assert part.count("\n</details>") >= len(re.findall(r"^<details>", part, re.MULTILINE))
+        begun = len(re.findall(r"^<details>", part, re.MULTILINE))
+        assert len(re.findall(r"^</details>$", part, re.MULTILINE)) == begun
         lines = html(part.split("\n", 2)[2]) - {"<!-- -->", "</details>", ""}
         assert all(line.startswith("<details><summary>T ") for line in lines)
 

@@ -125,6 +125,19 @@ def test_what_failed_is_open(
     assert f"- [ ] {title}" in body(context)[0]
 
 
+@pytest.mark.parametrize("name", ["reduced", "full"])
+def test_a_run_that_ended_early_is_said_with_its_error(context: RunContext, name: str) -> None:
+    """As the run phase leaves it: no settings, no prompts, nothing compared."""
+    ended = {"description": "all layers", "status": "runtime_error", "error": "CUDA out of memory"}
+    _edited(context, "run.json", status="runtime_error", runs={name: ended})
+    text = body(context)[0]
+    assert "`CUDA out of memory`" in text
+    assert "Nothing was generated." in text
+    shown = set(re.findall(r"^- \[x\] (.*)$", text.split("## Files")[0], re.MULTILINE))
+    of_run = ("reduced_run", "full_run", "same_logits", "coherent", "unsharded", "pairs")
+    assert not shown & {item["title"] for item in ALL_ITEMS if item.get("record") in of_run}
+
+
 def test_an_item_of_the_review_is_open_when_the_reviewer_fails_it(context: RunContext) -> None:
     items = [
         {"id": item.id, "title": "t", "kind": item.kind, "verdict": "PASS", "evidence": ["m:1: x"]}
