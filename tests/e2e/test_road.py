@@ -24,7 +24,7 @@ import pytest
 from onboard.workflow.phases import PHASES
 from tests.support.checkpoints import edit_config, save_checkpoint, tree
 from tests.support.hub_server import HubServer, Repository
-from tests.support.markdown import live, tokens
+from tests.support.markdown import html, live, tokens
 
 pytestmark = pytest.mark.slow
 
@@ -154,6 +154,18 @@ def test_the_text_of_the_pull_request_points_at_lines_that_are_there(hostile: Fi
             "Tests and run were made with the files of that commit",
         ]
     ), "a root that is no checkout has no commit; the rest is shown"
+
+
+def test_it_is_explained_and_nothing_of_its_name_is_live(hostile: Finished) -> None:
+    words = ["explain", str(hostile.checkpoint), "--root", str(hostile.root), "--gpu", "H100"]
+    page = subprocess.run(
+        [sys.executable, "-m", "onboard", *words], capture_output=True, text=True, check=True
+    ).stdout
+    assert "### Layers 0-1: full\\_attention" in page
+    assert re.search(r"insert\\_cached\\_attention: 2 matches, nodes \d+ -> \d+", page)
+    assert "µs a token at least" in page
+    assert not live(page)
+    assert html(page) <= {"<!-- -->"}
 
 
 def test_nothing_was_injected(hostile: Finished) -> None:
