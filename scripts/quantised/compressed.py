@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
@@ -35,9 +36,12 @@ def write(
     kv_cache: bool = False,
     arguments: dict[str, Any] | None = None,
     gptq: bool = False,
+    after: Callable[[Path], None] | None = None,
     **changes: Any,
 ) -> None:
-    """Write a random model of a shape in one preset scheme, or in several `groups`."""
+    """Write a random model of a shape in one preset scheme, or in several `groups`; `after` changes
+    the folder.
+    """
     groups = groups or [(scheme, EVERY_LINEAR) for scheme in schemes]
     with TemporaryDirectory() as temporary:
         source = save_model(Path(temporary) / "source", shape, **changes)
@@ -52,8 +56,12 @@ def write(
         fresh(folder)
         for name in ("config.json", "model.safetensors"):
             shutil.copy(written / name, folder / name)
+    _write_ignored(folder, ignore)
+    if after is not None:
+        after(folder)
     stored = load_file(folder / "model.safetensors")
-    record(folder, decompressed(stored, schemes_of), activation=_activation(stored, schemes_of))
+    activation = _activation(stored, schemes_of)
+    record(folder, decompressed(stored, schemes_of), activation=activation, cache=_cache(stored))
 
 
 def _recipe(
@@ -99,10 +107,21 @@ def decompressed(stored: Tensors, schemes: Schemes) -> Weights:
 
 def _others(parts: Tensors, scheme: Any) -> torch.Tensor:
     """Return a weight [N, K] float32; the library computes in the dtype of the scale."""
+    if "weight_g_idx" in parts:
+        return _by_group(parts, scheme)
     weight = _compressor(scheme).decompress(
         {**parts, "weight_scale": parts["weight_scale"].float()}, scheme
     )
     return weight["weight"].float()  # type: ignore[no-any-return]
+
+
+def _by_group(parts: Tensors, scheme: Any) -> torch.Tensor:
+    """Return a weight whose inputs have groups of their own: the library no longer knows them, so
+    its codes (scales of 1) are multiplied here.
+    """
+    ones = {**parts, "weight_scale": torch.ones_like(parts["weight_scale"], dtype=torch.float32)}
+    codes = _compressor(scheme).decompress(ones, scheme)["weight"]
+    return codes * parts["weight_scale"].float()[:, parts["weight_g_idx"].long()]  # type: ignore[no-any-return]
 
 
 def _four_bit_floats(parts: Tensors, scheme: Any) -> torch.Tensor:
@@ -160,3 +179,44 @@ def _activation(stored: Tensors, schemes: Schemes) -> Activation | None:
         return forward_quantize(holders[name], x, "input", inputs)  # type: ignore[no-any-return]
 
     return activation
+
+
+def _cache(stored: Tensors) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the scales of keys and values by attention module."""
+    modules = [name.removesuffix(".k_scale") for name in stored if name.endswith(".k_scale")]
+    return {
+        module: (stored[f"{module}.k_scale"].float(), stored[f"{module}.v_scale"].float())
+        for module in modules
+    }
+
+
+def _write_ignored(folder: Path, ignore: Sequence[str]) -> None:
+    """Write the patterns of `ignore` into the config as releases have them; the library writes the
+    modules that they match.
+    """
+    _edit(folder, lambda settings: settings.update(ignore=list(ignore)))
+
+
+def shuffled(folder: Path) -> None:
+    """Give each input another group, as releases before 2026 could (`weight_g_idx`): another random
+    model.
+    """
+    stored = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    for name in [name for name in stored if name.endswith("weight_packed")]:
+        inputs = stored[name].shape[1] * 8
+        order = torch.randperm(inputs, generator=generator)
+        stored[name.replace("packed", "g_idx")] = (order // 32).to(torch.int32)
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+
+    def change(settings: dict[str, Any]) -> None:
+        settings["config_groups"]["group_0"]["weights"]["actorder"] = "group"
+
+    _edit(folder, change)
+
+
+def _edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    change(config["quantization_config"])
+    path.write_text(json.dumps(config, indent=2) + "\n")

@@ -32,6 +32,7 @@ class Fp8:
     """The activations' scales are in the checkpoint."""
     scale_fmt: str | None = None
     scale_dtype: torch.dtype = torch.float32
+    method: str = "fp8"
 
     def scales(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the scales [row tiles, column tiles] of a weight."""
@@ -52,7 +53,7 @@ class Fp8:
     def config(self, ignored: tuple[str, ...]) -> dict[str, Any]:
         """Return `quantization_config`."""
         return {
-            "quant_method": "fp8",
+            "quant_method": self.method,
             "fmt": "e4m3",
             "activation_scheme": "static" if self.static else "dynamic",
             "weight_block_size": list(self.block) if self.block else None,
@@ -61,12 +62,13 @@ class Fp8:
         }
 
     def activation(self, x: torch.Tensor, static: torch.Tensor | None) -> torch.Tensor:
-        """Return [..., K] as the scheme's eight bits stand for it: by 128 of a token, or by the
+        """Return [..., K] as the scheme's eight bits stand for it: by the width of a
+        block, or by the
         tensor's scale.
         """
         if static is not None:
             return _rounded(x, static)
-        groups = torch.split(x.float(), 128, -1)
+        groups = torch.split(x.float(), self.block[1] if self.block else x.shape[-1], -1)
         scales = [group.abs().amax(-1, keepdim=True).clamp(min=1e-12) / LARGEST for group in groups]
         if self.scale_fmt == "ue8m0":
             scales = [torch.exp2(scale.log2().ceil()) for scale in scales]
@@ -110,8 +112,7 @@ def write(
     def activation(name: str, x: torch.Tensor) -> torch.Tensor:
         return fp8.activation(x, static.get(name)) if name in plain else x
 
-    stacked = any(".experts." in name for name in weights)
-    record(folder, weights, activation=None if stacked else activation)
+    record(folder, weights, activation=activation)
 
 
 def _stored(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -22,7 +22,12 @@ _COMMON: dict[str, Any] = {
 }
 _GROUPED: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 SHAPES: dict[str, dict[str, Any]] = {
-    "llama": {**_GROUPED, "intermediate_size": 160},
+    "llama": {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "intermediate_size": 144,
+    },
     "qwen3": {**_GROUPED, "intermediate_size": 256},
     "qwen3_moe": {
         **_GROUPED,
@@ -65,6 +70,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 
+SMALL: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2}
+"""A llama for what has no blocks."""
+
 
 def save_model(
     folder: Path, shape: str = "llama", dtype: torch.dtype = torch.bfloat16, **changes: Any
@@ -82,15 +90,21 @@ def save_model(
 
 
 def _values(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    """Return random values; rows and columns of a matrix differ in size, so that a scale of the
-    wrong block or axis shows.
+    """Return random values; rows and columns of a matrix differ in size, and so do blocks of 16 and
+    of 128 of them, so that a scale of the wrong block or axis shows.
     """
     values = torch.randn(shape, generator=generator)
     if name.endswith("norm.weight"):
         return 1 + 0.1 * values
     if len(shape) < 2 or "embed" in name:
         return 0.2 * values
-    rows = torch.randn(*shape[:-1], 1, generator=generator)
-    columns = torch.randn(*shape[:-2], 1, shape[-1], generator=generator)
-    size = torch.exp(0.4 * (rows + columns)) / math.sqrt(shape[-1])
-    return values * size
+    rows, columns = (_sizes(length, generator) for length in shape[-2:])
+    return values * rows.unsqueeze(-1) * columns / math.sqrt(shape[-1])
+
+
+def _sizes(length: int, generator: torch.Generator) -> torch.Tensor:
+    """Return positive numbers [length] around 1."""
+    place = torch.arange(length)
+    each = 0.3 * torch.randn(length, generator=generator)
+    by_16 = 0.4 * torch.randn(length // 16 + 1, generator=generator)[place // 16]
+    return torch.exp(each + by_16 + place // 128)
