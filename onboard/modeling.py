@@ -147,6 +147,13 @@ def tie_weights(module: nn.Module, source: nn.Module) -> None:
         setattr(module.get_submodule(path), attr, parameter)
 
 
+def leave_out(module: nn.Module, name: str) -> None:
+    """Take the parameters of a name, all biases say, away from a module and from all in it."""
+    for part in module.modules():
+        if isinstance(getattr(part, name, None), nn.Parameter):
+            part.register_parameter(name, None)
+
+
 def register_config(config_class: Any) -> None:
     """Register a config class that a model file defines, because that of its repository is code to
     be trusted.

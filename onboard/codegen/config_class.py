@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from onboard.analysis.source import class_node, find_method
+from onboard.analysis.source import class_node, find_method, module_source
 from onboard.errors import OnboardError
 
 _FUNCTIONS = {
@@ -127,18 +127,34 @@ class _Writer:
         """Return the constructor without annotations, checks and messages."""
         if node.args.vararg is not None or node.decorator_list:
             raise self._refuse(node)
-        for default in (*node.args.defaults, *node.args.kw_defaults):
+        defaults = [self._literal(item) for item in node.args.defaults]
+        kw_defaults = [
+            None if item is None else self._literal(item) for item in node.args.kw_defaults
+        ]
+        for default in (*defaults, *kw_defaults):
             if default is not None:
                 self._check(default)
         plain = [ast.arg(item.arg) for item in node.args.args]
         keywords = [ast.arg(item.arg) for item in node.args.kwonlyargs]
         rest = ast.arg(node.args.kwarg.arg) if node.args.kwarg else None
-        arguments = ast.arguments(
-            [], plain, None, keywords, node.args.kw_defaults, rest, node.args.defaults
-        )
+        arguments = ast.arguments([], plain, None, keywords, kw_defaults, rest, defaults)
         return ast.FunctionDef(
             "__init__", arguments, self._block(node.body), [], ast.Constant(None), None
         )
+
+    def _literal(self, default: ast.expr) -> ast.expr:
+        """Return a default, a constant of the module written out."""
+        if not isinstance(default, ast.Name):
+            return default
+        values = [
+            item.value
+            for item in module_source(self.config_class.__module__).tree.body
+            if isinstance(item, ast.Assign | ast.AnnAssign)
+            and item.value is not None
+            and ast.unparse(item.targets[-1] if isinstance(item, ast.Assign) else item.target)
+            == default.id
+        ]
+        return values[-1] if values else default
 
     def properties(self) -> list[str]:
         """Return the text of the properties that compute a value; others nothing can read."""
@@ -186,6 +202,13 @@ class _Writer:
                 return [ast.Assign([target], value)]
             case ast.Try(body=body, orelse=[], finalbody=[]) if not self._block(body):
                 return [kept for item in node.handlers for kept in self._block(item.body)]
+            case ast.Delete(targets=[ast.Subscript(value=ast.Name()) as item]):
+                self._check(item)
+                return [
+                    ast.Expr(
+                        ast.Call(ast.Attribute(item.value, "pop", ast.Load()), [item.slice], [])
+                    )
+                ]
             case ast.If(test=test, body=body, orelse=orelse):
                 return self._if(test, self._block(body), self._block(orelse))
         raise self._refuse(node)

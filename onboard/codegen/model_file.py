@@ -37,6 +37,7 @@ from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.mechanisms import experts
 from onboard.codegen.translate.mechanisms.order import MECHANISMS
 from onboard.codegen.translate.mechanisms.rescaled import LINEAR
+from onboard.codegen.translate.mechanisms.taken_away import FUNCTION as LEFT_OUT
 from onboard.codegen.translate.output.emit import ClassText, MethodText, emit, rope_default
 from onboard.codegen.translate.output.tidied import config_of
 from onboard.codegen.translate.output.ties import FUNCTION
@@ -127,6 +128,8 @@ def _written(
     codes = {item.name: _code(item, spec, inits) for item in classes}
     blocks += [_block(item, spec, translator, codes) for item in classes]
     names = set().union(*(item.reads for item in classes)) | _names_in(functions)
+    if any(re.search(r"\bAny\b", method.signature) for item in classes for method in item.methods):
+        names.add("Any")
     if spec.repository and "math." in plain_config_class(type(translator.model.config)):
         names.add("math")
     return functions, blocks, _imports(names, translator, spec, blocks)
@@ -290,7 +293,7 @@ def _imports(
     }
     own_names = [
         name
-        for name in ("AlibiSlopes", "FoldedHeads", "Codebooks", LINEAR, FUNCTION)
+        for name in ("AlibiSlopes", "FoldedHeads", "Codebooks", LINEAR, FUNCTION, LEFT_OUT)
         if any(name in block for block in blocks)
     ]
     modeling = sorted(["CausalLMOutput", "register_causal_lm", *own_names])

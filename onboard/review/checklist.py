@@ -53,7 +53,7 @@ class Subject:
         out.
         """
         model_class = getattr(importlib.import_module(self.spec.hf_module), self.spec.architecture)
-        shapes = _shapes(separate_experts(self._build(model_class)))
+        shapes = _shapes(separate_experts(self._build(model_class, load_config(self.spec.config))))
         return {
             name: shape for name, shape in shapes.items() if not is_under(name, self.spec.eager)
         }
@@ -64,7 +64,7 @@ class Subject:
         raised.
         """
         load_model_file(self.model_file)
-        return self._build(registered_model(self.spec.config_class))
+        return self._build(registered_model(self.spec.config_class), self._config())
 
     def actual_shapes(self) -> tuple[dict[str, tuple[int, ...]], set[str]]:
         """Return the shapes in the state dict of the model under review, and the names of its
@@ -124,13 +124,14 @@ class Subject:
             if shape(node) != shapes.get(name)
         }
 
-    def _build(self, model_class: type[nn.Module]) -> nn.Module:
+    def _build(self, model_class: type[nn.Module], config: Any) -> nn.Module:
         own: Any = model_class
         own_code = self.spec.repository is not None
         with without_memory(computing=own_code), without_missing_towers():
-            return own(self._config())  # type: ignore[no-any-return]
+            return own(config)  # type: ignore[no-any-return]
 
     def _config(self) -> Any:
+        """Return the config that the file under review is made for, of its own class."""
         if self.spec.repository is None:
             return load_config(self.spec.config)
         load_model_file(self.model_file)

@@ -125,3 +125,20 @@ def test_what_is_set_where_something_fails_is_kept(make: Any) -> None:
     assert "self.x = 7" in text
     with pytest.raises(OnboardError, match="cannot be written anew"):
         plain_config_class(make("try: self.x = 1\n        except ImportError: self.x = 7"))
+
+
+def test_a_default_of_the_module_is_written_out_and_items_go(make: Any) -> None:
+    original = make("if 'name' in kwargs:\n            del kwargs['name']")
+    source = sys.modules[original.__module__].__file__
+    assert source is not None
+    path = Path(source).with_name(f"{Path(source).stem}_2.py")
+    text = Path(source).read_text().replace("kinds=None", "kinds=None, more=MORE")
+    text = text.replace("self.kinds = kinds", "self.kinds, self.more = kinds, more")
+    path.write_text(text.replace("class This", "MORE: dict = {'a': None, 'b': [1, 2]}\nclass This"))
+    importlib.invalidate_caches()
+    config_class = importlib.import_module(path.stem).ThisConfig
+    names: dict[str, Any] = {"PlainConfig": PlainConfig}
+    exec(plain_config_class(config_class), names)
+    ours = names["ThisConfig"].from_dict({"size": 8, "name": "x"})
+    assert ours.more == {"a": None, "b": [1, 2]}
+    assert not hasattr(ours, "name")

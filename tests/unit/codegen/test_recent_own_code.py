@@ -195,8 +195,14 @@ def test_keywords_of_an_attribute_that_is_empty_everywhere_are_none(translate: T
 
 def test_keywords_of_a_dict_that_says_something_are_not_dropped(translate: Translate) -> None:
     text = ROPE.replace("self.rope_kwargs = {}", "self.rope_kwargs = config.more")
-    with pytest.raises(Untranslatable, match="unknown dict"):
-        translate(text, {"head_dim": 8, "rope_theta": 10.0, "more": {"a": 1}}, specialised=True)
+    sizes = {"head_dim": 8, "rope_theta": 10.0, "more": {"a": 1}}
+    state, _, _ = translate(text, sizes, specialised=True)
+    (rope,) = [each for cls, each in state.translator.states.items() if cls.__name__ == "Rope"]
+    assert "a=self.rope_kwargs['a']" in _written(rope)
+    assert "sorted(config.more) == ['a']" in [_text(each) for each in rope.guards]
+    text = ROPE.replace("self.rope_kwargs = {}", "self.rope_kwargs = dict(zip(config.more, [1]))")
+    with pytest.raises(Untranslatable, match="unknown"):
+        translate(text, sizes, specialised=True)
 
 
 def test_a_class_of_layers_that_no_layer_has_is_left_out_and_guarded(translate: Translate) -> None:

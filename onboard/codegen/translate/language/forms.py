@@ -15,6 +15,9 @@ TRIANGLE = "triangle"
 of its corner.
 """
 
+SQUARE = "square of ones"
+"""Form of a matrix of ones with as many rows as columns, of which a triangle may be a mask."""
+
 ROWS = "rows"
 """Form of a table's rows at `POSITIONS`: transformers has [sequence, dim], generated code [batch,
 sequence, dim].

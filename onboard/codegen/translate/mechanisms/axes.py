@@ -147,6 +147,9 @@ def _moved(value: Value, have: list[str], want: list[str], frame: Frame) -> Valu
     order = [have.index(axis) for axis in want]
     if order == [0, 2, 1, *range(3, len(order))]:
         return _method(value, "transpose", [Known(1), Known(2)], frame)
+    if order == [0, 2, 3, 1]:  # heads first, and keys turned for a product
+        value = _method(value, "transpose", [Known(1), Known(2)], frame)
+        return _method(value, "transpose", [Known(-1), Known(-2)], frame)
     return _method(value, "permute", [Known(item) for item in order], frame)
 
 

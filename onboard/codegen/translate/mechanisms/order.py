@@ -28,6 +28,7 @@ from onboard.codegen.translate.mechanisms.recurrent import RecurrentMixers
 from onboard.codegen.translate.mechanisms.rescaled import RescaledWeights
 from onboard.codegen.translate.mechanisms.sliced_linears import SlicedLinears
 from onboard.codegen.translate.mechanisms.tables import CutTables
+from onboard.codegen.translate.mechanisms.taken_away import LeftOut
 from onboard.codegen.translate.mechanisms.templates import Templates
 from onboard.codegen.translate.mechanisms.uniform import UniformBatches
 
@@ -59,6 +60,7 @@ MECHANISMS = Mechanisms(
         CausalMasks(),
         CompressedKeys(),
         LatentAttention(),
+        LeftOut(),
         Loops(),
         SlicedLinears(),
         RecurrentMixers(),

@@ -1,4 +1,4 @@
-"""Types of helper functions' parameters and results that are numbers or dicts, not tensors."""
+"""Types of parameters and results that are no tensors: numbers, dicts, what may be left out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from onboard.codegen.translate.language.program.argument_facts import default_nodes
+from onboard.codegen.translate.language.state import Routine
 
 SIMPLE = {"int", "float", "bool", "str"}
 ANY_DICT = "dict[str, Any]"
@@ -129,3 +130,30 @@ def _calculates(node: ast.AST, key: str) -> bool:
     return any(
         isinstance(part := getattr(node, side), ast.Name) and part.id == key for side in operands
     )
+
+
+def last_defaults(routine: Routine) -> dict[str, str]:
+    """Return ` = value` of the last parameters that have a truth value, a number or a text by
+    default, as some calls leave them out.
+    """
+    found: dict[str, str] = {}
+    defaults = default_nodes(routine.node)
+    for parameter in reversed(routine.parameters):
+        default = defaults.get(parameter)
+        if not isinstance(default, ast.Constant) or default.value is None:
+            break
+        if parameter in routine.optional:
+            break
+        found[parameter] = f" = {ast.unparse(default)}"
+    return found
+
+
+def or_none(parameter: str, kind: str, routine: Routine) -> str:
+    """Return a parameter's type where it may be None, too; the last ones of these may be left
+    out.
+    """
+    if parameter not in routine.optional:
+        return kind
+    after = routine.parameters[routine.parameters.index(parameter) :]
+    default = " = None" if routine.optional.issuperset(after) else ""
+    return f"{kind.removesuffix(' | None')} | None{default}"

@@ -23,8 +23,8 @@ from onboard.codegen.translate.language.statements.execute import execute
 from onboard.codegen.translate.language.trees import cleanup
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import NONE, Code, Output, Value
-from onboard.codegen.translate.mechanisms import codebooks, experts
-from onboard.codegen.translate.output import argument_types
+from onboard.codegen.translate.mechanisms import experts
+from onboard.codegen.translate.output import argument_types, codebooks
 from onboard.codegen.translate.output.prune import ReplaceAttribute, prune
 from onboard.codegen.translate.output.tidied import config_of, tidy
 from onboard.codegen.translate.output.tidy_text import norms_of, tidy_text
@@ -305,24 +305,17 @@ def _method_text(
     types = {
         item: _tensor_annotation(item, routine, translator, state) for item in routine.parameters
     }
-    parameters = [f"{item}: {_or_none(item, kind, routine)}" for item, kind in types.items()]
+    given = argument_types.last_defaults(routine) if translator.specialised else {}
+    parameters = [
+        f"{item}: {argument_types.or_none(item, kind, routine)}{given.get(item, '')}"
+        for item, kind in types.items()
+    ]
     head = ", ".join(([] if static else ["self"]) + parameters)
     decorator = "staticmethod" if static else ""
     assert state.init is not None
     known = with_known_modules(routine.body, state.init.body)
     body = tidy_text(known, routine.source, norms=norms_of(state, translator))
     return MethodText(key, f"({head}) -> {_return_annotation(routine)}", body, decorator)
-
-
-def _or_none(parameter: str, kind: str, routine: Routine) -> str:
-    """Return a parameter's type where it may be None, too; the last ones of these may be left
-    out.
-    """
-    if parameter not in routine.optional:
-        return kind
-    after = routine.parameters[routine.parameters.index(parameter) :]
-    default = " = None" if routine.optional.issuperset(after) else ""
-    return f"{kind.removesuffix(' | None')} | None{default}"
 
 
 def _top_forward(routine: Routine, translator: Translator) -> MethodText:

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.expressions import objects
@@ -47,7 +48,7 @@ def _isinstance(expr: ast.expr, args: Args, frame: Frame) -> Value:
         case Code(form=str() as form, optional=True), Global(obj=cls) if form == TUPLE:
             there = ast.Compare(value.code(), [ast.IsNot()], [ast.Constant(None)])
             return Code(there) if cls is tuple else Known(False)
-        case Code(static=False), Global(obj=cls):
+        case Code(static=False), Global(obj=cls) if cls is not nn.Parameter:
             return Known(cls is torch.Tensor)
         case Code(static=False), Items(items=options):
             return Known(
@@ -66,6 +67,8 @@ def _getattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
         if objects.declares(owner.obj, key.value) or key.value in objects.CONFIG_FACTS:
             return objects.get_attribute(owner, key.value, frame)
         return plain_call(expr, args, True)
+    if isinstance(owner, Global) and default and not hasattr(owner.obj, key.value):
+        return default[0]
     if (
         isinstance(owner, Self)
         and frame.cls is not None

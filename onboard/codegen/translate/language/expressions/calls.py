@@ -14,7 +14,9 @@ import torch
 from torch import nn
 from transformers.utils import is_torchdynamo_compiling
 
+from onboard.codegen.translate.language import config_values
 from onboard.codegen.translate.language.args import PLACES, Args, is_static_call, plain_call
+from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.expressions import multimodal_configs, objects
 from onboard.codegen.translate.language.expressions.builtin_calls import BUILTINS
 from onboard.codegen.translate.language.expressions.module_lists import (
@@ -42,6 +44,7 @@ from onboard.codegen.translate.language.trees.syntax import Untranslatable, attr
 from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Value
 
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
+_OF_DICTS = ("items", "keys", "values", "get", "copy")
 _IDENTITIES = (nn.Dropout, nn.Identity)
 
 
@@ -76,6 +79,8 @@ def _arguments(node: ast.Call, frame: Frame) -> Args:
             args.keywords[keyword.arg] = value
         elif isinstance(value, Mapping):
             args.keywords.update(value.items)
+        elif isinstance(value, Setting) and isinstance(value.value, dict):
+            args.keywords.update(config_values.as_mapping(value, frame).items)
         elif not _is_empty(value, frame):
             raise Untranslatable(f"** of an unknown dict at {frame.source.location(node)}")
     return args
@@ -141,10 +146,16 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return _mapping_method(owner, attr, args, frame)
         case ModuleList() if attr == "keys":
             return Code(plain_call(attribute(owner.expr, attr), args).expr, static=True)
+        case Setting(value=dict()) if attr in _OF_DICTS:
+            return _mapping_method(config_values.as_mapping(owner, frame), attr, args, frame)
+        case Code(static=True) if text := config_values.text_method(owner, attr, args, frame):
+            return text
         case Code():
             return tensor_method(owner, attr, args)
         case Known(value=value) if args.known():
             return Known(getattr(value, attr)(*(item.value for item in args.positional)))  # type: ignore[attr-defined]
+        case Config(expr=expr, obj=obj) if attr == "to_dict" and frame.translator.specialised:
+            return config_values.all_fields(expr, obj)
         case Config() if attr == "get_text_config":
             return multimodal_configs.text_config(owner)
         case Global(obj=type() as cls) if attr == "apply" and issubclass(

@@ -8,6 +8,7 @@ from copy import deepcopy
 from typing import Any
 
 from onboard.analysis.source import find_method
+from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import Config, Instance
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
@@ -44,7 +45,7 @@ def decided_by_modules(node: ast.expr, test: Value, frame: Frame, config: Any) -
     """
     known = [(key, value) for key, value in frame.env.values.items() if isinstance(value, Config)]
     configs = {key: value.obj for key, value in known if value.copy is None}
-    names = {**frame.source.namespace, "config": config, **configs}
+    names = {**frame.source.namespace, "config": config, **configs, **_settings(frame)}
     own: list[Any] = [] if frame.cls is None else [*frame.translator.modules_of(frame.cls.cls)]
     try:
         code = ast.unparse(written_out(test.code(), frame))
@@ -56,6 +57,12 @@ def decided_by_modules(node: ast.expr, test: Value, frame: Frame, config: Any) -
     if len(values) != 1:
         raise Untranslatable(f"the condition {ast.unparse(node)}, which differs between layers")
     return values.pop()
+
+
+def _settings(frame: Frame) -> dict[str, Any]:
+    """Return what this config has for the constructor's variables that come from it."""
+    known = frame.env.values.items()
+    return {key: value.value for key, value in known if isinstance(value, Setting)}
 
 
 def same_number(left: Value, right: Value, frame: Frame) -> bool:

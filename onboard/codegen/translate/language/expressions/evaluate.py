@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from onboard.codegen.translate.language import config_values
 from onboard.codegen.translate.language.expressions import calls, objects
 from onboard.codegen.translate.language.expressions.comprehensions import (
     comprehension,
@@ -185,6 +186,8 @@ def _unary(node: ast.UnaryOp, frame: Frame) -> Value:
     if (known_as := frame.mechanisms.unary(node.op, operand)) is not None:
         return known_as
     if isinstance(node.op, ast.Not):
+        if (decided := config_values.denied(operand, frame)) is not None:
+            return decided
         known = operand.truth()
         operand = condition(operand)
         return (
@@ -234,6 +237,8 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
     op, right = node.ops[0], _constants(frame.evaluate(node.comparators[0]))
     if isinstance(left, Known) and isinstance(right, Known):
         return Known(_COMPARE[type(op)](left.value, right.value))
+    if (decided := config_values.compared(op, left, right, frame)) is not None:
+        return decided
     if (known_as := frame.mechanisms.compare(op, left, right)) is not None:
         return known_as
     specialised = frame.translator.specialised
@@ -274,13 +279,13 @@ def _constants(value: Value) -> Value:
     return Known(known) if items and len(known) == len(items) else value
 
 
-def _sequence(node: ast.Tuple | ast.List, frame: Frame) -> Value:
+def _sequence(node: ast.Tuple | ast.List | ast.Set, frame: Frame) -> Value:
     if any(isinstance(item, ast.Starred) for item in node.elts):
         return _starred(node, frame)
     return Items(tuple(frame.settle(frame.evaluate(item)) for item in node.elts))
 
 
-def _starred(node: ast.Tuple | ast.List, frame: Frame) -> Value:
+def _starred(node: ast.Tuple | ast.List | ast.Set, frame: Frame) -> Value:
     """Return a sequence with `*parts` in it."""
     items: list[Value] = []
     out: list[ast.expr] = []
@@ -296,7 +301,11 @@ def _starred(node: ast.Tuple | ast.List, frame: Frame) -> Value:
         )
         items.extend(new)
         out.extend(each.code() for each in new)
-    return Code(type(node)(out, ast.Load())) if opaque else Items(tuple(items))
+    return (
+        Code(ast.Set(out) if isinstance(node, ast.Set) else type(node)(out, ast.Load()))
+        if opaque
+        else Items(tuple(items))
+    )
 
 
 def _dict(node: ast.Dict, frame: Frame) -> Value:
@@ -366,6 +375,7 @@ _NODES: dict[type[ast.expr], Callable[[Any, Frame], Value]] = {
     ast.IfExp: conditional,
     ast.Tuple: _sequence,
     ast.List: _sequence,
+    ast.Set: _sequence,
     ast.Dict: _dict,
     ast.JoinedStr: _formatted,
     ast.NamedExpr: _walrus,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from onboard.codegen.translate.language import config_values
+from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.expressions import objects
 from onboard.codegen.translate.language.expressions.module_lists import one_of
 from onboard.codegen.translate.language.forms import (
@@ -62,6 +64,12 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
             raise Untranslatable(f"an item of None at {frame.source.location(node)}")
         case Known(value=known), Known(value=key):
             return Known(known[key])
+        case Setting(value=dict() as entries), Known(value=str() as key) if key in entries:
+            return owner.item(key)
+        case Global(obj=dict() as table), Known() | Setting() if entry := _of_table(
+            table, index, frame
+        ):
+            return entry
         case Global(obj=dict() as table), Code(static=True) if chosen := _chosen_here(
             table, index, frame
         ):
@@ -119,6 +127,18 @@ def _of_form(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> V
                 ast.Subscript(owner.expr, index.code(), ast.Load()), form=CHUNKED, optional=True
             )
     return None
+
+
+def _of_table(table: dict[Any, Any], index: Value, frame: Frame) -> Value | None:
+    """Return the class or function of a table that a constant or this config names."""
+    if not isinstance(index, Known | Setting) or not frame.translator.specialised:
+        return None
+    found = table.get(index.value)
+    if not objects.is_own(found, frame):
+        return None  # others' tables stay as they are written
+    if isinstance(index, Setting) and config_values.chosen(table, index, frame) is None:
+        return None
+    return objects.of_table(found, frame)
 
 
 def _chosen_here(table: dict[Any, Any], key: Value, frame: Frame) -> Value | None:

@@ -20,6 +20,7 @@ from transformers.cache_utils import Cache
 from transformers.utils import ModelOutput
 
 from onboard.analysis.source import find_method
+from onboard.codegen.translate.language.config_values import Setting, of_field
 from onboard.codegen.translate.language.expressions import branch_types
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
@@ -83,6 +84,21 @@ def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
     return Global(obj, name(identifier))
 
 
+def is_own(entry: object, frame: Frame) -> bool:
+    """Whether an entry of a table is a class or a function of the repository's, or of PyTorch."""
+    package = type(frame.translator.model).__module__.split(".")[0]
+    place = getattr(entry, "__module__", "").split(".")[0]
+    return place in (package, "torch") and (inspect.isclass(entry) or inspect.isfunction(entry))
+
+
+def of_table(obj: Any, frame: Frame) -> Value:
+    """Return an entry of a table of the module: a class or function, PyTorch's by its own name."""
+    own = str(getattr(obj, "__name__", "entry"))
+    if getattr(nn, own, None) is obj:
+        return Global(obj, attribute(name("nn"), own))
+    return from_namespace(obj, own, frame)
+
+
 def imported(node: ast.Import | ast.ImportFrom, alias: ast.alias, module: ModuleType) -> Any:
     """Return what an import inside a function binds a name to; None for what is not there."""
     try:
@@ -143,7 +159,9 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             is_part = attr in getattr(obj, "sub_configs", {})
             if is_part and isinstance(part := getattr(obj, attr, None), PretrainedConfig):
                 return Config(attribute(expr, attr), part)
-            return Code(attribute(expr, attr), static=True)
+            return of_field(attribute(expr, attr), obj, frame) or Code(
+                attribute(expr, attr), static=True
+            )
         case Global(obj=obj, expr=expr):
             return _global_attribute(obj, attr, expr)
         case Output(fields=fields):
@@ -297,6 +315,8 @@ def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) ->
             return replace(value, expr=path)
         case Config(obj=obj):
             return Config(path, obj)
+        case Setting() if own:
+            return replace(value, expr=path)
         case Code(static=static, optional=optional):
             return Code(path, static or _is_number(state, attr, frame), optional=optional)
     return module_fact(attr) or _class_attribute(state, attr, path, frame)

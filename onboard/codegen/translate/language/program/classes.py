@@ -18,6 +18,7 @@ from torch import nn
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.analysis.tiny.tiny_model import counts_positions
 from onboard.codegen.translate.language.args import Args, plain_call
+from onboard.codegen.translate.language.config_values import as_constants, gives_settings
 from onboard.codegen.translate.language.expressions import multimodal_configs, objects
 from onboard.codegen.translate.language.expressions.calls import call_value
 from onboard.codegen.translate.language.expressions.decisions import decided_by_modules
@@ -327,11 +328,14 @@ class Translator(Program):
     def _called(
         self, node: ast.FunctionDef, source: ModuleSource, args: Args, frame: Frame
     ) -> Value:
+        args = as_constants(args, frame)
         inlined = inline(self, node, source, args, frame.cls or frame.caller)
         if inlined is not None:
             return inlined
         if frame.kind == "init" and args.static():
             return closures.or_inside(self._call_of, node, source, args, frame)
+        if frame.kind == "forward" and gives_settings(args):
+            return closures.inside_or(self._call_of, node, source, args, frame)
         return self._call_of(node, source, args)
 
     call_closure = staticmethod(closures.call_closure)

@@ -69,8 +69,8 @@ def or_inside(
     args: Args,
     frame: Frame,
 ) -> Value:
-    """Return the result of a helper that a constructor calls; one that is another one for each
-    config is run there.
+    """Return the result of a helper; one that is another one for each config is run where it is
+    called.
     """
     try:
         return called(node, source, args)
@@ -81,6 +81,24 @@ def or_inside(
         except Untranslatable as other:
             del frame.out[emitted:]
             raise other from error
+
+
+def inside_or(
+    called: Callable[[ast.FunctionDef, ModuleSource, Args], Value],
+    node: ast.FunctionDef,
+    source: ModuleSource,
+    args: Args,
+    frame: Frame,
+) -> Value:
+    """Return the result of a helper that is another one for each config, run where it is called;
+    where that does not work, a call of it.
+    """
+    emitted = len(frame.out)
+    try:
+        return run_inside(node, source, args, frame)
+    except Untranslatable:
+        del frame.out[emitted:]
+        return called(node, source, args)
 
 
 def run_inside(

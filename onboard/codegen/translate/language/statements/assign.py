@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedModel
 
+from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.expressions.items import index_code
 from onboard.codegen.translate.language.forms import COMPLEX, MAYBE, ROWS, SEVERAL_ROWS
 from onboard.codegen.translate.language.frame import Frame
@@ -66,6 +67,8 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             return
         case ast.Attribute(value=ast.Attribute(), attr=attr) if _ties(target, value, frame):
             return  # written for all ties at once
+        case ast.Attribute(value=owner, attr=attr) if _is_note(owner, attr, frame):
+            return
         case ast.Attribute(value=owner, attr=attr) if _takes_away(owner, value, frame):
             path = frame.code(owner)
             frame.emit(
@@ -105,6 +108,16 @@ def _ties(target: ast.Attribute, value: Value, frame: Frame) -> bool:
     tied = getattr(frame.cls.cls, "_tied_weights_keys", None)
     pair = {ast.unparse(node).removeprefix("self.") for node in (target, value.expr)}
     return isinstance(tied, dict) and any({key, other} == pair for key, other in tied.items())
+
+
+def _is_note(owner: ast.expr, attr: str, frame: Frame) -> bool:
+    """Whether a constructor notes something at a module for who makes its weights: code that reads
+    it finds nothing here.
+    """
+    if not (attr.startswith("_") and frame.kind == "init" and frame.translator.specialised):
+        return False
+    made = frame.evaluate(owner)
+    return isinstance(made, Instance) and not any(hasattr(cls, attr) for cls in made.classes)
 
 
 def _takes_away(owner: ast.expr, value: Value, frame: Frame) -> bool:
@@ -314,6 +327,8 @@ def _move(attr: str, expr: ast.expr, frame: Frame) -> None:
 def _at(value: Value, path: ast.expr) -> Value:
     """Return a value as it is read back from the attribute `path`."""
     match value:
+        case Setting():
+            return replace(value, expr=path)
         case Code(static=static, optional=optional):
             return Code(path, static, optional=optional)
         case Instance():

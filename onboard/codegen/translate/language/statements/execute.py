@@ -17,6 +17,7 @@ from onboard.codegen.translate.language.statements.assign import Grows, Widened,
 from onboard.codegen.translate.language.statements.by_class import Differing, by_class
 from onboard.codegen.translate.language.statements.first_calls import is_made_first
 from onboard.codegen.translate.language.statements.joins import joined_env, note_conditional
+from onboard.codegen.translate.language.statements.one_token import only_masks
 from onboard.codegen.translate.language.statements.regrowth import (
     begins_with_a_number,
     without_regrowth,
@@ -217,6 +218,8 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
     if may_grow and (known := without_regrowth(frame.env, body_env, body, frame)) is not None:
         frame.env = frame.env if _made_anew(node, frame) else known
         return None
+    if not node.orelse and only_masks(test, body, frame.env, body_env):
+        return _take((body, body_env, body_end), frame)
     if RAISES in (body_end, else_end):  # a check of the config, which transformers made already
         kept = (orelse, else_env, else_end) if body_end == RAISES else (body, body_env, body_end)
         return _take(kept, frame)
@@ -247,6 +250,8 @@ def _specialised(node: ast.If, test: Value, frame: Frame) -> bool | None:
 
 
 def _side(body: list[ast.stmt], frame: Frame, remembers: bool = False) -> Any:
+    if syntax.only_raises(body):
+        return [], frame.env, RAISES
     count, before = len(frame.returns), frame.remembers
     frame.remembers = before or remembers
     env = Env({key: _own_copy(value) for key, value in frame.env.values.items()})

@@ -113,8 +113,9 @@ def works_in_place(node: ast.Call) -> bool:
 
 
 def only_raises(body: Sequence[ast.stmt]) -> bool:
-    """Whether statements are one that raises."""
-    return [type(item) for item in body] == [ast.Raise]
+    """Whether statements do nothing but raise, perhaps with a text that is put together before."""
+    raises = bool(body) and isinstance(body[-1], ast.Raise)
+    return raises and all(isinstance(item, ast.Assign) for item in body[:-1])
 
 
 def if_statement(test: ast.expr, body: list[ast.stmt], orelse: list[ast.stmt]) -> ast.If:

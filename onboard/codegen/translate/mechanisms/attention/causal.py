@@ -9,14 +9,15 @@ import inspect
 from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
-from onboard.codegen.translate.language.forms import CHUNKED
+from onboard.codegen.translate.language.expressions.items import index_code
+from onboard.codegen.translate.language.forms import CHUNKED, SQUARE
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Global, MaskMaker
 from onboard.codegen.translate.language.state import ClassState
@@ -25,7 +26,9 @@ from onboard.codegen.translate.language.trees.syntax import (
     attribute,
     call,
     constant,
+    mentions,
     name,
+    renamed,
 )
 from onboard.codegen.translate.language.values import (
     NONE,
@@ -64,6 +67,36 @@ class Windowed(Mask):
 @dataclass(frozen=True, eq=False)
 class Hidden(Mask):
     """A causal mask of truth values, or ones: of the keys that a query does not see."""
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn(Mask):
+    """Such a mask that is written out as a triangle: the numbers that it is are there to be read."""
+
+    expr: ast.expr
+    lazy = True
+
+    def code(self) -> ast.expr:
+        """Return the triangle."""
+        return self.expr
+
+    def mentions(self, variable: str) -> bool:
+        """Whether its code reads a variable."""
+        return mentions(self.expr, variable)
+
+    def renamed(self, old: str, new: str) -> Value:
+        """Return it with another name for a variable."""
+        return replace(self, expr=renamed(self.expr, old, new))
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnSeen(Drawn, Seen):
+    """A triangle of ones where a query sees a key."""
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnHidden(Drawn, Hidden):
+    """A triangle of ones where a query does not see a key."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +207,9 @@ class CausalMasks(Mechanism):
         """What a query sees is what is not hidden from it."""
         if not isinstance(operand, Seen | Hidden) or not isinstance(op, ast.Invert):
             return None
+        if isinstance(operand, Drawn):
+            other = DrawnHidden if isinstance(operand, DrawnSeen) else DrawnSeen
+            return other(ast.UnaryOp(op, operand.expr))
         return Hidden() if isinstance(operand, Seen) else Seen()
 
     def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
@@ -197,11 +233,21 @@ class CausalMasks(Mechanism):
         match [*args.positional, *args.keywords.values()]:
             case [Code() as made, first] if function is torch.triu:
                 return Mask() if _hides_later(made, first, frame) else None
+        if function is torch.ones:
+            return _square(plain_call(expr, args), args, frame)
         return _found(function.__name__, frame) if inspect.isfunction(function) else None
 
     def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value | None:
         """Methods that make masks."""
         return _found(attr, frame)
+
+    def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
+        """The rows and columns of a triangle that are those of the text."""
+        if not isinstance(owner, Drawn):
+            return None
+        return replace(
+            owner, expr=ast.Subscript(owner.expr, index_code(node.slice, frame), ast.Load())
+        )
 
     def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
         """Functions of transformers that make masks."""
@@ -219,6 +265,10 @@ class CausalMasks(Mechanism):
                 return Mask()  # zeros and the least number
             case Code() as ones, [] if attr == "tril_" and _is_ones(ones, frame):
                 return Seen()
+        if attr == "new_ones" and type(owner) is Code:
+            return _square(plain_call(attribute(owner.code(), attr), args), args, frame)
+        if (drawn := _drawn(owner, attr, args)) is not None:
+            return drawn
         match owner:
             case Mask() if attr == "get" or attr in _OF_MASKS:
                 return owner
@@ -245,6 +295,27 @@ def _is_ones(made: Code, frame: Frame) -> bool:
             dtypes = [ast.unparse(item.value) for item in new.keywords if item.arg == "dtype"]
             return ast.unparse(function) == "torch.ones" and counted and dtypes == ["torch.bool"]
     return False
+
+
+def _square(made: Value, args: Args, frame: Frame) -> Value | None:
+    """Return `ones(length, length)` as what a mask may be made of."""
+    sizes = [item.code() for item in args.positional] if len(args.positional) == 2 else []
+    if not frame.translator.specialised or not isinstance(made, Code):
+        return None
+    square = len({ast.dump(size) for size in sizes}) == 1 and not isinstance(sizes[0], ast.Constant)
+    return replace(made, form=SQUARE) if square else None
+
+
+def _drawn(owner: Value, attr: str, args: Args) -> Value | None:
+    """Return a triangle of such a matrix, in another shape or dtype too, as the mask it may be."""
+    match owner, attr, args.positional:
+        case Drawn(), _, _ if attr in _OF_MASKS:
+            return replace(owner, expr=plain_call(attribute(owner.expr, attr), args).expr)
+        case Code(form=str() as form), "tril", [] if form == SQUARE:
+            return DrawnSeen(plain_call(attribute(owner.expr, attr), args).expr)
+        case Code(form=str() as form), "triu", [Known(value=1)] if form == SQUARE:
+            return DrawnHidden(plain_call(attribute(owner.expr, attr), args).expr)
+    return None
 
 
 def _hides_later(made: Code, first: Value, frame: Frame) -> bool:

@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from onboard.codegen.translate.language.args import Args
-from onboard.codegen.translate.language.forms import TRIANGLE, UPCAST, ZEROS
+from onboard.codegen.translate.language.args import Args, plain_call
+from onboard.codegen.translate.language.forms import SQUARE, TRIANGLE, UPCAST, ZEROS
 from onboard.codegen.translate.language.trees.syntax import (
     attribute,
     call,
@@ -162,6 +162,10 @@ def _unfolded(value: Value) -> Value:
 
 def _turned(key: Code) -> Code:
     """Return `key.transpose(-1, -2)`; a transposition that is written there goes."""
+    if isinstance(key, Repeated):
+        single = _turned(key.single)
+        if type(single) is Code:
+            return Repeated(single.expr, times=key.times, swapped=single.transposed)
     match key.expr:
         case ast.Call(func=ast.Attribute(value=inner, attr="transpose"), args=[first, second]):
             if {ast.unparse(first), ast.unparse(second)} in (
@@ -267,6 +271,14 @@ def _scaled(scores: Scores, operator: ast.operator, factor: ast.expr, expr: ast.
 
 def method(scores: Scores, attr: str, args: Args, expr: ast.expr) -> Value | None:
     """Return what a method of scores gives; None where that is nothing known."""
+    if attr.startswith("new_") and scores.query is not None:
+        made = plain_call(
+            attribute(scores.query.expr, attr), args
+        )  # of their dtype, where they are
+        square = (
+            attr == "new_ones" and len({ast.dump(item.code()) for item in args.positional}) == 1
+        )
+        return replace(made, form=SQUARE) if square and len(args.positional) == 2 else made
     plain = scores.expr if scores.masked else expr
     if attr in _SHAPES:
         return replace(scores, expr=plain)

@@ -16,6 +16,7 @@ from onboard.codegen.translate.language.object_values import Instance
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.trees.syntax import (
     attribute,
+    name,
 )
 from onboard.codegen.translate.language.values import (
     NONE,
@@ -102,7 +103,10 @@ class WrittenAttention(Mechanism):
         return None
 
     def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
-        """Methods of scores, and of biases to which they are added."""
+        """Products, methods of scores, and of biases to which they are added."""
+        if attr in ("matmul", "bmm") and isinstance(owner, Code) and len(args.positional) == 1:
+            both = Args([owner, *args.positional], args.keywords, args.stars)
+            return self.call(getattr(torch, attr), attribute(name("torch"), attr), both, frame)
         if isinstance(owner, Scores) and owner.attends:
             return with_window(method(owner, attr, args, unmasked_method(owner, attr, args)), frame)
         if isinstance(owner, KeyBias) and attr == "baddbmm":

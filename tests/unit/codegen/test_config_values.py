@@ -1,0 +1,204 @@
+"""What code of repositories makes of dicts of the config, of tables of classes, of masks that it draws."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.codegen.test_own_code import _function, _made, _written
+
+Translate = Callable[..., tuple[Any, str, str]]
+
+DICTS = """
+class Fast(nn.Module):
+    def __init__(self, size: int, rank: int = 2, bias: bool = True, device=None):
+        super().__init__()
+        self.rank = rank
+        if self.rank is None:
+            self.rank = size // 2
+        self.down = LAYERS["plain"](size, self.rank, bias=bias, device=device)
+        self.up = nn.Linear(self.rank, size, bias=bias)
+        self.up._is_last = True
+
+    def forward(self, x):
+        return self.up(self.down(x))
+
+
+class Slow(nn.Module):
+    def __init__(self, size: int):
+        super().__init__()
+        self.proj = nn.Linear(size, size)
+
+    def forward(self, x):
+        return self.proj(x)
+
+
+LAYERS = {"plain": nn.Linear}
+KINDS = {"fast": Fast, "slow": Slow}
+
+
+def built(size, **kwargs):
+    kind = kwargs.pop("kind")
+    if kind == "slow":
+        if len(kwargs) > 0:
+            raise ValueError("more")
+        return Slow(size)
+    return Fast(size, **kwargs)
+
+
+class Block(nn.Module):
+    def __init__(self, size: int, mixer=None, other=None, device=None, **kwargs):
+        if mixer is None:
+            mixer = {"type": "slow"}
+        del kwargs
+        super().__init__()
+        kind = KINDS[mixer["type"].lower()]
+        left_out = {"type", "scale"}
+        self.mixer = kind(size=size, **{k: v for k, v in mixer.items() if k not in left_out})
+        self.other = built(size, **other)
+        self.norm = None
+        if not getattr(KINDS[mixer["type"].lower()], "has_norm", False):
+            self.norm = nn.Linear(size, size)
+        self.scale = mixer["scale"]
+
+    def forward(self, x):
+        y = self.mixer(x) * self.scale
+        return self.other(y if self.norm is None else self.norm(y))
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        if config.kind not in KINDS.keys():
+            options = " | ".join(KINDS.keys())
+            raise NotImplementedError(f"{config.kind} is none of {options}")
+        self.blocks = nn.ModuleList([Block(**config.to_dict()) for _ in range(config.layers)])
+        if config.no_bias:
+            for module in self.modules():
+                if hasattr(module, "bias") and isinstance(module.bias, nn.Parameter):
+                    module.register_parameter("bias", None)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+"""
+
+
+def _config(**fields: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"size": 6, "layers": 2, "kind": "fast", "other": {"kind": "slow"}}
+    found |= fields
+    return found | {"to_dict": lambda: found}
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+@pytest.mark.parametrize("no_bias", [True, False])
+def test_items_of_the_config_decide_what_is_made(
+    rank: int | None, no_bias: bool, translate: Translate
+) -> None:
+    mixer = {"type": "FAST", "rank": rank, "scale": 0.5}
+    config = _config(no_bias=no_bias, mixer=mixer)
+    state, init, _ = translate(DICTS, config, specialised=True)
+    own = {cls.__name__: each for cls, each in state.translator.states.items()}
+    guards = [ast.unparse(item) for item in own["Block"].guards]
+    assert "mixer['type'] == 'FAST'" in guards
+    assert "sorted(mixer) == ['rank', 'scale', 'type']" in guards
+    assert ("leave_out(self, 'bias')" in init) is no_bias
+    assert "KINDS" not in init
+    written = "\n\n\n".join(_written(own[name]) for name in ("Fast", "Slow", "Block", "Toy"))
+    ours = _made(f"from onboard.modeling import leave_out\n\n\n{written}", config)
+    original = _made(DICTS, config)
+    ours.load_state_dict(original.state_dict())
+    x = torch.randn(2, 6, generator=torch.Generator().manual_seed(4))
+    assert torch.equal(ours(x), original(x))
+
+
+MASKED = """
+def attended(query, key, value, heads, kv_heads, causal=False, scale=None, bias=None, kind="plain"):
+    if kind == "other":
+        query = query.fft()
+    if kv_heads is None:
+        kv_heads = heads
+    q = query.unflatten(-1, (heads, -1)).transpose(1, 2)
+    k = key.unflatten(-1, (kv_heads, -1)).permute(0, 2, 3, 1)
+    v = value.unflatten(-1, (kv_heads, -1)).transpose(1, 2)
+    if kv_heads > 1 and kv_heads < heads:
+        k = k.repeat_interleave(heads // kv_heads, dim=1)
+        v = v.repeat_interleave(heads // kv_heads, dim=1)
+    if scale is None:
+        scale = 1 / math.sqrt(q.shape[-1])
+    scores = q.matmul(k) * scale
+    if causal and (not q.size(2) == 1):
+        length = max(q.size(2), k.size(-1))
+        hidden = scores.new_ones(length, length, dtype=torch.float32)
+        hidden = ~hidden.tril().to(torch.bool)
+        hidden = hidden[-q.size(2) :, -k.size(-1) :]
+        scores = scores.masked_fill(hidden.view(1, 1, q.size(2), k.size(-1)), -1e9)
+    weights = torch.softmax(scores, dim=-1)
+    return weights.to(v.dtype).matmul(v).transpose(1, 2).flatten(2)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.heads = config.attention["heads"]
+        self.kv_heads = config.attention["kv_heads"]
+        self.kind = config.attention["kind"]
+        self.causal = not config.attention["both_ways"]
+        self.scale = config.attention["scale"]
+        if self.scale is None:
+            self.scale = 1 / math.sqrt(4)
+
+    def forward(self, x):
+        narrow = x[..., : 4 * self.kv_heads]
+        return attended(
+            x, narrow, narrow, self.heads, self.kv_heads, causal=self.causal, scale=self.scale, kind=self.kind
+        )
+"""
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_attention_in_a_helper_is_that_of_this_config(
+    kv_heads: int, scale: float | None, translate: Translate
+) -> None:
+    attention = {
+        "heads": 4,
+        "kv_heads": kv_heads,
+        "kind": "plain",
+        "both_ways": False,
+        "scale": scale,
+    }
+    config = {"attention": attention}
+    state, _, forward = translate(MASKED, config, specialised=True)
+    functions = [_function(key, each) for key, each in state.translator.functions.items()]
+    written = "\n\n\n".join((*functions, _written(state)))
+    assert "torch_attention" in written
+    assert "fft" not in written
+    ours, original = _made(written, config), _made(MASKED, config)
+    generator = torch.Generator().manual_seed(5)
+    for length in (1, 2, 7):
+        x = torch.randn(2, length, 16, generator=generator)
+        torch.testing.assert_close(ours(x), original(x))
+
+
+def test_a_triangle_that_is_no_mask_is_the_numbers_that_it_is(translate: Translate) -> None:
+    text = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.size = config.size
+
+    def forward(self, x):
+        x, length = x * self.size, x.shape[1]
+        triangle = x.new_ones(length, length).tril().to(x.dtype)
+        other = ~torch.ones(length, length, dtype=torch.bool).tril()
+        return triangle[1:] @ x + other[1:].float() @ x
+"""
+    state, _, _ = translate(text, {"size": 5}, specialised=True)
+    x = torch.randn(5, 5, generator=torch.Generator().manual_seed(6))[None]
+    torch.testing.assert_close(_made(_written(state), {"size": 5})(x), _made(text, {"size": 5})(x))
