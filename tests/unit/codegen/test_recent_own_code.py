@@ -198,7 +198,7 @@ def test_keywords_of_a_dict_that_says_something_are_not_dropped(translate: Trans
     sizes = {"head_dim": 8, "rope_theta": 10.0, "more": {"a": 1}}
     state, _, _ = translate(text, sizes, specialised=True)
     (rope,) = [each for cls, each in state.translator.states.items() if cls.__name__ == "Rope"]
-    assert "a=self.rope_kwargs['a']" in _written(rope)
+    assert "a=config.more['a']" in _written(rope)
     assert "sorted(config.more) == ['a']" in [_text(each) for each in rope.guards]
     text = ROPE.replace("self.rope_kwargs = {}", "self.rope_kwargs = dict(zip(config.more, [1]))")
     with pytest.raises(Untranslatable, match="unknown"):
