@@ -35,7 +35,7 @@ from onboard.workflow.registry_results import now
 from onboard.workflow.registry_status import recorded
 from onboard.workflow.reporting.provenance import log_head, provenance
 from onboard.workflow.run_model.own_gpu import own_gpu, worth_another
-from onboard.workflow.run_model.runner_record import note_runs, runner_record
+from onboard.workflow.run_model.runner_record import RETRY, note_runs, runner_record
 from onboard.workflow.run_state import hash_inputs
 
 ARTIFACT = "run.json"
@@ -264,7 +264,7 @@ def run_somewhere(
             again = worth_another(context, result)
             if not again or len(learnt) + 1 >= context.options.agents.runner.attempts:
                 break
-            learnt.append(f"retry after: {again}")
+            learnt.append(f"{RETRY}{again}")
             record.learns(again)
             context.worklog.append(
                 "run agent: retry", again, role="runner", description=description

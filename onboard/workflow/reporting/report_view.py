@@ -18,6 +18,7 @@ from onboard.workflow.checkpoint.checkpoint_size import layer_kinds, max_positio
 from onboard.workflow.phase import RunContext
 from onboard.workflow.reporting.human_notes import human_notes, reduced_facts
 from onboard.workflow.reporting.layer_picture import layer_parts
+from onboard.workflow.run_model.runner_record import RETRY
 
 ARTIFACTS = ("gather", "survey", "tests", "review", "registration", "run")
 """What the report is made from, besides the spec."""
@@ -154,9 +155,11 @@ def chips(found: dict[str, Any], runs: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def review_text(review: dict[str, Any]) -> str:
-    """Return the reviewer's verdict with how many places it noted."""
+    """Return the reviewer's verdict, after how many reviews, and how many places it noted."""
+    count = review.get("iterations")
+    after = f" after {count} {'review' if count == 1 else 'reviews'}" if count else ""
     noted = f"; style notes: {review['notes']}" if review.get("notes") else ""
-    return f"{review.get('verdict', 'not run')}{noted}"
+    return f"{review.get('verdict', 'not run')}{after}{noted}"
 
 
 def _chip(title: str, text: str, good: bool) -> dict[str, str]:
@@ -307,7 +310,14 @@ def run_view(name: str, run: dict[str, Any]) -> dict[str, Any]:
         "idle": idle,
         "idle_summary": f"{len(idle)} more: {len(idle) - skipped} matched nothing, {skipped} were skipped",
         "memory": size(run.get("peak_memory_bytes") or 0),
+        "tries": tries(run),
     }
+
+
+def tries(run: dict[str, Any]) -> int:
+    """Return how often a run was tried: each try that is repeated leaves a fact."""
+    facts: list[str] = run.get("facts", [])
+    return 1 + sum(fact.startswith(RETRY) for fact in facts)
 
 
 def size(num_bytes: float) -> str:

@@ -15,6 +15,7 @@ from onboard.workflow.reporting.branch_files import MATRIX, MODELS
 from onboard.workflow.reporting.human_notes import human_notes
 from onboard.workflow.reporting.item_records import Found, found, inapplicable
 from onboard.workflow.reporting.tested_commit import Tested
+from onboard.workflow.run_model.runner_record import RETRY
 
 
 def reviewed(tested: Tested) -> Found:
@@ -187,7 +188,7 @@ def tries(tested: Tested) -> Found:
 
 
 def _learnt(run: dict[str, Any]) -> list[str]:
-    return [fact for fact in run.get("facts", []) if fact.startswith("retry after: ")]
+    return [fact for fact in run.get("facts", []) if fact.startswith(RETRY)]
 
 
 def unsharded(tested: Tested) -> Found:

@@ -14,6 +14,9 @@ from onboard.registry import WORLD_SIZE
 from onboard.workflow.phase import RunContext
 from onboard.workflow.run_state import hash_inputs
 
+RETRY = "retry after: "
+"""What a fact begins with of a run that was tried again."""
+
 
 @dataclass
 class RunnerRecord:

@@ -124,6 +124,21 @@ def _html(context: RunContext) -> str:
     return context.artifact("report.html").read_text()
 
 
+def test_how_many_reviews_and_tries_it_took_is_said(context_for: ContextFactory) -> None:
+    context = _finished(context_for("org/tiny"))
+    review = context.read_json("review.json") | {"iterations": 3}
+    context.write_json("review.json", review)
+    run = context.read_json("run.json")
+    run["runs"]["full"]["facts"].append("retry after: CUDA out of memory")
+    context.write_json("run.json", run)
+    Report().run(context)
+    text = context.artifact("report.md").read_text()
+    assert "PASS after 3 reviews; style notes: 1." in text
+    assert "| all layers | success | 2 | 1 | CPU |" in text
+    assert "| 2 of 3 layers | success | 1 | 1 | CPU |" in text
+    assert "PASS after 3 reviews" in _html(context)
+
+
 def test_the_page_is_well_formed_and_self_contained(context_for: ContextFactory) -> None:
     text = _html(_finished(context_for("org/tiny")))
     page = _page(text)
