@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from onboard.analysis.source import class_node, find_method, module_source
+from onboard.codegen.config_helpers import written_out
 from onboard.errors import OnboardError
 
 _FUNCTIONS = {
@@ -72,7 +73,9 @@ def plain_config_class(config_class: type[PretrainedConfig]) -> str:
             config_class, "it has no constructor of its own, or other bases than PretrainedConfig"
         )
     writer = _Writer(config_class)
-    init = ast.unparse(ast.fix_missing_locations(writer.constructor(found[1])))
+    functions = module_source(config_class.__module__).functions
+    constructor = writer.constructor(written_out(found[1], functions))
+    init = ast.unparse(ast.fix_missing_locations(constructor))
     body = [
         f'"""What config.json says, with the defaults of the repository\'s {config_class.__name__}."""',
         "",

@@ -47,6 +47,34 @@ class ThisConfig(PretrainedConfig):
         return 1
 """
 
+HELPERS = """
+
+def rounded(number: int, to: int = 8) -> int:
+    if number % to == 0:
+        return number
+    above = to - number % to
+    return number + above
+
+
+def asked(path):
+    return open(path).read()
+
+
+def seventh(number):
+    return [item for item in range(number)][7]
+
+
+def again(number):
+    return again(number - 1) if number else 0
+
+
+LEAST = 4
+
+
+def at_least(number):
+    return max(number, LEAST)
+"""
+
 _NUMBERS = itertools.count()
 
 
@@ -56,7 +84,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def make(extra: str) -> type[PretrainedConfig]:
         name = f"this_configuration_{next(_NUMBERS)}"  # parsed sources are kept by name
-        (tmp_path / f"{name}.py").write_text(SOURCE.format(extra=extra))
+        (tmp_path / f"{name}.py").write_text(SOURCE.format(extra=extra) + HELPERS)
         importlib.invalidate_caches()
         config_class: type[PretrainedConfig] = importlib.import_module(name).ThisConfig
         return config_class
@@ -88,9 +116,24 @@ def test_it_makes_the_same_values(make: Any, values: dict[str, Any]) -> None:
     assert ours.num_hidden_layers == theirs.num_hidden_layers
 
 
+@pytest.mark.parametrize("size", [12, 24, 29])
+def test_helper_functions_that_compute_a_value_are_written_out(make: Any, size: int) -> None:
+    original = make("self.inner = rounded(int(8 * size / 3), 16) + rounded(to=4, number=size)")
+    text = plain_config_class(original)
+    assert "rounded" not in text
+    namespace: dict[str, Any] = {"PlainConfig": PlainConfig}
+    exec(text, namespace)
+    assert namespace["ThisConfig"](size=size).to_dict() == original(size=size).to_dict()
+
+
 @pytest.mark.parametrize(
     "extra",
     [
+        "self.x = asked('x')",
+        "self.x = seventh(size)",
+        "self.x = again(size)",
+        "self.x = at_least(size)",
+        "self.x = rounded(*[size])",
         "import os; self.x = os.listdir()",
         "self.x = open('/etc/passwd').read()",
         "self.x = ().__class__.__bases__",

@@ -1,0 +1,88 @@
+"""Helper functions that a config's constructor calls, written where they are called: those that come
+down to an expression.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+
+from onboard.codegen.translate.language.program.argument_facts import default_nodes
+
+
+def written_out(node: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef]) -> ast.FunctionDef:
+    """Return a constructor that calls none of a module's functions but those that do more than
+    compute one value.
+    """
+    made: ast.FunctionDef = _WrittenOut(functions).visit(deepcopy(node))
+    return ast.fix_missing_locations(made)
+
+
+class _WrittenOut(ast.NodeTransformer):
+    """Writes what a function gives in the place of its call."""
+
+    def __init__(self, functions: Mapping[str, ast.FunctionDef]) -> None:
+        self.functions = functions
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Write it out, inner calls first; a function's own calls, too, but not of itself."""
+        self.generic_visit(node)
+        called = self.functions.get(node.func.id) if isinstance(node.func, ast.Name) else None
+        value = None if called is None else _expression(called.body)
+        given = None if called is None else _bound(called, node)
+        if called is None or value is None or given is None or not _is_closed(value, given):
+            return node
+        others = {key: item for key, item in self.functions.items() if item is not called}
+        inner = _WrittenOut(others).visit(deepcopy(value))
+        return ast.copy_location(_Replaced(given).visit(inner), node)
+
+
+def _bound(called: ast.FunctionDef, call: ast.Call) -> dict[str, ast.expr] | None:
+    """Return the arguments of a call by parameter; None where they cannot be told."""
+    arguments = called.args
+    names = [item.arg for item in (*arguments.posonlyargs, *arguments.args)]
+    starred = any(isinstance(item, ast.Starred) for item in call.args)
+    if starred or arguments.vararg or arguments.kwarg or len(call.args) > len(names):
+        return None
+    given = default_nodes(called) | dict(zip(names, call.args, strict=False))
+    given |= {item.arg: item.value for item in call.keywords if item.arg is not None}
+    wanted = {*names, *(item.arg for item in arguments.kwonlyargs)}
+    return given if given.keys() == wanted else None
+
+
+def _is_closed(value: ast.expr, given: Mapping[str, ast.expr]) -> bool:
+    """Whether an expression binds no variables of its own, and reads parameters and builtins alone."""
+    names = {item.id for item in ast.walk(value) if isinstance(item, ast.Name)}
+    binds = any(isinstance(item, ast.comprehension | ast.Lambda) for item in ast.walk(value))
+    return not binds and all(key in given or hasattr(builtins, key) for key in names)
+
+
+def _expression(body: Sequence[ast.stmt]) -> ast.expr | None:
+    """Return what statements that only decide, name and return come down to; None for others."""
+    match body:
+        case [ast.Expr(value=ast.Constant()), *rest]:
+            return _expression(rest)
+        case [ast.Return(value=ast.expr() as value), *_]:
+            return value
+        case [ast.If(test=test, body=first, orelse=second), *rest]:
+            sides = _expression([*first, *rest]), _expression([*second, *rest])
+            if sides[0] is None or sides[1] is None:
+                return None
+            return ast.IfExp(test, sides[0], sides[1])
+        case [ast.Assign(targets=[ast.Name(id=variable)], value=value), *rest]:
+            after = _expression(rest)
+            return None if after is None else _Replaced({variable: value}).visit(deepcopy(after))
+    return None
+
+
+class _Replaced(ast.NodeTransformer):
+    """Writes expressions in the place of variables."""
+
+    def __init__(self, values: Mapping[str, ast.expr]) -> None:
+        self.values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Write its value."""
+        return deepcopy(self.values.get(node.id, node))
