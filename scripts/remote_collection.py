@@ -263,7 +263,9 @@ def _own_model(folder: Path) -> Any:
         torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[method-assign]
     config = AutoConfig.from_pretrained(str(folder), trust_remote_code=True)
     config.torch_dtype = torch.float32
-    model = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
+    asked = json.loads((folder / "config.json").read_text()).get("attn_implementation")
+    how = {"attn_implementation": asked} if asked else {}
+    model = AutoModelForCausalLM.from_config(config, trust_remote_code=True, **how)
     return model.float().eval()
 
 

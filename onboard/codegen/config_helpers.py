@@ -60,9 +60,13 @@ def _is_closed(value: ast.expr, given: Mapping[str, ast.expr]) -> bool:
 
 
 def _expression(body: Sequence[ast.stmt]) -> ast.expr | None:
-    """Return what statements that only decide, name and return come down to; None for others."""
+    """Return what statements that only decide, name and return come down to; None for others.
+    Checks go.
+    """
     match body:
-        case [ast.Expr(value=ast.Constant()), *rest]:
+        case [ast.Expr(value=ast.Constant()) | ast.Assert(), *rest]:
+            return _expression(rest)
+        case [ast.If(body=[ast.Raise()], orelse=[]), *rest]:
             return _expression(rest)
         case [ast.Return(value=ast.expr() as value), *_]:
             return value

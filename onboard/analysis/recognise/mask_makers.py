@@ -30,7 +30,7 @@ def mask_makers(model: nn.Module) -> dict[str, list[str]]:
     """Return functions that return exactly causal masks, the model's own and transformers' old
     ones, and what else.
 
-    A mask is [batch or 1, 1, sequence, sequence], zero at and before a query's position and far
+    A mask is [batch or 1, 1, sequence, sequence or more], zero at and before a query's position and far
     below zero after it ("added"), or before the config's window, too ("window"; "window+1": one key
     more is seen), or it is true after it ("hidden"). Whoever makes it does so in each of the
     prompts. A function may also return a pair where each prompt has a mask of padding: that one
@@ -89,12 +89,12 @@ def _widths(window: int | None) -> dict[str, int | None]:
 
 def is_causal_mask(value: Any, width: int | None = None) -> bool:
     """Whether a value is a causal mask of more than one position, which shows the last `width` keys
-    (None: all).
+    (None: all). It may have keys behind the text's, which it hides and attention cuts off.
     """
     if not (isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() == 4):
         return False
     batch, heads, queries, keys = value.shape
-    if heads != 1 or queries != keys or queries < 2:
+    if heads != 1 or keys < queries or queries < 2:
         return False
     hidden = torch.ones(queries, keys, dtype=torch.bool).triu(1)
     if width is not None:

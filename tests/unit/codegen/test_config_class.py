@@ -50,6 +50,9 @@ class ThisConfig(PretrainedConfig):
 HELPERS = """
 
 def rounded(number: int, to: int = 8) -> int:
+    "The next multiple."
+    if to <= 0:
+        raise ValueError(to)
     if number % to == 0:
         return number
     above = to - number % to

@@ -87,13 +87,15 @@ def test_a_causal_mask_is_exactly_that() -> None:
     mask = torch.full((5, 5), torch.finfo(torch.float32).min).triu(1)[None, None]
     assert is_causal_mask(mask)
     assert is_causal_mask(mask.expand(3, 1, 5, 5))
+    assert is_causal_mask(mask[:, :, :4])  # a key behind the text's
     window = mask + torch.full((5, 5), -1e9).tril(-3)
     shifted = torch.full((5, 5), -1e9).triu(2)[None, None]
     for other in (
         window,
         shifted,
         mask[0],
-        mask[..., :4, :],
+        mask[..., :4],
+        mask[..., 1:, :],
         mask * 0,
         mask.expand(1, 2, 5, 5),
         None,
