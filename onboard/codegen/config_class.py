@@ -232,7 +232,7 @@ class _Writer:
             called.func = ast.parse("super().__init__", mode="eval").body
             return [node]
         if text.startswith(
-            ("self._", "self.validate", "logger.", "warnings.", "rope_config_validation")
+            ("self._", "self.validate", "logger.", "warnings.", "rope_config_validation", "print")
         ):
             return []
         if isinstance(called.func, ast.Attribute) and called.func.attr in _METHODS:

@@ -157,6 +157,7 @@ def test_what_is_more_than_a_value_is_refused(make: Any, extra: str) -> None:
     "extra",
     [
         "self._attn_implementation = 'eager'",
+        "self._attn_implementation = 'eager'; print('size', size)",
         "try: import no_such_kernels; self._attn_implementation = 'kernels'\n        except: pass",
     ],
 )
