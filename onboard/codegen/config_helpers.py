@@ -35,8 +35,9 @@ class _WrittenOut(ast.NodeTransformer):
         if called is None or value is None or given is None or not _is_closed(value, given):
             return node
         others = {key: item for key, item in self.functions.items() if item is not called}
-        inner = _WrittenOut(others).visit(deepcopy(value))
-        return ast.copy_location(_Replaced(given).visit(inner), node)
+        inner: ast.expr = _WrittenOut(others).visit(deepcopy(value))
+        made: ast.expr = _Replaced(given).visit(inner)
+        return ast.copy_location(made, node)
 
 
 def _bound(called: ast.FunctionDef, call: ast.Call) -> dict[str, ast.expr] | None:
