@@ -54,6 +54,15 @@ class RepositoryCode(Record):
     """The config's values under their usual names, as far as other phases ask for them."""
 
 
+def unrun_in(mixture: Mixture) -> list[str]:
+    """Return the modules, relative to a mixture, that nothing calls: its experts, and what its
+    router lies in.
+    """
+    parameters = mixture.parameters
+    owner = (parameters.router or "").rpartition(".")[0]
+    return [parameters.experts, owner] if owner else [parameters.experts]
+
+
 class ModelSpec(Record):
     """The analysis of one architecture: a readable YAML artifact that a user may edit and generate
     from.
@@ -118,9 +127,12 @@ class ModelSpec(Record):
         return "transformers' own" if self.repository is None else "the repository's own"
 
     def runs_together(self, path: str) -> bool:
-        """Whether a module is one of a mixture's experts, which run in one op of that block."""
-        lists = [f"{x.path}.{x.parameters.experts}." for x in self.blocks if isinstance(x, Mixture)]
-        return path.startswith(tuple(lists))
+        """Whether a module is one of a mixture's experts, which run in one op of that block, or
+        what its router lies in.
+        """
+        mixtures = [block for block in self.blocks if isinstance(block, Mixture)]
+        parts = [f"{block.path}.{part}." for block in mixtures for part in unrun_in(block)]
+        return f"{path}.".startswith(tuple(parts))
 
     def to_yaml(self) -> str:
         """Return the spec as YAML."""

@@ -274,6 +274,11 @@ class MixtureParameters(Parameters):
     indices: Identifier
     weights: Identifier
     in_rows: bool
+    router: AttributePath | None = None
+    """The linear layer whose softmax chooses, where the statements choose the experts, too."""
+    chosen: int = 0
+    """How many it chooses then, and whether their weights are made to add up to one."""
+    renormalised: bool = False
 
 
 class Mixture(_Block):

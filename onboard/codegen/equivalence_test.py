@@ -16,7 +16,7 @@ from torch import nn
 from onboard import __version__
 from onboard.analysis.multimodal import is_under
 from onboard.analysis.recognise.compressors import COMPRESSOR, INDEXER
-from onboard.analysis.spec import ModelSpec
+from onboard.analysis.spec import ModelSpec, unrun_in
 from onboard.analysis.spec_blocks import Mask, Mixture
 from onboard.analysis.tiny.tiny_model import load_config, tiny_config
 from onboard.codegen.format import format_python
@@ -201,11 +201,14 @@ def _blocks(spec: ModelSpec, model: nn.Module, layers: dict[str, str]) -> dict[s
         if path not in spec.never_called
     ]
     whole = tuple(f"{path}." for path, name in named if kinds.get(name) in ("experts", INDEXER))
-    lists = {b.class_name: b.parameters.experts for b in spec.blocks if isinstance(b, Mixture)}
-    whole += tuple(f"{path}.{lists[name]}." for path, name in named if name in lists)
+    lists = {b.class_name: unrun_in(b) for b in spec.blocks if isinstance(b, Mixture)}
+    unrun = {f"{path}.{part}" for path, name in named for part in lists.get(name, ())}
+    whole += tuple(f"{path}." for path in unrun)
     kinds = {name: kind for name, kind in kinds.items() if kind not in (COMPRESSOR, INDEXER)}
     found = {
-        path: kinds[name] for path, name in named if name in kinds and not path.startswith(whole)
+        path: kinds[name]
+        for path, name in named
+        if name in kinds and path not in unrun and not path.startswith(whole)
     }
     known = {path: kind if kind in _KINDS else "other" for path, kind in found.items()}
     order = list(_KINDS)

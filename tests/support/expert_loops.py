@@ -179,9 +179,32 @@ class Dispatched(Mixture):
         flat = x.view(-1, x.shape[-1])
         gates = self.gate(flat).softmax(dim=-1)
         chosen = F.one_hot(gates.argmax(dim=-1), len(self.experts))
+        chosen = self.with_room(chosen)
         places = F.one_hot(((chosen.cumsum(0) - 1) * chosen).sum(-1), len(flat)).float()
         weights = torch.einsum("se,sc->sec", gates * chosen, places)
         mask = weights.bool()
         buffers = torch.einsum("sec,sm->ecm", mask.to(x.dtype), flat)
         outs = torch.stack([expert(buffers[i]) for i, expert in enumerate(self.experts)])
         return torch.einsum("sec,ecm->sm", weights, outs).view(x.shape)
+
+    def with_room(self, chosen: torch.Tensor) -> torch.Tensor:
+        return chosen
+
+
+class Dropped(Dispatched):
+    """A buffer of three places: whoever comes later goes to no expert."""
+
+    def with_room(self, chosen: torch.Tensor) -> torch.Tensor:
+        return chosen * (chosen.cumsum(0) <= 3)
+
+
+class Ranked(Mixture):
+    """Every expert computes every token, with the shares of those that count."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shares = self.gate(x).softmax(dim=-1)
+        least = shares.topk(self.k, dim=-1).values[..., -1:]
+        shares = shares * (shares >= least)
+        shares = shares / shares.sum(dim=-1, keepdim=True)
+        outs = torch.stack([expert(x) for expert in self.experts], dim=-1)
+        return (outs * shares.unsqueeze(-2)).sum(dim=-1)

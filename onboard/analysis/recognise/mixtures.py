@@ -3,7 +3,9 @@
 Code does so in many ways: masks, sorted tokens and counts of each expert, one-hot permutations,
 branches for training. None of them is read here. The statements around what mentions the list are
 run on random tokens, choices and weights, and are a mixture when `torch_moe` gives the same; the
-fewest that are count.
+fewest that are count. Where no three tensors are tokens, choices and weights, as in masks of the
+places in each expert's buffer, the statements that choose count, too: with a softmax of a linear
+layer, and the largest of it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import permutations, product
 from types import FrameType
 from typing import Any
 
@@ -66,11 +68,12 @@ def probe_mixture(module: nn.Module, calls: Sequence[ModuleCall]) -> Finding | N
         if (form := _form(experts)) is None:
             continue
         seen = _locals_of(module, calls[0])
-        for region in _regions(type(module), name):
-            variables = seen.get((region.method, region.statements[0].lineno))
-            found = None if variables is None else _fit(module, experts, region, variables, form)
-            if found is not None:
-                return Finding(KIND, {"experts": name, **found[0], **form}, [found[1]])
+        for fit in (_fit, _fit_with_router):
+            for region in _regions(type(module), name):
+                variables = seen.get((region.method, region.statements[0].lineno))
+                found = None if variables is None else fit(module, experts, region, variables, form)
+                if found is not None:
+                    return Finding(KIND, {"experts": name, **found[0], **form}, [found[1]])
     return None
 
 
@@ -252,6 +255,79 @@ def _fit(
         "in_rows": chosen.dim() > 1 and chosen.shape[-1] == k,
     }
     return parameters, f"probe: torch_moe fits {region.method} with rmse ratio {worst(errors):.1e}"
+
+
+def _fit_with_router(
+    module: nn.Module,
+    experts: nn.ModuleList,
+    region: Region,
+    variables: dict[str, Any],
+    form: dict[str, Any],
+) -> tuple[dict[str, Any], str] | None:
+    """Return the parameters of a region that is a mixture with its router, and how well it fits."""
+    result = _result(region)
+    names = [n for n in _read(region.statements) if isinstance(variables.get(n), torch.Tensor)]
+    if result is None or len(names) != 1 or variables[names[0]].dim() < 2:
+        return None
+    given = _texts(variables[names[0]])
+    function = _function(module, region, variables, result)
+    try:
+        with torch.no_grad():
+            made = [function(**{**variables, names[0]: x.clone()}) for x in given]
+    except Exception:  # other statements, which these inputs mean nothing to
+        return None
+    pairs = list(zip(given, made, strict=True))
+    if any(not isinstance(y, torch.Tensor) or y.shape != x.shape for x, y in pairs):
+        return None
+    for router, k, renormalised in _routers(module, experts):
+        expected = [_routed(module, experts, form, router, k, renormalised, x) for x in given]
+        error = worst([rmse_ratio(y, e) for y, e in zip(made, expected, strict=True)])
+        if error < SAME_MIXTURE:
+            place = {"method": region.method, "begin": region.begin}
+            roles = {"x": names[0], "indices": "selected_experts", "weights": "routing_weights"}
+            choice = {"router": router, "chosen": k, "renormalised": renormalised, "in_rows": True}
+            parameters = {**place, "count": len(region.statements), "result": result}
+            said = f"probe: a softmax of {router} and torch_moe fit {region.method} with rmse ratio {error:.1e}"
+            return {**parameters, **roles, **choice}, said
+    return None
+
+
+def _texts(x: torch.Tensor) -> list[torch.Tensor]:
+    """Return random tokens, and tokens that are all the same: an expert with room for some of them
+    alone leaves the others out.
+    """
+    generator = torch.Generator().manual_seed(23)
+    several = torch.randn(x.shape, generator=generator)
+    return [several, several.flatten(0, -2)[:1].expand(_tokens(x), -1).reshape(x.shape)]
+
+
+def _routers(module: nn.Module, experts: nn.ModuleList) -> Iterator[tuple[str, int, bool]]:
+    """Yield the linear layers that give a number an expert, how many experts they may choose, and
+    whether their weights add up to one.
+    """
+    inside = {id(each) for each in experts.modules()}
+    choices = [*product(range(1, len(experts) + 1), (False, True))]
+    for path, layer in module.named_modules():
+        fits = isinstance(layer, nn.Linear) and layer.out_features == len(experts)
+        if fits and id(layer) not in inside:
+            yield from ((path, k, whole) for k, whole in choices)
+
+
+def _routed(
+    module: nn.Module,
+    experts: nn.ModuleList,
+    form: dict[str, Any],
+    router: str,
+    k: int,
+    renormalised: bool,
+    x: torch.Tensor,
+) -> torch.Tensor:
+    """Return what the experts make of tokens that go to those with the largest softmax."""
+    rows = x.reshape(-1, x.shape[-1])
+    with torch.no_grad():
+        weights, indices = module.get_submodule(router)(rows).softmax(dim=-1).topk(k, dim=-1)
+    weights = weights / weights.sum(dim=-1, keepdim=True) if renormalised else weights
+    return _mixed(experts, form, rows, indices, weights).reshape(x.shape)
 
 
 def _roles(region: Region, variables: dict[str, Any], experts: int) -> _Roles | None:

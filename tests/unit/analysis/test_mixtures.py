@@ -12,6 +12,8 @@ from torch import nn
 from onboard.analysis.recognise.mixtures import probe_mixture, statements_of
 from onboard.analysis.recognise.recorder import ModuleCall
 from onboard.analysis.source import find_method
+from onboard.analysis.spec import unrun_in
+from onboard.analysis.spec_blocks import Mixture, make_block
 from tests.support import expert_loops
 
 
@@ -60,12 +62,25 @@ def test_a_loop_over_experts_is_recognised(
     assert isinstance(first, ast.Assign | ast.AnnAssign)  # what the loop fills stands inside
 
 
-@pytest.mark.parametrize(
-    "kind", [expert_loops.Crowded, expert_loops.Squared, expert_loops.Dispatched]
-)
+@pytest.mark.parametrize("kind", [expert_loops.Crowded, expert_loops.Squared, expert_loops.Dropped])
 def test_what_computes_something_else_is_not(kind: type[nn.Module]) -> None:
     module, seed = _made(kind)
     assert probe_mixture(module, [_called(module, seed)]) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "chosen", "renormalised"),
+    [(expert_loops.Dispatched, 1, False), (expert_loops.Ranked, 2, True)],
+)
+def test_a_mixture_is_recognised_with_its_router(
+    kind: type[nn.Module], chosen: int, renormalised: bool
+) -> None:
+    module, seed = _made(kind)
+    found = probe_mixture(module, [_called(module, seed)])
+    assert found is not None
+    facts = found.parameters
+    assert (facts["router"], facts["chosen"]) == ("gate", chosen)
+    assert facts["renormalised"] is renormalised
 
 
 def test_experts_that_differ_are_none() -> None:
@@ -74,3 +89,14 @@ def test_experts_that_differ_are_none() -> None:
     assert isinstance(experts, nn.ModuleList)
     experts[1] = expert_loops.PlainExpert(8, 12)
     assert probe_mixture(module, [_called(module, seed)]) is None
+
+
+def test_experts_and_what_a_router_lies_in_run_in_their_mixture() -> None:
+    module, seed = _made(expert_loops.Dispatched)
+    found = probe_mixture(module, [_called(module, seed)])
+    assert found is not None
+    place = {"class_name": "Mix", "kind": "mixture", "path": "mlp", "source": "x.py:1"}
+    for router, parts in (("gate", ["experts"]), ("route.gate", ["experts", "route"])):
+        block = make_block(**place, parameters={**found.parameters, "router": router})
+        assert isinstance(block, Mixture)
+        assert unrun_in(block) == parts

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from onboard.analysis.spec_blocks import MixtureParameters
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.object_values import Config
@@ -60,6 +61,7 @@ def translate(tmp_path: Path) -> Translate:
         scans: dict[str, str] | None = None,
         specialised: bool = False,
         counts_positions: bool = False,
+        mixtures: dict[str, MixtureParameters] | None = None,
         **given: Value,
     ) -> tuple[ToyState, str, str]:
         module_name = f"toy_module_{next(_COUNT)}"
@@ -75,7 +77,10 @@ def translate(tmp_path: Path) -> Translate:
         model = module.Toy(values)
         model.config = values
         translator = Translator(
-            model, Findings(scans=scans or {}), MECHANISMS, specialised=specialised
+            model,
+            Findings(scans=scans or {}, mixtures=mixtures or {}),
+            MECHANISMS,
+            specialised=specialised,
         )
         translator.counts_positions = counts_positions
         state = _translated(translator, module.Toy, {"x": Code(name("x")), **given})

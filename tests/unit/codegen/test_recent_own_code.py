@@ -15,6 +15,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from onboard.analysis.recognise.mixtures import probe_mixture
+from onboard.analysis.recognise.recorder import ModuleCall
+from onboard.analysis.spec_blocks import MixtureParameters
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import Known
 from onboard.plain_config import ROPE_INIT_FUNCTIONS, PlainConfig
@@ -270,3 +273,66 @@ class Toy(nn.Module):
     for tokens in (5, 17):
         x = torch.randn(tokens, 4)
         assert torch.equal(graph(x), theirs(x))
+
+
+BUFFERS = """
+import onboard.ops
+import torch.nn.functional as F
+
+
+class Expert(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.w1 = nn.Linear(config.size, 6, bias=False)
+        self.w2 = nn.Linear(6, config.size, bias=False)
+
+    def forward(self, x):
+        return self.w2(F.silu(self.w1(x)))
+
+
+class Gate(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.wg = nn.Linear(config.size, config.experts, bias=False)
+
+    def forward(self, x):
+        shares = F.softmax(self.wg(x.reshape(-1, x.shape[-1])), dim=1)
+        mask = F.one_hot(torch.argmax(shares, dim=1), num_classes=int(shares.shape[1]))
+        places = F.one_hot(((torch.cumsum(mask, 0) - 1) * mask).sum(1), num_classes=shares.shape[0])
+        weights = torch.einsum("se,sc->sec", shares * mask, places.float())
+        return weights, weights.bool()
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.gate = Gate(config)
+        self.experts = nn.ModuleList([Expert(config) for _ in range(config.experts)])
+
+    def forward(self, x):
+        rows = x.reshape(-1, x.shape[-1])
+        weights, mask = self.gate(x)
+        buffers = torch.einsum("sec,sm->ecm", mask.type_as(x), rows)
+        outs = torch.stack([expert(buffer) for buffer, expert in zip(buffers, self.experts)])
+        y = torch.einsum("sec,ecm->sm", weights.type_as(x), outs).reshape(x.shape)
+        return y
+"""
+
+
+def test_a_mixture_is_written_with_its_router(translate: Translate) -> None:
+    sizes, x = {"size": 8, "experts": 5}, torch.randn(2, 9, 8)
+    state, _, _ = translate(BUFFERS, sizes, specialised=True)
+    toy = state.cls(SimpleNamespace(**sizes))
+    found = probe_mixture(toy, [ModuleCall((x,), {}, toy(x))])
+    assert found is not None
+    mixtures = {"Toy": MixtureParameters.model_validate(found.parameters)}
+    state, _, forward = translate(BUFFERS, sizes, specialised=True, mixtures=mixtures)
+    assert "torch_moe" in forward
+    assert "einsum" not in forward
+    parts = [each for cls, each in state.translator.states.items() if cls.__name__ != "Toy"]
+    head = BUFFERS[: BUFFERS.index("class Expert")]
+    ours = _made("\n\n\n".join([head, *map(_written, parts), _written(state)]), sizes)
+    theirs = _made(BUFFERS, sizes)
+    ours.load_state_dict(theirs.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), theirs(x))

@@ -174,6 +174,8 @@ class Mixtures(Mechanism):
         found = frame.cls and frame.translator.findings.mixtures.get(frame.cls.cls.__name__)
         if not found or not statements or not _begins(found, statements[0], frame):
             return None
+        if found.router is not None:
+            _choose(found, found.router, frame)
         frame.bind(found.result, Code(_mixed(found, frame)), statements[0])
         last = statements[found.count - 1]
         end = [ast.Return(name(found.result))] if isinstance(last, ast.Return) else []
@@ -196,6 +198,40 @@ def _begins(found: MixtureParameters, statement: ast.stmt, frame: Frame) -> bool
     )
 
 
+def _choose(found: MixtureParameters, router: str, frame: Frame) -> None:
+    """Write the choice of each token's experts; note that it reads the router."""
+    first, *rest = router.split(".")
+    owner = frame.evaluate(attribute(name("self"), first))
+    if rest and isinstance(owner, Instance):
+        for state in frame.translator.reached(owner):
+            state.read_outside.update(rest)
+    layer, x = attribute(name("self"), first, *rest), frame.code(name(found.x))
+    rows = call(attribute(x, "reshape"), ast.Constant(-1), _last_size(x))
+    dtype = attribute(layer, "weight", "dtype")
+    logits = call(layer, call(attribute(rows, "to"), dtype))
+    torch_name, wide = name("torch"), attribute(name("torch"), "float32")
+    frame.bind(variable := frame.fresh("router_logits"), Code(logits))
+    shares = call(
+        attribute(torch_name, "softmax"), name(variable), dim=ast.Constant(-1), dtype=wide
+    )
+    largest = call(
+        attribute(torch_name, "topk"), shares, ast.Constant(found.chosen), dim=ast.Constant(-1)
+    )
+    pair = [name(found.weights, store=True), name(found.indices, store=True)]
+    frame.emit(ast.Assign([ast.Tuple(list(pair), ast.Store())], largest))
+    weights: ast.expr = name(found.weights)
+    if found.renormalised:
+        total = call(attribute(weights, "sum"), dim=ast.Constant(-1), keepdim=ast.Constant(True))
+        weights = ast.BinOp(weights, ast.Div(), total)
+    cast = call(attribute(weights, "to"), attribute(x, "dtype"))
+    frame.emit(ast.Assign([name(found.weights, store=True)], cast))
+    frame.env.values |= {key: Code(name(key)) for key in (found.weights, found.indices)}
+
+
+def _last_size(x: ast.expr) -> ast.expr:
+    return ast.Subscript(attribute(x, "shape"), ast.Constant(-1), ast.Load())
+
+
 def _mixed(found: MixtureParameters, frame: Frame) -> ast.expr:
     """Return the op's call; note that it reads the weights of the experts."""
     experts = frame.evaluate(attribute(name("self"), found.experts))
@@ -207,14 +243,18 @@ def _mixed(found: MixtureParameters, frame: Frame) -> ast.expr:
     x, chosen, weights = (
         frame.code(name(each)) for each in (found.x, found.indices, found.weights)
     )
+    whole = x
+    if found.router is not None:
+        x = call(attribute(x, "reshape"), ast.Constant(-1), _last_size(x))
     if not found.in_rows:
         chosen, weights = (_in_rows(each, x) for each in (chosen, weights))
     lists = [_each(experts, layer, "weight") for layer in layers]
     biases = [_each(experts, layer, "bias") if layer else ast.Constant(None) for layer in layers]
     settings = [ast.Constant(found.up is not None), ast.Constant(found.activation)]
-    return call(
+    mixed = call(
         op("torch_moe"), x, chosen, weights, *lists, *settings, *(biases if found.biased else [])
     )
+    return call(attribute(mixed, "view_as"), whole) if found.router is not None else mixed
 
 
 def _in_rows(chosen: ast.expr, x: ast.expr) -> ast.expr:
