@@ -22,6 +22,8 @@ from onboard.workflow.reporting.pull_request_body import body, update_comment
 from onboard.workflow.reporting.tested_commit import Pushed
 
 _LOCK = "pull_request.lock"
+_SHOWN = 5
+"""Titles of commits that an update names."""
 Tell = Callable[[str], None]
 Prove = Callable[[str], CommitProof]
 """A commit -> what its tests and its run say."""
@@ -115,13 +117,18 @@ class PullRequestWork:
         if commit == journal.pushed[0] and not again:
             self._post_opened(pull, proof)
             return proof
-        change = change or f"Rebased on {self.branch.target} and repeated."
+        change = change or self._what_is_there()
         pushed = Pushed(commit, self._target)
         parts = update_comment(self.context, pushed, change, records=proof.records, most=MOST)
         pull.put(marked(parts, f"update {commit[:12]}.{proof.digest}"))
         pull.put(_log_of_run(proof))
         self._log(f"pushed {commit}", proof)
         return proof
+
+    def _what_is_there(self) -> str:
+        subjects = self.branch.subjects()
+        more = f" and {len(subjects) - _SHOWN} more" if len(subjects) > _SHOWN else ""
+        return f"On top of {self.branch.target}: {'; '.join(subjects[:_SHOWN])}{more}."
 
     def current(self) -> tuple[Pull, PullJournal]:
         """Return the pull request and its journal, which is begun anew where it was lost.

@@ -27,6 +27,8 @@ class Change(StrictModel):
     diff: str
     files: dict[str, str]
     """Path under the root -> text."""
+    replaces: dict[str, str]
+    """Path -> sha256 of what is there before."""
     before: str
     after: str
     """What the tests said of each."""

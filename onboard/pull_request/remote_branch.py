@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from onboard.errors import OnboardError, UsageError
 from onboard.git import Checkout
 from onboard.pull_request.forge.access import Access
-from onboard.pull_request.forge.patience import UnreachableError
+from onboard.pull_request.forge.patience import LaterError, UnreachableError
 from onboard.workflow.files import write_atomically
 
 _SCP = re.compile(r"(?:[\w.-]+@)?(?P<host>[\w.-]+):(?!//)(?P<path>.+)")
@@ -122,6 +122,11 @@ class RemoteBranch:
         """Return how many commits the branch has that its target, as last fetched, has not."""
         return int(self._git("rev-list", "--count", f"{self._tracking}..refs/heads/{self.head}"))
 
+    def subjects(self) -> list[str]:
+        """Return the titles of those commits, the first one first."""
+        words = ("--reverse", "--format=%s", f"{self._tracking}..refs/heads/{self.head}")
+        return self._git("log", *words).splitlines()
+
     def fetch(self) -> str:
         """Fetch the target; return its commit."""
         refs = f"+refs/heads/{self.target}:{self._tracking}"
@@ -219,14 +224,14 @@ class RemoteBranch:
             repo.git.add("--", path)
         return True
 
-    def _conflict(self, repo: Any, files: list[str], error: Any) -> OnboardError:
+    def _conflict(self, repo: Any, files: list[str], error: Any) -> LaterError:
         """Give a rebase up; return what the user is told."""
         import git
 
         with suppress(git.GitCommandError):
             repo.git.rebase("--abort")
         what = f"in {', '.join(files[:3])}" if files else _reason(error)
-        return OnboardError(
+        return LaterError(
             f"{self.head} conflicts with {self.target} {what}",
             hint=f"Rebase {self.head} on {self.upstream.remote}/{self.target} by hand",
         )

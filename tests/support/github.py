@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -95,10 +96,21 @@ class GitHub:
         """Comment on lines."""
         place = {"path": path, "line": line, "start_line": first, "in_reply_to_id": thread}
         place |= {"original_line": line, "original_start_line": first, "side": "RIGHT"}
-        place |= {"diff_hunk": "@@", "commit_id": self.head(1), "original_commit_id": self.head(1)}
+        place |= {
+            "diff_hunk": self._hunk(path, line),
+            "commit_id": self.head(1),
+            "original_commit_id": self.head(1),
+        }
         with self.lock:
             self.inline.append(self._comment("pulls/comments", login, body, association) | place)
             return int(self.inline[-1]["id"])
+
+    def _hunk(self, path: str, line: int | None) -> str:
+        """The hunk of a new file, up to a line."""
+        words = ["git", "show", f"{self.head(1)}:{path}"]
+        done = subprocess.run(words, cwd=self.bare, capture_output=True, text=True, check=False)
+        lines = done.stdout.splitlines()
+        return "\n".join([f"@@ -0,0 +1,{len(lines)} @@", *(f"+{each}" for each in lines[:line])])
 
     def review(
         self, login: str, state: str, body: str = "", association: str = "OWNER", commit: str = ""
@@ -364,12 +376,22 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that was killed is no error. (To show one parses Python, in Python 3.11 in no two
+        threads at once.)
+        """
+        if not isinstance(sys.exc_info()[1], ConnectionError | ValueError):
+            super().handle_error(request, client_address)
+
+
 @contextmanager
 def serving(bare: Path) -> Iterator[GitHub]:
     """Serve a bare repository's pull requests at 127.0.0.1."""
     hub = GitHub(bare)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     hub.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

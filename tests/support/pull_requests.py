@@ -130,7 +130,13 @@ class ScriptedHands:
         self.asked.append(said.key)
         old = (self.work.context.root / MODEL_FILE).read_text()
         new = f"{old}# {said.key}\n"
-        return Change(diff=f"+# {said.key}", files={MODEL_FILE: new}, before="1e-7", after="2e-7")
+        return Change(
+            diff=f"+# {said.key}",
+            files={MODEL_FILE: new},
+            replaces={},
+            before="1e-7",
+            after="2e-7",
+        )
 
     def commit(self, change: Change) -> None:
         for path, text in change.files.items():

@@ -253,8 +253,15 @@ def _of_line(each: Any) -> Said:
         path=each.path,
         first_line=each.start_line or line,
         line=line,
+        quoted=_last_line(each.diff_hunk),
         thread=each.in_reply_to_id or each.id,
     )
+
+
+def _last_line(hunk: str | None) -> str | None:
+    """Return the line that a diff's hunk ends with, as the new file has it; None where it is none."""
+    last = (hunk or "").splitlines()[-1:]
+    return last[0][1:] if last and last[0][:1] in ("+", " ") else None
 
 
 def _of_review(each: Any) -> Said:

@@ -25,7 +25,13 @@ _SECONDARY = 60.0
 """Seconds to wait for a secondary limit that says no time."""
 
 
-class UnreachableError(OnboardError):
+class LaterError(OnboardError):
+    """Something is in the way that passes, or that the user can take out of it: a watcher tries again
+    at its next look.
+    """
+
+
+class UnreachableError(LaterError):
     """GitHub could not be asked, and may answer later."""
 
 

@@ -34,6 +34,8 @@ class Said:
     first_line: int = 0
     line: int = 0
     """Of a comment on lines: the last one in the new file; 0: it is no longer there."""
+    quoted: str | None = None
+    """Of a comment on lines: the last of them, as it was when that was written."""
     thread: int = 0
     """Of a comment on lines: the one that began their thread."""
 

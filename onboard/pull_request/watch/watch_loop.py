@@ -16,7 +16,7 @@ from typing import Literal
 from onboard.errors import OnboardError
 from onboard.pull_request.cycle import Tell
 from onboard.pull_request.forge.github_api import Pull
-from onboard.pull_request.forge.patience import UnreachableError
+from onboard.pull_request.forge.patience import LaterError, UnreachableError
 from onboard.pull_request.forge.posts import answered, is_agents, mark_of, post
 from onboard.pull_request.forge.remarks import Said, may_ask
 from onboard.pull_request.pull_journal import Change, Handled, PullJournal, now
@@ -59,14 +59,15 @@ class Watch:
     def until_ended(self, interval: float, sleep: Callable[[float], None] = time.sleep) -> str:
         """Poll until it has ended; return why.
 
-        A GitHub that cannot be reached is asked again at the next poll.
+        What is in the way for now is tried again at the next poll.
         """
         while True:
             try:
                 if ended := self.poll():
                     return ended
-            except UnreachableError as error:
-                self.tell(f"{error.message}: again in {interval:.0f} s")
+            except LaterError as error:
+                hint = f" ({error.hint})" if error.hint else ""
+                self.tell(f"{error.message}{hint}: again in {interval:.0f} s")
             self._tell_if_quiet()
             sleep(interval)
 
@@ -88,9 +89,18 @@ class Watch:
         self.pull.refresh()
         everything = self.pull.said()
         done = self._done(everything)
+        later: LaterError | None = None
         for said in everything:
-            if not self.pull.is_ours(said) and said.key not in done:
+            if self.pull.is_ours(said) or said.key in done:
+                continue
+            try:
                 self._handle(said)
+            except UnreachableError:
+                raise
+            except LaterError as error:  # what else was said may be handled all the same
+                later = error
+        if later is not None:
+            raise later
         self.pull.refresh()  # what was pushed is not approved yet
         return self._end(self._ended(everything))
 
@@ -184,7 +194,7 @@ class Watch:
                 item.change = self.hands.propose(said)
                 self._save()
             self.hands.commit(item.change)
-        except UnreachableError:
+        except LaterError:
             raise
         except OnboardError as error:
             text = f"This change was not made: {inline(error.message)}. The author has been told."

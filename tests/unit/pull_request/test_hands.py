@@ -4,8 +4,9 @@ proven before they are written. The proof itself is tests/unit/agents and tests/
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from onboard.agents.workspace import Verdict
 from onboard.cli.progress import PlainObserver
 from onboard.errors import OnboardError
 from onboard.pull_request.cycle import PullRequestWork
+from onboard.pull_request.forge.patience import LaterError
 from onboard.pull_request.forge.remarks import Said
 from onboard.pull_request.pull_journal import Change
 from onboard.pull_request.watch import workflow_hands
@@ -139,6 +141,15 @@ def test_what_a_repairer_makes_of_the_spec_waits_for_the_commit(
     assert change.files.keys() == {MODEL_FILE, ".onboard/org--tiny/spec.yaml"}
 
 
+NEW = Change(
+    diff="",
+    files={MODEL_FILE: "x = 1\n"},
+    replaces={MODEL_FILE: sha256(TEXT.encode()).hexdigest()},
+    before="",
+    after="",
+)
+
+
 def phases(*made: Phase) -> Any:
     return lambda: list(made)
 
@@ -158,7 +169,7 @@ def test_a_change_that_does_not_hold_is_taken_back(
 ) -> None:
     monkeypatch.setattr(workflow_hands, "load_phases", phases(Fails()))
     with pytest.raises(OnboardError, match="test_mlp failed"):
-        hands.commit(Change(diff="", files={MODEL_FILE: "x = 1\n"}, before="", after=""))
+        hands.commit(NEW)
     assert (hands.context.root / MODEL_FILE).read_text() == TEXT
 
 
@@ -167,18 +178,42 @@ def test_a_change_is_committed_once(hands: WorkflowHands, monkeypatch: pytest.Mo
     root = hands.context.root
     before = git(root, "rev-parse", BRANCH)
     for _ in range(2):
-        hands.commit(Change(diff="", files={MODEL_FILE: "x = 1\n"}, before="", after=""))
+        hands.commit(NEW)
     assert git(root, "rev-parse", f"{BRANCH}~1") == before
     assert git(root, "show", f"{BRANCH}:{MODEL_FILE}") == "x = 1"
 
 
-def test_a_branch_that_is_checked_out_is_the_user_s(
+def test_a_commit_that_a_kill_left_out_is_made(
     hands: WorkflowHands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workflow_hands, "load_phases", phases(PullRequest()))
-    git(hands.context.root, "checkout", "-q", "-f", BRANCH)
-    with pytest.raises(OnboardError, match="is checked out and was left alone"):
-        hands.commit(Change(diff="", files={MODEL_FILE: "x = 1\n"}, before="", after=""))
+    """All phases are done, and the branch has nothing."""
+    monkeypatch.setattr(workflow_hands, "load_phases", phases())
+    hands.commit(NEW)
+    assert git(hands.context.root, "show", f"{BRANCH}:{MODEL_FILE}") == "x = 1"
+
+
+def test_a_user_s_edit_since_is_not_overwritten(hands: WorkflowHands) -> None:
+    (hands.context.root / MODEL_FILE).write_text("mine = 1\n")
+    with pytest.raises(OnboardError, match="was changed by hand since"):
+        hands.commit(NEW)
+    assert (hands.context.root / MODEL_FILE).read_text() == "mine = 1\n"
+
+
+@pytest.mark.parametrize("how", ["branch", "edit"])
+def test_while_the_user_is_at_work_it_waits(hands: WorkflowHands, how: str) -> None:
+    if how == "branch":
+        git(hands.context.root, "checkout", "-q", "-f", BRANCH)
+    else:
+        (hands.context.root / MODEL_FILE).write_text("mine = 1\n")
+    with pytest.raises(LaterError, match="is checked out|is dirty"):
+        hands.propose(below("Please rename it."))
+
+
+@pytest.mark.parametrize("said", [{"line": 0}, {"line": 99}, {"quoted": "    scale = 3"}])
+def test_a_suggestion_for_other_lines_is_not_taken(hands: WorkflowHands, said: Any) -> None:
+    body = f"{FENCE}suggestion\n    scale = 2\n{FENCE}"
+    with pytest.raises(OnboardError, match="are not there any more"):
+        hands.propose(replace(on_lines(body), **said))
 
 
 @pytest.mark.parametrize(

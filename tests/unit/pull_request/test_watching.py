@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from onboard.errors import OnboardError
+from onboard.pull_request.forge.patience import LaterError
 from onboard.pull_request.forge.posts import mark_of
 from onboard.pull_request.forge.remarks import Said
 from onboard.pull_request.pull_journal import Change, PullJournal
@@ -165,6 +166,53 @@ def test_a_program_s_account_asks_for_nothing(hub: GitHub, opened: PullRequestWo
     seen, hands, _ = watch(opened)
     seen.poll()
     assert hands.asked == []
+
+
+def test_what_is_in_the_way_is_tried_again_and_keeps_nothing_else(
+    hub: GitHub, opened: PullRequestWork
+) -> None:
+    def busy(said: Said) -> Change:
+        raise LaterError("the working tree is dirty", hint="Commit it")
+
+    request = hub.say("alice", "Please rename it.")
+    question = hub.say("bob", "How large is it?")
+    hub.review("bob", "APPROVED")
+    seen, hands, told = watch(opened)
+    propose = hands.propose
+    hands.propose = busy  # type: ignore[method-assign]
+    with pytest.raises(LaterError):
+        seen.poll()
+    assert answers(hub).keys() == {f"comment-{question}"}
+    assert standings(opened.context.root)[0].waiting[0].who == "us"
+    hands.propose = propose  # type: ignore[method-assign]
+    seen.poll()
+    assert answers(hub).keys() == {f"comment-{question}", f"comment-{request}"}
+
+
+def test_a_conflict_is_told_until_it_is_gone(
+    hub: GitHub, opened: PullRequestWork, tmp_path: Path
+) -> None:
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", str(hub.bare), str(clone))
+    (clone / "models").mkdir()
+    (clone / MODEL_FILE).write_text("theirs\n")
+    git(clone, "add", "-A")
+    git(clone, "commit", "-q", "-m", "theirs")
+    git(clone, "push", "-q", str(hub.bare), "main")
+    hub.say("alice", "Please rename it.")
+    seen, _, told = watch(opened)
+    naps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 2:
+            git(clone, "push", "-q", "-f", str(hub.bare), "HEAD~1:main")
+        if len(naps) == 3:
+            hub.end(merged=True)
+
+    assert seen.until_ended(300.0, sleep) == "merged"
+    assert sum("conflicts with main" in line for line in told) == 2
+    assert len(answers(hub)) == 1
 
 
 def test_two_programs_do_not_talk_for_ever(hub: GitHub, opened: PullRequestWork) -> None:
