@@ -105,6 +105,29 @@ class VerifyDocument(Document):
     first_failure: str | None
 
 
+class KldDocument(Document):
+    """`onboard kld`; divergences in nats, null: infinite."""
+
+    a: dict[str, Any]
+    """`model`, `device`, `dtype`, `settings` and `facts`."""
+    b: dict[str, Any]
+    text: str
+    seed: int | None
+    """Of random tokens."""
+    tokens: int
+    window: int
+    mean: float | None
+    p99: float | None
+    largest: float | None
+    top1: float
+    top5: float
+    perplexity_a: float | None
+    perplexity_b: float | None
+    max_mean: float | None
+    passed: bool
+    facts: list[str]
+
+
 class PlanDocument(Document):
     """`onboard plan`; sizes in bytes."""
 
@@ -239,6 +262,7 @@ MODELS: dict[str, type[Document]] = {
     "demo": ModelDocument,
     "run": RunDocument,
     "verify": VerifyDocument,
+    "kld": KldDocument,
     "plan": PlanDocument,
     "bench": BenchDocument,
     "tune": TuneDocument,

@@ -11,7 +11,6 @@ from typing import Any
 import typer
 
 from onboard.cli.commands import (
-    bench,
     check,
     demo,
     doctor,
@@ -23,10 +22,10 @@ from onboard.cli.commands import (
     registry,
     status,
     sweep,
-    tune,
     verify,
 )
 from onboard.cli.commands import run as run_command
+from onboard.cli.commands.measure import bench, kld, tune
 from onboard.cli.group import DEFAULT, HELP, DefaultCommandGroup
 from onboard.cli.result import Result
 from onboard.cli.terminal import one_line
@@ -46,6 +45,7 @@ app.command(DEFAULT, help=model.ABOUT)(model.onboard)
 app.command("run")(run_command.run)
 app.command("verify")(verify.verify)
 app.command("plan")(plan.plan)
+app.command("kld")(kld.kld)
 app.command("bench")(bench.bench)
 app.command("tune")(tune.tune)
 app.command("sweep")(sweep.sweep)

@@ -103,13 +103,13 @@ def _run(
     """Return the logits of the model in a dtype, with its weights `rounded` before, and the
     weights' dtypes.
     """
-    model = _load(context, dtype)
+    model = load_model(context, dtype)
     if rounded is None and dtype != torch.float32:
         quantise_inputs(model, context)
     if rounded is not None:
         for name, parameter in model.named_parameters():
             parameter.data = parameter.data.to(rounded[name]).to(parameter.dtype)
-    return _logits(model, asked), {
+    return model_logits(model, asked), {
         name: parameter.dtype for name, parameter in model.named_parameters()
     }
 
@@ -148,7 +148,13 @@ def release() -> None:
         torch.cuda.empty_cache()
 
 
-def _load(context: TransformContext, dtype: torch.dtype) -> Any:
+def load_model(context: TransformContext, dtype: torch.dtype) -> Any:
+    """Return transformers' model with the checkpoint's weights, decoded where they are quantised, on
+    the run's device.
+
+    Raises:
+        OnboardError: transformers cannot load the checkpoint, or finds weights missing.
+    """
     config, folder = copy.deepcopy(context.factory.config), context.factory.checkpoint
     try:
         model, report = load_reference(
@@ -174,7 +180,8 @@ def _load(context: TransformContext, dtype: torch.dtype) -> Any:
     return model.to(context.device).eval()
 
 
-def _logits(model: nn.Module, asked: Sequence[Asked]) -> list[torch.Tensor]:
+def model_logits(model: nn.Module, asked: Sequence[Asked]) -> list[torch.Tensor]:
+    """Return the wanted rows of each sequence's logits, [rows, vocabulary] float32 on the CPU."""
     with _exact_products():
         return [_rows(model, each, next(model.parameters()).device) for each in asked]
 

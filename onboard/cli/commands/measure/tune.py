@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onboard.cli import options
-from onboard.cli.commands.bench import numbers
+from onboard.cli.commands.measure.bench import numbers
 from onboard.cli.options import Device, DTypeName
 from onboard.cli.result import Result
 from onboard.cli.terminal import one_line
