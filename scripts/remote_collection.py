@@ -265,7 +265,10 @@ def _own_model(folder: Path) -> Any:
     config.torch_dtype = torch.float32
     asked = json.loads((folder / "config.json").read_text()).get("attn_implementation")
     how = {"attn_implementation": asked} if asked else {}
-    model = AutoModelForCausalLM.from_config(config, trust_remote_code=True, **how)
+    try:
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=True, **how)
+    except TypeError:  # transformers before 4.36 hands it to the class
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
     return model.float().eval()
 
 

@@ -336,3 +336,61 @@ def test_a_mixture_is_written_with_its_router(translate: Translate) -> None:
     ours.load_state_dict(theirs.state_dict())
     with torch.no_grad():
         torch.testing.assert_close(ours(x), theirs(x))
+
+
+NOTES = """
+class Rope(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.size = config.size
+        self._noted = [1.0]
+
+    def forward(self, x, alpha=1.0):
+        return x * self.size * alpha, x + alpha
+
+
+class Layer(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.size = config.size
+
+    def forward(self, x, tables):
+        (cos, sin), = tables
+        return x * cos + sin * self.size
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.rope = Rope(config)
+        self.layers = nn.ModuleList([Layer(config) for _ in range(config.layers)])
+        self.dynamic = config.dynamic
+
+    def forward(self, x):
+        if not self.dynamic:
+            alphas = [1.0]
+        else:
+            alphas = self.rope._noted
+        self.rope._noted = alphas
+        tables = [self.rope(x, alpha=alpha) for alpha in alphas]
+        for layer in self.layers:
+            x = layer(x, tables)
+        return x
+"""
+
+
+def test_what_a_forward_notes_at_a_part_that_does_not_read_it_goes(translate: Translate) -> None:
+    sizes = {"size": 0.5, "layers": 3, "dynamic": False}
+    state, _, forward = translate(NOTES, sizes, specialised=True)
+    assert "_noted" not in forward
+    assert forward.index("self.rope(") < forward.index("for layer")  # once, not in every layer
+    parts = [each for cls, each in state.translator.states.items() if cls.__name__ != "Toy"]
+    ours = _made("\n\n\n".join([*map(_written, parts), _written(state)]), sizes)
+    x = torch.randn(2, 4)
+    assert torch.equal(ours(x), _made(NOTES, sizes)(x))
+
+
+def test_what_a_part_reads_itself_is_not_dropped(translate: Translate) -> None:
+    text = NOTES.replace("return x * self.size * alpha", "return x * self._noted[0] * alpha")
+    with pytest.raises(Untranslatable, match="_noted"):
+        translate(text, {"size": 0.5, "layers": 3, "dynamic": False}, specialised=True)

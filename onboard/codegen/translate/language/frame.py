@@ -134,6 +134,8 @@ class Frame:
             if not (isinstance(value.expr, ast.Name) and value.expr.id == variable):
                 self.emit(ast.Assign([name(variable, store=True)], value.expr), origin)
             value = replace(value, expr=name(variable))
+        if isinstance(value, Items) and self.translator.specialised:
+            value = Items(tuple(map(self.settle, value.items)))  # a loop may read them many times
         if isinstance(value, Mapping):
             value = Mapping(
                 {

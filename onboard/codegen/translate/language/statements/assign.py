@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedModel
 
+from onboard.analysis.source import class_node
 from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.expressions.items import index_code
 from onboard.codegen.translate.language.forms import COMPLEX, MAYBE, ROWS, SEVERAL_ROWS
@@ -56,6 +57,10 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             ),
             attr="data",
         ) if frame.kind == "forward" and frame.translator.specialised:
+            _remember(f"{part}.{attr}", frame.settle(value), frame)
+        case ast.Attribute(
+            value=ast.Attribute(value=ast.Name(id="self"), attr=part), attr=attr
+        ) if _is_noted_for_later(part, attr, frame):
             _remember(f"{part}.{attr}", frame.settle(value), frame)
         case ast.Attribute(value=owner, attr=attr) if _is_so_already(owner, attr, value, frame):
             return
@@ -118,6 +123,27 @@ def _is_note(owner: ast.expr, attr: str, frame: Frame) -> bool:
         return False
     made = frame.evaluate(owner)
     return isinstance(made, Instance) and not any(hasattr(cls, attr) for cls in made.classes)
+
+
+def _is_noted_for_later(part: str, attr: str, frame: Frame) -> bool:
+    """Whether a forward of repositories' code notes something at a part that does not read it."""
+    if frame.kind != "forward" or not frame.translator.specialised:
+        return False
+    made = frame.evaluate(attribute(name("self"), part))
+    return isinstance(made, Instance) and not any(_reads(cls, attr) for cls in made.classes)
+
+
+def _reads(cls: type, attr: str) -> bool:
+    """Whether a method of a class, but its constructor, reads `self.attr`."""
+    methods = [item for item in class_node(cls).body if isinstance(item, ast.FunctionDef)]
+    read = [
+        node
+        for method in methods
+        if method.name != "__init__"
+        for node in ast.walk(method)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    ]
+    return any(ast.unparse(node) == f"self.{attr}" for node in read)
 
 
 def _takes_away(owner: ast.expr, value: Value, frame: Frame) -> bool:
