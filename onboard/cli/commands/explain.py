@@ -12,6 +12,7 @@ from onboard.cli import options
 from onboard.cli.model_argument import registered_names
 from onboard.cli.result import Result
 from onboard.cli.terminal import shown
+from onboard.gpu_kinds import read_bandwidth
 from onboard.hub import go_offline
 
 _Gpu = Annotated[
@@ -45,6 +46,8 @@ def explain(
     """
     if offline:
         go_offline()
+    if gpu is not None:
+        read_bandwidth(gpu)  # a wrong name is found before torch is imported
     with registered_names(model, root):
         from onboard.explain.explanation import explanation
 
