@@ -111,19 +111,30 @@ def _with_post_init(init: Any) -> Any:
 
 
 def _tied(model: Any, made: Any, package: str) -> dict[str, str]:
-    """Return what transformers 4 ties, whatever its lists say: the output embeddings, of a class
-    that says which they are, to those of the input.
+    """Return what transformers 4 ties, whatever its lists say, and what the constructor has tied:
+    the output embeddings, of a class that says which they are, to those of the input.
     """
-    getter = type(model).get_output_embeddings
-    if not made.tie_word_embeddings or getter.__module__.split(".")[0] != package:
+    if not made.tie_word_embeddings:
         return {}
-    if (output := model.get_output_embeddings()) is None:  # those of the input may not be known
-        return {}
-    inputs = model.get_input_embeddings()
+    shared = _shared_by_modules(model)
+    if type(model).get_output_embeddings.__module__.split(".")[0] != package:
+        return shared
+    inputs, output = model.get_input_embeddings(), model.get_output_embeddings()
     names = {id(module): name for name, module in model.named_modules()}
-    if output is inputs or not hasattr(output, "weight"):
-        return {}
+    if output is None or output is inputs or not hasattr(output, "weight"):
+        return shared
     return {f"{names[id(output)]}.weight": f"{names[id(inputs)]}.weight"}
+
+
+def _shared_by_modules(model: nn.Module) -> dict[str, str]:
+    """Return the parameters that several modules have as one, each by the name of the first."""
+    first: dict[int, str] = {}
+    return {
+        name: first[id(parameter)]
+        for path, module in model.named_modules()
+        for name, parameter in module.named_parameters(path, recurse=False)
+        if first.setdefault(id(parameter), name) != name
+    }
 
 
 def _taking_positions(model_class: Any) -> Iterator[str]:

@@ -296,6 +296,19 @@ def test_a_model_that_says_nothing_of_its_embeddings_ties_nothing(
     assert "the weights that transformers 4 ties: {}" in facts
 
 
+def test_what_a_constructor_ties_itself_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says nothing of its embeddings; a module that lies at two places is no tie."""
+    name = "repository_code_that_ties_itself"
+    module = ModuleType(name)
+    silent = re.sub(r"    def get_\w+_embeddings.*\n.*\n", "", _OLD)
+    tying = "self.inner.words.weight = self.head.weight\n        self.again = self.inner"
+    exec(re.sub(r"( +)(self\.head = .*)", rf"\1\2\n\1{tying}", silent), vars(module))
+    monkeypatch.setitem(sys.modules, name, module)
+    own: Any = module
+    facts = bring_up_to_date(name, own.OldConfig, own.OldLM, {"model_type": "old", "n_deep": 3})
+    assert own.OldLM._tied_weights_keys == {"head.weight": "inner.words.weight"}, facts
+
+
 def test_masks_are_made_with_the_arguments_of_other_years(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, maker in list(vars(masking_utils).items()):
         monkeypatch.setattr(masking_utils, name, maker)  # put back behind the test
