@@ -16,7 +16,8 @@ from onboard.analysis.behaviour.apart import check_batch, check_causality
 from onboard.analysis.behaviour.cache_probe import cache_notes
 from onboard.analysis.behaviour.positions import first_position
 from onboard.analysis.behaviour.repeated import repeated_tokens
-from onboard.analysis.behaviour.texts import check_rows
+from onboard.analysis.behaviour.rounding import check_rounding
+from onboard.analysis.behaviour.texts import check_pieces, check_rows
 from onboard.analysis.behaviour.thresholds import build_roomy
 from onboard.analysis.block_findings import mask_blocks, module_blocks, rope_blocks, scan_blocks
 from onboard.analysis.layer_modules import layer_kinds, with_modules
@@ -85,6 +86,9 @@ def analyze(
     full = load_config(config, trust_remote_code=trust_remote_code)
     tiny = build_tiny(full)
     check_rows(tiny)
+    if repository.is_installed(full.model_type):
+        check_rounding(tiny)
+        check_pieces(tiny)
     try:
         recordings = _record(tiny)
         notes = cache_notes(build_roomy(full))

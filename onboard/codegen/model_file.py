@@ -41,6 +41,7 @@ from onboard.codegen.translate.mechanisms.taken_away import FUNCTION as LEFT_OUT
 from onboard.codegen.translate.output.emit import ClassText, MethodText, emit, rope_default
 from onboard.codegen.translate.output.tidied import config_of
 from onboard.codegen.translate.output.ties import FUNCTION
+from onboard.codegen.without_cache import check_mixing
 from onboard.errors import OnboardError, UntranslatableError
 from onboard.hf.codebooks import places_of
 from onboard.render import render
@@ -95,6 +96,7 @@ def generate_model_file(spec: ModelSpec) -> str:
         config_class=spec.config_class,
         first_position=first_position_expression(spec, "config"),
     )
+    check_mixing(text, model)
     return format_python(with_plain_names(text))
 
 

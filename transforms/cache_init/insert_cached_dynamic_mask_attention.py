@@ -44,7 +44,7 @@ class DynamicMaskAttentionDescriptor(CachedOpDescriptor):
             "v_cache": KVPagedResource(
                 heads, int(value.shape[3]), dtype or value.dtype, page_size, window
             ),
-            "bias_cache": KVPagedResource(heads, 1, bias.dtype, page_size, window),
+            "bias_cache": KVPagedResource(int(bias.shape[2]), 1, bias.dtype, page_size, window),
         }
 
 

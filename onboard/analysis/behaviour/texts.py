@@ -1,11 +1,15 @@
-"""Whether a model reads texts: each row of `input_ids` one, with one token at a position."""
+"""Whether a model reads texts: each row of `input_ids` one, with one token at a position, and the
+whole of it at once.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import nn
 
-from onboard.analysis.tiny.tiny_model import prompt
+from onboard.analysis.tiny.tiny_model import prompt, prompts
 from onboard.errors import OnboardError
 
 _MOST_ROWS = 16
@@ -31,6 +35,57 @@ def rows_of_a_text(model: nn.Module) -> int:
     rows = next((count for count in range(1, _MOST_ROWS + 1) if _runs(model, ids[:count])), 1)
     between = any(_runs(model, ids[:count]) for count in range(rows + 1, 2 * rows))
     return rows if not between and _runs(model, ids[: 2 * rows]) else 1
+
+
+def check_pieces(model: nn.Module) -> None:
+    """Refuse a model whose layers run several times in a forward, on some of the text's tokens
+    each: what they keep of earlier ones is another thing than a cache of keys and values.
+    """
+    for inputs in prompts(model):
+        if (found := pieces_of_a_text(model, inputs)) is not None:
+            path, lengths = found
+            pieces = " and ".join(map(str, lengths))
+            raise OnboardError(
+                f"{type(model).__name__} reads a text in pieces ({path} runs on {pieces} of its tokens):"
+                " what it keeps of earlier pieces is no cache that is known here",
+                hint="See whether a field of the config has it read texts of the length you need at once",
+            )
+
+
+@torch.no_grad()
+def pieces_of_a_text(
+    model: nn.Module, inputs: dict[str, torch.Tensor]
+) -> tuple[str, list[int]] | None:
+    """Return the path of a layer that runs on parts of a text one after the other, and how many
+    tokens each has; None where none does.
+    """
+    length = inputs["input_ids"].shape[1]
+    lengths: dict[str, list[int]] = {}
+    lists = [item for item in model.named_modules() if isinstance(item[1], nn.ModuleList)]
+    layers = [
+        (f"{path}.{name}", each) for path, item in lists for name, each in item.named_children()
+    ]
+
+    def note(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = args[0] if args else kwargs.get("hidden_states")
+        if isinstance(given, torch.Tensor) and given.dim() == 3:
+            lengths.setdefault(path, []).append(given.shape[1])
+
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda _, args, kwargs, path=path: note(path, args, kwargs), with_kwargs=True
+        )
+        for path, layer in layers
+    ]
+    try:
+        model(**inputs, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    parts = [
+        (path, each) for path, each in lengths.items() if len(each) > 1 and sum(each) == length
+    ]
+    return parts[0] if parts else None
 
 
 def _runs(model: nn.Module, ids: torch.Tensor) -> bool:

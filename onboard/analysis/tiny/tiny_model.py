@@ -303,12 +303,14 @@ def begins_at_zero(model: nn.Module) -> bool:
 
 
 def positions_below_length(model: nn.Module) -> bool:
-    """Whether a transformers model fails at positions that its texts are too short for: it cuts
-    its table of positions to the text's length.
+    """Whether a transformers model fails at positions that its texts are too short for, or that
+    are so far from the text's first: it cuts its table of positions to the text's length.
     """
     if model not in _BELOW_LENGTH:
         there = prompt(9, batch=1, seed=3, tokens=vocabulary(model))
-        _BELOW_LENGTH[model] = not _runs(model, there) and _runs(model, from_zero(there))
+        apart = {**there, "position_ids": there["position_ids"] * 2}
+        fails = not (_runs(model, there) and _runs(model, apart))
+        _BELOW_LENGTH[model] = fails and _runs(model, from_zero(there))
     return _BELOW_LENGTH[model]
 
 

@@ -66,7 +66,7 @@ def torch_dynamic_mask_attention(
 
     Args:
         query, key, value: as in `torch_attention`, layout bsnd; the last query meets the last key.
-        key_bias: [batch, sk, kv_heads].
+        key_bias: [batch, sk, kv_heads], or one for each of the query's heads.
         keep: keys that a query keeps; all of them when there are fewer.
         scale: as in `torch_attention`.
         sliding_window: keys, itself included, among which a query chooses; None: all up to it.
@@ -112,8 +112,8 @@ def torch_cached_dynamic_mask_attention(
     attend over pages.
 
     Arguments are those of `torch_dynamic_mask_attention` with a batch of one row, then metadata and
-    caches as in `torch_cached_attention`; `bias_cache` is [pages, kv_heads, page_size, 1]. A decode
-    step reads nothing back.
+    caches as in `torch_cached_attention`; `bias_cache` is [pages, heads, page_size, 1], with the
+    heads of `key_bias`. A decode step reads nothing back.
     """
     caches = (k_cache, v_cache, bias_cache)
     for cache, tokens in zip(caches, (key[0], value[0], key_bias[0].unsqueeze(-1)), strict=True):

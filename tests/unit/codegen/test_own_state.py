@@ -151,6 +151,28 @@ def test_a_place_in_a_sequence_may_have_any_class_where_it_cannot_be_told(
         translate(text, {"size": 4, "words": 9, "layers": 3}, specialised=True)
 
 
+def test_an_empty_list_of_modules_may_be_filled_later(translate: Translate) -> None:
+    text = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layers = nn.ModuleList([])
+        for _ in range(config.layers):
+            self.layers.append(nn.Linear(config.size, config.size))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+"""
+    config = {"size": 4, "layers": 2}
+    state, _, _ = translate(text, config, specialised=True)
+    ours, original = _made(_written(state), config), _made(text, config)
+    ours.load_state_dict(original.state_dict())
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(ours(x), original(x))
+
+
 def test_what_a_method_gives_a_constructor_is_written_into_it(translate: Translate) -> None:
     text = """
 class Toy(nn.Module):

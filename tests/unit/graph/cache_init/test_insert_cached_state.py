@@ -134,7 +134,7 @@ def _dynamic_mask() -> _Mixer:
     def call(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         return ops.torch_dynamic_mask_attention(q, k, v, bias, 4, 0.4, 6)
 
-    return _Mixer([(4, 5), (2, 5), (2, 3), (2,)], [], call)
+    return _Mixer([(4, 5), (2, 5), (2, 3), (4,)], [], call)  # a bias for each head of the query
 
 
 def _indexed_mla() -> _Mixer:
@@ -197,7 +197,7 @@ MIXERS = {
     ),
     "insert_cached_dynamic_mask_attention": (
         _dynamic_mask,
-        {"k_cache_0": (2, 4, 5), "v_cache_0": (2, 4, 3), "bias_cache_0": (2, 4, 1)},
+        {"k_cache_0": (2, 4, 5), "v_cache_0": (2, 4, 3), "bias_cache_0": (4, 4, 1)},
     ),
     "insert_cached_block_indexer": (
         _sparse,

@@ -30,7 +30,7 @@ def parts_of(value: Value) -> _Parts | None:
 
 def joined(parts: _Parts) -> ModuleList:
     """Return the list of modules that has these stretches."""
-    made = parts[0].made
+    made = parts[0].made if parts else ()
     for part in parts[1:]:
         made = joined_ways(made, part.made)
     elements = [

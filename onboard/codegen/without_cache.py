@@ -1,0 +1,84 @@
+"""Whether a model file has the tokens of a text reach one another by an op that has a cache.
+
+What is translated as it stands computes the same of a whole text, and could not go on with it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import nn
+
+from onboard.analysis.tiny.tiny_model import from_zero, prompt, vocabulary
+from onboard.errors import UntranslatableError
+from onboard.ops import attention_ops, stateful_ops
+
+_OP = re.compile(r"torch\.ops\.onboard\.(\w+)\(")
+
+
+def check_mixing(text: str, model: nn.Module) -> None:
+    """Refuse the text of a model file without such an op where the model's tokens reach one
+    another, by the module in which they do.
+    """
+    known = stateful_ops() | attention_ops()
+    if known.intersection(_OP.findall(text)) or (found := mixing_module(model)) is None:
+        return
+    path, cls = found
+    raise UntranslatableError(
+        f"cannot translate {type(model).__name__}: in {path} ({cls}) tokens reach one another by none of"
+        " the forms that have a cache here (softmax attention, the recurrences, convolutions)",
+        hint="Report this architecture; it needs a canonical op of its own",
+        block=cls,
+    )
+
+
+@torch.no_grad()
+def mixing_module(model: nn.Module) -> tuple[str, str] | None:
+    """Return path and class of the first module, and there the innermost, whose output at later
+    positions changes with a text's first token while its input there does not; None: no one's does.
+    """
+    inputs = from_zero(prompt(0, batch=1, seed=3, tokens=vocabulary(model)))
+    other = {**inputs, "input_ids": inputs["input_ids"].clone()}
+    other["input_ids"][:, 0] = (other["input_ids"][:, 0] + 7) % vocabulary(model)
+    seen = [_outputs(model, each) for each in (inputs, other)]
+    for path, (given, made) in seen[0].items():
+        again = seen[1].get(path)
+        if again is None or again[0].shape != given.shape or again[1].shape != made.shape:
+            continue
+        if torch.equal(given[:, 1:], again[0][:, 1:]) and not torch.equal(
+            made[:, 1:], again[1][:, 1:]
+        ):
+            return path, type(model.get_submodule(path)).__name__
+    return None
+
+
+def _outputs(
+    model: nn.Module, inputs: dict[str, torch.Tensor]
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return hidden states [batch, sequence, size] that modules get and give, in the order in which
+    they end.
+    """
+    found: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def note(path: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        given: Any = args[0] if args else kwargs.get("hidden_states")
+        made = output[0] if isinstance(output, tuple) else output
+        tensors = isinstance(given, torch.Tensor) and isinstance(made, torch.Tensor)
+        if tensors and given.dim() == made.dim() == 3:
+            found.setdefault(path, (given.clone(), made.clone()))
+
+    hooks = [
+        module.register_forward_hook(
+            lambda _, args, kwargs, output, path=path: note(path, args, kwargs, output),
+            with_kwargs=True,
+        )
+        for path, module in model.named_modules()
+    ]
+    try:
+        model(**inputs, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found

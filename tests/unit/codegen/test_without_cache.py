@@ -1,0 +1,67 @@
+"""Model files without an op by which tokens reach one another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from onboard.analysis.tiny.tiny_model import VOCABULARY
+from onboard.codegen.without_cache import check_mixing, mixing_module
+from onboard.errors import UntranslatableError
+
+
+class _Summing(nn.Module):
+    """What came before is added up, each token weighed by how far back it is."""
+
+    def forward(self, hidden_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
+        length = hidden_states.shape[1]
+        places = torch.arange(length)
+        decay = (0.9 ** (places[:, None] - places[None, :])).tril()
+        return decay @ hidden_states, None
+
+
+class _Alone(nn.Module):
+    def forward(self, hidden_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
+        return hidden_states * 2, None
+
+
+def _model(mixer: type[nn.Module] | None) -> Any:
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+    )
+    model = LlamaForCausalLM(config).eval()
+    for layer in model.model.layers if mixer else []:
+        layer.self_attn = mixer()
+    return model
+
+
+def test_tokens_that_reach_one_another_by_no_op_are_refused_by_their_module() -> None:
+    model = _model(_Summing)
+    assert mixing_module(model) == ("model.layers.0.self_attn", "_Summing")
+    with pytest.raises(UntranslatableError, match=r"in model\.layers\.0\.self_attn \(_Summing\)"):
+        check_mixing("x = torch.ops.onboard.torch_rmsnorm(x)", model)
+
+
+@pytest.mark.parametrize(
+    "op", ["torch_attention", "torch_lightning_attention", "torch_causal_conv1d"]
+)
+def test_ops_with_a_cache_are_enough(op: str) -> None:
+    check_mixing(f"x = torch.ops.onboard.{op}(x)", _model(_Summing))
+
+
+def test_tokens_that_stay_alone_need_no_op() -> None:
+    model = _model(_Alone)
+    assert mixing_module(model) is None
+    check_mixing("", model)
+
+
+def test_attention_is_the_module_in_which_tokens_meet() -> None:
+    assert mixing_module(_model(None)) == ("model.layers.0.self_attn", "LlamaAttention")
