@@ -19,6 +19,7 @@ from onboard.analysis.tiny.tiny_sizes import (
 from onboard.errors import OnboardError
 from onboard.hf.architecture import find_language_model, is_composite
 from onboard.hf.config_layers import Layers, cut_layers, read_layers
+from onboard.hf.hf_model import unquantised
 
 _SECTIONS = [16, 24, 24]
 """Of time, height and width, in the ratio that Qwen2-VL has (arXiv:2409.12191)."""
@@ -35,11 +36,12 @@ WAYS_TO_KEEP = [
 
 def tiny_config(config: PretrainedConfig, *, layers: int = 0) -> PretrainedConfig:
     """Return a small config with every kind of layer that `config` has, and with `layers` of them
-    if it has so many; configs inside it are made small, too.
+    if it has so many; configs inside it are made small, too, and nothing is quantised.
 
     Raises:
         OnboardError: the config's class refuses the small sizes.
     """
+    config = unquantised(config)
     try:
         if not is_composite(config) or (model_class := find_language_model(config)) is None:
             return _shrink(config, layers)
