@@ -12,6 +12,7 @@ from onboard.quantised.methods.fp8 import Fp8
 from onboard.quantised.methods.gptq import read_auto_round, read_awq, read_gptq
 from onboard.quantised.methods.modelopt import ModelOpt
 from onboard.quantised.methods.others import BitsAndBytes, FbgemmFp8, Mxfp4
+from onboard.quantised.methods.torchao import TorchAo
 from onboard.quantised.said import describe_config, describe_tensors, said_in_config, said_in_files
 from onboard.quantised.weight import Method
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 METHODS: dict[str, Callable[[Mapping[str, Any]], Method]] = {
     "fp8": Fp8.of,
+    "mxfp8": Fp8.of,
+    "torchao": TorchAo.of,
     "compressed-tensors": CompressedTensors.of,
     "modelopt": ModelOpt.of,
     "modelopt_fp4": ModelOpt.of,

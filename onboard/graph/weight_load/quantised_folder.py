@@ -16,7 +16,8 @@ from onboard.errors import OnboardError
 from onboard.graph.weight_load.safetensors_folder import Checkpoint, TensorMeta
 from onboard.quantised.encoded import Encoded
 from onboard.quantised.read_method import read_method, refuse_unsaid
-from onboard.quantised.weight import Method, QuantisedWeight
+from onboard.quantised.said import describe_tensors
+from onboard.quantised.weight import DAMAGED, Method, QuantisedWeight
 from onboard.untrusted.bounds import read_json
 
 _CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_scale")
@@ -71,7 +72,11 @@ class QuantisedCheckpoint(Checkpoint):
             role: super(QuantisedCheckpoint, self).read(each, device)
             for role, each in weight.parts.items()
         }
-        return weight.decode(parts)
+        try:
+            return weight.decode(parts)
+        except (RuntimeError, IndexError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise OnboardError(f"{name} cannot be decoded: {reason}", hint=DAMAGED) from error
 
     def facts(self, encoded: Collection[str] = ()) -> list[str]:
         """Return what is to be known of a run in which the weights `encoded` stay so."""
@@ -112,7 +117,25 @@ def decoded_names(
         for name, meta in stored.items()
         if name not in taken and not name.endswith(_CACHE_SCALES)
     }
+    _refuse_codes(left)
     return left | {name: _decoded(weight) for name, weight in weights.items()}
+
+
+def _refuse_codes(left: Mapping[str, TensorMeta]) -> None:
+    """Raise `OnboardError` for codes that no scale was found for: as numbers they are no weights."""
+    found = describe_tensors(left) or next(
+        (
+            f"{name} is {str(meta.dtype).removeprefix('torch.')}"
+            for name, meta in left.items()
+            if name.endswith("weight") and not meta.dtype.is_floating_point
+        ),
+        None,
+    )
+    if found is not None:
+        raise OnboardError(
+            f"the checkpoint is quantised and lacks a part of a weight ({found}, without its scales)",
+            hint=DAMAGED,
+        )
 
 
 def decoded_state(folder: Path) -> dict[str, torch.Tensor] | None:

@@ -79,15 +79,15 @@ class EightBits:
     def _extent(self, name: str, shape: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, int]:
         """Return the outputs and the inputs that share a scale."""
         *outer, outputs, inputs = shape
-        squeezed = tuple(size for size in scale if size != 1)
-        if not squeezed:
-            return outputs, inputs
-        if self.block is not None:
+        found = tuple(size for size in scale if size != 1)
+        if self.block is not None and scale:
             rows, columns = self.block
             wanted = (*outer, blocks(outputs, rows), blocks(inputs, columns))
-            if tuple(size for size in wanted if size != 1) == squeezed:
+            if tuple(size for size in wanted if size != 1) == found:
                 return rows, columns
-        elif squeezed == (*outer, outputs):
+        elif not found:
+            return outputs, inputs
+        elif found == (*outer, outputs):
             return 1, inputs
         raise OnboardError(
             f"the scale of {name} is {list(scale)}, which does not fit {list(shape)}", hint=DAMAGED

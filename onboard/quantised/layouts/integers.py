@@ -218,10 +218,10 @@ class PairedRows:
         endings = {
             "codes": ".weight",
             "scale": ".weight_scale",
-            "whole": ".weight_scale_2",
             "inputs": ".pre_quant_scale",
         }
-        unread = neighbours(tensors, stem, {"input": ".input_scale"})
+        # The second scale is that of the first one's form in a kernel
+        unread = neighbours(tensors, stem, {"input": ".input_scale", "whole": ".weight_scale_2"})
         return QuantisedWeight(
             name,
             (2 * half, inputs),
@@ -236,7 +236,5 @@ class PairedRows:
         data = found["codes"]
         codes = twos_complement(torch.stack([data & 15, data >> 4], dim=1).flatten(0, 1))
         scale = found["scale"].float()
-        if "whole" in found:
-            scale = scale * found["whole"].float().reshape(())
         inputs = found["inputs"].float() if "inputs" in found else None
         return Encoded(codes, scale, 1, self.group, inputs=inputs)

@@ -136,9 +136,9 @@ class PackedWords:
 
 def read_gptq(values: Mapping[str, Any]) -> PackedWords:
     """Read GPTQ's `quantization_config`, or quantize_config.json."""
-    if values.get("dynamic"):
-        raise refusal("gptq", "layers of their own (dynamic)")
-    check_keys("gptq", values, _GPTQ_KEYS | _AUTO_ROUND_KEYS)
+    if own := [rule for rule in values.get("dynamic") or () if not str(rule).startswith("-:")]:
+        raise refusal("gptq", f"layers of their own (dynamic: {str(own[0])[:60]})")
+    check_keys("gptq", values, _GPTQ_KEYS | _AUTO_ROUND_KEYS | {"dynamic"})
     bits = one_of("gptq", values, "bits", (2, 4, 8))
     written = values.get("checkpoint_format") or values.get("format") or "gptq"
     if values.get("is_marlin_format") or written not in ("gptq", "gptq_v2"):

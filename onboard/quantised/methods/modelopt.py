@@ -53,7 +53,7 @@ class ModelOpt:
         layers = said.get("quantized_layers") or {}
         if not isinstance(layers, Mapping):
             raise refusal(_NAME, f"quantized_layers = {str(layers)[:60]}")
-        algorithm = str(said.get("quant_algo"))
+        algorithm = str(said.get("quant_algo")).upper()
         own = {str(name): _algorithm(each) for name, each in layers.items()}
         for name, group in [(algorithm, _group_size(said)), *own.values()]:
             if name != "MIXED_PRECISION":
@@ -81,7 +81,7 @@ class ModelOpt:
 def _algorithm(values: object) -> tuple[str, int]:
     if not isinstance(values, Mapping):
         raise refusal(_NAME, f"the layer {str(values)[:60]}")
-    return str(values.get("quant_algo")), _group_size(values)
+    return str(values.get("quant_algo")).upper(), _group_size(values)
 
 
 def _group_size(values: Mapping[str, Any]) -> int:
@@ -95,6 +95,8 @@ def _layout(algorithm: str, group: int) -> tuple[Layout, Activations]:
             return EightBits("_scale"), _PER_TENSOR
         case "FP8_PER_CHANNEL_PER_TOKEN":
             return EightBits("_scale"), Activations("token")
+        case "MXFP8":
+            return EightBits("_scale", (1, 32)), Activations("group", group=32)
         case "FP8_PB_WO" | "FP8_PB_REAL":
             return EightBits("_scale", (128, 128)), Activations()
         case "NVFP4" | "NVFP4_AWQ":

@@ -1,0 +1,97 @@
+"""Quantised checkpoints that lack a tensor, or have one of another size, are refused in one
+line.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from onboard.errors import OnboardError
+from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
+from onboard.quantised.read_method import read_method
+from onboard.workflow.checkpoint.parameter_count import build_on_meta
+from onboard.workflow.checkpoint.usable_weights import check_fit, check_weights
+from tests.support import quantised
+
+VARIANTS = [name for name in quantised.variants() if not name.startswith("gguf")]
+
+
+def copy_of(variant: str, folder: Path) -> Path:
+    shutil.copytree(quantised.FOLDER / variant, folder, dirs_exist_ok=True)
+    return folder
+
+
+def one_weight(folder: Path) -> Any:
+    checkpoint = open_checkpoint(folder)
+    assert isinstance(checkpoint, QuantisedCheckpoint)
+    return next(iter(checkpoint.weights.values()))
+
+
+def change(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
+    path = folder / "model.safetensors"
+    with safe_open(path, "pt") as file:
+        notes = file.metadata()
+    tensors = load_file(path)
+    tensors.pop(name)
+    if tensor is not None:
+        tensors[name] = tensor
+    save_file(tensors, path, notes)
+
+
+def gathered(folder: Path) -> None:
+    """What gather looks at."""
+    check_fit(build_on_meta(folder), open_checkpoint(folder).names())
+    check_weights(folder)
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(OnboardError) as caught:
+        gathered(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_an_undamaged_one_is_taken(variant: str) -> None:
+    gathered(quantised.FOLDER / variant)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_missing_part(variant: str, tmp_path: Path) -> None:
+    parts = one_weight(quantised.FOLDER / variant).parts
+    folder = copy_of(variant, tmp_path)
+    change(folder, parts["scale"], None)
+    refused(folder)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_part_that_is_too_short(variant: str, tmp_path: Path) -> None:
+    parts = one_weight(quantised.FOLDER / variant).parts
+    for role in ("codes", "scale"):
+        folder = copy_of(variant, tmp_path / role)
+        tensor = load_file(folder / "model.safetensors")[parts[role]]
+        if tensor.numel() < 2:
+            continue
+        dim = max(range(tensor.dim()), key=lambda each: tensor.shape[each])
+        change(folder, parts[role], tensor.narrow(dim, 0, tensor.shape[dim] - 1).contiguous())
+        refused(folder)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_key_that_nobody_knows(variant: str) -> None:
+    config = json.loads((quantised.FOLDER / variant / "config.json").read_text())
+    path = quantised.FOLDER / variant / "hf_quant_config.json"
+    said = config.get("quantization_config") or json.loads(path.read_text())["quantization"]
+    changed = {**said, "quant_method": said.get("quant_method", "modelopt"), "spin": {"angle": 3}}
+    with pytest.raises(OnboardError, match="spin"):
+        read_method({"quantization_config": changed}, quantised.FOLDER / variant)
+    quiet = {**changed, "spin": None}
+    assert read_method({"quantization_config": quiet}, quantised.FOLDER / variant) is not None
