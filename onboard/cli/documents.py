@@ -222,6 +222,8 @@ class StatusDocument(Document):
     """
     agents: dict[str, list[dict[str, Any]]]
     """By the same names: what agents.json has, without whole files."""
+    pull_requests: list[dict[str, Any]]
+    """As `onboard pr status` has them."""
 
 
 class PullRequestDocument(Document):

@@ -23,6 +23,11 @@ class Waiting(StrictModel):
     url: str
     outcome: str
 
+    @property
+    def line(self) -> str:
+        """It in a line."""
+        return f"{self.who}: {self.kind} of {self.author}: {self.about} {self.url}"
+
 
 class Standing(StrictModel):
     """One pull request."""
@@ -41,8 +46,13 @@ class Standing(StrictModel):
     watcher: Watcher | None
 
     @property
-    def line(self) -> str:
-        """It in a line."""
+    def lines(self) -> list[str]:
+        """It in a line, and one for each thing that waits."""
+        waiting = (f"  waits for {item.line}" for item in self.waiting)
+        return [self._line, *waiting]
+
+    @property
+    def _line(self) -> str:
         watched = f", watched by process {self.watcher.pid}" if self.watcher else ""
         return (
             f"{self.model}: {self.url} ({self.head} into {self.target}) {self.status}, "

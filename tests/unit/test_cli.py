@@ -78,8 +78,11 @@ def test_every_listed_command_has_help(capsys: pytest.CaptureFixture[str]) -> No
         assert text.startswith(f"Usage: onboard {name}")
         assert "range>" not in text, "a number is N"
         assert "]...]" not in text, "the parser adds brackets and dots itself"
-    assert main.run(["registry", "-h"]) == 0
-    for text in (listing, capsys.readouterr().out.split("Commands:\n")[1]):
+    listings = [listing]
+    for group in ("registry", "pr"):
+        assert main.run([group, "-h"]) == 0
+        listings.append(capsys.readouterr().out.split("Commands:\n")[1])
+    for text in listings:
         assert "..." not in text, "the first sentence of a command's help is cut at 80 columns"
 
 

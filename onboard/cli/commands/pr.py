@@ -136,9 +136,9 @@ def update(
     unsandboxed: _Unsandboxed = False,
     as_json: AsJson = False,
 ) -> Result | None:
-    """Rebase and push a model's branch, and post the logs of its tests and its run.
+    """Rebase, push, run again, and post the logs.
 
-    Both are made in a clean checkout of the pushed commit, and posted whole.
+    Tests and run are made in a clean checkout of the pushed commit, and posted whole.
     """
     options = _options(device, dtype, trust_remote_code, unsandboxed)
     work = _work(model, root, options, _place(remote, upstream, ""))
@@ -167,7 +167,7 @@ def watch(
     unsandboxed: _Unsandboxed = False,
     as_json: AsJson = False,
 ) -> Result | None:
-    """Answer what is said on a model's pull request, until it is approved, merged or closed.
+    """Answer what is said until it is approved or closed.
 
     A question is answered from the evidence. A change that is asked for is made by the repairer, or
     is a reviewer's suggestion; it is proven and tested before it is pushed. Only owners, members and
@@ -202,7 +202,10 @@ def watch(
 
 @app.command("status")
 def status(model: _AnyModel = None, root: _Root = Path(), as_json: AsJson = False) -> Result | None:
-    """Show where pull requests stand, and what waits for whom; GitHub is not asked."""
+    """Show what is open, and what waits for whom.
+
+    It is what was last seen; GitHub is not asked.
+    """
     from onboard.pull_request.standing import standings
     from onboard.workflow.phase_runner import work_folder
 
@@ -215,13 +218,7 @@ def status(model: _AnyModel = None, root: _Root = Path(), as_json: AsJson = Fals
     if not found:
         print(f"No model under {root.resolve()} has a pull request.")
     for each in found:
-        print(shown(each.line))
-        for item in each.waiting:
-            print(
-                shown(
-                    f"  waits for {item.who}: {item.kind} of {item.author}: {item.about} {item.url}"
-                )
-            )
+        print("\n".join(map(shown, each.lines)))
     return None
 
 

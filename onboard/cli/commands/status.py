@@ -24,16 +24,27 @@ def status(
     ] = Path(),
     as_json: options.AsJson = False,
 ) -> Result | None:
-    """Show the models under a root and their phases."""
+    """Show models, how far each has come, and what waits for whom."""
+    from onboard.pull_request.standing import standings
+
     states = load_states(root)
     if as_json:
         models = {name: state.model_dump(mode="json") for name, state in states.items()}
         found = load_agents(root, states)
         runs = {name: [run.document() for run in each] for name, each in found.items()}
-        return Result({"root": str(root.resolve()), "models": models, "agents": runs})
+        return Result(
+            {
+                "root": str(root.resolve()),
+                "models": models,
+                "agents": runs,
+                "pull_requests": [each.model_dump(mode="json") for each in standings(root)],
+            }
+        )
     if states:
         _print_table(states)
         _print_agents(load_agents(root, states))
+        for each in standings(root):
+            print("\n".join(map(shown, each.lines)))
     else:
         print(f"No model was onboarded under {root.resolve()}. Run: onboard MODEL --root {root}")
     return None

@@ -6,8 +6,8 @@ PyGithub's own retries are off: they would send a comment again of which only th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from github import Auth, Github, GithubException
@@ -133,8 +133,6 @@ class Pull:
 
     forge: Forge
     pull: PullRequest
-    known: list[Said] = field(default_factory=list)
-    """What was said when it was last asked for."""
 
     @property
     def number(self) -> int:
@@ -158,7 +156,7 @@ class Pull:
 
     @property
     def ended(self) -> str:
-        """ "merged" or "closed"; "" while it is open."""
+        """Why it has: "merged" or "closed"; "" while it is open."""
         if self.pull.merged:
             return "merged"
         return "closed" if self.pull.state == "closed" else ""
@@ -181,8 +179,7 @@ class Pull:
         reviews = ask(
             lambda: [_of_review(each) for each in pull.get_reviews() if each.submitted_at]
         )
-        self.known = sorted([*comments, *inline, *reviews], key=lambda said: (said.at, said.id))
-        return self.known
+        return sorted([*comments, *inline, *reviews], key=lambda said: (said.at, said.id))
 
     def is_ours(self, said: Said) -> bool:
         """Whether we have posted it: with our account, and the sign of a program."""
@@ -200,7 +197,7 @@ class Pull:
             thread: the comment on lines that they answer; 0: none.
         """
         for each in posts:
-            self.forge.ask(lambda each=each: self._put(each, thread))  # type: ignore[misc]
+            self.forge.ask(partial(self._put, each, thread))
 
     def _put(self, one: Post, thread: int) -> None:
         """Post one comment unless it is there: also where only the answer of a try was lost."""

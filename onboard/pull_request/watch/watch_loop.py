@@ -25,7 +25,6 @@ from onboard.pull_request.watch.hands import Hands
 from onboard.pull_request.watch.speech import first_words, kind_of, kinds_of
 from onboard.render import fenced, inline
 
-MINUTES_5 = 300.0
 QUIET = 7200.0
 """Seconds without activity after which the user is told."""
 

@@ -24,8 +24,6 @@ from onboard.workflow.phase_runner import Observer, PhaseRunner, load_phases
 from onboard.workflow.phases import test as test_phase
 from onboard.workflow.phases.pull_request import commit_branch
 
-SUGGESTED = "as the reviewer suggests"
-
 
 @dataclass
 class WorkflowHands:

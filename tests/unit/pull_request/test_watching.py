@@ -65,6 +65,7 @@ def test_what_the_evidence_does_not_say_waits_for_the_user(
     assert any("waits for you: question of alice" in line for line in told)
     [standing] = standings(opened.context.root)
     assert [(item.who, item.kind) for item in standing.waiting] == [("you", "question")]
+    assert standing.lines[1].startswith("  waits for you: question of alice: How is the weather?")
     opened.update()
     assert standings(opened.context.root)[0].waiting == []
 
