@@ -19,6 +19,7 @@ from onboard.explain.explained_layers import layers, outside
 from onboard.explain.graph_changes import changes, chosen_profile, kernel_rows, not_applied
 from onboard.explain.read_bytes import ReadWeights, cache_bytes
 from onboard.gpu_kinds import read_bandwidth
+from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
 from onboard.runtime.kept_plan import counted_or_kept
 from onboard.runtime.resolve import resolve_config
@@ -85,12 +86,12 @@ class Records:
     def read(self) -> ReadWeights | None:
         """What weights a token reads; None where no checkpoint's headers are here."""
         try:
-            names = Checkpoint(self.context.source.files()).names()
+            checkpoint = open_checkpoint(self.context.source.files())
+            shapes = {name: meta.shape for name, meta in checkpoint.names().items()}
         except OnboardError:
             return None
-        shapes = {name: meta.shape for name, meta in names.items()}
         itemsize = getattr(torch, self.dtype, torch.bfloat16).itemsize
-        return ReadWeights(self.context.spec, shapes, itemsize)
+        return ReadWeights(self.context.spec, shapes, itemsize, stored(checkpoint))
 
     def resources(self) -> tuple[CacheResource, ...]:
         """Return the caches that the memory plan has for a GPU."""
@@ -103,6 +104,17 @@ class Records:
             decides=lambda _: True,
         )
         return plan.cache.resources
+
+
+def stored(checkpoint: Checkpoint) -> dict[str, int]:
+    """Return the bytes of quantised weights in the files."""
+    if not isinstance(checkpoint, QuantisedCheckpoint):
+        return {}
+    sizes = Checkpoint(checkpoint.folder).names()
+    return {
+        name: sum(sizes[part].nbytes for part in weight.parts.values())
+        for name, weight in checkpoint.weights.items()
+    }
 
 
 def explanation(model: str, root: Path, gpu: str | None, context: int | None) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The bytes that a decode step of one sequence reads at least, and how long a GPU's memory takes for
 them: no step can be faster.
 
-Weights are those of the checkpoint in the run's dtype: of a mixture's routed experts the share that
-a token goes to, of an embedding one row, unless it is the head, too. Caches are those of the memory
-plan, at a given context.
+Weights are those of the checkpoint in the run's dtype, quantised ones as they are stored: of a
+mixture's routed experts the share that a token goes to, of an embedding one row, unless it is the
+head, too. Caches are those of the memory plan, at a given context.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onboard.analysis.spec import LayerKind, ModelSpec
 from onboard.analysis.spec_blocks import MIXTURES
@@ -31,6 +31,8 @@ class ReadWeights:
     shapes: Shapes
     itemsize: int
     """Bytes of an element."""
+    stored: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of quantised weights as they are stored: a run may compute with them so."""
 
     def of_layer(self, kind: LayerKind, layer: int, part: str = "") -> float:
         """Return the bytes of a layer, or of one of its parts, by its name in the layer."""
@@ -70,7 +72,7 @@ class ReadWeights:
         return {name for name in tables if name not in head}
 
     def _bytes(self, name: str) -> int:
-        return math.prod(self.shapes[name]) * self.itemsize
+        return self.stored.get(name, math.prod(self.shapes[name]) * self.itemsize)
 
     def _share(self, kind: LayerKind, name: str) -> float:
         """Return the share of a layer's weight that a token reads: of routed experts those that it

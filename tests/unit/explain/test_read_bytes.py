@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,15 @@ import pytest
 from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
 from onboard.bench.work import ModelWork, weights_of
+from onboard.explain.explanation import stored
 from onboard.explain.read_bytes import ReadWeights, cache_bytes
+from onboard.graph.weight_load.quantised_folder import open_checkpoint
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
 from onboard.runtime.engine import Engine
 from onboard.workflow.checkpoint.checkpoint_size import layer_kinds
 from tests.support.runtime.tiny import make_tiny
 
+ROOT = Path(__file__).resolve().parents[3]
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}
 
 
@@ -63,3 +67,26 @@ def test_parts_of_a_layer_are_the_layer(tmp_path: Path) -> None:
     work = ModelWork(weights_of(engine.gm), tuple(engine.cache.resources.values()), heads=4)
     caches = tuple(engine.cache.resources.values())
     assert cache_bytes(caches, 50) == work.cache_bytes(50) > 0
+
+
+def test_quantised_weights_are_read_as_they_are_stored() -> None:
+    """No fewer bytes than the files have can be read of them, and a run may read no more."""
+    folder = ROOT / "tests" / "support" / "quantised" / "hf_fp8_llama"
+    values = json.loads((folder / "config.json").read_text())
+    spec = analyze(values, folder, model="acme/tiny", revision=None)
+    checkpoint = open_checkpoint(folder)
+    shapes = {name: meta.shape for name, meta in checkpoint.names().items()}
+    read = ReadWeights(spec, shapes, 2, stored(checkpoint))
+    files = Checkpoint(folder).names()
+    layers = {name: meta for name, meta in files.items() if ".layers." in name}
+    assert any(name.endswith("weight_scale_inv") for name in layers)
+    assert (
+        0
+        < _inside(read)
+        == sum(
+            meta.nbytes
+            if meta.dtype.itemsize == 1 or "scale" in name
+            else 2 * math.prod(meta.shape)
+            for name, meta in layers.items()
+        )
+    )
