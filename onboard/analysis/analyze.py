@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis import repository
-from onboard.analysis.behaviour.apart import check_batch, check_causality
+from onboard.analysis.behaviour.apart import check_batch, check_causality, runs_fresh
 from onboard.analysis.behaviour.cache_probe import cache_notes
 from onboard.analysis.behaviour.positions import first_position
 from onboard.analysis.behaviour.repeated import repeated_tokens
@@ -34,12 +35,15 @@ from onboard.analysis.spec_blocks import MIXTURES
 from onboard.analysis.tiny.tiny_mixers import indexer_sizes
 from onboard.analysis.tiny.tiny_model import (
     begins_at_zero,
+    build_small,
     build_tiny,
     counts_positions,
     load_config,
     one_line,
     positions_below_length,
     prompts,
+    tiny_config,
+    vocabulary,
 )
 from onboard.analysis.traits import traits
 from onboard.errors import OnboardError
@@ -95,9 +99,7 @@ def analyze(
     except OnboardError:
         raise
     except Exception as error:
-        raise OnboardError(
-            f"a small {full.model_type} model does not run: {one_line(error)}"
-        ) from error
+        raise OnboardError(f"{_failing(full)}: {one_line(error)}") from error
     try:
         code = _repository(config, config_dir, full)
         spec = _spec(config, full, tiny, recordings, model, revision, code)
@@ -107,6 +109,14 @@ def analyze(
         raise OnboardError(f"{full.model_type} cannot be analysed: {one_line(error)}") from error
     spec.tricky.extend([*notes, *_left_out(tiny)])
     return spec
+
+
+def _failing(full: PretrainedConfig) -> str:
+    """Return what to say of a small model that fails on some text."""
+    fresh = partial(build_small, tiny_config(full))
+    if repository.is_installed(full.model_type) and runs_fresh(fresh, vocabulary(fresh())):
+        return "the model's own code keeps what it computed of a text, and fails on the next one"
+    return f"a small {full.model_type} model does not run"
 
 
 def _left_out(model: nn.Module) -> list[str]:

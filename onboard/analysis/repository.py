@@ -122,6 +122,25 @@ def give_masks(model_class: Any) -> None:
     facts.append(f"{model_class.__name__}.forward fails without attention_mask; it gets ones")
 
 
+def only_if(name: str | None) -> str | None:
+    """Return the test under which alone the repository's files bind a name; None: there is none."""
+    files = [module for key, module in sys.modules.items() if key.startswith(f"{PACKAGE}.")]
+    for file in [str(module.__file__) for module in files if getattr(module, "__file__", None)]:
+        for node in ast.parse(Path(file).read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.If) and name in _bound(node.body):
+                return ast.unparse(node.test)
+    return None
+
+
+def _bound(body: list[ast.stmt]) -> set[str]:
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    stored = {
+        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    return stored | {alias.asname or alias.name for node in imports for alias in node.names}
+
+
 def make_package(folder: Path) -> None:
     """Make the folder's Python files importable as modules of `PACKAGE`."""
     for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:

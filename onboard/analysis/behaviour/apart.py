@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -13,6 +13,8 @@ from onboard.hf.codebooks import codebooks_of
 from onboard.verify.error import rmse_ratio
 from onboard.verify.tolerances import NOT_CHANGED, SAME
 
+_TEXTS = ((2, 21), (3, 9), (1, 40))
+"""Batch and length."""
 _OTHER = 7
 """How far another token lies from the one whose place it takes."""
 
@@ -52,6 +54,20 @@ def change_by_later(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> flo
     whole, *others = model(**rows, use_cache=False).logits
     changes = [rmse_ratio(other[:place], whole[:place]) for place, other in enumerate(others, 1)]
     return float(torch.tensor(changes).max())
+
+
+@torch.no_grad()
+def runs_fresh(make: Callable[[], nn.Module], tokens: int) -> bool:
+    """Whether a model that is made anew for each runs texts of several lengths, in batches of
+    several sizes: one that fails without that keeps what it computed of the last one.
+    """
+    try:
+        for batch, length in _TEXTS:
+            text = from_zero(prompt(0, length=length, batch=batch, tokens=tokens))
+            make()(**text, use_cache=False)
+    except Exception:  # whatever a model's own code raises
+        return False
+    return True
 
 
 def check_batch(model: nn.Module) -> None:

@@ -283,6 +283,10 @@ def _refuse_own_code(model: nn.Module) -> None:
     except OnboardError:
         raise
     except Exception as error:
+        if isinstance(error, NameError) and (test := repository.only_if(error.name)) is not None:
+            raise OnboardError(
+                f"the model's own code needs {error.name}, which it has only if {test}"
+            ) from error
         raise OnboardError(
             f"the model's own code fails on a small model of this config: {one_line(error)}",
             hint="See whether it runs with the transformers that it was written for",

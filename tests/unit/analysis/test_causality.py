@@ -15,7 +15,12 @@ from transformers import AutoModelForCausalLM
 from transformers.models.prophetnet.modeling_prophetnet import ProphetNetNgramSelfAttention
 
 from onboard.analysis.analyze import analyze
-from onboard.analysis.behaviour.apart import NOT_CHANGED, change_by_later, check_causality
+from onboard.analysis.behaviour.apart import (
+    NOT_CHANGED,
+    change_by_later,
+    check_causality,
+    runs_fresh,
+)
 from onboard.analysis.tiny.tiny_model import VOCABULARY, from_zero, prompt
 from onboard.errors import NotCausalError
 from onboard.workflow.sweep.inputs.targets import Target
@@ -97,3 +102,22 @@ def test_prophetnet_as_transformers_reads_a_prompt_is_not_causal(
         ProphetNetNgramSelfAttention, "get_predict_relative_pos_embeddings", _bias_in_order
     )
     assert is_causal(model)
+
+
+class Keeping(nn.Module):
+    """It keeps the first text's table of positions, and adds it to every text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: Tensor | None = None
+
+    def forward(self, input_ids: Tensor, **_: Any) -> SimpleNamespace:
+        if self.kept is None:
+            self.kept = torch.arange(input_ids.shape[1])
+        return SimpleNamespace(logits=input_ids + self.kept)
+
+
+def test_a_model_that_fails_on_a_second_text_runs_made_anew() -> None:
+    assert runs_fresh(Keeping, VOCABULARY)
+    kept = Keeping()
+    assert not runs_fresh(lambda: kept, VOCABULARY)

@@ -27,7 +27,9 @@ from transformers import (
 from transformers.cache_utils import Cache
 
 from onboard.analysis.cut_tables import cut_tables
+from onboard.analysis.repository import make_package, only_if
 from onboard.analysis.repository_classes import bring_up_to_date, give_masks
+from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.tiny.tiny_model import begins_at_zero, counts_positions, is_table
 from onboard.analysis.tiny.tiny_sizes import keep_heads
 from onboard.errors import ConsentRequiredError, OnboardError
@@ -307,6 +309,19 @@ def test_what_a_constructor_ties_itself_is_known(monkeypatch: pytest.MonkeyPatch
     own: Any = module
     facts = bring_up_to_date(name, own.OldConfig, own.OldLM, {"model_type": "old", "n_deep": 3})
     assert own.OldLM._tied_weights_keys == {"head.weight": "inner.words.weight"}, facts
+
+
+def test_it_is_said_under_which_test_alone_code_has_a_name(tmp_path: Path) -> None:
+    lines = "if has_kernels():\n    from kernels import fast as quick\n    WIDE = True\nOTHER = 1\n"
+    (tmp_path / "modeling_x.py").write_text(f"has_kernels = bool\n{lines}")
+    make_package(tmp_path)
+    try:
+        importlib.import_module(f"{PACKAGE}.modeling_x")
+        assert [only_if(name) for name in ("quick", "WIDE")] == ["has_kernels()"] * 2
+        assert [only_if(name) for name in ("OTHER", "unheard")] == [None] * 2
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
+            del sys.modules[name]
 
 
 def test_masks_are_made_with_the_arguments_of_other_years(monkeypatch: pytest.MonkeyPatch) -> None:
