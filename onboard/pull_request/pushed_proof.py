@@ -95,14 +95,21 @@ def proof_at(context: RunContext, root: Path, commit: str) -> CommitProof:
 
 def _tests(there: RunContext) -> CommitLog:
     path = test_phase.test_path(there)
-    files = there.digest_of(test_phase.model_path(there).as_posix(), path.as_posix())
-    record: dict[str, Any] = {"command": f"python -m pytest -v {path}", "tests": [], "files": files}
+    model = test_phase.model_path(there).as_posix()
+    files = there.digest_of(model, path.as_posix())
+    record: dict[str, Any] = {
+        "command": f"python -m pytest -v {path}",
+        "tests": [],
+        "files": files,
+        "model_file": {"path": model, "sha256": files[model]},
+    }
     try:
         record |= test_phase.run_written(there, path)
         problem = test_phase.first_failed(record)
     except OnboardError as error:
         problem = error.message
         record["output"] = f"{error}\n"
+    there.write_json("tests.json", record)  # the run looks whether its model file has passed
     outcome = problem or test_phase.summary(record["tests"])
     return CommitLog(
         title="Unit tests",
@@ -116,7 +123,7 @@ def _tests(there: RunContext) -> CommitLog:
 def _run(there: RunContext) -> CommitLog:
     error = outcome = ""
     try:
-        outcome = run_phase.Run().run(there).summary
+        outcome = run_phase.Run().carry_out(there).summary
     except OnboardError as raised:
         error = raised.message
     record: dict[str, Any] = {"command": run_phase.agent_command(there), "runs": {}}

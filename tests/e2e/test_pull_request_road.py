@@ -76,6 +76,8 @@ def test_a_pull_request_to_its_end(site: Site, tmp_path: Path) -> None:
     assert "passed" in body
     assert first in log
     assert "=== all layers" in log
+    assert f"commit of the root: {first}\n" in log, "a clean checkout, to its end"
+    assert "has passed no tests" not in log
     assert git(site.root, "status", "--porcelain") == status
 
     lines = site.text.splitlines()

@@ -199,7 +199,7 @@ class Watch:
             text = f"This change was not made: {inline(error.message)}. The author has been told."
             self._settle(said, self._with_answer(said, text), f"not made: {error.message}", "you")
             return
-        about = f"A change that {said.author} asks for: {said.url}"
+        about = f"A change that {said.author} asks for ({said.place} {said.id})."
         proof = self.hands.push(self.pull, self.journal, about)
         text = self._with_answer(said, changed_text(item.change, proof))
         waits_for: Literal["", "you"] = "" if proof.passed else "you"
