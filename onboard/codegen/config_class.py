@@ -5,12 +5,14 @@ of its code.
 from __future__ import annotations
 
 import ast
+from copy import deepcopy
 from typing import Any
 
 from transformers import PretrainedConfig
 
 from onboard.analysis.source import class_node, find_method, module_source
 from onboard.codegen.config_helpers import written_out
+from onboard.codegen.translate.language.program.argument_facts import stores_attributes
 from onboard.errors import OnboardError
 
 _FUNCTIONS = {
@@ -198,13 +200,16 @@ class _Writer:
             case ast.Assign(targets=[target]) if ast.unparse(target) in self.unread:
                 return []
             case ast.Assign(targets=targets, value=value):
+                value = self._with_defaults(value)
                 self._check(value, *targets)
-                return [node]
+                return [ast.Assign(targets, value)]
             case ast.AnnAssign(target=target, value=ast.expr() as value):
                 self._check(value, target)
                 return [ast.Assign([target], value)]
             case ast.Try(body=body, orelse=[], finalbody=[]) if not self._block(body):
                 return [kept for item in node.handlers for kept in self._block(item.body)]
+            case ast.Delete(targets=[ast.Name()]):
+                return []
             case ast.Delete(targets=[ast.Subscript(value=ast.Name()) as item]):
                 self._check(item)
                 return [
@@ -231,6 +236,8 @@ class _Writer:
             self._check(*called.args, *(item.value for item in called.keywords))
             called.func = ast.parse("super().__init__", mode="eval").body
             return [node]
+        if (inside := self._written_out(called)) is not None:
+            return inside
         if text.startswith(
             ("self._", "self.validate", "logger.", "warnings.", "rope_config_validation", "print")
         ):
@@ -239,6 +246,37 @@ class _Writer:
             self._check(called)
             return [node]
         raise self._refuse(node)
+
+    def _written_out(self, called: ast.Call) -> list[ast.stmt] | None:
+        """Return what a method of the class's own leaves in attributes; None for one that only
+        checks, or does more than assign values.
+        """
+        match called:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="self"), attr=attr), args=[], keywords=[]
+            ):
+                found = find_method(self.config_class, attr)
+            case _:
+                return None
+        if found is None or found[0] is not self.config_class or not stores_attributes(found[1]):
+            return None
+        try:
+            return self._block(deepcopy(found[1].body))
+        except OnboardError:
+            return None
+
+    def _with_defaults(self, value: ast.expr) -> ast.expr:
+        """Return `{**defaults, **given}` for a method that adds the items of one dict to another,
+        known by what it makes of two.
+        """
+        match value:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="self"), attr=attr),
+                args=[given, ast.Name() as defaults],
+                keywords=[],
+            ) if _adds_items(getattr(self.config_class, attr, None)):
+                return ast.Dict([None, None], [self._literal(defaults), given])
+        return value
 
     def _check(self, *roots: ast.expr) -> None:
         """Refuse an expression that could do more than compute a value."""
@@ -278,6 +316,16 @@ def _unread_fields(config_class: type) -> set[str]:
     ]
     read = {node.attr for node in fields if isinstance(node.ctx, ast.Load)}
     return {ast.unparse(node) for node in fields if node.attr not in read}
+
+
+def _adds_items(method: Any) -> bool:
+    """Whether a method, which needs no object, adds those items to a dict that it lacks."""
+    try:
+        return bool(
+            method(None, {"a": 1, "b": None}, {"b": 2, "c": 3}) == {"a": 1, "b": None, "c": 3}
+        )
+    except Exception:  # whatever a method of another kind raises
+        return False
 
 
 def _is_text(node: ast.stmt) -> bool:

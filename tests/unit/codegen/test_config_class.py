@@ -189,3 +189,40 @@ def test_a_default_of_the_module_is_written_out_and_items_go(make: Any) -> None:
     ours = names["ThisConfig"].from_dict({"size": 8, "name": "x"})
     assert ours.more == {"a": None, "b": [1, 2]}
     assert not hasattr(ours, "name")
+
+
+def test_what_a_method_fills_in_is_filled_in(make: Any) -> None:
+    original = make("pass")
+    source = sys.modules[original.__module__].__file__
+    assert source is not None
+    path = Path(source).with_name(f"{Path(source).stem}_3.py")
+    text = Path(source).read_text().replace("kinds=None", "kinds=None, more=None")
+    text = text.replace("self.kinds = kinds", "self.kinds, self.more = kinds, more or {}")
+    checks = """
+        self.more = self._added(self.more, MORE)
+        if self.more["a"] not in (1, 5):
+            raise ValueError(f"{self.more}")
+        try:
+            import json as parser
+            del parser
+        except ImportError:
+            raise ValueError("json")
+        if self.more["b"] == 2:
+            self.more["size"] = self.size
+
+    def _added(self, given, defaults):
+        for key, value in defaults.items():
+            if key not in given:
+                given[key] = value
+        return given
+"""
+    text = text.replace("    def _check(self):\n        pass\n", f"    def _check(self):{checks}")
+    path.write_text(text.replace("class This", "MORE = {'a': 1, 'b': 2}\nclass This"))
+    importlib.invalidate_caches()
+    config_class = importlib.import_module(path.stem).ThisConfig
+    names: dict[str, Any] = {"PlainConfig": PlainConfig}
+    exec(plain_config_class(config_class), names)
+    for more in ({}, {"a": 5}, {"b": 3}):
+        values = {"size": 8, "more": more}
+        theirs, ours = config_class(**values), names["ThisConfig"].from_dict(values)
+        assert ours.more == theirs.more
