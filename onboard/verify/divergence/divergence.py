@@ -202,8 +202,8 @@ def _rows(side: Side, logits: Logits, window: Window) -> torch.Tensor:
     return rows
 
 
-def _perplexity(losses: torch.Tensor) -> float | None:
-    mean = float(losses.mean())
+def _perplexity(loss: torch.Tensor) -> float | None:
+    mean = float(loss.mean())
     return math.exp(mean) if mean < 700.0 else None
 
 

@@ -1,0 +1,102 @@
+"""The formats of scripts/quality_table.py: each element is the nearest that its format has, beside
+float64 numpy and the formats' own libraries.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
+from onboard.quantised.read_method import METHODS
+from scripts import quality_table
+from scripts.quality_table import Rounding
+from scripts.quantised.models import SMALL, save_model
+from tests.support import quantised
+
+E2M1 = [sign * each for each in (0, 0.5, 1, 1.5, 2, 3, 4, 6) for sign in (-1, 1)]
+NF4 = quality_table.NORMAL_FLOAT4.tolist()
+FORMATS: dict[str, tuple[Rounding, int, list[float]]] = {
+    "int8": (partial(quality_table.integers, bits=8), 176, list(range(-128, 128))),
+    "int4": (partial(quality_table.integers, bits=4, group=128), 128, list(range(-8, 8))),
+    "mxfp4": (quality_table.mxfp4, 32, E2M1),
+    "nvfp4": (quality_table.nvfp4, 16, E2M1),
+    "nf4": (quality_table.nf4, 64, NF4),
+}
+
+
+def scale_of(name: str, group: np.ndarray, largest: float) -> float:
+    """The scale of a group, by the format's definition; `largest` is the whole weight's."""
+    most = float(np.abs(group).max())
+    if name == "mxfp4":
+        return float(2.0 ** (np.floor(np.log2(most)) - 2))
+    if name == "nvfp4":
+        whole = largest / (448 * 6)
+        steps = torch.tensor(most / 6 / whole).to(torch.float8_e4m3fn)
+        return float(steps.double()) * whole
+    if name == "nf4":
+        return most
+    return float(torch.tensor(2 * most / (2 ** int(name[3:]) - 1)).bfloat16().double())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_element_is_the_nearest_of_its_group(name: str) -> None:
+    rounding, size, levels = FORMATS[name]
+    seed = int(torch.randint(2**31, ()))
+    print(f"seed {seed}")
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(12, 176, generator=generator) * torch.rand(12, 1, generator=generator)
+    found, largest = rounding(weight).double().numpy(), float(weight.abs().max())
+    rows = [weight.flatten()] if name == "nf4" else list(weight)
+    pairs = [
+        (mine, theirs)
+        for row, after in zip(rows, found.reshape(len(rows), -1), strict=True)
+        for mine, theirs in zip(
+            np.split(row.double().numpy(), range(size, len(row), size)),
+            np.split(after, range(size, len(row), size)),
+            strict=True,
+        )
+    ]
+    for before, after in pairs:
+        choices = np.array(levels) * scale_of(name, before, largest)
+        distance = np.abs(before[:, None] - choices).min(axis=1)
+        step = np.abs(choices).max()
+        np.testing.assert_allclose(np.abs(before - after), distance, atol=1e-6 * step)
+        assert np.abs(after[:, None] - choices).min(axis=1).max() < 1e-6 * step
+
+
+def test_halves_go_to_even_codes() -> None:
+    weight = torch.zeros(1, 32)
+    weight[0, :9] = torch.tensor([6, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, -2.5])
+    expected = [6, 0, 1, 1, 2, 2, 4, 4, -2]
+    assert quality_table.mxfp4(weight)[0, :9].tolist() == expected
+    assert not quality_table.mxfp4(weight)[0, 9:].any()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_nothing_stays_nothing(name: str) -> None:
+    weight = torch.randn(3, 128)
+    weight[1] = 0
+    assert not FORMATS[name][0](weight)[1].any()
+
+
+def test_nf4_is_what_bitsandbytes_writes(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(quantised.FOLDER / "bnb_nf4")
+    assert isinstance(checkpoint, QuantisedCheckpoint)
+    source = load_file(save_model(tmp_path, **SMALL) / "model.safetensors")
+    for name in checkpoint.weights:
+        written, ours = checkpoint.read(name), quality_table.nf4(source[name].float())
+        # Their scales are quantised, ours are not
+        assert (written - ours).abs().max() < 0.02 * written.abs().max(), name
+
+
+def test_the_page_names_every_method_and_every_format() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "quantised.md").read_text("utf-8")
+    assert [name for name in METHODS if f"`{name}`" not in page] == []
+    rows = [each.what for each in quality_table.FORMATS.values()]
+    assert [row for row in rows if f"| {row} |" not in page] == []
