@@ -394,3 +394,31 @@ def test_what_a_part_reads_itself_is_not_dropped(translate: Translate) -> None:
     text = NOTES.replace("return x * self.size * alpha", "return x * self._noted[0] * alpha")
     with pytest.raises(Untranslatable, match="_noted"):
         translate(text, {"size": 0.5, "layers": 3, "dynamic": False}, specialised=True)
+
+
+COUNTED = """
+made = 0
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        global made
+        made += 1
+        self.number = made
+        self.factor = config.factor
+
+    def forward(self, x):
+        return x * self.factor
+"""
+
+
+def test_what_a_constructor_counts_is_left_out_unless_it_is_read(translate: Translate) -> None:
+    state, init, _ = translate(COUNTED, {"factor": 2.0}, specialised=True)
+    assert "made" not in init
+    x = torch.randn(3)
+    assert torch.equal(_made(_written(state), {"factor": 2.0})(x), 2 * x)
+    with pytest.raises(Untranslatable, match="the global made"):
+        translate(
+            COUNTED.replace("x * self.factor", "x * self.number"), {"factor": 2.0}, specialised=True
+        )

@@ -48,6 +48,7 @@ from onboard.codegen.translate.language.values import (
     Mapping,
     Mask,
     Output,
+    Unread,
     Value,
 )
 
@@ -301,7 +302,7 @@ def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) ->
     if (known_as := frame.mechanisms.own_attribute(state, attr, path, frame)) is not None:
         return known_as
     match value := state.attributes.get(attr):
-        case Known() | Mask() | Global() | Closure():
+        case Known() | Mask() | Global() | Closure() | Unread():
             return value
         case PlainObject() if own:
             return value

@@ -34,6 +34,7 @@ from onboard.codegen.translate.language.values import (
     Mapping,
     Mask,
     Output,
+    Unread,
     Value,
 )
 
@@ -294,8 +295,9 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
     if isinstance(value, PlainObject):
         frame.translator.make_object(value, attr, frame)
         return
-    if isinstance(value, Closure):
-        frame.env.values[f"self.{attr}"] = _of_itself(value)
+    if isinstance(value, Closure | Unread):
+        own = value if isinstance(value, Unread) else _of_itself(value)
+        frame.env.values[f"self.{attr}"] = own
         return
     path = attribute(name("self"), attr)
     assert isinstance(path, ast.Attribute)

@@ -9,7 +9,7 @@ from onboard.codegen.translate.language.expressions.objects import from_namespac
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import Closure
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
-from onboard.codegen.translate.language.values import Known
+from onboard.codegen.translate.language.values import Known, Unread
 
 
 def define(node: ast.FunctionDef, frame: Frame) -> None:
@@ -28,8 +28,14 @@ def bring(node: ast.Import | ast.ImportFrom, frame: Frame) -> None:
 
 
 def begin(node: ast.Global, frame: Frame) -> None:
-    """Bind names of the module that a function assigns to what they hold before the first call."""
+    """Bind names of the module that a function assigns to what they hold before the first call;
+    what a constructor counts there nothing may read.
+    """
     for key in node.names:
+        if frame.kind == "init" and frame.translator.specialised:
+            reason = f"the global {key}, assigned at {frame.source.location(node)}"
+            frame.env.values[key] = Unread(reason)
+            continue
         _nothing_yet(key, node, frame.source)
         frame.env.values[key] = Known(None)
 
