@@ -51,6 +51,8 @@ class OpProperties(TypedDict, total=False):
     """It runs the experts that a router has chosen."""
     feed_forward: bool
     """It is a feed-forward block: it projects its first argument by weights of its own."""
+    takes_codes: bool
+    """It is a linear layer whose weight is codes, with their scales as an argument."""
     adds_residual: bool
     """It returns a norm of the sum of its first two arguments, and the sum."""
     no_capture: str
@@ -90,6 +92,7 @@ class OpSource:
     rotary: tuple[str, ...] = ()
     experts: bool = False
     feed_forward: bool = False
+    takes_codes: bool = False
     adds_residual: bool = False
     no_capture: str = ""
     no_pieces: str = ""

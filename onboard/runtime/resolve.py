@@ -16,7 +16,6 @@ from onboard.composition import compose
 from onboard.config import RuntimeConfig
 from onboard.errors import UsageError
 from onboard.hub import open_source
-from onboard.quantised.read_method import read_method
 from onboard.registry import find_entry
 
 ConfigLike = str | Path | Mapping[str, Any] | RuntimeConfig | None
@@ -61,6 +60,8 @@ def find_checkpoint(runtime: RuntimeConfig) -> Path:
 
     Raises `OnboardError`, before weights are fetched, where a generated model could not read them.
     """
+    from onboard.quantised.read_method import read_method
+
     source = open_source(runtime.model, revision=runtime.revision)
     if runtime.mode == "graph" and not runtime.skip_loading_weights:
         read_method(source.config(), source.files())

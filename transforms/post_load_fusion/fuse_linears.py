@@ -24,6 +24,7 @@ from onboard.graph.transform import (
 )
 from onboard.graph.weight_load.gemm_fusion import LINEARS
 from onboard.ops import has_triton
+from onboard.ops.library import declared
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 
 _ops = torch.ops.onboard
@@ -32,7 +33,6 @@ _NORMS, _GATES, _BLOCKS = (
     tuple(getattr(_ops, f"{backend}_{name}") for backend in _BACKENDS)
     for name in ("rmsnorm", "silu_and_mul", "fused_swiglu_mlp")
 )
-_EIGHT_BITS = (_ops.torch_fp8_linear, _ops.torch_finegrained_fp8_linear)
 _DTYPES = (torch.float16, torch.bfloat16)
 
 
@@ -61,7 +61,8 @@ class FuseLinears(GraphTransform[FuseLinearsConfig]):
         for block in nodes_of(gm, *_BLOCKS):
             _split_block(gm, block, dtypes)
         plain = [node for node in nodes_of(gm, *LINEARS) if _fits(gm, node, dtypes)]
-        linears = [_fuse(gm, node) for node in [*plain, *nodes_of(gm, *_EIGHT_BITS)]]
+        codes = [node for node in gm.graph.nodes if declared(node.target).takes_codes]
+        linears = [_fuse(gm, node) for node in [*plain, *codes]]
         for node in linears:
             node = _take_in_gate(gm, node)
             node = _take_in_sum(gm, node)

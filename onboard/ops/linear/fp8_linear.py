@@ -79,7 +79,7 @@ def _linear(
     return F.linear(x, dequantised(weight, weight_scale), None if bias is None else bias.float())
 
 
-@register_op(_fake_fp8_linear, inserted=True)
+@register_op(_fake_fp8_linear, inserted=True, takes_codes=True)
 def torch_fp8_linear(
     input: Tensor,
     weight: Tensor,
@@ -105,7 +105,7 @@ def torch_fp8_linear(
     return y.to(input.dtype).view(*input.shape[:-1], -1)
 
 
-@register_op(_fake_fp8_linear, inserted=True)
+@register_op(_fake_fp8_linear, inserted=True, takes_codes=True)
 def torch_finegrained_fp8_linear(
     input: Tensor,
     weight: Tensor,

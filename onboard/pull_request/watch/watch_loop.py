@@ -273,7 +273,7 @@ class Watch:
             hours = (self.clock() - self.last) / 3600
             self.last = self.clock()
             self.tell(
-                f"{hours:.1f} h without activity on {self.pull.url}; still watching, Ctrl-C ends it"
+                f"{hours:.1f} h without activity on {self.pull.url}; still watching, an interrupt ends it"
             )
 
 

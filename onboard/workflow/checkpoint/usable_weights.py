@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from onboard.errors import OnboardError
 from onboard.hub import HubSource, ModelSource, has_weights
-from onboard.quantised.weight import Headers, Method, NotAtHandError
 
 if TYPE_CHECKING:
     from onboard.graph.weight_load.safetensors_folder import TensorMeta
+    from onboard.quantised.weight import Method
 
 
 def stored_tensors(source: ModelSource, method: Method | None) -> dict[str, TensorMeta]:
@@ -33,6 +33,7 @@ def _of_the_hub(source: HubSource, method: Method | None) -> dict[str, TensorMet
     from onboard.graph.weight_load.quantised_folder import decoded_names
     from onboard.graph.weight_load.safetensors_folder import TensorMeta, stored_dtype
     from onboard.quantised.read_method import refuse_unsaid
+    from onboard.quantised.weight import Headers, NotAtHandError
 
     try:
         described = {

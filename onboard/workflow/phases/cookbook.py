@@ -14,7 +14,6 @@ from onboard.analysis.spec import ModelSpec
 from onboard.composition import compose
 from onboard.content import content_path
 from onboard.errors import OnboardError
-from onboard.quantised.read_method import describe_unread
 from onboard.registry import load_entries, load_standalone
 from onboard.render import render
 from onboard.workflow.checkpoint.checkpoint_size import layer_kinds, max_positions
@@ -150,6 +149,8 @@ def notebook_values(
     generation_config.json, None where nobody has read it; `tried` says where a run of the model
     from its standalone config succeeded.
     """
+    from onboard.quantised.read_method import describe_unread
+
     codebooks = int(spec.traits["codebooks"].value or 1) if "codebooks" in spec.traits else 1
     has_tokenizer = has_tokenizer and codebooks == 1  # codes are no text
     return {

@@ -14,7 +14,6 @@ from onboard.analysis.repository_source import survey_code
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.gpu import device_memory, gigabytes
 from onboard.hub import OWN_CODE, has_weights
-from onboard.quantised.read_method import read_method
 from onboard.untrusted.bounds import FILES
 from onboard.workflow.checkpoint.parameter_count import (
     ModelSize,
@@ -57,6 +56,8 @@ class Gather(Phase):
 
     def run(self, context: RunContext) -> PhaseResult:
         """Check config, architecture, code, memory and weights, in the order of what they cost."""
+        from onboard.quantised.read_method import read_method
+
         config = context.source.config()
         folder = context.source.files()
         remote_code = require_consent_for_code(

@@ -18,7 +18,6 @@ from onboard import registry
 from onboard.analysis.spec import ModelSpec
 from onboard.composition import compose, compose_config
 from onboard.config import RuntimeConfig, deep_merge
-from onboard.quantised.read_method import describe_unread
 from onboard.registry import RegistryEntry
 from onboard.registry_text import insert_entry, set_fields, set_files
 from onboard.workflow.checkpoint.checkpoint_size import max_positions
@@ -85,6 +84,8 @@ def composition_of() -> list[str]:
 
 def new_entry(spec: ModelSpec, name: str, config_id: str) -> RegistryEntry:
     """Return the entry of a model that nobody has tried."""
+    from onboard.quantised.read_method import describe_unread
+
     kind, unread = Kind.of_config(spec.config), describe_unread(spec.config)
     return RegistryEntry(
         name=name,

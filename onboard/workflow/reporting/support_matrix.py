@@ -10,7 +10,6 @@ from onboard import registry
 from onboard.analysis.spec import ModelSpec
 from onboard.content import CONTENT_ROOT
 from onboard.errors import OnboardError
-from onboard.quantised.read_method import describe_unread
 from onboard.quantised.said import describe_config
 from onboard.workflow.phase import RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
@@ -145,6 +144,8 @@ def model_row(
 
 def _without_run(spec: ModelSpec) -> str:
     """Return why nobody has tried a model: nobody did, or its released weights cannot be read."""
+    from onboard.quantised.read_method import describe_unread
+
     found = describe_unread(spec.config)
     return UNTESTED if found is None else f"Not supported yet: released quantised ({found})"
 
@@ -176,6 +177,8 @@ def _reads_quantised(spec: ModelSpec, results: Sequence[Result]) -> str:
     """Return whether the quantised weights of a release were read: Yes where a run of them
     passed.
     """
+    from onboard.quantised.read_method import describe_unread
+
     if describe_config(spec.config) is None:
         return NOT_THERE
     if describe_unread(spec.config) is not None:
