@@ -57,6 +57,13 @@ def test_ops_with_a_cache_are_enough(op: str) -> None:
     check_mixing(f"x = torch.ops.onboard.{op}(x)", _model(_Summing))
 
 
+@pytest.mark.parametrize(
+    "code", ["nn.functional.softmax(scores, dim=-1) @ v", "F.scaled_dot_product_attention(q, k, v)"]
+)
+def test_attention_that_is_written_out_is_matched_later(code: str) -> None:
+    check_mixing(f"x = {code}", _model(_Summing))
+
+
 def test_tokens_that_stay_alone_need_no_op() -> None:
     model = _model(_Alone)
     assert mixing_module(model) is None
