@@ -38,10 +38,14 @@ _ops = torch.ops.onboard
 
 
 def keeps_codes(backend: Backend, context: TransformContext, asked_by: str) -> bool:
-    """Tell whether a run computes with codes: by kernels for 16-bit inputs, or where "torch" asks
-    for the reference.
+    """Tell whether a run computes with codes: where it is to quantise, by kernels for 16-bit inputs,
+    or where "torch" asks for the reference.
+
+    Raises `UsageError` for a run that is to quantise and may not depend on the batch.
     """
-    if backend == "torch":
+    if context.runtime.quantize != "none" and context.runtime.batch_invariant:
+        raise UsageError("quantize has no batch_invariant form", hint="Leave out one of them")
+    if backend == "torch" or context.runtime.quantize != "none":
         return True
     is_fast = choose_backend(backend, context, asked_by) == "triton"
     return is_fast and context.dtype.itemsize == 2 and not context.runtime.batch_invariant

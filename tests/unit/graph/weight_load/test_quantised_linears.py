@@ -42,7 +42,7 @@ def test_weights_are_quantised_as_they_are_loaded(kind: str, tmp_path: Path) -> 
     sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
     save_checkpoint(tmp_path, "llama", **sizes)
     ids, block = [3, 1, 4, 1, 5, 9], (128, 128) if kind == "fp8-block" else None
-    found = logits(tmp_path, ids, "torch", quantize=kind)
+    found = logits(tmp_path, ids, "auto", quantize=kind)
     exact = logits(tmp_path, ids, "torch")
     assert 1e-3 < error(found, exact) < 0.3
     path = tmp_path / "model.safetensors"
@@ -52,6 +52,11 @@ def test_weights_are_quantised_as_they_are_loaded(kind: str, tmp_path: Path) -> 
     save_file(tensors, path, {"format": "pt"})
     weight_only = logits(tmp_path, ids, "torch")
     assert error(found, weight_only) < error(found, exact)
+
+
+def test_what_is_quantised_depends_on_the_batch() -> None:
+    with pytest.raises(UsageError, match="batch_invariant"):
+        logits(quantised.FOLDER / "awq", [1, 2], "auto", quantize="fp8", batch_invariant=True)
 
 
 def test_a_quantised_checkpoint_is_not_quantised_again() -> None:
