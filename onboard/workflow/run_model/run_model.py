@@ -129,6 +129,7 @@ def _ours(
     tell_generated(result)
     observed = session.observe()
     result["facts"] += session.llm.engine.facts
+    session.context.history.extend(session.llm.engine.history)  # what transformers is to do, too
     return observed, session.context, session.notes
 
 

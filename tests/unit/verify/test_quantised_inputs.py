@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,12 +12,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
+from onboard.config import RuntimeConfig
 from onboard.graph.context import TransformContext
 from onboard.graph.weight_load.quantised_folder import decoded_state
 from onboard.graph.weight_load.quantised_linears import EIGHT_BIT_KEYS
 from onboard.hf.hf_model import load_reference
 from onboard.verify.quantised_inputs import quantise_inputs
+from onboard.workflow.run_model.run_model import run
 from tests.support import quantised
+from tests.support.checkpoints import save_tokenizer
 
 
 def of_run(variant: str, matches: int) -> TransformContext:
@@ -43,3 +48,15 @@ def test_logits_are_the_writers(variant: str, matches: int) -> None:
         logits = model(expected["ids"][None]).logits[0]
     wanted = expected["activation_logits" if matches else "logits"]
     assert (logits - wanted).norm() / wanted.norm() < 1e-5
+
+
+def test_a_run_is_measured_by_a_model_with_inputs_quantised_alike(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(quantised.FOLDER / "ct_fp8_dynamic", folder)
+    save_tokenizer(folder)
+    transforms = {key: {"backend": "torch"} for key in EIGHT_BIT_KEYS}
+    settings = {"model": str(folder), "max_seq_len": 64, "transforms": transforms}
+    found = run(RuntimeConfig(**settings), tmp_path, device="cpu", dtype="bfloat16")
+    assert found["status"] == "success", found["error"]
+    prefill = found["comparison"]["checks"][0]
+    assert prefill["transformers"] > 0.03, "rounding to bfloat16 alone does less"
