@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from onboard.graph.context import TransformContext
-from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
+from onboard.graph.weight_load.quantised_folder import quantised_checkpoint
 from onboard.graph.weight_load.quantised_linears import EIGHT_BIT_KEYS, how_inputs_are_quantised
 from onboard.graph.weight_load.weight_names import match_names, module_renaming
 from onboard.ops.linear.fp8_linear import dequantised, quantise_rows
@@ -34,8 +34,7 @@ def _quantised(model: nn.Module, context: TransformContext) -> dict[str, str]:
     """
     if not any(entry.key in EIGHT_BIT_KEYS and entry.num_matches for entry in context.history):
         return {}
-    checkpoint = open_checkpoint(context.factory.checkpoint)
-    if not isinstance(checkpoint, QuantisedCheckpoint):
+    if (checkpoint := quantised_checkpoint(context.factory.checkpoint)) is None:
         return {}
     stored = match_names(list(model.state_dict()), checkpoint.names(), module_renaming(model))
     found = {

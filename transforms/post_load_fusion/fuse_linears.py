@@ -22,7 +22,7 @@ from onboard.graph.transform import (
     register_transform,
     skipped,
 )
-from onboard.graph.weight_load.gemm_fusion import LINEARS
+from onboard.graph.weight_load.gemm_fusion import LINEARS, write_out
 from onboard.ops import has_triton
 from onboard.ops.library import declared
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
@@ -93,21 +93,7 @@ def _split_block(gm: fx.GraphModule, block: fx.Node, dtypes: Container[torch.dty
         or values["activation"] not in KERNEL_ACTIVATIONS
     ):
         return
-    linear, gate = torch.ops.aten.linear.default, _ops.triton_silu_and_mul.default
-    x = insert_call(
-        gm,
-        block,
-        linear,
-        values["input"],
-        values["gate_up_weight"],
-        values["gate_up_bias"],
-        like=block,
-    )
-    x = insert_call(gm, block, gate, x, values["activation"], like=block)
-    replace_with(
-        block,
-        insert_call(gm, block, linear, x, values["down_weight"], values["down_bias"], like=block),
-    )
+    write_out(gm, block, _ops.triton_silu_and_mul.default)
 
 
 def _fuse(gm: fx.GraphModule, linear: fx.Node) -> fx.Node:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
@@ -142,6 +143,16 @@ def _fuse_swiglu(gm: GraphModule, block: Node) -> None:
     rest = (values["down_weight"], bias, values["down_bias"], values["activation"])
     replace_with(block, insert_call(gm, block, op, values["input"], weight, *rest, like=block))
     _erase_unread([*weights, *biases])
+
+
+def write_out(gm: GraphModule, block: Node, gate: OpOverload) -> None:
+    """Put two linears, and the op `gate` between them, in the place of a `*_fused_swiglu_mlp`."""
+    values, linear = arguments(block), aten.linear.default
+    both = (values["gate_up_weight"], values["gate_up_bias"])
+    x = insert_call(gm, block, linear, values["input"], *both, like=block)
+    x = insert_call(gm, block, gate, x, values["activation"], like=block)
+    down = (values["down_weight"], values["down_bias"])
+    replace_with(block, insert_call(gm, block, linear, x, *down, like=block))
 
 
 def _join(

@@ -92,16 +92,25 @@ class QuantisedCheckpoint(Checkpoint):
         return facts
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """Return the weights in `folder` as an unquantised model has them.
+def quantised_checkpoint(folder: Path) -> QuantisedCheckpoint | None:
+    """Return the weights in `folder`, where its config, or a file beside it, says that they are
+    quantised; no weights' header is read for that.
 
     Raises `OnboardError` where they are quantised in a way that is not read.
     """
     path = folder / "config.json"
     config = read_json(path) if path.is_file() else {}
     method = read_method(config if isinstance(config, dict) else {}, folder)
-    if method is not None:
-        return QuantisedCheckpoint(folder, method)
+    return None if method is None else QuantisedCheckpoint(folder, method)
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Return the weights in `folder` as an unquantised model has them.
+
+    Raises `OnboardError` where they are quantised in a way that is not read.
+    """
+    if (quantised := quantised_checkpoint(folder)) is not None:
+        return quantised
     plain = Checkpoint(folder)
     refuse_unsaid(plain.names())
     return plain
@@ -140,8 +149,7 @@ def _refuse_codes(left: Mapping[str, TensorMeta]) -> None:
 
 def decoded_state(folder: Path) -> dict[str, torch.Tensor] | None:
     """Return all weights of a quantised checkpoint, decoded; None where it is not quantised."""
-    checkpoint = open_checkpoint(folder)
-    if not isinstance(checkpoint, QuantisedCheckpoint):
+    if (checkpoint := quantised_checkpoint(folder)) is None:
         return None
     return {name: checkpoint.read(name) for name in checkpoint.names()}
 

@@ -5,7 +5,6 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +15,7 @@ from onboard.graph.backends import Backend, choose_backend
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, nodes_of, replace_with
 from onboard.graph.new_nodes import insert_call, read_parameter
-from onboard.graph.weight_load.gemm_fusion import LINEARS, private_parameters
+from onboard.graph.weight_load.gemm_fusion import LINEARS, private_parameters, write_out
 from onboard.graph.weight_load.parameters import (
     Form,
     Joined,
@@ -26,7 +25,7 @@ from onboard.graph.weight_load.parameters import (
     unread_names,
     weight_plan,
 )
-from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
+from onboard.graph.weight_load.quantised_folder import quantised_checkpoint
 from onboard.graph.weight_load.weight_sources import find_sources
 from onboard.ops.linear.fp8_linear import BLOCK
 from onboard.quantised.encoded import Encoded
@@ -59,8 +58,7 @@ def quantised_weights(gm: GraphModule, context: TransformContext) -> Mapping[str
         return _to_quantise(gm, context)
     if context.runtime.skip_loading_weights or context.factory.mode != "graph":
         return {}
-    checkpoint = open_checkpoint(context.factory.checkpoint)
-    if not isinstance(checkpoint, QuantisedCheckpoint):
+    if (checkpoint := quantised_checkpoint(context.factory.checkpoint)) is None:
         return {}
     plan = weight_plan(gm)
     parts = {plan.weight_of(part) for name, _ in gm.named_parameters() for part in plan.parts(name)}
@@ -76,8 +74,8 @@ def quantised_weights(gm: GraphModule, context: TransformContext) -> Mapping[str
 
 def _to_quantise(gm: GraphModule, context: TransformContext) -> dict[str, QuantisedWeight]:
     """Return what the weights of all linears but the head's are to be."""
-    if not context.runtime.skip_loading_weights and isinstance(
-        open_checkpoint(context.factory.checkpoint), QuantisedCheckpoint
+    if not context.runtime.skip_loading_weights and quantised_checkpoint(
+        context.factory.checkpoint
     ):
         raise UsageError("the checkpoint is quantised already", hint="Leave out quantize")
     in_blocks = context.runtime.quantize == "fp8-block"
@@ -114,7 +112,7 @@ def quantise_linears(
     """
     for block in nodes_of(gm, _ops.torch_fused_swiglu_mlp):
         if any(_alike(gm, name, weights, in_blocks) for name in _weights_of(block)):
-            _write_out(gm, block)
+            write_out(gm, block, _ops.torch_silu_and_mul.default)
     private, count = private_parameters(gm), 0
     for linear in nodes_of(gm, *LINEARS):
         weight = arguments(linear)["weight"]
@@ -159,18 +157,6 @@ def _fits(weight: QuantisedWeight, in_blocks: bool) -> bool:
     if weight.kind != "fp8" or len(weight.shape) != 2:
         return False
     return weight.block == (BLOCK, BLOCK) if in_blocks else weight.block is None
-
-
-def _write_out(gm: GraphModule, block: Node) -> None:
-    """Put linears and the gate between them in the place of a gated feed-forward block."""
-    values: dict[str, Any] = arguments(block)
-    linear, x = torch.ops.aten.linear.default, values["input"]
-    both = (values["gate_up_weight"], values["gate_up_bias"])
-    x = insert_call(gm, block, linear, x, *both, like=block)
-    gate = _ops.torch_silu_and_mul.default
-    x = insert_call(gm, block, gate, x, values["activation"], like=block)
-    down = (values["down_weight"], values["down_bias"])
-    replace_with(block, insert_call(gm, block, linear, x, *down, like=block))
 
 
 def _quantise(

@@ -73,10 +73,11 @@ def _linear(
     input_scale: Tensor | None,
     quantize: str,
 ) -> Tensor:
-    """Return the product in float32, [rows, outputs]."""
+    """Return the product, summed up in float32, [..., outputs] in the input's dtype."""
     x = input.reshape(-1, input.shape[-1])
     x = dequantised(*quantise_rows(x, quantize, input_scale)) if quantize else x.float()
-    return F.linear(x, dequantised(weight, weight_scale), None if bias is None else bias.float())
+    y = F.linear(x, dequantised(weight, weight_scale), None if bias is None else bias.float())
+    return y.to(input.dtype).view(*input.shape[:-1], -1)
 
 
 @register_op(_fake_fp8_linear, inserted=True, takes_codes=True)
@@ -101,8 +102,7 @@ def torch_fp8_linear(
     Returns:
         [..., out] in the input's dtype, summed up in float32.
     """
-    y = _linear(input, weight, bias, weight_scale, input_scale, quantize)
-    return y.to(input.dtype).view(*input.shape[:-1], -1)
+    return _linear(input, weight, bias, weight_scale, input_scale, quantize)
 
 
 @register_op(_fake_fp8_linear, inserted=True, takes_codes=True)
@@ -117,8 +117,7 @@ def torch_finegrained_fp8_linear(
     """As `torch_fp8_linear`, with scales of blocks: weight_scale [ceil(out / 128), ceil(in /
     128)].
     """
-    y = _linear(input, weight, bias, weight_scale, input_scale, quantize)
-    return y.to(input.dtype).view(*input.shape[:-1], -1)
+    return _linear(input, weight, bias, weight_scale, input_scale, quantize)
 
 
 def fake_fused_fp8_linear(
@@ -155,7 +154,6 @@ def torch_fused_fp8_linear(
     has it.
     """
     x = input if norm_weight is None else torch_rmsnorm(input, norm_weight, eps)
-    y = _linear(x, weight, bias, weight_scale, input_scale, quantize)
-    y = y.to(input.dtype).view(*input.shape[:-1], -1)
+    y = _linear(x, weight, bias, weight_scale, input_scale, quantize).to(input.dtype)
     y = torch_silu_and_mul(y, activation) if activation else y
     return y if residual is None else y + residual

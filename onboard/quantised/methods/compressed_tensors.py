@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -216,10 +216,3 @@ def _activations(values: object) -> Activations:
     if strategy in ("group", "tensor_group") and type(group) is int:
         return Activations("group", dtype, group)
     raise refusal(_NAME, f"input_activations by {str(strategy)[:60]}")
-
-
-def kv_scales(files: Files) -> Iterator[str]:
-    """Yield the names of scales of keys and values."""
-    yield from (
-        name for name in files.names() if name.endswith((".k_scale", ".v_scale", ".q_scale"))
-    )
