@@ -33,6 +33,7 @@ from onboard.graph.saved_graph import CannotSaveError, load_graph, save_graph
 from onboard.graph.transform import BaseTransform
 from onboard.graph.weight_load.parameters import is_as_loaded, weight_plan
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
+from onboard.quantised.layouts.float8 import INPUT_SCALE_NAMES
 from onboard.user_cache import code_digest, environment, files_digest, user_cache
 
 MOST_BYTES = 2 << 30
@@ -275,8 +276,14 @@ def _text(parts: dict[str, Any]) -> str:
 
 
 def _headers(checkpoint: Path) -> str:
-    names = Checkpoint(checkpoint).names()
+    """Return the digest of what the files' headers say, and of the scales of layers' inputs: graphs
+    differ where those of joined layers do.
+    """
+    files = Checkpoint(checkpoint)
+    names = files.names()
     described = sorted(f"{name} {meta.dtype} {list(meta.shape)}" for name, meta in names.items())
+    scales = (name for name in sorted(names) if name.endswith(INPUT_SCALE_NAMES))
+    described += [f"{name} {files.read(name).flatten()[:1].tolist()}" for name in scales]
     return hashlib.sha256("\n".join(described).encode()).hexdigest()
 
 

@@ -85,6 +85,8 @@ class QuantisedWeight:
     activations: Activations = NOT_QUANTISED
     block: tuple[int, int] | None = None
     """Outputs and inputs that share a scale; None: all of an output's inputs do."""
+    input_scale: str | None = None
+    """The tensor that has the scale of all its inputs, where these have one."""
     unread: tuple[str, ...] = field(default=())
     """Further tensors of the checkpoint that belong to it: scales of what goes in and out."""
 

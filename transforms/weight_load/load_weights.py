@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -95,9 +96,7 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
                 if part is None:
                     view.zero_()
                 elif part in plan.forms:
-                    _read_form(
-                        checkpoint, found[plan.weight_of(part)], plan.forms[part], view, device
-                    )
+                    _read_form(checkpoint, found, plan.forms[part], view, device)
                 elif self.config.checkpoint_device is None and (
                     load := _direct(checkpoint, found[part], view)
                 ):
@@ -145,12 +144,18 @@ def _read(
 
 def _read_form(
     checkpoint: Checkpoint | ConvertedCheckpoint,
-    source: Source,
+    found: Mapping[str, Source],
     form: Form,
     target: torch.Tensor,
     device: torch.device | str,
 ) -> None:
+    source = found[form.weight]
     name = source.names[0]
+    if form.kind == "input_scale":
+        assert isinstance(checkpoint, QuantisedCheckpoint)
+        weights = (checkpoint.weights[found[each].names[0]] for each in (form.weight, *form.beside))
+        target.fill_(max(map(checkpoint.input_scale, weights)))
+        return
     if isinstance(checkpoint, QuantisedCheckpoint) and not checkpoint.is_stored(name):
         encoded = checkpoint.encoded(name, device)
     else:

@@ -16,6 +16,7 @@ from onboard.graph.transform import (
     register_transform,
 )
 from onboard.graph.weight_load.quantised_linears import (
+    input_scales,
     keeps_codes,
     quantise_linears,
     quantised_weights,
@@ -27,6 +28,10 @@ class QuantizeFinegrainedFP8LinearFromConfigConfig(TransformConfig):
 
     backend: Backend = "auto"
     """auto: in 16-bit runs on a GPU; elsewhere weights are decoded as they are read."""
+    allow_different_input_scales: bool = False
+    """Joined layers whose checkpoint has different scales for their one input share the largest;
+    without, they are computed one by one.
+    """
 
 
 @register_transform("quantize_finegrained_fp8_linear_from_config")
@@ -45,4 +50,7 @@ class QuantizeFinegrainedFP8LinearFromConfig(
         """Count one match for each linear layer."""
         if not keeps_codes(self.config.backend, context, self.key):
             return SKIPPED
-        return quantise_linears(gm, quantised_weights(gm, context), in_blocks=True)
+        scales = input_scales(context, allow_different=self.config.allow_different_input_scales)
+        count = quantise_linears(gm, quantised_weights(gm, context), scales, in_blocks=True)
+        context.facts.extend(filter(None, [scales.fact()]))
+        return count

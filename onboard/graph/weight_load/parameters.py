@@ -51,13 +51,17 @@ class Folded:
 
 @dataclass(frozen=True)
 class Form:
-    """What a parameter has of a quantised weight: its "codes", or their "scale"."""
+    """What a parameter has of a quantised weight: its "codes", their "scale", or the "input_scale"
+    of its layer.
+    """
 
     weight: str
     """The name that the weight has in the unquantised model."""
     kind: str
     block: tuple[int, int] | None = None
     """Outputs and inputs that share a scale; None: all of an output's inputs do."""
+    beside: tuple[str, ...] = ()
+    """Weights whose inputs have the same scale: the largest of all of theirs."""
 
 
 @dataclass

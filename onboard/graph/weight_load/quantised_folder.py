@@ -78,6 +78,14 @@ class QuantisedCheckpoint(Checkpoint):
             reason = " ".join(str(error).split())[:200]
             raise OnboardError(f"{name} cannot be decoded: {reason}", hint=DAMAGED) from error
 
+    def input_scale(self, weight: QuantisedWeight) -> float:
+        """Return the scale that a weight's layer quantises all its inputs with."""
+        assert weight.input_scale is not None
+        scale = float(super().read(weight.input_scale))
+        if not 0 < scale < math.inf:
+            raise OnboardError(f"{weight.input_scale} is {scale}, no scale", hint=DAMAGED)
+        return scale
+
     def facts(self, encoded: Collection[str] = ()) -> list[str]:
         """Return what is to be known of a run in which the weights `encoded` stay so."""
         counts = Counter((weight.kind, weight.name in encoded) for weight in self.weights.values())

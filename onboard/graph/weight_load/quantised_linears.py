@@ -4,7 +4,8 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -16,6 +17,11 @@ from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, nodes_of, replace_with
 from onboard.graph.new_nodes import insert_call, read_parameter
 from onboard.graph.weight_load.gemm_fusion import LINEARS, private_parameters, write_out
+from onboard.graph.weight_load.input_scales import (
+    InputScales,
+    how_inputs_are_quantised,
+    plan_input_scale,
+)
 from onboard.graph.weight_load.parameters import (
     Form,
     Joined,
@@ -28,12 +34,11 @@ from onboard.graph.weight_load.parameters import (
 from onboard.graph.weight_load.quantised_folder import quantised_checkpoint
 from onboard.graph.weight_load.weight_sources import find_sources
 from onboard.ops.linear.fp8_linear import BLOCK
-from onboard.quantised.encoded import Encoded
-from onboard.quantised.weight import Activations, QuantisedWeight, Tensors
+from onboard.quantised.weight import Activations, QuantisedWeight
 
 EIGHT_BIT_KEYS = ("quantize_fp8_linear_from_config", "quantize_finegrained_fp8_linear_from_config")
 """The transforms that let linears compute with codes."""
-_ops = torch.ops.onboard
+_ops, aten = torch.ops.onboard, torch.ops.aten
 
 
 def keeps_codes(backend: Backend, context: TransformContext, asked_by: str) -> bool:
@@ -100,12 +105,16 @@ def _linear_weights(gm: GraphModule) -> list[str]:
     return [*(str(weight.target) for weight in linears if weight.op == "get_attr"), *blocks]
 
 
-def _not_read(_: Tensors) -> Encoded:
+def _not_read(_: object) -> NoReturn:
     raise AssertionError("it is encoded while it is loaded")
 
 
 def quantise_linears(
-    gm: GraphModule, weights: Mapping[str, QuantisedWeight], *, in_blocks: bool
+    gm: GraphModule,
+    weights: Mapping[str, QuantisedWeight],
+    scales: InputScales,
+    *,
+    in_blocks: bool,
 ) -> int:
     """Let linears with eight-bit weights, with scales of blocks or else of rows, compute with
     them; return how many do.
@@ -122,9 +131,19 @@ def quantise_linears(
             and name in private
             and (found := _alike(gm, name, weights, in_blocks))
         ):
-            _quantise(gm, linear, name, found, in_blocks=in_blocks)
+            _quantise(gm, linear, found, scales.groups(found), in_blocks=in_blocks)
             count += 1
     return count
+
+
+def input_scales(context: TransformContext, *, allow_different: bool) -> InputScales:
+    """Return the scales of the run's checkpoint."""
+    checkpoint = (
+        quantised_checkpoint(context.factory.checkpoint)
+        if context.runtime.quantize == "none"
+        else None
+    )
+    return InputScales(checkpoint.input_scale if checkpoint else _not_read, allow_different)
 
 
 def _weights_of(block: Node) -> Iterator[str]:
@@ -150,7 +169,8 @@ def _alike(
         return []
     whole = len(known) == 1 or not in_blocks
     even = whole or all(weight.shape[0] % BLOCK == 0 for weight in known)
-    return known if even and len({weight.activations for weight in known}) == 1 else []
+    alike = len({(weight.activations, how_inputs_are_quantised(weight)) for weight in known}) == 1
+    return known if even and alike else []
 
 
 def _fits(weight: QuantisedWeight, in_blocks: bool) -> bool:
@@ -160,43 +180,81 @@ def _fits(weight: QuantisedWeight, in_blocks: bool) -> bool:
 
 
 def _quantise(
-    gm: GraphModule, linear: Node, name: str, weights: list[QuantisedWeight], *, in_blocks: bool
+    gm: GraphModule,
+    linear: Node,
+    weights: list[QuantisedWeight],
+    groups: list[int],
+    *,
+    in_blocks: bool,
 ) -> None:
-    """Give a linear the codes of its weight, and their scales as one more parameter."""
+    """Give a linear the codes of its weight, and their scales as one more parameter; of its joined
+    weights, those that are in a group have one scale of their inputs.
+    """
+    old = arguments(linear)["weight"]
+    name = str(old.target)
     plan, device = weight_plan(gm), gm.get_parameter(name).device
-    outputs, inputs = gm.get_parameter(name).shape
     block = weights[0].block
     plan.forms.update({part: Form(part, "codes", block) for part in plan.parts(name)})
-    codes = torch.empty(outputs, inputs, dtype=torch.float8_e4m3fn, device=device)
+    codes = torch.empty(gm.get_parameter(name).shape, dtype=torch.float8_e4m3fn, device=device)
     set_parameter(gm, name, nn.Parameter(codes, requires_grad=False))
-    scale = _plan_scale(gm, name, weights, in_blocks=in_blocks)
-    values = arguments(linear)
-    target = _ops.torch_finegrained_fp8_linear if in_blocks else _ops.torch_fp8_linear
-    weight, old = read_parameter(gm, linear, name), values["weight"]
-    tensors = (weight, values["bias"], read_parameter(gm, linear, scale))
-    new = insert_call(
-        gm,
-        linear,
-        target.default,
-        values["input"],
-        *tensors,
-        None,
-        how_inputs_are_quantised(weights[0]),
-        like=linear,
-    )
+    scale = read_parameter(gm, linear, _plan_scale(gm, name, weights, in_blocks=in_blocks))
+    tensors = (read_parameter(gm, linear, name), arguments(linear)["bias"], scale)
+    if len(groups) == 1:
+        new = _call(gm, linear, weights, tensors, plan.parts(name), name)
+    else:
+        new = _call_one_by_one(gm, linear, weights, tensors, groups)
     replace_with(linear, new)
     if not old.users:
         gm.graph.erase_node(old)
 
 
-def how_inputs_are_quantised(weight: QuantisedWeight) -> str:
-    """Return the `quantize` of a weight's linear: as its checkpoint says, but that a token has its
-    own scale where the checkpoint has one for all, which is closer; "" where they are not.
+def _call(
+    gm: GraphModule,
+    linear: Node,
+    weights: Sequence[QuantisedWeight],
+    tensors: tuple[Node, Node | None, Node],
+    parts: Sequence[str],
+    name: str,
+) -> Node:
+    """Insert the call of a linear with the codes of some weights, which have one scale of their
+    inputs: the parameter is named for `name`.
     """
-    activations = weight.activations
-    if activations.dtype != "float8_e4m3fn":
-        return ""
-    return {"none": "", "tensor": "token"}.get(activations.kind, activations.kind)
+    how = how_inputs_are_quantised(weights[0])
+    given = None
+    if how == "tensor":
+        given = read_parameter(gm, linear, plan_input_scale(gm, name, parts))
+    in_blocks = weights[0].block is not None
+    target = _ops.torch_finegrained_fp8_linear if in_blocks else _ops.torch_fp8_linear
+    values = (arguments(linear)["input"], *tensors, given, how)
+    return insert_call(gm, linear, target.default, *values, like=linear)
+
+
+def _call_one_by_one(
+    gm: GraphModule,
+    linear: Node,
+    weights: Sequence[QuantisedWeight],
+    tensors: tuple[Node, Node | None, Node],
+    groups: Sequence[int],
+) -> Node:
+    """Insert a call for each group of a joined layer's weights, and what puts their outputs side by
+    side.
+    """
+    parts = weight_plan(gm).parts(str(tensors[0].target))
+    shared = BLOCK if weights[0].block else 1
+    pieces, first, start = [], 0, 0
+    for count in groups:
+        mine = slice(first, first + count)
+        size = sum(weight.shape[0] for weight in weights[mine])
+
+        def rows(tensor: Node, per: int, start: int = start, size: int = size) -> Node:
+            where = (0, start // per, -(-size // per))
+            return insert_call(gm, linear, aten.narrow.default, tensor, *where, like=linear)
+
+        weight, bias, scale = tensors
+        views = rows(weight, 1), bias and rows(bias, 1), rows(scale, shared)
+        pieces.append(_call(gm, linear, weights[mine], views, parts[mine], parts[first]))
+        first, start = first + count, start + size
+    return insert_call(gm, linear, aten.cat.default, pieces, -1, like=linear)
 
 
 def _plan_scale(

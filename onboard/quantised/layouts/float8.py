@@ -19,6 +19,7 @@ from onboard.quantised.weight import (
     blocks,
     neighbours,
     require,
+    require_shape,
 )
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ INPUT_SCALES = {
     "shape": ".weight_shape",
 }
 """Tensors beside a weight that say how its inputs are quantised, and what its own form says."""
+INPUT_SCALE_NAMES = (INPUT_SCALES["static"], INPUT_SCALES["older"])
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class EightBits:
         stem = name.removesuffix(".weight")
         zero = neighbours(tensors, stem, {"zero": ".weight_zero_point"})
         parts = {"codes": name, "scale": name + self.scale, **zero}
+        beside = neighbours(tensors, stem, INPUT_SCALES)
         return QuantisedWeight(
             name,
             tuple(meta.shape),
@@ -73,7 +76,8 @@ class EightBits:
             lambda found: self._decode(found, rows, columns),
             activations,
             None if columns == meta.shape[-1] else (rows, columns),
-            tuple(neighbours(tensors, stem, INPUT_SCALES).values()),
+            _input_scale(tensors, beside) if activations.kind == "tensor" else None,
+            tuple(beside.values()),
         )
 
     def _extent(self, name: str, shape: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, int]:
@@ -102,6 +106,14 @@ class EightBits:
         zero = found.get("zero")
         offset = None if zero is None else -(zero.float().reshape(scale.shape) * scale)
         return Encoded(codes, scale, rows, columns, offset)
+
+
+def _input_scale(tensors: Mapping[str, TensorMeta], beside: Mapping[str, str]) -> str | None:
+    """Return the name of the one scale of a layer's inputs, None where none is stored."""
+    name = beside.get("static") or beside.get("older")
+    if name is not None:
+        require_shape(tensors, name, (), (1,), (1, 1))
+    return name
 
 
 def _numbers(scale: torch.Tensor) -> torch.Tensor:

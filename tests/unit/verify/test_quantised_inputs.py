@@ -30,7 +30,10 @@ def of_run(variant: str, matches: int) -> TransformContext:
     return cast(TransformContext, SimpleNamespace(factory=factory, history=history))
 
 
-@pytest.mark.parametrize("variant", ["ct_fp8_dynamic", "ct_fp8_block", "hf_fp8_llama"])
+VARIANTS = ["ct_fp8_dynamic", "ct_fp8_block", "hf_fp8_llama", "ct_fp8_static", "hf_fp8_static"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("matches", [0, 14])
 def test_logits_are_the_writers(variant: str, matches: int) -> None:
     folder = quantised.FOLDER / variant
