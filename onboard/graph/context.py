@@ -12,6 +12,7 @@ from torch import nn
 from onboard.cache.budget import lowered
 from onboard.config import SettledConfig
 from onboard.modeling import ONE_CODEBOOK, Codebooks
+from onboard.parallel.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from onboard.graph.cache_init.cached_hf import AttentionLayer
@@ -58,6 +59,8 @@ class TransformContext:
     """Limits of `runtime` that nobody asked for: what is known of graph and memory may lower
     them.
     """
+    ranks: Ranks = ALONE
+    """This process among those that run the model together."""
     first_position: int = 0
     """The position of a text's first token."""
     longest: int | None = None

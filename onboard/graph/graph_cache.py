@@ -246,6 +246,7 @@ def key_parts(
         "checkpoint": None if runtime.skip_loading_weights else _headers(factory.checkpoint),
         "dtype": str(context.dtype),
         "device": _device(context.device),
+        "rank": context.ranks.rank,
         "first_position": context.first_position,
         **environment(),
     }

@@ -22,6 +22,7 @@ from onboard.graph.factory import ModelFactory
 from onboard.graph.graph_cache import GraphCache, cache_folder
 from onboard.graph.invariants import uncached_attention
 from onboard.graph.pipeline import Observer, Pipeline
+from onboard.parallel.ranks import ALONE, Ranks, current_ranks
 from onboard.runtime.engine import Engine
 from onboard.runtime.length_dependent_rope import length_dependent_rope
 from onboard.runtime.limits import ON_CPU, ON_GPU, Defaults, settled
@@ -224,15 +225,12 @@ def make_context(
     """Return the context of a pipeline run, with device, dtype and limits settled; the generated
     model file is known to exist.
 
-    `defaults` are the limits that the configuration leaves out; None: those of the device. Models
-    run on one device; a registered config that asks for more gets one, which is a fact.
+    `defaults` are the limits that the configuration leaves out; None: those of the device. A
+    configuration that asks for more devices than this process's group has ranks gets one, which is
+    a fact.
     """
-    facts = (
-        [f"runs on one device; the config's world_size is {runtime.world_size}"]
-        if runtime.world_size > 1
-        else []
-    )
-    runtime = runtime.model_copy(update={"world_size": 1}) if facts else runtime
+    ranks, facts = _ranks(runtime)
+    runtime = runtime.model_copy(update={"world_size": ranks.world_size})
     device = resolve_device(runtime.device)
     factory = ModelFactory(
         checkpoint,
@@ -257,9 +255,25 @@ def make_context(
         chosen=chosen,
         device=device,
         dtype=factory.dtype,
+        ranks=ranks,
         first_position=factory.first_position,
         codebooks=factory.codebooks,
         facts=facts,
+    )
+
+
+def _ranks(runtime: RuntimeConfig) -> tuple[Ranks, list[str]]:
+    """Return this process among those of the run, and a fact where it is alone and should not be."""
+    if runtime.world_size == 1:
+        return ALONE, []
+    ranks = current_ranks()
+    if ranks.world_size == runtime.world_size:
+        return ranks, []
+    if ranks.is_alone:
+        return ALONE, [f"runs on one device; the config's world_size is {runtime.world_size}"]
+    raise UsageError(
+        f"world_size is {runtime.world_size} in a group of {ranks.world_size} processes",
+        hint=f"Set world_size to {ranks.world_size}",
     )
 
 

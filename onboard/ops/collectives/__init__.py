@@ -1,0 +1,1 @@
+"""What the ranks of a run on several devices exchange."""

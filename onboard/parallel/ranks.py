@@ -1,0 +1,103 @@
+"""Several processes that run one model together: which of them this one is, and their group.
+
+A process a rank: each joins the group, builds the model with `RuntimeConfig.world_size` set to the
+group's size, and gets its own share of the weights. Whoever starts the processes is above this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from onboard.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+_PATIENCE = timedelta(minutes=10)
+"""How long a rank waits for the others: ranks load weights of different sizes."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A process among those that run a model together."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one process, which has everything."""
+        return self.world_size == 1
+
+
+ALONE = Ranks()
+
+
+def join_group(
+    ranks: Ranks, address: str, device: str = "cpu", patience: timedelta = _PATIENCE
+) -> None:
+    """Join the group of all ranks; return when all have. On GPUs each takes that of its rank.
+
+    Args:
+        ranks: this process, and how many there are.
+        address: where the ranks meet, as torch.distributed takes it: `tcp://HOST:PORT` of rank 0,
+            `file:///PATH` on one host, or `env://`.
+        device: "cuda" (NCCL) or "cpu" (gloo).
+        patience: how long a collective waits for the others.
+
+    Raises:
+        UsageError: there are fewer GPUs on this host than ranks.
+    """
+    import torch
+    from torch import distributed
+
+    place = local_device(device, ranks.rank)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    distributed.init_process_group(
+        "nccl" if place.type == "cuda" else "gloo",
+        init_method=address,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        timeout=patience,
+    )
+
+
+def leave_group() -> None:
+    """Leave the group, if this process is in one."""
+    from torch import distributed
+
+    if _has_group():
+        distributed.destroy_process_group()
+
+
+def current_ranks() -> Ranks:
+    """Return this process among those of its group; alone without one."""
+    from torch import distributed
+
+    return Ranks(distributed.get_rank(), distributed.get_world_size()) if _has_group() else ALONE
+
+
+def local_device(device: str, rank: int) -> torch.device:
+    """Return the device of a rank on this host: GPUs are given out in the order of ranks.
+
+    Raises:
+        UsageError: there is no GPU for it.
+    """
+    import torch
+
+    if device != "cuda":
+        return torch.device("cpu")
+    if rank >= (found := torch.cuda.device_count()):
+        raise UsageError(
+            f"rank {rank} has no GPU: this host has {found}", hint=f"Set world_size to {found}"
+        )
+    return torch.device("cuda", rank)
+
+
+def _has_group() -> bool:
+    from torch import distributed
+
+    return distributed.is_available() and distributed.is_initialized()

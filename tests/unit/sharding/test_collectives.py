@@ -1,0 +1,82 @@
+"""Sums and concatenations over the ranks, beside the whole computed in one place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
+from onboard.config import RuntimeConfig
+from onboard.errors import UsageError
+from onboard.parallel.ranks import ALONE, current_ranks, local_device
+from tests.support.ranks import Group
+
+SIZES = [3, 2]
+
+
+def _part(rank: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(rank))
+
+
+def _reduced() -> tuple[torch.Tensor, torch.Tensor]:
+    x = _part(current_ranks().rank, 4, 5).t()  # strided
+    return torch.ops.onboard.all_reduce(x, layer_type="mlp"), x
+
+
+def _gathered(dim: int, sizes: list[int]) -> torch.Tensor:
+    shape = [4, 6]
+    shape[dim] = sizes[current_ranks().rank]
+    part = _part(current_ranks().rank, *shape)
+    return torch.ops.onboard.all_gather(part, dim, sizes)  # type: ignore[no-any-return]
+
+
+def test_a_sum_over_the_ranks_leaves_the_summands_alone(two_ranks: Group) -> None:
+    expected = (_part(0, 4, 5) + _part(1, 4, 5)).t()
+    for rank, (total, summand) in enumerate(two_ranks.run(_reduced)):
+        torch.testing.assert_close(total, expected)
+        torch.testing.assert_close(summand, _part(rank, 4, 5).t())
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_parts_of_unequal_sizes_are_joined(two_ranks: Group, dim: int) -> None:
+    shapes = [[4, 6], [4, 6]]
+    for shape, size in zip(shapes, SIZES, strict=True):
+        shape[dim] = size
+    expected = torch.cat([_part(rank, *shape) for rank, shape in enumerate(shapes)], dim=dim)
+    for whole in two_ranks.run(_gathered, dim, SIZES):
+        torch.testing.assert_close(whole, expected)
+
+
+def test_one_rank_has_it_all() -> None:
+    x = torch.randn(3, 4)
+    assert current_ranks() == ALONE
+    for result in (torch.ops.onboard.all_reduce(x), torch.ops.onboard.all_gather(x, 1, [4])):
+        assert torch.equal(result, x)
+        assert result.data_ptr() != x.data_ptr()
+
+
+def test_shapes_are_known_without_a_group() -> None:
+    x = torch.empty(3, 2, device="meta")
+    assert torch.ops.onboard.all_gather(x, -1, SIZES).shape == (3, 5)
+    assert torch.ops.onboard.all_reduce(x).shape == (3, 2)
+
+
+def test_a_rank_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert local_device("cuda", 0) == torch.device("cuda", 0)
+    with pytest.raises(UsageError, match="rank 1 has no GPU: this host has 1"):
+        local_device("cuda", 1)
+
+
+def _world(world_size: int) -> object:
+    from onboard.runtime.build import _ranks
+
+    return _ranks(RuntimeConfig(world_size=world_size))
+
+
+def test_a_run_has_the_size_of_its_group(two_ranks: Group) -> None:
+    assert [ranks.rank for ranks, _ in two_ranks.run(_world, 2)] == [0, 1]
+    assert [ranks for ranks, _ in two_ranks.run(_world, 1)] == [ALONE, ALONE]
+    with pytest.raises(AssertionError, match="world_size is 4 in a group of 2 processes"):
+        two_ranks.run(_world, 4)
+    assert _world(2) == (ALONE, ["runs on one device; the config's world_size is 2"])
