@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from onboard.quantised.packing import numbers
+
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """Values of the 16 codes of a four-bit float (OCP Microscaling Formats 1.0, section 5.3.3)."""
 
@@ -27,7 +29,8 @@ class Encoded:
     codes: torch.Tensor
     """[..., outputs, inputs]: float8, int8, or uint8 that index `table`."""
     scale: torch.Tensor
-    """[..., ceil(outputs / rows), ceil(inputs / columns)] float32."""
+    """[..., ceil(outputs / rows), ceil(inputs / columns)] float32, or as the format has it:
+    float8_e4m3fn, or uint8 exponents (E8M0)."""
     rows: int
     columns: int
     offset: torch.Tensor | None = None
@@ -40,6 +43,8 @@ class Encoded:
     """[inputs] float32, what an input is multiplied by before the product."""
     transposed: bool = False
     """The model has the weight as [..., inputs, outputs]."""
+    whole: torch.Tensor | None = None
+    """[1] float32: a scale of the whole weight, which the others are multiplied by."""
 
     def form(self, kind: str, *, in_blocks: bool) -> torch.Tensor:
         """Return the "codes", or their "scale": of blocks as it is, or else [outputs] float32."""
@@ -52,7 +57,8 @@ class Encoded:
 
     def values(self) -> torch.Tensor:
         """Return the weight in float32, in the model's layout."""
-        weight = self._levels() * self._spread(self.scale)
+        scale = numbers(self.scale)
+        weight = self._levels() * self._spread(scale if self.whole is None else scale * self.whole)
         if self.offset is not None:
             weight += self._spread(self.offset)
         if self.inputs is not None:

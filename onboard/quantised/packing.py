@@ -35,3 +35,8 @@ def twos_complement(nibble: torch.Tensor) -> torch.Tensor:
 def exponents(codes: torch.Tensor) -> torch.Tensor:
     """Return the powers of two that eight-bit exponents stand for (E8M0): float32."""
     return torch.exp2(codes.to(torch.float32) - 127.0)
+
+
+def numbers(scale: torch.Tensor) -> torch.Tensor:
+    """Return scales in float32; of uint8 they are exponents."""
+    return exponents(scale) if scale.dtype == torch.uint8 else scale.float()

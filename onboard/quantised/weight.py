@@ -78,7 +78,7 @@ class QuantisedWeight:
     shape: tuple[int, ...]
     """As the model has it."""
     kind: str
-    """The codes: "fp8", "int8", "int4", "nvfp4", "mxfp4", "nf4" or as a method calls them."""
+    """The codes: "fp8" (e4m3), "int8", "int4", "nvfp4", "mxfp4", "nf4" or as a method calls them."""
     parts: Mapping[str, str]
     """The tensors of the checkpoint, by their roles."""
     decode: Callable[[Tensors], Encoded]
@@ -89,6 +89,8 @@ class QuantisedWeight:
     """The tensor that has the scale of all its inputs, where these have one."""
     unread: tuple[str, ...] = field(default=())
     """Further tensors of the checkpoint that belong to it: scales of what goes in and out."""
+    transposed: bool = False
+    """The model has it as [..., inputs, outputs]; codes are [..., outputs, inputs] always."""
 
     @property
     def tensors(self) -> tuple[str, ...]:

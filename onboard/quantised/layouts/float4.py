@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from onboard.quantised.encoded import E2M1, Encoded
-from onboard.quantised.packing import exponents, nibbles
+from onboard.quantised.packing import nibbles
 from onboard.quantised.weight import (
     Activations,
     QuantisedWeight,
@@ -81,12 +81,13 @@ class FourBitFloats:
         )
 
     def _decode(self, found: Tensors) -> Encoded:
-        scale = found["scale"]
-        scale = exponents(scale) if scale.dtype == torch.uint8 else scale.float()
+        scale, whole = found["scale"], None
+        if scale.dtype == torch.float8_e8m0fnu:
+            scale = scale.view(torch.uint8)
         if "whole" in found:
-            whole = found["whole"].float().reshape(())
-            scale = scale / whole if self.divides else scale * whole
-        return Encoded(nibbles(found["codes"]), scale, 1, self.group, table=E2M1)
+            whole = found["whole"].float().reshape(1)
+            whole = 1 / whole if self.divides else whole
+        return Encoded(nibbles(found["codes"]), scale, 1, self.group, table=E2M1, whole=whole)
 
 
 def expert_blocks(tensors: Mapping[str, TensorMeta], stem: str) -> QuantisedWeight:
@@ -104,9 +105,10 @@ def expert_blocks(tensors: Mapping[str, TensorMeta], stem: str) -> QuantisedWeig
         "mxfp4",
         {"codes": f"{stem}_blocks", "scale": f"{stem}_scales"},
         _decode_blocks,
+        transposed=True,
     )
 
 
 def _decode_blocks(found: Tensors) -> Encoded:
     codes = nibbles(found["codes"]).flatten(-2)
-    return Encoded(codes, exponents(found["scale"]), 1, 32, table=E2M1, transposed=True)
+    return Encoded(codes, found["scale"], 1, 32, table=E2M1, transposed=True)

@@ -10,7 +10,7 @@ import torch
 
 from onboard.errors import OnboardError
 from onboard.quantised.encoded import Encoded
-from onboard.quantised.packing import exponents
+from onboard.quantised.packing import numbers
 from onboard.quantised.weight import (
     DAMAGED,
     Activations,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _EIGHT_BITS = {
     torch.float8_e4m3fn: "fp8",
-    torch.float8_e5m2: "fp8",
+    torch.float8_e5m2: "fp8_e5m2",
     torch.int8: "int8",
 }
 
@@ -101,8 +101,8 @@ class EightBits:
         codes, raw = found["codes"], found["scale"]
         *outer, outputs, inputs = codes.shape
         grid = (*outer, blocks(outputs, rows), blocks(inputs, columns))
-        scale = (_numbers(raw) / self.divisor).expand(grid) if raw.numel() == 1 else None
-        scale = (_numbers(raw) / self.divisor).reshape(grid) if scale is None else scale
+        scale = (numbers(raw) / self.divisor).expand(grid) if raw.numel() == 1 else None
+        scale = (numbers(raw) / self.divisor).reshape(grid) if scale is None else scale
         zero = found.get("zero")
         offset = None if zero is None else -(zero.float().reshape(scale.shape) * scale)
         return Encoded(codes, scale, rows, columns, offset)
@@ -114,11 +114,6 @@ def _input_scale(tensors: Mapping[str, TensorMeta], beside: Mapping[str, str]) -
     if name is not None:
         require_shape(tensors, name, (), (1,), (1, 1))
     return name
-
-
-def _numbers(scale: torch.Tensor) -> torch.Tensor:
-    """Return scales in float32; of uint8 they are exponents."""
-    return exponents(scale) if scale.dtype == torch.uint8 else scale.float()
 
 
 def stems(tensors: Mapping[str, TensorMeta], ending: str) -> Iterator[str]:
