@@ -199,6 +199,18 @@ class CachedSequenceInterface:
             )
         return chosen[0], lambda: wanted_logits(chosen[1], inputs, self._names(gm))
 
+    def choose_again(self, logits: torch.Tensor) -> torch.Tensor:
+        """Choose the tokens of the step that was launched last from other logits, [rows,
+        vocabulary]; return them, [rows].
+        """
+        info = self.info
+        return self.latest.choose(
+            logits,
+            {**info.inputs, **info.choice},
+            drawn=info.rows.drawn,
+            filtered=info.rows.filtered,
+        )
+
     def _names(self, gm: nn.Module) -> list[str]:
         """Return the names of the inputs of `gm`; kept until its graph changes."""
         size = len(gm.graph.nodes) if hasattr(gm, "graph") else 0  # type: ignore[union-attr, arg-type]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,9 @@ from onboard.errors import UsageError
 from onboard.graph.cache_init.embedded_inputs import with_image_inputs
 from onboard.graph.fx import graph_modules
 from onboard.modeling import Codebooks
+from onboard.runtime.calls.request_texts import RequestTexts
+from onboard.runtime.constraints.adjustments import Adjustments, check_token_ids, word_tokens
+from onboard.runtime.constraints.structured import Grammars
 from onboard.runtime.length_dependent_rope import LengthDependentRope
 from onboard.runtime.logprobs import logprobs
 from onboard.runtime.multimodal.image_inputs import ImageInputs, image_rows
@@ -34,7 +37,7 @@ from onboard.runtime.scheduling.pending_step import PendingStep, TokenReceiver
 from onboard.runtime.scheduling.request import FinishReason, Request, Step, StepRows
 from onboard.runtime.scheduling.scheduler import Scheduler
 from onboard.runtime.scheduling.sequence_pages import SequencePages
-from onboard.runtime.tokenizer import Detokenizer, Tokenizer
+from onboard.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from onboard.runtime.multimodal.towers import Towers
@@ -92,7 +95,8 @@ class Engine:
         self.stats = EngineStats(pages=sum(group.allocator.num_usable for group in cache.groups))
         self._receiver = TokenReceiver(cache.latest)
         self._ahead: PendingStep | None = None
-        self._detokenizers: dict[int, Detokenizer] = {}
+        self.texts = RequestTexts(self.tokenizer)
+        self._grammars = Grammars(self.tokenizer, self.vocab_size)
         # Position offsets on the device, by slot, and the step whose offsets were written last
         self._shifts = np.zeros(info.num_slots, dtype=np.int64)
         self._shifted: StepRows | None = None
@@ -137,11 +141,18 @@ class Engine:
                 "stop texts need a tokenizer and the checkpoint has none", hint="Use stop_token_ids"
             )
         images = self._prepare(list(prompt), inputs) if inputs else None
+        scores = None
+        if params.prompt_logprobs is not None:
+            scores = self.prompt_logprobs(prompt, params.prompt_logprobs)
         keys = [stream_key(params, index) for index in range(params.n)]
         outputs = [Request(list(prompt), params, key, priority, images) for key in keys]
         for output in outputs:
-            output.limit = min(len(prompt) + params.max_tokens, self.capacity)
+            most = self.capacity if params.max_tokens is None else len(prompt) + params.max_tokens
+            output.limit = min(most, self.capacity)
             output.last_tokens = self._last_tokens(params)
+            output.adjustments = self._adjustments(params)
+            output.prompt_logprobs = scores
+        for output in outputs:
             self.scheduler.add(output)
         return outputs
 
@@ -152,7 +163,7 @@ class Engine:
         if not self.scheduler.cancel(output):
             return False
         self.stats.cancelled += 1
-        self._set_text(output)
+        self.texts.finish(output)
         return True
 
     @torch.inference_mode()
@@ -164,9 +175,13 @@ class Engine:
                 if on_step is not None:
                     on_step(step)
         finally:
-            self.scheduler.abort()
-            self._ahead = None
-            self._detokenizers.clear()
+            self.abort()
+
+    def abort(self) -> None:
+        """Cancel every request, between two steps."""
+        self.scheduler.abort()
+        self._ahead = None
+        self.texts.clear()
 
     def step(self) -> Step:
         """Finish one forward pass, and append the tokens that it chose to their requests."""
@@ -189,7 +204,9 @@ class Engine:
         # 3. Launch the next step before waiting for this one's tokens: the device always has work.
         # Its input ids are placeholder tokens, which the device replaces by this step's tokens; it
         # runs behind this step on the same stream, so they are there by then.
-        self._ahead = self._launch_ahead() if self.overlap and self.rope is None else None
+        # Changed logits depend on the tokens so far, so these have to be known first.
+        may = self.overlap and self.rope is None and not pending.step.rows.adjusted
+        self._ahead = self._launch_ahead() if may else None
         # 4. Wait for this step's tokens. The device works on the next step meanwhile.
         self._take_in(pending)
         self._count(pending.step, time.perf_counter() - start)
@@ -205,7 +222,27 @@ class Engine:
         tokens = np.asarray(torch.as_tensor(input_ids).flatten().tolist(), dtype=np.int64)
         self._check_prompt(tokens.tolist(), room_for=0)
         with self.cache.lent_pages([len(tokens)]) as pages:
-            return torch.cat(list(self._prefill_logits(tokens, pages)))
+            parts = self._prefill_logits(tokens, pages)
+            return torch.cat([part.float().cpu() for part in parts])
+
+    @torch.inference_mode()
+    def prompt_logprobs(self, prompt: Sequence[int], count: int) -> list[dict[int, float] | None]:
+        """Return for each token of a prompt but the first its log-probability, and those of the
+        `count` most likely ones; the prompt is prefilled for that alone.
+
+        Raises `UsageError` if running requests leave no room for it.
+        """
+        if not self.cache.can_lend([len(prompt)]):
+            raise UsageError(
+                "prompt_logprobs need pages and running requests have them", hint="Ask again later"
+            )
+        tokens = np.asarray(prompt, dtype=np.int64)
+        found: list[dict[int, float] | None] = [None]
+        with self.cache.lent_pages([len(tokens)]) as pages:
+            for rows in self._prefill_logits(tokens, pages):
+                following = prompt[len(found) : len(found) + len(rows)]
+                found += logprobs(rows[: len(following)], following, count, self.codebooks)
+        return found
 
     def _launch(self, step: Step) -> PendingStep:
         """Write a step's numbers and launch it; return without waiting for its tokens."""
@@ -217,6 +254,8 @@ class Engine:
             step.rows.slots, step.lengths, rope_length=step.rope_length, position_ids=positions
         )
         tokens, logits = self._run_with_images(step) if step.reads_images() else self._run(step)
+        if step.rows.adjusted:
+            tokens = self.cache.choose_again(_adjusted(logits(), step.rows.adjusted))
         self.scheduler.launched(step)
         # After the launch, so that the event comes after the kernels that write the tokens; before
         # any later launch, so that waiting for it does not wait for that one, too.
@@ -300,8 +339,9 @@ class Engine:
 
     def _prefill_logits(
         self, tokens: np.ndarray[Any, Any], pages: np.ndarray[Any, Any]
-    ) -> list[torch.Tensor]:
-        chunk, parts = min(_LOGITS_CHUNK, self.cache.info.max_num_tokens), []
+    ) -> Iterator[torch.Tensor]:
+        """Yield the logits of chunks of a prompt, [tokens, vocabulary]."""
+        chunk = min(_LOGITS_CHUNK, self.cache.info.max_num_tokens)
         # The last slot is reserved for this: the scheduler's sequences have those before it
         slot = np.array([self.cache.info.num_slots - 1])
         table = self.rope.table(len(tokens)) if self.rope else 0
@@ -316,8 +356,7 @@ class Engine:
                 slots=slot,
                 rope_length=table,
             )
-            parts.append(self.cache.logits(self.gm).float().cpu())
-        return parts
+            yield self.cache.logits(self.gm)
 
     def _check_prompt(self, prompt: Sequence[int], *, room_for: int) -> None:
         if not len(prompt):
@@ -350,18 +389,21 @@ class Engine:
         if pending.logits is not None:
             for row, sequence in took:
                 if (most := sequence.params.logprobs) is not None:
-                    sequence.logprobs.append(
-                        logprobs(pending.logits[row], tokens[row], most, self.codebooks)
-                    )
+                    rows = pending.logits[row : row + 1]
+                    sequence.logprobs += logprobs(rows, [tokens[row]], most, self.codebooks)
         for row, sequence in took if step.may_end(tokens) else ():
             self._end(sequence, tokens[row])
+        for row, sequence in step.rows.adjusted:
+            assert sequence.adjustments is not None
+            if sequence.finish_reason is None and sequence.adjustments.took(tokens[row]):
+                self._finish(sequence, "stop")
         self.stats.generated_tokens += len(took)
         self.stats.dropped_tokens += len(step.rows.complete) - len(took)
 
     def _end(self, sequence: Request, token: int) -> None:
         """Finish a sequence if `token`, its latest, ends it."""
         if token in sequence.last_tokens or (
-            sequence.params.stop and self._stop_position(sequence) is not None
+            sequence.params.stop and self.texts.is_stopped(sequence)
         ):
             self._finish(sequence, "stop")
         elif len(sequence.tokens) >= sequence.limit:
@@ -369,29 +411,35 @@ class Engine:
 
     def _finish(self, sequence: Request, reason: FinishReason) -> None:
         self.scheduler.finish(sequence, reason)
-        self._set_text(sequence)
+        self.texts.finish(sequence)
+
+    def _adjustments(self, params: SamplingParams) -> Adjustments | None:
+        """Return what a request wants done to its logits; None for most."""
+        if not params.adjusts_logits:
+            return None
+        if self.codebooks.count > 1:
+            raise UsageError("tokens of several codebooks are drawn as the model says")
+        check_token_ids(params, self.vocab_size)
+        last = self._last_tokens(params)
+        wanted = params.structured_outputs
+        return Adjustments(
+            params,
+            last_tokens=last,
+            eos=min(self.eos_token_ids, default=0),
+            words=word_tokens(params.bad_words, self.tokenizer),
+            matcher=None if wanted is None else self._grammars.matcher(wanted),
+        )
 
     def _last_tokens(self, params: SamplingParams) -> frozenset[int]:
         return frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else self.eos_token_ids
         )
 
-    def _stop_position(self, sequence: Request) -> int | None:
-        """Return the index in the text where the first stop text begins, None if there is none."""
-        assert self.tokenizer is not None
-        detokenizer = self._detokenizers.setdefault(id(sequence), Detokenizer(self.tokenizer))
-        text = detokenizer.update(sequence.generated)
-        found = [position for stop in sequence.params.stop if (position := text.find(stop)) >= 0]
-        return min(found, default=None)
 
-    def _set_text(self, sequence: Request) -> None:
-        if self.tokenizer is None:
-            return
-        shown = sequence.generated
-        if shown and shown[-1] in sequence.last_tokens:
-            shown = shown[:-1]
-        sequence.text = self.tokenizer.decode(shown)
-        if sequence.params.stop:
-            position = self._stop_position(sequence)
-            text = self._detokenizers.pop(id(sequence)).text
-            sequence.text = sequence.text if position is None else text[:position]
+def _adjusted(logits: torch.Tensor, wanted: Sequence[tuple[int, Request]]) -> torch.Tensor:
+    """Return logits [rows, vocabulary] as the requests of some rows want them, float32."""
+    changed = logits.to(torch.float32, copy=True)
+    for row, request in wanted:
+        assert request.adjustments is not None
+        request.adjustments.apply(changed[row], request.prompt, request.generated)
+    return changed

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 from threading import Lock, get_ident
 from typing import Any
 
-import numpy as np
 import torch
 
 from onboard.config import DType, Mode, RuntimeConfig, with_settings
@@ -19,73 +16,26 @@ from onboard.errors import OnboardError, UsageError
 from onboard.hub import read_config
 from onboard.registry import find_entry
 from onboard.runtime.build import build_engine
+from onboard.runtime.calls.follower import Follower
+from onboard.runtime.calls.outputs import Delta, RequestOutput, request_output
+from onboard.runtime.calls.prompt_forms import (
+    Prompt,
+    as_batch,
+    as_params,
+    as_priorities,
+    as_tokens,
+    flattened,
+    processed_inputs,
+    text_or_tokens,
+)
 from onboard.runtime.engine import Engine
 from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
 from onboard.runtime.sampling_params import SamplingParams
-from onboard.runtime.scheduling.request import FinishReason, Request, Step
+from onboard.runtime.scheduling.request import Step
 from onboard.runtime.tested_file import why_not_run
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, its token ids (a sequence, tensor or array), or vLLM's `{"prompt": ...}` or
-`{"prompt_token_ids": ...}`.
-
-For a model with several codebooks, `LLM.pack` makes token ids of the codes. A mapping may also have
-`"processed"`: the output of transformers' processor for the prompt's images (`pixel_values` and the
-like); its `input_ids` and `attention_mask` are ignored.
-"""
-
-
-@dataclass(frozen=True)
-class Completion:
-    """One output of a prompt."""
-
-    text: str
-    """The generated text, without special tokens and stop text; empty if the checkpoint has no
-    tokenizer.
-    """
-    token_ids: list[int]
-    finish_reason: FinishReason
-    logprobs: list[dict[int, float]] | None
-    """For each generated token a mapping from token ids to log-probabilities; None unless
-    `SamplingParams.logprobs` is set.
-
-    With several codebooks the keys are columns of `LLM.logits`, and each codebook has its own
-    distribution.
-    """
-    num_preemptions: int = 0
-    """How often the request was preempted: it lost its pages and was computed again."""
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """The result for one prompt: `n` outputs. The properties are those of the first output."""
-
-    prompt: str | None
-    """The prompt's text; None if the prompt was given as token ids."""
-    prompt_token_ids: list[int]
-    outputs: list[Completion]
-    num_cached_tokens: int = 0
-    """Leading tokens of the prompt that were reused from the prefix cache."""
-
-    @property
-    def text(self) -> str:
-        """The first output's text."""
-        return self.outputs[0].text
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The first output's token ids."""
-        return self.outputs[0].token_ids
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        """Why the first output finished."""
-        return self.outputs[0].finish_reason
-
-    @property
-    def logprobs(self) -> list[dict[int, float]] | None:
-        """The first output's log-probabilities."""
-        return self.outputs[0].logprobs
+Messages = Sequence[Mapping[str, Any]]
+"""A conversation: messages with `role` and `content`, and what else the chat template reads."""
 
 
 class LLM:
@@ -174,32 +124,87 @@ class LLM:
 
         Raises `UsageError` for a prompt that is empty, too long or has unknown tokens.
         """
-        batch = [_unwrapped(prompt) for prompt in _as_batch(prompts)]
-        params = _as_params(sampling_params, len(batch))
-        inputs = [_inputs(prompt) for prompt in _as_batch(prompts)]
-        priorities = _as_priorities(priority, len(batch))
+        batch = [text_or_tokens(prompt) for prompt in as_batch(prompts)]
+        params = as_params(sampling_params, len(batch))
+        inputs = [processed_inputs(prompt) for prompt in as_batch(prompts)]
+        priorities = as_priorities(priority, len(batch))
         with self._alone():
-            encoded = [self._encode(prompt) for prompt in batch]
+            encoded = [self.encode(prompt) for prompt in batch]
             try:
                 pending = [
                     self.engine.submit(*each)
                     for each in zip(encoded, params, inputs, priorities, strict=True)
                 ]
             except BaseException:
-                self.engine.scheduler.abort()
+                self.engine.abort()
                 raise
             self.engine.run(on_step)
         return [
-            _result(prompt if isinstance(prompt, str) else None, ids, outputs)
+            request_output(prompt if isinstance(prompt, str) else None, ids, outputs)
             for prompt, ids, outputs in zip(batch, encoded, pending, strict=True)
         ]
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, written as the checkpoint's chat template says.
+
+        `tools` (JSON schemas of functions) and `chat_template_kwargs` are for the template. Raises
+        `UsageError` without a template, `OnboardError` if it fails.
+        """
+        single = not messages or isinstance(messages[0], Mapping)
+        conversations: Any = [messages] if single else messages
+        prompts = [self.chat_prompt(each, tools, chat_template_kwargs) for each in conversations]
+        return self.generate(prompts, sampling_params)
+
+    def chat_prompt(
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the token ids of a conversation up to the beginning of the answer."""
+        tokenizer = self.engine.tokenizer
+        if tokenizer is None:
+            raise UsageError("the checkpoint has no tokenizer, so it has no chat template")
+        text = tokenizer.chat(
+            [dict(each) for each in messages],
+            tools=None if tools is None else [dict(each) for each in tools],
+            **dict(chat_template_kwargs or {}),
+        )
+        return tokenizer.encode_plain(text)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = 0
+    ) -> Iterator[Delta]:
+        """Generate for one prompt; yield each output's new text and tokens after every step.
+
+        Who leaves the loop early cancels the rest. The `LLM` serves nobody else meanwhile:
+        `AsyncLLM` serves many.
+        """
+        text, params = text_or_tokens(prompt), as_params(sampling_params, 1)[0]
+        with self._alone():
+            try:
+                outputs = self.engine.submit(
+                    self.encode(text), params, processed_inputs(prompt), priority
+                )
+                follower = Follower(outputs, self.engine.texts)
+                while not follower.finished:
+                    self.engine.step()
+                    yield from follower.deltas()
+            finally:
+                self.engine.abort()
 
     def logits(self, input_ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
         """Return the logits of every token of one prompt, [tokens, vocabulary] float32 on the CPU.
 
         With several codebooks the columns are [codebooks * codes], one codebook after the other.
         """
-        tokens = _tokens(_flat(input_ids))
+        tokens = as_tokens(flattened(input_ids))
         with self._alone():
             return self.engine.logits(tokens)
 
@@ -208,7 +213,8 @@ class LLM:
         """Hold the lock: engine, caches and tokenizer serve one call at a time."""
         if self._holder == get_ident():
             raise UsageError(
-                "the LLM is called from its own on_step", hint="Call it after generate has ended"
+                "the LLM is called while it generates, by the same thread",
+                hint="Call it after generate or stream has ended",
             )
         with self._lock:
             self._holder = get_ident()
@@ -243,7 +249,8 @@ class LLM:
             ).tolist()
         ]
 
-    def _encode(self, prompt: str | list[int]) -> list[int]:
+    def encode(self, prompt: str | list[int]) -> list[int]:
+        """Return the token ids of a prompt's text; ids stay as they are."""
         if not isinstance(prompt, str):
             return prompt
         if self.engine.codebooks.count > 1:
@@ -255,114 +262,3 @@ class LLM:
                 "the checkpoint has no tokenizer", hint="Give prompts as lists of token ids"
             )
         return self.engine.tokenizer.encode(prompt)
-
-
-def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    items = _as_list(prompts)
-    return [items] if items and all(map(_is_whole, items)) else items
-
-
-def _unwrapped(prompt: Any) -> str | list[int]:
-    """Return a prompt's text or token ids; raise `UsageError` for anything else."""
-    if isinstance(prompt, Mapping):
-        prompt = prompt.get("prompt_token_ids", prompt.get("prompt"))
-    if isinstance(prompt, str):
-        return _text(prompt)
-    return _tokens(prompt)
-
-
-def _text(prompt: str) -> str:
-    try:
-        prompt.encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"a prompt is {prompt!r:.80}, which is no Unicode text") from None
-    return prompt
-
-
-def _flat(tokens: Any) -> Any:
-    """Return a prompt's token ids, nested or not, as a flat tensor; anything else unchanged."""
-    try:
-        return torch.as_tensor(tokens).flatten()
-    except (TypeError, ValueError, RuntimeError):
-        return tokens
-
-
-def _tokens(prompt: Any) -> list[int]:
-    """Return a prompt's token ids; raise `UsageError` for anything else."""
-    tokens = _as_list(prompt)
-    if bad := [token for token in tokens if not _is_whole(token)]:
-        raise UsageError(
-            f"a prompt has {bad[0]!r:.80} for a token",
-            hint="Tokens are whole numbers; LLM.pack makes them of codes",
-        )
-    return [int(token) for token in tokens]
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _inputs(prompt: Any) -> dict[str, Any] | None:
-    """Return the processor's outputs for a prompt's images, None if it has none."""
-    processed = prompt.get("processed") if isinstance(prompt, Mapping) else None
-    if not processed:
-        return None
-    return {
-        key: value for key, value in processed.items() if key not in ("input_ids", "attention_mask")
-    }
-
-
-def _as_list(values: Any) -> list[Any]:
-    """Return a sequence, a tensor or an array as a list; raise `UsageError` for anything else."""
-    if isinstance(values, torch.Tensor | np.ndarray):
-        values = values.tolist()
-    if not isinstance(values, Sequence) or isinstance(values, str | bytes | bytearray):
-        raise UsageError(f"a prompt is {values!r:.80}", hint="Give a text, or a list of token ids")
-    return list(values)
-
-
-def _as_params(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if not isinstance(params, Sequence) or not all(
-        isinstance(each, SamplingParams) for each in params
-    ):
-        raise UsageError(
-            f"sampling_params is {params!r:.80}", hint="Give SamplingParams, or a list of them"
-        )
-    if len(params) != count:
-        raise UsageError(
-            f"there are {count} prompts and {len(params)} sampling parameters",
-            hint="Give one for each",
-        )
-    return list(params)
-
-
-def _as_priorities(priority: int | Sequence[int], count: int) -> list[int]:
-    priorities = [priority] * count if isinstance(priority, int) else priority
-    if not isinstance(priorities, Sequence) or not all(map(_is_whole, priorities)):
-        raise UsageError(f"priority is {priority!r:.80}", hint="Priorities are whole numbers")
-    if len(priorities) != count:
-        raise UsageError(
-            f"there are {count} prompts and {len(priorities)} priorities", hint="Give one for each"
-        )
-    return list(priorities)
-
-
-def _result(prompt: str | None, token_ids: list[int], outputs: Sequence[Request]) -> RequestOutput:
-    cached = outputs[0].num_reused or 0
-    return RequestOutput(
-        prompt, token_ids, [_completion(each) for each in outputs], min(cached, len(token_ids))
-    )
-
-
-def _completion(output: Request) -> Completion:
-    assert output.finish_reason is not None
-    logprobs = output.logprobs if output.params.logprobs is not None else None
-    return Completion(
-        output.text, output.generated, output.finish_reason, logprobs, output.num_preemptions
-    )

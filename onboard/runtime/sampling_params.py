@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, FiniteFloat, ValidationError, field_validator, model_validator
 
 from onboard.config import StrictModel
 from onboard.errors import UsageError
@@ -17,10 +17,47 @@ _OURS = "Value error, "  # what pydantic puts before words of ours
 _LOWEST_TEMPERATURE = 1e-5  # below it (as in vLLM) division by it may overflow float32
 
 
+class StructuredOutputs(StrictModel):
+    """One constraint on an output; names are those of vLLM."""
+
+    json_schema: dict[str, Any] | str | None = None
+    """A JSON schema, or its text; vLLM's name for it, `json`, is taken, too."""
+    json_object: bool = False
+    """Any JSON object."""
+    regex: str | None = None
+    choice: list[str] | None = Field(default=None, min_length=1)
+    """One of these texts."""
+    grammar: str | None = None
+    """A context-free grammar in Lark's notation."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _json_is_a_schema(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and "json" in values:
+            return {
+                **{key: values[key] for key in values if key != "json"},
+                "json_schema": values["json"],
+            }
+        return values
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        given = [self.json_schema, self.json_object or None, self.regex, self.choice, self.grammar]
+        if sum(each is not None for each in given) != 1:
+            raise UsageError(
+                "structured_outputs say nothing, or several things",
+                hint="Give one of json, json_object, regex, choice, grammar",
+            )
+        return self
+
+
 class SamplingParams(StrictModel):
     """How a request's tokens are sampled and when it ends; names and defaults are those of vLLM."""
 
-    max_tokens: int = Field(default=16, ge=1)
+    max_tokens: int | None = Field(default=16, ge=1)
+    """None: until the end of the text, or of the room that a sequence has."""
+    min_tokens: int = Field(default=0, ge=0)
+    """Neither an end-of-text token nor a stop token is chosen before this many tokens."""
     temperature: float = Field(default=1.0, ge=0.0)
     """0 (or less than 1e-5): greedy, always the most likely token."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
@@ -38,8 +75,29 @@ class SamplingParams(StrictModel):
     """Stop texts: each ends the output and is not part of it."""
     stop_token_ids: list[int] = Field(default_factory=list)
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    """Whether the stop text is part of the output."""
+    skip_special_tokens: bool = True
+    """Whether special tokens are left out of the output's text."""
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    """Taken off the logit of each token that the output has already."""
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    """Taken off the logit of a token for each time that the output has it."""
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0)
+    """Divides positive logits of tokens that prompt or output have, multiplies negative ones
+    (Keskar et al. 2019, arXiv:1909.05858, section 4.1)."""
+    logit_bias: dict[int, FiniteFloat] = Field(default_factory=dict)
+    """Added to the logits of tokens, by id; -100 bans one, 100 all but forces it."""
+    allowed_token_ids: list[int] | None = Field(default=None, min_length=1)
+    """The tokens that may be chosen; None: all."""
+    bad_words: list[str] = Field(default_factory=list)
+    """Texts that the output may not have, each as the tokenizer writes it."""
+    structured_outputs: StructuredOutputs | None = None
+    """What the output has to be: JSON of a schema, a text of an expression or a grammar."""
     logprobs: int | None = Field(default=None, ge=0)
     """Return the log-probabilities of the chosen token and of this many most likely tokens."""
+    prompt_logprobs: int | None = Field(default=None, ge=0)
+    """The same for each token of the prompt but the first; they cost a second prefill."""
     n: int = Field(default=1, ge=1, le=OUTPUTS.most)
     """Outputs per prompt."""
 
@@ -52,7 +110,8 @@ class SamplingParams(StrictModel):
         except ValidationError as error:
             first = error.errors()[0]
             place, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix(_OURS)
-            raise UsageError(f"{place} is {first['input']!r:.80}: {reason}") from None
+            found = f"{place} is {first['input']!r:.80}: " if place else ""
+            raise UsageError(f"{found}{reason}") from None
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -68,6 +127,29 @@ class SamplingParams(StrictModel):
     @classmethod
     def _no_stop_tokens(cls, value: Any) -> Any:
         return [] if value is None else value
+
+    @field_validator("bad_words", mode="after")
+    @classmethod
+    def _no_empty_word(cls, values: list[str]) -> list[str]:
+        if "" in values:
+            raise ValueError("an empty text is in every output")
+        return values
+
+    @model_validator(mode="after")
+    def _least_below_most(self) -> Self:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise UsageError(f"min_tokens is more than max_tokens ({self.max_tokens})")
+        return self
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether logits are changed before a token is chosen from them."""
+        return (
+            bool(self.presence_penalty or self.frequency_penalty or self.min_tokens)
+            or self.repetition_penalty != 1.0
+            or bool(self.logit_bias or self.bad_words or self.structured_outputs)
+            or self.allowed_token_ids is not None
+        )
 
     @property
     def greedy(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from onboard.errors import OnboardError
+from onboard.errors import OnboardError, UsageError
 from onboard.untrusted.bounds import (
     TEMPLATE_BYTES,
     TEMPLATE_SECONDS,
@@ -55,22 +55,36 @@ class Tokenizer:
         ids: list[int] = self.hf(text)["input_ids"]
         return ids
 
-    def decode(self, tokens: list[int]) -> str:
-        """Return the text of tokens, special tokens left out."""
-        text: str = self.hf.decode(tokens, skip_special_tokens=True)
+    def encode_plain(self, text: str) -> list[int]:
+        """Return the token ids of a piece of text, without special tokens."""
+        ids: list[int] = self.hf(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of tokens, special tokens left out unless they are wanted."""
+        text: str = self.hf.decode(tokens, skip_special_tokens=skip_special_tokens)
         return text
 
-    def chat(self, messages: list[dict[str, str]]) -> str:
+    def chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        **options: Any,
+    ) -> str:
         """Return the chat template's text for messages, including the beginning of the answer.
 
-        The template is a program of the checkpoint's author. Raises `OnboardError` if it fails or
-        exceeds the limits of time, memory or text.
+        `tools` and `options` are for the template, a program of the checkpoint's author. Raises
+        `UsageError` without one, `OnboardError` if it fails or exceeds the limits of time, memory
+        or text.
         """
+        if not getattr(self.hf, "chat_template", None):
+            raise UsageError(
+                "the checkpoint has no chat template", hint="Give prompts as text: generate"
+            )
+        options = {"add_generation_prompt": True, **options, "tokenize": False}
         try:
             with limited(TEMPLATE_SECONDS.most, TEMPLATE_BYTES.most):
-                text = self.hf.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True
-                )
+                text = self.hf.apply_chat_template(messages, tools=tools, **options)
         except Exception as error:  # whatever it raises of its own, `raise_exception` among it
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise OnboardError(f"the chat template fails ({reason})") from error
@@ -117,17 +131,21 @@ class Detokenizer:
     it holds no unfinished character.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self.tokenizer = tokenizer
         self.text = ""
+        self._skip = skip_special_tokens
         self._context = 0
         self._read = 0
 
     def update(self, tokens: list[int]) -> str:
         """Return the text of all tokens so far, without an unfinished character at its end."""
-        known = self.tokenizer.decode(tokens[self._context : self._read])
-        new = self.tokenizer.decode(tokens[self._context :])
+        known = self._decode(tokens[self._context : self._read])
+        new = self._decode(tokens[self._context :])
         if len(new) > len(known) and not new.endswith(_UNFINISHED):
             self.text += new[len(known) :]
             self._context, self._read = self._read, len(tokens)
         return self.text
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=self._skip)

@@ -52,6 +52,7 @@ CODE_FILES = Bound(64, "files of Python", "repositories of models have up to a d
 HEADER_BYTES = Bound(32 * _MIB, "bytes of header", "it has room for 300,000 tensors")
 INDEX_BYTES = Bound(64 * _MIB, "bytes", "it has room for 600,000 tensors")
 YAML_BYTES = Bound(4 * _MIB, "bytes", "reading a MiB of YAML takes seconds")
+GRAMMAR_BYTES = Bound(256 * 1024, "bytes", "schemas of tools have some thousand")
 TEXT_BYTES = Bound(_MIB, "bytes", "templates and prompts have some thousand")
 VOCABULARY_BYTES = Bound(512 * _MIB, "bytes", "the largest vocabularies take 40 million")
 ARTIFACT_BYTES = Bound(64 * _MIB, "bytes", "what phases leave for one another is far smaller")

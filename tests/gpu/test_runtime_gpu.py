@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from onboard import LLM, SamplingParams
-from onboard.runtime.llm import RequestOutput
+from onboard.runtime.calls.outputs import RequestOutput
 from onboard.verify.stages import VerifyReport, verify_model
 from tests.support.runtime.tiny import Tiny, make_tiny
 

@@ -22,7 +22,9 @@ from onboard.errors import UsageError
 from onboard.hub import go_offline
 
 if TYPE_CHECKING:
-    from onboard.runtime.llm import LLM, Prompt, RequestOutput
+    from onboard.runtime.calls.outputs import RequestOutput
+    from onboard.runtime.calls.prompt_forms import Prompt
+    from onboard.runtime.llm import LLM
     from onboard.runtime.sampling_params import SamplingParams
 
 
@@ -185,7 +187,8 @@ def _load(model: str, **settings: Any) -> LLM:
 
 def _generate(llm: LLM, prompts: list[Prompt], params: SamplingParams) -> list[RequestOutput]:
     stats = llm.engine.stats
-    with _progress("generating", len(prompts) * params.n * params.max_tokens) as advance:
+    most = None if params.max_tokens is None else len(prompts) * params.n * params.max_tokens
+    with _progress("generating", most) as advance:
         outputs = llm.generate(prompts, params, on_step=lambda _: advance(stats.generated_tokens))
     speed = f"{stats.tokens_per_second:.1f} tokens/s"
     print(f"{stats.generated_tokens} tokens in {stats.seconds:.1f} s ({speed})", file=sys.stderr)

@@ -12,6 +12,7 @@ import numpy as np
 
 from onboard.cache.rows import SequenceRows
 from onboard.cache.step_buffer import IntArray
+from onboard.runtime.constraints.adjustments import Adjustments
 from onboard.runtime.multimodal.image_inputs import ImageInputs
 from onboard.runtime.sampling_params import SamplingParams
 
@@ -36,6 +37,10 @@ class Request:
     tokens: list[int] = field(init=False)
     """The prompt's tokens and those generated so far."""
     logprobs: list[dict[int, float]] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, float] | None] | None = None
+    """An entry for each token of the prompt, None for the first; None if they are not wanted."""
+    adjustments: Adjustments | None = None
+    """What is done to its logits before a token is chosen; None: nothing."""
     text: str = ""
     """The generated text, set when the request finishes."""
     finish_reason: FinishReason | None = None
@@ -152,6 +157,8 @@ class StepRows:
     has_stops: bool
     """Whether a sequence has stop texts."""
     wants_logprobs: bool
+    adjusted: list[tuple[int, Request]]
+    """(index in the step, sequence) where logits are changed before a token is chosen."""
     has_images: bool
     """Whether a sequence's prompt has images or sound."""
 
@@ -198,6 +205,11 @@ class Step:
             last_tokens=frozenset().union(*(sequence.last_tokens for sequence in sequences)),
             has_stops=any(sequence.params.stop for sequence in sequences),
             wants_logprobs=any(sequence.params.logprobs is not None for sequence in sequences),
+            adjusted=[
+                (row, chunk.sequence)
+                for row, chunk in enumerate(self.chunks)
+                if chunk.completes and chunk.sequence.adjustments is not None
+            ],
             has_images=any(sequence.image_inputs is not None for sequence in sequences),
         )
 

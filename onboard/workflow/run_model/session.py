@@ -20,8 +20,9 @@ from onboard.graph.weight_load.quantised_folder import open_checkpoint
 from onboard.hf.text_tokens import special_tokens, text_tokens, up_to_special
 from onboard.hub import open_source
 from onboard.runtime.build import make_context
+from onboard.runtime.calls.outputs import RequestOutput
 from onboard.runtime.limits import LIMITS, PROOF, max_positions
-from onboard.runtime.llm import LLM, RequestOutput
+from onboard.runtime.llm import LLM
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.verify.comparison import Kind, Observed, Passage, passages
 from onboard.verify.held_out import stories

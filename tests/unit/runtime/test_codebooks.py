@@ -259,7 +259,7 @@ def test_the_numbers_of_a_token_are_independent() -> None:
 def test_log_probabilities_are_those_of_a_codebook() -> None:
     row, books = torch.randn(22), Codebooks(2, 12)
     expected = row.view(2, 11).log_softmax(dim=-1).flatten()
-    found = logprobs(row, int(books.pack(torch.tensor([3, 4]))), 2, books)
+    found = logprobs(row[None], [int(books.pack(torch.tensor([3, 4])))], 2, books)[0]
     best = {
         int(index) + 11 * k
         for k, part in enumerate(row.view(2, 11))

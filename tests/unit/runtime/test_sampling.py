@@ -226,10 +226,10 @@ def test_logprobs_are_of_the_unscaled_logits() -> None:
     logits = torch.randn(1, VOCABULARY)
     expected = logits[0].double().log_softmax(-1)
     likely, rare = int(expected.argmax()), int(expected.argmin())
-    found = logprobs(logits[0], likely, 2)
+    found = logprobs(logits[:1], [likely], 2)[0]
     assert list(found) == expected.topk(2).indices.tolist()
     assert found[likely] == pytest.approx(float(expected.max()), abs=1e-5)
-    assert list(logprobs(logits[0], rare, 1)) == [rare, likely]
+    assert list(logprobs(logits[:1], [rare], 1)[0]) == [rare, likely]
 
 
 def test_bad_parameters_are_refused() -> None:

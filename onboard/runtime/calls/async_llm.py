@@ -1,0 +1,129 @@
+"""`AsyncLLM`: one model for many callers at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from threading import Lock
+from typing import Any
+
+from onboard.runtime.calls.engine_thread import EngineThread, Ticket, Told
+from onboard.runtime.calls.outputs import Delta, RequestOutput, request_output
+from onboard.runtime.calls.prompt_forms import Prompt, as_params, processed_inputs, text_or_tokens
+from onboard.runtime.llm import LLM, Messages
+from onboard.runtime.sampling_params import SamplingParams
+
+
+class AsyncLLM:
+    """A model whose prompts run in one batch, whoever gives them and when.
+
+    It takes the arguments of `LLM`, and raises what it raises. All methods may be called from any
+    event loop and thread. `close` it at the end, or use it as `async with AsyncLLM(...) as llm`.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.llm = LLM(*args, **options)
+        self.thread = EngineThread(self.llm.engine)
+        self._tokenizing = Lock()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close(timeout=0)
+
+    async def close(self, timeout: float | None = None) -> bool:
+        """Take no more prompts, and wait for those that run, at most `timeout` seconds; return
+        whether all had ended.
+        """
+        return await asyncio.to_thread(self.thread.close, timeout=timeout)
+
+    async def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = 0
+    ) -> AsyncIterator[Delta]:
+        """Generate for one prompt; yield each output's new text and tokens as they come.
+
+        Who leaves the loop, or is cancelled, cancels the rest. Raises `UsageError` for a prompt
+        that is empty, too long or has unknown tokens.
+        """
+        ticket = await self._ticket(prompt, sampling_params, priority)
+        async with aclosing(self._follow(ticket)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = 0
+    ) -> RequestOutput:
+        """Generate for one prompt; return its outputs when all have ended."""
+        ticket = await self._ticket(prompt, sampling_params, priority)
+        async with aclosing(self._follow(ticket)) as deltas:
+            async for _ in deltas:
+                pass
+        assert ticket.follower is not None
+        text = text_or_tokens(prompt)
+        return request_output(
+            text if isinstance(text, str) else None, list(ticket.prompt), ticket.follower.outputs
+        )
+
+    async def chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> RequestOutput:
+        """Answer one conversation, written as the checkpoint's chat template says."""
+        prompt = await asyncio.to_thread(self._alone_prompt, messages, tools, chat_template_kwargs)
+        return await self.generate(prompt, sampling_params)
+
+    async def tokenize(self, text: str) -> list[int]:
+        """Return the token ids of a prompt."""
+        return await asyncio.to_thread(self._encode, text)
+
+    def _alone_prompt(self, *args: Any) -> list[int]:
+        with self._tokenizing:
+            return self.llm.chat_prompt(*args)
+
+    def _encode(self, prompt: str | list[int]) -> list[int]:
+        # The Rust tokenizers refuse a second caller while one is inside.
+        with self._tokenizing:
+            return self.llm.encode(prompt)
+
+    async def _ticket(
+        self, prompt: Prompt, params: SamplingParams | None, priority: int
+    ) -> _AsyncTicket:
+        text = text_or_tokens(prompt)
+        tokens = await asyncio.to_thread(self._encode, text) if isinstance(text, str) else text
+        news: asyncio.Queue[Told] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def tell(told: Told) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(news.put_nowait, told)
+
+        one = as_params(params, 1)[0]
+        return _AsyncTicket(tokens, one, tell, processed_inputs(prompt), priority, news=news)
+
+    async def _follow(self, ticket: _AsyncTicket) -> AsyncGenerator[Delta, None]:
+        self.thread.submit(ticket)
+        ended: set[int] = set()
+        try:
+            while len(ended) < ticket.params.n:
+                told = await ticket.news.get()
+                if isinstance(told, BaseException):
+                    raise told
+                for delta in told:
+                    ended |= {delta.index} if delta.finish_reason is not None else set()
+                    yield delta
+        finally:
+            if len(ended) < ticket.params.n:
+                self.thread.cancel(ticket)
+
+
+class _AsyncTicket(Ticket):
+    """A ticket whose news an event loop waits for."""
+
+    def __init__(self, *args: Any, news: asyncio.Queue[Told]) -> None:
+        super().__init__(*args)
+        self.news = news

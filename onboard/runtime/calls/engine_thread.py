@@ -1,0 +1,126 @@
+"""One thread that steps an engine while it has requests, for callers in other threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any
+
+from onboard.errors import OnboardError, UsageError
+from onboard.runtime.calls.follower import Follower
+from onboard.runtime.calls.outputs import Delta
+from onboard.runtime.engine import Engine
+from onboard.runtime.sampling_params import SamplingParams
+
+Told = Sequence[Delta] | BaseException
+"""What a ticket is told after a step: news, or why there will be none."""
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One prompt, from its submission to the end of its outputs."""
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    tell: Callable[[Told], None]
+    """Called by the engine's thread; it must not block."""
+    inputs: dict[str, Any] | None = None
+    priority: int = 0
+    follower: Follower | None = None
+    """None until the engine has the request."""
+
+
+class EngineThread:
+    """Owns an engine: nobody else may step it, or submit to it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.running: list[Ticket] = []
+        """The prompts whose outputs have not ended; only the thread changes the list."""
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._closing = False
+        self._thread = Thread(target=self._serve, name="onboard-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, ticket: Ticket) -> None:
+        """Queue a prompt; what becomes of it is told."""
+        if self._closing:
+            raise UsageError("the model is being closed and takes no more prompts")
+        self._calls.put(lambda: self._start(ticket))
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Cancel what has not ended of a prompt; nothing more is told."""
+        self._calls.put(lambda: self._cancel(ticket))
+
+    def close(self, *, timeout: float | None = None) -> bool:
+        """Let the thread end when all outputs have, cancel them after `timeout` seconds; return
+        whether they had ended.
+        """
+        self._closing = True
+        self._calls.put(lambda: None)
+        self._thread.join(timeout)
+        if not (late := self._thread.is_alive()):
+            return True
+        self._calls.put(self._cancel_all)
+        self._thread.join()
+        return not late
+
+    def _serve(self) -> None:
+        while self.running or not self._closing or not self._calls.empty():
+            self._take_calls()
+            if self.running:
+                self._step()
+
+    def _take_calls(self) -> None:
+        """Do what callers want; wait for it when there is nothing else to do."""
+        wait = not self.running and not self._closing
+        try:
+            while True:
+                self._calls.get(block=wait)()
+                wait = False
+        except Empty:
+            return
+
+    def _start(self, ticket: Ticket) -> None:
+        try:
+            outputs = self.engine.submit(
+                ticket.prompt, ticket.params, ticket.inputs, ticket.priority
+            )
+        except Exception as error:  # a prompt's own fault, whatever it is, is its caller's alone
+            ticket.tell(error)
+            return
+        ticket.follower = Follower(outputs, self.engine.texts)
+        self.running.append(ticket)
+
+    def _cancel(self, ticket: Ticket) -> None:
+        if ticket in self.running:
+            self.running.remove(ticket)
+            assert ticket.follower is not None
+            for output in ticket.follower.outputs:
+                self.engine.cancel(output)
+
+    def _cancel_all(self) -> None:
+        for ticket in list(self.running):
+            self._cancel(ticket)
+            ticket.tell(OnboardError("the model was closed before the output had ended"))
+
+    def _step(self) -> None:
+        try:
+            self.engine.step()
+        except Exception as error:  # all that run share the step, and the engine's state
+            running, self.running = self.running, []
+            self.engine.abort()
+            for ticket in running:
+                ticket.tell(error)
+            return
+        for ticket in list(self.running):
+            self._tell(ticket)
+
+    def _tell(self, ticket: Ticket) -> None:
+        assert ticket.follower is not None
+        if deltas := list(ticket.follower.deltas()):
+            if ticket.follower.finished:
+                self.running.remove(ticket)
+            ticket.tell(deltas)

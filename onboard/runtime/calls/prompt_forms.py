@@ -1,0 +1,121 @@
+"""The forms in which prompts, parameters and priorities are given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+
+from onboard.errors import UsageError
+from onboard.runtime.sampling_params import SamplingParams
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, its token ids (a sequence, tensor or array), or vLLM's `{"prompt": ...}` or
+`{"prompt_token_ids": ...}`.
+
+For a model with several codebooks, `LLM.pack` makes token ids of the codes. A mapping may also have
+`"processed"`: the output of transformers' processor for the prompt's images (`pixel_values` and the
+like); its `input_ids` and `attention_mask` are ignored.
+"""
+
+
+def as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
+    """Return a list of prompts; one alone makes a list of one."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    items = _as_list(prompts)
+    return [items] if items and all(map(_is_whole, items)) else items
+
+
+def text_or_tokens(prompt: Any) -> str | list[int]:
+    """Return a prompt's text or token ids; raise `UsageError` for anything else."""
+    if isinstance(prompt, Mapping):
+        prompt = prompt.get("prompt_token_ids", prompt.get("prompt"))
+    if isinstance(prompt, str):
+        return _text(prompt)
+    return as_tokens(prompt)
+
+
+def _text(prompt: str) -> str:
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"a prompt is {prompt!r:.80}, which is no Unicode text") from None
+    return prompt
+
+
+def flattened(tokens: Any) -> Any:
+    """Return a prompt's token ids, nested or not, as a flat tensor; anything else unchanged."""
+    try:
+        return torch.as_tensor(tokens).flatten()
+    except (TypeError, ValueError, RuntimeError):
+        return tokens
+
+
+def as_tokens(prompt: Any) -> list[int]:
+    """Return a prompt's token ids; raise `UsageError` for anything else."""
+    tokens = _as_list(prompt)
+    if bad := [token for token in tokens if not _is_whole(token)]:
+        raise UsageError(
+            f"a prompt has {bad[0]!r:.80} for a token",
+            hint="Tokens are whole numbers; LLM.pack makes them of codes",
+        )
+    return [int(token) for token in tokens]
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def processed_inputs(prompt: Any) -> dict[str, Any] | None:
+    """Return the processor's outputs for a prompt's images, None if it has none."""
+    processed = prompt.get("processed") if isinstance(prompt, Mapping) else None
+    if not processed:
+        return None
+    return {
+        key: value for key, value in processed.items() if key not in ("input_ids", "attention_mask")
+    }
+
+
+def _as_list(values: Any) -> list[Any]:
+    """Return a sequence, a tensor or an array as a list; raise `UsageError` for anything else."""
+    if isinstance(values, torch.Tensor | np.ndarray):
+        values = values.tolist()
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes | bytearray):
+        raise UsageError(f"a prompt is {values!r:.80}", hint="Give a text, or a list of token ids")
+    return list(values)
+
+
+def as_params(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    """Return the parameters of each of `count` prompts; raise `UsageError` for anything else."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if not isinstance(params, Sequence) or not all(
+        isinstance(each, SamplingParams) for each in params
+    ):
+        raise UsageError(
+            f"sampling_params is {params!r:.80}", hint="Give SamplingParams, or a list of them"
+        )
+    if len(params) != count:
+        raise UsageError(
+            f"there are {count} prompts and {len(params)} sampling parameters",
+            hint="Give one for each",
+        )
+    return list(params)
+
+
+def as_priorities(priority: int | Sequence[int], count: int) -> list[int]:
+    """Return the priority of each of `count` prompts; raise `UsageError` for anything else."""
+    priorities = [priority] * count if isinstance(priority, int) else priority
+    if not isinstance(priorities, Sequence) or not all(map(_is_whole, priorities)):
+        raise UsageError(f"priority is {priority!r:.80}", hint="Priorities are whole numbers")
+    if len(priorities) != count:
+        raise UsageError(
+            f"there are {count} prompts and {len(priorities)} priorities", hint="Give one for each"
+        )
+    return list(priorities)

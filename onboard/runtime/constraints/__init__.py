@@ -1,0 +1,1 @@
+"""What a request wants of its next token beyond what the model says."""

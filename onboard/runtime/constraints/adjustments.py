@@ -1,0 +1,125 @@
+"""Changes of one request's logits before its next token is chosen from them.
+
+The order is vLLM's: tokens are excluded, biases added, penalties taken off; temperature and filters
+come after that. Log-probabilities that a request gets back are those of before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from onboard.errors import UsageError
+from onboard.runtime.constraints.structured import Matcher
+from onboard.runtime.sampling_params import SamplingParams
+from onboard.runtime.tokenizer import Tokenizer
+
+_NEVER = float("-inf")
+
+
+class Adjustments:
+    """What is done to the logits of one request; it follows the tokens that the request gets."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        last_tokens: Collection[int],
+        eos: int,
+        words: Sequence[Sequence[int]],
+        matcher: Matcher | None,
+    ) -> None:
+        self.params = params
+        self.matcher = matcher
+        """The grammar that the output follows, None if it need not follow one."""
+        self._eos = eos
+        self._last_tokens = sorted(last_tokens)
+        self._words = words
+
+    def apply(self, logits: torch.Tensor, prompt: Sequence[int], output: Sequence[int]) -> None:
+        """Change `logits` [vocabulary] float32 in place; `output` are the tokens so far.
+
+        Where nothing is left to choose, the text ends.
+        """
+        if self.params.allowed_token_ids is not None:
+            self._keep(logits, self.params.allowed_token_ids)
+        excluded = [word[-1] for word in self._words if _ends_with(output, word[:-1])]
+        excluded += self._last_tokens if len(output) < self.params.min_tokens else []
+        if excluded:
+            logits[excluded] = _NEVER
+        for token, bias in self.params.logit_bias.items():
+            logits[token] += bias
+        self._penalise(logits, prompt, output)
+        if self.matcher is not None:
+            self.matcher.exclude(logits)
+        self._end_where_nothing_is_left(logits)
+
+    def took(self, token: int) -> bool:
+        """Follow a token that the request got; return whether the grammar ends with it."""
+        return self.matcher is not None and self.matcher.took(token)
+
+    @staticmethod
+    def _keep(logits: torch.Tensor, tokens: Sequence[int]) -> None:
+        kept = logits[list(tokens)]
+        logits.fill_(_NEVER)
+        logits[list(tokens)] = kept
+
+    def _penalise(self, logits: torch.Tensor, prompt: Sequence[int], output: Sequence[int]) -> None:
+        params = self.params
+        if params.repetition_penalty != 1.0:
+            seen = _unique(logits, [*prompt, *output])[0]
+            values = logits[seen]
+            factor = params.repetition_penalty
+            logits[seen] = torch.where(values > 0, values / factor, values * factor)
+        if output and (params.frequency_penalty or params.presence_penalty):
+            seen, counts = _unique(logits, output)
+            logits[seen] -= params.frequency_penalty * counts + params.presence_penalty
+
+    def _end_where_nothing_is_left(self, logits: torch.Tensor) -> None:
+        """Without a look at the values on the host: NaN is still found by whoever chooses."""
+        nothing = logits.isneginf().all()
+        logits[self._eos] = torch.where(nothing, 0.0, logits[self._eos])
+
+
+def _unique(logits: torch.Tensor, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tokens that there are, and how often."""
+    ids, counts = torch.unique(torch.tensor(tokens), return_counts=True)
+    return ids.to(logits.device), counts.to(logits)
+
+
+def _ends_with(output: Sequence[int], beginning: Sequence[int]) -> bool:
+    return not beginning or list(output[-len(beginning) :]) == list(beginning)
+
+
+def word_tokens(words: Sequence[str], tokenizer: Tokenizer | None) -> list[list[int]]:
+    """Return the token ids of each text, alone and behind a space.
+
+    Raises `UsageError` without a tokenizer.
+    """
+    if words and tokenizer is None:
+        raise UsageError(
+            "bad_words need a tokenizer and the checkpoint has none", hint="Use logit_bias"
+        )
+    if tokenizer is None:
+        return []
+    ways = [way for word in words for way in (word, f" {word.lstrip()}")]
+    found = (tokenizer.encode_plain(way) for way in ways)
+    return [ids for ids in found if ids]
+
+
+def check_token_ids(params: SamplingParams, vocabulary: int | None) -> None:
+    """Raise `UsageError` for ids that no token has: on a GPU an index out of range ends the
+    process.
+    """
+    named = {
+        "logit_bias": list(params.logit_bias),
+        "allowed_token_ids": params.allowed_token_ids or [],
+        "stop_token_ids": params.stop_token_ids if params.min_tokens else [],
+    }
+    for field, ids in named.items():
+        if bad := [each for each in ids if each < 0 or each >= (vocabulary or 1 << 62)]:
+            raise UsageError(
+                f"{field} has token {bad[0]}",
+                hint=f"Token ids go from 0 to {(vocabulary or 0) - 1}",
+            )

@@ -1,0 +1,116 @@
+"""Outputs that follow a JSON schema, an expression or a grammar: llguidance says which tokens go on.
+
+llguidance (https://github.com/guidance-ai/llguidance) computes the mask of a position from the
+tokens so far, in some ten microseconds and without a table made before.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from onboard.errors import UsageError
+from onboard.runtime.sampling_params import StructuredOutputs
+from onboard.runtime.tokenizer import Tokenizer
+from onboard.untrusted.bounds import GRAMMAR_BYTES
+
+_OBJECT = {"type": "object"}
+
+
+class Grammars:
+    """Makes matchers for the outputs of one model."""
+
+    def __init__(self, tokenizer: Tokenizer | None, vocabulary: int | None) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+
+    def matcher(self, wanted: StructuredOutputs) -> Matcher:
+        """Return the matcher of one output.
+
+        Raises `UsageError` for a schema, an expression or a grammar that is none.
+        """
+        source = _source(wanted)
+        if len(source) > GRAMMAR_BYTES.most:
+            raise UsageError(
+                f"structured_outputs has {len(source):,} bytes",
+                hint=f"At most {GRAMMAR_BYTES.most:,} are taken",
+            )
+        guidance = _llguidance()
+        if problem := guidance.LLMatcher.validate_grammar(source, self._tokens):
+            raise UsageError(
+                f"structured_outputs is not understood: {' '.join(problem.split())[:200]}"
+            )
+        return Matcher(guidance.LLMatcher(self._tokens, source))
+
+    @cached_property
+    def _tokens(self) -> Any:
+        if self._tokenizer is None:
+            raise UsageError("structured_outputs need a tokenizer and the checkpoint has none")
+        _llguidance()
+        from llguidance.hf import from_tokenizer
+
+        try:
+            return from_tokenizer(self._tokenizer.hf, n_vocab=self._vocabulary)
+        except (
+            Exception
+        ) as error:  # whatever the library raises for a tokenizer that it cannot read
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise UsageError(f"structured_outputs cannot use this tokenizer ({reason})") from error
+
+
+class Matcher:
+    """Where one output is in its grammar."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def exclude(self, logits: torch.Tensor) -> None:
+        """Exclude from `logits` [vocabulary] the tokens with which the output cannot go on."""
+        words = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.int32)
+        bits = (words[:, None] >> torch.arange(32, dtype=torch.int32)) & 1
+        kept = bits.flatten().bool()[: len(logits)].to(logits.device)
+        logits[: len(kept)].masked_fill_(~kept, float("-inf"))
+        logits[len(kept) :] = float("-inf")
+
+    def took(self, token: int) -> bool:
+        """Follow a token; return whether nothing may come behind it."""
+        self._matcher.consume_token(token)
+        return bool(self._matcher.is_stopped())
+
+
+def _source(wanted: StructuredOutputs) -> str:
+    """Return the constraint in llguidance's own notation."""
+    matcher = _llguidance().LLMatcher
+    try:
+        if wanted.json_schema is not None or wanted.json_object:
+            schema = wanted.json_schema if wanted.json_schema is not None else _OBJECT
+            return str(matcher.grammar_from_json_schema(schema))
+        if wanted.regex is not None:
+            return str(matcher.grammar_from_regex(wanted.regex))
+        if wanted.choice is not None:
+            return str(matcher.grammar_from_lark(_one_of(wanted.choice)))
+        assert wanted.grammar is not None
+        return str(matcher.grammar_from_lark(wanted.grammar))
+    except (ValueError, TypeError) as error:
+        raise UsageError(
+            f"structured_outputs is not understood: {' '.join(str(error).split())[:200]}"
+        ) from error
+
+
+def _one_of(choices: list[str]) -> str:
+    """Return a grammar in Lark's notation: a JSON string is one of its literals."""
+    return "start: " + " | ".join(json.dumps(choice) for choice in choices)
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise UsageError(
+            "structured_outputs need llguidance, which is not installed",
+            hint="Run: pip install 'onboard[serve]'",
+        ) from None
+    return llguidance
