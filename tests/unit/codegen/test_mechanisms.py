@@ -55,7 +55,7 @@ class Signs(Mechanism):
             return None
         return Code(operand.expr) if isinstance(operand, Negated) else Negated(operand.code())
 
-    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+    def binary(self, op: ast.operator, left: Value, right: Value, frame: Frame) -> Value | None:
         if not isinstance(op, ast.Mult) or not isinstance(left, Negated):
             return None
         return Negated(ast.BinOp(left.expr, op, right.code()))

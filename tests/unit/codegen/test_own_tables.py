@@ -169,3 +169,60 @@ def test_a_table_that_begins_with_a_number_of_rows_has_as_many_as_a_text_needs(
     )
     _agree_in_every_step(state, text, sizes)
     assert "4" not in _written(state)
+
+
+FLOORED = """
+class Tables(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+
+    def alpha(self, length):
+        return max(2 ** math.ceil(math.log(length / self.config.trained, 2) + 1) - 1, 1)
+
+    def grown(self, scale=1):
+        return 1.0 if scale <= 1 else 0.1 * math.log(scale) + 1.0
+
+    def forward(self, x, length):
+        length = max(length, self.config.trained)
+        base = 10.0 * COMPUTED
+        angles = torch.einsum("i,j->ij", torch.arange(length).float(), 1.0 / torch.arange(1, 5) / base)
+        return angles.cos()[:length]
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.tables = Tables(config)
+
+    def forward(self, x):
+        return x * self.tables(x, x.shape[1])[: x.shape[1]]
+"""
+
+
+@pytest.mark.parametrize(
+    ("computed", "longest"),
+    [
+        ("self.alpha(length)", 8),
+        ("self.grown(length / self.config.trained)", 8),
+        ("self.alpha(length) * self.grown(length / self.config.trained)", 8),
+        ("self.config.trained", None),  # a table of so many rows, and no more
+    ],
+)
+def test_numbers_of_a_length_that_has_a_least_are_those_of_this(
+    computed: str, longest: int | None, translate: Translate
+) -> None:
+    text, fields = FLOORED.replace("COMPUTED", computed), {"trained": 8}
+    state, _, _ = translate(text, fields, specialised=True, counts_positions=True)
+    (tables,) = [each for cls, each in state.translator.states.items() if cls.__name__ == "Tables"]
+    written = f"{_written(tables)}\n\n\n{_written(state)}"
+    original, ours = _made(text, fields), _made(written, fields)
+    generator = torch.Generator().manual_seed(12)
+    for length in (3, 8, 9, 20):
+        x = torch.randn(2, length, 4, generator=generator)
+        given = {"position_ids": torch.arange(length).expand(2, -1)}
+        if longest is not None and length > longest:
+            with pytest.raises(AssertionError, match="texts of more tokens"):
+                ours(x, **given)
+        else:
+            torch.testing.assert_close(ours(x, **given), original(x))

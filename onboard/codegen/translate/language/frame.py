@@ -217,7 +217,7 @@ class Mechanism:
         """Return `op operand`."""
         return None
 
-    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+    def binary(self, op: ast.operator, left: Value, right: Value, frame: Frame) -> Value | None:
         """Return `left op right`."""
         return None
 

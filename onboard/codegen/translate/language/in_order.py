@@ -29,9 +29,9 @@ class Mechanisms(Mechanism):
         """Return `op operand`."""
         return _first(item.unary(op, operand) for item in self.each)
 
-    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+    def binary(self, op: ast.operator, left: Value, right: Value, frame: Frame) -> Value | None:
         """Return `left op right`."""
-        return _first(item.binary(op, left, right) for item in self.each)
+        return _first(item.binary(op, left, right, frame) for item in self.each)
 
     def compare(self, op: ast.cmpop, left: Value, right: Value) -> Value | None:
         """Return `left op right`."""

@@ -77,7 +77,7 @@ class CountedPositions(Mechanism):
                 return self.attribute(owner, "shape", frame)
         return None
 
-    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+    def binary(self, op: ast.operator, left: Value, right: Value, frame: Frame) -> Value | None:
         """Rows with a number."""
         for rows, other in ((left, right), (right, left)):
             if isinstance(rows, Code) and rows.form in (ROWS, TABLE) and other.is_static:

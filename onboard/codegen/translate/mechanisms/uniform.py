@@ -75,7 +75,7 @@ class _WithoutIndex(ast.NodeTransformer):
 class UniformBatches(Mechanism):
     """Vectors with one number for all texts."""
 
-    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+    def binary(self, op: ast.operator, left: Value, right: Value, frame: Frame) -> Value | None:
         """`number * ones` is the number."""
         ones = isinstance(op, ast.Mult) and isinstance(right, Code) and right.form == ONES
         return Code(left.code(), static=True, form=UNIFORM) if ones and left.is_static else None

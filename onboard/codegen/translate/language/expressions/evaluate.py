@@ -148,7 +148,7 @@ def _binop(node: ast.BinOp, frame: Frame) -> Value:
 
 def binary(op: ast.operator, left: Value, right: Value, frame: Frame) -> Value:
     """Return `left op right`."""
-    if (known_as := frame.mechanisms.binary(op, left, right)) is not None:
+    if (known_as := frame.mechanisms.binary(op, left, right, frame)) is not None:
         return known_as
     if isinstance(left, Known) and isinstance(right, Known) and type(op) in _BINARY:
         try:

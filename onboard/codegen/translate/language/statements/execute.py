@@ -84,7 +84,7 @@ def _aug_assign(node: ast.AugAssign, frame: Frame) -> None:
     """A tensor is changed in place, as other names for it see; everything else is computed anew."""
     old = frame.evaluate(ast.copy_location(_as_load(node.target), node))
     operand = frame.settle(frame.evaluate(node.value))
-    if isinstance(old, Unread) or frame.mechanisms.binary(node.op, old, operand) is old:
+    if isinstance(old, Unread) or frame.mechanisms.binary(node.op, old, operand, frame) is old:
         return
     if (
         isinstance(node.target, ast.Name)

@@ -207,7 +207,7 @@ class PositionBiases(Mechanism):
         """A bias of fewer keys."""
         return owner if isinstance(owner, KeyBias) and keeps_heads(index) else None
 
-    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+    def binary(self, op: ast.operator, left: Value, right: Value, frame: Frame) -> Value | None:
         """Slopes times keys, biases times numbers."""
         return combined(op, left, right) or shifted(op, left, right)
 

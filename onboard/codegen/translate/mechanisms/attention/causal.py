@@ -191,7 +191,7 @@ _OF_MASKS = {"to", "bool", "type", "contiguous", "view", "expand", "expand_as", 
 class Padding(Mechanism):
     """Masks of padding, of which there is none: all ones."""
 
-    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+    def binary(self, op: ast.operator, left: Value, right: Value, frame: Frame) -> Value | None:
         """`x * ones` is x."""
         return left if isinstance(op, ast.Mult) and isinstance(right, Ones) else None
 
@@ -212,7 +212,7 @@ class CausalMasks(Mechanism):
             return other(ast.UnaryOp(op, operand.expr))
         return Hidden() if isinstance(operand, Seen) else Seen()
 
-    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+    def binary(self, op: ast.operator, left: Value, right: Value, frame: Frame) -> Value | None:
         """A tensor to which a mask is added is filled behind each query."""
         if isinstance(op, ast.Mult) and isinstance(left, Hidden) and _is_one(right):
             return left

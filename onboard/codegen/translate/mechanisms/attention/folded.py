@@ -197,7 +197,7 @@ class FoldedHeads(Mechanism):
             return None
         return replace(operand, expr=ast.UnaryOp(op, operand.expr))
 
-    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+    def binary(self, op: ast.operator, left: Value, right: Value, frame: Frame) -> Value | None:
         """Number by number."""
         return None if isinstance(op, ast.MatMult) else pointwise(op, left, right)
 

@@ -195,7 +195,7 @@ def at_most(args: Args, expr: ast.expr) -> AtMost:
 class LightningIndexer(Mechanism):
     """Scores that choose keys."""
 
-    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+    def binary(self, op: ast.operator, left: Value, right: Value, frame: Frame) -> Value | None:
         """Scores with a mask."""
         return combined(op, left, right)
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
+from onboard.codegen.translate.language.expressions.evaluate import binary
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.trees.syntax import (
     TOO_LONG,
@@ -24,10 +25,12 @@ from onboard.codegen.translate.language.trees.syntax import (
     name,
     same_code,
 )
-from onboard.codegen.translate.language.values import Code, Known, Value
+from onboard.codegen.translate.language.values import NONE, Code, Known, Value
 
 _OF_LENGTHS = (math.log, math.log2, math.ceil, math.floor)
 _NUMBERS = (*_OF_LENGTHS, int, float, round)
+_OF_NUMBERS = (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
+"""Operators whose result is no number of rows."""
 _LONGEST = 1 << 20
 """Lengths up to which a number is tried."""
 
@@ -42,12 +45,47 @@ class OfLength(Code):
     )
 
 
+@dataclass(frozen=True, eq=False)
+class AtLeast(Code):
+    """`max(length, least)`: how many rows a table has, or what frequencies are computed of.
+
+    As a number of rows it is what is written, for texts of any length. Where more is computed of
+    it, it is `least`, and longer texts are refused.
+    """
+
+    least: Value = NONE
+    typed: ClassVar[bool] = True
+
+    def same_as(self, other: Any) -> bool:
+        """Whether both are the same number."""
+        return super().same_as(other) and bool(self.least.equals(other.least))
+
+    def same_fact(self, other: Value) -> bool:
+        """Whether two facts say the same."""
+        return isinstance(other, AtLeast) and self.least.equals(other.least)
+
+    def settled(self, frame: Frame) -> Value:
+        """Return `least`, and refuse texts for which it is another number."""
+        _refuse_longer(self.length, self.least.code(), frame)
+        return self.least
+
+    @property
+    def length(self) -> ast.expr:
+        """What is no more than `least` where the larger of both is."""
+        match self.expr:
+            case ast.Call(func=ast.Name(id="max"), args=[length, _]):
+                return length
+        return self.expr
+
+
 class TextLengths(Mechanism):
     """Arithmetic with such numbers, and what ends it."""
 
-    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+    def binary(self, op: ast.operator, left: Value, right: Value, frame: Frame) -> Value | None:
         """Another such number."""
         sides = (left, right)
+        if isinstance(left, AtLeast) and right.is_static and isinstance(op, _OF_NUMBERS):
+            return binary(op, left.settled(frame), right, frame)
         if not any(isinstance(side, OfLength) for side in sides):
             return None
         if not all(isinstance(side, OfLength) or side.is_static for side in sides):
@@ -59,8 +97,8 @@ class TextLengths(Mechanism):
         if not frame.translator.specialised or frame.kind != "forward" or args.keywords:
             return None
         given = args.positional
-        if function is max and any(isinstance(item, OfLength) for item in given):
-            return _largest(given, frame)
+        if function is max:
+            return _largest(expr, given, frame)
         begins = function in _OF_LENGTHS and not args.static()
         goes_on = function in _NUMBERS and any(isinstance(item, OfLength) for item in given)
         if not (begins or goes_on):
@@ -72,20 +110,43 @@ def _bare(value: Value) -> ast.expr:
     return value.expr if isinstance(value, OfLength) else value.code()
 
 
-def _largest(given: list[Value], frame: Frame) -> Value | None:
-    """Return the constant of `max(number, constant)`, and refuse texts for which it is another."""
+def _largest(expr: ast.expr, given: list[Value], frame: Frame) -> Value | None:
+    """Return the constant of `max(number, constant)` of a number that is computed of the text's
+    length, and of the length itself a number that may have to be the constant.
+    """
     match given:
         case [OfLength() as number, Known() as constant] | [
             Known() as constant,
             OfLength() as number,
         ]:
             formula = _Formula(number, frame)
-            limit = formula.limit(constant.value)
-            said = ast.Constant(f"{TOO_LONG}, which change what positions mean")
-            test = ast.Compare(deepcopy(formula.length), [ast.LtE()], [limit])
-            frame.emit(ast.Assert(test, said))
+            _refuse_longer(formula.length, formula.limit(constant.value), frame)
             return constant
+        case [Code(static=False) as length, least] | [least, Code(static=False) as length] if (
+            least.is_static and type(length) is Code and length.form is None
+        ):
+            return AtLeast(ast.Call(expr, [length.expr, least.code()], []), least=least)
     return None
+
+
+def _refuse_longer(length: ast.expr, limit: ast.expr, frame: Frame) -> None:
+    """Refuse texts of more tokens than a number that the config says."""
+    test = ast.Compare(deepcopy(length), [ast.LtE()], [deepcopy(limit)])
+    said = ast.Constant(f"{TOO_LONG}, which change what positions mean")
+    if not _is_asserted(test, frame):
+        frame.emit(ast.Assert(test, said))
+
+
+def _is_asserted(test: ast.expr, frame: Frame) -> bool:
+    """Whether the statements before this one assert it, of variables that are as they were then."""
+    names = {item.id for item in ast.walk(test) if isinstance(item, ast.Name)}
+    for statement in reversed(frame.out):
+        if isinstance(statement, ast.Assert) and same_code(statement.test, test):
+            return True
+        stored = (item for item in ast.walk(statement) if isinstance(item, ast.Name))
+        if any(item.id in names for item in stored if isinstance(item.ctx, ast.Store)):
+            return False
+    return False
 
 
 class _Formula:

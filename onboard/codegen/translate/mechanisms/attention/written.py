@@ -66,7 +66,7 @@ def without_weights(value: Value) -> Value:
 class WrittenAttention(Mechanism):
     """Attention that modeling code writes out."""
 
-    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+    def binary(self, op: ast.operator, left: Value, right: Value, frame: Frame) -> Value | None:
         """Products of queries and keys, of weights and values; scores that are scaled, biased,
         masked.
         """
