@@ -51,8 +51,9 @@ class OpProperties(TypedDict, total=False):
     """It runs the experts that a router has chosen."""
     feed_forward: bool
     """It is a feed-forward block: it projects its first argument by weights of its own."""
-    takes_codes: bool
-    """It is a linear layer whose weight is codes, with their scales as an argument."""
+    takes_codes: str
+    """For a linear layer whose weight is codes, with their scales as an argument: the op, without
+    its back end, that also does what stands around it."""
     adds_residual: bool
     """It returns a norm of the sum of its first two arguments, and the sum."""
     no_capture: str
@@ -92,7 +93,7 @@ class OpSource:
     rotary: tuple[str, ...] = ()
     experts: bool = False
     feed_forward: bool = False
-    takes_codes: bool = False
+    takes_codes: str = ""
     adds_residual: bool = False
     no_capture: str = ""
     no_pieces: str = ""

@@ -23,14 +23,14 @@ class Encoded:
     """A weight [..., outputs, inputs] as codes, of which blocks of `rows` x `columns` share a
     scale.
 
-    An element is `(table[code] or code) * scale + offset`, times its input's `inputs`.
+    An element is `((table[code] or code) - zero) * scale + offset`, times its input's `inputs`.
     """
 
     codes: torch.Tensor
     """[..., outputs, inputs]: float8, int8, or uint8 that index `table`."""
     scale: torch.Tensor
     """[..., ceil(outputs / rows), ceil(inputs / columns)] float32, or as the format has it:
-    float8_e4m3fn, or uint8 exponents (E8M0)."""
+    16 bits, float8_e4m3fn, or uint8 exponents (E8M0)."""
     rows: int
     columns: int
     offset: torch.Tensor | None = None
@@ -45,6 +45,8 @@ class Encoded:
     """The model has the weight as [..., inputs, outputs]."""
     whole: torch.Tensor | None = None
     """[1] float32: a scale of the whole weight, which the others are multiplied by."""
+    zero: torch.Tensor | None = None
+    """The code of zero, integers, a block each; None: 0."""
 
     def form(self, kind: str, *, in_blocks: bool) -> torch.Tensor:
         """Return the "codes", or their "scale": of blocks as it is, or else [outputs] float32."""
@@ -57,8 +59,10 @@ class Encoded:
 
     def values(self) -> torch.Tensor:
         """Return the weight in float32, in the model's layout."""
-        scale = numbers(self.scale)
-        weight = self._levels() * self._spread(scale if self.whole is None else scale * self.whole)
+        scale, weight = numbers(self.scale), self._levels()
+        if self.zero is not None:
+            weight -= self._spread(self.zero.float())
+        weight *= self._spread(scale if self.whole is None else scale * self.whole)
         if self.offset is not None:
             weight += self._spread(self.offset)
         if self.inputs is not None:

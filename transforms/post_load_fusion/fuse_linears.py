@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
-from onboard.graph.backends import NO_TRITON, Backend, choose_backend
+from onboard.graph.backends import NO_TRITON, Backend, choose_backend, fused_op
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, attr_tensor, is_op, nodes_of, only_user, replace_with
 from onboard.graph.new_nodes import insert_call
@@ -67,7 +68,7 @@ class FuseLinears(GraphTransform[FuseLinearsConfig]):
             node = _take_in_gate(gm, node)
             node = _take_in_sum(gm, node)
             _take_in_norm(gm, node)
-        return len(nodes_of(gm, _ops.triton_fused_linear, _ops.triton_fused_fp8_linear))
+        return len(linears)
 
 
 def _fits(gm: fx.GraphModule, linear: fx.Node, dtypes: Container[torch.dtype]) -> bool:
@@ -97,20 +98,26 @@ def _split_block(gm: fx.GraphModule, block: fx.Node, dtypes: Container[torch.dty
 
 
 def _fuse(gm: fx.GraphModule, linear: fx.Node) -> fx.Node:
-    return _replaced(gm, linear, linear, arguments(linear))
+    target = fused_op("triton", declared(linear.target).takes_codes or "fused_linear")
+    return _replaced(gm, linear, linear, arguments(linear), target)
 
 
 def _replaced(
-    gm: fx.GraphModule, linear: fx.Node, place: fx.Node, values: dict[str, Any]
+    gm: fx.GraphModule,
+    linear: fx.Node,
+    place: fx.Node,
+    values: dict[str, Any],
+    target: OpOverload | None = None,
 ) -> fx.Node:
     """Put a fused linear with these arguments in the place of a node; the linear that it was before
     is erased.
     """
-    target = _ops.triton_fused_fp8_linear if "weight_scale" in values else _ops.triton_fused_linear
-    names = [argument.name for argument in target.default._schema.arguments]
+    target = target or linear.target  # type: ignore[assignment]
+    assert isinstance(target, OpOverload)
+    names = [argument.name for argument in target._schema.arguments]
     defaults: dict[str, Any] = {"eps": 0.0, "activation": "", "quantize": ""}
     args = [values.get(name, defaults.get(name)) for name in names]
-    new = insert_call(gm, place, target.default, *args, like=linear)
+    new = insert_call(gm, place, target, *args, like=linear)
     replace_with(place, new)
     if place is not linear:
         gm.graph.erase_node(linear)

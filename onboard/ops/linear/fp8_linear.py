@@ -80,7 +80,7 @@ def _linear(
     return y.to(input.dtype).view(*input.shape[:-1], -1)
 
 
-@register_op(_fake_fp8_linear, inserted=True, takes_codes=True)
+@register_op(_fake_fp8_linear, inserted=True, takes_codes="fused_fp8_linear")
 def torch_fp8_linear(
     input: Tensor,
     weight: Tensor,
@@ -105,7 +105,7 @@ def torch_fp8_linear(
     return _linear(input, weight, bias, weight_scale, input_scale, quantize)
 
 
-@register_op(_fake_fp8_linear, inserted=True, takes_codes=True)
+@register_op(_fake_fp8_linear, inserted=True, takes_codes="fused_fp8_linear")
 def torch_finegrained_fp8_linear(
     input: Tensor,
     weight: Tensor,

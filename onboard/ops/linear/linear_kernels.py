@@ -24,7 +24,7 @@ BLOCK = tl.constexpr(128)
 
 
 @triton.jit
-def _prefetch(pointers, size):
+def prefetch(pointers, size):
     """Bring `size` bytes (a multiple of 16) from each pointer into the L2 cache, without waiting
     for them.
     """
@@ -35,7 +35,7 @@ def _prefetch(pointers, size):
 
 
 @triton.jit
-def _weight_rows(tile, outputs, GATED: tl.constexpr, BN: tl.constexpr):
+def weight_rows(tile, outputs, GATED: tl.constexpr, BN: tl.constexpr):
     """Return the BN rows of the weight that a program reads; with GATED gates, then as many of what
     they multiply.
     """
@@ -48,7 +48,7 @@ def _weight_rows(tile, outputs, GATED: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def _finish(
+def finish(
     sums, out_ptr, bias_ptr, residual_ptr, tile, weight_row, row, rows, outputs,
     ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -115,7 +115,7 @@ def vector_kernel(
     SCALES says how the weight is quantised: 0 it is not, 1 with scales of rows, 2 of blocks.
     """
     tile = tl.program_id(0)
-    weight_row = _weight_rows(tile, outputs, ACTIVATION is not None, BN)
+    weight_row = weight_rows(tile, outputs, ACTIVATION is not None, BN)
     k = tl.arange(0, BK)
     rows_ptr = w_ptr + weight_row.to(tl.int64) * columns
     tile_ptr = rows_ptr[:, None] + k[None, :]
@@ -144,14 +144,14 @@ def vector_kernel(
         products *= tl.load(scale_ptr + weight_row)
     if HAS_NORM:
         products *= tl.rsqrt(tl.sum(squares, 0) / columns + eps)
-    _finish(
+    finish(
         products[:, None], out_ptr, bias_ptr, residual_ptr, tile, weight_row, tl.arange(0, 1), 1, outputs,
         ACTIVATION, HAS_BIAS, HAS_RESIDUAL, 1, BN,
     )  # fmt: skip
 
 
 @triton.jit
-def _joined(sums, parts_ptr, arrived_ptr, tile, split, splits, BM: tl.constexpr, BN: tl.constexpr):
+def joined(sums, parts_ptr, arrived_ptr, tile, split, splits, BM: tl.constexpr, BN: tl.constexpr):
     """Leave the sums of this split; return whether it is the last of its tile, and then the sum of
     all.
 
@@ -225,7 +225,7 @@ def matrix_kernel(
     X_SCALES how x is: 0 it is not, 1 with scales of tokens, 2 of each token's blocks.
     """
     tile, split = tl.program_id(0) // blocks, tl.program_id(1)
-    weight_row = _weight_rows(tile, outputs, ACTIVATION is not None, BN)
+    weight_row = weight_rows(tile, outputs, ACTIVATION is not None, BN)
     share = tl.cdiv(tl.cdiv(columns, BK), SPLITS * SHARES) * BK
     low = split * share
     high = tl.minimum(low + share, columns)
@@ -234,7 +234,7 @@ def matrix_kernel(
     if OVERLAP and AHEAD:
         ahead = low + tl.arange(0, AHEAD // 64) * 64
         size = tl.where((weight_row >= 0)[:, None] & (ahead + 64 <= high)[None, :], 128, 0)
-        _prefetch(rows_ptr[:, None] + ahead[None, :], size)
+        prefetch(rows_ptr[:, None] + ahead[None, :], size)
     wait_for_inputs(OVERLAP)
     row = tl.program_id(0) % blocks * BM + tl.arange(0, BM)
     x_ptr += row[:, None].to(tl.int64) * columns
@@ -250,14 +250,14 @@ def matrix_kernel(
                 SCALES, X_SCALES, BM, BN, BK, STAGES, EVEN, DOT_TYPE,
             )  # fmt: skip
     if SPLITS > 1:
-        last, sums = _joined(sums, parts_ptr, arrived_ptr, tile, split, SPLITS, BM, BN)
+        last, sums = joined(sums, parts_ptr, arrived_ptr, tile, split, SPLITS, BM, BN)
         if not last:
             return
     if SCALES == 1:
         sums *= tl.load(scales)[:, None]
     if X_SCALES == 1:
         sums *= tl.load(x_scale_ptr + row, mask=row < rows, other=0.0)[None, :]
-    _finish(
+    finish(
         sums, out_ptr, bias_ptr, residual_ptr, tile, weight_row, row, rows, outputs,
         ACTIVATION, HAS_BIAS, HAS_RESIDUAL, BM, BN,
     )  # fmt: skip

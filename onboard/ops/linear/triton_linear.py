@@ -98,11 +98,16 @@ def choose_invariant_tiles(
 
 
 @cache
-def _counters(address: int, device: torch.device) -> Tensor:
-    """Zeros, which each kernel leaves as it found them, for all products with the weight at an
-    address.
-    """
+def _zeros(address: int, device: torch.device) -> Tensor:
     return torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
+
+
+def counters(address: int, device: torch.device, count: int) -> Tensor:
+    """Return zeros, at least `count`, which each kernel leaves as it found them, for all products
+    with the weight at an address.
+    """
+    assert count <= _COUNTERS
+    return _zeros(address, device)
 
 
 def launch(
@@ -155,8 +160,7 @@ def launch(
         parts = x.new_empty(
             programs * blocks * tiles.splits * width * tiles.rows, dtype=torch.float32
         )
-        arrived = _counters(weight.data_ptr(), x.device)
-        assert programs * blocks <= _COUNTERS
+        arrived = counters(weight.data_ptr(), x.device, programs * blocks)
     matrix_kernel[(programs * blocks, tiles.splits)](
         out, x, weight, bias, residual, weight_scale, x_scale, parts, arrived, rows, outputs, columns, blocks,
         X_SCALES=0 if x_scale is None else x_scale.dim(),
@@ -166,7 +170,7 @@ def launch(
     return out
 
 
-def _compose(
+def compose(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, norm: Tensor | None, eps: float, act: str,
 ) -> Tensor:  # fmt: skip
     """The same from the library's product, for x [rows, columns]."""
@@ -198,7 +202,7 @@ def triton_fused_linear(
     x, residual = as_rows(input), None if residual is None else as_rows(residual)
     if norm_weight is not None and x.dtype == torch.float16:
         x, norm_weight = triton_rmsnorm(x, norm_weight, eps), None
-    run = launch if 0 < len(x) <= MOST_ROWS else _compose
+    run = launch if 0 < len(x) <= MOST_ROWS else compose
     y = run(x, weight, bias, residual, norm_weight, eps, activation)
     return y.view(*input.shape[:-1], y.shape[-1])
 

@@ -78,13 +78,12 @@ class PackedRows:
         )
 
     def _decode(self, found: Tensors, group: int) -> Encoded:
-        scale, offset = found["scale"].float(), None
+        scale, zero = found["scale"], None
         if "zero" in found:
-            zero = unpacked(found["zero"], self.bits, 0)[: scale.shape[0]]
-            offset = -(signed(zero, self.bits).float() * scale)
+            zero = signed(unpacked(found["zero"], self.bits, 0)[: len(scale)], self.bits)
         codes = signed(unpacked(found["codes"], self.bits, 1), self.bits)
         groups = found["groups"].long() if "groups" in found else None
-        return Encoded(codes, scale, 1, group, offset, groups=groups)
+        return Encoded(codes, scale, 1, group, groups=groups, zero=zero)
 
 
 @dataclass(frozen=True)
@@ -136,15 +135,16 @@ class Gptq:
 
     def _decode(self, found: Tensors, group: int) -> Encoded:
         codes = signed(unpacked(found["codes"], self.bits, 0).T, self.bits)
-        scale = found["scale"].float().T
-        zero = unpacked(found["zero"], self.bits, 1).T.float() + self.zero_is_less
-        offset = -((zero - (1 << (self.bits - 1))) * scale)
+        scale = found["scale"].T
+        # Of eight bits it may be one more than int8 has
+        zero = signed(unpacked(found["zero"], self.bits, 1).T, self.bits).short()
+        zero += self.zero_is_less
         runs = torch.arange(codes.shape[1], device=codes.device) // group
         groups = found["groups"].long() if "groups" in found else runs
         if int(groups.min()) < 0 or int(groups.max()) >= scale.shape[1]:
             raise OnboardError("g_idx names a group that has no scale", hint=DAMAGED)
         ordered = torch.equal(groups, runs)
-        return Encoded(codes, scale, 1, group, offset, groups=None if ordered else groups)
+        return Encoded(codes, scale, 1, group, groups=None if ordered else groups, zero=zero)
 
 
 @dataclass(frozen=True)
@@ -185,10 +185,8 @@ class Awq:
 
     def _decode(self, found: Tensors, group: int) -> Encoded:
         codes = signed(_in_order(found["codes"]).T, 4)
-        scale, offset = found["scale"].float().T, None
-        if "zero" in found:
-            offset = -(signed(_in_order(found["zero"]).T, 4).float() * scale)
-        return Encoded(codes, scale, 1, group, offset)
+        zero = signed(_in_order(found["zero"]).T, 4) if "zero" in found else None
+        return Encoded(codes, found["scale"].T, 1, group, zero=zero)
 
 
 def _in_order(words: torch.Tensor) -> torch.Tensor:
@@ -235,6 +233,5 @@ class PairedRows:
     def _decode(self, found: Tensors) -> Encoded:
         data = found["codes"]
         codes = twos_complement(torch.stack([data & 15, data >> 4], dim=1).flatten(0, 1))
-        scale = found["scale"].float()
         inputs = found["inputs"].float() if "inputs" in found else None
-        return Encoded(codes, scale, 1, self.group, inputs=inputs)
+        return Encoded(codes, found["scale"], 1, self.group, inputs=inputs)

@@ -35,7 +35,8 @@ def test_model_files_call_what_they_may_and_transforms_bring_the_rest() -> None:
     transforms = "".join(
         path.read_text("utf-8") for folder in folders for path in folder.rglob("*.py")
     )
-    forms = {source.fused_form for source in op_sources().values()}
+    sources = op_sources().values()
+    forms = {form for source in sources for form in (source.fused_form, source.takes_codes)}
     for name, source in op_sources().items():
         kernel = name.partition("_")[2].removeprefix("fused_add_")
         assert not source.inserted or kernel in transforms or kernel in forms, name

@@ -20,6 +20,7 @@ from onboard.ops.delta_rule import triton_cached_delta_rule as cached_delta_rule
 from onboard.ops.experts import triton_moe as moe
 from onboard.ops.experts import triton_router as router
 from onboard.ops.latent_attention import triton_cached_mla as cached_mla
+from onboard.ops.linear import triton_four_bit_linear as four_bit_linear
 from onboard.ops.linear import triton_linear as linear
 from onboard.ops.norm import triton_rmsnorm as rmsnorm
 from onboard.ops.norm import triton_rmsnorm_gated as rmsnorm_gated
@@ -149,6 +150,40 @@ def test_linear_kernels(
     ops.triton_fused_linear(wide, torch.empty(1024, 3072).bfloat16(), x[0], x)
     assert_compiled(kernels, names)
     assert all("griddepcontrol.wait" in kernel.asm["ptx"] for kernel in kernels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("levels", "scales", "group", "zero"),
+    [
+        ("int4", torch.bfloat16, 128, False),
+        ("int4", torch.float16, 32, True),
+        ("e2m1", torch.uint8, 32, False),
+        ("e2m1", torch.float8_e4m3fn, 16, False),
+    ],
+)
+def test_kernels_of_four_bit_linears(
+    kernels: list[Any], levels: str, scales: torch.dtype, group: int, zero: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Words go to the tensor cores through registers: no other layout comes between."""
+    overlapping = {"OVERLAP": True, "launch_pdl": True}
+    monkeypatch.setattr(four_bit_linear, "overlaps", lambda device: overlapping)
+    monkeypatch.setattr(four_bit_linear, "processors", lambda device: 132)
+    words = torch.empty(4096, 512, dtype=torch.int32)
+    scale = torch.empty(4096, 4096 // group, dtype=scales)
+    zeros = torch.empty(4096, 4096 // group, dtype=torch.uint8) if zero else None
+    whole = torch.empty(4096) if group == 16 else None
+    rest = (None, scale, zeros, whole, levels, group)
+    for rows in (1, 64):
+        ops.triton_fused_four_bit_linear(torch.empty(rows, 4096).bfloat16(), words, *rest)
+    assert_compiled(kernels, {"four_bit_kernel"})
+    for kernel in kernels:
+        loop = kernel.asm["ttgir"].split("scf.for")[1].split("scf.yield")[0]
+        assert loop.count("warp_group_dot ") == 8
+        assert "convert_layout" not in loop
+    ops.triton_fused_four_bit_linear(torch.empty(300, 4096).bfloat16(), words, *rest)
+    assert kernels[-1].metadata.name == "write_out_kernel"
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -20,7 +20,7 @@ ops = torch.ops.onboard
 
 INTERPRETED = tuple(
     f"interpreted_{name}.py"
-    for name in ("kernels", "fused", "linear", "fp8", "mixers", "moe", "invariant")
+    for name in ("kernels", "fused", "linear", "fp8", "four_bits", "mixers", "moe", "invariant")
 )
 
 

@@ -1,0 +1,112 @@
+"""Linear layers with four-bit weights: how the kernels are launched."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from onboard.ops.library import register_op
+from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
+from onboard.ops.linear.four_bit_kernels import HAS_PTX
+from onboard.ops.linear.four_bit_linear import fake_fused_four_bit_linear
+from onboard.ops.linear.four_bit_product import four_bit_kernel, write_out_kernel
+from onboard.ops.linear.four_bits import RUN
+from onboard.ops.linear.triton_linear import Tiles, as_rows, compose, counters
+from onboard.ops.norm.triton_rmsnorm import triton_rmsnorm
+from onboard.ops.triton.launch import dot_type, overlaps, processors, require_device
+
+MOST_ROWS = 256
+"""More tokens are the library's, of a weight that is written out: reading it is then the least part
+of the work.
+"""
+_TOKENS = 64
+"""Of a tile at most: each tile of tokens decodes the weight again."""
+_OUTPUTS = 64
+_FEWEST_RUNS = 4
+"""Of a part of the inputs that a program sums up."""
+
+
+def choose_four_bit_tiles(rows: int, outputs: int, inputs: int, device: torch.device) -> Tiles:
+    """Tiles for `outputs` rows of a weight: not measured yet."""
+    tokens = min(_TOKENS, max(16, triton.next_power_of_2(rows)))
+    blocks, runs = triton.cdiv(rows, tokens), triton.cdiv(inputs, RUN)
+    programs = triton.cdiv(outputs, _OUTPUTS) * blocks
+    wanted = min(2 * processors(device) // programs, runs // _FEWEST_RUNS) if blocks == 1 else 1
+    splits = 1 << max(1, wanted).bit_length() - 1
+    return Tiles(tokens, _OUTPUTS, RUN, num_warps=4, num_stages=6, splits=splits)
+
+
+def write_out(
+    weight: Tensor, scale: Tensor, zero: Tensor | None, whole: Tensor | None,
+    levels: str, group: int, inputs: int, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """Return a weight's values [outputs, inputs] (`four_bits.unpacked`) in `dtype`."""
+    outputs, rows = len(weight), 32
+    out = torch.empty(outputs, inputs, dtype=dtype, device=weight.device)
+    write_out_kernel[(triton.cdiv(outputs, rows), triton.cdiv(inputs, RUN))](
+        out, weight, scale, zero, whole, outputs, inputs, scale.shape[1],
+        E2M1=levels == "e2m1", GROUP=group, HAS_ZERO=zero is not None, HAS_WHOLE=whole is not None,
+        BN=rows, num_warps=4, **overlaps(weight.device),
+    )  # fmt: skip
+    return out
+
+
+def _launch(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, act: str,
+    scale: Tensor, zero: Tensor | None, whole: Tensor | None, levels: str, group: int,
+) -> Tensor:  # fmt: skip
+    """Run the kernel for few tokens x [rows, inputs]; return [rows, outputs]."""
+    rows, inputs = x.shape
+    outputs = len(weight) // 2 if act else len(weight)
+    tiles = choose_four_bit_tiles(rows, len(weight), inputs, x.device)
+    out = x.new_empty(rows, outputs)
+    blocks = triton.cdiv(rows, tiles.rows)
+    programs = triton.cdiv(outputs, tiles.outputs // 2 if act else tiles.outputs) * blocks
+    parts = arrived = None
+    if tiles.splits > 1:
+        size = programs * tiles.splits * tiles.outputs * tiles.rows
+        parts = torch.empty(size, dtype=torch.float32, device=x.device)
+        arrived = counters(weight.data_ptr(), x.device, programs)
+    four_bit_kernel[(programs, tiles.splits)](
+        out, x, weight, bias, residual, scale, zero, whole, parts, arrived,
+        rows, outputs, inputs, scale.shape[1], blocks,
+        ACTIVATION=KERNEL_ACTIVATIONS[act] if act else None,
+        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
+        E2M1=levels == "e2m1", GROUP=group, HAS_ZERO=zero is not None, HAS_WHOLE=whole is not None,
+        EVEN=inputs % RUN == 0, SPLITS=tiles.splits, BM=tiles.rows, BN=tiles.outputs, STAGES=tiles.num_stages,
+        TYPE=dot_type(x.dtype), PTX=HAS_PTX, num_warps=tiles.num_warps, **overlaps(x.device),
+    )  # fmt: skip
+    return out
+
+
+@register_op(fake_fused_four_bit_linear)
+def triton_fused_four_bit_linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    weight_scale: Tensor,
+    zero: Tensor | None = None,
+    whole: Tensor | None = None,
+    levels: str = "int4",
+    group: int = 128,
+    residual: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    activation: str = "",
+) -> Tensor:
+    """`torch_fused_four_bit_linear` as one kernel for few tokens, behind that of the norm, and
+    around the library's product for more.
+    """
+    require_device(input)
+    if not input.numel():
+        return fake_fused_four_bit_linear(input, weight, bias, weight_scale, activation=activation)
+    x, residual = as_rows(input), None if residual is None else as_rows(residual)
+    x = x if norm_weight is None else triton_rmsnorm(x, norm_weight, eps)
+    form = (weight_scale, zero, whole, levels, group)
+    if len(x) <= MOST_ROWS:
+        y = _launch(x, weight, bias, residual, activation, *form)
+    else:
+        values = write_out(weight, *form, x.shape[1], x.dtype)
+        y = compose(x, values, bias, residual, None, eps, activation)
+    return y.view(*input.shape[:-1], y.shape[-1])

@@ -1,0 +1,78 @@
+"""Linears with four-bit weights. Run by test_triton_kernels.py in a process with
+TRITON_INTERPRET=1.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import onboard.ops  # noqa: F401
+from onboard.ops.linear import triton_four_bit_linear as launcher
+from onboard.ops.linear.four_bits import unpacked
+from onboard.ops.linear.triton_linear import Tiles
+from tests.support.ops import four_bits
+from tests.support.ops.naive import relative_error
+
+ops = torch.ops.onboard
+EXACT, ROUNDED = 1e-6, 2e-2
+"""Of float32, and of bfloat16, which the interpreter cuts off."""
+KINDS = [
+    ("int4", 128),
+    ("int4", 256),
+    ("zeros", 32),
+    ("zeros", 64),
+    ("mxfp4", 32),
+    ("nvfp4", 16),
+]
+
+
+def seeded() -> None:
+    torch.manual_seed(seed := int(torch.seed() % 2**31))
+    print(f"seed {seed}")
+
+
+@pytest.mark.parametrize(("kind", "group"), KINDS)
+@pytest.mark.parametrize(("rows", "inputs"), [(1, 256), (5, 320)])
+def test_products(rows: int, inputs: int, kind: str, group: int) -> None:
+    seeded()
+    weight = four_bits.weight(kind, 72, inputs, group)
+    x, bias, residual = torch.randn(rows, inputs), torch.randn(72), torch.randn(rows, 72)
+    actual = ops.triton_fused_four_bit_linear(x, weight.words, bias, *weight.form(), residual)
+    expected = x.double() @ weight.values.T + bias.double() + residual.double()
+    assert relative_error(actual, expected) < EXACT
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, EXACT), (torch.bfloat16, ROUNDED)])
+def test_what_stands_around_a_linear(dtype: torch.dtype, limit: float) -> None:
+    seeded()
+    weight = four_bits.weight("int4", 96, 256, 128)
+    x, residual = torch.randn(2, 4, 256).to(dtype), torch.randn(2, 4, 48).to(dtype)
+    rest = (None, *weight.form(), residual, torch.rand(256).to(dtype), 1e-6, "silu")
+    actual = ops.triton_fused_four_bit_linear(x, weight.words, *rest)
+    expected = ops.torch_fused_four_bit_linear(x, weight.words, *rest)
+    assert actual.dtype == dtype
+    assert relative_error(actual, expected) < limit
+
+
+def test_parts_of_the_inputs_and_blocks_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded()
+    weight = four_bits.weight("zeros", 72, 640, 128)
+    for rows, splits in ((3, 4), (70, 1)):
+        tiles = Tiles(16, 64, 128, 4, 2, splits=splits)
+        monkeypatch.setattr(launcher, "choose_four_bit_tiles", lambda *_, tiles=tiles: tiles)
+        x = torch.randn(rows, 640)
+        actual = ops.triton_fused_four_bit_linear(x, weight.words, None, *weight.form())
+        assert relative_error(actual, x.double() @ weight.values.T) < EXACT
+
+
+@pytest.mark.parametrize(("kind", "group"), KINDS)
+def test_many_tokens_have_the_weight_written_out(kind: str, group: int) -> None:
+    seeded()
+    weight = four_bits.weight(kind, 40, 320, group)
+    values = launcher.write_out(weight.words, *weight.form(), 320, torch.float32)
+    assert torch.equal(values, unpacked(weight.words, *weight.form(), 320))
+    assert relative_error(values, weight.values) < EXACT
+    x = torch.randn(launcher.MOST_ROWS + 1, 320)
+    actual = ops.triton_fused_four_bit_linear(x, weight.words, None, *weight.form())
+    assert relative_error(actual, x.double() @ weight.values.T) < EXACT
