@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
+from onboard.codegen.translate.language.config_values import all_fields, of_field
 from tests.unit.codegen.test_own_code import _function, _made, _written
 
 Translate = Callable[..., tuple[Any, str, str]]
@@ -202,3 +205,18 @@ class Toy(nn.Module):
     state, _, _ = translate(text, {"size": 5}, specialised=True)
     x = torch.randn(5, 5, generator=torch.Generator().manual_seed(6))[None]
     torch.testing.assert_close(_made(_written(state), {"size": 5})(x), _made(text, {"size": 5})(x))
+
+
+@pytest.mark.parametrize("specialised", [True, False])
+def test_fields_that_differ_from_layer_to_layer_are_left_alone(specialised: bool) -> None:
+    """transformers refuses to read such a field of the config: it has no value for all layers."""
+    config = AutoConfig.for_model("gemma4_text", head_dim=16, global_head_dim=32)
+    with pytest.raises(RuntimeError, match="per-layer"):
+        _ = config.head_dim
+    frame: Any = SimpleNamespace(translator=SimpleNamespace(specialised=specialised))
+    for field in ("head_dim", "hidden_size"):
+        expr = ast.Attribute(ast.Name("config"), field)
+        assert of_field(expr, config, frame) is None
+    read = all_fields(ast.Name("config"), config).items
+    assert "hidden_size" in read
+    assert "head_dim" not in read
