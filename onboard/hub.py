@@ -298,10 +298,18 @@ def with_own_type(config: Mapping[str, Any]) -> dict[str, Any]:
     auto_map, model_type = config.get("auto_map"), str(config.get("model_type"))
     if not isinstance(auto_map, dict) or "AutoModelForCausalLM" not in auto_map:
         return dict(config)
+    known = known_type(model_type) == model_type
+    return {**config, "model_type": f"{model_type}{OWN_CODE}" if known else model_type}
+
+
+def known_type(model_type: str) -> str | None:
+    """Return the model type of transformers that a type is, or is the own type of; None for one
+    that transformers does not know.
+    """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    known = model_type in CONFIG_MAPPING_NAMES
-    return {**config, "model_type": f"{model_type}{OWN_CODE}" if known else model_type}
+    known = model_type.removesuffix(OWN_CODE)
+    return known if known in CONFIG_MAPPING_NAMES else None
 
 
 def shard_names(folder: Path) -> list[str]:

@@ -102,12 +102,37 @@ def _none_of_its_own(config: PretrainedConfig) -> dict[str, Any]:
     return {}
 
 
-class PlainConfig(PretrainedConfig):  # type: ignore[misc]
-    """A config that a generated file defines by itself; older code's `rope_scaling` keeps its
-    meaning, and so do the fields that every config had.
+_MOVED = {
+    "rope_theta": "rope_theta",
+    "rotary_emb_base": "rope_theta",
+    "partial_rotary_factor": "partial_rotary_factor",
+    "rotary_pct": "partial_rotary_factor",
+}
+"""Fields that configs of transformers 4 had -> what `rope_parameters` calls them."""
+
+
+def moved_field(config: Any, name: str) -> Any:
+    """Return a field that a config of transformers 4 had and that lies in `rope_parameters` now:
+    the `__getattr__` of config classes.
+    """
+    given = vars(config).get("rope_parameters")
+    if name in _MOVED and isinstance(given, dict) and _MOVED[name] in given:
+        return given[_MOVED[name]]
+    raise AttributeError(f"{type(config).__name__!r} object has no attribute {name!r}")
+
+
+class OldFields:
+    """What older code reads of any config, for classes whose other base is a config class of
+    transformers: `rope_scaling` with its old meaning, fields that have moved, and those that every
+    config had.
     """
 
     rope_scaling = OLD_ROPE_SCALING
+    __getattr__ = moved_field
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        add_old_defaults(cls)
 
 
 def add_old_defaults(config_class: Any) -> None:
@@ -118,7 +143,8 @@ def add_old_defaults(config_class: Any) -> None:
     config_class._get_generation_parameters = _none_of_its_own
 
 
-add_old_defaults(PlainConfig)
+class PlainConfig(OldFields, PretrainedConfig):  # type: ignore[misc]
+    """A config that a generated file defines by itself."""
 
 
 def default_rope(

@@ -19,10 +19,10 @@ from onboard.analysis.repository_classes import bring_up_to_date
 from onboard.analysis.repository_classes import give_masks as _give_masks
 from onboard.analysis.repository_source import PACKAGE, CodeSurvey, survey_code
 from onboard.errors import OnboardError
-from onboard.hf.old import interfaces, names, packages
+from onboard.hf.old import interfaces, names, own_configs, packages
 from onboard.hf.old.gone import importing
 from onboard.hf.parameters_on import without_memory
-from onboard.hub import with_own_type
+from onboard.hub import known_type, with_own_type
 
 _INSTALLED: dict[str, list[str]] = {}
 """Model types whose code was imported -> what it took."""
@@ -74,7 +74,7 @@ def _standing(
     constructor asks for by name is stood in for.
     """
     while True:
-        classes = _classes(folder, survey, facts)
+        classes = _classes(folder, survey, str(config["model_type"]), facts)
         try:
             facts += bring_up_to_date(PACKAGE, *classes, config)
             return classes
@@ -85,15 +85,17 @@ def _standing(
             facts += [fact for name in wanted for fact in packages.stand_in(name)]
 
 
-def _classes(folder: Path, survey: CodeSurvey, facts: list[str]) -> tuple[Any, Any]:
+def _classes(
+    folder: Path, survey: CodeSurvey, model_type: str, facts: list[str]
+) -> tuple[Any, Any]:
     """Import the classes of config and model; packages that are not installed are stood in for."""
     reference = survey.classes["AutoModelForCausalLM"]
     while True:
         make_package(folder)
         try:
             with importing(), interfaces.without_registering():
-                config_class = _load(survey.classes["AutoConfig"])
                 model_class = _load(reference)
+                config_class = _config_class(survey, model_type)
             break
         except ModuleNotFoundError as error:
             module = error.name or ""
@@ -105,7 +107,18 @@ def _classes(folder: Path, survey: CodeSurvey, facts: list[str]) -> tuple[Any, A
             raise _failure(reference, "cannot be imported", error) from error
     if not (isinstance(config_class, type) and issubclass(config_class, PretrainedConfig)):
         raise OnboardError(f"{survey.classes['AutoConfig']} is not a config class of transformers")
+    if own_configs.is_of_transformers(config_class):
+        facts.append(f"the config class is transformers' {config_class.__name__}")
+        module = f"{PACKAGE}.{reference.rpartition('.')[0]}"
+        config_class = own_configs.own_config_class(config_class, model_type, module)
     return config_class, model_class
+
+
+def _config_class(survey: CodeSurvey, model_type: str) -> Any:
+    """Return the class that `auto_map` names; transformers' own where it names none."""
+    if "AutoConfig" in survey.classes:
+        return _load(survey.classes["AutoConfig"])
+    return CONFIG_MAPPING[str(known_type(model_type))]
 
 
 def _failure(reference: str, what: str, error: Exception) -> OnboardError:

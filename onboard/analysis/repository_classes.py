@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from onboard.errors import OnboardError
+from onboard.hf.old import own_configs
 from onboard.hf.parameters_on import without_memory
 from onboard.plain_config import OLD_ROPE_SCALING, add_old_defaults
 
@@ -57,6 +58,7 @@ def _config_facts(config_class: Any, model_class: Any, config: Mapping[str, Any]
     if not hasattr(config_class, "tie_word_embeddings"):
         config_class.tie_word_embeddings = True  # the default of its time
     add_old_defaults(config_class)
+    own_configs.read_moved_fields(config_class)
     if config_class.model_type != config["model_type"]:
         own = f"{config_class.__name__}.model_type is {config_class.model_type!r}"
         yield f"{own}; the model type is {config['model_type']!r}"

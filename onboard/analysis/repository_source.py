@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from onboard.errors import OnboardError
+from onboard.hub import known_type
 from onboard.untrusted.bounds import CODE_BYTES, CODE_FILES, read_file
 
 PACKAGE = "repository_code"
@@ -151,11 +152,15 @@ def survey_code(folder: Path, config: Mapping[str, Any]) -> CodeSurvey:
 
 
 def class_names(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the config's `auto_map` for the two classes that are needed, its names checked."""
+    """Return the config's `auto_map` for the two classes that are needed, its names checked; for
+    a model type that transformers knows, the config class may be that of transformers.
+    """
     auto_map = config.get("auto_map")
     found = {}
     for key in ("AutoConfig", "AutoModelForCausalLM"):
         reference = auto_map.get(key) if isinstance(auto_map, dict) else None
+        if reference is None and key == "AutoConfig" and known_type(str(config.get("model_type"))):
+            continue
         if not isinstance(reference, str):
             raise OnboardError(
                 f"the model brings code, and its auto_map names no {key}",

@@ -45,7 +45,7 @@ class RepositoryCode(Record):
     """A model's own code, and what it took to run it."""
 
     classes: dict[Identifier, AttributePath]
-    """`AutoConfig` -> "configuration_x.XConfig", and `AutoModelForCausalLM`."""
+    """`AutoConfig` -> "configuration_x.XConfig", where it has one, and `AutoModelForCausalLM`."""
     files: dict[FileName, str]
     """Name -> sha256."""
     facts: list[str]

@@ -14,6 +14,8 @@ from onboard.analysis.source import class_node, find_method, module_source
 from onboard.codegen.config_helpers import written_out
 from onboard.codegen.translate.language.program.argument_facts import stores_attributes
 from onboard.errors import OnboardError
+from onboard.hf.old.own_configs import is_of_transformers, is_own_of_transformers
+from onboard.plain_config import OldFields
 
 _FUNCTIONS = {
     "len",
@@ -65,46 +67,60 @@ def plain_config_class(config_class: type[PretrainedConfig]) -> str:
         OnboardError: the constructor does something else than assign values computed from its
             arguments.
     """
-    found = find_method(config_class, "__init__")
-    if (
-        found is None
-        or found[0] is not config_class
-        or PretrainedConfig not in config_class.__bases__
-    ):
-        raise _refusal(
-            config_class, "it has no constructor of its own, or other bases than PretrainedConfig"
-        )
-    writer = _Writer(config_class)
-    functions = module_source(config_class.__module__).functions
-    constructor = writer.constructor(written_out(found[1], functions))
-    init = ast.unparse(ast.fix_missing_locations(constructor))
-    body = [
-        f'"""What config.json says, with the defaults of the repository\'s {config_class.__name__}."""',
-        "",
-    ]
-    body += [
-        *(f"{key} = {value!r}" for key, value in _class_values(config_class).items()),
-        "",
-        *init.splitlines(),
-    ]
-    body += [line for made in writer.properties() for line in ("", *made.splitlines())]
+    base = base_of_transformers(config_class)
+    if is_own_of_transformers(config_class.__name__):
+        whose, named, methods = f"transformers' {base.__name__}", set(_CLASS_VALUES[:1]), []
+    else:
+        whose = f"the repository's {config_class.__name__}"
+        named, methods = _named_in(config_class), _methods(config_class)
+    body = [f'"""What config.json says, with the defaults of {whose}."""', ""]
+    body += [f"{key} = {value!r}" for key, value in _class_values(config_class, named).items()]
+    body += [line for method in methods for line in ("", *method.splitlines())]
+    bases = "PlainConfig" if base is PretrainedConfig else f"OldFields, {base.__name__}"
     return "\n".join(
         [
-            f"class {config_class.__name__}(PlainConfig):",
+            f"class {config_class.__name__}({bases}):",
             *("    " + line if line else "" for line in body),
         ]
     )
 
 
-def _class_values(config_class: type[PretrainedConfig]) -> dict[str, Any]:
-    """Return the class attributes that matter, those that are literals."""
-    named = {
+def base_of_transformers(config_class: type[PretrainedConfig]) -> type[PretrainedConfig]:
+    """Return the config class of transformers that a class is made of: `PretrainedConfig`, or a
+    model's.
+
+    Raises:
+        OnboardError: there are other classes between the two.
+    """
+    bases = [base for base in config_class.__bases__ if base is not OldFields]
+    if len(bases) != 1 or not is_of_transformers(bases[0]):
+        raise _refusal(config_class, "it has other bases than one config class of transformers")
+    return bases[0]
+
+
+def _methods(config_class: type[PretrainedConfig]) -> list[str]:
+    """Return the text of the constructor and of the properties that compute a value."""
+    found = find_method(config_class, "__init__")
+    if found is None or found[0] is not config_class:
+        raise _refusal(config_class, "it has no constructor of its own")
+    writer = _Writer(config_class)
+    functions = module_source(config_class.__module__).functions
+    constructor = writer.constructor(written_out(found[1], functions))
+    return [ast.unparse(ast.fix_missing_locations(constructor)), *writer.properties()]
+
+
+def _named_in(config_class: type) -> set[str]:
+    return {
         target.id
         for node in class_node(config_class).body
         if isinstance(node, ast.Assign)
         for target in node.targets
         if isinstance(target, ast.Name)
     }
+
+
+def _class_values(config_class: type[PretrainedConfig], named: set[str]) -> dict[str, Any]:
+    """Return the class attributes that matter, those that are literals."""
     values = {
         key: getattr(config_class, key)
         for key in _CLASS_VALUES

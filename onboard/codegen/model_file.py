@@ -10,6 +10,7 @@ from typing import Any
 
 import transformers
 from torch import nn
+from transformers import PretrainedConfig
 
 import onboard
 from onboard.analysis.repository_source import PACKAGE
@@ -23,7 +24,7 @@ from onboard.analysis.tiny.tiny_model import (
     one_line,
     tiny_config,
 )
-from onboard.codegen.config_class import plain_config_class
+from onboard.codegen.config_class import base_of_transformers, plain_config_class
 from onboard.codegen.described import Code, described
 from onboard.codegen.docstrings import class_docstring, method_docstring
 from onboard.codegen.format import format_python
@@ -301,10 +302,7 @@ def _imports(
     modeling = sorted(["CausalLMOutput", "register_causal_lm", *own_names])
     lines.add(f"from onboard.modeling import {', '.join(modeling)}")
     if spec.repository:
-        lines |= {
-            "from onboard.modeling import register_config",
-            "from onboard.plain_config import PlainConfig",
-        }
+        lines |= _config_base_imports(type(translator.model.config))
     else:
         lines.update(
             _config_import(cls)
@@ -318,6 +316,17 @@ def _imports(
         lines.add(_import_line(name, *translator.globals[name]))
     lines.update(_FIXED_IMPORTS[name] for name in names & _FIXED_IMPORTS.keys())
     return sorted(lines)
+
+
+def _config_base_imports(config_class: type) -> set[str]:
+    """Return what the config class that a file defines by itself needs."""
+    lines, base = (
+        {"from onboard.modeling import register_config"},
+        base_of_transformers(config_class),
+    )
+    if base is PretrainedConfig:
+        return lines | {"from onboard.plain_config import PlainConfig"}
+    return lines | {"from onboard.plain_config import OldFields", _config_import(base)}
 
 
 def config_classes(translator: Translator) -> set[type]:

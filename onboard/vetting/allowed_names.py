@@ -25,7 +25,7 @@ FROM_IMPORTS = {
         r"AlibiSlopes|CausalLMOutput|Codebooks|DividedLinear|FoldedHeads"
         r"|leave_out|register_causal_lm|register_config|tie_weights"
     ),
-    "onboard.plain_config": re.compile(r"PlainConfig|ROPE_INIT_FUNCTIONS"),
+    "onboard.plain_config": re.compile(r"OldFields|PlainConfig|ROPE_INIT_FUNCTIONS"),
     "transformers": re.compile(r"\w+Config"),
     "transformers.activations": re.compile(
         r"ACT2FN|ACT2CLS|[A-Z]\w*(Activation|GELU)|gelu(_new|_fast)?|silu|quick_gelu"

@@ -109,6 +109,7 @@ def find_stack(model: nn.Module) -> Stack | None:
         runs = not holds_weights_only(child[0])
         if (
             runs
+            and not _lies_in_list(model, name)
             and sources.iterates(name.rpartition(".")[2])
             and not _shares_parameters(model, child)
         ):
@@ -208,6 +209,13 @@ def _lists(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
             yield name, child
 
 
+def _lies_in_list(model: nn.Module, name: str) -> bool:
+    """Whether a list is a part of another one's members, as the branches of a layer are."""
+    parts = name.split(".")
+    outer = (model.get_submodule(".".join(parts[:end])) for end in range(1, len(parts)))
+    return any(isinstance(module, nn.ModuleList) for module in outer)
+
+
 def holds_weights_only(module: nn.Module) -> bool:
     """Whether a module has no forward of its own, as an expert whose weights its list reads."""
     return "forward" not in vars(type(module))
@@ -233,7 +241,7 @@ class _Sources:
 
     def iterates(self, attribute: str) -> bool:
         """Whether all that the code does with `.<attribute>` is `for item in self.<attribute>`, and
-        it does that.
+        it does that; a comprehension runs no layer on what the one before it hands on.
         """
         return self._uses.get(attribute) == {"loop"}
 
@@ -241,7 +249,7 @@ class _Sources:
         """Whether the code calls a list and goes over its members, and asks it for nothing else."""
         uses = self._uses.get(name.rpartition(".")[2], set())
         inside = _self_uses(self._trees[type(members)]) if type(members) in self._trees else set()
-        return uses <= {"loop", "call"} and inside <= {"loop"}
+        return uses <= {"loop", "each", "call"} and inside <= {"loop", "each"}
 
 
 def _methods(cls: type) -> list[ast.AST]:
@@ -299,7 +307,6 @@ def _self_uses(methods: list[ast.AST]) -> set[str]:
 
 
 def _roles(nodes: list[ast.AST]) -> dict[int, str]:
-    loops = {
-        id(node.iter): "loop" for node in nodes if isinstance(node, ast.For | ast.comprehension)
-    }
-    return loops | {id(node.func): "call" for node in nodes if isinstance(node, ast.Call)}
+    loops = {id(node.iter): "loop" for node in nodes if isinstance(node, ast.For)}
+    each = {id(node.iter): "each" for node in nodes if isinstance(node, ast.comprehension)}
+    return loops | each | {id(node.func): "call" for node in nodes if isinstance(node, ast.Call)}

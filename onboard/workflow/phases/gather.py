@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from onboard.analysis.repository_source import survey_code
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.gpu import device_memory, gigabytes
-from onboard.hub import OWN_CODE, has_weights
+from onboard.hub import OWN_CODE, has_weights, known_type
 from onboard.untrusted.bounds import FILES
 from onboard.workflow.checkpoint.parameter_count import (
     ModelSize,
@@ -116,7 +116,7 @@ def require_consent_for_code(config: dict[str, Any], folder: Path, *, trusted: b
     model_type = config["model_type"]
     if model_type in CONFIG_MAPPING_NAMES:
         return False
-    if "AutoConfig" not in _auto_map(config):
+    if "AutoConfig" not in _auto_map(config) and known_type(model_type) is None:
         raise OnboardError(
             f"transformers does not know the model type {model_type!r}, and the model brings no code for it",
             hint="A newer transformers may know it",

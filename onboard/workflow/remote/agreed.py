@@ -28,6 +28,8 @@ def check_spec(spec: ModelSpec, context: RunContext) -> None:
 
 
 def _differences(spec: ModelSpec, context: RunContext) -> Iterator[str]:
+    from onboard.hf.old.own_configs import is_own_of_transformers
+
     config, folder = context.source.config(), context.source.files()
     survey, texts = survey_code(folder, config), small_files(folder)
     code = spec.repository
@@ -43,9 +45,14 @@ def _differences(spec: ModelSpec, context: RunContext) -> Iterator[str]:
     if file_of(spec.hf_module) not in survey.files:
         yield "hf_module"
     code_text = "\n".join(texts.get(name, "") for name in survey.files)
-    for field in ("architecture", "config_class"):
-        if not re.search(rf"^\s*class {getattr(spec, field)}\b", code_text, re.MULTILINE):
-            yield field
+    if not _defines(code_text, spec.architecture):
+        yield "architecture"
+    if not _defines(code_text, spec.config_class) and not is_own_of_transformers(spec.config_class):
+        yield "config_class"
+
+
+def _defines(code: str, name: str) -> bool:
+    return re.search(rf"^\s*class {name}\b", code, re.MULTILINE) is not None
 
 
 def file_of(module: str) -> str:

@@ -10,6 +10,8 @@ from onboard.analysis.spec import ModelSpec
 from onboard.errors import OnboardError
 from onboard.vetting.model_text import registered, vet_model_text
 
+_BASES = {"PlainConfig", "OldFields"}
+
 
 def vet_model_file(text: str, spec: ModelSpec) -> None:
     """Raise `OnboardError` unless a model file passes the allow-list, and registers the classes of
@@ -27,7 +29,7 @@ def vet_model_file(text: str, spec: ModelSpec) -> None:
 def _has_plain_config(text: str) -> bool:
     imports = [item for item in ast.parse(text).body if isinstance(item, ast.ImportFrom)]
     return any(
-        item.module == "onboard.plain_config" and any(a.name == "PlainConfig" for a in item.names)
+        item.module == "onboard.plain_config" and {a.name for a in item.names} & _BASES
         for item in imports
     )
 

@@ -9,14 +9,16 @@ import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
-from transformers import PretrainedConfig
+from transformers import LlamaConfig, PretrainedConfig
 
 from onboard.codegen.config_class import plain_config_class
 from onboard.errors import OnboardError
-from onboard.plain_config import PlainConfig
+from onboard.hf.old.own_configs import own_config_class
+from onboard.plain_config import OldFields, PlainConfig
 
 SOURCE = """
 from transformers import PretrainedConfig
@@ -85,9 +87,10 @@ _NUMBERS = itertools.count()
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(tmp_path)
 
-    def make(extra: str) -> type[PretrainedConfig]:
+    def make(extra: str, base: str = "PretrainedConfig") -> type[PretrainedConfig]:
         name = f"this_configuration_{next(_NUMBERS)}"  # parsed sources are kept by name
-        (tmp_path / f"{name}.py").write_text(SOURCE.format(extra=extra) + HELPERS)
+        source = SOURCE.format(extra=extra).replace("PretrainedConfig", base) + HELPERS
+        (tmp_path / f"{name}.py").write_text(source)
         importlib.invalidate_caches()
         config_class: type[PretrainedConfig] = importlib.import_module(name).ThisConfig
         return config_class
@@ -117,6 +120,39 @@ def test_it_makes_the_same_values(make: Any, values: dict[str, Any]) -> None:
     theirs, ours = original(**values), namespace["ThisConfig"](**values)
     assert ours.to_dict() == theirs.to_dict()
     assert ours.num_hidden_layers == theirs.num_hidden_layers
+
+
+def _executed(text: str, base: type) -> Any:
+    names: dict[str, Any] = {"OldFields": OldFields, base.__name__: base}
+    exec(text, names)
+    return names
+
+
+def test_what_a_config_of_transformers_is_given_beside_is_kept(make: Any) -> None:
+    original = make("pass", "LlamaConfig")
+    assert original.__bases__ == (LlamaConfig,)
+    ours = _executed(plain_config_class(original), LlamaConfig)["ThisConfig"]
+    values = {"size": 8, "rope_theta": 5e5, "hidden_size": 64}
+    made = ours.from_dict(values)
+    assert made.to_dict() == original.from_dict(values).to_dict()
+    assert (made.rope_theta, made.vocab_size) == (5e5, 32000)
+
+
+def test_a_config_class_of_transformers_is_written_as_an_heir(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "its_repository", ModuleType("its_repository"))
+    own = own_config_class(LlamaConfig, "llama_own_code", "its_repository")
+    text = plain_config_class(own)
+    made = _executed(text, LlamaConfig)["LlamaOwnCodeConfig"](rope_theta=2e4, more=[1])
+    assert made.to_dict() == own(rope_theta=2e4, more=[1]).to_dict()
+    assert (made.model_type, made.rope_theta, made.more) == ("llama_own_code", 2e4, [1])
+
+
+def test_other_bases_are_refused(make: Any) -> None:
+    heir = type("Heir", (make("pass"),), {})
+    with pytest.raises(OnboardError, match="other bases than one config class of transformers"):
+        plain_config_class(heir)
 
 
 @pytest.mark.parametrize("size", [12, 24, 29])

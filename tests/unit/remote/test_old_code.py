@@ -20,6 +20,8 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     DynamicCache,
+    LlamaConfig,
+    PhiConfig,
     PretrainedConfig,
     PreTrainedModel,
     masking_utils,
@@ -36,6 +38,7 @@ from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.hf.old import interfaces, names, packages
 from onboard.hf.old.einops_forms import rearrange, repeat
 from onboard.hf.old.gone import Gone, importing
+from onboard.hf.old.own_configs import is_own_of_transformers, own_config_class
 from onboard.hub import with_own_type
 from onboard.modeling import CausalLMOutput
 from onboard.plain_config import PlainConfig
@@ -100,6 +103,34 @@ def test_own_code_of_a_known_type_needs_consent(tmp_path: Path) -> None:
         require_consent_for_code(config, tmp_path, trusted=False)
     assert "transformers' own llama" in caught.value.hint
     assert require_consent_for_code(config, tmp_path, trusted=True)
+
+
+def test_code_beside_a_config_class_of_transformers_is_taken(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "auto_map": {"AutoModelForCausalLM": "modeling_x.M"}}
+    assert require_consent_for_code(with_own_type(config), tmp_path, trusted=True)
+    with pytest.raises(OnboardError, match="brings no code for it"):
+        require_consent_for_code({**config, "model_type": "unheard"}, tmp_path, trusted=True)
+
+
+def test_a_config_of_transformers_reads_as_one_of_its_year(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fields are compared with those that transformers 4.51 has for the same arguments."""
+    monkeypatch.setitem(sys.modules, "repository_of_a_config", ModuleType("repository_of_a_config"))
+    before = LlamaConfig.model_type, LlamaConfig.rope_scaling
+    own: Any = own_config_class(LlamaConfig, "llama_own_code", "repository_of_a_config")
+    assert is_own_of_transformers(own.__name__)
+    assert sys.modules["repository_of_a_config"].LlamaOwnCodeConfig is own  # type: ignore[attr-defined]
+    theta = random.uniform(1e4, 1e6)
+    plain = own.from_dict({"rope_theta": theta, "torch_dtype": "bfloat16", "more": 3})
+    assert (plain.rope_theta, plain.rope_scaling, plain.more) == (theta, None, 3)
+    assert (plain.torch_dtype, plain.pruned_heads, plain.use_cache) == (torch.bfloat16, {}, True)
+    assert own().rope_theta == 10000.0
+    scaled = own.from_dict({"rope_scaling": {"type": "linear", "factor": 4.0}})
+    assert scaled.rope_scaling == {"type": "linear", "factor": 4.0}
+    assert not hasattr(plain, "partial_rotary_factor")  # which that config never had
+    other: Any = own_config_class(PhiConfig, "phi_own_code", "repository_of_a_config")
+    assert other(partial_rotary_factor=0.25).partial_rotary_factor == 0.25
+    assert (LlamaConfig.model_type, LlamaConfig.rope_scaling) == before
+    assert not hasattr(LlamaConfig(), "rope_theta")
 
 
 def test_a_file_that_registers_its_classes_for_a_type_that_is_taken_can_be_imported() -> None:

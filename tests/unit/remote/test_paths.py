@@ -54,6 +54,7 @@ def _spec(context: Any, **changes: Any) -> ModelSpec:
 
 def test_a_true_spec_is_taken(context: Any) -> None:
     check_spec(_spec(context), context)
+    check_spec(_spec(context, config_class="LlamaOwnCodeConfig"), context)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,7 @@ def test_a_true_spec_is_taken(context: Any) -> None:
         ("hf_module", "repository_code.other"),
         ("architecture", "LlamaForCausalLM"),
         ("config_class", "LlamaConfig"),
+        ("config_class", "NonesuchOwnCodeConfig"),
         ("repository", None),
     ],
 )

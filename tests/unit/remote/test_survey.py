@@ -76,6 +76,16 @@ def test_code_that_is_not_whole_is_refused(
         survey_code(tmp_path, {"auto_map": auto_map})
 
 
+def test_the_config_class_may_be_that_of_transformers(tmp_path: Path) -> None:
+    _write(tmp_path, "")
+    auto_map = {"AutoModelForCausalLM": AUTO_MAP["AutoModelForCausalLM"]}
+    for model_type in ("llama", "llama_own_code"):
+        survey = survey_code(tmp_path, {"model_type": model_type, "auto_map": auto_map})
+        assert survey.classes == auto_map
+    with pytest.raises(OnboardError, match="names no AutoConfig"):
+        survey_code(tmp_path, {"model_type": "unheard", "auto_map": auto_map})
+
+
 def test_code_in_another_encoding_is_refused(tmp_path: Path) -> None:
     _write(tmp_path, "")
     (tmp_path / "modeling_x.py").write_bytes(b"# -*- coding: latin-1 -*-\n# \xe9\n")

@@ -241,6 +241,15 @@ def test_a_file_registers_the_classes_of_its_spec(changed: dict[str, str], messa
         vet_model_file(_file(), _spec(**changed))
 
 
+def test_a_config_class_may_be_an_heir_of_one_of_transformers() -> None:
+    text = _file().replace("import PlainConfig", "import OldFields")
+    text = text.replace("import math\n", "import math\nfrom transformers import LlamaConfig\n")
+    text = text.replace("XConfig(PlainConfig)", "XConfig(OldFields, LlamaConfig)")
+    vet_model_file(text, _spec())
+    with pytest.raises(OnboardError, match="another model type"):
+        vet_model_file(text.replace('model_type = "x"', 'model_type = "llama"'), _spec())
+
+
 def test_a_file_that_looks_like_transformers_own_is_refused() -> None:
     text = _file().replace("from onboard.plain_config import PlainConfig", "")
     with pytest.raises(OnboardError):

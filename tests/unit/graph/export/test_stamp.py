@@ -206,6 +206,49 @@ def test_code_that_counts_its_layers_is_exported_in_full() -> None:
     assert find_repeated(Numbered([Layer("wide") for _ in range(6)]), 2) is None
 
 
+class Branched(Layer):
+    """Members of a list that all read the same: no chain, in a model of few layers too."""
+
+    def __init__(self) -> None:
+        super().__init__("wide")
+        self.branches = nn.ModuleList(nn.Linear(HIDDEN, HIDDEN) for _ in range(5))
+        self.mix = nn.Linear(HIDDEN, 5)
+
+    def forward(self, hidden: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
+        made = [branch(hidden) for branch in self.branches]
+        weights = self.mix(hidden).unsqueeze(-2)
+        return super().forward(hidden, shared) + (torch.stack(made, dim=-1) * weights).sum(-1)
+
+
+class Looped(Branched):
+    def forward(self, hidden: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
+        made = []
+        for branch in self.branches:
+            made.append(branch(hidden))  # noqa: PERF401  (as a loop, this once)
+        weights = self.mix(hidden).unsqueeze(-2)
+        return Layer.forward(self, hidden, shared) + (torch.stack(made, dim=-1) * weights).sum(-1)
+
+
+@pytest.mark.parametrize("layer", [Branched, Looped])
+def test_branches_of_a_layer_are_no_layers(layer: type[Branched]) -> None:
+    torch.manual_seed(1)
+    assert find_repeated(Model([layer() for _ in range(2)]), 2) is None
+    model = Model([layer() for _ in range(5)])
+    assert described(export(model, stamped=True)) == described(export(model, stamped=False))
+
+
+def test_what_a_comprehension_runs_is_no_chain() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.only = Branched()
+
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return self.only(hidden, hidden)
+
+    assert find_repeated(Wrapped(), 2) is None
+
+
 def test_layers_that_share_a_weight_are_exported_in_full() -> None:
     layers = [Layer("wide") for _ in range(6)]
     layers[4].proj = layers[1].proj

@@ -1,0 +1,43 @@
+"""Config classes of transformers that a repository's code is made with, as that code reads them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from transformers import PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from onboard.plain_config import OldFields, moved_field
+
+_ENDING = "OwnCodeConfig"
+
+
+def is_of_transformers(config_class: type) -> bool:
+    """Whether a class is a config class that transformers itself has."""
+    return issubclass(config_class, PretrainedConfig) and (
+        config_class.__module__.split(".")[0] == "transformers"
+    )
+
+
+def own_config_class(base: Any, model_type: str, module: str) -> Any:
+    """Return a class of its own, in the repository's module, for models whose config class is
+    transformers': it reads as configs of transformers 4 did, and transformers' stays as it is.
+    """
+    name = f"{base.__name__.removesuffix('Config')}{_ENDING}"
+    values = {"model_type": model_type, "__module__": module, "__qualname__": name}
+    made = type(name, (OldFields, base), values)
+    setattr(sys.modules[module], name, made)
+    return made
+
+
+def is_own_of_transformers(name: str) -> bool:
+    """Whether `own_config_class` gives this name to a class of its own."""
+    base = f"{name.removesuffix(_ENDING)}Config"
+    return name.endswith(_ENDING) and base in CONFIG_MAPPING_NAMES.values()
+
+
+def read_moved_fields(config_class: Any) -> None:
+    """Have a repository's config class show the fields that have moved, where it lacks them."""
+    if "__getattr__" not in dir(config_class):
+        config_class.__getattr__ = moved_field
