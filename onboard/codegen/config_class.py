@@ -5,14 +5,13 @@ of its code.
 from __future__ import annotations
 
 import ast
-from copy import deepcopy
 from typing import Any
 
 from transformers import PretrainedConfig
 
 from onboard.analysis.source import class_node, find_method, module_source
-from onboard.codegen.config_helpers import written_out
-from onboard.codegen.translate.language.program.argument_facts import stores_attributes
+from onboard.codegen.config_checks import leaves_something
+from onboard.codegen.config_helpers import body_with, written_out
 from onboard.errors import OnboardError
 from onboard.hf.old.own_configs import is_of_transformers, is_own_of_transformers
 from onboard.plain_config import OldFields
@@ -244,42 +243,37 @@ class _Writer:
         return [ast.If(test, body or [ast.Pass()], orelse)]
 
     def _call_statement(self, node: ast.Expr, called: ast.Call) -> list[ast.stmt]:
-        """Keep the call of the base class; checks of the class's own and messages assign nothing
-        that lasts.
+        """Keep the call of the base class and what methods of the class's own leave; checks and
+        messages leave nothing.
         """
         text = ast.unparse(called.func)
         if text.startswith("super(") and text.endswith(").__init__"):
             self._check(*called.args, *(item.value for item in called.keywords))
             called.func = ast.parse("super().__init__", mode="eval").body
             return [node]
-        if (inside := self._written_out(called)) is not None:
-            return inside
-        if text.startswith(
-            ("self._", "self.validate", "logger.", "warnings.", "rope_config_validation", "print")
-        ):
+        if text.startswith(("logger.", "warnings.", "rope_config_validation", "print")):
             return []
         if isinstance(called.func, ast.Attribute) and called.func.attr in _METHODS:
             self._check(called)
             return [node]
+        match called.func:
+            case ast.Attribute(value=ast.Name(id="self"), attr=attr):
+                return self._own_method(node, called, attr)
         raise self._refuse(node)
 
-    def _written_out(self, called: ast.Call) -> list[ast.stmt] | None:
-        """Return what a method of the class's own leaves in attributes; None for one that only
-        checks, or does more than assign values.
-        """
-        match called:
-            case ast.Call(
-                func=ast.Attribute(value=ast.Name(id="self"), attr=attr), args=[], keywords=[]
-            ):
-                found = find_method(self.config_class, attr)
-            case _:
-                return None
-        if found is None or found[0] is not self.config_class or not stores_attributes(found[1]):
-            return None
-        try:
-            return self._block(deepcopy(found[1].body))
-        except OnboardError:
-            return None
+    def _own_method(self, node: ast.Expr, called: ast.Call, name: str) -> list[ast.stmt]:
+        """Return what a method leaves in attributes: nothing, if it only checks."""
+        found = find_method(self.config_class, name)
+        if found is None:
+            raise self._refuse(node)
+        owner, method = found
+        checks = name.startswith("validate") and is_of_transformers(owner)
+        if checks or not leaves_something(self.config_class, method, frozenset({name})):
+            return []
+        body = body_with(method, called)
+        if owner is not self.config_class or body is None:
+            raise self._refuse(node)
+        return self._block(body)
 
     def _with_defaults(self, value: ast.expr) -> ast.expr:
         """Return `{**defaults, **given}` for a method that adds the items of one dict to another,

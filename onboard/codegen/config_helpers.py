@@ -40,6 +40,23 @@ class _WrittenOut(ast.NodeTransformer):
         return ast.copy_location(made, node)
 
 
+def body_with(method: ast.FunctionDef, call: ast.Call) -> list[ast.stmt] | None:
+    """Return a method's statements with the arguments of a call for its parameters; None where they
+    cannot be told, or where it assigns these.
+    """
+    function = deepcopy(method)
+    del function.args.args[:1]  # self
+    given = _bound(function, call)
+    stored = {
+        node.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+    }
+    if given is None or stored & given.keys():
+        return None
+    return [_Replaced(given).visit(statement) for statement in function.body]
+
+
 def _bound(called: ast.FunctionDef, call: ast.Call) -> dict[str, ast.expr] | None:
     """Return the arguments of a call by parameter; None where they cannot be told."""
     arguments = called.args

@@ -24,6 +24,7 @@ from onboard.analysis.tiny.tiny_model import (
     one_line,
     tiny_config,
 )
+from onboard.codegen.config_checks import check_same_values
 from onboard.codegen.config_class import base_of_transformers, plain_config_class
 from onboard.codegen.described import Code, described
 from onboard.codegen.docstrings import class_docstring, method_docstring
@@ -78,7 +79,7 @@ def generate_model_file(spec: ModelSpec) -> str:
             hint=_MODELING_ERRORS,
             block=getattr(error, "block", ""),
         ) from error
-    plain = plain_config_class(type(model.config)) if spec.repository else None
+    plain = _own_config(type(model.config), spec) if spec.repository else None
     text = render(
         "model/model.py.j2",
         plain_config=plain,
@@ -99,6 +100,15 @@ def generate_model_file(spec: ModelSpec) -> str:
     )
     check_mixing(text, model)
     return format_python(with_plain_names(text))
+
+
+def _own_config(config_class: type[PretrainedConfig], spec: ModelSpec) -> str:
+    """Return the text of the config class of a model's own; it makes of the checkpoint's config
+    what the repository's makes of it.
+    """
+    text = plain_config_class(config_class)
+    check_same_values(config_class, text, spec.config)
+    return text
 
 
 def _parts(

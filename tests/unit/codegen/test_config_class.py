@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, PretrainedConfig
 
+from onboard.codegen.config_checks import check_same_values
 from onboard.codegen.config_class import plain_config_class
 from onboard.errors import OnboardError
 from onboard.hf.old.own_configs import own_config_class
@@ -87,9 +88,11 @@ _NUMBERS = itertools.count()
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(tmp_path)
 
-    def make(extra: str, base: str = "PretrainedConfig") -> type[PretrainedConfig]:
+    def make(
+        extra: str, base: str = "PretrainedConfig", methods: str = ""
+    ) -> type[PretrainedConfig]:
         name = f"this_configuration_{next(_NUMBERS)}"  # parsed sources are kept by name
-        source = SOURCE.format(extra=extra).replace("PretrainedConfig", base) + HELPERS
+        source = SOURCE.format(extra=extra).replace("PretrainedConfig", base) + methods + HELPERS
         (tmp_path / f"{name}.py").write_text(source)
         importlib.invalidate_caches()
         config_class: type[PretrainedConfig] = importlib.import_module(name).ThisConfig
@@ -147,6 +150,77 @@ def test_a_config_class_of_transformers_is_written_as_an_heir(
     made = _executed(text, LlamaConfig)["LlamaOwnCodeConfig"](rope_theta=2e4, more=[1])
     assert made.to_dict() == own(rope_theta=2e4, more=[1]).to_dict()
     assert (made.model_type, made.rope_theta, made.more) == ("llama_own_code", 2e4, [1])
+
+
+FILLED_IN = """
+    def _fill(self, width, factor=2):
+        self.width = width * factor
+        self._more(3)
+
+    def _more(self, count):
+        self.kinds = self.kinds[:count]
+
+    def _logged(self):
+        if self.n_layer < 0:
+            raise ValueError(f"{self.size}")
+
+    def _read(self):
+        self.text = open("/etc/hostname").read()
+
+    def _inside(self):
+        kinds = self.kinds
+        kinds[0] = "other"
+
+    def _deep(self):
+        if self.n_layer:
+            self._read()
+
+    def _changing(self, size):
+        size += 1
+        self.width = size
+"""
+
+
+@pytest.mark.parametrize("call", ["self._fill(size)", "self._fill(factor=n_layer, width=size + 1)"])
+def test_what_a_method_makes_of_its_arguments_is_written_out(make: Any, call: str) -> None:
+    original = make(call, methods=FILLED_IN)
+    names: dict[str, Any] = {"PlainConfig": PlainConfig}
+    exec(text := plain_config_class(original), names)
+    values = {"size": 40, "n_layer": 5}
+    assert names["ThisConfig"](**values).to_dict() == original(**values).to_dict()
+    assert "_fill" not in text
+    check_same_values(original, text, values)
+
+
+def test_a_method_that_only_checks_is_left_out(make: Any) -> None:
+    assert "_logged" not in plain_config_class(make("self._logged()", methods=FILLED_IN))
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["self._read()", "self._deep()", "self._fill(*[size])", "self._changing(size)", "self._no()"],
+)
+def test_a_method_that_does_more_is_refused(make: Any, call: str) -> None:
+    with pytest.raises(OnboardError, match="cannot be written anew: line"):
+        plain_config_class(make(call, methods=FILLED_IN))
+
+
+def test_what_a_method_changes_inside_a_field_is_kept(make: Any) -> None:
+    original = make("self._inside()", methods=FILLED_IN)
+    check_same_values(original, plain_config_class(original), {"n_layer": 3})
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "@classmethod\n    def from_dict(cls, values):\n        return super().from_dict({**values, 'scale': 99})",
+        "def __setattr__(self, key, value):\n        super().__setattr__(key, 2 if key == 'scale' else value)",
+    ],
+)
+def test_values_that_nothing_written_makes_are_refused(make: Any, method: str) -> None:
+    original = make("self.scale = scale", methods=f"    {method}\n")
+    with pytest.raises(OnboardError, match=r"its scale is (99|2), and -1.5 of its constructor's"):
+        check_same_values(original, plain_config_class(original), {"size": 12})
 
 
 def test_other_bases_are_refused(make: Any) -> None:
