@@ -49,13 +49,15 @@ class Encoded:
     """The code of zero, integers, a block each; None: 0."""
 
     def form(self, kind: str, *, in_blocks: bool) -> torch.Tensor:
-        """Return the "codes", or their "scale": of blocks as it is, or else [outputs] float32."""
+        """Return the "codes", or their "scale": of blocks as it is, or else [..., outputs]
+        float32.
+        """
         if kind == "codes":
             return self.codes
         if in_blocks:
             return self.scale
-        outputs = self.codes.shape[0]
-        return self.scale[:, 0].repeat_interleave(self.rows)[:outputs]
+        outputs = self.codes.shape[-2]
+        return self.scale[..., 0].repeat_interleave(self.rows, -1)[..., :outputs]
 
     def values(self) -> torch.Tensor:
         """Return the weight in float32, in the model's layout."""

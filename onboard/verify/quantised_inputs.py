@@ -1,32 +1,38 @@
-"""Transformers' linear layers with inputs quantised as a run's are: their error is what ours is
-measured by.
+"""Transformers' linear layers and experts with inputs quantised as a run's are: their error is what
+ours is measured by.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from onboard.graph.context import TransformContext
+from onboard.graph.weight_load.experts.quantised_mixtures import EXPERT_KEYS
 from onboard.graph.weight_load.input_scales import how_inputs_are_quantised
-from onboard.graph.weight_load.quantised_folder import quantised_checkpoint
+from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, quantised_checkpoint
 from onboard.graph.weight_load.quantised_linears import EIGHT_BIT_KEYS
 from onboard.graph.weight_load.weight_names import match_names, module_renaming
 from onboard.ops.linear.fp8_linear import dequantised, quantise_rows
+from onboard.quantised.weight import QuantisedWeight
 
 
 def quantise_inputs(model: nn.Module, context: TransformContext) -> int:
-    """Let linear layers of transformers' `model` quantise their inputs where the run's do; return
-    how many.
+    """Let linear layers and experts of transformers' `model` quantise their inputs where the run's
+    do; return how many layers and mixtures.
     """
     quantised = _quantised(model, context)
     for name, (how, scale) in quantised.items():
         module = model.get_submodule(name.removesuffix(".weight"))
         if isinstance(module, nn.Linear):
             module.register_forward_pre_hook(_quantising(how, scale))
-    return len(quantised)
+    return len(quantised) + _quantise_experts(model, context)
 
 
 def _quantised(
@@ -58,3 +64,94 @@ def _quantising(how: str, scale: torch.Tensor | None) -> Any:
         return (rows.to(x.dtype).view(x.shape), *inputs[1:])
 
     return quantise
+
+
+def _quantise_experts(model: nn.Module, context: TransformContext) -> int:
+    """Let the experts of transformers' `model` quantise their inputs where the run's do; return how
+    many mixtures do.
+
+    Only modules with stacked weights are changed; in others experts are linear layers.
+    """
+    if not any(entry.key in EXPERT_KEYS and entry.num_matches for entry in context.history):
+        return 0
+    if (checkpoint := quantised_checkpoint(context.factory.checkpoint)) is None:
+        return 0
+    rename, found = module_renaming(model), 0
+    weights = {rename(name): weight for name, weight in checkpoint.weights.items()}
+    for path, module in model.named_modules():
+        mine = {name: each for name, each in weights.items() if name.startswith(f"{path}.")}
+        hows = {how_inputs_are_quantised(weight) for weight in mine.values()}
+        if mine and _stacks(module) and len(hows) == 1 and hows != {""}:
+            scales = _scales(module, path, mine, checkpoint) if hows == {"tensor"} else {}
+            module.forward = _expert_forward(module, hows.pop(), scales)
+            found += 1
+    if found:
+        # Other implementations multiply the rows of all experts in one call
+        model.set_experts_implementation("eager")  # type: ignore[operator]
+    return found
+
+
+_Scales = Mapping[str, torch.Tensor]
+"""Of a module's stacks by name: a scale [1] for the inputs of each expert, [experts, 1]."""
+
+
+def _stacks(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that have a weight of all experts each."""
+    return {name: each for name, each in module.named_parameters(recurse=False) if each.dim() == 3}
+
+
+def _scales(
+    module: nn.Module,
+    path: str,
+    weights: Mapping[str, QuantisedWeight],
+    checkpoint: QuantisedCheckpoint,
+) -> _Scales:
+    """Return the largest scale of each expert's weights that a stack joins."""
+    found = {}
+    for name, stack in _stacks(module).items():
+        experts, rows, inputs = stack.shape
+        scales = torch.zeros(experts, 1)
+        for part, weight in weights.items():
+            outputs, columns = weight.shape
+            if columns == inputs and rows % outputs == 0:
+                expert = int(part.removeprefix(f"{path}.").split(".")[0])
+                scales[expert, 0] = max(float(scales[expert, 0]), checkpoint.input_scale(weight))
+        found[name] = scales
+    return found
+
+
+def _expert_forward(module: nn.Module, how: str, scales: _Scales) -> Callable[..., Any]:
+    original = module.forward
+
+    @wraps(original)
+    def forward(*arguments: Any, **keywords: Any) -> Any:
+        with _QuantisedInputs(_stacks(module), how, scales):
+            return original(*arguments, **keywords)
+
+    return forward
+
+
+class _QuantisedInputs(TorchFunctionMode):
+    """Quantises the inputs of linear products whose weight is one of a stack's."""
+
+    def __init__(self, stacks: Mapping[str, nn.Parameter], how: str, scales: _Scales) -> None:
+        super().__init__()
+        self.names = {_place(stack): name for name, stack in stacks.items()}
+        self.how, self.scales = how, scales
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call the function, with another input where it is such a product."""
+        if func is F.linear and (name := self.names.get(_place(args[1]))) is not None:
+            args = (self._quantised(name, args[0], args[1]), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+    def _quantised(self, name: str, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        expert = weight.storage_offset() // weight.numel()
+        scale = self.scales[name][expert].to(x.device) if name in self.scales else None
+        return dequantised(*quantise_rows(x, self.how, scale)).to(x.dtype)
+
+
+def _place(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

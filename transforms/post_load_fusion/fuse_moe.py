@@ -17,7 +17,7 @@ from onboard.graph.transform import (
     TransformInfo,
     register_transform,
 )
-from onboard.graph.weight_load.expert_stacks import fold_experts, stack_experts
+from onboard.graph.weight_load.experts.expert_stacks import fold_experts, stack_experts
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 
 

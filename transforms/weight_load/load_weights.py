@@ -133,11 +133,7 @@ def _read(
         source.of([checkpoint.read(name, device) for name in source.names]),
         source.names[0],
     )
-    if tensor.shape != target.shape:
-        found, expected = list(tensor.shape), list(target.shape)
-        raise OnboardError(
-            f"{name} is {found} in the checkpoint and {expected} in the model", hint=WRONG_MODEL
-        )
+    _check_shape(name, tensor, target)
     target.copy_(tensor)
     _check_finite(name, tensor, target)
 
@@ -157,12 +153,29 @@ def _read_form(
         target.fill_(max(map(checkpoint.input_scale, weights)))
         return
     if isinstance(checkpoint, QuantisedCheckpoint) and not checkpoint.is_stored(name):
-        encoded = checkpoint.encoded(name, device)
+        tensor = checkpoint.encoded(name, device).form(form.kind, in_blocks=form.block is not None)
+        _check_shape(name, tensor, target)
+        target.copy_(tensor)
     else:
-        weight = source.of([checkpoint.read(each, device) for each in source.names])
-        encoded = encode_fp8(weight, form.block)
-    target.copy_(encoded.form(form.kind, in_blocks=form.block is not None))
+        _encode(source.of([checkpoint.read(each, device) for each in source.names]), form, target)
     _check_finite(name, target, target)
+
+
+def _encode(weight: torch.Tensor, form: Form, target: torch.Tensor) -> None:
+    """Fill a form of an unquantised weight, one matrix of a stack after the other."""
+    weight = weight.mT if form.transposed else weight
+    pairs = [(target, weight)] if weight.dim() == 2 else zip(target, weight, strict=True)
+    for view, matrix in pairs:
+        encoded = encode_fp8(matrix, form.block)
+        view.copy_(encoded.form(form.kind, in_blocks=form.block is not None))
+
+
+def _check_shape(name: str, tensor: torch.Tensor, target: torch.Tensor) -> None:
+    if tensor.shape != target.shape:
+        found, expected = list(tensor.shape), list(target.shape)
+        raise OnboardError(
+            f"{name} is {found} in the checkpoint and {expected} in the model", hint=WRONG_MODEL
+        )
 
 
 def _direct(

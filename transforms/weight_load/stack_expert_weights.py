@@ -6,7 +6,7 @@ from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
-from onboard.graph.weight_load.expert_stacks import stack_experts
+from onboard.graph.weight_load.experts.expert_stacks import stack_experts
 
 
 @register_transform("stack_expert_weights")

@@ -60,6 +60,8 @@ class Form:
     kind: str
     block: tuple[int, int] | None = None
     """Outputs and inputs that share a scale; None: all of an output's inputs do."""
+    transposed: bool = False
+    """The model has the weight as [..., inputs, outputs]."""
     beside: tuple[str, ...] = ()
     """Weights whose inputs have the same scale: the largest of all of theirs."""
 

@@ -5,6 +5,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
@@ -16,6 +17,7 @@ from onboard.graph.backends import Backend, choose_backend
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, nodes_of, replace_with
 from onboard.graph.new_nodes import insert_call, read_parameter
+from onboard.graph.weight_load.experts.mixture_stacks import mixtures, router_linears
 from onboard.graph.weight_load.gemm_fusion import LINEARS, private_parameters, write_out
 from onboard.graph.weight_load.input_scales import (
     InputScales,
@@ -78,7 +80,9 @@ def quantised_weights(gm: GraphModule, context: TransformContext) -> Mapping[str
 
 
 def _to_quantise(gm: GraphModule, context: TransformContext) -> dict[str, QuantisedWeight]:
-    """Return what the weights of all linears but the head's are to be."""
+    """Return what the weights of experts, and of all linears but the head's and routers', are to
+    be.
+    """
     if not context.runtime.skip_loading_weights and quantised_checkpoint(
         context.factory.checkpoint
     ):
@@ -87,18 +91,23 @@ def _to_quantise(gm: GraphModule, context: TransformContext) -> dict[str, Quanti
     block = (BLOCK, BLOCK) if in_blocks else None
     inputs = Activations("group", group=BLOCK) if in_blocks else Activations("token")
     words = context.factory.text_config.vocab_size
-    found = {}
-    for name in _linear_weights(gm):
+    found, stacks = {}, [stack for each in mixtures(gm) for stack in (each.up, each.down)]
+    for name in [*_linear_weights(gm), *(stack.name for stack in stacks)]:
         for part, view in weight_plan(gm).slices(name, gm.get_parameter(name)):
-            if part is not None and view.dim() == 2 and view.shape[0] != words:
+            if part is not None and view.shape[0] != words:
                 found[part] = QuantisedWeight(
                     part, tuple(view.shape), "fp8", {}, _not_read, inputs, block
                 )
-    return found
+    transposed = {stack.name for stack in stacks if stack.transposed}
+    return {
+        name: replace(each, transposed=True) if name in transposed else each
+        for name, each in found.items()
+    }
 
 
 def _linear_weights(gm: GraphModule) -> list[str]:
-    linears = [arguments(node)["weight"] for node in nodes_of(gm, *LINEARS)]
+    routers = router_linears(gm)
+    linears = [arguments(node)["weight"] for node in nodes_of(gm, *LINEARS) if node not in routers]
     blocks = [
         name for node in nodes_of(gm, _ops.torch_fused_swiglu_mlp) for name in _weights_of(node)
     ]

@@ -84,16 +84,30 @@ def torch_moe(
     Raises:
         UsageError: unknown activation.
     """
-    act = _activation(act_fn, alpha, gate_cap)
-    tokens, selected, weights = map(_flat, (x, selected_experts, routing_weights))
-    out = torch.zeros_like(tokens)
+    act = expert_activation(act_fn, alpha, gate_cap)
 
     def expert(index: int, chosen: Tensor) -> Tensor:
         gate = _layer(chosen, index, w1_weight, w1_bias)
-        up = _capped(_layer(chosen, index, w3_weight, w3_bias), up_cap) if is_gated_mlp else None
-        return _layer(_gated(gate, up, act, limit, up_offset), index, w2_weight, w2_bias)
+        up = _layer(chosen, index, w3_weight, w3_bias) if is_gated_mlp else None
+        return _layer(gated(gate, up, act, limit, up_offset, up_cap), index, w2_weight, w2_bias)
 
-    for index in _experts_to_run(selected, len(w1_weight)):
+    return run_experts(x, selected_experts, routing_weights, len(w1_weight), expert)
+
+
+def run_experts(
+    x: Tensor,
+    selected_experts: Tensor,
+    routing_weights: Tensor,
+    experts: int,
+    expert: Callable[[int, Tensor], Tensor],
+) -> Tensor:
+    """Return the sum of what each token's experts make of it, times their routing weights.
+
+    `expert` gets an expert's number and its tokens [tokens, hidden], and returns as many rows.
+    """
+    tokens, selected, weights = map(_flat, (x, selected_experts, routing_weights))
+    out = torch.zeros_like(tokens)
+    for index in _experts_to_run(selected, experts):
         _add(out, tokens, selected == index, weights, partial(expert, index))
     return out.view(x.shape)
 
@@ -138,7 +152,8 @@ def _add(
         out.index_add_(0, rows, weighted.to(out.dtype))
 
 
-def _activation(act_fn: str, alpha: float | None, gate_cap: float | None) -> Activation:
+def expert_activation(act_fn: str, alpha: float | None, gate_cap: float | None) -> Activation:
+    """Return an expert's activation, as `torch_moe` says."""
     if alpha is None and gate_cap is None:
         return activation_function(act_fn)
     return _swish(alpha or 1.0, gate_cap)
@@ -152,9 +167,16 @@ def _capped(x: Tensor, cap: float | None) -> Tensor:
     return x if cap is None else cap * torch.tanh(x / cap)
 
 
-def _gated(
-    gate: Tensor, up: Tensor | None, act: Activation, limit: float | None, up_offset: float
+def gated(
+    gate: Tensor,
+    up: Tensor | None,
+    act: Activation,
+    limit: float | None,
+    up_offset: float,
+    up_cap: float | None,
 ) -> Tensor:
+    """Return what goes into an expert's second product, as `torch_moe` says."""
+    up = None if up is None else _capped(up, up_cap)
     if limit is not None:
         gate = gate.clamp(max=limit)
         up = None if up is None else up.clamp(-limit, limit)

@@ -112,7 +112,7 @@ _RECURRENCES = ("causal_conv", "cached_causal_conv", "ssm", "cached_ssm", "repla
                 "cached_delta_rule", "kda", "lightning", "linear_recurrence", "mlstm", "token_shift", "wkv",
                 "advance")  # fmt: skip
 _LAYERS = ("activation", "norm", "wide_norm", "rope", "linear", "moe", "router", "fused_moe", "fused", "fp8_linear",
-           "four_bits", "four_bit_linear",
+           "four_bits", "four_bit_linear", "quantised_moe",
            "fused_gated_norm", "fused_gdn_gating", "fused_rope", "gather_logits")  # fmt: skip
 
 
@@ -140,6 +140,7 @@ AREAS = {
             _ops(_LAYERS),
             ("ops/test_op_norm.py", "ops/test_op_rope.py", "ops/test_op_linear.py", "ops/test_op_moe.py",
              "ops/test_op_four_bits.py", "graph/weight_load/test_quantised_linears.py",
+             "ops/test_op_quantised_moe.py",
              "ops/test_op_mixers.py", "graph/post_load_fusion/test_gather_logits.py",
              "graph/post_load_fusion/test_fuse_rmsnorm.py",
              "graph/post_load_fusion/test_fuse_silu_mul.py", "graph/post_load_fusion/test_fuse_gdn_gating.py",

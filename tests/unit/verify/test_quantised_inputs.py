@@ -14,6 +14,7 @@ from transformers import AutoConfig
 
 from onboard.config import RuntimeConfig
 from onboard.graph.context import TransformContext
+from onboard.graph.weight_load.experts.quantised_mixtures import EXPERT_KEYS
 from onboard.graph.weight_load.quantised_folder import decoded_state
 from onboard.graph.weight_load.quantised_linears import EIGHT_BIT_KEYS
 from onboard.hf.hf_model import load_reference
@@ -25,12 +26,23 @@ from tests.support.checkpoints import save_tokenizer
 
 def of_run(variant: str, matches: int) -> TransformContext:
     """As much of a run as is asked for: its checkpoint, and whether it computes with codes."""
-    history = [SimpleNamespace(key=key, num_matches=matches) for key in EIGHT_BIT_KEYS]
+    history = [
+        SimpleNamespace(key=key, num_matches=matches) for key in (*EIGHT_BIT_KEYS, *EXPERT_KEYS)
+    ]
     factory = SimpleNamespace(checkpoint=quantised.FOLDER / variant)
     return cast(TransformContext, SimpleNamespace(factory=factory, history=history))
 
 
-VARIANTS = ["ct_fp8_dynamic", "ct_fp8_block", "hf_fp8_llama", "ct_fp8_static", "hf_fp8_static"]
+VARIANTS = [
+    "ct_fp8_dynamic",
+    "ct_fp8_block",
+    "hf_fp8_llama",
+    "ct_fp8_static",
+    "hf_fp8_static",
+    "ct_fp8_qwen3_moe",
+    "hf_fp8_qwen3_moe",
+    "hf_fp8_deepseek_v3",
+]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

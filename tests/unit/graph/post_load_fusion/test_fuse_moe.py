@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import onboard.ops  # noqa: F401
-from onboard.graph.weight_load.expert_stacks import fold_experts
+from onboard.graph.weight_load.experts.expert_stacks import fold_experts
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
 from tests.support.graph.fusion import apply, context_for, exported, random_state, targets
 from tests.support.graph.harness import rmse

@@ -61,7 +61,7 @@ def stack_experts(gm: GraphModule) -> int:
     ]
     for node, stacks in mixtures:
         _fuse(gm, node, {stack.name: _stack(gm, stack) for stack in stacks})
-        _free(gm, {each for stack in stacks for each in stack.nodes()})
+        free(gm, {each for stack in stacks for each in stack.nodes()})
     return len(mixtures)
 
 
@@ -79,7 +79,7 @@ def fold_experts(gm: GraphModule) -> int:
         if not stacks or any(_is_unknown(gm, source) for source in sources):
             continue
         _fuse(gm, node, {stack.name: _computed(gm, stack) for stack in stacks})
-        _free(gm, sources)
+        free(gm, sources)
         folded += 1
     return folded
 
@@ -184,7 +184,7 @@ def _fuse(gm: GraphModule, node: Node, stacks: dict[str, str]) -> None:
     replace_with(node, insert_call(gm, node, op, *args, like=node))
 
 
-def _free(gm: GraphModule, sources: Iterable[Node]) -> None:
+def free(gm: GraphModule, sources: Iterable[Node]) -> None:
     """Erase computations that nothing uses any more, and delete the parameters that only these
     read.
     """

@@ -1,0 +1,1 @@
+"""The weights of mixtures of experts: in stacks, and as codes."""

@@ -1,0 +1,85 @@
+"""Mixtures with codes against a loop over tokens and experts in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import onboard.ops  # noqa: F401
+from onboard.errors import UsageError
+from tests.support.ops.naive import relative_error
+from tests.support.ops.quantised_moe import Case, fp8_case, naive
+
+ops = torch.ops.onboard
+SCHEMES = {"rows": ops.torch_fp8_moe, "blocks": ops.torch_finegrained_fp8_moe}
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(seed := int(torch.seed() % 2**31))
+    print(f"seed {seed}")
+
+
+def run(scheme: str, case: Case, **options: Any) -> Tensor:
+    return SCHEMES[scheme](*case.tensors, **case.scales, **options)
+
+
+@pytest.mark.parametrize("order", ["up_gate", "gate_up", "interleaved"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("inner", [48, 144])
+def test_each_expert_computes_with_its_codes(scheme: str, order: str, inner: int) -> None:
+    case = fp8_case(scheme, order=order, inner=inner)
+    actual = run(scheme, case, order=order)
+    assert relative_error(actual, naive(case, order)) < 1e-6
+
+
+@pytest.mark.parametrize("quantize", ["token", "group", "tensor"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_inputs_of_both_products_are_quantised(scheme: str, quantize: str) -> None:
+    case = fp8_case(scheme, order="up_gate", inner=144, tensor=quantize == "tensor")
+    actual = run(scheme, case, quantize=quantize)
+    expected = naive(case, "up_gate", quantize)
+    # What lies between the products is a rounding apart, which may be another code
+    assert relative_error(actual, expected) < 2e-3
+    assert relative_error(run(scheme, case), expected) > 5e-3
+
+
+def test_limits_offsets_caps_and_biases() -> None:
+    case = fp8_case("rows", order="interleaved", inner=48, bias=True)
+    rest = {"limit": 0.8, "alpha": 1.3, "up_offset": 1.0, "gate_cap": 1.5, "up_cap": 0.9}
+    actual = run("rows", case, order="interleaved", **rest)
+    assert relative_error(actual, naive(case, "interleaved", "", **rest)) < 1e-6
+
+
+def test_experts_without_a_gate() -> None:
+    case = fp8_case("blocks", order="", inner=200)
+    actual = run("blocks", case, is_gated_mlp=False, act_fn="relu2")
+    assert relative_error(actual, naive(case, "", act="relu2")) < 1e-6
+
+
+def test_ids_of_others_add_nothing() -> None:
+    case = fp8_case("rows", order="up_gate", inner=48)
+    case.tensors[1][0] = torch.tensor([-1, 99])
+    actual = run("rows", case)
+    assert relative_error(actual, naive(case, "up_gate")) < 1e-6
+    assert not actual[0].any()
+
+
+def test_an_unknown_order_is_refused() -> None:
+    case = fp8_case("rows", order="up_gate", inner=48)
+    with pytest.raises(UsageError, match="order of rows 'upward'"):
+        run("rows", case, order="upward")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_registration_is_sound(scheme: str) -> None:
+    case = fp8_case(scheme, order="up_gate", inner=48)
+    arguments = (
+        *case.tensors,
+        *(case.scales[name] for name in ("w3_w1_weight_scale", "w2_weight_scale")),
+    )
+    # The other checks multiply the arguments, which float8 cannot
+    torch.library.opcheck(SCHEMES[scheme].default, arguments, test_utils="test_faketensor")
