@@ -55,8 +55,9 @@ class KVCacheConfig(StrictModel):
     tokens_per_block: int = Field(default=32, ge=1, le=PAGE.most)
     """Page size, in tokens."""
     dtype: CacheDType = "auto"
-    """Of keys and values; auto: that of the run. float8_e4m3fn halves what bfloat16 takes, and
-    rounds to 4 bits.
+    """Of keys and values; auto: that of the run, or float8_e4m3fn in 16-bit runs on a GPU if the
+    checkpoint asks for it. It halves what bfloat16 takes, rounds to 4 bits, and has the checkpoint's
+    scales.
     """
     enable_block_reuse: bool = True
     """Keep what requests leave in the cache, as long as there is room, for requests that begin with

@@ -27,7 +27,7 @@ from torch import fx, nn
 
 from onboard.cache.resources import CacheResource, KVPagedResource
 from onboard.extensions import extensions_digest
-from onboard.graph.cache_init.interface import make_interface
+from onboard.graph.cache_init.interface import cache_dtype, make_interface
 from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.saved_graph import CannotSaveError, load_graph, save_graph
 from onboard.graph.transform import BaseTransform
@@ -242,7 +242,7 @@ def key_parts(
         "config": [type(factory.config).__name__, config],
         "transforms": [[each.key, each.config.model_dump(mode="json")] for each in transforms],
         "runtime": runtime.model_dump(mode="json", exclude=_NOT_IN_KEY),
-        "cache_dtype": runtime.kv_cache_config.dtype,
+        "cache_dtype": str(cache_dtype(context) or "auto"),
         "checkpoint": None if runtime.skip_loading_weights else _headers(factory.checkpoint),
         "dtype": str(context.dtype),
         "device": _device(context.device),

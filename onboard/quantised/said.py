@@ -76,6 +76,24 @@ def describe_tensors(tensors: Mapping[str, TensorMeta]) -> str | None:
     return None
 
 
+def says_float8_cache(config: Mapping[str, Any], folder: Path) -> bool:
+    """Tell whether a checkpoint asks for keys and values to be cached in float8_e4m3fn: `config` is
+    its parsed config.json.
+    """
+    values = said_in_config(config)
+    beside = (each for _, each in said_in_files(folder))
+    return any(map(_has_float8_cache, beside if values is None else [values, *beside]))
+
+
+def _has_float8_cache(values: Mapping[str, Any]) -> bool:
+    inner = values.get("quantization")
+    values = inner if isinstance(inner, Mapping) else values
+    scheme = values.get("kv_cache_scheme")
+    if isinstance(scheme, Mapping):
+        return (scheme.get("num_bits"), scheme.get("type")) == (8, "float")
+    return str(values.get("kv_cache_quant_algo")).upper() == "FP8"
+
+
 def _describe(values: Mapping[str, Any]) -> str:
     """Return a method's name and what tells its variants apart: "fp8, 128 x 128 blocks"."""
     inner = values.get("quantization")

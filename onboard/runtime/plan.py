@@ -27,6 +27,7 @@ from onboard.graph.factory import read_config
 from onboard.graph.fx import graph_modules
 from onboard.graph.peak import peak_bytes
 from onboard.graph.pipeline import Pipeline
+from onboard.graph.weight_load.quantised_folder import asks_for_float8_cache
 from onboard.ops import has_triton
 from onboard.runtime.build import check_cached, make_context, resolve_dtype
 from onboard.runtime.fitted_plan import fitted
@@ -123,6 +124,9 @@ def _planned(
     changes: dict[str, Any] = {"device": "cpu", "dtype": dtype}
     if gpu and runtime.attn_backend == "auto" and has_triton():
         changes["attn_backend"] = "triton"
+    cache = runtime.kv_cache_config
+    if gpu and cache.dtype == "auto" and dtype != "float32" and asks_for_float8_cache(checkpoint):
+        changes["kv_cache_config"] = cache.model_copy(update={"dtype": "float8_e4m3fn"})
     if (
         runtime.mode == "graph"
         and not content_path("models", f"modeling_{config.model_type}.py", root=root).is_file()

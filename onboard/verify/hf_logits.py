@@ -19,7 +19,7 @@ from onboard.gpu import system_memory
 from onboard.graph.context import TransformContext
 from onboard.graph.weight_load.quantised_folder import decoded_state, open_checkpoint
 from onboard.hf.hf_model import load_reference
-from onboard.verify.quantised_inputs import quantise_inputs
+from onboard.verify.quantised_inputs import quantise_inputs, round_caches
 
 _MEMORY_SHARE = 0.8
 """Of the free memory: the rest is for activations."""
@@ -48,8 +48,8 @@ class Reference:
     exact: list[torch.Tensor]
     """In float32, with the weights as the run's dtype rounds them."""
     own: list[torch.Tensor] | None
-    """In the run's dtype, with inputs quantised where the run quantises them; None when that is
-    float32.
+    """In the run's dtype, with inputs quantised where the run quantises them, and keys and values
+    rounded where it caches them so; None when that is float32.
     """
     how: str
     whose: str = "transformers"
@@ -106,6 +106,7 @@ def _run(
     model = load_model(context, dtype)
     if rounded is None and dtype != torch.float32:
         quantise_inputs(model, context)
+        round_caches(model, context)
     if rounded is not None:
         for name, parameter in model.named_parameters():
             parameter.data = parameter.data.to(rounded[name]).to(parameter.dtype)
@@ -132,6 +133,7 @@ def _run_layer_by_layer(
     }
     if rounded is None and dtype != torch.float32:
         quantise_inputs(model, context)
+        round_caches(model, context)
     parts = LayerByLayer(model, open_checkpoint(factory.checkpoint), context.device, rounding)
     with _exact_products():
         return parts.run(

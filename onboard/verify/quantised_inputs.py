@@ -1,11 +1,12 @@
-"""Transformers' linear layers and experts with inputs quantised as a run's are: their error is what
-ours is measured by.
+"""Transformers' linear layers and experts with inputs quantised as a run's are, and its attention
+with keys and values rounded as a run's caches hold them: their error is what ours is measured by.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -13,14 +14,21 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from onboard.graph.cache_init.interface import cache_dtype
 from onboard.graph.context import TransformContext
+from onboard.graph.export.hf_attention import configs
+from onboard.graph.weight_load.cache_scales import scales_of
 from onboard.graph.weight_load.experts.quantised_mixtures import EXPERT_KEYS
 from onboard.graph.weight_load.input_scales import how_inputs_are_quantised
 from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, quantised_checkpoint
 from onboard.graph.weight_load.quantised_linears import EIGHT_BIT_KEYS
 from onboard.graph.weight_load.weight_names import match_names, module_renaming
+from onboard.ops.attention.stored import as_cached
 from onboard.ops.linear.fp8_linear import dequantised, quantise_rows
 from onboard.quantised.weight import QuantisedWeight
+
+_ROUNDED = "onboard_float8_cache"
+_SCALES = "_onboard_cache_scales"
 
 
 def quantise_inputs(model: nn.Module, context: TransformContext) -> int:
@@ -155,3 +163,61 @@ class _QuantisedInputs(TorchFunctionMode):
 
 def _place(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def round_caches(model: nn.Module, context: TransformContext) -> bool:
+    """Let attention of transformers' eager `model` round keys and values where the run caches them
+    in float8_e4m3fn; return whether it does. Latent attention, which keeps neither, stays as it is.
+    """
+    if cache_dtype(context) != torch.float8_e4m3fn:
+        return False
+    _register()
+    for path, scales in _cache_scales(model, context).items():
+        setattr(model.get_submodule(path), _SCALES, scales)
+    for config in configs(model):
+        config._attn_implementation = _ROUNDED
+    return True
+
+
+def _cache_scales(
+    model: nn.Module, context: TransformContext
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the scales of keys and values that the checkpoint has for modules of `model`."""
+    if (checkpoint := quantised_checkpoint(context.factory.checkpoint)) is None:
+        return {}
+    names = match_names(list(model.state_dict()), checkpoint.names(), module_renaming(model))
+    found = {}
+    for path, module in model.named_modules():
+        attends = hasattr(module, "scaling")  # modules of the attention interface have it
+        named = scales_of(path, checkpoint, names) if attends else None
+        if named is not None:
+            found[path] = checkpoint.cache_scale(named[0]), checkpoint.cache_scale(named[1])
+    return found
+
+
+@cache
+def _register() -> None:
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, eager_mask
+
+    AttentionInterface.register(_ROUNDED, _attend)
+    AttentionMaskInterface.register(_ROUNDED, eager_mask)
+
+
+def _attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *rest: Any,
+    **kw: Any,
+) -> Any:
+    """Attend as transformers' own eager function does, to rounded keys and values."""
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    one = torch.ones(1)
+    scales = getattr(module, _SCALES, (one, one))
+    near = (
+        as_cached(each, scale.to(each.device))
+        for each, scale in zip((key, value), scales, strict=True)
+    )
+    return eager(module, query, *near, *rest, **kw)

@@ -19,6 +19,7 @@ from onboard.graph.transform import (
 )
 from onboard.graph.weight_load.converted_weights import Source
 from onboard.graph.weight_load.parameters import (
+    CACHE_SCALE,
     Form,
     further_names,
     mark_loaded,
@@ -78,16 +79,17 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
 
     def _load(self, gm: nn.Module, groups: list[list[str]], context: TransformContext) -> None:
         plan, checkpoint = weight_plan(gm), _checkpoint(context)
+        scales = {form.weight for form in plan.forms.values() if form.kind == CACHE_SCALE}
         weights = {plan.weight_of(part) for names in groups for part in plan.parts(names[0])}
+        weights -= scales
         wanted = {weight: [weight, *further_names(gm, weight)] for weight in sorted(weights)}
         buffers = [name for name, _ in gm.named_buffers() if name in gm.state_dict()]
         found, facts = find_sources(wanted, buffers, unread_names(gm), checkpoint, context.factory)
         context.facts.extend(facts)
         if isinstance(checkpoint, QuantisedCheckpoint):
-            kept = [form.weight for form in plan.forms.values()]
-            context.facts.extend(
-                checkpoint.facts({name for each in kept for name in found[each].names})
-            )
+            kept = {form.weight for form in plan.forms.values()} - scales
+            encoded = {name for each in kept for name in found[each].names}
+            context.facts.extend(checkpoint.facts(encoded, scales))
         device = self.config.checkpoint_device or context.device
         later: list[tuple[str, Load]] = []  # on a GPU alone
         for names in groups:
@@ -145,6 +147,10 @@ def _read_form(
     target: torch.Tensor,
     device: torch.device | str,
 ) -> None:
+    if form.kind == CACHE_SCALE:
+        assert isinstance(checkpoint, QuantisedCheckpoint)
+        target.copy_(checkpoint.cache_scale(form.weight, device))
+        return
     source = found[form.weight]
     name = source.names[0]
     if form.kind == "input_scale":

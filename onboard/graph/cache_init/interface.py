@@ -13,6 +13,7 @@ from onboard.config import SettledConfig
 from onboard.errors import UsageError
 from onboard.gpu import available_memory
 from onboard.graph.context import TransformContext
+from onboard.graph.weight_load.quantised_folder import asks_for_float8_cache
 
 
 def make_interface(context: TransformContext) -> CachedSequenceInterface:
@@ -43,9 +44,12 @@ def _snapshots(runtime: SettledConfig) -> int:
 def cache_dtype(context: TransformContext) -> torch.dtype | None:
     """Return the dtype that the run asks of its caches, None for that of the keys and values.
 
+    Where it asks for none, float8_e4m3fn if the checkpoint does: in 16-bit runs on a GPU that has it.
     Raises `UsageError` for one that the GPU's kernels do not have.
     """
     name = context.runtime.kv_cache_config.dtype
+    if name == "auto":
+        return torch.float8_e4m3fn if _has_float8_cache(context) else None
     if name == "float8_e4m3fn" and context.device.type == "cuda":
         capability = torch.cuda.get_device_capability(context.device)
         if capability < (8, 9):
@@ -53,7 +57,17 @@ def cache_dtype(context: TransformContext) -> torch.dtype | None:
                 f"a cache of {name} needs compute capability 8.9 and this GPU has {capability[0]}.{capability[1]}",
                 hint="Use bfloat16",
             )
-    return None if name == "auto" else getattr(torch, name)
+    return getattr(torch, name)  # type: ignore[no-any-return]
+
+
+def _has_float8_cache(context: TransformContext) -> bool:
+    if context.device.type != "cuda" or context.dtype.itemsize != 2:
+        return False
+    if context.factory.mode != "graph" or context.runtime.skip_loading_weights:
+        return False
+    if not asks_for_float8_cache(context.factory.checkpoint):
+        return False
+    return torch.cuda.get_device_capability(context.device) >= (8, 9)
 
 
 def cache_plan(context: TransformContext) -> CachePlan:

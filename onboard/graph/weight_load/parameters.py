@@ -49,14 +49,19 @@ class Folded:
     """The expression, as nodes in the form of a saved graph."""
 
 
+CACHE_SCALE = "cache_scale"
+
+
 @dataclass(frozen=True)
 class Form:
     """What a parameter has of a quantised weight: its "codes", their "scale", or the "input_scale"
-    of its layer.
+    of its layer; or a "cache_scale", of keys or values.
     """
 
     weight: str
-    """The name that the weight has in the unquantised model."""
+    """The name that the weight has in the unquantised model; that of a cache's scale in the
+    checkpoint.
+    """
     kind: str
     block: tuple[int, int] | None = None
     """Outputs and inputs that share a scale; None: all of an output's inputs do."""

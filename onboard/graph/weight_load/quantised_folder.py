@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,7 +17,7 @@ from onboard.errors import OnboardError
 from onboard.graph.weight_load.safetensors_folder import Checkpoint, TensorMeta
 from onboard.quantised.encoded import Encoded
 from onboard.quantised.read_method import read_method, refuse_unsaid
-from onboard.quantised.said import describe_tensors
+from onboard.quantised.said import describe_tensors, says_float8_cache
 from onboard.quantised.weight import DAMAGED, Method, QuantisedWeight
 from onboard.untrusted.bounds import read_json
 
@@ -78,6 +79,18 @@ class QuantisedCheckpoint(Checkpoint):
             reason = " ".join(str(error).split())[:200]
             raise OnboardError(f"{name} cannot be decoded: {reason}", hint=DAMAGED) from error
 
+    def cache_scale(self, name: str, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Return a scale of cached keys or values, [1] or [kv_heads] float32."""
+        scale = super().read(name, device).float().flatten()
+        if not bool(((scale > 0) & scale.isfinite()).all()):
+            raise OnboardError(f"{name} is {scale.tolist()[:4]}, no scale", hint=DAMAGED)
+        return scale
+
+    def cache_scale_sizes(self) -> dict[str, int]:
+        """Return how many numbers each of the `cache_scales` has."""
+        stored = super().names()
+        return {name: math.prod(stored[name].shape) for name in self.cache_scales}
+
     def input_scale(self, weight: QuantisedWeight) -> float:
         """Return the scale that a weight's layer quantises all its inputs with."""
         assert weight.input_scale is not None
@@ -86,16 +99,22 @@ class QuantisedCheckpoint(Checkpoint):
             raise OnboardError(f"{weight.input_scale} is {scale}, no scale", hint=DAMAGED)
         return scale
 
-    def facts(self, encoded: Collection[str] = ()) -> list[str]:
-        """Return what is to be known of a run in which the weights `encoded` stay so."""
+    def facts(self, encoded: Collection[str] = (), scales: Collection[str] = ()) -> list[str]:
+        """Return what is to be known of a run in which the weights `encoded` stay so, and keys and
+        values are cached with `scales`.
+        """
         counts = Counter((weight.kind, weight.name in encoded) for weight in self.weights.values())
         ways = {True: "are computed with as they are", False: "are decoded as they are read"}
         facts = [
             f"{count} weights in {kind} ({self.method.description}) {ways[kept]}"
             for (kind, kept), count in counts.items()
         ]
-        if self.cache_scales:
-            count = len(self.cache_scales)
+        used = set(scales) & set(self.cache_scales)
+        if used:
+            facts.append(
+                f"keys and values are cached in float8_e4m3fn, with {len(used)} scales of the checkpoint"
+            )
+        if count := len(self.cache_scales) - len(used):
             facts.append(f"the checkpoint's {count} scales of cached keys and values are not used")
         return facts
 
@@ -106,10 +125,19 @@ def quantised_checkpoint(folder: Path) -> QuantisedCheckpoint | None:
 
     Raises `OnboardError` where they are quantised in a way that is not read.
     """
+    method = read_method(_config(folder), folder)
+    return None if method is None else QuantisedCheckpoint(folder, method)
+
+
+def asks_for_float8_cache(folder: Path) -> bool:
+    """Tell whether a checkpoint asks for keys and values to be cached in float8_e4m3fn."""
+    return says_float8_cache(_config(folder), folder)
+
+
+def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     config = read_json(path) if path.is_file() else {}
-    method = read_method(config if isinstance(config, dict) else {}, folder)
-    return None if method is None else QuantisedCheckpoint(folder, method)
+    return config if isinstance(config, dict) else {}
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

@@ -33,7 +33,7 @@ from onboard.graph.weight_load.parameters import (
     unread_names,
     weight_plan,
 )
-from onboard.graph.weight_load.quantised_folder import quantised_checkpoint
+from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, quantised_checkpoint
 from onboard.graph.weight_load.weight_sources import find_sources
 from onboard.ops.linear.fp8_linear import BLOCK
 from onboard.quantised.weight import Activations, QuantisedWeight
@@ -67,16 +67,22 @@ def quantised_weights(gm: GraphModule, context: TransformContext) -> Mapping[str
         return {}
     if (checkpoint := quantised_checkpoint(context.factory.checkpoint)) is None:
         return {}
+    names = names_in_checkpoint(gm, context, checkpoint)
+    return {
+        part: checkpoint.weights[name] for part, name in names.items() if name in checkpoint.weights
+    }
+
+
+def names_in_checkpoint(
+    gm: GraphModule, context: TransformContext, checkpoint: QuantisedCheckpoint
+) -> dict[str, str]:
+    """Return what the checkpoint calls the graph's weights, those that it has as the graph does."""
     plan = weight_plan(gm)
     parts = {plan.weight_of(part) for name, _ in gm.named_parameters() for part in plan.parts(name)}
     wanted = {part: [part, *further_names(gm, part)] for part in sorted(parts)}
     buffers = [name for name, _ in gm.named_buffers() if name in gm.state_dict()]
     found, _ = find_sources(wanted, buffers, unread_names(gm), checkpoint, context.factory)
-    return {
-        part: checkpoint.weights[source.names[0]]
-        for part, source in found.items()
-        if source.is_plain and source.names[0] in checkpoint.weights
-    }
+    return {part: source.names[0] for part, source in found.items() if source.is_plain}
 
 
 def _to_quantise(gm: GraphModule, context: TransformContext) -> dict[str, QuantisedWeight]:

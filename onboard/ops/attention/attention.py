@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from onboard.ops.attention.stored import as_cached
 from onboard.ops.library import register_op
 
 SCORES_AT_ONCE = 1 << 26
@@ -197,6 +198,8 @@ def torch_attention(
     layout: str = "bsnd",
     alibi_slopes: Tensor | None = None,
     chunk_size: int | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor:
     """Grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245); softmax in float32.
 
@@ -220,6 +223,8 @@ def torch_attention(
         alibi_slopes: [heads]; slope * (key position - query position) is added to the scores, after
             the cap (ALiBi, Press et al. 2022, arXiv:2108.12409).
         chunk_size: C; a key is seen iff query position // C == key position // C (Llama 4).
+        k_scale, v_scale: [1] or [kv_heads] float32; keys and values are rounded as a cache of
+            float8_e4m3fn holds them, divided by it.
 
     Returns:
         Like query, last dimension value_dim.
@@ -232,8 +237,10 @@ def torch_attention(
     options = (attn_mask, dropout_p, is_causal, scale, sinks, sliding_window, logit_cap)
     biases = (alibi_slopes, chunk_size)
     if layout == "bnsd":
+        key, value = as_cached(key, k_scale), as_cached(value, v_scale)
         return _attention_bnsd(query, key, value, *options, *biases).contiguous()
     query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    key, value = as_cached(key, k_scale), as_cached(value, v_scale)
     return _attention_bnsd(query, key, value, *options, *biases).transpose(1, 2).contiguous()
 
 

@@ -31,13 +31,15 @@ def as_stored(x, ELEMENT: tl.constexpr):
 
 @triton.jit
 def write_cache_kernel(
-    key_ptr, value_ptr, k_cache_ptr, v_cache_ptr, slot_ptr,
+    key_ptr, value_ptr, k_cache_ptr, v_cache_ptr, slot_ptr, k_scale_ptr, v_scale_ptr,
     key_stride_token, key_stride_head, value_stride_token, value_stride_head,
     k_stride_page, k_stride_head, k_stride_slot, v_stride_page, v_stride_head, v_stride_slot,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_KEY: tl.constexpr, BLOCK_VALUE: tl.constexpr,
+    BLOCK_KEY: tl.constexpr, BLOCK_VALUE: tl.constexpr, SCALES: tl.constexpr = None,
 ):  # fmt: skip
-    """Store all key and value heads of one token in its slot."""
+    """Store all key and value heads of one token in its slot; SCALES is the number of scales that they
+    are divided by, None for none.
+    """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_ptr + token)
     page, offset = slot // PAGE, slot % PAGE
@@ -46,6 +48,8 @@ def write_cache_kernel(
     key = tl.load(
         key_ptr + token * key_stride_token + head * key_stride_head + channel, mask=head < KV_HEADS
     )
+    if SCALES is not None:
+        key /= tl.load(k_scale_ptr + head % SCALES)
     place = page * k_stride_page + head * k_stride_head + offset * k_stride_slot + channel
     tl.store(
         k_cache_ptr + place, as_stored(key, k_cache_ptr.dtype.element_ty), mask=head < KV_HEADS
@@ -56,6 +60,8 @@ def write_cache_kernel(
         value_ptr + token * value_stride_token + head * value_stride_head + channel,
         mask=head < KV_HEADS,
     )
+    if SCALES is not None:
+        value /= tl.load(v_scale_ptr + head % SCALES)
     place = page * v_stride_page + head * v_stride_head + offset * v_stride_slot + channel
     tl.store(
         v_cache_ptr + place, as_stored(value, v_cache_ptr.dtype.element_ty), mask=head < KV_HEADS
@@ -164,9 +170,9 @@ def _attend_tiles(
 @triton.jit
 def _take_new_token(
     peak, total, mixed, query, high, length, scale, slot_ptr, key_ptr, value_ptr, k_cache_ptr, v_cache_ptr,
-    k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
+    k_scale, v_scale, k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
     DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE: tl.constexpr, LOGIT_CAP: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr, SCALES: tl.constexpr,
 ):  # fmt: skip
     """If the last of the keys up to `high` is the sequence's new one, store it, and take it in as
     the first.
@@ -176,8 +182,10 @@ def _take_new_token(
     """
     channel, value_channel = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_VALUE)
     key = tl.load(key_ptr + channel, mask=channel < DIM, other=0.0)
-    key = as_stored(key, k_cache_ptr.dtype.element_ty)
     value = tl.load(value_ptr + value_channel, mask=value_channel < VALUE_DIM, other=0.0)
+    if SCALES is not None:
+        key, value = key / k_scale, value / v_scale
+    key = as_stored(key, k_cache_ptr.dtype.element_ty)
     value = as_stored(value, v_cache_ptr.dtype.element_ty)
     if high == length:
         products = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1)
@@ -239,7 +247,7 @@ def _store_rows(
 @triton.jit(do_not_specialize=["splits"])
 def attention_kernel(
     out_ptr, lse_ptr, query_ptr, key_ptr, value_ptr, cu_seqlens_ptr, kv_lens_ptr, block_table_ptr, slot_ptr,
-    k_cache_ptr, v_cache_ptr, sinks_ptr, slopes_ptr, scale, splits,
+    k_cache_ptr, v_cache_ptr, sinks_ptr, slopes_ptr, k_scale_ptr, v_scale_ptr, scale, splits,
     query_stride_token, query_stride_head, key_stride_token, key_stride_head, value_stride_token, value_stride_head,
     table_stride, k_stride_page, k_stride_head, k_stride_slot, v_stride_page, v_stride_head, v_stride_slot,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE: tl.constexpr,
@@ -247,7 +255,7 @@ def attention_kernel(
     HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr,
     SPLIT: tl.constexpr, WRITE: tl.constexpr, MASK_ALL: tl.constexpr, DOT_TYPE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
-    OVERLAP: tl.constexpr = False,
+    SCALES: tl.constexpr = None, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     """Attend BLOCK_M rows of one sequence and one key head over one of `splits` shares of its keys.
 
@@ -255,7 +263,8 @@ def attention_kernel(
     takes it from the arguments, not from the cache, so that no program waits for another. With
     SPLIT out is [tokens, heads, splits, value_dim] float32 of parts, each normalised by itself, and
     lse the base-2 logarithm of what each was divided by. With MASK_ALL all tiles take the same
-    instructions, those that need no mask, too.
+    instructions, those that need no mask, too. SCALES is the number of scales that the cache's keys
+    and values have, None for none: they are factors of the scores, and of what is mixed.
     """
     sequence, kv_head = tl.program_id(2), tl.program_id(1)
     block, split = tl.program_id(0) // splits, tl.program_id(0) % splits
@@ -290,13 +299,19 @@ def attention_kernel(
     v_cache_ptr += kv_head * v_stride_head
     peak, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
     mixed = tl.zeros([BLOCK_M, BLOCK_VALUE], tl.float32)
+    k_scale = scale  # of no use without scales
+    v_scale = scale
+    if SCALES is not None:
+        k_scale = tl.load(k_scale_ptr + kv_head % SCALES)
+        v_scale = tl.load(v_scale_ptr + kv_head % SCALES)
+        scale *= k_scale
     if WRITE:
         peak, total, mixed, high = _take_new_token(
             peak, total, mixed, query, high, length, scale, slot_ptr + start,
             key_ptr + start * key_stride_token + kv_head * key_stride_head,
             value_ptr + start * value_stride_token + kv_head * value_stride_head, k_cache_ptr, v_cache_ptr,
-            k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
-            DIM, VALUE_DIM, PAGE, LOGIT_CAP, BLOCK_DIM, BLOCK_VALUE,
+            k_scale, v_scale, k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
+            DIM, VALUE_DIM, PAGE, LOGIT_CAP, BLOCK_DIM, BLOCK_VALUE, SCALES,
         )  # fmt: skip
     elif WINDOW is None and CHUNK is None and not MASK_ALL:
         whole = low + tl.maximum(tl.minimum(high, first_position + 1) - low, 0) // BLOCK_N * BLOCK_N
@@ -312,6 +327,8 @@ def attention_kernel(
         True, DIM, VALUE_DIM, PAGE, WINDOW, CHUNK, LOGIT_CAP, HAS_SLOPES, BLOCK_N, BLOCK_DIM, BLOCK_VALUE,
     )  # fmt: skip
 
+    if SCALES is not None:
+        mixed *= v_scale
     _store_rows(
         peak, total, mixed, out_ptr, lse_ptr, sinks_ptr, token * (KV_HEADS * GROUP) + head, head, real, split, splits,
         VALUE_DIM, BLOCK_VALUE, HAS_SINKS, SPLIT,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from onboard.ops.attention.attention import torch_attention
 from onboard.ops.attention.cached_attention import first_seen, read_sequence, write_tokens
+from onboard.ops.attention.stored import as_read
 from onboard.ops.library import register_op
 
 
@@ -41,6 +42,8 @@ def torch_cached_block_attention(
     logit_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
     chunk_size: int | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor:
     """`torch_cached_attention`, but new tokens of one block attend to each other in both
     directions.
@@ -49,8 +52,9 @@ def torch_cached_block_attention(
     one step. A sliding window bounds how far back a token sees, within a block, too; a chunk bounds
     both directions. The other arguments and the result are those of `torch_cached_attention`.
     """
-    write_tokens(k_cache, key[0], slot_mapping)
-    write_tokens(v_cache, value[0], slot_mapping)
+    write_tokens(k_cache, key[0], slot_mapping, k_scale)
+    write_tokens(v_cache, value[0], slot_mapping, v_scale)
+    caches = ((k_cache, k_scale), (v_cache, v_scale))
     out = query.new_zeros((*query.shape[:-1], value.shape[-1]))
     starts, lengths = cu_seqlens.tolist(), kv_lens.tolist()
     for sequence in range(int(batch_info_host[0])):
@@ -58,7 +62,7 @@ def torch_cached_block_attention(
         first = first_seen(length - (rows.stop - rows.start), sliding_window, chunk_size)
         where = block_table[sequence], length, first
         keys, values = (
-            read_sequence(cache, *where).to(query.dtype) for cache in (k_cache, v_cache)
+            as_read(read_sequence(cache, *where), query.dtype, each) for cache, each in caches
         )
         mask = allowed(blocks[rows], length, sliding_window)
         new = query[:, rows].transpose(1, 2)

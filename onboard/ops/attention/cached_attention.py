@@ -6,12 +6,15 @@ import torch
 from torch import Tensor
 
 from onboard.ops.attention.attention import torch_attention
+from onboard.ops.attention.stored import as_read, as_stored
 from onboard.ops.library import register_op
 
 _Options = tuple[
     float | None, Tensor | None, int | None, float | None, str, Tensor | None, int | None
 ]
 """What `torch_attention` takes after `is_causal`."""
+_Caches = tuple[tuple[Tensor, Tensor | None], ...]
+"""Of keys and of values, with their scales."""
 
 
 def fake_cached_attention(
@@ -21,30 +24,19 @@ def fake_cached_attention(
     return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
-def write_tokens(cache: Tensor, tokens: Tensor, slot_mapping: Tensor) -> None:
+def write_tokens(
+    cache: Tensor, tokens: Tensor, slot_mapping: Tensor, scale: Tensor | None = None
+) -> None:
     """Store tokens [tokens, kv_heads, dim] in their slots of a cache [pages, kv_heads, page_size,
-    dim].
+    dim], divided by a scale if there is one.
     """
     size = cache.shape[2]
     if len(slot_mapping) == 1 and not cache.is_cuda:  # a copy takes less time than an indexed one
         page, place = divmod(int(slot_mapping), size)
-        cache[page, :, place] = as_stored(tokens[0], cache.dtype)
+        cache[page, :, place] = as_stored(tokens[0], cache.dtype, scale)
     else:
         pages = slot_mapping // size
-        cache[pages, :, slot_mapping - pages * size] = as_stored(tokens, cache.dtype)
-
-
-def as_stored(tokens: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return tokens rounded to a cache's dtype.
-
-    float8_e4m3fn keeps values as they are, without a scale: keys and values are of the order of
-    one, where its steps are as fine as anywhere. It has no infinity; what is larger than its
-    largest number, 448, becomes that.
-    """
-    if dtype == torch.float8_e4m3fn:
-        most = torch.finfo(dtype).max
-        tokens = tokens.clamp(-most, most)
-    return tokens.to(dtype)
+        cache[pages, :, slot_mapping - pages * size] = as_stored(tokens, cache.dtype, scale)
 
 
 def read_sequence(cache: Tensor, pages: Tensor, length: int, first: int = 0) -> Tensor:
@@ -100,6 +92,8 @@ def torch_cached_attention(
     logit_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
     chunk_size: int | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of a flat row of tokens: store keys and values, then attend over the pages.
 
@@ -114,34 +108,44 @@ def torch_cached_attention(
         block_table: [sequences, pages] int32, the pages of each sequence.
         slot_mapping: [tokens] int64, page * page_size + offset of each token.
         batch_info_host: [5] int32 on the CPU; the first entry is the number of sequences.
-        k_cache: [pages, kv_heads, page_size, head_dim], written to; its dtype may differ from the
-            activations'.
+        k_cache: [pages, kv_heads, page_size, head_dim], written to; of any floating dtype.
         v_cache: [pages, kv_heads, page_size, value_dim], likewise.
         sinks, scale, sliding_window, logit_cap, alibi_slopes, chunk_size: as in `torch_attention`.
+        k_scale, v_scale: [1] or [kv_heads] float32; keys and values are divided by it when they are
+            stored, and multiplied when read.
 
     Returns:
         [1, tokens, heads, value_dim]; zeros for tokens beyond the last sequence.
     """
-    write_tokens(k_cache, key[0], slot_mapping)
-    write_tokens(v_cache, value[0], slot_mapping)
+    caches = ((k_cache, k_scale), (v_cache, v_scale))
+    for (cache, each), tokens in zip(caches, (key, value), strict=True):
+        write_tokens(cache, tokens[0], slot_mapping, each)
     starts, lengths = cu_seqlens.tolist(), kv_lens.tolist()
     sequences = int(batch_info_host[0])
     options = (scale, sinks, sliding_window, logit_cap, "bnsd", alibi_slopes, chunk_size)
     tables = block_table[:sequences]
     if _share_a_call(starts[: sequences + 1], lengths[:sequences], query, alibi_slopes, chunk_size):
-        return _decode_together(query, k_cache, v_cache, lengths[:sequences], tables, options)
+        return _decode_together(query, caches, lengths[:sequences], tables, options)
     parts = []
     for sequence in range(sequences):
         new = query[:, starts[sequence] : starts[sequence + 1]].transpose(1, 2)
         first = first_seen(lengths[sequence] - new.shape[2], sliding_window, chunk_size)
-        where = tables[sequence], lengths[sequence], first
-        keys, values = (
-            read_sequence(cache, *where).to(query.dtype) for cache in (k_cache, v_cache)
-        )
+        keys, values = _keys_and_values(caches, tables[sequence], lengths[sequence], first, query)
         parts.append(torch_attention(new, keys, values, None, 0.0, True, *options).transpose(1, 2))
     if (rest := query.shape[1] - starts[sequences]) > 0:
         parts.append(query.new_zeros((1, rest, query.shape[2], value.shape[-1])))
     return (torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]).contiguous()
+
+
+def _keys_and_values(
+    caches: _Caches, pages: Tensor, length: int, first: int, query: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return what a sequence has in its caches from `first` on, in the query's dtype."""
+    keys, values = (
+        as_read(read_sequence(cache, pages, length, first), query.dtype, scale)
+        for cache, scale in caches
+    )
+    return keys, values
 
 
 def _share_a_call(
@@ -164,8 +168,7 @@ def _share_a_call(
 
 def _decode_together(
     query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    caches: _Caches,
     lengths: list[int],
     tables: Tensor,
     options: _Options,
@@ -173,9 +176,11 @@ def _decode_together(
     """Attend with one query of each sequence; keys beyond a sequence's length count nothing."""
     scale, sinks, window, logit_cap, layout, *_ = options
     longest = max(lengths)
-    rows = _head_rows(tables[:, : -(-longest // k_cache.shape[2])], k_cache.shape[1])
+    _, heads, page_size, _ = caches[0][0].shape
+    rows = _head_rows(tables[:, : -(-longest // page_size)], heads)
     keys, values = (
-        _read_rows(cache, rows)[:, :, :longest].to(query.dtype) for cache in (k_cache, v_cache)
+        as_read(_read_rows(cache, rows)[:, :, :longest], query.dtype, each)
+        for cache, each in caches
     )
     mask = _seen(lengths, window, query.device)
     if mask is not None:

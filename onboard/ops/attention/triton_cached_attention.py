@@ -71,14 +71,15 @@ def _choose_tiles(rows: int, channels: int, dtype: torch.dtype, decode: bool) ->
 
 
 def _write(
-    key: Tensor, value: Tensor, slot_mapping: Tensor, k_cache: Tensor, v_cache: Tensor
-) -> None:
+    key: Tensor, value: Tensor, slot_mapping: Tensor, k_cache: Tensor, v_cache: Tensor,
+    k_scale: Tensor | None, v_scale: Tensor | None, scales: int | None,
+) -> None:  # fmt: skip
     kv_heads, dim, value_dim = key.shape[1], key.shape[2], value.shape[2]
     write_cache_kernel[(len(slot_mapping),)](
-        key, value, k_cache, v_cache, slot_mapping, *key.stride()[:2], *value.stride()[:2],
+        key, value, k_cache, v_cache, slot_mapping, k_scale, v_scale, *key.stride()[:2], *value.stride()[:2],
         *k_cache.stride()[:3], *v_cache.stride()[:3],
         KV_HEADS=kv_heads, DIM=dim, VALUE_DIM=value_dim, PAGE=k_cache.shape[2],
-        BLOCK_KEY=tile_width(kv_heads * dim), BLOCK_VALUE=tile_width(kv_heads * value_dim),
+        BLOCK_KEY=tile_width(kv_heads * dim), BLOCK_VALUE=tile_width(kv_heads * value_dim), SCALES=scales,
     )  # fmt: skip
 
 
@@ -166,8 +167,10 @@ def _attend(
     block_table: Tensor, slot_mapping: Tensor, batch_info_host: Tensor, k_cache: Tensor, v_cache: Tensor,
     sinks: Tensor | None = None, scale: float | None = None, sliding_window: int | None = None,
     logit_cap: float | None = None, alibi_slopes: Tensor | None = None, chunk_size: int | None = None,
+    k_scale: Tensor | None = None, v_scale: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     require_device(query)
+    scales = None if k_scale is None else len(k_scale)
     q, k, v = (last_contiguous(t)[0] for t in (query, key, value))
     (tokens, heads, dim), (kv_heads, value_dim) = q.shape, v.shape[1:]
     sequences, _, longest_query, *_ = batch_info_host.tolist()
@@ -176,7 +179,7 @@ def _attend(
     # sequences.
     new = q.new_empty if plan.decode and tokens == sequences else q.new_zeros
     if not plan.decode:
-        _write(k, v, slot_mapping, k_cache, v_cache)
+        _write(k, v, slot_mapping, k_cache, v_cache, k_scale, v_scale, scales)
         plain = all(
             each is None for each in (sinks, sliding_window, logit_cap, alibi_slopes, chunk_size)
         )
@@ -192,13 +195,13 @@ def _attend(
     }  # fmt: skip
     attention_kernel[(plan.blocks * plan.splits, kv_heads, sequences)](
         parts, lse, q, k, v, cu_seqlens, kv_lens, block_table, slot_mapping, k_cache, v_cache, sinks, alibi_slopes,
-        dim**-0.5 if scale is None else scale, plan.splits,
+        k_scale, v_scale, dim**-0.5 if scale is None else scale, plan.splits,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], block_table.stride(0),
         *k_cache.stride()[:3], *v_cache.stride()[:3],
         GROUP=heads // kv_heads, KV_HEADS=kv_heads, DIM=dim, PAGE=k_cache.shape[2], LOGIT_CAP=logit_cap,
         HAS_SLOPES=alibi_slopes is not None,
         SPLIT=plan.splits > 1, WRITE=plan.decode, MASK_ALL=invariant, DOT_TYPE=dot_type(q.dtype),
-        BLOCK_M=plan.tiles.rows, BLOCK_DIM=tile_width(dim), **common,
+        BLOCK_M=plan.tiles.rows, BLOCK_DIM=tile_width(dim), SCALES=scales, **common,
         num_warps=plan.tiles.num_warps, num_stages=plan.tiles.num_stages, **overlaps(q.device),
     )  # fmt: skip
     if plan.splits > 1:

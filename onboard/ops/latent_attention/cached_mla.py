@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onboard.ops.attention.cached_attention import only_seen, read_sequence, write_tokens
+from onboard.ops.attention.stored import as_read
 from onboard.ops.latent_attention.mla import fake_mla, torch_mla
 from onboard.ops.library import register_op
 
@@ -27,6 +28,7 @@ def torch_cached_mla(
     batch_info_host: Tensor,
     mla_cache: Tensor,
     scale: float | None = None,
+    k_scale: Tensor | None = None,
 ) -> Tensor:
     """`torch_mla` of a flat row of tokens: store their latents, then attend over the pages.
 
@@ -41,28 +43,27 @@ def torch_cached_mla(
             `torch_cached_attention`.
         mla_cache: [pages, 1, page_size, rank + rope_dim], written to.
         scale: factor of the scores; None: (nope_dim + rope_dim) ** -0.5.
+        k_scale: [1] float32, by which latents and keys are divided before they are stored, and
+            multiplied when they are read.
 
     Returns:
         [1, tokens, heads, value_dim]; zeros for tokens beyond the last sequence.
     """
-    write_tokens(
-        mla_cache, torch.cat([compressed_kv[0].unsqueeze(1), kpe[0]], dim=-1), slot_mapping
-    )
+    new = torch.cat([compressed_kv[0].unsqueeze(1), kpe[0]], dim=-1)
+    write_tokens(mla_cache, new, slot_mapping, k_scale)
     sequences, _, longest_query, longest_kv, *_ = batch_info_host.tolist()
     if longest_query == 1:
         pages = block_table[:, : -(-longest_kv // mla_cache.shape[2])]
         factor = (q_nope.shape[-1] + q_pe.shape[-1]) ** -0.5 if scale is None else scale
-        out = _absorbed(q_nope[0], q_pe[0], kv_b_proj_weight, mla_cache, pages, kv_lens, factor)
+        stored = as_read(mla_cache[pages].flatten(1, 3), q_nope.dtype, k_scale)
+        out = _absorbed(q_nope[0], q_pe[0], kv_b_proj_weight, stored, kv_lens, factor)
         return out.unsqueeze(0)
     out = fake_mla(q_nope, q_pe, compressed_kv, kpe, kv_b_proj_weight).zero_()
     starts, lengths, rank = cu_seqlens.tolist(), kv_lens.tolist(), compressed_kv.shape[-1]
     for index in range(sequences):
         rows = slice(starts[index], starts[index + 1])
-        stored = (
-            read_sequence(mla_cache, block_table[index], lengths[index])
-            .transpose(1, 2)
-            .to(q_nope.dtype)
-        )
+        stored = read_sequence(mla_cache, block_table[index], lengths[index])
+        stored = as_read(stored, q_nope.dtype, k_scale).transpose(1, 2)
         latent, key = stored[:, :, 0, :rank], stored[..., rank:]
         out[:, rows] = torch_mla(
             q_nope[:, rows], q_pe[:, rows], latent, key, kv_b_proj_weight, True, scale
@@ -74,18 +75,18 @@ def _absorbed(
     q_nope: Tensor,
     q_pe: Tensor,
     weight: Tensor,
-    cache: Tensor,
-    pages: Tensor,
+    stored: Tensor,
     kv_lens: Tensor,
     scale: float,
 ) -> Tensor:
-    """Return one token's attention for each sequence, [sequences, heads, value_dim]."""
+    """Return one token's attention for each sequence, [sequences, heads, value_dim]; `stored` is
+    [sequences, keys, rank + rope_dim].
+    """
     heads, nope = q_nope.shape[1:]
     rank = weight.shape[1]
     by_head = weight.view(heads, -1, rank)
     to_keys, to_values = by_head[:, :nope], by_head[:, nope:]
-    stored = cache[pages].flatten(1, 3).to(q_nope.dtype)  # [sequences, keys, rank + rope_dim]
-    seen = torch.arange(stored.shape[1], device=cache.device) < kv_lens.unsqueeze(1)
+    seen = torch.arange(stored.shape[1], device=stored.device) < kv_lens.unsqueeze(1)
     stored = only_seen(stored, seen)
     queries = torch.cat([torch.einsum("bhn,hnr->bhr", q_nope, to_keys), q_pe], dim=-1)
     scores = (queries @ stored.transpose(1, 2)).to(

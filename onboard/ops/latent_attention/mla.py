@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onboard.ops.attention.attention import torch_attention
+from onboard.ops.attention.stored import as_cached
 from onboard.ops.library import register_op
 
 
@@ -33,6 +34,7 @@ def torch_mla(
     kv_b_proj_weight: Tensor,
     is_causal: bool = True,
     scale: float | None = None,
+    k_scale: Tensor | None = None,
 ) -> Tensor:
     """Attention whose keys and values are expanded from one latent vector a token.
 
@@ -48,11 +50,14 @@ def torch_mla(
         kv_b_proj_weight: [heads * (nope_dim + value_dim), rank].
         is_causal: a query sees keys up to its own position.
         scale: factor of the scores; None: (nope_dim + rope_dim) ** -0.5.
+        k_scale: [1] float32; latents and keys are rounded as a cache of float8_e4m3fn holds them,
+            divided by it.
 
     Returns:
         [batch, sequence, heads, value_dim] in the queries' dtype.
     """
     heads, nope = q_nope.shape[2:]
+    compressed_kv, kpe = as_cached(compressed_kv, k_scale), as_cached(kpe, k_scale)
     expanded = F.linear(compressed_kv, kv_b_proj_weight).reshape(
         *compressed_kv.shape[:2], heads, -1
     )

@@ -14,7 +14,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from onboard.ops.attention.attention_kernels import LOG2E, _keys_per_split, _store_new_token
+from onboard.ops.attention.attention_kernels import (
+    LOG2E,
+    _keys_per_split,
+    _store_new_token,
+    as_stored,
+)
 
 
 @triton.jit
@@ -29,13 +34,17 @@ def _load_rows(row_ptr, real, SIZE: tl.constexpr, BLOCK: tl.constexpr, DOT_TYPE:
 
 @triton.jit
 def _store_new_latent(
-    latent_ptr, key_ptr, slot, cache_ptr, stride_page, stride_slot,
+    latent_ptr, key_ptr, slot, cache_ptr, k_scale, stride_page, stride_slot, HAS_SCALE: tl.constexpr,
     RANK: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_ROPE: tl.constexpr,
 ):  # fmt: skip
-    """Store the latent and the key of a new token in its slot."""
+    """Store the latent and the key of a new token in its slot, with HAS_SCALE divided by it."""
     channel, turned = tl.arange(0, BLOCK_RANK), tl.arange(0, BLOCK_ROPE)
-    latent = tl.load(latent_ptr + channel, mask=channel < RANK).to(cache_ptr.dtype.element_ty)
-    key = tl.load(key_ptr + turned, mask=turned < ROPE).to(cache_ptr.dtype.element_ty)
+    latent = tl.load(latent_ptr + channel, mask=channel < RANK)
+    key = tl.load(key_ptr + turned, mask=turned < ROPE)
+    if HAS_SCALE:
+        latent, key = latent / k_scale, key / k_scale
+    latent = as_stored(latent, cache_ptr.dtype.element_ty)
+    key = as_stored(key, cache_ptr.dtype.element_ty)
     _store_new_token(cache_ptr, latent, slot, stride_page, stride_slot, channel, RANK, PAGE)
     _store_new_token(cache_ptr + RANK, key, slot, stride_page, stride_slot, turned, ROPE, PAGE)
 
@@ -118,11 +127,11 @@ def _attend_latents(
 @triton.jit
 def mla_kernel(
     out_ptr, lse_ptr, query_ptr, rotated_ptr, latent_ptr, key_ptr, cu_seqlens_ptr, kv_lens_ptr, block_table_ptr,
-    slot_ptr, cache_ptr, scale,
+    slot_ptr, cache_ptr, k_scale_ptr, scale,
     query_stride_token, query_stride_head, rotated_stride_token, rotated_stride_head, latent_stride, key_stride,
     table_stride, stride_page, stride_slot,
     HEADS: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr,
-    SPLIT: tl.constexpr, WRITE: tl.constexpr, DOT_TYPE: tl.constexpr, EARLY: tl.constexpr,
+    SPLIT: tl.constexpr, WRITE: tl.constexpr, HAS_SCALE: tl.constexpr, DOT_TYPE: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_ROPE: tl.constexpr,
 ):  # fmt: skip
     """Attend BLOCK_M rows of one sequence over one share of its keys; programs of the same share
@@ -130,7 +139,8 @@ def mla_kernel(
 
     With WRITE each sequence has one new token: the programs whose share holds it all store it, so
     that none waits for another. SPLIT as in `attention_kernel`: out is [tokens, heads, splits,
-    rank] float32. With EARLY the kernel after it may be started now, and waits for this one.
+    rank] float32. With EARLY the kernel after it may be started now, and waits for this one. With
+    HAS_SCALE latents and keys are stored divided by it.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -157,11 +167,15 @@ def mla_kernel(
     query = _load_rows(query_ptr, real, RANK, BLOCK_RANK, DOT_TYPE)
     rotated_ptr += token * rotated_stride_token + head * rotated_stride_head
     rotated = _load_rows(rotated_ptr, real, ROPE, BLOCK_ROPE, DOT_TYPE)
+    k_scale = scale  # of no use without a scale
+    if HAS_SCALE:
+        k_scale = tl.load(k_scale_ptr)
+        scale *= k_scale
     if WRITE:
         if high == length:
             _store_new_latent(
                 latent_ptr + start * latent_stride, key_ptr + start * key_stride, tl.load(slot_ptr + start), cache_ptr,
-                stride_page, stride_slot, RANK, ROPE, PAGE, BLOCK_RANK, BLOCK_ROPE,
+                k_scale, stride_page, stride_slot, HAS_SCALE, RANK, ROPE, PAGE, BLOCK_RANK, BLOCK_ROPE,
             )  # fmt: skip
         tl.debug_barrier()  # the threads that load the token are others
     peak, total, mixed = _attend_latents(
@@ -169,6 +183,8 @@ def mla_kernel(
         stride_page, stride_slot, RANK, ROPE, PAGE, BLOCK_M, BLOCK_N, BLOCK_RANK, BLOCK_ROPE,
     )  # fmt: skip
 
+    if HAS_SCALE:
+        mixed *= k_scale
     target, channel = token * HEADS + head, tl.arange(0, BLOCK_RANK)
     if SPLIT:
         target = target * splits + split

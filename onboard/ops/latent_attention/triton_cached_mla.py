@@ -96,6 +96,7 @@ def triton_cached_mla(
     batch_info_host: Tensor,
     mla_cache: Tensor,
     scale: float | None = None,
+    k_scale: Tensor | None = None,
 ) -> Tensor:
     """`torch_cached_mla` as kernels: one or two launches between two batched matrix products in
     decode.
@@ -110,7 +111,7 @@ def triton_cached_mla(
     factor = (nope + q_pe.shape[-1]) ** -0.5 if scale is None else scale
     mixed = _attend(
         queries, last_contiguous(q_pe)[0], last_contiguous(compressed_kv)[0], last_contiguous(kpe)[0, :, 0],
-        cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host, mla_cache, factor,
+        cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host, mla_cache, factor, k_scale,
     )  # fmt: skip
     out = fake_mla(q_nope, q_pe, compressed_kv, kpe, kv_b_proj_weight)
     torch.bmm(mixed.transpose(0, 1), by_head[:, nope:].transpose(1, 2), out=out[0].transpose(0, 1))
@@ -129,6 +130,7 @@ def _attend(
     batch_info_host: Tensor,
     cache: Tensor,
     scale: float,
+    k_scale: Tensor | None,
 ) -> Tensor:
     """Store the new latents and keys, then mix the latents that each query and head sees: [tokens,
     heads, rank].
@@ -141,15 +143,16 @@ def _attend(
     new = queries.new_empty if plan.decode and tokens == sequences else queries.new_zeros
     out = parts = lse = new((tokens, heads, rank))
     if not plan.decode:
-        _write(latent, key, slot_mapping, cache)
+        _write(latent, key, slot_mapping, cache, k_scale)
     if plan.splits > 1:
         parts = queries.new_empty((tokens, heads, plan.splits, rank), dtype=torch.float32)
         lse = queries.new_empty((tokens, heads, plan.splits), dtype=torch.float32)
     mla_kernel[(plan.blocks, plan.splits, sequences)](
         parts, lse, queries, rotated, latent, key, cu_seqlens, kv_lens, block_table, slot_mapping, cache,
-        scale, *queries.stride()[:2], *rotated.stride()[:2], latent.stride(0), key.stride(0),
+        k_scale, scale, *queries.stride()[:2], *rotated.stride()[:2], latent.stride(0), key.stride(0),
         block_table.stride(0), cache.stride(0), cache.stride(2),
         HEADS=heads, RANK=rank, ROPE=rope, PAGE=page_size, SPLIT=plan.splits > 1, WRITE=plan.decode,
+        HAS_SCALE=k_scale is not None,
         DOT_TYPE=dot_type(queries.dtype), EARLY=plan.splits > 1 and overlaps(queries.device)["OVERLAP"],
         BLOCK_M=plan.rows, BLOCK_N=plan.keys, BLOCK_RANK=tile_width(rank), BLOCK_ROPE=tile_width(rope),
         num_warps=plan.num_warps, num_stages=plan.num_stages,
@@ -164,13 +167,15 @@ def _attend(
     return out
 
 
-def _write(latent: Tensor, key: Tensor, slot_mapping: Tensor, cache: Tensor) -> None:
+def _write(
+    latent: Tensor, key: Tensor, slot_mapping: Tensor, cache: Tensor, k_scale: Tensor | None
+) -> None:
     """Store latents and keys side by side, each as if it were a head."""
     rank, rope = latent.shape[-1], key.shape[-1]
     latents, keys = cache[..., :rank], cache[..., rank:]
     write_cache_kernel[(len(slot_mapping),)](
-        latent, key, latents, keys, slot_mapping, latent.stride(0), 0, key.stride(0), 0,
+        latent, key, latents, keys, slot_mapping, k_scale, k_scale, latent.stride(0), 0, key.stride(0), 0,
         *latents.stride()[:3], *keys.stride()[:3],
         KV_HEADS=1, DIM=rank, VALUE_DIM=rope, PAGE=cache.shape[2],
-        BLOCK_KEY=tile_width(rank), BLOCK_VALUE=tile_width(rope),
+        BLOCK_KEY=tile_width(rank), BLOCK_VALUE=tile_width(rope), SCALES=None if k_scale is None else 1,
     )  # fmt: skip

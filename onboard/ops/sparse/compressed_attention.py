@@ -16,12 +16,12 @@ from torch import Tensor
 
 from onboard.ops.attention.attention import torch_attention
 from onboard.ops.attention.cached_attention import (
-    as_stored,
     first_seen,
     only_seen,
     read_sequence,
     write_tokens,
 )
+from onboard.ops.attention.stored import as_stored
 from onboard.ops.library import register_op
 from onboard.ops.sparse.sparse import chosen_keys
 

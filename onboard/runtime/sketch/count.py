@@ -17,6 +17,7 @@ from onboard.cache.budget import CUDA_RESERVE, CachePlan, Limits, MemoryPlan
 from onboard.cache.resources import CacheResource
 from onboard.config import RuntimeConfig, SettledConfig
 from onboard.content import content_path
+from onboard.quantised.said import says_float8_cache
 from onboard.runtime.limits import ON_CPU, ON_GPU, max_positions, settled
 from onboard.runtime.sketch import stand_in
 from onboard.runtime.sketch.modules import Buffer, Parameter
@@ -50,6 +51,10 @@ def sketch(checkpoint: Path, runtime: RuntimeConfig, *, gpu: bool, root: Path) -
     """
     _refuse_what_is_not_read(runtime)
     config = _read_config(checkpoint)
+    if runtime.kv_cache_config.dtype == "auto" and says_float8_cache(
+        _values(checkpoint), checkpoint
+    ):
+        raise UnsureError("the checkpoint asks for a cache of its own")
     MEMORY.default = dtype = _dtype(runtime, config, gpu=gpu)
     model = _built(config, root)
     limited, chosen = settled(runtime, config, _first_position(config), ON_GPU if gpu else ON_CPU)
@@ -86,11 +91,14 @@ def _refuse_what_is_not_read(runtime: RuntimeConfig) -> None:
         raise UnsureError(f"mode {runtime.mode} has no model file")
 
 
+def _values(checkpoint: Path) -> Any:
+    return read_json(checkpoint / "config.json")
+
+
 def _read_config(checkpoint: Path) -> Any:
     auto = importlib.import_module("transformers.models.auto.configuration_auto")
-    path = checkpoint / "config.json"
-    values = read_json(path)
-    check_config(values, path)
+    values = _values(checkpoint)
+    check_config(values, checkpoint / "config.json")
     kind = values.get("model_type", "")
     if kind not in auto.CONFIG_MAPPING_NAMES or "__float__" in str(values):
         raise UnsureError(f"transformers has no config class for {kind!r}")

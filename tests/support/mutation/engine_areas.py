@@ -107,7 +107,7 @@ only.
 _ATTENTION = ("attention", "cached_attention", "block_attention", "mla", "cached_mla", "sparse", "cached_sparse",
               "indexer", "cached_indexer", "block_indexer", "sparse_attention", "relative_attention",
               "dynamic_mask", "gated_pool", "compressed_attention", "residual_add",
-              "shifted_positions")  # fmt: skip
+              "shifted_positions", "stored")  # fmt: skip
 _RECURRENCES = ("causal_conv", "cached_causal_conv", "ssm", "cached_ssm", "replayed_ssm", "delta_rule",
                 "cached_delta_rule", "kda", "lightning", "linear_recurrence", "mlstm", "token_shift", "wkv",
                 "advance")  # fmt: skip

@@ -150,12 +150,13 @@ def make_batch(
     padding: int = 0,
     spare_columns: int = 2,
     device: str = "cpu",
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> Batch:
     """Random sequences of (new, all) tokens, in pages dealt out at random, with `padding` unused
     rows at the end.
 
     What no sequence has stored is NaN, as an earlier owner of a page may have left it; so are keys
-    of unused rows.
+    of unused rows. Cached keys and values are divided by `scales`, [kv_heads] each.
     """
     value_dim = dim if value_dim is None else value_dim
     pages_each = [-(-length // page_size) for _, length in lengths]
@@ -175,10 +176,11 @@ def make_batch(
             + torch.arange(length) % page_size
         )
         key, value = (torch.randn(length, kv_heads, d).to(dtype) for d in (dim, value_dim))
-        for cache, tokens in zip(caches, (key, value), strict=True):
+        for index, (cache, tokens) in enumerate(zip(caches, (key, value), strict=True)):
+            each = torch.ones(kv_heads) if scales is None else scales[index]
             for position in range(length - new):
                 page, offset = divmod(int(slot[position]), page_size)
-                cache[page, :, offset] = tokens[position].to(cache.dtype)
+                cache[page, :, offset] = (tokens[position].double() / each[:, None]).to(cache.dtype)
         sequences.append(Sequence(torch.randn(new, heads, dim).to(dtype), key, value))
         slots.append(slot[length - new :])
     new_tokens = [new for new, _ in lengths]

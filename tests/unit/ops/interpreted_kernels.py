@@ -4,6 +4,8 @@ its own process.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -209,6 +211,38 @@ def test_a_cache_of_float8(step: str) -> None:
     stored, known = (batch.v_cache.float()[slots // 8, :, slots % 8] for batch in (ours, theirs))
     assert stored.abs().max() == 448
     assert torch.equal(stored.abs() == 448, known.abs() == 448)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("kind", [1, 2])
+@pytest.mark.parametrize("variant", ["plain", "cap", "sinks"])
+def test_scales_of_a_cache_of_float8(step: str, kind: int, variant: str) -> None:
+    """Float64 attention; what is stored is a code times its scale, so that nothing is rounded."""
+    options = {
+        "plain": Options(),
+        "cap": Options(logit_cap=2.0, alibi_slopes=torch.rand(6)),
+        "sinks": Options(sinks=torch.randn(6), sliding_window=6),
+    }[variant]
+    own = [torch.tensor([0.25, 2.0])[:kind], torch.tensor([4.0, 0.5])[:kind]]
+    scales = [each.expand(2).clone() for each in own]
+    sizes = {"heads": 6, "kv_heads": 2, "dim": 24, "value_dim": 20}
+    codes = {"dtype": torch.float8_e4m3fn, "cache_dtype": torch.float8_e4m3fn}
+    batch = make_batch(STEPS[step], **sizes, **codes, padding=3)
+    for sequence in batch.sequences:
+        sequence.query = sequence.query.float()
+        sequence.key = sequence.key.float() * scales[0][:, None]
+        sequence.value = sequence.value.float() * scales[1][:, None]
+    batch.query = batch.query.float()
+    batch.key = batch.key.float() * scales[0][:, None]
+    batch.value = batch.value.float() * scales[1][:, None]
+    expected = cached_attention(replace(batch, k_cache=batch.query), options)
+    forget(batch, options)
+    given = {"k_scale": own[0], "v_scale": own[1], **vars(options)}
+    for op in (ops.triton_cached_attention, ops.invariant_cached_attention):
+        arguments = replace(
+            batch, k_cache=batch.k_cache.clone(), v_cache=batch.v_cache.clone()
+        ).arguments()
+        assert relative_error(op(*arguments, **given), expected) < 1e-6
 
 
 @pytest.mark.parametrize(

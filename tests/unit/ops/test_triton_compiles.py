@@ -203,6 +203,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "float32, head of 256": {"dtype": torch.float32, "dim": 256},
     "one key head of 71": {"heads": 71, "kv_heads": 1, "dim": 64},
     "float8 cache": {"cache_dtype": torch.float8_e4m3fn},
+    "float8 cache with scales": {
+        "cache_dtype": torch.float8_e4m3fn,
+        "options": {"k_scale": torch.ones(2), "v_scale": torch.ones(2)},
+    },
 }
 
 

@@ -18,7 +18,7 @@ from onboard.graph.weight_load.experts.quantised_mixtures import EXPERT_KEYS
 from onboard.graph.weight_load.quantised_folder import decoded_state
 from onboard.graph.weight_load.quantised_linears import EIGHT_BIT_KEYS
 from onboard.hf.hf_model import load_reference
-from onboard.verify.quantised_inputs import quantise_inputs
+from onboard.verify.quantised_inputs import quantise_inputs, round_caches
 from onboard.workflow.run_model.run_model import run
 from tests.support import quantised
 from tests.support.checkpoints import save_tokenizer
@@ -63,6 +63,27 @@ def test_logits_are_the_writers(variant: str, matches: int) -> None:
         logits = model(expected["ids"][None]).logits[0]
     wanted = expected["activation_logits" if matches else "logits"]
     assert (logits - wanted).norm() / wanted.norm() < 1e-5
+
+
+@pytest.mark.parametrize("variant", ["ct_fp8_kv_cache", "modelopt_fp8"])
+def test_keys_and_values_are_the_writers(variant: str) -> None:
+    folder = quantised.FOLDER / variant
+    expected = load_file(folder / "expected.safetensors")
+    config: Any = AutoConfig.from_pretrained(folder)
+    state = decoded_state(folder)
+    kind = {"dtype": torch.float32, "attn_implementation": "eager"}
+    model = load_reference(config, folder, state=state, **kind)
+    runtime = RuntimeConfig(kv_cache_config={"dtype": "float8_e4m3fn"})
+    context = of_run(variant, 1)
+    context.runtime, context.device = runtime, torch.device("cpu")  # type: ignore[assignment]
+    quantise_inputs(model, context)
+    assert round_caches(model, context)
+    with torch.no_grad():
+        logits = model(expected["ids"][None]).logits[0]
+    wanted = expected["cache_logits"]
+    assert (logits - wanted).norm() / wanted.norm() < 1e-5
+    context.runtime = RuntimeConfig()  # type: ignore[assignment]
+    assert not round_caches(model, context)
 
 
 def test_a_run_is_measured_by_a_model_with_inputs_quantised_alike(tmp_path: Path) -> None:
