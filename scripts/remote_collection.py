@@ -85,8 +85,8 @@ def _fill_one(clones: Path, folder: Path, entry: dict[str, Any]) -> None:
 def _with_neighbours(text: str, modules: dict[str, str]) -> str:
     """Import modules of the same folder, by their new names, as code on the Hub does."""
     for old, new in modules.items():
-        here = rf"^from (?!transformers\b)\.?(?:\w+\.)*{old} import"
-        text = re.sub(here, f"from .{new} import", text, flags=re.M)
+        here = rf"^([ \t]*)from (?!transformers\b)\.?(?:\w+\.)*{old} import"
+        text = re.sub(here, rf"\1from .{new} import", text, flags=re.M)
     return text
 
 
@@ -258,6 +258,7 @@ def _own_model(folder: Path) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    _copy_modules(folder)
     torch.manual_seed(0)
     if not torch.cuda.is_available():  # some constructors put tables there
         torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[method-assign]
@@ -270,6 +271,19 @@ def _own_model(folder: Path) -> Any:
     except TypeError:  # transformers before 4.36 hands it to the class
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
     return model.float().eval()
+
+
+def _copy_modules(folder: Path) -> None:
+    """Copy all modules to where transformers runs them: of those that a local folder's modules
+    import it finds the neighbours only there.
+    """
+    from transformers.dynamic_module_utils import create_dynamic_module
+    from transformers.utils import HF_MODULES_CACHE, TRANSFORMERS_DYNAMIC_MODULE_NAME
+
+    place = Path(TRANSFORMERS_DYNAMIC_MODULE_NAME) / folder.name
+    create_dynamic_module(place)
+    for file in folder.glob("*.py"):
+        shutil.copy(file, Path(HF_MODULES_CACHE) / place / file.name)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from torch import fx
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import nodes_of, replace_with
 from onboard.graph.pattern_matcher.attention_nodes import MaskReader, insert_attention
+from onboard.graph.pattern_matcher.masks import evaluate
 from onboard.graph.pattern_matcher.patterns import (
     Bound,
     Either,
@@ -38,14 +39,25 @@ _SCALED = Either(
 )
 _CAP = Var("cap", where=is_number)
 _CAPPED = Either(Op(aten.mul, Op(aten.tanh, Op(aten.div, _SCALED, _CAP)), _CAP), _SCALED)
-_MASKED = Either(Op(aten.add, cast(_CAPPED), Var("mask", where=is_node)), _CAPPED)
+_MASKED = Either(
+    Op(aten.add, cast(_CAPPED), Var("mask", where=is_node)),
+    Op(aten.masked_fill, cast(_CAPPED), Var("hidden", where=is_node), Var("least")),
+    Op(aten.where, Var("seen", where=is_node), cast(_CAPPED), Var("least")),
+    _CAPPED,
+)
 _WEIGHTS = Op((aten.softmax, aten._softmax), cast(_MASKED), Var("dim"))
 _PATTERN = Op(aten.matmul, cast(_WEIGHTS), _VALUE)
 
 
+_LEAST = -1e4
+"""A score this low is no weight beside any other, in every dtype that scores have."""
+
+
 @register_transform("match_eager_attention")
 class MatchEagerAttention(GraphTransform[TransformConfig]):
-    """Replace softmax(cap(scale * q k^T) + mask) v by `torch_attention` in layout bnsd."""
+    """Replace softmax(cap(scale * q k^T) + mask) v by `torch_attention` in layout bnsd, and what
+    puts a lowest number in place of masked scores.
+    """
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Replace each such expression."""
@@ -53,10 +65,14 @@ class MatchEagerAttention(GraphTransform[TransformConfig]):
         matches = 0
         for node in nodes_of(gm, aten.matmul):
             found = find(_PATTERN, node)
-            if found is None or not _is_attention(found):
+            if (
+                found is None
+                or not _is_attention(found)
+                or (mask := _mask(found, gm, masks)) is None
+            ):
                 continue
             options = {
-                **masks.read(found.get("mask")),
+                **mask,
                 "scale": _scale(found),
                 "logit_cap": found.get("cap"),
             }
@@ -72,6 +88,22 @@ def _is_attention(found: Bound) -> bool:
         return False
     over_keys = same_dim(found["dim"], key, 3)
     return over_keys and {found["dim0"] % 4, found["dim1"] % 4} == {2, 3}
+
+
+def _mask(found: Bound, gm: fx.GraphModule, masks: MaskReader) -> dict[str, Any] | None:
+    """Return attention's options for its mask; None for scores that are replaced otherwise."""
+    if "least" not in found:
+        return masks.read(found.get("mask"))
+    least = found["least"]
+    if is_node(least):
+        constant = evaluate(gm, least, 1, {})
+        least = float(constant) if constant is not None and constant.numel() == 1 else 0.0
+    if not least <= _LEAST:
+        return None
+    if "hidden" in found:
+        return masks.read_hidden(found["hidden"])
+    seen = masks.read(found["seen"])
+    return seen if seen["attn_mask"] is None else None
 
 
 def _scale(found: Bound) -> float:

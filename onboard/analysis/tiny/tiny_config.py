@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from functools import partial
 from typing import Any
 
 from transformers import PretrainedConfig
 
 from onboard.analysis.multimodal import builds, small_composites
+from onboard.analysis.source import find_method
 from onboard.analysis.tiny.tiny_layers import first_of_each_kind, prefix
 from onboard.analysis.tiny.tiny_sizes import (
     VOCABULARY,
@@ -70,10 +72,16 @@ def _shrink(config: PretrainedConfig, shortest: int = 0) -> PretrainedConfig:
         for name in config.sub_configs
         if (part := _part(config, name))
     }
+    values |= {
+        name: _own(_shrink(part, shortest).to_dict())
+        for name in vars(config).keys() - config.sub_configs.keys()
+        if (part := _part(config, name))
+    }
+    values = {name: value for name, value in values.items() if name not in _passed_on(config)}
     values = shrink_rope(_with_sections(config, values), values.get("head_dim") or 16)
     layers = read_layers(config, full)
     if layers is None:
-        return type(config).from_dict(values)
+        return _remade(config, values)
     kept = first_of_each_kind(layers, full)
     if len(kept) < shortest:
         kept = sorted({*kept, *range(min(shortest, layers.count))})
@@ -99,6 +107,38 @@ def _with_sections(config: PretrainedConfig, values: dict[str, Any]) -> dict[str
     )
 
 
+def _remade(config: PretrainedConfig, values: dict[str, Any]) -> PretrainedConfig:
+    """Return a config of the same class; some constructors refuse what they do not know."""
+    try:
+        return type(config).from_dict(values)
+    except (TypeError, ValueError):
+        return type(config).from_dict(_own(values))
+
+
+def _own(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a config's values without those that every config has by itself."""
+    every = PretrainedConfig().to_dict()
+    return {key: value for key, value in values.items() if every.get(key, values) != value}
+
+
+def _passed_on(config: PretrainedConfig) -> set[str]:
+    """Return what a config's constructor tells its base under that name, and takes under another
+    one.
+    """
+    found = find_method(type(config), "__init__")
+    if found is None:
+        return set()
+    calls = [node for node in ast.walk(found[1]) if isinstance(node, ast.Call)]
+    told = {
+        item.arg
+        for call in calls
+        if ast.unparse(call.func) == "super().__init__"
+        for item in call.keywords
+        if item.arg
+    }
+    return told - {item.arg for item in (*found[1].args.args, *found[1].args.kwonlyargs)}
+
+
 def _part(config: PretrainedConfig, name: str) -> PretrainedConfig | None:
     part = getattr(config, name, None)
     return part if isinstance(part, PretrainedConfig) else None
@@ -118,7 +158,7 @@ def _cut(
         values["per_layer_config"] = {
             i: shrink_overrides(own, values, full) for i, own in overrides.items()
         }
-    return type(config).from_dict(values)
+    return _remade(config, values)
 
 
 def _has_all_kinds(small: PretrainedConfig, layers: Layers) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ class MaskReader:
     def __init__(self, gm: fx.GraphModule) -> None:
         self.gm = gm
         self.known: dict[fx.Node, dict[str, Any]] = {}
+        self.hiding: dict[fx.Node, dict[str, Any] | None] = {}
 
     def read(self, mask: fx.Node | None, *, is_causal: bool = False) -> dict[str, Any]:
         """Return `attn_mask`, `is_causal`, `sliding_window` and `chunk_size` for `torch_attention`.
@@ -44,6 +46,15 @@ class MaskReader:
                 "chunk_size": form.chunk_size if form is not None else None,
             }
         return self.known[mask]
+
+    def read_hidden(self, hidden: fx.Node) -> dict[str, Any] | None:
+        """Return the same of a mask that is true of the keys that a query does not see; None where
+        it is not recognised.
+        """
+        if hidden not in self.hiding:
+            form = mask_form(self.gm, hidden, hides=True)
+            self.hiding[hidden] = None if form is None else {"attn_mask": None, **asdict(form)}
+        return self.hiding[hidden]
 
 
 def insert_attention(

@@ -45,9 +45,9 @@ class MaskForm:
         return MaskForm(self.is_causal, window, chunk)
 
 
-def mask_form(gm: fx.GraphModule, mask: fx.Node) -> MaskForm | None:
+def mask_form(gm: fx.GraphModule, mask: fx.Node, *, hides: bool = False) -> MaskForm | None:
     """Return what a mask [batch, heads or 1, sequence, sequence] amounts to, None when it is none
-    of the known forms.
+    of the known forms. With `hides`, its truth values are those of keys that a query does not see.
 
     A window or chunk longer than the probes is found through its literal: every integer in the
     mask's graph is replaced by a small one in turn, and the window must follow it. A mask cut out
@@ -57,21 +57,22 @@ def mask_form(gm: fx.GraphModule, mask: fx.Node) -> MaskForm | None:
     if longest > _LONGEST_TABLE:
         return None
     short, form = (
-        _form(evaluate(gm, mask, length, {}), length) for length in (_LENGTHS[0], longest)
+        _form(evaluate(gm, mask, length, {}), length, hides) for length in (_LENGTHS[0], longest)
     )
     if form is None or short != form.at(_LENGTHS[0]):
         return None
-    return _bounded(gm, mask, form)
+    return _bounded(gm, mask, form, hides)
 
 
-def _bounded(gm: fx.GraphModule, mask: fx.Node, form: MaskForm) -> MaskForm | None:
+def _bounded(gm: fx.GraphModule, mask: fx.Node, form: MaskForm, hides: bool) -> MaskForm | None:
     """Return a mask's form with the bounds that show only once its literals are small."""
     short = form.at(_LENGTHS[0])
     windows, chunks = (
         {bound} if bound else set() for bound in (form.sliding_window, form.chunk_size)
     )
     for literal in _literals(mask):
-        small = _form(evaluate(gm, mask, _LENGTHS[0], {literal: _SMALL_WINDOW}), _LENGTHS[0])
+        swapped = evaluate(gm, mask, _LENGTHS[0], {literal: _SMALL_WINDOW})
+        small = _form(swapped, _LENGTHS[0], hides)
         if small == short:
             continue
         if small is None or small.is_causal != form.is_causal or short != MaskForm(form.is_causal):
@@ -100,7 +101,9 @@ def _table_length(gm: fx.GraphModule, mask: fx.Node) -> int:
     return max([_LENGTHS[-1], *(table.shape[-1] for table in tables)])
 
 
-def _form(mask: torch.Tensor | None, length: int) -> MaskForm | None:
+def _form(mask: torch.Tensor | None, length: int, hides: bool) -> MaskForm | None:
+    if hides and mask is not None:
+        mask = mask == 0
     allowed = _allowed(mask, length)
     if allowed is None:
         return None

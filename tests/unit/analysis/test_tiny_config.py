@@ -150,3 +150,32 @@ def test_heads_that_share_the_width_go_on_doing_so(heads: int, small: int) -> No
     values = {"num_heads": heads, "hidden_size": HIDDEN}
     shrink_mixers(values, {"num_heads": heads, "hidden_size": 72})
     assert values["num_heads"] == small
+
+
+class _Strict(PretrainedConfig):
+    """A config inside another one that refuses what it does not know."""
+
+    def __init__(self, ffn_hidden_size: int = 512, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.ffn_hidden_size = ffn_hidden_size
+        kwargs.pop("model_type", None)
+        if kwargs:
+            raise ValueError(f"unknown: {kwargs}")
+
+
+class _Outer(PretrainedConfig):
+    model_type = "outer_of_tests"
+
+    def __init__(
+        self, hidden_size: int = 512, inner: Any = None, tie: bool = True, **kwargs: Any
+    ) -> None:
+        self.hidden_size, self.tie = hidden_size, tie
+        self.inner = _Strict(**inner) if isinstance(inner, dict) else _Strict()
+        super().__init__(tie_word_embeddings=tie, **kwargs)
+
+
+def test_configs_that_take_nothing_else_are_made_small() -> None:
+    small: Any = tiny_config(_Outer(inner={"ffn_hidden_size": 256}, tie=False))
+    assert small.hidden_size < 512
+    assert small.inner.ffn_hidden_size < 256
+    assert small.tie_word_embeddings is False

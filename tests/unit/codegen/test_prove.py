@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+import torch
 
 from onboard import modeling
 from onboard.analysis.analyze import analyze
@@ -121,3 +122,12 @@ def test_sizes_that_a_block_reads_off_its_data_must_be_the_same() -> None:
     assert compare_outputs("gate", "Gate", [3, 0, 2], [3, 0, 2]) == ([3, 0, 2], 0.0)
     with pytest.raises(OnboardError, match=r"gate \(Gate\) gives \[3, 0, 2\], not \[3, 1, 1\]"):
         compare_outputs("gate", "Gate", [3, 0, 2], [3, 1, 1])
+
+
+def test_a_loss_of_zero_beside_a_result_is_no_difference() -> None:
+    x, zero = torch.randn(2, 3, 4), torch.tensor(0.0)
+    parts, error = compare_outputs("layer", "Layer", (x, zero), (x, zero.clone()))
+    assert error == 0.0
+    assert torch.equal(parts[0], x)
+    with pytest.raises(OnboardError, match="differs from transformers"):
+        compare_outputs("layer", "Layer", (x, zero), (x, torch.tensor(0.1)))

@@ -23,6 +23,11 @@ ROWS = "rows"
 sequence, dim].
 """
 
+ROWS_OF_TEXT = "rows of one text"
+"""Form of `ROWS` that modeling code gave a dimension of size one in front, [1, sequence, dim]:
+generated code has the batch there.
+"""
+
 EVERY = "every position"
 """Form of the numbers of all positions that the config allows, which a forward counts."""
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,49 @@ def test_scale_and_cap_are_read_from_the_graph(
     assert not call["is_causal"]
     assert result.matches["match_grouped_attention"] == 1
     assert worst_error(result, module, _heads) < 1e-6
+
+
+class _Filled(nn.Module):
+    """A mask as code of repositories writes it: scores of later keys are replaced."""
+
+    def __init__(self, replace: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.replace = replace
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, position_ids: Tensor) -> Tensor:
+        query, key, value = (each.transpose(1, 2) for each in (q, k, v))
+        seen = (position_ids[:, :, None] >= position_ids[:, None, :])[:, None]
+        scores = torch.matmul(query, key.transpose(-1, -2)) / math.sqrt(8)
+        weights = F.softmax(self.replace(scores, seen), dim=-1)
+        return torch.matmul(weights, value).transpose(1, 2)
+
+
+def _heads_and_positions(batch: int, sequence: int) -> dict[str, Tensor]:
+    heads = {name: torch.randn(batch, sequence, 4, 8) for name in "qkv"}
+    return heads | {"position_ids": torch.arange(sequence).expand(batch, sequence).contiguous()}
+
+
+REPLACED: list[tuple[str, Callable[[Tensor, Tensor], Tensor], bool]] = [
+    ("not seen", lambda x, seen: x.masked_fill(~seen, torch.finfo(x.dtype).min), True),
+    ("zeros", lambda x, seen: x.masked_fill(seen.float() == 0, -1e9), True),
+    ("where", lambda x, seen: torch.where(seen, x, torch.full([], float("-inf"))), True),
+    ("what still counts", lambda x, seen: x.masked_fill(~seen, -1.0), False),
+    ("earlier keys", lambda x, seen: x.masked_fill(seen & ~seen.transpose(2, 3), -1e9), False),
+]
+
+
+@pytest.mark.parametrize(
+    ("replace", "is_mask"), [pytest.param(*case[1:], id=case[0]) for case in REPLACED]
+)
+def test_masks_that_replace_scores_are_read(
+    replace: Callable[[Tensor, Tensor], Tensor], is_mask: bool
+) -> None:
+    module = _Filled(replace)
+    result = transform(["match_eager_attention"], module, _heads_and_positions(2, 5))
+
+    calls = [arguments(node) for node in nodes_of(result.gm, ATTENTION)]
+    assert [(call["is_causal"], call["attn_mask"]) for call in calls] == [(True, None)] * is_mask
+    assert worst_error(result, module, _heads_and_positions) < 1e-6
 
 
 class _OverQueries(_Eager):

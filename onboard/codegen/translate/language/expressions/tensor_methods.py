@@ -13,6 +13,7 @@ from onboard.codegen.translate.language.forms import (
     EVERY,
     POSITIONS,
     ROWS,
+    ROWS_OF_TEXT,
     TABLE,
     TRIANGLE,
     UPCAST,
@@ -60,13 +61,10 @@ def tensor_method(owner: Code, attr: str, args: Args) -> Value:
         or (attr in ("view", "reshape") and known == [-1])
     ):
         return owner
-    if owner.form in (ROWS, TABLE, EVERY) and attr in _OF_EACH_ROW:
+    if owner.form in (ROWS, ROWS_OF_TEXT, TABLE, EVERY) and attr in _OF_EACH_ROW:
         return replace(plain_call(attribute(owner.expr, attr), args), form=owner.form)
-    if owner.form == ROWS and attr == "unsqueeze" and len(known) == 1 and known[0] >= 0:
-        if known[0] == 0:
-            return Code(owner.expr)  # which the batch is
-        dim = Args([Known(known[0] + 1)], {}, [])
-        return replace(plain_call(attribute(owner.expr, attr), dim), form=ROWS)
+    if owner.form in (ROWS, ROWS_OF_TEXT) and (added := _with_dimensions(owner, attr, args)):
+        return added
     if owner.form == TRIANGLE and (
         attr in _CASTS or (attr == "unsqueeze" and known in ([0], [1], [-3]))
     ):
@@ -93,6 +91,40 @@ def tensor_method(owner: Code, attr: str, args: Args) -> Value:
         attr = "reshape"  # a transposed tensor has no view of another shape
     called = plain_call(attribute(owner.code(), attr), args, owner.static and args.static())
     return replace(called, form=UPCAST) if owner.form == UPCAST and attr in _MOVES else called
+
+
+def _with_dimensions(rows: Code, attr: str, args: Args) -> Code | None:
+    """Return rows of a table with dimensions of size one more; the batch is in front of them."""
+    match attr, args.positional:
+        case "unsqueeze", [Known(value=int() as dim)]:
+            return _unsqueezed(rows, dim)
+        case "view" | "reshape", [Known(value=1), *_] if rows.form == ROWS:
+            return _viewed(rows, args.positional)
+    return None
+
+
+def _viewed(rows: Code, sizes: list[Value]) -> Code | None:
+    """Return `rows.view(1, ..., sequence, 1, ..., size)`."""
+    own = [place for place, size in enumerate(sizes) if not size.equals(Known(1))]
+    if len(own) != 2 or sizes[own[0]].is_static or own[1] != len(sizes) - 1:
+        return None
+    ahead, inside = own[0], own[1] - own[0] - 1
+    viewed: Value = replace(rows, form=ROWS_OF_TEXT)
+    for place in [0] * (ahead - 1) + [ahead + 1] * inside:
+        added = Args([Known(place or 1)], {}, [])
+        viewed = plain_call(attribute(viewed.code(), "unsqueeze"), added)
+    return viewed if isinstance(viewed, Code) else None
+
+
+def _unsqueezed(rows: Code, dim: int) -> Code | None:
+    """Return `rows.unsqueeze(dim)`."""
+    ahead = rows.form == ROWS
+    if dim == 0 and ahead:
+        return Code(rows.expr, form=ROWS_OF_TEXT)
+    if dim < 0 or (dim and not ahead):
+        return None
+    added = plain_call(attribute(rows.expr, "unsqueeze"), Args([Known(dim + 1)], {}, []))
+    return replace(added, form=ROWS) if ahead else added
 
 
 def _rows_at_positions(owner: Code, args: Args) -> Code | None:

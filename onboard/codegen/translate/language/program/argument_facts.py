@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.object_values import Self
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import Code, Items, Known, Value
 
@@ -73,13 +74,22 @@ def sets_attributes(node: ast.FunctionDef) -> bool:
 
 
 def stores_attributes(node: ast.FunctionDef) -> bool:
-    """Whether a method assigns attributes of `self`."""
+    """Whether a method assigns attributes of `self`, or registers buffers of it."""
     return any(
         isinstance(item, ast.Attribute)
-        and isinstance(item.ctx, ast.Store)
         and ast.unparse(item.value) == "self"
+        and (isinstance(item.ctx, ast.Store) or item.attr == "register_buffer")
         for item in ast.walk(node)
     )
+
+
+def receiver(node: ast.FunctionDef) -> dict[str, Value]:
+    """Return what a method calls the object that it is of: a class method, too, finds what it wants
+    of its class there.
+    """
+    kinds = {ast.unparse(item) for item in node.decorator_list}
+    first = node.args.args[0].arg if "classmethod" in kinds else "self"
+    return {first: Self()}
 
 
 def all_bound(node: ast.FunctionDef, args: Args) -> dict[str, Value]:

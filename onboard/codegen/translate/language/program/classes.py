@@ -47,6 +47,7 @@ from onboard.codegen.translate.language.program.argument_facts import (
     default_fact,
     default_nodes,
     join_facts,
+    receiver,
     sets_attributes,
 )
 from onboard.codegen.translate.language.program.constructors import constructor_of
@@ -395,7 +396,7 @@ class Translator(Program):
                 state.methods[attr] = made
                 unused_modules.reach_parts(state, frame)
             else:
-                frame.env.values["self"] = Self()
+                frame.env.values |= receiver(node)
                 state.methods[attr] = self._routine(node, frame, self.argument_facts[key])
             shared = self.shared.get((state.cls, attr), set())
             state.methods[attr].take(shared, self.argument_facts[key])

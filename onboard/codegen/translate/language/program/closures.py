@@ -14,8 +14,12 @@ from onboard.analysis.source import ModuleSource, module_source
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.object_values import Closure, Instance, Self
-from onboard.codegen.translate.language.program.argument_facts import bind, stores_attributes
+from onboard.codegen.translate.language.object_values import Closure, Instance
+from onboard.codegen.translate.language.program.argument_facts import (
+    bind,
+    receiver,
+    stores_attributes,
+)
 from onboard.codegen.translate.language.program.inline import defaults
 from onboard.codegen.translate.language.statements.bindings import first_values
 from onboard.codegen.translate.language.statements.execute import RETURNS, execute
@@ -52,7 +56,7 @@ def run_method(owner: type, node: ast.FunctionDef, args: Args, frame: Frame) -> 
     static = "staticmethod" in {ast.unparse(item) for item in node.decorator_list}
     value: Value | None = None
     try:
-        value = run_inside(node, source, args, frame, {"self": Self()}, method=not static)
+        value = run_inside(node, source, args, frame, receiver(node), method=not static)
     except Untranslatable:
         if not (makes or picks):
             raise

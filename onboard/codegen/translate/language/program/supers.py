@@ -14,8 +14,8 @@ from onboard.codegen.translate.language.args import PLACES, Args, plain_call
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.forms import POSITIONS, ROWS
 from onboard.codegen.translate.language.frame import Frame, Program
-from onboard.codegen.translate.language.object_values import Config, Self
-from onboard.codegen.translate.language.program.argument_facts import bind
+from onboard.codegen.translate.language.object_values import Config
+from onboard.codegen.translate.language.program.argument_facts import bind, receiver
 from onboard.codegen.translate.language.program.inline import defaults
 from onboard.codegen.translate.language.statements.execute import execute
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
@@ -70,7 +70,7 @@ def execute_inside(
     inner.env = Env(
         {key: value for key, value in frame.env.values.items() if key.startswith("self.")}
     )
-    inner.env.values["self"] = Self()
+    inner.env.values |= receiver(node)
     inner.env.values.update(defaults(node, inner) | bound | rest)
     if node.args.kwarg is not None:
         inner.env.values[node.args.kwarg.arg] = Mapping(rest)

@@ -1,0 +1,83 @@
+"""Rows of tables of positions that get more dimensions, and tables that the first text makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from onboard.codegen.translate.language.trees.syntax import name
+from onboard.codegen.translate.language.values import Code
+from tests.unit.codegen.test_own_tables import _agree_in_every_step
+
+Translate = Callable[..., tuple[Any, str, str]]
+
+SHAPED = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        angles = torch.outer(torch.arange(config.length).float(), 1.0 / torch.arange(1, config.size + 1))
+        self.register_buffer("cos", angles.cos(), persistent=False)
+
+    @staticmethod
+    def cut(table, length):
+        return table[:length]
+
+    @classmethod
+    def of(kind, table, length):
+        return kind.cut(table, length)
+
+    def forward(self, x, position_ids, offset=0):
+        length = x.shape[1]
+        rows = HOW
+        return (AS_HEADS * rows).reshape(x.shape)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "as_heads"),
+    [
+        ("self.cos[:length].unsqueeze(0).unsqueeze(0)", "x.unsqueeze(1)"),
+        ("self.cos[:length].unsqueeze(0)", "x"),
+        ("self.cos[:length].view(1, 1, length, -1)", "x.unsqueeze(1)"),
+        ("self.cos[:length].view(1, length, 1, -1)", "x.unsqueeze(2)"),
+        ("self.cos[:length].to(x.dtype).reshape(1, length, -1)", "x"),
+        ("self.of(self.cos, length)", "x"),
+    ],
+)
+def test_rows_that_get_dimensions_for_texts_and_heads_keep_those_of_each_text(
+    how: str, as_heads: str, translate: Translate
+) -> None:
+    text = SHAPED.replace("HOW", how).replace("AS_HEADS", as_heads)
+    sizes, given = {"size": 4, "length": 32}, Code(name("position_ids"))
+    state, _, _ = translate(
+        text, sizes, specialised=True, counts_positions=True, position_ids=given
+    )
+    _agree_in_every_step(state, text, sizes)
+
+
+LATE = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.size, self.length = config.size, config.length
+        self.register_buffer("cos", None, persistent=False)
+
+    def _make(self, device):
+        angles = torch.outer(torch.arange(self.length).float(), 1.0 / torch.arange(1, self.size + 1))
+        self.register_buffer("cos", angles.cos().to(device), persistent=False)
+
+    def forward(self, x, position_ids, offset=0):
+        if self.cos is None:
+            self._make(x.device)
+        return x * self.cos[offset : offset + x.shape[1]]
+"""
+
+
+def test_a_table_that_the_first_text_makes_is_made_for_each(translate: Translate) -> None:
+    sizes, given = {"size": 4, "length": 32}, Code(name("position_ids"))
+    state, _, _ = translate(
+        LATE, sizes, specialised=True, counts_positions=True, position_ids=given
+    )
+    _agree_in_every_step(state, LATE, sizes)
