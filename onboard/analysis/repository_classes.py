@@ -37,6 +37,8 @@ def bring_up_to_date(
     for own in _model_classes(package):
         if isinstance(own._tied_weights_keys, list | tuple):
             own._tied_weights_keys = None
+        if "_init_weights" in vars(own):
+            own._init_weights = _keeping_shapes(own._init_weights)
     facts += _posted(package)
     made = config_class.from_dict(deepcopy(dict(config)))  # which fills in what lies inside
     with without_memory(computing=True):
@@ -79,6 +81,24 @@ def _model_classes(package: str) -> list[Any]:
         and issubclass(value, PreTrainedModel)
         and value.__module__.split(".")[0] == package
     ]
+
+
+def _keeping_shapes(init: Any) -> Any:
+    """Have first values keep the shapes that the constructor gives: those of checkpoints. Parameters
+    without memory get none.
+    """
+
+    @functools.wraps(init)
+    def keeping(self: Any, module: nn.Module) -> None:
+        before = {name: item.data for name, item in module.named_parameters(recurse=False)}
+        if any(data.is_meta for data in before.values()):
+            return
+        init(self, module)
+        for name, data in before.items():
+            if module._parameters[name].shape != data.shape:  # type: ignore[union-attr]
+                module._parameters[name].data = data  # type: ignore[union-attr]
+
+    return keeping
 
 
 def _posted(package: str) -> list[str]:

@@ -43,7 +43,7 @@ from onboard.codegen.translate.mechanisms.taken_away import FUNCTION as LEFT_OUT
 from onboard.codegen.translate.output.emit import ClassText, MethodText, emit, rope_default
 from onboard.codegen.translate.output.tidied import config_of
 from onboard.codegen.translate.output.ties import FUNCTION
-from onboard.codegen.without_cache import check_mixing
+from onboard.codegen.without_cache import check_mixing, unknown_mixing
 from onboard.errors import OnboardError, UntranslatableError
 from onboard.hf.codebooks import places_of
 from onboard.render import render
@@ -73,7 +73,10 @@ def generate_model_file(spec: ModelSpec) -> str:
     except OnboardError:
         raise
     except Exception as error:
-        reason = error if isinstance(error, Untranslatable) else one_line(error)
+        stopped = error if isinstance(error, Untranslatable) else one_line(error)
+        known = {block.class_name for block in spec.blocks if block.kind != "other"}
+        mixing = unknown_mixing(model, known) if spec.repository else None
+        reason = f"{mixing}; {stopped}" if mixing else stopped
         raise UntranslatableError(
             f"cannot translate {spec.architecture}: {reason}",
             hint=_MODELING_ERRORS,

@@ -5,12 +5,15 @@ What is translated as it stands computes the same of a whole text, and could not
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import nn
 
+from onboard.analysis.source import class_node, module_source
 from onboard.analysis.tiny.tiny_model import from_zero, prompt, vocabulary
 from onboard.errors import UntranslatableError
 from onboard.ops import attention_ops, stateful_ops
@@ -18,6 +21,10 @@ from onboard.ops import attention_ops, stateful_ops
 _OP = re.compile(r"torch\.ops\.onboard\.(\w+)\(")
 _WRITTEN = re.compile(r"softmax|scaled_dot_product_attention|conv1d|Conv1d")
 """What the graph's transforms match where a model file has it written out."""
+_NONE_OF_THE_FORMS = (
+    "in {path} ({cls}) tokens reach one another by none of the forms that have a cache here"
+    " (softmax attention, the recurrences, convolutions)"
+)
 
 
 def check_mixing(text: str, model: nn.Module) -> None:
@@ -31,16 +38,42 @@ def check_mixing(text: str, model: nn.Module) -> None:
         return
     path, cls = found
     raise UntranslatableError(
-        f"cannot translate {type(model).__name__}: in {path} ({cls}) tokens reach one another by none of"
-        " the forms that have a cache here (softmax attention, the recurrences, convolutions)",
+        f"cannot translate {type(model).__name__}: {_NONE_OF_THE_FORMS.format(path=path, cls=cls)}",
         hint="Report this architecture; it needs a canonical op of its own",
         block=cls,
     )
 
 
+def unknown_mixing(model: nn.Module, known: Collection[str]) -> str | None:
+    """Return why a model that could not be translated has no cache, whatever stopped it: in a
+    class, none of the `known` ones, tokens reach one another, and its code has no known form
+    written out. None: nothing says so.
+    """
+    try:
+        found = mixing_module(model)
+    except Exception:  # whatever a model's own code raises
+        return None
+    if found is None or found[1] in known:
+        return None
+    path, cls = found
+    if _WRITTEN.search(_code_of(type(model.get_submodule(path)))):
+        return None
+    return _NONE_OF_THE_FORMS.format(path=path, cls=cls)
+
+
+def _code_of(cls: type) -> str:
+    """Return the code of a class and of the functions of its module that it names."""
+    source = module_source(cls.__module__)
+    texts = [ast.unparse(class_node(cls))]
+    waiting = dict(source.functions)
+    while called := [name for name in waiting if re.search(rf"\b{name}\b", texts[-1])]:
+        texts.append("\n".join(ast.unparse(waiting.pop(name)) for name in called))
+    return "\n".join(texts)
+
+
 @torch.no_grad()
 def mixing_module(model: nn.Module) -> tuple[str, str] | None:
-    """Return path and class of the first module, and there the innermost, whose output at later
+    """Return path and class of the first module, none of torch's, and there the innermost, whose output at later
     positions changes with a text's first token while its input there does not; None: no one's does.
     """
     inputs = from_zero(prompt(0, batch=1, seed=3, tokens=vocabulary(model)))
@@ -79,6 +112,7 @@ def _outputs(
             with_kwargs=True,
         )
         for path, module in model.named_modules()
+        if not type(module).__module__.startswith("torch.")
     ]
     try:
         model(**inputs, use_cache=False)

@@ -262,8 +262,9 @@ def counts_positions(model: nn.Module) -> bool:
 
 def runs_as_it_is(model: nn.Module) -> bool:
     """Whether a transformers model runs with tokens alone; where it needs a mask, it is given one
-    of ones from now on.
+    of ones from now on. A copy is run: a first run may change weights, or leave things behind.
     """
+    model = copy.deepcopy(model)
     inputs = from_zero(prompt(0, seed=3, tokens=vocabulary(model)))
     if _runs(model, inputs):
         return True

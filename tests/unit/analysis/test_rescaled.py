@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig
 
-from onboard.analysis.recognise.rescaled import settled
+from onboard.analysis.recognise.rescaled import Settled, settled
 from onboard.analysis.tiny.tiny_model import build_tiny, prompt
 from onboard.errors import OnboardError
 
@@ -49,6 +49,20 @@ def test_a_config_without_division_is_told_from_those_with_it() -> None:
     assert {(item.divisor, item.test) for item in found.linears} == {
         (None, "not (config.rescale_every > 0)")
     }
+
+
+def test_a_division_in_half_precision_alone_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _rwkv()
+    trunk: Any = type(model.rwkv)
+    divide = trunk._rescale_layers
+
+    def divides(self: Any) -> None:
+        if self.embeddings.weight.dtype == torch.float16:
+            divide(self)
+
+    divides.__wrapped__ = divide  # type: ignore[attr-defined]  # whose source is read
+    monkeypatch.setattr(trunk, "_rescale_layers", divides)
+    assert settled(model) == Settled()
 
 
 def test_other_changes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

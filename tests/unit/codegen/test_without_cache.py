@@ -10,7 +10,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from onboard.analysis.tiny.tiny_model import VOCABULARY
-from onboard.codegen.without_cache import check_mixing, mixing_module
+from onboard.codegen.without_cache import check_mixing, mixing_module, unknown_mixing
 from onboard.errors import UntranslatableError
 
 
@@ -62,6 +62,38 @@ def test_ops_with_a_cache_are_enough(op: str) -> None:
 )
 def test_attention_that_is_written_out_is_matched_later(code: str) -> None:
     check_mixing(f"x = {code}", _model(_Summing))
+
+
+class _Shifted(nn.Module):
+    """What torch's own module does is the mixer's doing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.ZeroPad2d((0, 0, 1, -1))
+
+    def forward(self, hidden_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
+        return hidden_states + self.shift(hidden_states), None
+
+
+class _Attending(nn.Module):
+    def forward(self, hidden_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
+        return _weighed(hidden_states), None
+
+
+def _weighed(x: torch.Tensor) -> torch.Tensor:
+    scores = (x @ x.mT).masked_fill(torch.ones(x.shape[1], x.shape[1]).triu(1) > 0, -1e9)
+    return torch.softmax(scores, dim=-1) @ x
+
+
+def test_why_a_model_that_stops_elsewhere_would_have_no_cache() -> None:
+    found = unknown_mixing(_model(_Shifted), {"LlamaMLP"})
+    assert found is not None
+    assert found.startswith(
+        "in model.layers.0.self_attn (_Shifted) tokens reach one another by none"
+    )
+    assert unknown_mixing(_model(_Shifted), {"_Shifted"}) is None
+    assert unknown_mixing(_model(_Attending), set()) is None  # its function has softmax
+    assert unknown_mixing(_model(_Alone), set()) is None
 
 
 def test_tokens_that_stay_alone_need_no_op() -> None:

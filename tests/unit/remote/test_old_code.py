@@ -297,6 +297,26 @@ def test_a_model_that_needs_a_mask_gets_ones() -> None:
     assert not Masked().forward(ids, attention_mask=torch.zeros_like(ids)).any()
 
 
+def test_first_values_keep_the_shapes_of_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "repository_code_that_reshapes"
+    module = ModuleType(name)
+    reshaping = """    def _init_weights(self, module):
+        if isinstance(module, nn.Embedding):
+            module.weight.data = torch.ones(32)
+        elif isinstance(module, nn.Linear):
+            module.weight.data.fill_(3.0)
+
+class OldInner(OldBase):"""
+    code = _OLD.replace("class OldInner(OldBase):", reshaping)
+    exec(code.replace("init_weights()", "post_init()"), vars(module))
+    monkeypatch.setitem(sys.modules, name, module)
+    own: Any = module
+    bring_up_to_date(name, own.OldConfig, own.OldLM, {"model_type": "old", "n_deep": 3})
+    model = own.OldLM(own.OldConfig(n_deep=3, tie_word_embeddings=False))
+    assert model.inner.words.weight.shape == (8, 4)
+    assert bool((model.inner.blocks[0].weight == 3.0).all())
+
+
 def test_what_the_old_list_of_weights_meant_is_tied(monkeypatch: pytest.MonkeyPatch) -> None:
     """No class calls post_init(), as code before 4.19 did not; the config says nothing of ties."""
     name = "repository_code_of_2021"
