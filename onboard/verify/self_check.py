@@ -69,9 +69,8 @@ class SelfCheck:
         rope = length_dependent_rope(self.context.factory.config.to_dict())
         cache = interface_for(self.context.cache, self.prompts)
         with self._reported("the model does not run with caches"):
-            found = run_plan(
-                gm, cache, self.prompts, plans(self.prompts, rope)["batched decode"], rope
-            )
+            steps = plans(self.prompts, rope, cache.info.max_num_tokens)["batched decode"]
+            found = run_plan(gm, cache, self.prompts, steps, rope)
         error = worst(
             rmse_ratio(ours, theirs) for ours, theirs in zip(found, self.expected, strict=True)
         )

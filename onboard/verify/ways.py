@@ -46,15 +46,12 @@ def plans(
     """Return the ways to compute every token of the prompts, by name; only prompts of one rotary
     table share steps.
 
-    In batched decode a prompt's part in a step has at most `most` tokens; None: all that come
-    before its last ones.
+    In decode and batched decode a step has at most `most` tokens; None: any number.
     """
     lengths = [len(prompt) for prompt in prompts]
-    tables: dict[int, list[list[Part]]] = {}
+    tables: dict[int, list[int]] = {}
     for i, length in enumerate(lengths):
-        tables.setdefault(rope.table(length) if rope else 0, []).append(
-            _prefill_then_decode(i, length, most)
-        )
+        tables.setdefault(rope.table(length) if rope else 0, []).append(i)
     chunked = [
         [Part(i, start, min(start + CHUNK, length))]
         for i, length in enumerate(lengths)
@@ -63,27 +60,39 @@ def plans(
     return {
         "prefill": [[Part(i, 0, length)] for i, length in enumerate(lengths)],
         "chunked prefill": chunked,
-        "decode": [[part] for group in tables.values() for parts in group for part in parts],
-        "batched decode": [step for group in tables.values() for step in _staggered(group)],
+        "decode": [
+            step
+            for group in tables.values()
+            for i in group
+            for step in _staggered([i], lengths, most)
+        ],
+        "batched decode": [
+            step for group in tables.values() for step in _staggered(group, lengths, most)
+        ],
     }
 
 
-def _prefill_then_decode(prompt: int, length: int, most: int | None) -> list[Part]:
-    first = max(length - DECODE, 1)
-    size = max(1, most or first)
-    read = (Part(prompt, start, min(start + size, first)) for start in range(0, first, size))
-    return [*read, *(Part(prompt, at, at + 1) for at in range(first, length))]
-
-
-def _staggered(parts: Sequence[list[Part]]) -> Plan:
+def _staggered(group: Sequence[int], lengths: Sequence[int], most: int | None) -> Plan:
     """Let each prompt join one step after the one before it, so that steps are mixed first and pure
-    decode later.
+    decode later; those that decode come first to the tokens that a step may have.
     """
-    steps = max(i + len(each) for i, each in enumerate(parts))
-    return [
-        [each[step - i] for i, each in enumerate(parts) if 0 <= step - i < len(each)]
-        for step in range(steps)
-    ]
+    computed, steps = dict.fromkeys(group, 0), Plan()
+    while any(computed[i] < lengths[i] for i in group):
+        step: list[Part] = []
+        room = sum(lengths) if most is None else most
+        present = [i for i in group[: len(steps) + 1] if computed[i] < lengths[i]]
+        for i in sorted(present, key=lambda i: computed[i] < _first_decoded(lengths[i])):
+            size = min(max(_first_decoded(lengths[i]) - computed[i], 1), room)
+            if size:
+                step.append(Part(i, computed[i], computed[i] + size))
+            computed[i], room = computed[i] + size, room - size
+        steps.append(step)
+    return steps
+
+
+def _first_decoded(length: int) -> int:
+    """Return the first of a prompt's tokens that are computed one by one."""
+    return max(length - DECODE, 1)
 
 
 @torch.inference_mode()

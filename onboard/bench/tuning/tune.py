@@ -103,7 +103,7 @@ class _Bench:
             engine.gm,
             engine.cache,
             prompts,
-            plans(prompts, engine.rope)["batched decode"],
+            plans(prompts, engine.rope, engine.cache.info.max_num_tokens)["batched decode"],
             engine.rope,
         )
 

@@ -271,7 +271,7 @@ class Session:
         chosen = [passage for passage in self.passages if passage.kind == "prompt"]
         ids = [passage.ids for passage in chosen]
         cache = interface_for(engine.cache, ids)
-        most = cache.info.max_num_tokens - len(ids)
+        most = cache.info.max_num_tokens
         logits = run_plan(
             engine.gm, cache, ids, plans(ids, engine.rope, most)["batched decode"], engine.rope
         )

@@ -172,15 +172,24 @@ def test_answers_are_compared_while_their_texts_are_one() -> None:
     assert len(_same_text(answer(0, 1), answer(0, 1))[0]) == 2
 
 
-def test_batched_decode_reads_every_token_once_in_parts_that_a_step_holds() -> None:
-    prompts = [[0] * 30, [0] * 5, [0] * 1]
-    steps = plans(prompts, most=10)["batched decode"]
+@pytest.mark.parametrize("way", ["decode", "batched decode"])
+@pytest.mark.parametrize("lengths", [(30, 5, 1), (30, 40, 50, 2), (9, 9, 1, 9)])
+@pytest.mark.parametrize("most", [1, 2, 10, 1000, None])
+def test_decode_reads_every_token_once_in_steps_that_hold_it(
+    way: str, lengths: tuple[int, ...], most: int | None
+) -> None:
+    prompts = [[0] * length for length in lengths]
+    steps = plans(prompts, most=most)[way]
+    assert all(sum(part.end - part.start for part in step) > 0 for step in steps)
+    if most is not None:
+        assert max(sum(part.end - part.start for part in step) for step in steps) <= most
+    if most is None and way == "batched decode":
+        assert [len(step) for step in steps[:3]] == [1, 2, 3]
     for number, prompt in enumerate(prompts):
         parts = [part for step in steps for part in step if part.prompt == number]
         assert [at for part in parts for at in range(part.start, part.end)] == list(
             range(len(prompt))
         )
-        assert max(part.end - part.start for part in parts) <= 10
         assert all(part.end - part.start == 1 for part in parts[-min(DECODE, len(prompt) - 1) :])
 
 
