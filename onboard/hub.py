@@ -7,7 +7,6 @@ for no more than needed and to explain failures.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,15 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
 from onboard.errors import NoSuchModelError, OnboardError
+from onboard.sources.gguf_source import (
+    GGUF_FILE,
+    gguf_of,
+    is_gguf,
+    is_local,
+    only_gguf,
+    prepared_folder,
+)
+from onboard.sources.hub_errors import explain_hub_error, first_line
 from onboard.untrusted.bounds import INDEX_BYTES, check_config, check_folder, read_json
 
 WEIGHTS_FILE = "model.safetensors"
@@ -55,30 +63,6 @@ _SHARD = re.compile(r"[A-Za-z0-9_.-]+\.safetensors")
 _MODEL_TYPE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
-_asked_to_stay_offline = False
-
-
-def go_offline() -> None:
-    """Use the local cache alone from here on, in child processes too, as --offline asks.
-
-    The libraries read the variable when they are imported, so that this comes before.
-    """
-    global _asked_to_stay_offline
-    _asked_to_stay_offline = True
-    os.environ["HF_HUB_OFFLINE"] = "1"
-
-
-def _way_online() -> str:
-    """Return how to leave the mode in which nothing is fetched: what turned it on has to go."""
-    if _asked_to_stay_offline:
-        return "Run once without --offline"
-    name = next(
-        (name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(name)),
-        "HF_HUB_OFFLINE",
-    )
-    return f"{name} is set: unset it once to fetch the model"
-
-
 class StoredTensor(NamedTuple):
     """What a safetensors header says of a tensor; `dtype` is the format's own name, "BF16"."""
 
@@ -109,7 +93,7 @@ class ModelSource(Protocol):
 
 @dataclass(frozen=True)
 class LocalSource:
-    """A folder on this machine."""
+    """A folder on this machine, or a GGUF file."""
 
     model: str
 
@@ -122,19 +106,21 @@ class LocalSource:
         return read_config(self.files())
 
     def files(self) -> Path:
-        """Return the folder itself."""
-        return Path(self.model).expanduser().resolve()
+        """Return the folder itself; of a GGUF file one with its config and tokenizer."""
+        path = Path(self.model).expanduser().resolve()
+        file = gguf_of(path)
+        return path if file is None else prepared_folder(file)
 
     def weights(self) -> Path:
-        """Return the folder itself; raise `OnboardError` when a safetensors file is missing from
-        it.
-        """
+        """Return the same folder; raise `OnboardError` when a file of weights is missing from it."""
         return _complete(self.model, self.files())
 
 
 @dataclass(frozen=True)
 class HubSource:
-    """An id on a Hub, or in its local cache (`offline`: only there)."""
+    """An id on a Hub, or in its local cache (`offline`: only there); of a GGUF file the id with its
+    name behind.
+    """
 
     model: str
     requested: str | None = None
@@ -151,13 +137,19 @@ class HubSource:
         return read_config(self.files())
 
     def files(self) -> Path:
-        """Fetch config, code and tokenizer on the first call; return the snapshot's folder."""
-        return self._snapshot
+        """Fetch config, code and tokenizer on the first call; return the snapshot's folder, or of a
+        GGUF file, which is fetched whole, one with its config and tokenizer.
+        """
+        if (file := self._gguf) is None:
+            return self._snapshot
+        return prepared_folder(file, beside=self._snapshot)
 
     def weights(self) -> Path:
         """Fetch the safetensors files that the index names, and no other format; return the
         snapshot's folder.
         """
+        if self._gguf is not None:
+            return self.files()
         shards = shard_names(self.files()) or [WEIGHTS_FILE]
         # By commit, so that weights and config are of one revision even when the branch moves on in
         # between.
@@ -184,7 +176,7 @@ class HubSource:
             return {}
         try:
             files = get_safetensors_metadata(
-                self.model, revision=self.revision
+                self.repository, revision=self.revision
             ).files_metadata.values()
             return {
                 name: StoredTensor(str(info.dtype), tuple(info.shape))
@@ -195,8 +187,40 @@ class HubSource:
             return {}
         except SafetensorsParsingError as error:
             raise OnboardError(
-                f"{self.model} has a damaged safetensors file ({_first_line(error)})"
+                f"{self.model} has a damaged safetensors file ({first_line(error)})"
             ) from error
+        except (OSError, ValueError, HTTPError) as error:
+            raise explain_hub_error(error, self) from error
+
+    @property
+    def repository(self) -> str:
+        """The id alone."""
+        return "/".join(self.model.split("/")[:2]) if is_gguf(self.model) else self.model
+
+    @cached_property
+    def _gguf(self) -> Path | None:
+        """The GGUF file that was named, or the only one of a repository that has no config.json."""
+        name: str | None = self.model.removeprefix(f"{self.repository}/")
+        if not is_gguf(self.model):
+            has_config = (self._snapshot / "config.json").is_file()
+            name = None if has_config else only_gguf(self._names(), self.model)
+        if name is None:
+            return None
+        file = self._fetch(self.revision, allow_patterns=[name]) / name
+        if ".." in Path(name).parts or not file.is_file():
+            raise NoSuchModelError(f"{self.repository} has no file {name}", hint="Check its name")
+        return file
+
+    def _names(self) -> list[str]:
+        """Return the names of the repository's files; offline of those that are here."""
+        from huggingface_hub import HfApi, constants
+        from huggingface_hub.errors import HTTPError
+
+        if self.offline or constants.HF_HUB_OFFLINE:
+            here = self._snapshot
+            return [path.relative_to(here).as_posix() for path in here.rglob("*.gguf")]
+        try:
+            return list(HfApi().list_repo_files(self.model, revision=self.revision))
         except (OSError, ValueError, HTTPError) as error:
             raise explain_hub_error(error, self) from error
 
@@ -211,11 +235,16 @@ class HubSource:
         try:
             return Path(
                 snapshot_download(
-                    self.model, revision=revision, local_files_only=self.offline, **patterns
+                    self.repository, revision=revision, local_files_only=self.offline, **patterns
                 )
             )
         except (OSError, ValueError, HTTPError) as error:
             raise explain_hub_error(error, self) from error
+
+
+def is_config_file(model: str) -> bool:
+    """Tell whether what was given as a model is a file such as config.json."""
+    return Path(model).expanduser().is_file() and not is_gguf(model)
 
 
 @contextmanager
@@ -224,7 +253,7 @@ def as_folder(model: str) -> Iterator[str]:
     that name.
     """
     path = Path(model).expanduser()
-    if not path.is_file():
+    if not is_config_file(model):
         yield model
         return
     with TemporaryDirectory(prefix="onboard-") as folder:
@@ -235,17 +264,17 @@ def as_folder(model: str) -> Iterator[str]:
 
 def open_source(model: str, *, revision: str | None = None, offline: bool = False) -> ModelSource:
     """Return the source for a local folder or an id; nothing is fetched yet."""
-    path = Path(model).expanduser()
-    if path.is_dir():
+    if is_local(model):
         if revision is not None:
             raise OnboardError(
                 f"{model} is a local folder and has no revision {revision!r}",
                 hint="Omit --revision",
             )
         return LocalSource(model)
-    if path.exists():
+    if Path(model).expanduser().exists():
         raise NoSuchModelError(f"{model} is a file", hint="Give the folder that holds config.json")
-    if model.startswith(("/", ".", "~")) or model.count("/") > 1 or not model.strip():
+    is_id = model.count("/") < 2 or is_gguf(model)
+    if model.startswith(("/", ".", "~")) or not is_id or not model.strip():
         raise NoSuchModelError(
             f"there is no folder {model!r}", hint="Give a model's folder or an id such as org/name"
         )
@@ -340,7 +369,10 @@ def has_weights(folder: Path) -> bool:
 
 
 def _missing(folder: Path) -> list[str]:
-    return [name for name in shard_names(folder) or [WEIGHTS_FILE] if not (folder / name).is_file()]
+    names = shard_names(folder)
+    if not names and (folder / GGUF_FILE).is_file():
+        return []
+    return [name for name in names or [WEIGHTS_FILE] if not (folder / name).is_file()]
 
 
 def _complete(model: str, folder: Path) -> Path:
@@ -360,63 +392,3 @@ def _complete(model: str, folder: Path) -> Path:
 
 def _listing(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more files"
-
-
-def explain_hub_error(error: Exception, source: HubSource) -> OnboardError:
-    """Return the one line that says why the Hub's client failed.
-
-    The client wraps one failure in another (offline in a cache miss in an HTTP error), so the whole
-    chain decides.
-    """
-    from huggingface_hub import constants, errors
-
-    chain = _chain(error)
-
-    def found(*types: type[BaseException]) -> bool:
-        return any(isinstance(link, types) for link in chain)
-
-    revision = source.requested or "main"
-    if found(errors.HFValidationError):
-        return NoSuchModelError(
-            f"{source.model!r} is neither a folder nor a Hub id", hint="An id looks like org/name"
-        )
-    if found(errors.GatedRepoError, errors.DisabledRepoError):
-        return OnboardError(
-            f"access to {source.model} is restricted",
-            hint=f"Accept its terms at {constants.ENDPOINT}/{source.model} and set HF_TOKEN or run `hf auth login`",
-        )
-    if found(errors.RevisionNotFoundError):
-        return OnboardError(f"{source.model} has no revision {revision!r}", hint="Check --revision")
-    if found(errors.RepositoryNotFoundError):
-        return NoSuchModelError(
-            f"there is no model {source.model} on {constants.ENDPOINT}",
-            hint="Check the id; for a private model set HF_TOKEN or run `hf auth login`",
-        )
-    if source.offline or constants.HF_HUB_OFFLINE:
-        return NoSuchModelError(
-            f"{source.model} (revision {revision}) is not complete in the cache {constants.HF_HUB_CACHE}",
-            hint="Run once without --offline" if source.offline else _way_online(),
-        )
-    if found(errors.HfHubHTTPError):
-        reason = next(link for link in reversed(chain) if isinstance(link, errors.HfHubHTTPError))
-        return OnboardError(
-            f"{constants.ENDPOINT} failed for {source.model}: {_first_line(reason)}",
-            hint="Try again",
-        )
-    return OnboardError(
-        f"{constants.ENDPOINT} cannot be reached for {source.model} ({_first_line(chain[-1])})",
-        hint="Check the network, or use --offline with a cached model",
-    )
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    chain: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in chain:
-        chain.append(link)
-        link = link.__cause__ or link.__context__
-    return chain
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]

@@ -28,6 +28,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 from onboard.config import RuntimeConfig, StrictModel
 from onboard.content import CONTENT_ROOT, content_path
 from onboard.errors import OnboardError, UsageError
+from onboard.sources.gguf_source import is_local
 from onboard.untrusted.bounds import YAML_BYTES, read_text
 from onboard.untrusted.yaml_text import load_yaml
 
@@ -112,7 +113,7 @@ def digest(path: Path) -> str:
 def identity(model: str) -> str:
     """Return what a config's `model` says: the absolute path of a local folder, or the id."""
     path = Path(model).expanduser()
-    return str(path.resolve()) if path.is_dir() else model
+    return str(path.resolve()) if is_local(model) else model
 
 
 @contextmanager
@@ -246,7 +247,7 @@ def claim_names(model: str, root: Path) -> tuple[str, str]:
         identity(model),
     ):
         return entry.name, entry.config_id
-    local = Path(model).expanduser().is_dir()
+    local = is_local(model)
     parts = [part for part in identity(model).split("/") if part]
     for depth in range(1, len(parts) + 1):
         label = "--".join(parts[-depth:])

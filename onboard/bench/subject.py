@@ -13,7 +13,7 @@ from onboard.content import content_path
 from onboard.errors import UsageError
 from onboard.graph.factory import read_config
 from onboard.hf.architecture import decoder_config, text_config
-from onboard.hub import as_folder
+from onboard.hub import as_folder, is_config_file
 from onboard.runtime.limits import max_positions
 from onboard.runtime.resolve import find_checkpoint, resolve_config
 
@@ -59,7 +59,7 @@ def open_subject(
     A model without a generated file is measured as transformers' own module, which is a fact.
     Raises `UsageError`.
     """
-    if Path(model).expanduser().is_file() and not random_weights:
+    if is_config_file(model) and not random_weights:
         raise UsageError(f"{model} is a config without weights", hint="Add --random-weights")
     with as_folder(model) as source:
         runtime = resolve_config(

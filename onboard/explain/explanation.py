@@ -110,7 +110,7 @@ def stored(checkpoint: Checkpoint) -> dict[str, int]:
     """Return the bytes of quantised weights in the files."""
     if not isinstance(checkpoint, QuantisedCheckpoint):
         return {}
-    sizes = Checkpoint(checkpoint.folder).names()
+    sizes = checkpoint.files.names()
     return {
         name: sum(sizes[part].nbytes for part in weight.parts.values())
         for name, weight in checkpoint.weights.items()

@@ -32,7 +32,7 @@ from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.saved_graph import CannotSaveError, load_graph, save_graph
 from onboard.graph.transform import BaseTransform
 from onboard.graph.weight_load.parameters import is_as_loaded, weight_plan
-from onboard.graph.weight_load.safetensors_folder import Checkpoint
+from onboard.graph.weight_load.quantised_folder import stored_checkpoint
 from onboard.quantised.layouts.float8 import INPUT_SCALE_NAMES
 from onboard.user_cache import code_digest, environment, files_digest, user_cache
 
@@ -280,7 +280,7 @@ def _headers(checkpoint: Path) -> str:
     """Return the digest of what the files' headers say, and of the scales of layers' inputs: graphs
     differ where those of joined layers do.
     """
-    files = Checkpoint(checkpoint)
+    files = stored_checkpoint(checkpoint)
     names = files.names()
     described = sorted(f"{name} {meta.dtype} {list(meta.shape)}" for name, meta in names.items())
     scales = (name for name in sorted(names) if name.endswith(INPUT_SCALE_NAMES))

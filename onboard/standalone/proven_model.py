@@ -26,6 +26,7 @@ from onboard.modeling import registered_config
 from onboard.registry import RegistryEntry, digest, find_entry
 from onboard.runtime.resolve import find_checkpoint, resolve_config
 from onboard.runtime.tested_file import passed_rows, why_not_run, why_untested
+from onboard.sources.gguf_source import is_local
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def open_subject(model: str, root: Path, revision: str | None = None) -> Subject
             hint="Use it through LLM",
         )
     folder = Path(runtime.model).expanduser()
-    is_on_hub = not folder.is_dir()
+    is_on_hub = not is_local(runtime.model)
     name = runtime.model if is_on_hub else folder.resolve().name
     return Subject(name, source.revision, is_on_hub, factory, root, entry)
 

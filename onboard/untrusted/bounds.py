@@ -50,6 +50,9 @@ CODE_BYTES = Bound(
 )
 CODE_FILES = Bound(64, "files of Python", "repositories of models have up to a dozen")
 HEADER_BYTES = Bound(32 * _MIB, "bytes of header", "it has room for 300,000 tensors")
+GGUF_TENSORS = Bound(65_536, "tensors", "experts are stacked; the largest files have some thousand")
+GGUF_VALUES = Bound(4096, "keys", "files have some fifty")
+GGUF_STRING = Bound(_MIB, "bytes", "the longest text is a chat template")
 INDEX_BYTES = Bound(64 * _MIB, "bytes", "it has room for 600,000 tensors")
 YAML_BYTES = Bound(4 * _MIB, "bytes", "reading a MiB of YAML takes seconds")
 GRAMMAR_BYTES = Bound(256 * 1024, "bytes", "schemas of tools have some thousand")
@@ -171,7 +174,7 @@ def _check_entry(entry: os.DirEntry[str]) -> None:
     bound = next((each for name, each in _FILE_BOUNDS if name.fullmatch(entry.name)), None)
     if entry.name in _LARGE_CONFIGS:
         bound = VOCABULARY_BYTES
-    if bound is None and not entry.name.endswith(".safetensors"):
+    if bound is None and not entry.name.endswith((".safetensors", ".gguf")):
         return
     try:
         status = entry.stat()

@@ -13,6 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from onboard.errors import OnboardError
+from onboard.sources.gguf_source import is_local
 
 WORK = ".onboard"
 STAGING = "tmp"
@@ -25,7 +26,7 @@ def slug(model: str) -> str:
     What a file name cannot hold is replaced, and a digest then keeps two such names apart.
     """
     path = Path(model).expanduser()
-    name = path.resolve().name if path.is_dir() else model.replace("/", "--")
+    name = path.resolve().name if is_local(model) else model.replace("/", "--")
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip(".-")[:100]
     return safe if safe == name else f"{safe or 'model'}-{sha256(name.encode()).hexdigest()[:8]}"
 

@@ -13,7 +13,7 @@ from onboard.cli.model_argument import registered_names
 from onboard.cli.result import Result
 from onboard.cli.terminal import shown
 from onboard.gpu_kinds import read_bandwidth
-from onboard.hub import go_offline
+from onboard.sources.hub_errors import go_offline
 
 _Gpu = Annotated[
     str | None,

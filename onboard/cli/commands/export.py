@@ -12,7 +12,7 @@ import typer
 from onboard.cli import options
 from onboard.cli.model_argument import check_config, registered_names
 from onboard.cli.result import Result
-from onboard.hub import go_offline
+from onboard.sources.hub_errors import go_offline
 
 
 class Target(StrEnum):

@@ -15,7 +15,7 @@ from onboard.cli.options import Device, DTypeName, InDType, ModeName, Offline, O
 from onboard.cli.result import Result
 from onboard.cli.terminal import shown
 from onboard.errors import OnboardError, UntranslatableError
-from onboard.hub import go_offline
+from onboard.sources.hub_errors import go_offline
 from onboard.workflow.phases import PHASES
 
 if TYPE_CHECKING:

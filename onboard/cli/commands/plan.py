@@ -17,7 +17,7 @@ from onboard.cli.result import Result
 from onboard.errors import ConsentRequiredError
 from onboard.gpu import gib
 from onboard.gpu_kinds import Gpus, known_gpus, parse_gpus
-from onboard.hub import go_offline
+from onboard.sources.hub_errors import go_offline
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -19,7 +19,7 @@ from onboard.cli.result import Result
 from onboard.cli.setting_options import settings_of
 from onboard.cli.terminal import one_line, shown
 from onboard.errors import UsageError
-from onboard.hub import go_offline
+from onboard.sources.hub_errors import go_offline
 
 if TYPE_CHECKING:
     from onboard.runtime.calls.outputs import RequestOutput

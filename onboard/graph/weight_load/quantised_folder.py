@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from onboard.errors import OnboardError
+from onboard.graph.weight_load.gguf_folder import Gguf, gguf_files
 from onboard.graph.weight_load.safetensors_folder import Checkpoint, TensorMeta
 from onboard.quantised.encoded import Encoded
 from onboard.quantised.read_method import read_method, refuse_unsaid
@@ -26,18 +27,19 @@ _CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_scale")
 
 
 class QuantisedCheckpoint(Checkpoint):
-    """The weights in `folder`, quantised by `method`; names, shapes and values are the unquantised
+    """The weights in `files`, quantised by `method`; names, shapes and values are the unquantised
     model's.
     """
 
-    def __init__(self, folder: Path, method: Method) -> None:
-        super().__init__(folder)
+    def __init__(self, files: Checkpoint, method: Method) -> None:
+        super().__init__(files.folder)
+        self.files = files
         self.method = method
 
     @cached_property
     def weights(self) -> dict[str, QuantisedWeight]:
         """The quantised weights by name; what does not fit is an `OnboardError`."""
-        found = dict(self.method.weights(Checkpoint(self.folder)))
+        found = dict(self.method.weights(self.files))
         if not found:
             raise OnboardError(
                 f"its config.json says that it is quantised ({self.method.description}), and no tensor is",
@@ -48,13 +50,13 @@ class QuantisedCheckpoint(Checkpoint):
     @cached_property
     def cache_scales(self) -> tuple[str, ...]:
         """Names of the scales of cached keys and values that the checkpoint has."""
-        return tuple(name for name in super().names() if name.endswith(_CACHE_SCALES))
+        return tuple(name for name in self.files.names() if name.endswith(_CACHE_SCALES))
 
     def names(self) -> dict[str, TensorMeta]:
         """Return every weight as the unquantised model has it, in bfloat16, and all other
         tensors.
         """
-        return decoded_names(super().names(), self.weights)
+        return decoded_names(self.files.names(), self.weights)
 
     def is_stored(self, name: str) -> bool:
         """Tell whether a tensor lies in the file as `read` returns it."""
@@ -63,16 +65,13 @@ class QuantisedCheckpoint(Checkpoint):
     def read(self, name: str, device: torch.device | str = "cpu") -> torch.Tensor:
         """Return a tensor; a quantised weight's values are in float32."""
         if self.is_stored(name):
-            return super().read(name, device)
+            return self.files.read(name, device)
         return self.encoded(name, device).values()
 
     def encoded(self, name: str, device: torch.device | str = "cpu") -> Encoded:
         """Return a quantised weight as codes and scales."""
         weight = self.weights[name]
-        parts = {
-            role: super(QuantisedCheckpoint, self).read(each, device)
-            for role, each in weight.parts.items()
-        }
+        parts = {role: self.files.read(each, device) for role, each in weight.parts.items()}
         try:
             return weight.decode(parts)
         except (RuntimeError, IndexError, ValueError) as error:
@@ -81,20 +80,20 @@ class QuantisedCheckpoint(Checkpoint):
 
     def cache_scale(self, name: str, device: torch.device | str = "cpu") -> torch.Tensor:
         """Return a scale of cached keys or values, [1] or [kv_heads] float32."""
-        scale = super().read(name, device).float().flatten()
+        scale = self.files.read(name, device).float().flatten()
         if not bool(((scale > 0) & scale.isfinite()).all()):
             raise OnboardError(f"{name} is {scale.tolist()[:4]}, no scale", hint=DAMAGED)
         return scale
 
     def cache_scale_sizes(self) -> dict[str, int]:
         """Return how many numbers each of the `cache_scales` has."""
-        stored = super().names()
+        stored = self.files.names()
         return {name: math.prod(stored[name].shape) for name in self.cache_scales}
 
     def input_scale(self, weight: QuantisedWeight) -> float:
         """Return the scale that a weight's layer quantises all its inputs with."""
         assert weight.input_scale is not None
-        scale = float(super().read(weight.input_scale))
+        scale = float(self.files.read(weight.input_scale))
         if not 0 < scale < math.inf:
             raise OnboardError(f"{weight.input_scale} is {scale}, no scale", hint=DAMAGED)
         return scale
@@ -125,8 +124,15 @@ def quantised_checkpoint(folder: Path) -> QuantisedCheckpoint | None:
 
     Raises `OnboardError` where they are quantised in a way that is not read.
     """
+    if (gguf := gguf_files(folder)) is not None:
+        return QuantisedCheckpoint(gguf, Gguf(gguf)) if gguf.has_blocks else None
     method = read_method(_config(folder), folder)
-    return None if method is None else QuantisedCheckpoint(folder, method)
+    return None if method is None else QuantisedCheckpoint(Checkpoint(folder), method)
+
+
+def stored_checkpoint(folder: Path) -> Checkpoint:
+    """Return the tensors of a folder as they lie in its files."""
+    return gguf_files(folder) or Checkpoint(folder)
 
 
 def asks_for_float8_cache(folder: Path) -> bool:
@@ -147,7 +153,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """
     if (quantised := quantised_checkpoint(folder)) is not None:
         return quantised
-    plain = Checkpoint(folder)
+    plain = stored_checkpoint(folder)
     refuse_unsaid(plain.names())
     return plain
 
@@ -184,8 +190,10 @@ def _refuse_codes(left: Mapping[str, TensorMeta]) -> None:
 
 
 def decoded_state(folder: Path) -> dict[str, torch.Tensor] | None:
-    """Return all weights of a quantised checkpoint, decoded; None where it is not quantised."""
-    if (checkpoint := quantised_checkpoint(folder)) is None:
+    """Return all weights of a checkpoint that is quantised or a GGUF file, decoded; None where
+    transformers reads the files itself.
+    """
+    if type(checkpoint := open_checkpoint(folder)) is Checkpoint:
         return None
     return {name: checkpoint.read(name) for name in checkpoint.names()}
 

@@ -74,9 +74,9 @@ def _bytes(stored: str, run: str) -> int:
 
 def local_counts(folder: Path) -> dict[str, int]:
     """Return elements by dtype over the folder's safetensors files."""
-    from onboard.graph.weight_load.safetensors_folder import Checkpoint
+    from onboard.graph.weight_load.quantised_folder import stored_checkpoint
 
-    metas = Checkpoint(folder).names().values()
+    metas = stored_checkpoint(folder).names().values()
     return _tally((str(meta.dtype).removeprefix("torch."), math.prod(meta.shape)) for meta in metas)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from onboard.errors import OnboardError
+from onboard.sources.gguf_source import TOKENIZER_ERROR
+from onboard.untrusted.bounds import TEXT_BYTES, read_text
 from onboard.workflow.checkpoint.checkpoint_size import native_values
 
 GENERATION = "generation_config.json"
@@ -45,6 +47,11 @@ def check_vocabulary(folder: Path, config: dict[str, Any], *, generates: bool) -
     return facts
 
 
+def _not_converted(file: Path) -> str:
+    reason = read_text(file, TEXT_BYTES)
+    return f"the GGUF file's tokenizer cannot be converted ({reason}); a tokenizer.json beside it would do"
+
+
 def _generation(folder: Path) -> dict[str, Any]:
     """Return the generation config's fields; none without a file."""
     if not (folder / GENERATION).is_file():
@@ -77,7 +84,8 @@ def _tokenizer(folder: Path, *, generates: bool) -> tuple[list[str], int]:
             raise
         return [error.message], -1
     if tokenizer is None:
-        return [], -1
+        failed = folder / TOKENIZER_ERROR
+        return [_not_converted(failed)] if failed.is_file() else [], -1
     notes = [tokenizer.note] if tokenizer.note else []
     return notes, max(tokenizer.hf.get_vocab().values(), default=-1)
 

@@ -24,6 +24,7 @@ from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
 from onboard.extensions import extensions_digest
 from onboard.gpu import device_memory
+from onboard.sources.gguf_source import GGUF_FILE
 from onboard.untrusted.bounds import RUN_SECONDS
 from onboard.workflow import run_model, team
 from onboard.workflow.checkpoint.checkpoint_size import layer_kinds, native_values
@@ -402,5 +403,6 @@ def _weights_identity(context: RunContext) -> Any:
     """Return the commit of a Hub model, or size and time of a local folder's weight files."""
     if context.source.revision:
         return context.source.revision
-    files = sorted(context.source.files().glob("*.safetensors"))
+    folder = context.source.files()
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob(GGUF_FILE)])
     return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]

@@ -92,6 +92,7 @@ def reduced_layers(entry: RegistryEntry, root: Path) -> int | None:
 
 def _weights(model: str) -> list[list[Any]]:
     """Return size and time of a local folder's weights; a Hub's are as its revision says."""
-    folder = Path(model).expanduser()
-    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    path = Path(model).expanduser()
+    files = sorted([*path.glob("*.safetensors"), *path.glob("*.gguf")]) if path.is_dir() else []
+    files += [path] if path.is_file() else []
     return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]

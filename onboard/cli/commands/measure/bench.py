@@ -17,7 +17,7 @@ from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.cli.result import Result
 from onboard.cli.setting_options import settings_of
 from onboard.errors import UsageError
-from onboard.hub import go_offline
+from onboard.sources.hub_errors import go_offline
 
 if TYPE_CHECKING:
     from onboard.bench.subject import Subject

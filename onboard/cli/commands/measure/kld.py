@@ -15,7 +15,7 @@ from onboard.cli.result import Result
 from onboard.cli.setting_options import settings_of
 from onboard.cli.terminal import one_line
 from onboard.errors import OnboardError, UsageError
-from onboard.hub import go_offline
+from onboard.sources.hub_errors import go_offline
 
 if TYPE_CHECKING:
     from onboard.verify.divergence.divergence import Divergence

@@ -16,7 +16,7 @@ from onboard.cli.commands.measure.bench import numbers
 from onboard.cli.options import Device, DTypeName
 from onboard.cli.result import Result
 from onboard.cli.terminal import one_line
-from onboard.hub import go_offline
+from onboard.sources.hub_errors import go_offline
 
 if TYPE_CHECKING:
     from onboard.bench.tuning.tune import Trial, Tuning

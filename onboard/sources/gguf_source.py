@@ -1,0 +1,143 @@
+"""The folder that a GGUF file is read from: the file under one name, its config, its tokenizer.
+
+What stands beside the file comes first; what is missing is made of the file's metadata. The folder
+is kept in the user's cache, and made again when one of the files has changed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import os
+import shutil
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from onboard.errors import OnboardError
+from onboard.sources.file_config import config_of
+from onboard.sources.gguf_header import read_header
+from onboard.untrusted.bounds import check_folder
+from onboard.user_cache import user_cache
+
+GGUF_FILE = "model.gguf"
+"""Its name in the folder that is made."""
+TOKENIZER_ERROR = "tokenizer_error.txt"
+_ENDING = ".gguf"
+_TOWERS = "mmproj"
+"""What names of files of towers for images begin with."""
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+_BESIDE = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken")
+
+
+def is_gguf(model: str) -> bool:
+    """Tell whether a model is named as a GGUF file: "folder/model.gguf", "org/name/model.gguf"."""
+    return model.lower().endswith(_ENDING)
+
+
+def is_local(model: str) -> bool:
+    """Tell whether a model is named as a folder of this machine, or a GGUF file of it."""
+    path = Path(model).expanduser()
+    return path.is_dir() or (is_gguf(model) and path.is_file())
+
+
+def gguf_of(path: Path) -> Path | None:
+    """Return the GGUF file that a path is, or that a folder without safetensors has; else None."""
+    if not path.is_dir():
+        return path
+    names = [each.name for each in path.iterdir()]
+    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
+        return None
+    found = only_gguf(names, str(path))
+    return None if found is None else path / found
+
+
+def only_gguf(files: list[str], model: str) -> str | None:
+    """Return the one GGUF file among a folder's files; None without one; `OnboardError` for
+    several.
+    """
+    found = sorted(
+        name for name in files if is_gguf(name) and not Path(name).name.startswith(_TOWERS)
+    )
+    if len(found) > 1:
+        raise OnboardError(
+            f"{model} has {len(found)} GGUF files: {', '.join(found[:8])}",
+            hint=f"Name one of them: {model}/{found[0]}",
+        )
+    return found[0] if found else None
+
+
+def prepared_folder(file: Path, beside: Path | None = None) -> Path:
+    """Return a folder with config, tokenizer and weights of a GGUF file; other files than the weights
+    come from the folder `beside`, by default that of the file.
+
+    Raises `OnboardError` for a damaged file, and one whose config is nowhere.
+    """
+    check_folder(beside or file.parent)
+    header = read_header(file)
+    others = {
+        path.name: path
+        for path in sorted((beside or file.parent).iterdir())
+        if path.suffix in _BESIDE and path.is_file()
+    }
+    made = {} if "config.json" in others else config_of(header)
+    folder = _cache() / _key(file, others, made)
+    if not folder.is_dir():
+        _make(folder, file, others, made)
+    return folder
+
+
+def _key(file: Path, others: dict[str, Path], made: dict[str, Any]) -> str:
+    states = [
+        (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns)
+        for path in (file, *others.values())
+    ]
+    parts = [states, made, version("transformers")]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@cache
+def _cache() -> Path:
+    """Return where such folders are kept; of a user without a cache while this process runs."""
+    if (kept := user_cache("gguf")) is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        return kept
+    folder = mkdtemp(prefix="onboard-gguf-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def _make(folder: Path, file: Path, others: dict[str, Path], made: dict[str, Any]) -> None:
+    """Make the folder, all of it or nothing."""
+    scratch = Path(mkdtemp(dir=folder.parent))
+    try:
+        (scratch / GGUF_FILE).symlink_to(file.resolve())
+        for name, path in others.items():
+            shutil.copyfile(path, scratch / name)
+        if made:
+            (scratch / "config.json").write_text(json.dumps(made, indent=2), encoding="utf-8")
+        if not any(name in others for name in _VOCABULARIES):
+            _convert_tokenizer(scratch)
+        os.rename(scratch, folder)
+    except OSError:
+        if not folder.is_dir():  # another process was not first either
+            raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _convert_tokenizer(folder: Path) -> None:
+    """Write the tokenizer that transformers makes of the file's metadata, or why it makes none."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, gguf_file=GGUF_FILE, local_files_only=True
+        )
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # whatever its conversion does with a vocabulary
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        (folder / TOKENIZER_ERROR).write_text(reason, encoding="utf-8")
