@@ -27,6 +27,21 @@ def cut_tables(block: nn.Module, output: Any, expected: Any) -> Any:
     return tuple(cut) if isinstance(output, tuple) else cut[0]
 
 
+def rows_for_each_text(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return a table [positions, ...] of at least as many as a text has tokens, the same for all
+    texts, in the form of `rows` [batch, sequence, ...]; the table itself where it is something
+    else.
+
+    The table may have dimensions of size one for texts or heads, which rows have none of.
+    """
+    ones = [place for place in range(1, table.dim()) if table.shape[place] == 1]
+    bare = table.squeeze(tuple(ones[: max(0, table.dim() - rows.dim() + 1)]))
+    alike = bare.dim() == rows.dim() - 1 > 1 and bare.shape[1:] == rows.shape[2:]
+    if not alike or len(bare) < rows.shape[1]:
+        return table
+    return bare[: rows.shape[1]].expand_as(rows)
+
+
 def _first_rows(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor | None:
     """Return the first rows of a table, as many as the other one has; None where they differ in
     something else.

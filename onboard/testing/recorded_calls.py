@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from onboard.analysis.counterparts import counterparts, is_choice, without_later
-from onboard.analysis.cut_tables import cut_tables
+from onboard.analysis.cut_tables import cut_tables, rows_for_each_text
 from onboard.ops.rope.rope import complex_freqs
 from onboard.ops.sparse.sparse import chosen_keys
 from onboard.testing.steady import Again, copied, steady_tokens
@@ -162,8 +162,9 @@ def _for_each_row(expected: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
         return _heads_apart(expected, len(actual))
     if expected.dim() == 3 and expected.shape == (1, *actual.shape):
         return expected[0]
-    once = actual.dim() == 3 and expected.shape in (actual.shape[1:], (1, *actual.shape[1:]))
-    return expected.expand_as(actual) if once else expected
+    if actual.dim() == 3 and expected.shape == (1, *actual.shape[1:]):
+        return expected.expand_as(actual)
+    return rows_for_each_text(expected, actual)
 
 
 def _in_form_of(parameter: inspect.Parameter, value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from onboard.analysis.counterparts import counterparts, is_choice, without_later
+from onboard.analysis.cut_tables import rows_for_each_text
 from onboard.analysis.recognise.recorder import first_tensor
 from onboard.errors import OnboardError
 from onboard.ops.rope.rope import complex_freqs
@@ -93,9 +94,9 @@ def _laid_out_as(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if target.shape == (batch * heads, sequence, size):
             return target.view(batch, heads, sequence, size).transpose(1, 2)
     # One row of positions, which transformers counted for the whole batch.
-    if target.shape in (output.shape[1:], (1, *output.shape[1:])):
+    if target.shape == (1, *output.shape[1:]):
         return target.expand_as(output)
-    return target
+    return rows_for_each_text(target, output)
 
 
 def _counterpart_of(output: torch.Tensor, expected: Any) -> torch.Tensor | None:

@@ -28,7 +28,7 @@ from transformers import (
 )
 from transformers.cache_utils import Cache
 
-from onboard.analysis.cut_tables import cut_tables
+from onboard.analysis.cut_tables import cut_tables, rows_for_each_text
 from onboard.analysis.repository import make_package, only_if
 from onboard.analysis.repository_classes import bring_up_to_date, give_masks
 from onboard.analysis.repository_source import PACKAGE
@@ -424,6 +424,17 @@ def test_rows_of_a_cut_table_are_compared_and_nothing_else_is_cut() -> None:
     assert cut_tables(nn.Identity(), table, table[:, :3]) is table
     assert cut_tables(nn.Identity(), table[:5], table) is not None
     assert cut_tables(nn.Identity(), table[:5], table).shape[0] == 5
+
+
+def test_rows_of_a_table_for_all_texts_are_compared_for_each() -> None:
+    table = torch.randn(9, 1, 4, generator=torch.Generator().manual_seed(16))
+    ours = torch.zeros(2, 5, 4)
+    for theirs in (table, table[:, 0], table[:5], table[:, None]):
+        assert torch.equal(rows_for_each_text(theirs, ours), table[:5, 0].expand(2, 5, 4))
+    kept = rows_for_each_text(table, torch.zeros(2, 5, 1, 4))
+    assert torch.equal(kept, table[:5].expand(2, 5, 1, 4))
+    for other in (table[:4], torch.randn(9, 2, 4), torch.randn(9, 1, 3), torch.randn(5)):
+        assert rows_for_each_text(other, ours) is other
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,7 @@ class Value:
         return self.mapped(lambda part: part.renamed(old, new))
 
     def fact(self) -> Value:
-        """Return what a function may know of it as an argument: of run-time values no more than
-        their kind.
-        """
+        """Return what a function may know of it as an argument: of run-time values their kind."""
         return Code(name("_"))
 
     def same_fact(self, other: Value) -> bool:
@@ -92,9 +90,7 @@ class Value:
         return self.equals(other)
 
     def joined(self, other: Value) -> Value:
-        """Return the fact that holds for two uses of a function, of which this and another one
-        hold.
-        """
+        """Return the fact that holds for two uses of a function, of each of which one holds."""
         return either(self, other)
 
     def as_parameter(self, parameter: str) -> Value:
@@ -176,6 +172,10 @@ class Code(Value):
         if self.transposed:
             return call(attribute(self.expr, "transpose"), ast.Constant(1), ast.Constant(2))
         return self.expr
+
+    def as_seen(self) -> Code:
+        """Return it as modules give it to one another."""
+        return self
 
     def same_as(self, other: Any) -> bool:
         """Whether both are the same code."""

@@ -50,11 +50,11 @@ class CountedPositions(Mechanism):
         match index:
             case Code(form=str() as form) if form == POSITIONS:
                 return owner
-            case _ if _is_cut(index):
+            case _ if is_cut(index):
                 return owner
             case Items(items=(Known(value=slice() as every), cut, *rest)) if every == slice(None):
                 # A dimension of size one is before the rows: generated code has the batch there
-                if _is_cut(cut) and all(isinstance(part, Known) for part in rest):
+                if is_cut(cut) and all(isinstance(part, Known) for part in rest):
                     return owner
         return None
 
@@ -85,7 +85,7 @@ class CountedPositions(Mechanism):
         return None
 
 
-def _is_cut(index: Value) -> bool:
+def is_cut(index: Value) -> bool:
     """Whether an index is that of as many rows as are known at run time, or of all."""
     match index:
         case Known(value=slice(start=None | 0, stop=None, step=None)):
@@ -104,14 +104,14 @@ def _looked_up(table: Code, index: Value, node: ast.Subscript, frame: Frame) -> 
     match index:
         case Code(form=str() as form) if form == POSITIONS:
             return rows
-        case Code() if _is_cut(index):
+        case Code() if is_cut(index):
             return rows
-        case Items(items=(cut, *rest)) if isinstance(cut, Code) and _is_cut(cut):
+        case Items(items=(cut, *rest)) if isinstance(cut, Code) and is_cut(cut):
             every = Items((Known(slice(None)), *rest))
             return item_of(rows, every, node, frame)
         case Items(items=(Known(value=None) as new, cut, *rest)) if isinstance(
             cut, Code
-        ) and _is_cut(cut):
+        ) and is_cut(cut):
             return item_of(rows, Items((new, Known(slice(None)), *rest)), node, frame)
     return None
 

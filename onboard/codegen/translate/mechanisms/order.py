@@ -9,7 +9,6 @@ from onboard.codegen.translate.mechanisms.attention.canonical import CanonicalOp
 from onboard.codegen.translate.mechanisms.attention.causal import CausalMasks, Padding
 from onboard.codegen.translate.mechanisms.attention.chosen import ChosenKeys
 from onboard.codegen.translate.mechanisms.attention.compressed import CompressedKeys
-from onboard.codegen.translate.mechanisms.attention.folded import FoldedHeads
 from onboard.codegen.translate.mechanisms.attention.indexer import LightningIndexer
 from onboard.codegen.translate.mechanisms.attention.latent import LatentAttention
 from onboard.codegen.translate.mechanisms.attention.repeats import RepeatedHeads
@@ -22,6 +21,7 @@ from onboard.codegen.translate.mechanisms.axes import NamedAxes
 from onboard.codegen.translate.mechanisms.convolutions import CausalConvolutions
 from onboard.codegen.translate.mechanisms.counted_positions import CountedPositions
 from onboard.codegen.translate.mechanisms.experts import Mixtures
+from onboard.codegen.translate.mechanisms.layouts.layouts import Layouts
 from onboard.codegen.translate.mechanisms.loops import Loops
 from onboard.codegen.translate.mechanisms.numbers import Numbers
 from onboard.codegen.translate.mechanisms.recurrent import RecurrentMixers
@@ -54,7 +54,7 @@ MECHANISMS = Mechanisms(
         Windows(),
         Slopes(),
         PositionBiases(),
-        FoldedHeads(),
+        Layouts(),
         ChosenKeys(),
         # A mask that none of the above took is added as it is.
         CausalMasks(),

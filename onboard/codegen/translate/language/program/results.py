@@ -30,6 +30,8 @@ from onboard.codegen.translate.language.values import (
 def finish_routine(routine: Routine, frame: Frame) -> None:
     """Put into a routine what its frame has come to: results, statements, parameters in use."""
     arguments, facts = routine.node.args, routine.argument_facts
+    if frame.cls is not None and routine.node.name == "forward":
+        frame.returns = [(statement, _as_seen(value)) for statement, value in frame.returns]
     routine.static = bool(frame.returns) and all(value.is_static for _, value in frame.returns)
     routine.shape, routine.holes = finish_returns(frame)
     routine.body = cleanup.clean(frame.out)
@@ -40,6 +42,11 @@ def finish_routine(routine: Routine, frame: Frame) -> None:
     ]
     if "position_ids" in used - facts.keys():
         routine.parameters.append("position_ids")  # counted here by transformers
+
+
+def _as_seen(value: Value) -> Value:
+    """Return what modules give to one another of a value."""
+    return value.as_seen() if isinstance(value, Code) else value.mapped(_as_seen)
 
 
 def finish_returns(frame: Frame) -> tuple[Value, int]:
@@ -147,7 +154,8 @@ def called(
         return Result(code, routine.shape, routine.holes)
     if routine.holes == 0:
         return routine.shape
-    return fill(routine.shape, [Code(code, transposed=keeps_order)])
+    known = program.specialised and routine.static
+    return fill(routine.shape, [Code(code, static=known, transposed=keeps_order)])
 
 
 def _absent(routine: Routine, key: str, program: Program) -> Value:

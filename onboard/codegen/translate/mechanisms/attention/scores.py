@@ -37,11 +37,17 @@ from onboard.codegen.translate.language.values import (
     untransposed,
 )
 from onboard.codegen.translate.mechanisms import numbers
-from onboard.codegen.translate.mechanisms.attention import biases, folded, repeats
+from onboard.codegen.translate.mechanisms.attention import biases, repeats
 from onboard.codegen.translate.mechanisms.attention.biases import KeyBias
 from onboard.codegen.translate.mechanisms.attention.causal import Windowed
-from onboard.codegen.translate.mechanisms.attention.folded import Folded
 from onboard.codegen.translate.mechanisms.attention.repeats import Repeated
+from onboard.codegen.translate.mechanisms.layouts.laid import (
+    Laid,
+    folded,
+    heads_first,
+    moved,
+    reordered,
+)
 
 SOFTMAXES = (nn.functional.softmax, torch.softmax)
 _SHAPES = {"view", "reshape", "to", "float", "type", "type_as", "contiguous"}
@@ -120,10 +126,18 @@ def product(left: Value, right: Value, expr: ast.expr) -> Value | None:
         return None
     assert isinstance(left, Code)
     assert isinstance(right, Code)
-    if isinstance(left, Folded) or isinstance(right, Folded):
-        query, key = folded.unfolded(left), folded.turned_back(right)
-        return None if query is None or key is None else Scores(expr, query=query, key=key)
+    if isinstance(left, Laid) or isinstance(right, Laid):
+        return _product_of_laid(left, right, expr)
     return Scores(expr, query=left, key=_turned(right))
+
+
+def _product_of_laid(left: Code, right: Code, expr: ast.expr) -> Scores | None:
+    """Return such a product where a side is seen in another shape than it lies in."""
+    rank = max(len(side.dims) for side in (left, right) if isinstance(side, Laid))
+    order = [*range(rank - 2), rank - 1, rank - 2]
+    turned = moved(right, order) if isinstance(right, Laid) else _turned(right)
+    query, key = (heads_first(side, rank) for side in (left, turned))
+    return None if query is None or key is None else Scores(expr, query=query, key=key)
 
 
 def added(bias: Value, first: Value, second: Value, keywords: Mapping[str, Value]) -> Value | None:
@@ -144,7 +158,7 @@ def added(bias: Value, first: Value, second: Value, keywords: Mapping[str, Value
     return found if none or isinstance(bias, Code) and bias.form == ZEROS else None
 
 
-def _unfolded(value: Value) -> Value:
+def _unfolded(value: Code) -> Code:
     """Return a tensor whose first dimension is batch times heads as one of batch one, and others as
     they are.
     """
@@ -330,7 +344,7 @@ def call_of(obj: Any, args: Args, expr: ast.expr) -> Value | None:
     """Return the result of a function of torch that attention is made of; None for others."""
     keywords = args.keywords
     match args.positional:
-        case [left, right] if obj is torch.bmm:
+        case [Code() as left, Code() as right] if obj is torch.bmm:
             return product(_unfolded(left), _unfolded(right), expr)
         case [left, right] if obj is torch.matmul:
             return product(left, right, expr)
@@ -342,6 +356,8 @@ def call_of(obj: Any, args: Args, expr: ast.expr) -> Value | None:
             return scores  # not below the least number: no masked score matters
         case [Mask(), Scores() as scores, _] if obj is torch.where:
             return replace(scores, masked=True, causal=True)
+        case [Scores() as scores, Mask(), _] if obj is torch.masked_fill:
+            return replace(scores, masked=True, causal=True)
         case [Known(value=str() as axes), Code() as left, Code() as right] if obj is torch.einsum:
             return _einsum(axes.replace(" ", ""), left, right, expr)
         case [bias, first, second] if obj is torch.baddbmm:
@@ -350,28 +366,37 @@ def call_of(obj: Any, args: Args, expr: ast.expr) -> Value | None:
 
 
 def _einsum(axes: str, left: Code, right: Code, expr: ast.expr) -> Value | None:
-    """Return a product of heads that lie behind the sequence: of queries and keys, of weights and
+    """Return a product of tensors whose dimensions have names: of queries and keys, of weights and
     values.
     """
-    match re.fullmatch(r"(\w)(\w)(\w)(\w),(\w)(\w)(\w)(\w)->(\w{4})", axes):
-        case re.Match() as found:
-            a, b, c, d, e, f, g, h, out = found.groups()
-        case _:
-            return None
-    if (a, c, d) == (e, g, h) and out == a + c + b + f and not isinstance(left, Scores):
-        if left.static or right.static:
-            return None
-        return Scores(expr, query=_swapped(left), key=_swapped(right))
-    weights = isinstance(left, Scores) and left.normed
-    if weights and (a, b, d) == (e, g, f) and out == a + c + b + h:
-        assert isinstance(left, Scores)
-        return _swapped(_attention(left, _swapped(right)))
-    return None
+    found = re.fullmatch(r"(\w+),(\w+)->(\w+)", axes)
+    if found is None or left.static or right.static:
+        return None
+    one, other, out = found.groups()
+    both = "".join(axis for axis in out if axis in one and axis in other)
+    row, column = ("".join(axis for axis in out if axis not in each) for each in (other, one))
+    inner = "".join(axis for axis in one if axis in other and axis not in out)
+    if (len(row), len(column), len(inner)) != (1, 1, 1) or len(both) not in (1, 2):
+        return None
+    if not isinstance(left, Scores):
+        query, key = (
+            _named(left, one, both + row + inner),
+            _named(right, other, both + column + inner),
+        )
+        known = query is not None and key is not None and out == both + row + column
+        return Scores(expr, query=query, key=key) if known else None
+    value = _named(right, other, both + inner + column)
+    if not left.normed or one != both + row + inner or value is None:
+        return None
+    return reordered(_attention(left, value), both + row + column, out)
 
 
-def _swapped(value: Code) -> Code:
-    """Return a tensor with heads and sequence swapped."""
-    return replace(value, transposed=not value.transposed)
+def _named(value: Code, axes: str, wanted: str) -> Code | None:
+    """Return [batch, heads, sequence, dim] of a tensor whose dimensions have names."""
+    ordered = value if axes == wanted else reordered(value, axes, wanted)
+    if len(axes) == 3 and not isinstance(ordered, Laid):
+        ordered, axes = _unfolded(ordered), f"_{axes}"
+    return heads_first(ordered, len(axes))
 
 
 def _ungrouped(key: Code, value: Code) -> tuple[Code, Code]:
@@ -391,7 +416,8 @@ def _attention(weights: Scores, value: Code) -> Code:
     """Return the canonical op's call; [batch, heads, sequence, dim] as the code has it."""
     assert weights.query is not None
     assert weights.key is not None
-    tensors = (weights.query, *_ungrouped(weights.key, folded.unfolded(value) or value))
+    rank = len(value.dims) if isinstance(value, Laid) else 4
+    tensors = (weights.query, *_ungrouped(weights.key, heads_first(value, rank) or value))
     by_sequence = all(item.transposed for item in tensors)
     qkv = [(untransposed(item) if by_sequence else item).code() for item in tensors]
     for index in (0, 1):
@@ -406,8 +432,8 @@ def _attention(weights: Scores, value: Code) -> Code:
     slopes = [] if weights.slopes is None else [ast.keyword("alibi_slopes", weights.slopes)]
     layout = constant("bsnd" if by_sequence else "bnsd")
     called = ast.Call(op("torch_attention"), [*qkv, *settings, layout], slopes)
-    if isinstance(value, Folded):
-        return Folded(called, transposed=by_sequence)
+    if rank == 3:
+        return folded(called, by_sequence)
     single = isinstance(value.expr, ast.Call) and ast.unparse(value.expr).endswith(".unsqueeze(0)")
     return (
         Code(call(attribute(called, "squeeze"), ast.Constant(0)))

@@ -47,6 +47,7 @@ _FUNCTIONS = (
     torch.max,
     torch.maximum,
     torch.baddbmm,
+    torch.masked_fill,
     torch.einsum,
 )
 

@@ -1,0 +1,1 @@
+"""Tensors that code sees in another order than they lie in."""
