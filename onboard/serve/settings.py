@@ -1,0 +1,29 @@
+"""What a server is told when it starts."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from onboard.config import StrictModel
+
+_MIB = 1 << 20
+
+
+class ServeSettings(StrictModel):
+    """Names, doors and limits of a server."""
+
+    names: list[str] = Field(min_length=1)
+    """What the model is called in requests; the first is what answers call it."""
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    """0: a free one."""
+    api_key: str | None = Field(default=None, min_length=1)
+    """What clients have to show; None: nothing."""
+    max_body_bytes: int = Field(default=8 * _MIB, ge=1024)
+    max_running: int = Field(default=256, ge=1)
+    """Requests that are answered at a time; those beyond it are told to come again (429)."""
+    max_outputs: int = Field(default=16, ge=1)
+    """Outputs of one request (`n`), and prompts of one request."""
+    drain_seconds: float = Field(default=30.0, ge=0)
+    """How long requests may go on after the server was told to stop."""
+    log_prompts: bool = False

@@ -1,0 +1,242 @@
+"""Answers as families of models write them, cut into pieces at random, are read alike."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from onboard.serve.answers.formats import (
+    CHANNELS,
+    FENCED_JSON,
+    LISTED_JSON,
+    NAMED_JSON,
+    PLAIN,
+    TAGGED_JSON,
+    TAGGED_PARAMETERS,
+    Format,
+    bare_json,
+    format_of,
+)
+from onboard.serve.answers.pieces import Answer
+from onboard.serve.answers.reader import AnswerReader
+
+WEATHER = {"city": "Zürich", "days": 3}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            },
+        },
+    }
+]
+ARGUMENTS = json.dumps(WEATHER, ensure_ascii=False)
+ONE = [("weather", WEATHER)]
+TWO = [("weather", WEATHER), ("time", {})]
+BARE = bare_json(["weather", "time"])
+CASES: dict[str, tuple[Format, str, str, str, str, list[tuple[str, object]]]] = {
+    # how it is written; the turn's beginning; what the model writes; thoughts, text, calls
+    "hermes": (
+        TAGGED_JSON,
+        "<|im_start|>assistant\n",
+        f'Let me look.\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>',
+        "",
+        "Let me look.",
+        TWO,
+    ),
+    "qwen3 thinks": (
+        TAGGED_JSON,
+        "<|im_start|>assistant\n<think>\n",
+        "Is it <b>cold</b>?\n</think>\n\nYes, 3 < 4.",
+        "Is it <b>cold</b>?",
+        "Yes, 3 < 4.",
+        [],
+    ),
+    "qwen3 does not think": (
+        TAGGED_JSON,
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n",
+        "Yes.",
+        "",
+        "Yes.",
+        [],
+    ),
+    "qwen coder": (
+        TAGGED_PARAMETERS,
+        "<|im_start|>assistant\n",
+        "I call.\n\n<tool_call>\n<function=weather>\n<parameter=city>\nZürich\n</parameter>\n"
+        "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+        "",
+        "I call.",
+        ONE,
+    ),
+    "llama": (
+        BARE,
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        f'{{"name": "weather", "parameters": {ARGUMENTS}}}<|eot_id|>',
+        "",
+        "",
+        ONE,
+    ),
+    "llama writes JSON of its own": (
+        BARE,
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        'As JSON: {"name": "Rex", "age": 3}',
+        "",
+        'As JSON: {"name": "Rex", "age": 3}',
+        [],
+    ),
+    "mistral": (
+        LISTED_JSON,
+        "[/INST]",
+        f'[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}}}, '
+        '{"name": "time", "arguments": {}}]',
+        "",
+        "",
+        TWO,
+    ),
+    "mistral of 2025": (
+        NAMED_JSON,
+        "[/INST]",
+        f"Now.[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]time[ARGS]{{}}",
+        "",
+        "Now.",
+        TWO,
+    ),
+    "deepseek": (
+        FENCED_JSON,
+        "<｜Assistant｜>",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+        f"{ARGUMENTS}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>time\n"
+        "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+        "",
+        TWO,
+    ),
+    "deepseek of 2025 thinks": (
+        FENCED_JSON,
+        "<｜Assistant｜><think>",
+        f"Hm.</think>I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{ARGUMENTS}"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "Hm.",
+        "I look.",
+        ONE,
+    ),
+    "harmony": (
+        CHANNELS,
+        "<|start|>assistant",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary "
+        f"to=functions.weather <|constrain|>json<|message|>{ARGUMENTS}<|call|>",
+        "Hm.",
+        "",
+        ONE,
+    ),
+    "harmony answers": (
+        CHANNELS,
+        "<|start|>assistant",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>"
+        "It is cold.<|return|>",
+        "Hm.",
+        "It is cold.",
+        [],
+    ),
+    "harmony, the recipient first": (
+        CHANNELS,
+        "<|start|>assistant",
+        f" to=functions.weather<|channel|>commentary <|constrain|>json<|message|>{ARGUMENTS}<|call|>",
+        "",
+        "",
+        ONE,
+    ),
+    "plain": (PLAIN, "\nASSISTANT: ", "2 < 3 and [a] {b}\n", "", "2 < 3 and [a] {b}\n", []),
+    "a call that is no JSON": (
+        TAGGED_JSON,
+        "<|im_start|>assistant\n",
+        "<tool_call>{name: weather}</tool_call>",
+        "",
+        "{name: weather}",
+        [],
+    ),
+    "a call that breaks off": (
+        TAGGED_JSON,
+        "<|im_start|>assistant\n",
+        'So <tool_call>{"name": "wea',
+        "",
+        'So{"name": "wea',
+        [],
+    ),
+    "a list of calls that is none": (
+        LISTED_JSON,
+        "[/INST]",
+        "[TOOL_CALLS] [weather]",
+        "",
+        "[weather]",
+        [],
+    ),
+}
+
+
+def read(shape: Format, turn: str, pieces: list[str]) -> Answer:
+    prompt = "<user>the weather?" + turn
+    reader = AnswerReader(shape, prompt, turn, TOOLS, removed=["<|eot_id|>", "<|im_end|>"])
+    answer = Answer()
+    for text in pieces:
+        for piece in reader.feed(text):
+            answer.add(piece)
+    for piece in reader.end():
+        answer.add(piece)
+    return answer
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_answers_are_read_however_they_are_cut(name: str) -> None:
+    shape, turn, written, thoughts, text, calls = CASES[name]
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    cuts = [[written], list(written)]
+    for _ in range(20):
+        places = sorted(rng.sample(range(len(written) + 1), k=min(6, len(written))))
+        pairs = zip([0, *places], [*places, len(written)], strict=True)
+        cuts.append([written[start:end] for start, end in pairs])
+    for pieces in cuts:
+        answer = read(shape, turn, pieces)
+        assert (answer.reasoning, answer.text) == (thoughts, text)
+        assert [(call.name, json.loads(call.arguments)) for call in answer.calls] == calls
+        assert [call.number for call in answer.calls] == list(range(len(calls)))
+
+
+@pytest.mark.parametrize(
+    ("template", "vocabulary", "expected"),
+    [
+        ("... <tool_call>\n{...}", {}, TAGGED_JSON),
+        ("... <tool_call>\n<function=...", {}, TAGGED_PARAMETERS),
+        ("", {"<tool_call>": 7}, TAGGED_JSON),
+        ("[TOOL_CALLS] [", {}, LISTED_JSON),
+        ("[TOOL_CALLS]name[ARGS]", {}, NAMED_JSON),
+        ("[INST]", {"[TOOL_CALLS]": 5, "[ARGS]": 6}, NAMED_JSON),
+        ("<｜tool▁calls▁begin｜>", {}, FENCED_JSON),
+        ("<|start|>assistant<|channel|>final", {}, CHANNELS),
+        ("<|im_start|>assistant", {}, PLAIN),
+    ],
+)
+def test_marks_decide_how_a_model_writes(
+    template: str, vocabulary: dict[str, int], expected: Format
+) -> None:
+    assert format_of(template, vocabulary) is expected
+
+
+def test_special_tokens_are_not_shown() -> None:
+    assert read(PLAIN, "", ["It is", "<|eot_id|>", " so."]).text == "It is so."
+
+
+def test_without_a_shape_all_is_text() -> None:
+    reader = AnswerReader(None, "p", "")
+    written = "<think>no</think><tool_call>{}</tool_call>"
+    assert [piece.text for piece in reader.feed(written)] == [written]
+    assert list(reader.end()) == []
