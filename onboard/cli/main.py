@@ -20,6 +20,7 @@ from onboard.cli.commands import (
     plan,
     pr,
     registry,
+    serve,
     status,
     sweep,
     verify,
@@ -43,6 +44,7 @@ app = typer.Typer(
 )
 app.command(DEFAULT, help=model.ABOUT)(model.onboard)
 app.command("run")(run_command.run)
+app.command("serve")(serve.serve)
 app.command("verify")(verify.verify)
 app.command("plan")(plan.plan)
 app.command("kld")(kld.kld)

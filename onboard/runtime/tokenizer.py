@@ -65,6 +65,12 @@ class Tokenizer:
         text: str = self.hf.decode(tokens, skip_special_tokens=skip_special_tokens)
         return text
 
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """The texts of tokens that stand outside the vocabulary's words, and their ids."""
+        added: dict[str, int] = self.hf.get_added_vocab()
+        return added
+
     def chat(
         self,
         messages: list[dict[str, Any]],

@@ -24,7 +24,7 @@ FLOORS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("cli",),),
     (("explain",),),
     (("pull_request",),),
-    (("workflow",), ("bench",), ("standalone",)),
+    (("workflow",), ("bench",), ("standalone",), ("serve",)),
     (("agents",),),
     (("verify",), ("review",), ("testing",)),
     (("codegen",),),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from threading import Lock
 from typing import Any
@@ -41,7 +41,7 @@ class AsyncLLM:
 
     async def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = 0
-    ) -> AsyncIterator[Delta]:
+    ) -> AsyncGenerator[Delta, None]:
         """Generate for one prompt; yield each output's new text and tokens as they come.
 
         Who leaves the loop, or is cancelled, cancels the rest. Raises `UsageError` for a prompt
@@ -80,6 +80,25 @@ class AsyncLLM:
     async def tokenize(self, text: str) -> list[int]:
         """Return the token ids of a prompt."""
         return await asyncio.to_thread(self._encode, text)
+
+    async def tokenize_plain(self, text: str) -> list[int]:
+        """Return the token ids of a text that has its special tokens already."""
+
+        def alone() -> list[int]:
+            tokenizer = self.llm.engine.tokenizer
+            with self._tokenizing:
+                return [] if tokenizer is None else tokenizer.encode_plain(text)
+
+        return await asyncio.to_thread(alone)
+
+    async def score(self, prompt: list[int], count: int = 0) -> list[dict[int, float] | None]:
+        """Return for each token of a prompt but the first its log-probability, and those of the
+        `count` most likely ones.
+        """
+        params = SamplingParams(max_tokens=1, prompt_logprobs=count)
+        found = (await self.generate(prompt, params)).prompt_logprobs
+        assert found is not None
+        return found
 
     def _alone_prompt(self, *args: Any) -> list[int]:
         with self._tokenizing:

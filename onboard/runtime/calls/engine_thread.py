@@ -44,6 +44,11 @@ class EngineThread:
         self._thread = Thread(target=self._serve, name="onboard-engine", daemon=True)
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether prompts are taken."""
+        return self._thread.is_alive() and not self._closing
+
     def submit(self, ticket: Ticket) -> None:
         """Queue a prompt; what becomes of it is told."""
         if self._closing:

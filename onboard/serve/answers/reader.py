@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers.utils.chat_parsing import ResponseParser
 
+from onboard.serve.answers.answer_pieces import CallPiece, Piece, ReasoningPiece, TextPiece, Tools
 from onboard.serve.answers.formats import BEGINNING, Format
-from onboard.serve.answers.pieces import CallPiece, Piece, ReasoningPiece, TextPiece, Tools
 
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """What templates call thoughts."""

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from onboard.serve.answers.answer_pieces import Answer
 from onboard.serve.answers.formats import (
     CHANNELS,
     FENCED_JSON,
@@ -19,7 +20,6 @@ from onboard.serve.answers.formats import (
     bare_json,
     format_of,
 )
-from onboard.serve.answers.pieces import Answer
 from onboard.serve.answers.reader import AnswerReader
 
 WEATHER = {"city": "Zürich", "days": 3}

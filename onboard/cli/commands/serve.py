@@ -1,0 +1,106 @@
+"""`onboard serve`: an onboarded model behind the interfaces that clients speak."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from onboard.cli import options
+from onboard.cli.model_argument import check_config, registered_names
+from onboard.cli.options import Device, DTypeName, ModeName
+from onboard.cli.setting_options import settings_of
+from onboard.cli.terminal import one_line
+from onboard.errors import UsageError
+from onboard.sources.hub_errors import go_offline
+
+_KEY = "ONBOARD_API_KEY"
+_Strict = Annotated[
+    bool, typer.Option("--strict", help="Fail at a fallback, or an untested model.")
+]
+_MaxRunning = Annotated[
+    int, typer.Option(help="Requests answered at a time; more are told to come again.")
+]
+_DrainSeconds = Annotated[float, typer.Option(help="How long requests may go on after SIGTERM.")]
+_HERE = ("127.0.0.1", "::1", "localhost")
+
+
+def serve(
+    model: options.Model,
+    root: options.Root = Path(),
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: a free one.")] = 8000,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--name", help="Name of the model in requests; repeatable.", show_default="MODEL"
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="Key that clients have to show.", envvar=_KEY, show_default="none"),
+    ] = None,
+    max_running: _MaxRunning = 256,
+    drain_seconds: _DrainSeconds = 30.0,
+    config: options.Config = None,
+    device: options.OnDevice = Device.AUTO,
+    dtype: options.InDType = DTypeName.AUTO,
+    mode: options.Mode = ModeName.GRAPH,
+    max_seq_len: options.MaxSeqLen = None,
+    max_batch_size: options.MaxBatchSize = None,
+    kv_cache_dtype: options.KVCacheDType = None,
+    attn_backend: options.AttnBackend = None,
+    compile_backend: options.AnyCompileBackend = None,
+    revision: options.Revision = None,
+    set_: options.Set = None,
+    strict: _Strict = False,
+    offline: options.Offline = False,
+    debug: options.Debug = False,
+) -> None:
+    """Serve an onboarded model over HTTP.
+
+    It speaks OpenAI's interfaces for completions and chat, and listens on this machine alone
+    unless --host says otherwise.
+    """
+    if offline:
+        go_offline()
+    doors = {"host": host, "port": port, "api_key": api_key}
+    limits = {"max_running": max_running, "drain_seconds": drain_seconds}
+    sizes = {"max_seq_len": max_seq_len, "max_batch_size": max_batch_size, "revision": revision}
+    backends = {"attn_backend": attn_backend, "compile_backend": compile_backend}
+    settings = settings_of(set_, **sizes, **backends, kv_cache_config__dtype=kv_cache_dtype)
+    where: dict[str, Any] = {"device": device.value, "dtype": dtype.value, "mode": mode.value}
+    libraries = _libraries()
+    with registered_names(model, root):
+        check_config(model, root, config, where, settings)
+        told = libraries.ServeSettings(names=name or [model], **doors, **limits)
+        door = libraries.listen(told)
+        service = libraries.load_service(
+            model, told, root=root, config=config, strict=strict, settings=settings, **where
+        )
+    _say(service, libraries.describe(service, door))
+    libraries.serve(service, door)
+
+
+def _libraries() -> Any:
+    """Import the server; raise `UsageError` where its libraries are not installed."""
+    try:
+        from onboard.serve import server
+    except ImportError as error:
+        raise UsageError(
+            f"serving needs {error.name}, which is not installed",
+            hint="Run: pip install 'onboard[serve]'",
+        ) from None
+    return server
+
+
+def _say(service: Any, found: Mapping[str, Any]) -> None:
+    for fact in found["facts"]:
+        print(f"note: {one_line(fact)}", file=sys.stderr)
+    if service.settings.api_key is None and service.settings.host not in _HERE:
+        print(f"note: whoever reaches it may use it; {_KEY} sets a key", file=sys.stderr)
+    print(f"serving {found['model']} at {found['address']}, process {os.getpid()}", flush=True)

@@ -1,0 +1,74 @@
+"""The answers to one prompt: the model's news, read into pieces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol
+
+from onboard.runtime.calls.outputs import Delta
+from onboard.runtime.sampling_params import SamplingParams
+from onboard.serve.answers.answer_pieces import CallPiece, Piece, TextPiece
+from onboard.serve.service import Prompt, Service
+
+
+class Reader(Protocol):
+    """Reads one answer."""
+
+    def feed(self, text: str) -> Iterator[Piece]:
+        """Yield the pieces that more text completes."""
+
+    def end(self) -> Iterator[Piece]:
+        """Yield what is left when the text has ended."""
+
+
+@dataclass(frozen=True)
+class News:
+    """What one output has got: tokens, and the pieces that they complete."""
+
+    delta: Delta
+    pieces: list[Piece]
+
+
+async def answers(
+    service: Service, prompt: Prompt, params: SamplingParams, reader: Callable[[], Reader]
+) -> AsyncGenerator[News, None]:
+    """Generate, and yield what comes, output by output; leaving cancels it."""
+    readers = [reader() for _ in range(params.n)]
+    async with aclosing(service.follow(prompt, params)) as deltas:
+        async for delta in deltas:
+            pieces = list(readers[delta.index].feed(delta.text))
+            if delta.finish_reason is not None:
+                pieces += readers[delta.index].end()
+            yield News(delta, pieces)
+
+
+class ForcedCalls:
+    """Reads an answer that was held to JSON because a call of a tool is required.
+
+    `name` is the function of the only call, whose arguments the answer is; None: it is a list of
+    objects with name and parameters.
+    """
+
+    def __init__(self, name: str | None) -> None:
+        self._name = name
+        self._text = ""
+
+    def feed(self, text: str) -> Iterator[Piece]:
+        """Keep the text: JSON is read as a whole."""
+        self._text += text
+        yield from ()
+
+    def end(self) -> Iterator[Piece]:
+        """Yield the calls; text that is cut off stays text."""
+        try:
+            value = json.loads(self._text)
+            named = [{"name": self._name, "parameters": value}] if self._name else value
+            calls = [(each["name"], each["parameters"]) for each in named]
+        except (ValueError, KeyError, TypeError):
+            yield TextPiece(self._text)
+            return
+        for number, (name, arguments) in enumerate(calls):
+            yield CallPiece(number, name, json.dumps(arguments, ensure_ascii=False))

@@ -1,0 +1,1 @@
+"""The interfaces that clients speak, one module each, over the same answers."""

@@ -1,0 +1,180 @@
+"""`POST /v1/completions`: OpenAI's interface for text that goes on."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
+
+from pydantic import Field
+
+from onboard.runtime.calls.outputs import Delta
+from onboard.runtime.sampling_params import SamplingParams
+from onboard.serve.dialects.events import DONE, event
+from onboard.serve.dialects.fields import Sampling, Tokens, usage
+from onboard.serve.refusals import RefusedError
+from onboard.serve.service import Prompt, Service
+
+_ENDS = {"stop": "stop", "length": "length", "abort": "stop"}
+
+
+class CompletionBody(Sampling):
+    """The request."""
+
+    prompt: str | Tokens | list[str] | list[Tokens] = ""
+    max_tokens: int | None = Field(default=16, ge=0)
+    logprobs: int | None = Field(default=None, ge=0, le=100)
+    echo: bool = False
+    suffix: str | None = None
+
+
+class Completion:
+    """One request, on its way."""
+
+    def __init__(self, service: Service, body: CompletionBody) -> None:
+        self.service, self.body = service, body
+        self.model = service.check_model(body.model)
+        if body.suffix:
+            raise RefusedError("text that is put in between is not made here", param="suffix")
+        self.id, self.created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+        self.prompts: list[Prompt] = []
+        self.params = self._params()
+        self._offsets: dict[int, int] = {}
+
+    async def prepare(self) -> None:
+        """Tokenize the prompts; raise `RefusedError` for too many."""
+        given = _prompts(self.body.prompt)
+        if len(given) * self.body.n > self.service.settings.max_outputs:
+            raise RefusedError(
+                f"{len(given)} prompts with {self.body.n} outputs each are more than the"
+                f" {self.service.settings.max_outputs} outputs that a request may have",
+                param="n",
+            )
+        for each in given:
+            tokens = each if isinstance(each, list) else await self.service.llm.tokenize(each)
+            self.prompts.append(Prompt(tokens))
+
+    def _params(self) -> SamplingParams:
+        body = self.body
+        if body.max_tokens == 0 and not body.echo:
+            raise RefusedError("max_tokens is 0 and the prompt is not wanted", param="max_tokens")
+        most = 1 if body.max_tokens == 0 else body.max_tokens
+        return body.params(self.service.defaults, max_tokens=most, logprobs=body.logprobs)
+
+    async def whole(self) -> dict[str, Any]:
+        """Return the whole answer."""
+        choices: list[dict[str, Any]] = []
+        tokens = 0
+        for number, prompt in enumerate(self.prompts):
+            outputs = [_empty(number * self.body.n + i) for i in range(self.body.n)]
+            async with aclosing(self._choices(number, prompt)) as each:
+                async for choice, count in each:
+                    _join(outputs[choice["index"] - number * self.body.n], choice)
+                    tokens += count
+            choices += outputs
+        prompted = sum(len(prompt.tokens) for prompt in self.prompts)
+        return {**self._head(choices), "usage": usage(prompted, tokens)}
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the answer as it comes."""
+        tokens = 0
+        async with AsyncExitStack() as opened:
+            for number, prompt in enumerate(self.prompts):
+                stream = await opened.enter_async_context(aclosing(self._choices(number, prompt)))
+                async for choice, count in stream:
+                    tokens += count
+                    yield event(self._head([choice]))
+        if self.body.wants_usage:
+            prompted = sum(len(prompt.tokens) for prompt in self.prompts)
+            yield event({**self._head([]), "usage": usage(prompted, tokens)})
+        yield DONE
+
+    def _head(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+    async def _choices(
+        self, number: int, prompt: Prompt
+    ) -> AsyncGenerator[tuple[dict[str, Any], int], None]:
+        """Yield parts of the outputs of one prompt, each with its number of tokens."""
+        async with aclosing(self.service.follow(prompt, self.params)) as deltas:
+            echoed: set[int] = set()
+            async for delta in deltas:
+                index = number * self.body.n + delta.index
+                parts: list[dict[str, Any]] = []
+                if self.body.echo and delta.index not in echoed:
+                    echoed.add(delta.index)
+                    parts.append(await self._echo(index, prompt))
+                if self.body.max_tokens != 0:
+                    parts.append(self._part(index, delta))
+                elif delta.finish_reason is not None:
+                    parts.append({**_empty(index), "finish_reason": "length"})
+                counts = [0] * (len(parts) - 1) + [len(delta.token_ids)]
+                for part, count in zip(parts, counts, strict=False):
+                    yield part, 0 if self.body.max_tokens == 0 else count
+
+    def _part(self, index: int, delta: Delta) -> dict[str, Any]:
+        found = None
+        if delta.logprobs is not None:
+            found = self._logprobs(index, delta.token_ids, delta.logprobs)
+        end = None if delta.finish_reason is None else _ENDS[delta.finish_reason]
+        return {"index": index, "text": delta.text, "logprobs": found, "finish_reason": end}
+
+    async def _echo(self, index: int, prompt: Prompt) -> dict[str, Any]:
+        text = self.service.text_of(prompt.tokens)
+        found = None
+        if (most := self.body.logprobs) is not None:
+            scores = await self.service.llm.score(prompt.tokens, most)
+            found = self._logprobs(index, prompt.tokens, scores)
+        return {"index": index, "text": text, "logprobs": found, "finish_reason": None}
+
+    def _logprobs(
+        self, index: int, tokens: Sequence[int], rows: Sequence[Mapping[int, float] | None]
+    ) -> dict[str, Any]:
+        """Return log-probabilities as the interface has had them since 2020."""
+        words = [self.service.token_text(token) for token in tokens]
+        start = self._offsets.get(index, 0)
+        lengths = [len(word) for word in words]
+        offsets = [start + sum(lengths[:i]) for i in range(len(words))]
+        self._offsets[index] = start + sum(lengths)
+        best = [
+            None if row is None else {self.service.token_text(t): value for t, value in row.items()}
+            for row in rows
+        ]
+        chosen = [
+            None if row is None else row[token] for token, row in zip(tokens, rows, strict=True)
+        ]
+        return {
+            "tokens": words,
+            "token_logprobs": chosen,
+            "top_logprobs": best,
+            "text_offset": offsets,
+        }
+
+
+def _prompts(given: Any) -> list[str | list[int]]:
+    if isinstance(given, str) or (given and isinstance(given[0], int)):
+        return [given]
+    if not given:
+        raise RefusedError("there is no prompt", param="prompt")
+    return list(given)
+
+
+def _empty(index: int) -> dict[str, Any]:
+    return {"index": index, "text": "", "logprobs": None, "finish_reason": None}
+
+
+def _join(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
+    """Put a part of an output behind the others."""
+    whole["text"] += part["text"]
+    whole["finish_reason"] = part["finish_reason"] or whole["finish_reason"]
+    if part["logprobs"] is not None:
+        before = whole["logprobs"] or {key: [] for key in part["logprobs"]}
+        whole["logprobs"] = {key: before[key] + part["logprobs"][key] for key in before}

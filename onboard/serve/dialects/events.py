@@ -1,0 +1,39 @@
+"""Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from onboard.serve.refusals import RefusedError, as_refusal
+
+DONE = b"data: [DONE]\n\n"
+_log = logging.getLogger("onboard.serve")
+
+
+def event(document: Any, name: str | None = None) -> bytes:
+    """Return one event; what JSON leaves unescaped has no line ends."""
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {json.dumps(document, ensure_ascii=False)}\n\n".encode()
+
+
+async def guarded(first: bytes, events: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+    """Yield events; an error on the way becomes the last, as the status is sent already."""
+    async with aclosing(events) as each:
+        yield first
+        try:
+            async for one in each:
+                yield one
+        except Exception as error:
+            yield event(told(error).body())
+
+
+def told(error: Exception) -> RefusedError:
+    """Return what the client is told, and log what it is not."""
+    refusal = as_refusal(error)
+    if refusal.status >= 500:
+        _log.error("a request failed", exc_info=error)
+    return refusal

@@ -1,0 +1,97 @@
+"""What the bodies of requests have in common; fields that nobody knows are left aside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from onboard.runtime.sampling_params import SamplingParams
+from onboard.serve.refusals import RefusedError
+
+Tokens = list[int]
+
+
+class Body(BaseModel):
+    """The body of a request. Clients send fields of newer versions, so unknown ones pass."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    @classmethod
+    def read(cls, body: bytes) -> Any:
+        """Return a parsed body; raise `RefusedError` for the first thing that is wrong."""
+        try:
+            return cls.model_validate_json(body)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            message = f"{place}: {first['msg']}" if place else str(first["msg"])
+            raise RefusedError(message, param=place or None) from None
+
+
+class StreamOptions(Body):
+    """What a stream brings besides the text."""
+
+    include_usage: bool = False
+
+
+class Sampling(Body):
+    """How tokens are chosen: OpenAI's fields, and vLLM's further ones."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = Field(default=1, ge=1)
+    temperature: float | None = Field(default=None, ge=0.0)
+    top_p: float | None = Field(default=None, ge=0.0, le=1.0)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    # vLLM's
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Tokens | None = None
+    allowed_token_ids: Tokens | None = None
+    bad_words: list[str] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
+    priority: int = 0
+
+    def params(self, defaults: Mapping[str, Any], **further: Any) -> SamplingParams:
+        """Return the parameters: the request's, else `defaults`; `further` overrides both.
+
+        Raises `UsageError` for a value that is wrong.
+        """
+        known = set(SamplingParams.model_fields)
+        said = {
+            name: value
+            for name, value in self.model_dump(include=known).items()
+            if value is not None
+        }
+        if said.get("top_p") == 0.0:  # OpenAI's clients say so for the likeliest token
+            said["top_p"], said["top_k"] = 1.0, 1
+        if (seed := said.get("seed")) is not None:
+            said["seed"] = seed & (2**63 - 1)
+        return SamplingParams(**{**defaults, **said, **further})
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the stream ends with the counts of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    """Return the counts of tokens as OpenAI's interface has them."""
+    total = prompt_tokens + completion_tokens
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": total,
+    }

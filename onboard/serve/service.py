@@ -1,0 +1,145 @@
+"""The model behind the doors: admits requests, writes their prompts, follows their answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from onboard.errors import OnboardError, UsageError
+from onboard.runtime.calls.async_llm import AsyncLLM
+from onboard.runtime.calls.outputs import Delta
+from onboard.runtime.sampling_params import SamplingParams
+from onboard.serve.answers.chat_texts import ChatText, ChatTexts
+from onboard.serve.answers.formats import Format, format_of
+from onboard.serve.prometheus import Metrics
+from onboard.serve.refusals import RefusedError
+from onboard.serve.serve_settings import ServeSettings
+from onboard.untrusted.bounds import read_json
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a model is given."""
+
+    tokens: list[int]
+    text: str = ""
+    turn: str = ""
+    """The end of `text` that begins the model's turn."""
+
+
+class Service:
+    """One model and its settings."""
+
+    def __init__(self, llm: AsyncLLM, settings: ServeSettings, checkpoint: Path) -> None:
+        self.llm, self.settings = llm, settings
+        self.started = int(time.time())
+        self.metrics = Metrics(llm.llm.engine, settings.names[0])
+        self.defaults = sampling_defaults(checkpoint)
+        """Sampling parameters that the checkpoint recommends, for requests that do not say."""
+        self._chat_texts = ChatTexts(checkpoint)
+        self._running = 0
+
+    @property
+    def capacity(self) -> int:
+        """Most tokens of a prompt and its output."""
+        return self.llm.llm.engine.capacity
+
+    def check_model(self, name: str | None) -> str:
+        """Return the name that the answer has; raise `RefusedError` for a model that is not
+        served.
+        """
+        if name is not None and name not in self.settings.names:
+            known = ", ".join(self.settings.names)
+            raise RefusedError(
+                f"the model {name!r:.100} is not served here, but {known}",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+        return name or self.settings.names[0]
+
+    async def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: Mapping[str, Any],
+    ) -> Prompt:
+        """Return a conversation as the checkpoint's chat template writes it."""
+        try:
+            written: ChatText = await self._chat_texts.write(messages, tools, options)
+        except UsageError:
+            raise
+        except OnboardError as error:  # what it was given is the client's
+            raise RefusedError(" ".join(str(error).split()), param="messages") from error
+        tokens = await self.llm.tokenize_plain(written.text)
+        return Prompt(tokens, written.text, written.turn)
+
+    def answer_format(self, tools: Sequence[str]) -> Format:
+        """Return how the model writes thoughts and calls."""
+        tokenizer = self.llm.llm.engine.tokenizer
+        if tokenizer is None:
+            return format_of("", {})
+        own = getattr(tokenizer.hf, "response_template", None)
+        template = tokenizer.hf.chat_template or ""
+        return own or format_of(str(template), tokenizer.special_tokens, tools)
+
+    @cached_property
+    def special_texts(self) -> list[str]:
+        """Texts of special tokens, which no client sees in an answer."""
+        tokenizer = self.llm.llm.engine.tokenizer
+        return [] if tokenizer is None else list(tokenizer.hf.all_special_tokens)
+
+    def text_of(self, tokens: list[int]) -> str:
+        """Return the text of tokens, special ones left out."""
+        tokenizer = self.llm.llm.engine.tokenizer
+        return "" if tokenizer is None else tokenizer.decode(tokens)
+
+    def token_text(self, token: int) -> str:
+        """Return the text of one token, special ones too; without a tokenizer, its number."""
+        tokenizer = self.llm.llm.engine.tokenizer
+        if tokenizer is None:
+            return str(token)
+        return tokenizer.decode([token], skip_special_tokens=False)
+
+    async def follow(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[Delta, None]:
+        """Generate, and yield what comes; leaving cancels it.
+
+        Raises `RefusedError` if too many requests run, `UsageError` for a prompt that is too long.
+        """
+        if self._running >= self.settings.max_running:
+            raise RefusedError(
+                f"{self._running} requests are being answered, as many as are taken; come again",
+                status=429,
+            )
+        self._running += 1
+        watch = self.metrics.watch(len(prompt.tokens))
+        try:
+            async with aclosing(self.llm.stream(prompt.tokens, params)) as deltas:
+                async for delta in deltas:
+                    watch.took(len(delta.token_ids))
+                    if delta.finish_reason is not None:
+                        watch.ended(delta.finish_reason)
+                    yield delta
+        finally:
+            self._running -= 1
+            watch.done()
+
+    def close(self) -> None:
+        """End what the service has started besides the model."""
+        self._chat_texts.close()
+
+
+def sampling_defaults(checkpoint: Path) -> dict[str, Any]:
+    """Return what a checkpoint's generation_config.json recommends."""
+    path = checkpoint / "generation_config.json"
+    values = read_json(path) if path.is_file() else {}
+    if not isinstance(values, dict) or not values.get("do_sample", False):
+        return {}
+    return {name: values[name] for name in _SAMPLING if values.get(name) is not None}

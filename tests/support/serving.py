@@ -1,0 +1,78 @@
+"""A server of a tiny model with a tokenizer and a chat template, on a free port."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from onboard.serve.app import create_app
+from onboard.serve.serve_settings import ServeSettings
+from onboard.serve.server import load_service
+from onboard.serve.service import Service
+from tests.support.runtime.tiny import Tiny, make_tiny, save_tokenizer
+
+TEXT = (
+    'the cat sat on the mat and the dog sat on the cat {"name": "weather", "arguments": {"city":'
+    ' "Rome", "days": 3}} true false null yes no <think> </think> <tool_call> </tool_call>'
+)
+TEMPLATE = (
+    "{% if tools %}<tools>{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments | tojson }}</tool_call>{% endfor %}"
+    "{% endfor %}{% if mood %}[{{ mood }}]{% endif %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def speaking_model(folder: Path, template: str | None = TEMPLATE, **options: Any) -> Tiny:
+    """A random model with a byte-level tokenizer, whose end-of-text token is 0."""
+    size = save_tokenizer(folder / "tokenizer", TEXT)
+    model = make_tiny(
+        folder,
+        **{"vocab_size": size, "eos_token_id": 0, "max_position_embeddings": 1024, **options},
+    )
+    shutil.copytree(folder / "tokenizer", model.checkpoint, dirs_exist_ok=True)
+    path = model.checkpoint / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    if template is not None:
+        path.write_text(json.dumps({**config, "chat_template": template}))
+    return model
+
+
+@contextmanager
+def served(model: Tiny, **settings: Any) -> Iterator[tuple[str, Service]]:
+    """Serve a model; yield the address and the service."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    told = ServeSettings(**{"names": ["tiny"], "port": port, "drain_seconds": 5, **settings})
+    limits = {"max_batch_size": 8, "max_seq_len": 1024}
+    service = load_service(
+        str(model.checkpoint),
+        told,
+        root=model.root,
+        device="cpu",
+        dtype="float32",
+        settings=limits,
+    )
+    config = uvicorn.Config(create_app(service), port=port, log_level="error")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.02)
+    try:
+        yield f"http://127.0.0.1:{port}", service
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
