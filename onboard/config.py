@@ -120,9 +120,10 @@ class RuntimeConfig(StrictModel):
     """Overrides of the Hugging Face config (for example `num_hidden_layers: 2` for a reduced
     run).
     """
-    quantize: Literal["none", "fp8", "fp8-block"] = "none"
-    """Linear layers of an unquantised checkpoint in float8_e4m3fn, by its weights alone, with scales
-    of rows or of blocks of 128 x 128; inputs are quantised as they come. The head stays as it is.
+    quantize: Literal["none", "fp8", "fp8-block", "int4", "mxfp4"] = "none"
+    """Linear layers of an unquantised checkpoint in fewer bits, by its weights alone: in
+    float8_e4m3fn with scales of rows or of blocks of 128 x 128, and inputs quantised as they come; in
+    four bits with scales of groups of 128 inputs (int4) or 32 (mxfp4). The head stays as it is.
     """
     skip_loading_weights: bool = False
     """Random weights instead of the checkpoint's."""

@@ -2,9 +2,9 @@
 Markdown table (docs/quantised.md has one).
 
 `python scripts/quality_table.py [FORMAT...]` on the CPU takes minutes. No data is used: scales come
-from the weights alone, and each element goes to the nearest code. Eight-bit floats are computed by
-onboard's own `quantize`; the other formats are written here, as weights that are rounded to what
-the format can hold.
+from the weights alone, and each element goes to the nearest code. What onboard's own `quantize` can
+do is computed by that; the other formats are written here, as weights that are rounded to what the
+format can hold.
 """
 
 from __future__ import annotations
@@ -55,18 +55,6 @@ def integers(weight: torch.Tensor, bits: int, group: int | None = None) -> torch
         return (groups / scale).round().clamp(-half, half - 1) * scale
 
     return _by_groups(weight, group or weight.shape[1], rounded)
-
-
-def mxfp4(weight: torch.Tensor) -> torch.Tensor:
-    """E2M1 in groups of 32 with a power of two: 2 to the largest exponent, less that of 6 (OCP
-    Microscaling Formats 1.0, section 6.3); what is beyond 6 becomes 6.
-    """
-
-    def rounded(groups: torch.Tensor) -> torch.Tensor:
-        scale = torch.exp2(_largest(groups).log2().floor() - 2)
-        return _nearest_magnitude(groups / scale) * scale
-
-    return _by_groups(weight, 32, rounded)
 
 
 def nvfp4(weight: torch.Tensor) -> torch.Tensor:
@@ -148,10 +136,18 @@ FORMATS = {
         settings={"quantize": "fp8-block", **_BLOCKS},
     ),
     "int4-g32": Format("int4, groups of 32", 4.5, partial(integers, bits=4, group=32)),
-    "int4-g128": Format("int4, groups of 128", 4.125, partial(integers, bits=4, group=128)),
+    "int4": Format(
+        "`quantize=int4`: groups of 128",
+        4.125,
+        settings={"quantize": "int4", **_on_the_cpu("quantize_int4_linear_from_config")},
+    ),
     "nvfp4": Format("NVFP4, groups of 16", 4.5, nvfp4),
     "nf4": Format("NF4, blocks of 64", 4.5, nf4),
-    "mxfp4": Format("MXFP4, groups of 32", 4.25, mxfp4),
+    "mxfp4": Format(
+        "`quantize=mxfp4`: groups of 32",
+        4.25,
+        settings={"quantize": "mxfp4", **_on_the_cpu("quantize_mxfp4_linear_from_config")},
+    ),
 }
 
 

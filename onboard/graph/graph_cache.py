@@ -34,6 +34,7 @@ from onboard.graph.transform import BaseTransform
 from onboard.graph.weight_load.parameters import is_as_loaded, weight_plan
 from onboard.graph.weight_load.quantised_folder import stored_checkpoint
 from onboard.quantised.layouts.float8 import INPUT_SCALE_NAMES
+from onboard.quantised.layouts.integers import OF_INPUTS
 from onboard.user_cache import code_digest, environment, files_digest, user_cache
 
 MOST_BYTES = 2 << 30
@@ -277,15 +278,19 @@ def _text(parts: dict[str, Any]) -> str:
 
 
 def _headers(checkpoint: Path) -> str:
-    """Return the digest of what the files' headers say, and of the scales of layers' inputs: graphs
-    differ where those of joined layers do.
+    """Return the digest of what the files' headers say, and of the scales, factors and groups of
+    layers' inputs: graphs differ where those of joined layers do.
     """
     files = stored_checkpoint(checkpoint)
     names = files.names()
     described = sorted(f"{name} {meta.dtype} {list(meta.shape)}" for name, meta in names.items())
     scales = (name for name in sorted(names) if name.endswith(INPUT_SCALE_NAMES))
     described += [f"{name} {files.read(name).flatten()[:1].tolist()}" for name in scales]
-    return hashlib.sha256("\n".join(described).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join(described).encode())
+    for name in sorted(names):
+        if name.endswith(OF_INPUTS):
+            digest.update(files.read(name).contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _device(device: torch.device) -> list[Any]:

@@ -91,6 +91,8 @@ class QuantisedWeight:
     """Further tensors of the checkpoint that belong to it: scales of what goes in and out."""
     transposed: bool = False
     """The model has it as [..., inputs, outputs]; codes are [..., outputs, inputs] always."""
+    scale_dtype: torch.dtype = torch.float32
+    """What holds the scales of blocks exactly."""
 
     @property
     def tensors(self) -> tuple[str, ...]:

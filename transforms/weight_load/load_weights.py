@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from onboard.errors import OnboardError
 from onboard.graph.context import TransformContext
 from onboard.graph.post_load_fusion.constants import fold_again
+from onboard.graph.quantise.read_forms import read_forms
 from onboard.graph.transform import (
     BaseTransform,
     TransformConfig,
@@ -33,13 +34,17 @@ from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open
 from onboard.graph.weight_load.safetensors_folder import Checkpoint, find_non_finite
 from onboard.graph.weight_load.weight_sources import WRONG_MODEL, find_sources
 from onboard.graph.weight_load.weight_stream import Load, stream
-from onboard.quantised.encoded import encode_fp8
 
 if TYPE_CHECKING:
     from onboard.graph.weight_load.converted import ConvertedCheckpoint
 
 _RANDOM_SCALE = 0.02  # the usual `initializer_range`
 _CODES = 100.0  # of the 448 that eight-bit floats reach
+_RANDOM_SCALES = {
+    torch.float32: _RANDOM_SCALE / _CODES,
+    torch.bfloat16: _RANDOM_SCALE / 4.6,  # the deviation of integers from -8 to 7
+    torch.uint8: 127 - 7,  # floats of four bits deviate by 3
+}
 
 
 class LoadWeightsConfig(TransformConfig):
@@ -92,13 +97,15 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
             context.facts.extend(checkpoint.facts(encoded, scales))
         device = self.config.checkpoint_device or context.device
         later: list[tuple[str, Load]] = []  # on a GPU alone
+        coded: dict[str, list[tuple[Form, torch.Tensor]]] = defaultdict(list)
         for names in groups:
             parameter = _allocate(gm, names[0], context)
             for part, view in plan.slices(names[0], parameter):
                 if part is None:
                     view.zero_()
                 elif part in plan.forms:
-                    _read_form(checkpoint, found, plan.forms[part], view, device)
+                    form = plan.forms[part]
+                    coded[form.weight].append((form, view))
                 elif self.config.checkpoint_device is None and (
                     load := _direct(checkpoint, found[part], view)
                 ):
@@ -108,6 +115,8 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
             _place(gm, names, parameter)
         for name in found.keys() & set(buffers):
             _read(checkpoint, found[name], gm.get_buffer(name), device)
+        for forms in coded.values():
+            read_forms(checkpoint, found, forms, device)
         _read_later(later)
 
 
@@ -135,53 +144,13 @@ def _read(
         source.of([checkpoint.read(name, device) for name in source.names]),
         source.names[0],
     )
-    _check_shape(name, tensor, target)
-    target.copy_(tensor)
-    _check_finite(name, tensor, target)
-
-
-def _read_form(
-    checkpoint: Checkpoint | ConvertedCheckpoint,
-    found: Mapping[str, Source],
-    form: Form,
-    target: torch.Tensor,
-    device: torch.device | str,
-) -> None:
-    if form.kind == CACHE_SCALE:
-        assert isinstance(checkpoint, QuantisedCheckpoint)
-        target.copy_(checkpoint.cache_scale(form.weight, device))
-        return
-    source = found[form.weight]
-    name = source.names[0]
-    if form.kind == "input_scale":
-        assert isinstance(checkpoint, QuantisedCheckpoint)
-        weights = (checkpoint.weights[found[each].names[0]] for each in (form.weight, *form.beside))
-        target.fill_(max(map(checkpoint.input_scale, weights)))
-        return
-    if isinstance(checkpoint, QuantisedCheckpoint) and not checkpoint.is_stored(name):
-        tensor = checkpoint.encoded(name, device).form(form.kind, in_blocks=form.block is not None)
-        _check_shape(name, tensor, target)
-        target.copy_(tensor)
-    else:
-        _encode(source.of([checkpoint.read(each, device) for each in source.names]), form, target)
-    _check_finite(name, target, target)
-
-
-def _encode(weight: torch.Tensor, form: Form, target: torch.Tensor) -> None:
-    """Fill a form of an unquantised weight, one matrix of a stack after the other."""
-    weight = weight.mT if form.transposed else weight
-    pairs = [(target, weight)] if weight.dim() == 2 else zip(target, weight, strict=True)
-    for view, matrix in pairs:
-        encoded = encode_fp8(matrix, form.block)
-        view.copy_(encoded.form(form.kind, in_blocks=form.block is not None))
-
-
-def _check_shape(name: str, tensor: torch.Tensor, target: torch.Tensor) -> None:
     if tensor.shape != target.shape:
         found, expected = list(tensor.shape), list(target.shape)
         raise OnboardError(
             f"{name} is {found} in the checkpoint and {expected} in the model", hint=WRONG_MODEL
         )
+    target.copy_(tensor)
+    _check_finite(name, tensor, target)
 
 
 def _direct(
@@ -230,11 +199,13 @@ def _allocate(gm: nn.Module, name: str, context: TransformContext) -> torch.Tens
 
 def _random(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Fill a parameter as a fresh model would be: small matrices, no biases, neutral norms."""
+    if tensor.dtype == torch.int32:  # words of codes
+        return tensor.random_(-(1 << 31), (1 << 31) - 1, generator=generator)
+    if name.endswith("_scale"):
+        return tensor.fill_(_RANDOM_SCALES[tensor.dtype])
     if tensor.itemsize == 1:  # codes; their scales are those of rows, or a block's
         codes = torch.randn(tensor.shape, generator=generator, device=tensor.device) * _CODES
         return tensor.copy_(codes.clamp(-4 * _CODES, 4 * _CODES))
-    if name.endswith("_scale"):
-        return tensor.fill_(_RANDOM_SCALE / _CODES)
     if tensor.ndim > 1:
         return tensor.normal_(std=_RANDOM_SCALE, generator=generator)
     return tensor.fill_(0.0 if name.endswith("bias") else 1.0)

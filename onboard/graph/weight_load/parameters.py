@@ -54,8 +54,8 @@ CACHE_SCALE = "cache_scale"
 
 @dataclass(frozen=True)
 class Form:
-    """What a parameter has of a quantised weight: its "codes", their "scale", or the "input_scale"
-    of its layer; or a "cache_scale", of keys or values.
+    """What a parameter has of a quantised weight: its "codes", their "scale", the "input_scale" of
+    its layer, or a part of four bits (`four_bit_part`); or a "cache_scale", of keys or values.
     """
 
     weight: str
@@ -69,6 +69,8 @@ class Form:
     """The model has the weight as [..., inputs, outputs]."""
     beside: tuple[str, ...] = ()
     """Weights whose inputs have the same scale: the largest of all of theirs."""
+    encoding: str = "fp8"
+    """What codes are: `QuantisedWeight.kind`."""
 
 
 @dataclass

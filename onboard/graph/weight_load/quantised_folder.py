@@ -90,6 +90,10 @@ class QuantisedCheckpoint(Checkpoint):
         stored = self.files.names()
         return {name: math.prod(stored[name].shape) for name in self.cache_scales}
 
+    def part(self, weight: QuantisedWeight, role: str) -> torch.Tensor:
+        """Return a part of a quantised weight as it is stored."""
+        return self.files.read(weight.parts[role])
+
     def input_scale(self, weight: QuantisedWeight) -> float:
         """Return the scale that a weight's layer quantises all its inputs with."""
         assert weight.input_scale is not None

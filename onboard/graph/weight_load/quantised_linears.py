@@ -4,9 +4,10 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -36,11 +37,13 @@ from onboard.graph.weight_load.parameters import (
 from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, quantised_checkpoint
 from onboard.graph.weight_load.weight_sources import find_sources
 from onboard.ops.linear.fp8_linear import BLOCK
-from onboard.quantised.weight import Activations, QuantisedWeight
+from onboard.quantised.encode_four_bits import INT4_GROUP, MXFP4_GROUP
+from onboard.quantised.weight import NOT_QUANTISED, Activations, QuantisedWeight
 
 EIGHT_BIT_KEYS = ("quantize_fp8_linear_from_config", "quantize_finegrained_fp8_linear_from_config")
 """The transforms that let linears compute with codes."""
 _ops, aten = torch.ops.onboard, torch.ops.aten
+_LOOKED_UP: WeakKeyDictionary[nn.Module, Mapping[str, QuantisedWeight]] = WeakKeyDictionary()
 
 
 def keeps_codes(backend: Backend, context: TransformContext, asked_by: str) -> bool:
@@ -59,8 +62,14 @@ def keeps_codes(backend: Backend, context: TransformContext, asked_by: str) -> b
 
 def quantised_weights(gm: GraphModule, context: TransformContext) -> Mapping[str, QuantisedWeight]:
     """Return the graph's weights that the checkpoint has quantised, or that the run is to quantise,
-    by the names of their parts.
+    by the names of their parts; they are looked up once.
     """
+    if gm not in _LOOKED_UP:
+        _LOOKED_UP[gm] = _look_up(gm, context)
+    return _LOOKED_UP[gm]
+
+
+def _look_up(gm: GraphModule, context: TransformContext) -> Mapping[str, QuantisedWeight]:
     if context.runtime.quantize != "none":
         return _to_quantise(gm, context)
     if context.runtime.skip_loading_weights or context.factory.mode != "graph":
@@ -93,17 +102,13 @@ def _to_quantise(gm: GraphModule, context: TransformContext) -> dict[str, Quanti
         context.factory.checkpoint
     ):
         raise UsageError("the checkpoint is quantised already", hint="Leave out quantize")
-    in_blocks = context.runtime.quantize == "fp8-block"
-    block = (BLOCK, BLOCK) if in_blocks else None
-    inputs = Activations("group", group=BLOCK) if in_blocks else Activations("token")
+    form = _ON_LOAD[context.runtime.quantize]
     words = context.factory.text_config.vocab_size
     found, stacks = {}, [stack for each in mixtures(gm) for stack in (each.up, each.down)]
     for name in [*_linear_weights(gm), *(stack.name for stack in stacks)]:
         for part, view in weight_plan(gm).slices(name, gm.get_parameter(name)):
             if part is not None and view.shape[0] != words:
-                found[part] = QuantisedWeight(
-                    part, tuple(view.shape), "fp8", {}, _not_read, inputs, block
-                )
+                found[part] = replace(form, name=part, shape=tuple(view.shape))
     transposed = {stack.name for stack in stacks if stack.transposed}
     return {
         name: replace(each, transposed=True) if name in transposed else each
@@ -124,6 +129,24 @@ def _not_read(_: object) -> NoReturn:
     raise AssertionError("it is encoded while it is loaded")
 
 
+def _on_load(
+    kind: str,
+    inputs: Activations = NOT_QUANTISED,
+    block: tuple[int, int] | None = None,
+    scale_dtype: torch.dtype = torch.float32,
+) -> QuantisedWeight:
+    return QuantisedWeight("", (), kind, {}, _not_read, inputs, block, scale_dtype=scale_dtype)
+
+
+_ON_LOAD = {
+    "fp8": _on_load("fp8", Activations("token")),
+    "fp8-block": _on_load("fp8", Activations("group", group=BLOCK), (BLOCK, BLOCK)),
+    "int4": _on_load("int4", block=(1, INT4_GROUP), scale_dtype=torch.bfloat16),
+    "mxfp4": _on_load("mxfp4", block=(1, MXFP4_GROUP), scale_dtype=torch.uint8),
+}
+"""By a run's `quantize`: what weights are to be."""
+
+
 def quantise_linears(
     gm: GraphModule,
     weights: Mapping[str, QuantisedWeight],
@@ -134,19 +157,30 @@ def quantise_linears(
     """Let linears with eight-bit weights, with scales of blocks or else of rows, compute with
     them; return how many do.
     """
+
+    def quantise(linear: Node, found: list[QuantisedWeight]) -> None:
+        _quantise(gm, linear, found, scales.groups(found), in_blocks=in_blocks)
+
+    return replace_linears(gm, lambda name: _alike(gm, name, weights, in_blocks), quantise)
+
+
+def replace_linears(
+    gm: GraphModule,
+    alike: Callable[[str], list[QuantisedWeight]],
+    quantise: Callable[[Node, list[QuantisedWeight]], None],
+) -> int:
+    """Call `quantise` for every linear whose weight's parts are `alike`, given the parameter's name,
+    with these; return how many there are.
+    """
     for block in nodes_of(gm, _ops.torch_fused_swiglu_mlp):
-        if any(_alike(gm, name, weights, in_blocks) for name in _weights_of(block)):
+        if any(map(alike, _weights_of(block))):
             write_out(gm, block, _ops.torch_silu_and_mul.default)
     private, count = private_parameters(gm), 0
     for linear in nodes_of(gm, *LINEARS):
         weight = arguments(linear)["weight"]
         name = str(weight.target)
-        if (
-            weight.op == "get_attr"
-            and name in private
-            and (found := _alike(gm, name, weights, in_blocks))
-        ):
-            _quantise(gm, linear, found, scales.groups(found), in_blocks=in_blocks)
+        if weight.op == "get_attr" and name in private and (found := alike(name)):
+            quantise(linear, found)
             count += 1
     return count
 
@@ -175,17 +209,26 @@ def _alike(
     """Return the weights that a parameter joins, if all are eight-bit floats of one scheme; else
     nothing.
     """
-    plan = weight_plan(gm)
-    if name in plan.joins and (plan.joins[name].stacked or plan.joins[name].dim != 0):
-        return []
-    found = [weights.get(part) for part in plan.parts(name)]
-    known = [weight for weight in found if weight is not None]
-    if len(known) < len(found) or not all(_fits(weight, in_blocks) for weight in known):
+    known = joined_weights(gm, name, weights)
+    if not known or not all(_fits(weight, in_blocks) for weight in known):
         return []
     whole = len(known) == 1 or not in_blocks
     even = whole or all(weight.shape[0] % BLOCK == 0 for weight in known)
     alike = len({(weight.activations, how_inputs_are_quantised(weight)) for weight in known}) == 1
     return known if even and alike else []
+
+
+def joined_weights(
+    gm: GraphModule, name: str, weights: Mapping[str, QuantisedWeight]
+) -> list[QuantisedWeight]:
+    """Return the weights that a parameter joins along its outputs, nothing where one is not
+    quantised.
+    """
+    plan = weight_plan(gm)
+    if name in plan.joins and (plan.joins[name].stacked or plan.joins[name].dim != 0):
+        return []
+    found = [weights.get(part) for part in plan.parts(name)]
+    return [] if None in found else [weight for weight in found if weight is not None]
 
 
 def _fits(weight: QuantisedWeight, in_blocks: bool) -> bool:

@@ -77,7 +77,9 @@ class FourBitFloats:
             {role: stem + ending for role, ending in endings.items()},
             self._decode,
             activations,
+            (1, self.group),
             unread=tuple(neighbours(tensors, stem, extra).values()),
+            scale_dtype=torch.float8_e4m3fn if self.whole else torch.uint8,
         )
 
     def _decode(self, found: Tensors) -> Encoded:
@@ -105,7 +107,9 @@ def expert_blocks(tensors: Mapping[str, TensorMeta], stem: str) -> QuantisedWeig
         "mxfp4",
         {"codes": f"{stem}_blocks", "scale": f"{stem}_scales"},
         _decode_blocks,
+        block=(1, 32),
         transposed=True,
+        scale_dtype=torch.uint8,
     )
 
 

@@ -5,9 +5,11 @@ Layouts: those of compressed-tensors, AutoGPTQ (and GPTQModel), AutoAWQ and Mode
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -31,159 +33,177 @@ if TYPE_CHECKING:
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where AWQ keeps each of eight neighbouring outputs in a word."""
+OF_INPUTS = (".weight_g_idx", ".g_idx", ".pre_quant_scale")
+"""How names of tensors end that say something of a layer's inputs."""
 
 
 @dataclass(frozen=True)
-class PackedRows:
-    """compressed-tensors' `weight_packed` [outputs, words of inputs], stored with half of the range
-    added.
-    """
+class Part:
+    """A tensor beside the codes: how its name ends, and its shape where that is checked."""
 
+    ending: str
+    shape: tuple[int, ...] | None = None
+    needed: bool = True
+
+
+class PackedIntegers(ABC):
+    """Codes in words of which each holds several, and the tensors beside them."""
+
+    codes: ClassVar[str]
+    """How the name of the words ends."""
+    words: ClassVar[torch.dtype] = torch.int32
+    unread: ClassVar[Mapping[str, str]] = {}
+    """How names of tensors end that say nothing of the weight, by what they are."""
     bits: int
     group: int | None
     """Inputs that share a scale; None: all of an output's."""
+
+    @abstractmethod
+    def shape(self, rows: int, columns: int) -> tuple[int, int]:
+        """Return the weight's outputs and inputs, given the words'."""
+
+    @abstractmethod
+    def beside(self, outputs: int, inputs: int, groups: int) -> dict[str, Part]:
+        """Return the tensors beside the words, by role."""
+
+    @abstractmethod
+    def decode(self, found: Tensors, group: int) -> Encoded:
+        """Return the weight, given its parts."""
 
     def find(
         self, tensors: Mapping[str, TensorMeta], name: str, activations: Activations
     ) -> QuantisedWeight | None:
         """Return the weight of a name, where it is stored in this layout."""
         stem = name.removesuffix(".weight")
-        if f"{stem}.weight_packed" not in tensors:
+        words = stem + self.codes
+        if words not in tensors:
             return None
-        require_dtype(tensors, f"{stem}.weight_packed", torch.int32)
-        outputs, words = tensors[f"{stem}.weight_packed"].shape
-        inputs = words * 32 // self.bits
-        scale = require(tensors, f"{stem}.weight_scale", f"{stem}.weight_packed")
+        require_dtype(tensors, words, self.words)
+        rows, columns = tensors[words].shape
+        outputs, inputs = self.shape(rows, columns)
         group = self.group or inputs
-        require_shape(tensors, f"{stem}.weight_scale", (outputs, blocks(inputs, group)))
-        endings = {
-            "codes": ".weight_packed",
-            "scale": ".weight_scale",
-            "zero": ".weight_zero_point",
-            "groups": ".weight_g_idx",
-        }
-        parts = neighbours(tensors, stem, endings)
-        if "zero" in parts:
-            packed = blocks(outputs * self.bits, 32)
-            require_shape(tensors, parts["zero"], (packed, scale.shape[1]))
-        unread = neighbours(tensors, stem, {"shape": ".weight_shape", "input": ".input_scale"})
+        beside = self.beside(outputs, inputs, blocks(inputs, group))
+        for part in beside.values():
+            if part.needed:
+                require(tensors, stem + part.ending, words)
+            if part.shape is not None and stem + part.ending in tensors:
+                require_shape(tensors, stem + part.ending, part.shape)
+        endings = {role: part.ending for role, part in beside.items()}
         return QuantisedWeight(
             name,
             (outputs, inputs),
             f"int{self.bits}",
-            parts,
-            lambda found: self._decode(found, group),
+            neighbours(tensors, stem, {"codes": self.codes, **endings}),
+            partial(self.decode, group=group),
             activations,
-            unread=tuple(unread.values()),
+            None if self.group is None else (1, self.group),
+            unread=tuple(neighbours(tensors, stem, self.unread).values()),
+            scale_dtype=tensors[stem + beside["scale"].ending].dtype,
         )
 
-    def _decode(self, found: Tensors, group: int) -> Encoded:
+
+@dataclass(frozen=True)
+class PackedRows(PackedIntegers):
+    """compressed-tensors' `weight_packed` [outputs, words of inputs], stored with half of the range
+    added.
+    """
+
+    codes = ".weight_packed"
+    unread = {"shape": ".weight_shape", "input": ".input_scale"}
+    bits: int
+    group: int | None
+
+    def shape(self, rows: int, columns: int) -> tuple[int, int]:
+        """Return the weight's outputs and inputs, given the words'."""
+        return rows, columns * 32 // self.bits
+
+    def beside(self, outputs: int, inputs: int, groups: int) -> dict[str, Part]:
+        """Return the tensors beside the words, by role."""
+        return {
+            "scale": Part(".weight_scale", (outputs, groups)),
+            "zero": Part(".weight_zero_point", (blocks(outputs * self.bits, 32), groups), False),
+            "groups": Part(".weight_g_idx", (inputs,), False),
+        }
+
+    def decode(self, found: Tensors, group: int) -> Encoded:
+        """Return the weight, given its parts."""
         scale, zero = found["scale"], None
         if "zero" in found:
             zero = signed(unpacked(found["zero"], self.bits, 0)[: len(scale)], self.bits)
         codes = signed(unpacked(found["codes"], self.bits, 1), self.bits)
-        groups = found["groups"].long() if "groups" in found else None
-        return Encoded(codes, scale, 1, group, groups=groups, zero=zero)
+        return Encoded(codes, scale, 1, group, groups=_groups(found, group, scale), zero=zero)
 
 
 @dataclass(frozen=True)
-class Gptq:
+class Gptq(PackedIntegers):
     """`qweight` [words of inputs, outputs], `qzeros` [groups, words of outputs], `scales` [groups,
     outputs], `g_idx` [inputs].
     """
 
+    codes = ".qweight"
     bits: int
     group: int | None
     zero_is_less: bool = True
     """The stored zero is one less than the zero, as in the format's first version."""
 
-    def find(
-        self, tensors: Mapping[str, TensorMeta], name: str, activations: Activations
-    ) -> QuantisedWeight | None:
-        """Return the weight of a name, where it is stored in this layout."""
-        stem = name.removesuffix(".weight")
-        if f"{stem}.qweight" not in tensors:
-            return None
-        require_dtype(tensors, f"{stem}.qweight", torch.int32)
-        words, outputs = tensors[f"{stem}.qweight"].shape
-        inputs = words * 32 // self.bits
-        group = self.group or inputs
-        count = blocks(inputs, group)
-        for ending, shape in {
-            ".scales": (count, outputs),
-            ".qzeros": (count, outputs * self.bits // 32),
-        }.items():
-            require(tensors, stem + ending, f"{stem}.qweight")
-            require_shape(tensors, stem + ending, shape)
-        endings = {
-            "codes": ".qweight",
-            "scale": ".scales",
-            "zero": ".qzeros",
-            "groups": ".g_idx",
-        }
-        parts = neighbours(tensors, stem, endings)
-        if "groups" in parts:
-            require_shape(tensors, parts["groups"], (inputs,))
-        return QuantisedWeight(
-            name,
-            (outputs, inputs),
-            f"int{self.bits}",
-            parts,
-            lambda found: self._decode(found, group),
-            activations,
-        )
+    def shape(self, rows: int, columns: int) -> tuple[int, int]:
+        """Return the weight's outputs and inputs, given the words'."""
+        return columns, rows * 32 // self.bits
 
-    def _decode(self, found: Tensors, group: int) -> Encoded:
+    def beside(self, outputs: int, inputs: int, groups: int) -> dict[str, Part]:
+        """Return the tensors beside the words, by role."""
+        return {
+            "scale": Part(".scales", (groups, outputs)),
+            "zero": Part(".qzeros", (groups, outputs * self.bits // 32)),
+            "groups": Part(".g_idx", (inputs,), False),
+        }
+
+    def decode(self, found: Tensors, group: int) -> Encoded:
+        """Return the weight, given its parts."""
         codes = signed(unpacked(found["codes"], self.bits, 0).T, self.bits)
         scale = found["scale"].T
         # Of eight bits it may be one more than int8 has
         zero = signed(unpacked(found["zero"], self.bits, 1).T, self.bits).short()
         zero += self.zero_is_less
-        runs = torch.arange(codes.shape[1], device=codes.device) // group
-        groups = found["groups"].long() if "groups" in found else runs
-        if int(groups.min()) < 0 or int(groups.max()) >= scale.shape[1]:
-            raise OnboardError("g_idx names a group that has no scale", hint=DAMAGED)
-        ordered = torch.equal(groups, runs)
-        return Encoded(codes, scale, 1, group, groups=None if ordered else groups, zero=zero)
+        return Encoded(codes, scale, 1, group, groups=_groups(found, group, scale), zero=zero)
+
+
+def _groups(found: Tensors, group: int, scale: torch.Tensor) -> torch.Tensor | None:
+    """Return the group [inputs] of each input, None where groups are runs; `scale` is [outputs,
+    groups].
+    """
+    if "groups" not in found:
+        return None
+    groups = found["groups"].long()
+    if int(groups.min()) < 0 or int(groups.max()) >= scale.shape[1]:
+        raise OnboardError("g_idx names a group that has no scale", hint=DAMAGED)
+    runs = torch.arange(len(groups), device=groups.device) // group
+    return None if torch.equal(groups, runs) else groups
 
 
 @dataclass(frozen=True)
-class Awq:
+class Awq(PackedIntegers):
     """`qweight` [inputs, words of outputs], `qzeros` [groups, words of outputs], `scales` [groups,
     outputs]; the outputs of a word are out of order.
     """
 
+    codes, bits = ".qweight", 4
     group: int | None
     has_zeros: bool = True
 
-    def find(
-        self, tensors: Mapping[str, TensorMeta], name: str, activations: Activations
-    ) -> QuantisedWeight | None:
-        """Return the weight of a name, where it is stored in this layout."""
-        stem = name.removesuffix(".weight")
-        if f"{stem}.qweight" not in tensors:
-            return None
-        require_dtype(tensors, f"{stem}.qweight", torch.int32)
-        inputs, words = tensors[f"{stem}.qweight"].shape
-        group = self.group or inputs
-        count = blocks(inputs, group)
-        endings = {"codes": ".qweight", "scale": ".scales", "zero": ".qzeros"}
-        shapes = {"codes": (inputs, words), "scale": (count, words * 8), "zero": (count, words)}
-        for role, ending in endings.items():
-            if role == "zero" and not self.has_zeros and stem + ending not in tensors:
-                continue
-            require(tensors, stem + ending, f"{stem}.qweight")
-            require_shape(tensors, stem + ending, shapes[role])
-        return QuantisedWeight(
-            name,
-            (words * 8, inputs),
-            "int4",
-            neighbours(tensors, stem, endings),
-            lambda found: self._decode(found, group),
-            activations,
-        )
+    def shape(self, rows: int, columns: int) -> tuple[int, int]:
+        """Return the weight's outputs and inputs, given the words'."""
+        return columns * 8, rows
 
-    def _decode(self, found: Tensors, group: int) -> Encoded:
+    def beside(self, outputs: int, inputs: int, groups: int) -> dict[str, Part]:
+        """Return the tensors beside the words, by role."""
+        return {
+            "scale": Part(".scales", (groups, outputs)),
+            "zero": Part(".qzeros", (groups, outputs // 8), self.has_zeros),
+        }
+
+    def decode(self, found: Tensors, group: int) -> Encoded:
+        """Return the weight, given its parts."""
         codes = signed(_in_order(found["codes"]).T, 4)
         zero = signed(_in_order(found["zero"]).T, 4) if "zero" in found else None
         return Encoded(codes, found["scale"].T, 1, group, zero=zero)
@@ -196,42 +216,38 @@ def _in_order(words: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class PairedRows:
+class PairedRows(PackedIntegers):
     """ModelOpt's four-bit weights: bytes of two outputs [outputs / 2, inputs], in two's
     complement.
     """
 
+    codes, words, bits = ".weight", torch.uint8, 4
+    # The second scale is that of the first one's form in a kernel
+    unread = {"input": ".input_scale", "whole": ".weight_scale_2"}
     group: int
 
     def find(
         self, tensors: Mapping[str, TensorMeta], name: str, activations: Activations
     ) -> QuantisedWeight | None:
         """Return the weight of a name, where it is stored in this layout."""
-        stem = name.removesuffix(".weight")
-        if name not in tensors or tensors[name].dtype != torch.uint8:
-            return None
-        half, inputs = tensors[name].shape
-        require(tensors, f"{stem}.weight_scale", name)
-        require_shape(tensors, f"{stem}.weight_scale", (2 * half, blocks(inputs, self.group)))
-        endings = {
-            "codes": ".weight",
-            "scale": ".weight_scale",
-            "inputs": ".pre_quant_scale",
-        }
-        # The second scale is that of the first one's form in a kernel
-        unread = neighbours(tensors, stem, {"input": ".input_scale", "whole": ".weight_scale_2"})
-        return QuantisedWeight(
-            name,
-            (2 * half, inputs),
-            "int4",
-            neighbours(tensors, stem, endings),
-            self._decode,
-            activations,
-            unread=tuple(unread.values()),
-        )
+        if name not in tensors or tensors[name].dtype != self.words:
+            return None  # it is not quantised
+        return super().find(tensors, name, activations)
 
-    def _decode(self, found: Tensors) -> Encoded:
+    def shape(self, rows: int, columns: int) -> tuple[int, int]:
+        """Return the weight's outputs and inputs, given the words'."""
+        return 2 * rows, columns
+
+    def beside(self, outputs: int, inputs: int, groups: int) -> dict[str, Part]:
+        """Return the tensors beside the words, by role."""
+        return {
+            "scale": Part(".weight_scale", (outputs, groups)),
+            "inputs": Part(".pre_quant_scale", needed=False),
+        }
+
+    def decode(self, found: Tensors, group: int) -> Encoded:
+        """Return the weight, given its parts."""
         data = found["codes"]
         codes = twos_complement(torch.stack([data & 15, data >> 4], dim=1).flatten(0, 1))
         inputs = found["inputs"].float() if "inputs" in found else None
-        return Encoded(codes, found["scale"], 1, self.group, inputs=inputs)
+        return Encoded(codes, found["scale"], 1, group, inputs=inputs)

@@ -217,9 +217,10 @@ AREAS = {
             "weights",
             (
                 "transforms/weight_load/*.py", *(f"onboard/graph/weight_load/{name}.py" for name in
-                ("weight_sources", "expert_stacks", "gemm_fusion")),
+                ("weight_sources", "expert_stacks", "gemm_fusion")), "onboard/graph/quantise/*.py",
             ),
-            ("graph/weight_load/test_fuse_gemms.py", "graph/weight_load/test_load_weights.py",
+            ("graph/quantise/test_four_bit_parts.py", "graph/quantise/test_four_bit_linears.py",
+             "graph/weight_load/test_fuse_gemms.py", "graph/weight_load/test_load_weights.py",
              "graph/post_load_fusion/test_fuse_moe.py"),
         ),
     )

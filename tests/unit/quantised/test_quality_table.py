@@ -1,4 +1,4 @@
-"""The formats of scripts/quality_table.py: each element is the nearest that its format has, beside
+"""The formats of scripts/quality_table.py and of `quantize`: each element is the nearest that its format has, beside
 float64 numpy and the formats' own libraries.
 """
 
@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
+from onboard.quantised.encode_four_bits import encode_int4, encode_mxfp4
 from onboard.quantised.read_method import METHODS
 from scripts import quality_table
 from scripts.quality_table import Rounding
@@ -23,8 +24,8 @@ E2M1 = [sign * each for each in (0, 0.5, 1, 1.5, 2, 3, 4, 6) for sign in (-1, 1)
 NF4 = quality_table.NORMAL_FLOAT4.tolist()
 FORMATS: dict[str, tuple[Rounding, int, list[float]]] = {
     "int8": (partial(quality_table.integers, bits=8), 176, list(range(-128, 128))),
-    "int4": (partial(quality_table.integers, bits=4, group=128), 128, list(range(-8, 8))),
-    "mxfp4": (quality_table.mxfp4, 32, E2M1),
+    "int4": (lambda weight: encode_int4(weight).values(), 128, list(range(-8, 8))),
+    "mxfp4": (lambda weight: encode_mxfp4(weight).values(), 32, E2M1),
     "nvfp4": (quality_table.nvfp4, 16, E2M1),
     "nf4": (quality_table.nf4, 64, NF4),
 }
@@ -74,8 +75,9 @@ def test_halves_go_to_even_codes() -> None:
     weight = torch.zeros(1, 32)
     weight[0, :9] = torch.tensor([6, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, -2.5])
     expected = [6, 0, 1, 1, 2, 2, 4, 4, -2]
-    assert quality_table.mxfp4(weight)[0, :9].tolist() == expected
-    assert not quality_table.mxfp4(weight)[0, 9:].any()
+    found = encode_mxfp4(weight).values()
+    assert found[0, :9].tolist() == expected
+    assert not found[0, 9:].any()
 
 
 @pytest.mark.parametrize("name", FORMATS)

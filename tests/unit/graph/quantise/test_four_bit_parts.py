@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onboard.graph.weight_load.four_bit_parts import LINEARS, fits_kernels, four_bit_part
+from onboard.graph.quantise.four_bit_parts import LINEARS, fits_kernels, four_bit_part
 from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
 from onboard.ops.linear.four_bits import unpacked
 from tests.support import quantised

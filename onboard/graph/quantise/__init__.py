@@ -1,0 +1,1 @@
+"""Linear layers that compute with quantised weights: how these get into a graph."""

@@ -1,0 +1,113 @@
+"""Linears compute with a checkpoint's codes of four bits, and say what the decoded model says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from onboard import LLM, SamplingParams
+from onboard.quantised.encode_four_bits import encode_int4, encode_mxfp4
+from tests.support import quantised
+from tests.support.checkpoints import save_checkpoint
+
+KEYS = tuple(f"quantize_{kind}_linear_from_config" for kind in ("int4", "mxfp4", "nvfp4"))
+SAME = 1e-5
+LINEARS = 4
+"""Of a layer: q, k and v are one, gate and up are one."""
+
+
+def run(folder: Path, backend: str, **settings: object) -> LLM:
+    transforms = {key: {"backend": backend} for key in KEYS}
+    config = {"max_seq_len": 64, "transforms": transforms, **settings}
+    return LLM(str(folder), device="cpu", dtype="float32", config=config)
+
+
+def matches(llm: LLM) -> int:
+    return sum(entry.num_matches for entry in llm.engine.history if entry.key in KEYS)
+
+
+def greedy(llm: LLM, ids: list[int]) -> tuple[int, ...]:
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    return tuple(llm.generate([ids], params)[0].token_ids)
+
+
+def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm())
+
+
+JOINED = (
+    "ct_w4a16_asym",
+    "ct_w4a16_actorder",
+    "ct_mxfp4",
+    "ct_nvfp4",
+    "modelopt_w4a8_awq",
+    "gptq",
+    "awq",
+)
+MORE = ("ct_w4a16", "modelopt_nvfp4", "modelopt_int4_awq", "gptq_asym", "auto_round")
+
+
+@pytest.mark.parametrize(
+    ("variant", "count"),
+    [
+        *((variant, LINEARS) for variant in JOINED),
+        # The groups of q, k and v differ, and so do those of gate and up: joined, they are decoded
+        ("gptq_desc_act", 2),
+        pytest.param("ct_w4a16_g_idx", 2, marks=pytest.mark.exhaustive),
+        *(pytest.param(variant, LINEARS, marks=pytest.mark.exhaustive) for variant in MORE),
+    ],
+)
+def test_codes_say_what_the_decoded_model_says(variant: str, count: int) -> None:
+    folder = quantised.FOLDER / variant
+    ids = load_file(folder / "expected.safetensors")["ids"].tolist()
+    codes, decoded = run(folder, "torch"), run(folder, "auto")
+    assert (matches(codes), matches(decoded)) == (count, 0)
+    said = [fact for fact in codes.engine.facts if "are computed with as they are" in fact]
+    assert len(said) == 1
+    assert any("are decoded" in fact for fact in codes.engine.facts) == (count < LINEARS)
+    assert error(codes.logits(ids), decoded.logits(ids)) < SAME
+    assert greedy(codes, ids[:5]) == greedy(decoded, ids[:5])
+    words = [p for p in codes.engine.gm.parameters() if p.dtype == torch.int32]
+    assert len(words) == count
+
+
+def test_groups_without_a_common_size_are_decoded(tmp_path: Path) -> None:
+    source = quantised.FOLDER / "gptq_desc_act"
+    for path in source.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith("g_idx")]:
+        tensors[name][tensors[name] == 1] = 0
+    save_file(tensors, path, {"format": "pt"})
+    codes, decoded = run(tmp_path, "torch"), run(tmp_path, "auto")
+    assert matches(codes) == 0
+    assert torch.equal(codes.logits([1, 2, 3]), decoded.logits([1, 2, 3]))
+
+
+@pytest.mark.parametrize("kind", ["int4", "mxfp4"])
+def test_weights_are_quantised_as_they_are_loaded(kind: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "llama", hidden_size=128, intermediate_size=192, head_dim=32)
+    ids = [3, 1, 4, 1, 5, 9]
+    found = run(tmp_path, "auto", quantize=kind)
+    assert matches(found) % LINEARS == 0 < matches(found)
+    exact = run(tmp_path, "auto").logits(ids)
+    assert 1e-3 < error(found.logits(ids), exact) < 0.5
+    encode = encode_int4 if kind == "int4" else encode_mxfp4
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        tensors[name] = encode(tensors[name]).values()
+    save_file(tensors, path, {"format": "pt"})
+    assert error(found.logits(ids), run(tmp_path, "auto").logits(ids)) < SAME
+
+
+@pytest.mark.parametrize("kind", ["int4", "mxfp4"])
+def test_random_weights_are_those_of_a_fresh_model(kind: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "llama", hidden_size=128, intermediate_size=192, head_dim=32)
+    codes = run(tmp_path, "auto", quantize=kind, skip_loading_weights=True).logits([1, 2, 3])
+    plain = run(tmp_path, "auto", skip_loading_weights=True).logits([1, 2, 3])
+    assert 0.5 < float(codes.std() / plain.std()) < 2

@@ -1,0 +1,13 @@
+"""Linear layers that compute with a checkpoint's integers of four bits."""
+
+from __future__ import annotations
+
+from onboard.graph.quantise.from_config import QuantizeFourBitLinears
+from onboard.graph.transform import register_transform
+
+
+@register_transform("quantize_int4_linear_from_config")
+class QuantizeInt4LinearFromConfig(QuantizeFourBitLinears):
+    """Let linears compute with integers of four bits."""
+
+    kind = "int4"
