@@ -28,10 +28,6 @@ class QuantizeFP8MoeFromConfigConfig(TransformConfig):
 
     backend: Backend = "auto"
     """auto: in 16-bit runs on a GPU; elsewhere weights are decoded as they are read."""
-    allow_different_input_scales: bool = False
-    """Experts whose checkpoint has different scales for their inputs share the largest; without,
-    each keeps its own.
-    """
 
 
 @register_transform("quantize_fp8_moe_from_config")
@@ -47,7 +43,7 @@ class QuantizeFP8MoeFromConfig(GraphTransform[QuantizeFP8MoeFromConfigConfig]):
         """Count one match for each mixture."""
         if not keeps_codes(self.config.backend, context, self.key):
             return SKIPPED
-        scales = input_scales(context, allow_different=self.config.allow_different_input_scales)
+        scales = input_scales(context, allow_different=False)
         quantiser = Quantiser(gm, quantised_weights(gm, context), ROWS, scales)
         count = quantiser.run()
         context.facts.extend(f"{self.key}: {fact}" for fact in quantiser.facts())

@@ -51,8 +51,6 @@ PLANNED: Mapping[str, Planned] = {
     "fuse_finegrained_fp8_swiglu": _fusion(_QUANTISED),
     "fuse_finegrained_fp8_linear": _fusion(_QUANTISED, backend=(str, "trtllm")),
     "fuse_mxfp4_moe": _fusion(_QUANTISED),
-    "fuse_fp8_moe": _fusion(_QUANTISED, backend=(str, "auto"), **_SCALES),
-    "fuse_finegrained_fp8_moe": _fusion(_QUANTISED),
     "fuse_nvfp4_moe": _fusion(
         _QUANTISED,
         backend=(Literal["cutlass", "trtllm_gen"], "cutlass"),

@@ -15,8 +15,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from onboard.ops.linear.fp8_linear import BLOCK as _BLOCK
+from onboard.ops.linear.fp8_linear import LARGEST as _LARGEST
 from onboard.ops.linear.triton_silu_mul import activate
 from onboard.ops.triton.overlap import wait_for_inputs
+
+BLOCK, LARGEST = tl.constexpr(_BLOCK), tl.constexpr(_LARGEST)
 
 
 @triton.jit
@@ -178,14 +182,21 @@ def _block(
 
 @triton.jit
 def _product(
-    a_ptr, a_row, real, a_stride, w_ptr, w_row, w_real,
+    a_ptr, a_row, real, a_stride, w_ptr, w_row, w_real, a_scale_ptr, scale_ptr,
     K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOT_TYPE: tl.constexpr,
+    A_SCALES: tl.constexpr, SCALES: tl.constexpr,
 ):  # fmt: skip
-    """Return rows of a times rows of w, both with K contiguous: [BLOCK_M, BLOCK_N] float32."""
+    """Return rows of a times rows of w, both with K contiguous: [BLOCK_M, BLOCK_N] float32.
+
+    SCALES says how w is quantised, and where `scale_ptr` [BLOCK_N] points: 0 it is not, 1 to a
+    row's scale, 2 to those of its blocks of BLOCK columns. A_SCALES says the same of a, or 3: it is
+    to be quantised with the scale at `a_scale_ptr`.
+    """
     k = tl.arange(0, BLOCK_K)
     a_ptr += a_row[:, None] * a_stride + k[None, :]
     w_ptr += w_row[None, :] * K + k[:, None]
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    given = tl.load(a_scale_ptr) if A_SCALES == 3 else 1.0
     for first in range(0, K, BLOCK_K):
         if K % BLOCK_K == 0:
             a = tl.load(a_ptr + first, mask=real[:, None], other=0.0)
@@ -193,8 +204,55 @@ def _product(
         else:
             a = tl.load(a_ptr + first, mask=real[:, None] & (first + k < K)[None, :], other=0.0)
             w = tl.load(w_ptr + first, mask=w_real[None, :] & (first + k < K)[:, None], other=0.0)
-        total = tl.dot(a.to(DOT_TYPE), w.to(DOT_TYPE), total, input_precision="ieee")
+        if A_SCALES == 3:
+            a = tl.clamp(a.to(tl.float32) / given, -LARGEST, LARGEST).to(tl.float8e4nv)
+        if SCALES == 2 or A_SCALES == 2:
+            step = tl.dot(a.to(DOT_TYPE), w.to(DOT_TYPE), input_precision="ieee")
+            if SCALES == 2:
+                step *= tl.load(scale_ptr + first // BLOCK, mask=w_real, other=0.0)[None, :]
+            if A_SCALES == 2:
+                step *= tl.load(a_scale_ptr + first // BLOCK, mask=real, other=0.0)[:, None]
+            total += step
+        else:
+            total = tl.dot(a.to(DOT_TYPE), w.to(DOT_TYPE), total, input_precision="ieee")
+    if SCALES == 1:
+        total *= tl.load(scale_ptr, mask=w_real, other=0.0)[None, :]
+    if A_SCALES == 1:
+        total *= tl.load(a_scale_ptr, mask=real, other=0.0)[:, None]
+    if A_SCALES == 3:
+        total *= given
     return total
+
+
+@triton.jit
+def _scales_of(
+    scale_ptr, expert, row, ROWS: tl.constexpr, PART: tl.constexpr, K: tl.constexpr, SCALES: tl.constexpr
+):  # fmt: skip
+    """Return where the scales of an expert's rows are, of ROWS; each PART of them has blocks of its
+    own.
+    """
+    if SCALES == 1:
+        return scale_ptr + expert * ROWS + row
+    elif SCALES == 2:
+        EACH: tl.constexpr = (PART + BLOCK - 1) // BLOCK
+        ALL: tl.constexpr = ROWS // PART * EACH
+        block = row // PART * EACH + row % PART // BLOCK
+        return scale_ptr + (expert * ALL + block) * ((K + BLOCK - 1) // BLOCK)
+    else:
+        return row
+
+
+@triton.jit
+def _input_scales(scale_ptr, expert, row, K: tl.constexpr, A_SCALES: tl.constexpr):
+    """Return where the scales of rows of inputs are."""
+    if A_SCALES == 1:
+        return scale_ptr + row
+    elif A_SCALES == 2:
+        return scale_ptr + row * ((K + BLOCK - 1) // BLOCK)
+    elif A_SCALES == 3:
+        return scale_ptr + expert
+    else:
+        return row
 
 
 @triton.jit
@@ -215,17 +273,18 @@ def gate(
 
 @triton.jit
 def up_kernel(
-    out_ptr, x_ptr, w_ptr, bias_ptr, order_ptr, blocks_ptr, limit, alpha, up_offset, x_stride,
+    out_ptr, x_ptr, w_ptr, bias_ptr, x_scale_ptr, scale_ptr, order_ptr, blocks_ptr, limit, alpha, up_offset, x_stride,
     PAIRS: tl.constexpr, EXPERTS: tl.constexpr, TOP: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
-    GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_LIMIT: tl.constexpr,
-    HAS_ALPHA: tl.constexpr, DOT_TYPE: tl.constexpr,
+    GATED: tl.constexpr, ORDER: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_LIMIT: tl.constexpr, HAS_ALPHA: tl.constexpr, DOT_TYPE: tl.constexpr,
+    X_SCALES: tl.constexpr, SCALES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """First products of one block's tokens and BLOCK_N channels, activated: rows of out are in the
     sorted order.
 
     Rows of up and gate are read alternately, so that one product has both for a channel side by
-    side.
+    side; ORDER says where they are, see `quantised_moe.ROW_ORDERS`.
     """
     wait_for_inputs(OVERLAP)
     expert, place, pair, real = _block(blocks_ptr, order_ptr, PAIRS, EXPERTS, BLOCK_M)
@@ -233,52 +292,36 @@ def up_kernel(
         return
     token = (pair // TOP).to(tl.int64)
     channel = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    WIDTH: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
+    ROWS: tl.constexpr = 2 * N if GATED else N
+    PART: tl.constexpr = ROWS if ORDER == "interleaved" else N
     if GATED:
-        both = tl.arange(0, 2 * BLOCK_N)
+        both = tl.arange(0, WIDTH)
         row = tl.program_id(0) * BLOCK_N + both // 2
         inside = row < N
-        row += (both % 2) * N
-        w_ptr += expert * (2 * N * K)
-        total = _product(
-            x_ptr,
-            token,
-            real,
-            x_stride,
-            w_ptr,
-            row,
-            inside,
-            K,
-            BLOCK_M,
-            2 * BLOCK_N,
-            BLOCK_K,
-            DOT_TYPE,
-        )
-        if HAS_BIAS:
-            total += tl.load(bias_ptr + expert * (2 * N) + row, mask=inside, other=0.0).to(
-                tl.float32
-            )[None, :]
+        # Of each two the first is up's
+        if ORDER == "up_gate":
+            row += both % 2 * N
+        elif ORDER == "gate_up":
+            row += (1 - both % 2) * N
+        else:
+            row += row + 1 - both % 2
+    else:
+        row = channel
+        inside = channel < N
+    total = _product(
+        x_ptr, token, real, x_stride, w_ptr + expert * (ROWS * K), row, inside,
+        _input_scales(x_scale_ptr, expert, token, K, X_SCALES),
+        _scales_of(scale_ptr, expert, row, ROWS, PART, K, SCALES),
+        K, BLOCK_M, WIDTH, BLOCK_K, DOT_TYPE, X_SCALES, SCALES,
+    )  # fmt: skip
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + expert * ROWS + row, mask=inside, other=0.0)
+        total += bias.to(tl.float32)[None, :]
+    if GATED:
         up, gated = tl.split(tl.reshape(total, [BLOCK_M, BLOCK_N, 2]))
         out = gate(gated, up, limit, alpha, up_offset, ACTIVATION, HAS_LIMIT, HAS_ALPHA)
     else:
-        w_ptr += expert * (N * K)
-        total = _product(
-            x_ptr,
-            token,
-            real,
-            x_stride,
-            w_ptr,
-            channel,
-            channel < N,
-            K,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
-            DOT_TYPE,
-        )
-        if HAS_BIAS:
-            total += tl.load(bias_ptr + expert * N + channel, mask=channel < N, other=0.0).to(
-                tl.float32
-            )[None, :]
         if HAS_LIMIT:
             total = tl.minimum(total, limit)
         out = activate(total, ACTIVATION)
@@ -289,9 +332,10 @@ def up_kernel(
 
 @triton.jit
 def down_kernel(
-    out_ptr, hidden_ptr, w_ptr, bias_ptr, routing_ptr, order_ptr, blocks_ptr,
+    out_ptr, hidden_ptr, w_ptr, bias_ptr, x_scale_ptr, scale_ptr, routing_ptr, order_ptr, blocks_ptr,
     PAIRS: tl.constexpr, EXPERTS: tl.constexpr, K: tl.constexpr, N: tl.constexpr, HAS_BIAS: tl.constexpr,
-    DOT_TYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    DOT_TYPE: tl.constexpr, X_SCALES: tl.constexpr, SCALES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Second product of one block and BLOCK_N channels, times the routing weights: rows of out are
@@ -304,21 +348,13 @@ def down_kernel(
         return
     pair = pair.to(tl.int64)
     channel = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    w_ptr += expert * (N * K)
+    place = place.to(tl.int64)
     total = _product(
-        hidden_ptr,
-        place.to(tl.int64),
-        real,
-        K,
-        w_ptr,
-        channel,
-        channel < N,
-        K,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
-        DOT_TYPE,
-    )
+        hidden_ptr, place, real, K, w_ptr + expert * (N * K), channel, channel < N,
+        _input_scales(x_scale_ptr, expert, place, K, X_SCALES),
+        _scales_of(scale_ptr, expert, channel, N, N, K, SCALES),
+        K, BLOCK_M, BLOCK_N, BLOCK_K, DOT_TYPE, X_SCALES, SCALES,
+    )  # fmt: skip
     if HAS_BIAS:
         total += tl.load(bias_ptr + expert * N + channel, mask=channel < N, other=0.0).to(
             tl.float32

@@ -26,6 +26,7 @@ from onboard.ops.experts.moe_kernels import (
 )
 from onboard.ops.library import register_op, schema_of
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
+from onboard.ops.linear.fp8_kernels import quantise
 from onboard.ops.triton.launch import (
     dot_type,
     last_contiguous,
@@ -75,6 +76,49 @@ class Routed:
 
 
 @dataclass(frozen=True)
+class Weight:
+    """What one of the products reads of all experts."""
+
+    values: Tensor
+    """[experts, rows, inputs]; with a scale they are float8_e4m3fn."""
+    bias: Tensor | None
+    scale: Tensor | None = None
+    """Of rows [experts, rows] or of blocks of 128 x 128 [experts, blocks, blocks], float32."""
+    input_scale: Tensor | None = None
+    """[experts] float32, where inputs are quantised with it."""
+
+    @property
+    def scales(self) -> int:
+        """0 there are none, 1 of rows, 2 of blocks."""
+        return 0 if self.scale is None else self.scale.dim() - 1
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Rows that a product reads."""
+
+    rows: Tensor
+    scale: Tensor | None
+    scales: int
+    """0 there are none, 1 of rows, 2 of groups of 128, 3 of experts: rows are quantised as they are
+    read.
+    """
+
+    @staticmethod
+    def of(rows: Tensor, quantize: str, weight: Weight) -> Inputs:
+        """Return rows, quantised if they are to be; see `quantise_rows`."""
+        if quantize in ("token", "group"):
+            codes, scale = quantise(rows.contiguous(), quantize, None)
+            return Inputs(codes, scale, 2 if quantize == "group" else 1)
+        return Inputs(rows, weight.input_scale, 3) if quantize else Inputs(rows, None, 0)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What is multiplied."""
+        return torch.float8_e4m3fn if self.scales else self.rows.dtype
+
+
+@dataclass(frozen=True)
 class Activation:
     """What comes between the products."""
 
@@ -83,6 +127,8 @@ class Activation:
     limit: float | None
     alpha: float | None
     up_offset: float
+    order: str = "up_gate"
+    """Where the rows of up and gate are."""
 
     def scalars(self) -> tuple[float, float, float]:
         """Return the kernels' numbers."""
@@ -92,6 +138,7 @@ class Activation:
         """Return the kernels' compile-time arguments."""
         return {
             "GATED": self.gated,
+            "ORDER": self.order,
             "ACTIVATION": KERNEL_ACTIVATIONS.get(self.name, "silu"),
             "HAS_LIMIT": self.limit is not None,
             "HAS_ALPHA": self.alpha is not None,
@@ -153,36 +200,31 @@ def _fused(
     routing = routing_weights.reshape(len(tokens), -1).contiguous()
     if not tokens.numel():
         return fake_moe(x)
-    weights = (w3_w1_stacked_weight, w3_w1_stacked_bias, w2_stacked_weight, w2_stacked_bias)
+    up = Weight(w3_w1_stacked_weight, w3_w1_stacked_bias)
+    down = Weight(w2_stacked_weight, w2_stacked_bias)
     tiles = (
         invariant_tiles(x.dtype)
         if invariant
         else tiles_for(selected.numel(), len(w2_stacked_weight), x.dtype)
     )
     activation = Activation(is_gated_mlp, act_fn, limit, alpha, up_offset)
-    return mixture(tokens, selected, routing, weights, activation, tiles).view(x.shape)
-
-
-Weights = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
-"""First product, its bias, second product, its bias."""
+    return mixture(tokens, selected, routing, up, down, activation, tiles).view(x.shape)
 
 
 def mixture(
-    x: Tensor,
-    selected: Tensor,
-    routing: Tensor,
-    weights: Weights,
-    activation: Activation,
-    tiles: Tiles,
-) -> Tensor:
+    x: Tensor, selected: Tensor, routing: Tensor, up: Weight, down: Weight,
+    activation: Activation, tiles: Tiles, quantize: str = "",
+) -> Tensor:  # fmt: skip
     """Return the mixture's output [tokens, hidden], each chosen expert's weights read once a block
     of its tokens.
+
+    With `quantize` the inputs of both products are quantised so.
     """
-    (tokens, top), (experts, hidden, inner) = selected.shape, weights[2].shape
+    (tokens, top), (experts, hidden, inner) = selected.shape, down.values.shape
     routed = Routed(None, selected) if tokens == 1 else route(selected, experts, tiles.m)
     middle, parts = x.new_empty(tokens * top, inner), x.new_empty(tokens * top, hidden)
-    _up(middle, x, weights, activation, routed, top, tiles)
-    _down(parts, middle, weights, routing, routed, tiles)
+    _up(middle, Inputs.of(x, quantize, up), up, inner, activation, routed, top, tiles)
+    _down(parts, Inputs.of(middle, quantize, down), down, routing, routed, tiles)
     out = x.new_empty(tokens, hidden)
     block = min(COMBINE_BLOCK, power_of_two(hidden))
     combine_experts_kernel[(tokens, triton.cdiv(hidden, block))](
@@ -192,36 +234,32 @@ def mixture(
 
 
 def _up(
-    out: Tensor,
-    x: Tensor,
-    weights: Weights,
-    activation: Activation,
-    routed: Routed,
-    top: int,
-    tiles: Tiles,
-) -> None:
+    out: Tensor, inputs: Inputs, weight: Weight, inner: int,
+    activation: Activation, routed: Routed, top: int, tiles: Tiles,
+) -> None:  # fmt: skip
     """Write the activated first product of every pair, [pairs, inner]."""
-    weight, bias, down, _ = weights
-    experts, hidden, inner = down.shape
+    experts, _, hidden = weight.values.shape
     channels = tiles.n // 2 if activation.gated else tiles.n
     up_kernel[(triton.cdiv(inner, channels), routed.num_blocks)](
-        out, x, weight, bias, routed.order, routed.blocks, *activation.scalars(), x.stride(0),
-        PAIRS=routed.order is None, EXPERTS=experts, TOP=top, K=hidden, N=inner, HAS_BIAS=bias is not None,
-        **activation.constants(), DOT_TYPE=dot_type(x.dtype), BLOCK_M=tiles.m, BLOCK_N=channels, BLOCK_K=tiles.k,
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **overlaps(x.device),
+        out, inputs.rows, weight.values, weight.bias, inputs.scale, weight.scale, routed.order, routed.blocks,
+        *activation.scalars(), inputs.rows.stride(0),
+        PAIRS=routed.order is None, EXPERTS=experts, TOP=top, K=hidden, N=inner, HAS_BIAS=weight.bias is not None,
+        **activation.constants(), DOT_TYPE=dot_type(inputs.dtype), X_SCALES=inputs.scales, SCALES=weight.scales,
+        BLOCK_M=tiles.m, BLOCK_N=channels, BLOCK_K=tiles.k,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **overlaps(out.device),
     )  # fmt: skip
 
 
 def _down(
-    out: Tensor, middle: Tensor, weights: Weights, routing: Tensor, routed: Routed, tiles: Tiles
+    out: Tensor, inputs: Inputs, weight: Weight, routing: Tensor, routed: Routed, tiles: Tiles
 ) -> None:
     """Write the second product of every pair, times its routing weight, [pairs, hidden]."""
-    _, _, weight, bias = weights
-    experts, hidden, inner = weight.shape
+    experts, hidden, inner = weight.values.shape
     down_kernel[(triton.cdiv(hidden, tiles.n), routed.num_blocks)](
-        out, middle, weight, bias, routing, routed.order, routed.blocks,
-        PAIRS=routed.order is None, EXPERTS=experts, K=inner, N=hidden, HAS_BIAS=bias is not None,
-        DOT_TYPE=dot_type(out.dtype), BLOCK_M=tiles.m, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
+        out, inputs.rows, weight.values, weight.bias, inputs.scale, weight.scale, routing, routed.order, routed.blocks,
+        PAIRS=routed.order is None, EXPERTS=experts, K=inner, N=hidden, HAS_BIAS=weight.bias is not None,
+        DOT_TYPE=dot_type(inputs.dtype), X_SCALES=inputs.scales, SCALES=weight.scales,
+        BLOCK_M=tiles.m, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages, **overlaps(out.device),
     )  # fmt: skip
 

@@ -317,6 +317,24 @@ def test_kernels_of_mixtures(kernels: list[Any], overlapping: None) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("quantize", ["", "token", "group", "tensor"])
+def test_kernels_of_mixtures_with_codes(kernels: list[Any], quantize: str) -> None:
+    up, down = (torch.empty(8, rows, 256).to(torch.float8_e4m3fn) for rows in (512, 256))
+    given = [torch.ones(8)] * 2 if quantize == "tensor" else [None, None]
+    for op, scales in (
+        (ops.triton_fp8_moe, [torch.ones(8, 512), torch.ones(8, 256)]),
+        (ops.triton_finegrained_fp8_moe, [torch.ones(8, 4, 2), torch.ones(8, 2, 2)]),
+    ):
+        for tokens in (1, 16, 1024):
+            x, chosen = torch.empty(tokens, 256).bfloat16(), torch.zeros(tokens, 2).long()
+            arguments = (x, chosen, torch.rand(tokens, 2), up, down, *scales)
+            op(*arguments, quantize=quantize, w3_w1_input_scale=given[0], w2_input_scale=given[1])
+    names = {kernel.metadata.name for kernel in kernels}
+    assert {"up_kernel", "down_kernel"} <= names
+    assert_compiled(kernels, names)
+
+
+@pytest.mark.slow
 def test_kernels_that_overlap(kernels: list[Any], overlapping: None) -> None:
     row, dtype = ragged.make_row([(1, 9)] * 3), torch.bfloat16
     ops.triton_cached_causal_conv1d(*ragged.conv(row, 256, 4, 1, "silu", dtype=dtype))

@@ -20,7 +20,17 @@ ops = torch.ops.onboard
 
 INTERPRETED = tuple(
     f"interpreted_{name}.py"
-    for name in ("kernels", "fused", "linear", "fp8", "four_bits", "mixers", "moe", "invariant")
+    for name in (
+        "kernels",
+        "fused",
+        "linear",
+        "fp8",
+        "four_bits",
+        "mixers",
+        "moe",
+        "quantised_moe",
+        "invariant",
+    )
 )
 
 

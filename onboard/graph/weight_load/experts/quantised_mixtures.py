@@ -59,9 +59,8 @@ class Quantiser:
         if self.differing:
             facts.append(f"{self.differing} mixtures are decoded: their weights are not alike")
         if self.scales.differing:
-            what = "share the largest" if self.scales.allow_different else "keep their own"
             facts.append(
-                f"experts of {self.scales.differing} mixtures have different input scales and {what}"
+                f"experts of {self.scales.differing} mixtures have input scales that differ"
             )
         return facts
 
@@ -155,12 +154,12 @@ class Quantiser:
 
     def _plan_input_scale(self, stack: Stack) -> str:
         """Plan the scales of a stack's inputs, [experts]: an expert's are the largest of its
-        weights', or of all experts' where these are to share them.
+        weights'.
         """
         name, plan = f"{stack.name}_input_scale", weight_plan(self.gm)
         parts = plan.parts(stack.name)
-        if self.scales.allow_different or len(parts) == 1:
-            self._note(name, Form(parts[0], "input_scale", beside=tuple(parts[1:])))
+        if len(parts) == 1:
+            self._note(name, Form(parts[0], "input_scale"))
             return self._set(name, [stack.experts], torch.float32)
         each = len(parts) // stack.experts
         groups = [parts[start : start + each] for start in range(0, len(parts), each)]

@@ -36,9 +36,6 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 def model(folder: Path, keys: tuple[str, ...], backend: str = "torch", **settings: Any) -> LLM:
     transforms = {key: {"backend": backend} for key in keys}
-    fields = settings.pop("fields", {})
-    for key in fields and keys:
-        transforms[key] |= fields
     config = {"max_seq_len": 64, **settings}
     config["transforms"] = transforms | settings.get("transforms", {})
     return LLM(str(folder), device="cpu", dtype="float32", config=config)
@@ -132,11 +129,13 @@ def test_an_experts_inputs_have_the_scale_of_the_checkpoint(tmp_path: Path) -> N
     llm = model(folder, EXPERT_KEYS)
     expected = transformers_logits(folder, ids)
     assert error(llm.logits(ids), expected) < SAME
-    said = "experts of 1 mixtures have different input scales and keep their own"
+    said = "experts of 1 mixtures have input scales that differ"
     assert f"{EXPERT_KEYS[0]}: {said}" in llm.engine.facts
-    shared = model(folder, EXPERT_KEYS, fields={"allow_different_input_scales": True})
+    transforms = {"fuse_fp8_moe": {"allow_different_input_scales": True}}
+    shared = model(folder, EXPERT_KEYS, transforms=transforms)
     assert error(shared.logits(ids), expected) > SAME
-    assert any(fact.endswith("and share the largest") for fact in shared.engine.facts)
+    said = "fuse_fp8_moe: experts of 1 mixtures share the largest of their input scales"
+    assert said in shared.engine.facts
     largest = {"up": 0.0, "down": 0.0}
 
     def share(tensors: Tensors, config: dict[str, Any]) -> None:

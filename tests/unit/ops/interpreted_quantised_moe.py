@@ -1,0 +1,106 @@
+"""Mixtures with codes: their Triton kernels, in the interpreter or on a GPU;
+`test_triton_kernels.py` starts this as a process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import onboard.ops  # noqa: F401
+from onboard.ops.experts import triton_moe as launcher
+from onboard.ops.linear.fp8_linear import quantise_rows
+from tests.support.ops.naive import relative_error
+from tests.support.ops.quantised_moe import Case, fp8_case, naive
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ops = torch.ops.onboard
+SCHEMES = {"rows": ops.triton_fp8_moe, "blocks": ops.triton_finegrained_fp8_moe}
+SAME = {torch.float32: 1e-6, torch.bfloat16: 1.2e-2}
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(seed := int(torch.seed() % 2**31))
+    print(f"seed {seed}")
+
+
+@pytest.fixture
+def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs are rounded to the nearest code: the interpreter, unlike a GPU, cuts them off."""
+
+    def nearest(x: Tensor, how: str, given: Tensor | None) -> tuple[Tensor, Tensor]:
+        codes, scale = quantise_rows(x, how, given)
+        return codes.contiguous(), scale
+
+    if DEVICE == "cpu":
+        monkeypatch.setattr(launcher, "quantise", nearest)
+
+
+def run(scheme: str, case: Case, **options: Any) -> Tensor:
+    tensors = [each.to(DEVICE) for each in case.tensors]
+    scales = {name: each.to(DEVICE) for name, each in case.scales.items()}
+    return SCHEMES[scheme](*tensors, **scales, **options).cpu()
+
+
+def cut(case: Case, tokens: int, dtype: torch.dtype = torch.float32) -> Case:
+    """The first tokens of a case, its inputs in a dtype, and its expected values of these."""
+    x, selected, routing, *weights = case.tensors
+    tensors = [x[:tokens].to(dtype), selected[:tokens], routing[:tokens].to(dtype), *weights]
+    return Case(tensors, case.scales, case.values)
+
+
+CASES = [
+    *((tokens, "up_gate", dtype) for tokens in (1, 5) for dtype in SAME),
+    *((3, order, torch.float32) for order in ("gate_up", "interleaved", "")),
+]
+
+
+@pytest.mark.parametrize(("tokens", "order", "dtype"), CASES)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_exact_inputs(scheme: str, order: str, tokens: int, dtype: torch.dtype) -> None:
+    case = cut(fp8_case(scheme, order=order, inner=144), tokens, dtype)
+    options = {"order": order} if order else {"is_gated_mlp": False}
+    assert relative_error(run(scheme, case, **options), naive(case, order)) < SAME[dtype]
+
+
+@pytest.mark.usefixtures("rounding")
+@pytest.mark.parametrize("quantize", ["token", "group"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_quantised_inputs(scheme: str, quantize: str) -> None:
+    case = cut(fp8_case(scheme, order="up_gate", inner=144), 3)
+    actual, expected = run(scheme, case, quantize=quantize), naive(case, "up_gate", quantize)
+    assert relative_error(actual, expected) < 2e-3
+    one = cut(case, 1)
+    assert relative_error(run(scheme, one, quantize=quantize), naive(one, "up_gate")) < 1e-6
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_inputs_with_an_experts_scale(scheme: str) -> None:
+    """The interpreter cuts off what the kernel converts to float8, so numbers are chosen that are
+    codes: those between the products are out of range.
+    """
+    case = cut(fp8_case(scheme, order="up_gate", inner=48, tensor=True), 3)
+    case.tensors[0] = (case.tensors[0] * 3).to(torch.float8_e4m3fn).float() / 16
+    case.scales["w3_w1_input_scale"] = 2.0 ** -torch.randint(3, 6, (len(case.tensors[3]),))
+    case.scales["w2_input_scale"] *= 1e-9
+    actual, expected = run(scheme, case, quantize="tensor"), naive(case, "up_gate", "tensor")
+    assert relative_error(actual, expected) < 1e-6
+
+
+@pytest.mark.parametrize("tokens", [1, 7])
+def test_limits_offsets_and_biases(tokens: int) -> None:
+    case = cut(fp8_case("rows", order="interleaved", inner=48, bias=True), tokens)
+    rest = {"limit": 0.8, "alpha": 1.3, "up_offset": 1.0}
+    actual = run("rows", case, order="interleaved", **rest)
+    assert relative_error(actual, naive(case, "interleaved", **rest)) < 1e-6
+
+
+@pytest.mark.parametrize("tokens", [1, 7])
+def test_experts_of_others_add_nothing(tokens: int) -> None:
+    case = cut(fp8_case("blocks", order="up_gate", inner=48), tokens)
+    case.tensors[1][0, 1] = -1
+    assert relative_error(run("blocks", case), naive(case, "up_gate")) < 1e-6
