@@ -45,12 +45,7 @@ def compare_outputs(path: str, class_name: str, output: Any, expected: Any) -> t
     if isinstance(output, tuple):
         expected = list(expected.values()) if isinstance(expected, dict) else expected
         pairs = zip(output, counterparts(output, expected), strict=True)
-        parts = [
-            (theirs, NOTHING)  # a loss that nothing adds to
-            if both_zero(ours, theirs)
-            else compare_outputs(path, class_name, ours, theirs)
-            for ours, theirs in pairs
-        ]
+        parts = [compare_outputs(path, class_name, ours, theirs) for ours, theirs in pairs]
         return tuple(part for part, _ in parts), worst(error for _, error in parts)
     if output is None and expected is None:
         return None, 0.0

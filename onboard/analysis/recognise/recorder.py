@@ -4,6 +4,7 @@ give.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.utils import ModelOutput
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
 from onboard.analysis.recognise.watch import LoopCall, loops_watched
@@ -129,6 +131,18 @@ def first_tensor(value: Any) -> torch.Tensor | None:
     return next((found for item in items if (found := first_tensor(item)) is not None), None)
 
 
+def _copied(output: Any) -> Any:
+    """Return an output with copies of its tensors, those too that code has put into an output
+    class beside its fields.
+    """
+    if not isinstance(output, ModelOutput):
+        return tree_map(_copy, output)
+    kept = copy.copy(output)
+    for key, value in output.items():
+        kept[key] = _copied(value)
+    return kept
+
+
 @contextmanager
 def modules_recorded(model: nn.Module, calls: dict[str, list[ModuleCall]]) -> Iterator[None]:
     """Note the calls of every submodule; one about no text, as of an expert that no token chose,
@@ -138,7 +152,7 @@ def modules_recorded(model: nn.Module, calls: dict[str, list[ModuleCall]]) -> It
     for path, module in model.named_modules():
 
         def hook(_: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
-            kept = tree_map(_copy, output)  # what follows may work in place
+            kept = _copied(output)  # what follows may work in place
             if not (isinstance(kept, torch.Tensor) and kept.numel() == 0):
                 calls.setdefault(path, []).append(ModuleCall(args, kwargs, kept))
 
@@ -189,7 +203,8 @@ def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None
                 "there is no cached form of attention among states that are not one a token"
             )
         chunk = _chunk(attention_mask, model.config)
-        causal = chunk is not None or _is_causal(attention_mask, query.shape[2], window)
+        told = attention_mask is None and keywords.get("is_causal") is True
+        causal = chunk is not None or told or _is_causal(attention_mask, query.shape[2], window)
         bias = keywords.get("position_bias")
         if not causal and bias is None and _hides_later_keys(attention_mask):
             causal, bias = True, attention_mask

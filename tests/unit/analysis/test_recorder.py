@@ -78,3 +78,12 @@ def test_parameters_are_counted_once_when_tied() -> None:
         analyze({**sizes, "tie_word_embeddings": False}, model="x").num_parameters
         == 6400 + layer + 32
     )
+
+
+def test_attention_that_is_told_to_be_causal_needs_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "transformers.models.llama.modeling_llama"
+    monkeypatch.setattr(f"{module}.create_causal_mask", lambda *_, **__: None)
+    model = build_tiny(load_config(config_dict("llama")))
+    for told in (True, False):
+        recording = record(model, {**prompt(0), "is_causal": told})
+        assert {call.mask_is_causal for call in recording.attention} == {told}

@@ -81,3 +81,44 @@ def test_a_table_that_the_first_text_makes_is_made_for_each(translate: Translate
         LATE, sizes, specialised=True, counts_positions=True, position_ids=given
     )
     _agree_in_every_step(state, LATE, sizes)
+
+
+HALVES = """
+def turned(x, length):
+    half = x.shape[-1] // 2
+    angles = torch.einsum("i,j->ij", torch.arange(length).float(), 0.5 ** torch.arange(half))
+    return x * torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
+class Part(nn.Module):
+    def __init__(self):
+        super().__init__()
+
+    def forward(self, x, past):
+        if past is not None:
+            x = x + past
+        return turned(x, x.shape[1])
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.h = nn.ModuleList([Part() for _ in range(config.layers)])
+
+    def forward(self, x, position_ids):
+        pasts = tuple([None] * len(self.h))
+        for i in range(len(self.h)):
+            block, past = self.h[i], pasts[i]
+            x = block(x, past)
+        return x
+"""
+
+
+def test_half_of_a_size_is_no_number_of_positions_and_no_layer_has_a_past(
+    translate: Translate,
+) -> None:
+    sizes, given = {"size": 4, "layers": 2}, Code(name("position_ids"))
+    state, _, _ = translate(
+        HALVES, sizes, specialised=True, counts_positions=True, position_ids=given
+    )
+    assert "past" not in _agree_in_every_step(state, HALVES, sizes)

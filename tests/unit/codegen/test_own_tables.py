@@ -125,16 +125,20 @@ def test_a_table_that_is_cut_where_it_was_handed_on_is_looked_up_whole(
     )
 
 
-def _agree_in_every_step(state: Any, text: str, sizes: dict[str, Any]) -> None:
-    """Compare what is left of class Toy with it, for a text and for the last tokens of it."""
+def _agree_in_every_step(state: Any, text: str, sizes: dict[str, Any]) -> str:
+    """Compare what is left of class Toy with it, for a text and for the last tokens of it; return
+    what is left.
+    """
     functions = [_function(key, each) for key, each in state.translator.functions.items()]
     classes = [_written(each) for each in state.translator.states.values() if each is not state]
-    ours = _made("\n\n\n".join([*functions, *classes, _written(state)]), sizes)
+    written = "\n\n\n".join([*functions, *classes, _written(state)])
+    ours = _made(written, sizes)
     generator = torch.Generator().manual_seed(6)
     x, positions = torch.randn(2, 7, sizes["size"], generator=generator), torch.arange(7)
     expected = _made(text, sizes)(x, positions := positions.expand(2, 7))
     assert torch.equal(ours(x, positions), expected)
     assert torch.equal(ours(x[:, 5:], positions[:, 5:]), expected[:, 5:])
+    return written
 
 
 GROWN = """

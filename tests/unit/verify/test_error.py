@@ -19,6 +19,13 @@ def test_an_error_is_relative_to_what_is_expected_whatever_its_scale() -> None:
     assert rmse_ratio(z * 1j, z) == pytest.approx(2**0.5, rel=1e-4)
 
 
+def test_a_loss_of_zero_has_no_error() -> None:
+    zero = torch.tensor(0.0)
+    assert rmse_ratio(zero, zero.clone()) == 0.0
+    assert rmse_ratio(torch.tensor(0.1), zero) == math.inf
+    assert math.isnan(rmse_ratio(zero, torch.tensor(math.nan)))
+
+
 def test_what_is_no_number_or_proves_nothing_is_within_no_limit() -> None:
     x, zeros = torch.randn(5), torch.zeros(5)
     spoilt = torch.where(torch.arange(5) == 3, torch.nan, x)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from onboard.codegen.translate.language.args import Args, plain_call
+from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
 from onboard.codegen.translate.language.expressions.items import item_of
 from onboard.codegen.translate.language.forms import EVERY, KEYS, POSITIONS, ROWS, TABLE
 from onboard.codegen.translate.language.frame import Frame, Mechanism
@@ -29,10 +31,11 @@ class CountedPositions(Mechanism):
         if frame.translator.is_helper(function):
             return _doubled(function, args)
         match args.positional:
-            case [Code(static=False)] | [Known(value=0), Code(static=False)] if (
-                function is torch.arange
-            ):
-                return positions(frame)
+            case [Code(static=False) as length] | [
+                Known(value=0),
+                Code(static=False) as length,
+            ] if function is torch.arange:
+                return None if _is_part(length, frame) else positions(frame)
             case [length] | [Known(value=0), length] if function is torch.arange:
                 counted = positions(frame) if length.is_static else None
                 if counted is not None and counted.form == POSITIONS:
@@ -83,6 +86,12 @@ class CountedPositions(Mechanism):
             if isinstance(rows, Code) and rows.form in (ROWS, TABLE) and other.is_static:
                 return Code(ast.BinOp(left.code(), op, right.code()), form=rows.form)
         return None
+
+
+def _is_part(length: Code, frame: Frame) -> bool:
+    """Whether a number is a part of a size, as half of a head is: a text is counted whole."""
+    whole = WrittenOut(local_values(frame)).visit(deepcopy(length.expr))
+    return any(isinstance(node, ast.FloorDiv) for node in ast.walk(whole))
 
 
 def is_cut(index: Value) -> bool:

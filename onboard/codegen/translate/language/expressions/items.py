@@ -54,7 +54,7 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
             return item_of(given, index, node, frame)
         case Mask(), _:
             return owner  # one of a dict of masks
-        case Repeated(item=item), Known(value=int()) | Code(static=True):
+        case Repeated(item=item), Known(value=int()) | Code() if not _is_slice(index):
             return item
         case Items(items=items), Known(value=int() as position):
             return items[position]
@@ -98,6 +98,10 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
     expr = ast.Subscript(owner.code(), _index_code(node.slice, index, frame), ast.Load())
     triangle = isinstance(owner, Code) and owner.form == TRIANGLE and _cuts_corner(node.slice)
     return Code(expr, owner.is_static and index.is_static, form=TRIANGLE if triangle else None)
+
+
+def _is_slice(index: Value) -> bool:
+    return isinstance(index, Code) and isinstance(index.expr, ast.Slice)
 
 
 def _of_form(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
