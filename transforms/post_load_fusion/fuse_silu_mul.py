@@ -13,15 +13,23 @@ from onboard.graph.backends import Backend, choose_backend, fused_op
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, is_op, nodes_of, only_user, replace_with
 from onboard.graph.new_nodes import insert_call
+from onboard.graph.post_load_fusion.codes import quantise_in, quantising_readers
 from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
+from onboard.ops import has_triton
+from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 
 aten = torch.ops.aten
+_BACKENDS = ("torch", "triton") if has_triton() else ("torch",)
+_PRODUCTS = tuple(getattr(torch.ops.onboard, f"{backend}_silu_and_mul") for backend in _BACKENDS)
 
 
 class FuseSiluMulConfig(TransformConfig):
     """Which back end to use."""
 
     backend: Backend = "flashinfer"
+    """trtllm: the product is also quantised, where all that reads it are linear layers that quantise
+    it alike, in eight-bit floats; one token's, too.
+    """
 
 
 @register_transform("fuse_silu_mul")
@@ -33,7 +41,7 @@ class FuseSiluMul(GraphTransform[FuseSiluMulConfig]):
     config_class = FuseSiluMulConfig
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
-        """Count one match for each product."""
+        """Count one match for each product, and one for each that is quantised."""
         found = [
             (node, whole)
             for node in nodes_of(gm, aten.mul.Tensor)
@@ -43,7 +51,21 @@ class FuseSiluMul(GraphTransform[FuseSiluMulConfig]):
             op = fused_op(choose_backend(self.config.backend, context, self.key), "silu_and_mul")
             for node, whole in found:
                 replace_with(node, insert_call(gm, node, op, whole, like=node))
-        return len(found)
+        return len(found) + self._quantise(gm, context)
+
+    def _quantise(self, gm: fx.GraphModule, context: TransformContext) -> int:
+        """Let products write codes and scales, if that was asked for; return how many do."""
+        if self.config.backend != "trtllm":
+            return 0
+        matches = 0
+        for node in nodes_of(gm, *_PRODUCTS):
+            readers, values = quantising_readers(gm, node), arguments(node)
+            if readers and values["activation"] in KERNEL_ACTIVATIONS:
+                best = choose_backend("auto", context, self.key)
+                op = fused_op(best, "silu_and_mul_quant_fp8")
+                quantise_in(gm, node, op, (values["x"], values["activation"]), readers)
+                matches += 1
+        return matches
 
 
 class _Slice(NamedTuple):

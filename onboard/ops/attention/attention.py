@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onboard.ops.attention.stored import as_cached
+from onboard.ops.attention.stored import as_cached, as_output, fake_output
 from onboard.ops.library import register_op
 
 SCORES_AT_ONCE = 1 << 26
@@ -19,8 +19,10 @@ blocks of rows.
 """
 
 
-def _fake_attention(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
-    return query.new_empty((*query.shape[:-1], value.shape[-1]))
+def _fake_attention(
+    query: Tensor, key: Tensor, value: Tensor, *rest: object, **keywords: object
+) -> Tensor:
+    return fake_output(query, value, rest, keywords, 13)
 
 
 def _position_mask(
@@ -200,6 +202,7 @@ def torch_attention(
     chunk_size: int | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    out_scale: Tensor | None = None,
 ) -> Tensor:
     """Grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245); softmax in float32.
 
@@ -225,9 +228,10 @@ def torch_attention(
         chunk_size: C; a key is seen iff query position // C == key position // C (Llama 4).
         k_scale, v_scale: [1] or [kv_heads] float32; keys and values are rounded as a cache of
             float8_e4m3fn holds them, divided by it.
+        out_scale: [1] float32; the result is rounded to float8_e4m3fn, divided by it.
 
     Returns:
-        Like query, last dimension value_dim.
+        Like query, last dimension value_dim; with out_scale float8_e4m3fn.
 
     Raises:
         ValueError: unknown layout.
@@ -236,12 +240,11 @@ def torch_attention(
         raise ValueError(f"torch_attention: layout is {layout!r}; use 'bsnd' or 'bnsd'")
     options = (attn_mask, dropout_p, is_causal, scale, sinks, sliding_window, logit_cap)
     biases = (alibi_slopes, chunk_size)
-    if layout == "bnsd":
-        key, value = as_cached(key, k_scale), as_cached(value, v_scale)
-        return _attention_bnsd(query, key, value, *options, *biases).contiguous()
-    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    if layout == "bsnd":
+        query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
     key, value = as_cached(key, k_scale), as_cached(value, v_scale)
-    return _attention_bnsd(query, key, value, *options, *biases).transpose(1, 2).contiguous()
+    mixed = as_output(_attention_bnsd(query, key, value, *options, *biases), out_scale)
+    return (mixed if layout == "bnsd" else mixed.transpose(1, 2)).contiguous()
 
 
 @register_op(_fake_attention, attends=True)

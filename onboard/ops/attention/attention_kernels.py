@@ -220,11 +220,12 @@ def _keys_of_block(
 
 @triton.jit
 def _store_rows(
-    peak, total, mixed, out_ptr, lse_ptr, sinks_ptr, target, head, real, split, splits,
+    peak, total, mixed, out_ptr, lse_ptr, sinks_ptr, out_scale_ptr, target, head, real, split, splits,
     VALUE_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr,
+    CODES: tl.constexpr,
 ):  # fmt: skip
-    """Store what the running sums come to, and with SPLIT how much it weighs; sinks are counted
-    once, in the end.
+    """Store what the running sums come to, and with SPLIT how much it weighs; sinks are counted, and
+    with CODES a scale divided by, once, in the end.
     """
     if SPLIT:
         target = target * splits + split
@@ -235,11 +236,13 @@ def _store_rows(
         total = total * tl.exp2(peak - new_peak) + tl.exp2(sink - new_peak)
         mixed *= tl.exp2(peak - new_peak)[:, None]
     mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+    if CODES and not SPLIT:
+        mixed /= tl.load(out_scale_ptr)
     channel = tl.arange(0, BLOCK_VALUE)
     inside = real[:, None] & (channel < VALUE_DIM)[None, :]
     tl.store(
         out_ptr + target[:, None] * VALUE_DIM + channel[None, :],
-        mixed.to(out_ptr.dtype.element_ty),
+        as_stored(mixed, out_ptr.dtype.element_ty),
         mask=inside,
     )
 
@@ -247,7 +250,8 @@ def _store_rows(
 @triton.jit(do_not_specialize=["splits"])
 def attention_kernel(
     out_ptr, lse_ptr, query_ptr, key_ptr, value_ptr, cu_seqlens_ptr, kv_lens_ptr, block_table_ptr, slot_ptr,
-    k_cache_ptr, v_cache_ptr, sinks_ptr, slopes_ptr, k_scale_ptr, v_scale_ptr, scale, splits,
+    k_cache_ptr, v_cache_ptr, sinks_ptr, slopes_ptr, k_scale_ptr, v_scale_ptr, out_scale_ptr,
+    scale, splits,
     query_stride_token, query_stride_head, key_stride_token, key_stride_head, value_stride_token, value_stride_head,
     table_stride, k_stride_page, k_stride_head, k_stride_slot, v_stride_page, v_stride_head, v_stride_slot,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE: tl.constexpr,
@@ -255,7 +259,7 @@ def attention_kernel(
     HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr,
     SPLIT: tl.constexpr, WRITE: tl.constexpr, MASK_ALL: tl.constexpr, DOT_TYPE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
-    SCALES: tl.constexpr = None, OVERLAP: tl.constexpr = False,
+    SCALES: tl.constexpr = None, CODES: tl.constexpr = False, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     """Attend BLOCK_M rows of one sequence and one key head over one of `splits` shares of its keys.
 
@@ -264,7 +268,8 @@ def attention_kernel(
     SPLIT out is [tokens, heads, splits, value_dim] float32 of parts, each normalised by itself, and
     lse the base-2 logarithm of what each was divided by. With MASK_ALL all tiles take the same
     instructions, those that need no mask, too. SCALES is the number of scales that the cache's keys
-    and values have, None for none: they are factors of the scores, and of what is mixed.
+    and values have, None for none: they are factors of the scores, and of what is mixed. With CODES
+    the result is eight-bit floats, divided by a scale.
     """
     sequence, kv_head = tl.program_id(2), tl.program_id(1)
     block, split = tl.program_id(0) // splits, tl.program_id(0) % splits
@@ -330,16 +335,17 @@ def attention_kernel(
     if SCALES is not None:
         mixed *= v_scale
     _store_rows(
-        peak, total, mixed, out_ptr, lse_ptr, sinks_ptr, token * (KV_HEADS * GROUP) + head, head, real, split, splits,
-        VALUE_DIM, BLOCK_VALUE, HAS_SINKS, SPLIT,
+        peak, total, mixed, out_ptr, lse_ptr, sinks_ptr, out_scale_ptr, token * (KV_HEADS * GROUP) + head, head, real,
+        split, splits, VALUE_DIM, BLOCK_VALUE, HAS_SINKS, SPLIT, CODES,
     )  # fmt: skip
 
 
 @triton.jit
 def combine_kernel(
-    out_ptr, parts_ptr, lse_ptr, cu_seqlens_ptr, kv_lens_ptr, sinks_ptr,
+    out_ptr, parts_ptr, lse_ptr, cu_seqlens_ptr, kv_lens_ptr, sinks_ptr, out_scale_ptr,
     HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, HAS_SINKS: tl.constexpr,
-    SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_VALUE: tl.constexpr, OVERLAP: tl.constexpr = False,
+    SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_VALUE: tl.constexpr, CODES: tl.constexpr = False,
+    OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     """Join BLOCK_VALUE channels of the parts of one head of one decoding sequence.
 
@@ -371,5 +377,7 @@ def combine_kernel(
     inside = used[:, None] & (channel < VALUE_DIM)[None, :]
     parts = tl.load(parts_ptr + row[:, None] * VALUE_DIM + channel[None, :], mask=inside, other=0.0)
     mixed = tl.sum(parts * weights[:, None], 0) / total
+    if CODES:
+        mixed /= tl.load(out_scale_ptr)
     target = out_ptr + (token * HEADS + head) * VALUE_DIM + channel
-    tl.store(target, mixed.to(out_ptr.dtype.element_ty), mask=channel < VALUE_DIM)
+    tl.store(target, as_stored(mixed, out_ptr.dtype.element_ty), mask=channel < VALUE_DIM)

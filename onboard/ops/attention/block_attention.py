@@ -9,14 +9,14 @@ from torch import Tensor
 
 from onboard.ops.attention.attention import torch_attention
 from onboard.ops.attention.cached_attention import first_seen, read_sequence, write_tokens
-from onboard.ops.attention.stored import as_read
+from onboard.ops.attention.stored import as_output, as_read, fake_output
 from onboard.ops.library import register_op
 
 
 def _fake(
-    blocks: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object
+    blocks: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: object, **keywords: object
 ) -> Tensor:
-    return query.new_empty((*query.shape[:-1], value.shape[-1]))
+    return fake_output(query, value, rest, keywords, 16)
 
 
 @register_op(
@@ -44,6 +44,7 @@ def torch_cached_block_attention(
     chunk_size: int | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    out_scale: Tensor | None = None,
 ) -> Tensor:
     """`torch_cached_attention`, but new tokens of one block attend to each other in both
     directions.
@@ -69,7 +70,7 @@ def torch_cached_block_attention(
         options = (scale, sinks, None, logit_cap, "bnsd", alibi_slopes, chunk_size)
         mixed = torch_attention(new, keys, values, mask, 0.0, False, *options)
         out[:, rows] = mixed.transpose(1, 2)
-    return out
+    return as_output(out, out_scale)
 
 
 def allowed(blocks: Tensor, length: int, sliding_window: int | None) -> Tensor:

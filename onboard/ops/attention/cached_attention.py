@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from onboard.ops.attention.attention import torch_attention
-from onboard.ops.attention.stored import as_read, as_stored
+from onboard.ops.attention.stored import as_output, as_read, as_stored, fake_output
 from onboard.ops.library import register_op
 
 _Options = tuple[
@@ -18,10 +18,10 @@ _Caches = tuple[tuple[Tensor, Tensor | None], ...]
 
 
 def fake_cached_attention(
-    query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object
+    query: Tensor, key: Tensor, value: Tensor, *rest: object, **keywords: object
 ) -> Tensor:
     """Return an empty output of `torch_cached_attention`: [1, tokens, heads, value_dim]."""
-    return query.new_empty((*query.shape[:-1], value.shape[-1]))
+    return fake_output(query, value, rest, keywords, 16)
 
 
 def write_tokens(
@@ -94,6 +94,7 @@ def torch_cached_attention(
     chunk_size: int | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    out_scale: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of a flat row of tokens: store keys and values, then attend over the pages.
 
@@ -113,6 +114,7 @@ def torch_cached_attention(
         sinks, scale, sliding_window, logit_cap, alibi_slopes, chunk_size: as in `torch_attention`.
         k_scale, v_scale: [1] or [kv_heads] float32; keys and values are divided by it when they are
             stored, and multiplied when read.
+        out_scale: as in `torch_attention`.
 
     Returns:
         [1, tokens, heads, value_dim]; zeros for tokens beyond the last sequence.
@@ -125,15 +127,31 @@ def torch_cached_attention(
     options = (scale, sinks, sliding_window, logit_cap, "bnsd", alibi_slopes, chunk_size)
     tables = block_table[:sequences]
     if _share_a_call(starts[: sequences + 1], lengths[:sequences], query, alibi_slopes, chunk_size):
-        return _decode_together(query, caches, lengths[:sequences], tables, options)
+        mixed = _decode_together(query, caches, lengths[:sequences], tables, options)
+    else:
+        mixed = _attend_one_by_one(query, caches, starts, lengths, tables, options)
+    return as_output(mixed, out_scale)
+
+
+def _attend_one_by_one(
+    query: Tensor,
+    caches: _Caches,
+    starts: list[int],
+    lengths: list[int],
+    tables: Tensor,
+    options: _Options,
+) -> Tensor:
+    """Attend with the new queries of each sequence; those of no sequence give zeros."""
+    _, _, window, _, _, _, chunk_size = options
     parts = []
-    for sequence in range(sequences):
+    for sequence, pages in enumerate(tables):
         new = query[:, starts[sequence] : starts[sequence + 1]].transpose(1, 2)
-        first = first_seen(lengths[sequence] - new.shape[2], sliding_window, chunk_size)
-        keys, values = _keys_and_values(caches, tables[sequence], lengths[sequence], first, query)
+        first = first_seen(lengths[sequence] - new.shape[2], window, chunk_size)
+        keys, values = _keys_and_values(caches, pages, lengths[sequence], first, query)
         parts.append(torch_attention(new, keys, values, None, 0.0, True, *options).transpose(1, 2))
-    if (rest := query.shape[1] - starts[sequences]) > 0:
-        parts.append(query.new_zeros((1, rest, query.shape[2], value.shape[-1])))
+    if (rest := query.shape[1] - starts[len(tables)]) > 0:
+        size = caches[1][0].shape[-1]
+        parts.append(query.new_zeros((1, rest, query.shape[2], size)))
     return (torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]).contiguous()
 
 

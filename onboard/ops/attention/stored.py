@@ -1,6 +1,10 @@
-"""Keys and values as a cache holds them: rounded to its dtype, divided by a scale if there is one."""
+"""Keys and values as a cache holds them, and results as the layer behind reads them: rounded to its
+dtype, divided by a scale if there is one.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -39,3 +43,19 @@ def as_cached(tokens: Tensor, scale: Tensor | None) -> Tensor:
     heads = tokens.transpose(-3, -2)
     stored = as_stored(heads, torch.float8_e4m3fn, scale).transpose(-3, -2)
     return as_read(stored, tokens.dtype, scale)
+
+
+def as_output(mixed: Tensor, out_scale: Tensor | None) -> Tensor:
+    """Return attention's result in float8_e4m3fn, divided by `out_scale` [1]; without one as it is."""
+    return mixed if out_scale is None else as_stored(mixed, torch.float8_e4m3fn, out_scale)
+
+
+def fake_output(
+    query: Tensor, value: Tensor, rest: Sequence[object], keywords: Mapping[str, object], most: int
+) -> Tensor:
+    """Return attention's empty result; of `most` arguments behind query, key and value the last one
+    is `out_scale`.
+    """
+    given = rest[-1] if len(rest) == most else keywords.get("out_scale")
+    dtype = query.dtype if given is None else torch.float8_e4m3fn
+    return query.new_empty((*query.shape[:-1], value.shape[-1]), dtype=dtype)

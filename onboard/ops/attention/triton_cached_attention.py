@@ -20,6 +20,7 @@ from onboard.ops.attention.attention_kernels import (
 )
 from onboard.ops.attention.cached_attention import fake_cached_attention, torch_cached_attention
 from onboard.ops.attention.dense_prefill import attend_whole_prompts, takes_whole_prompts
+from onboard.ops.attention.stored import as_output
 from onboard.ops.library import register_op, schema_of
 from onboard.ops.triton.launch import (
     dot_type,
@@ -90,11 +91,12 @@ def _combine(
     cu_seqlens: Tensor,
     kv_lens: Tensor,
     sinks: Tensor | None,
+    out_scale: Tensor | None,
     options: dict[str, Any],
 ) -> None:
     _, heads, splits = lse.shape
     combine_kernel[(len(kv_lens), heads)](
-        out, parts, lse, cu_seqlens, kv_lens, sinks,
+        out, parts, lse, cu_seqlens, kv_lens, sinks, out_scale,
         HEADS=heads, SPLITS=splits, **options, **overlaps(out.device),
     )  # fmt: skip
 
@@ -167,7 +169,7 @@ def _attend(
     block_table: Tensor, slot_mapping: Tensor, batch_info_host: Tensor, k_cache: Tensor, v_cache: Tensor,
     sinks: Tensor | None = None, scale: float | None = None, sliding_window: int | None = None,
     logit_cap: float | None = None, alibi_slopes: Tensor | None = None, chunk_size: int | None = None,
-    k_scale: Tensor | None = None, v_scale: Tensor | None = None,
+    k_scale: Tensor | None = None, v_scale: Tensor | None = None, out_scale: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     require_device(query)
     scales = None if k_scale is None else len(k_scale)
@@ -184,18 +186,21 @@ def _attend(
             each is None for each in (sinks, sliding_window, logit_cap, alibi_slopes, chunk_size)
         )
         if plain and not invariant and takes_whole_prompts(q, k, v, k_cache, batch_info_host):
-            return attend_whole_prompts(q, k, v, cu_seqlens, batch_info_host, scale)[None]
-    out = parts = lse = new((tokens, heads, value_dim))
+            mixed = attend_whole_prompts(q, k, v, cu_seqlens, batch_info_host, scale)
+            return as_output(mixed, out_scale)[None]
+    kind = q.dtype if out_scale is None else torch.float8_e4m3fn
+    out = parts = lse = new((tokens, heads, value_dim), dtype=kind)
     if plan.splits > 1:
         parts = q.new_empty((tokens, heads, plan.splits, value_dim), dtype=torch.float32)
         lse = q.new_empty((tokens, heads, plan.splits), dtype=torch.float32)
     common: dict[str, Any] = {
         "VALUE_DIM": value_dim, "WINDOW": sliding_window, "CHUNK": chunk_size, "HAS_SINKS": sinks is not None,
         "BLOCK_N": plan.tiles.keys, "BLOCK_VALUE": tile_width(value_dim),
+        "CODES": out_scale is not None,
     }  # fmt: skip
     attention_kernel[(plan.blocks * plan.splits, kv_heads, sequences)](
         parts, lse, q, k, v, cu_seqlens, kv_lens, block_table, slot_mapping, k_cache, v_cache, sinks, alibi_slopes,
-        k_scale, v_scale, dim**-0.5 if scale is None else scale, plan.splits,
+        k_scale, v_scale, out_scale, dim**-0.5 if scale is None else scale, plan.splits,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], block_table.stride(0),
         *k_cache.stride()[:3], *v_cache.stride()[:3],
         GROUP=heads // kv_heads, KV_HEADS=kv_heads, DIM=dim, PAGE=k_cache.shape[2], LOGIT_CAP=logit_cap,
@@ -205,5 +210,5 @@ def _attend(
         num_warps=plan.tiles.num_warps, num_stages=plan.tiles.num_stages, **overlaps(q.device),
     )  # fmt: skip
     if plan.splits > 1:
-        _combine(out, parts, lse, cu_seqlens, kv_lens, sinks, common)
+        _combine(out, parts, lse, cu_seqlens, kv_lens, sinks, out_scale, common)
     return out[None]

@@ -160,7 +160,7 @@ def _attend(
     if plan.splits > 1:
         channels = min(COMBINED_CHANNELS, tile_width(rank))
         combine_kernel[(sequences, heads, triton.cdiv(rank, channels))](
-            out, parts, lse, cu_seqlens, kv_lens, None, HEADS=heads, VALUE_DIM=rank, WINDOW=None, CHUNK=None,
+            out, parts, lse, cu_seqlens, kv_lens, None, None, HEADS=heads, VALUE_DIM=rank, WINDOW=None, CHUNK=None,
             HAS_SINKS=False, SPLITS=plan.splits, BLOCK_N=plan.keys, BLOCK_VALUE=channels, num_warps=1,
             **overlaps(queries.device),
         )  # fmt: skip

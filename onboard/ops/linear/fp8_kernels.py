@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
 # (The kernel is written in Triton's language: its arguments have Triton's types.)
-"""Rows of numbers in eight-bit floats, with the norm before it in the same pass."""
+"""Rows of numbers in eight-bit floats, with the norm or the gate before it in the same pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 from onboard.ops.linear.fp8_linear import BLOCK, SMALLEST_SCALE
+from onboard.ops.linear.triton_silu_mul import activate
 from onboard.ops.triton.launch import overlaps, power_of_two
 from onboard.ops.triton.overlap import wait_for_inputs
 
@@ -17,16 +19,25 @@ from onboard.ops.triton.overlap import wait_for_inputs
 @triton.jit
 def _quantise_kernel(
     out_ptr, scale_ptr, x_ptr, norm_ptr, given_ptr, columns, eps,
-    HAS_NORM: tl.constexpr, GIVEN: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr, LEAST: tl.constexpr,
+    HAS_NORM: tl.constexpr, ACTIVATION: tl.constexpr,
+    GIVEN: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr, LEAST: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Normalise and quantise one row, in GROUPS groups of SIZE columns."""
+    """Normalise and quantise one row, in GROUPS groups of SIZE columns; with ACTIVATION a row is gates,
+    then what they multiply.
+    """
     wait_for_inputs(OVERLAP)
     row = tl.program_id(0)
     column = tl.arange(0, GROUPS)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     inside = column < columns
+    if ACTIVATION is not None:
+        x_ptr += row.to(tl.int64) * columns
     loaded = tl.load(x_ptr + row.to(tl.int64) * columns + column, mask=inside, other=0.0)
     x = loaded.to(tl.float32)
+    if ACTIVATION is not None:
+        up_ptr = x_ptr + (row.to(tl.int64) + 1) * columns
+        up = tl.load(up_ptr + column, mask=inside, other=0.0).to(tl.float32)
+        x = (activate(x, ACTIVATION) * up).to(loaded.dtype).to(tl.float32)
     if HAS_NORM:
         # Rounded as between separate steps
         factor = tl.rsqrt(tl.sum(tl.sum(x * x, 1), 0) / columns + eps)
@@ -46,10 +57,17 @@ def _quantise_kernel(
 
 
 def quantise(
-    x: Tensor, how: str, given: Tensor | None, norm: Tensor | None = None, eps: float = 0.0
+    x: Tensor,
+    how: str,
+    given: Tensor | None,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    act: str = "",
 ) -> tuple[Tensor, Tensor]:
-    """Return what `quantise_rows` does of x [rows, columns], or of its RMSNorm, as one kernel."""
-    rows, columns = x.shape
+    """Return what `quantise_rows` does of x [rows, columns], or of its RMSNorm, or of the product of
+    its activated first half and its second, as one kernel.
+    """
+    rows, columns = len(x), x.shape[1] // 2 if act else x.shape[1]
     out = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=x.device)
     size = BLOCK if how == "group" else power_of_two(columns)
     groups = triton.cdiv(columns, size)
@@ -57,7 +75,8 @@ def quantise(
     block = power_of_two(groups)
     _quantise_kernel[(rows,)](
         out, scale, x, norm, given, columns, eps,
-        HAS_NORM=norm is not None, GIVEN=how == "tensor", GROUPS=block, SIZE=size, LEAST=SMALLEST_SCALE,
+        HAS_NORM=norm is not None, ACTIVATION=KERNEL_ACTIVATIONS[act] if act else None, GIVEN=how == "tensor",
+        GROUPS=block, SIZE=size, LEAST=SMALLEST_SCALE,
         num_warps=min(16, max(1, block * size // 512)), **overlaps(x.device),
     )  # fmt: skip
     return out, scale if how == "group" else scale.view(rows)

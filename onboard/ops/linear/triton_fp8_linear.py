@@ -50,7 +50,7 @@ def _few(
     return launch(codes, weight, bias, residual, None, eps, act, tiles, scale, x_scale, x.dtype)
 
 
-def _in_tiles(weight: Tensor, scale: Tensor, act: str) -> bool:
+def in_tiles(weight: Tensor, scale: Tensor, act: str) -> bool:
     """Tell whether a tile's gates, and what they multiply, share blocks: at most 8 rows for one
     token.
     """
@@ -63,15 +63,24 @@ def _many(
 ) -> Tensor:  # fmt: skip
     """The product for more tokens: the library's, of quantised inputs where it has one."""
     if how and has_library_product(weight, scale, how):
-        codes, x_scale = quantise(x, how, given, norm, eps)
-        product = _blocks_product if scale.dim() == 2 else _rows_product
-        y = product(codes, x_scale, weight, scale, x.dtype)
+        y = library_product(*quantise(x, how, given, norm, eps), weight, scale, how, x.dtype)
+        assert y is not None
         y = y if bias is None else y + bias
     else:
         x = x if norm is None else triton_rmsnorm(x, norm, eps)
         y = F.linear(x, dequantised(weight, scale).to(x.dtype), bias)
     y = triton_silu_and_mul(y, act) if act else y
     return y if residual is None else y + residual
+
+
+def library_product(
+    codes: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, how: str, dtype: torch.dtype
+) -> Tensor | None:
+    """Return the library's product of quantised inputs, None where it has none."""
+    if not has_library_product(weight, scale, how):
+        return None
+    product = _blocks_product if scale.dim() == 2 else _rows_product
+    return product(codes, x_scale, weight, scale, dtype)
 
 
 def _rows_product(
@@ -122,7 +131,7 @@ def triton_fused_fp8_linear(
     x, residual = as_rows(input), None if residual is None else as_rows(residual)
     if norm_weight is not None and x.dtype == torch.float16:
         x, norm_weight = triton_rmsnorm(x, norm_weight, eps), None
-    run = _few if len(x) <= MOST_ROWS and _in_tiles(weight, weight_scale, activation) else _many
+    run = _few if len(x) <= MOST_ROWS and in_tiles(weight, weight_scale, activation) else _many
     y = run(
         x, weight, bias, weight_scale, input_scale, quantize, residual, norm_weight, eps, activation
     )

@@ -25,6 +25,7 @@ INTERPRETED = tuple(
         "fused",
         "linear",
         "fp8",
+        "codes",
         "four_bits",
         "mixers",
         "moe",

@@ -1,0 +1,1 @@
+"""Producers that write codes of low precision, and the linear layers behind them that take these."""
