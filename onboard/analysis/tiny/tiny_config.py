@@ -20,6 +20,7 @@ from onboard.analysis.tiny.tiny_sizes import (
 )
 from onboard.errors import OnboardError
 from onboard.hf.architecture import find_language_model, is_composite
+from onboard.hf.config_field import config_field
 from onboard.hf.config_layers import Layers, cut_layers, read_layers
 from onboard.hf.hf_model import unquantised
 
@@ -140,7 +141,7 @@ def _passed_on(config: PretrainedConfig) -> set[str]:
 
 
 def _part(config: PretrainedConfig, name: str) -> PretrainedConfig | None:
-    part = getattr(config, name, None)
+    part = config_field(config, name)
     return part if isinstance(part, PretrainedConfig) else None
 
 

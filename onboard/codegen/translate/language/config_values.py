@@ -15,6 +15,7 @@ from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import Config
 from onboard.codegen.translate.language.trees.syntax import attribute, call, constant, name
 from onboard.codegen.translate.language.values import Code, Known, Mapping, Value
+from onboard.hf.config_field import config_field
 
 _TEXT = {"lower", "upper", "strip", "startswith", "endswith"}
 _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
@@ -72,26 +73,18 @@ def setting(expr: ast.expr, value: Any, origin: ast.expr | None = None) -> Setti
 def of_field(expr: ast.expr, config: Any, frame: Frame) -> Setting | None:
     """Return a field of the config that is a dict, whose items decide what is made."""
     assert isinstance(expr, ast.Attribute)
-    value = _known(config, expr.attr) if frame.translator.specialised else None
+    value = config_field(config, expr.attr) if frame.translator.specialised else None
     if type(value) is dict and all(map(_is_text, value)):
         return setting(expr, value)
     return None
 
 
-def _known(config: Any, field: str, otherwise: Any = None) -> Any:
-    """Return a field of the config, `otherwise` where it has none for all layers: transformers
-    refuses to read one that differs from layer to layer.
-    """
-    try:
-        return getattr(config, field, otherwise)
-    except Exception:
-        return otherwise
-
-
 def all_fields(expr: ast.expr, config: Any) -> Mapping:
     """Return `config.to_dict()`."""
     values, missing = config.to_dict(), object()
-    fields = {key: values[key] for key in values if _known(config, key, missing) is not missing}
+    fields = {
+        key: values[key] for key in values if config_field(config, key, missing) is not missing
+    }
     return Mapping({key: setting(attribute(expr, key), value) for key, value in fields.items()})
 
 
