@@ -80,6 +80,19 @@ def current_ranks() -> Ranks:
     return Ranks(distributed.get_rank(), distributed.get_world_size()) if _has_group() else ALONE
 
 
+def least(value: int, ranks: Ranks) -> int:
+    """Return the smallest of what the ranks have; all call it alike."""
+    import torch
+    from torch import distributed
+
+    if ranks.is_alone:
+        return value
+    on_gpu = distributed.get_backend() == "nccl"
+    box = torch.tensor(value, device=torch.cuda.current_device() if on_gpu else "cpu")
+    distributed.all_reduce(box, distributed.ReduceOp.MIN)
+    return int(box)
+
+
 def local_device(device: str, rank: int) -> torch.device:
     """Return the device of a rank on this host: GPUs are given out in the order of ranks.
 

@@ -18,6 +18,7 @@ from onboard.graph.transform import (
     TransformInfo,
     register_transform,
 )
+from onboard.parallel.ranks import least
 
 
 @register_transform("resize_kv_cache")
@@ -56,7 +57,8 @@ def _affordable_pages(gm: nn.Module, plan: CachePlan, context: TransformContext)
     activations = _activation_bytes(gm, context.cache, context.device) if cuda else 0
     free = free_memory(context.device)
     held = sum(cache.nbytes for cache in context.cache.caches.values())
-    pages = plan.pages_within(cache_share(context) * (free + held - activations))
+    own = plan.pages_within(cache_share(context) * (free + held - activations))
+    pages = least(own, context.ranks)  # one schedule serves all ranks
     if pages < 2:
         raise OnboardError(
             f"no memory is left for the cache: {free / 2**30:.2f} GiB free, a step needs {activations / 2**30:.2f}",

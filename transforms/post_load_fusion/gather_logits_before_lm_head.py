@@ -34,6 +34,7 @@ _POINTWISE = (
     aten._to_copy,
     aten.clone,
     aten.alias,
+    torch.ops.onboard.all_gather,
 )
 _LAST_DIM = (2, -1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,7 @@ from onboard.graph.weight_load.converted_weights import Source
 from onboard.graph.weight_load.parameters import (
     CACHE_SCALE,
     Form,
+    Share,
     further_names,
     mark_loaded,
     move_buffers,
@@ -69,20 +71,26 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Count one match for each parameter that was filled."""
-        groups = tied_names(gm)
+        groups, read = tied_names(gm), 0
         if context.runtime.skip_loading_weights:
             generator = torch.Generator(context.device).manual_seed(0)
             for names in groups:
                 _place(gm, names, _random(names[0], _allocate(gm, names[0], context), generator))
         else:
-            self._load(gm, groups, context)
+            read = self._load(gm, groups, context)
         for names in groups:
             mark_loaded(gm.get_parameter(names[0]))
         fold_again(gm)
         move_buffers(gm, context.device)
-        return gm, TransformInfo(num_matches=len(groups), is_clean=True, has_valid_shapes=True)
+        return gm, TransformInfo(
+            num_matches=len(groups),
+            is_clean=True,
+            has_valid_shapes=True,
+            summary=f"{read} bytes read" if read and not context.ranks.is_alone else "",
+        )
 
-    def _load(self, gm: nn.Module, groups: list[list[str]], context: TransformContext) -> None:
+    def _load(self, gm: nn.Module, groups: list[list[str]], context: TransformContext) -> int:
+        """Fill every parameter; return the bytes that were read of files."""
         plan, checkpoint = weight_plan(gm), _checkpoint(context)
         scales = {form.weight for form in plan.forms.values() if form.kind == CACHE_SCALE}
         weights = {plan.weight_of(part) for names in groups for part in plan.parts(names[0])}
@@ -103,6 +111,8 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
             for part, view in plan.slices(names[0], parameter):
                 if part is None:
                     view.zero_()
+                elif part in plan.shares:
+                    _read_share(checkpoint, found[part], plan.shares[part], view, device)
                 elif part in plan.forms:
                     form = plan.forms[part]
                     coded[form.weight].append((form, view))
@@ -118,6 +128,8 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
         for forms in coded.values():
             read_forms(checkpoint, found, forms, device)
         _read_later(later)
+        direct = sum(load.target.nbytes for _, load in later)
+        return direct + getattr(checkpoint, "bytes_read", 0)
 
 
 def _checkpoint(context: TransformContext) -> Checkpoint | ConvertedCheckpoint:
@@ -149,6 +161,30 @@ def _read(
         raise OnboardError(
             f"{name} is {found} in the checkpoint and {expected} in the model", hint=WRONG_MODEL
         )
+    target.copy_(tensor)
+    _check_finite(name, tensor, target)
+
+
+def _read_share(
+    checkpoint: Checkpoint | ConvertedCheckpoint,
+    source: Source,
+    share: Share,
+    target: torch.Tensor,
+    device: torch.device | str,
+) -> None:
+    """Read a rank's part of a tensor, and no more where it lies in the file as it is."""
+    [name, *_] = source.names
+    stored = source.is_plain and isinstance(checkpoint, Checkpoint) and checkpoint.is_stored(name)
+    shape = checkpoint.names()[name].shape if stored else share.shape
+    if stored and shape == share.shape:
+        dim, runs = next(iter(share.kept.items()))
+        parts = [checkpoint.read_run(name, dim, *run, device) for run in runs]  # type: ignore[union-attr]
+        rest = replace(share, kept={at: kept for at, kept in share.kept.items() if at != dim})
+        tensor = rest.of(torch.cat(parts, dim))
+    else:
+        whole = torch.empty(share.shape, dtype=target.dtype, device=target.device)
+        _read(checkpoint, source, whole, device)
+        tensor = share.of(whole)
     target.copy_(tensor)
     _check_finite(name, tensor, target)
 

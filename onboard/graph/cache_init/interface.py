@@ -14,6 +14,7 @@ from onboard.errors import UsageError
 from onboard.gpu import available_memory
 from onboard.graph.context import TransformContext
 from onboard.graph.weight_load.quantised_folder import asks_for_float8_cache
+from onboard.parallel.ranks import least
 
 
 def make_interface(context: TransformContext) -> CachedSequenceInterface:
@@ -107,7 +108,8 @@ def fit_batch(context: TransformContext) -> None:
     if "max_batch_size" not in context.chosen:
         return
     share, why = starting_share(cache_share(context))
-    batch = cache_plan(context).fitting_batch(share * free_memory(context.device))
+    own = cache_plan(context).fitting_batch(share * free_memory(context.device))
+    batch = least(own, context.ranks)
     if batch < context.runtime.max_batch_size:
         context.lower("max_batch_size", batch, why)
         context.cache.narrow(batch, _snapshots(context.runtime))

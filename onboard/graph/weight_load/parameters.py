@@ -73,6 +73,23 @@ class Form:
     """What codes are: `QuantisedWeight.kind`."""
 
 
+@dataclass(frozen=True)
+class Share:
+    """What a rank has of a checkpoint's tensor."""
+
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    kept: dict[int, list[tuple[int, int]]]
+    """Dimension -> the runs of its entries, as (start, stop); the other dimensions are whole."""
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the rank's part of the whole tensor."""
+        for dim, runs in self.kept.items():
+            parts = [tensor.narrow(dim, start, stop - start) for start, stop in runs]
+            tensor = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+        return tensor
+
+
 @dataclass
 class WeightPlan:
     """What `load_weights` cannot read off the parameters' names; kept in
@@ -83,6 +100,8 @@ class WeightPlan:
     folds: dict[str, Folded] = field(default_factory=dict)
     forms: dict[str, Form] = field(default_factory=dict)
     """Of the parts that are no weight's values."""
+    shares: dict[str, Share] = field(default_factory=dict)
+    """Of the parts of which a rank has not all."""
 
     def weight_of(self, part: str) -> str:
         """Return the weight that a part is read from."""

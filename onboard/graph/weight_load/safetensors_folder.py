@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -63,6 +64,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.bytes_read = 0
         self._open_files: dict[tuple[Path, str], Any] = {}
 
     def names(self) -> dict[str, TensorMeta]:
@@ -81,14 +83,28 @@ class Checkpoint:
         """Return one tensor as it is stored; on the CPU it is mapped, not copied: do not write to
         it.
         """
-        file, _ = self._tensors[name]
+        file, meta = self._tensors[name]
+        self.bytes_read += meta.nbytes
+        with _readable(file):
+            return self._opened(file, device).get_tensor(name)  # type: ignore[no-any-return]
+
+    def read_run(
+        self, name: str, dim: int, start: int, stop: int, device: torch.device | str = "cpu"
+    ) -> torch.Tensor:
+        """Return the entries of one of a tensor's dimensions from `start` to `stop`, and read no
+        more.
+        """
+        file, meta = self._tensors[name]
+        self.bytes_read += meta.nbytes // max(1, meta.shape[dim]) * (stop - start)
+        with _readable(file):
+            part = self._opened(file, device).get_slice(name)
+            return part[(*[slice(None)] * dim, slice(start, stop))]  # type: ignore[no-any-return]
+
+    def _opened(self, file: Path, device: torch.device | str) -> Any:
         key = (file, str(device))
-        try:
-            if key not in self._open_files:
-                self._open_files[key] = safe_open(file, framework="pt", device=str(device))
-            return self._open_files[key].get_tensor(name)  # type: ignore[no-any-return]
-        except (SafetensorError, OSError) as error:
-            raise OnboardError(f"{file.name} cannot be read: {error}", hint=_FETCH_AGAIN) from error
+        if key not in self._open_files:
+            self._open_files[key] = safe_open(file, framework="pt", device=str(device))
+        return self._open_files[key]
 
     def is_stored(self, name: str) -> bool:
         """Tell whether a tensor lies in the file as `read` returns it."""
@@ -144,6 +160,15 @@ class Checkpoint:
                 f"the shard {shard} is missing from {self.folder}", hint=_FETCH_AGAIN
             )
         return self.folder / path
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Turn what goes wrong in a file into one line."""
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise OnboardError(f"{file.name} cannot be read: {error}", hint=_FETCH_AGAIN) from error
 
 
 def read_index(path: Path) -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""Helpers of stage `sharding`: which share of every tensor a rank has, and what ranks exchange."""

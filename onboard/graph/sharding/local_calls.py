@@ -1,0 +1,74 @@
+"""Calls whose arguments say more than shapes: what they are on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch.fx import Node
+
+from onboard.graph.fx import arguments, call
+from onboard.graph.sharding.cuts import Cut, runs
+from onboard.graph.sharding.signatures import aten, ops
+from onboard.graph.sharding.structure import set_argument
+
+if TYPE_CHECKING:
+    from onboard.graph.sharding.rewriting import Rewriting
+
+EXPERTS = "experts"
+"""The letter of a mixture's lists."""
+_LISTS = ("w1_weight", "w2_weight", "w3_weight", "w1_bias", "w2_bias", "w3_bias")
+
+
+def localise(rewriting: Rewriting, node: Node, cuts: Mapping[str, Cut]) -> Node:
+    """Change what a call of a cut op says, where shapes alone do not; return the node that has its
+    result.
+    """
+    change = _TABLE.get(getattr(node.target, "overloadpacket", None))
+    return node if change is None else change(rewriting, node, cuts)
+
+
+def _mixture(rewriting: Rewriting, node: Node, cuts: Mapping[str, Cut]) -> Node:
+    """Keep the rank's experts, and number them from zero: ids of others are outside and add
+    nothing.
+    """
+    if EXPERTS not in cuts:
+        return node
+    [(start, stop)] = runs(cuts[EXPERTS].entries[rewriting.rank])
+    for name in _LISTS:
+        weights = arguments(node)[name] or []
+        rewriting.shares.leave_out(str(each.target) for each in [*weights[:start], *weights[stop:]])
+        if weights:
+            set_argument(node, name, list(weights[start:stop]))
+    chosen = arguments(node)["selected_experts"]
+    if start:
+        local = call(rewriting.gm, node, aten.sub.Tensor, chosen, start, like=node)
+        set_argument(node, "selected_experts", local)
+    return node
+
+
+def _embedding(rewriting: Rewriting, node: Node, cuts: Mapping[str, Cut]) -> Node:
+    """Look up the rank's tokens, and give zeros for those of others."""
+    [(start, stop)] = runs(cuts["v"].entries[rewriting.rank])
+    gm, ids, behind = rewriting.gm, arguments(node)["indices"], node.next
+    local = call(gm, node, aten.sub.Tensor, ids, start, like=node) if start else ids
+    inside = call(gm, node, aten.clamp.default, local, 0, stop - start - 1, like=node)
+    set_argument(node, "indices", inside)
+    set_argument(node, "padding_idx", -1)
+    is_own = call(gm, behind, aten.eq.Tensor, local, inside, like=node)
+    mask = call(gm, behind, aten.unsqueeze.default, is_own, -1, like=node)
+    return call(gm, behind, aten.mul.Tensor, node, mask, like=node)
+
+
+def _convolution(rewriting: Rewriting, node: Node, cuts: Mapping[str, Cut]) -> Node:
+    """Each channel is a group of its own, and their number is that of the weight."""
+    if arguments(node)["groups"] is not None:
+        set_argument(node, "groups", None)
+    return node
+
+
+_TABLE: dict[Any, Callable[[Rewriting, Node, Mapping[str, Cut]], Node]] = {
+    ops.torch_moe: _mixture,
+    aten.embedding: _embedding,
+    ops.torch_causal_conv1d: _convolution,
+}
