@@ -34,6 +34,8 @@ def rows_for_each_text(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
     The table may have dimensions of size one for texts or heads, which rows have none of.
     """
+    if table.shape == rows.shape:
+        return table
     ones = [place for place in range(1, table.dim()) if table.shape[place] == 1]
     bare = table.squeeze(tuple(ones[: max(0, table.dim() - rows.dim() + 1)]))
     alike = bare.dim() == rows.dim() - 1 > 1 and bare.shape[1:] == rows.shape[2:]

@@ -435,6 +435,8 @@ def test_rows_of_a_table_for_all_texts_are_compared_for_each() -> None:
     assert torch.equal(kept, table[:5].expand(2, 5, 1, 4))
     for other in (table[:4], torch.randn(9, 2, 4), torch.randn(9, 1, 3), torch.randn(5)):
         assert rows_for_each_text(other, ours) is other
+    states = torch.randn(2, 1, 21, 6)  # of texts, heads and tokens: nothing is a table there
+    assert rows_for_each_text(states, torch.zeros_like(states)) is states
 
 
 @pytest.mark.parametrize(
