@@ -120,10 +120,14 @@ class Call:
         """
         hidden = next(iter(self.arguments.values()))
         both = isinstance(value, torch.Tensor) and isinstance(hidden, torch.Tensor)
-        if not both or not value.is_floating_point() or (value.dim(), hidden.dim()) != (2, 3):
+        if not both or not _is_of_numbers(value) or (value.dim(), hidden.dim()) != (2, 3):
             return value
         batch, length = hidden.shape[:2]
         return value.expand(batch, *value.shape) if value.shape[0] == length else value
+
+
+def _is_of_numbers(value: torch.Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
 
 
 def alibi_slopes(bias: torch.Tensor) -> torch.Tensor:

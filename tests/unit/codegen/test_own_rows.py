@@ -6,9 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from onboard.codegen.translate.language.trees.syntax import name
 from onboard.codegen.translate.language.values import Code
+from onboard.testing import Call
+from tests.unit.codegen.test_own_code import _made, _written
 from tests.unit.codegen.test_own_tables import _agree_in_every_step
 
 Translate = Callable[..., tuple[Any, str, str]]
@@ -122,3 +125,31 @@ def test_half_of_a_size_is_no_number_of_positions_and_no_layer_has_a_past(
         HALVES, sizes, specialised=True, counts_positions=True, position_ids=given
     )
     assert "past" not in _agree_in_every_step(state, HALVES, sizes)
+
+
+KEPT_OUTPUT = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.size = config.size
+        self.out = BaseModelOutputWithPast()
+
+    def forward(self, x):
+        self.out.__setitem__("last_hidden_state", x * self.size)
+        self.out["past_key_values"] = None
+        return self.out.last_hidden_state
+"""
+
+
+def test_an_output_that_a_model_keeps_and_fills_is_one_of_each_text(translate: Translate) -> None:
+    state, _, forward = translate(KEPT_OUTPUT, {"size": 4}, specialised=True)
+    assert "out" not in forward
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(_made(_written(state), {"size": 4})(x), 4 * x)
+
+
+def test_complex_rows_of_a_table_are_those_of_each_text() -> None:
+    rows = torch.polar(torch.ones(5, 3), torch.randn(5, 3))
+    call = Call({"x": torch.zeros(2, 5, 4), "rows": rows}, [torch.zeros(2, 5, 4)])
+    assert call._for_each_text(rows).shape == (2, 5, 3)
+    assert call._for_each_text(rows[:4]).shape == (4, 3)

@@ -41,7 +41,15 @@ from onboard.codegen.translate.language.object_values import (
     Super,
 )
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
-from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Value
+from onboard.codegen.translate.language.values import (
+    NONE,
+    Code,
+    Items,
+    Known,
+    Mapping,
+    Output,
+    Value,
+)
 
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
 _OF_DICTS = ("items", "keys", "values", "get", "copy")
@@ -144,6 +152,8 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return frame.translator.call_object(owner, attr, args, frame)
         case Mapping():
             return _mapping_method(owner, attr, args, frame)
+        case Output() if attr == "__setitem__":
+            return _set_field(owner, *args.positional, frame=frame)
         case ModuleList() if attr == "keys":
             return Code(plain_call(attribute(owner.expr, attr), args).expr, static=True)
         case Setting(value=dict()) if attr in _OF_DICTS:
@@ -172,6 +182,17 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             frame.emit(ast.Expr(plain_call(attribute(owner.code(), attr), args).expr))
             return NONE
     return call_value(objects.get_attribute(owner, attr, frame), args, frame)
+
+
+def _set_field(output: Output, key: Value, value: Value, *, frame: Frame) -> Value:
+    """Put a field into an output, by all names that it has."""
+    if not isinstance(key, Known):
+        raise Untranslatable("an output's field with a computed name")
+    kept = {} if frame.cls is None else frame.cls.attributes
+    known = {f"self.{name}": item for name, item in kept.items()} | frame.env.values
+    changed = Output({**output.fields, key.value: value})
+    frame.env.values |= {place: changed for place, item in known.items() if item is output}
+    return NONE
 
 
 def _mapping_method(owner: Mapping, attr: str, args: Args, frame: Frame) -> Value:

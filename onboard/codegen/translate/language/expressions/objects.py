@@ -304,7 +304,7 @@ def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) ->
     match value := state.attributes.get(attr):
         case Known() | Mask() | Global() | Closure() | Unread():
             return value
-        case PlainObject() if own:
+        case PlainObject() | Output() if own:
             return value
         case Instance():
             return (

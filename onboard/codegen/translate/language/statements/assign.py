@@ -295,8 +295,8 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
     if isinstance(value, PlainObject):
         frame.translator.make_object(value, attr, frame)
         return
-    if isinstance(value, Closure | Unread):
-        own = value if isinstance(value, Unread) else _of_itself(value)
+    if isinstance(value, Closure | Unread | Output):
+        own = _of_itself(value) if isinstance(value, Closure) else value
         frame.env.values[f"self.{attr}"] = own
         return
     path = attribute(name("self"), attr)
@@ -381,8 +381,9 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
     if isinstance(owner, Mapping) and isinstance(key, Known):
         owner.items[key.value] = value
         return
-    if isinstance(owner, Output) and isinstance(key, Known) and isinstance(target.value, ast.Name):
-        frame.env.values[target.value.id] = Output({**owner.fields, key.value: value})
+    if isinstance(owner, Output) and isinstance(key, Known):
+        place = ast.unparse(target.value)
+        frame.env.values[place] = Output({**owner.fields, key.value: value})
         return
     if isinstance(owner, Mapping):
         if not isinstance(target.value, ast.Name):
