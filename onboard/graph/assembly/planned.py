@@ -47,7 +47,6 @@ PLANNED: Mapping[str, Planned] = {
     "fuse_nvfp4_linear": _fusion(_QUANTISED, backend=(str, "trtllm")),
     "fuse_relu2_quant_nvfp4": _fusion(_QUANTISED),
     "fuse_nvfp4_swiglu": _fusion(_QUANTISED),
-    "fuse_finegrained_fp8_swiglu": _fusion(_QUANTISED),
     "fuse_finegrained_fp8_linear": _fusion(_QUANTISED, backend=(str, "trtllm")),
     "fuse_mxfp4_moe": _fusion(_QUANTISED),
     "fuse_nvfp4_moe": _fusion(

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from onboard import LLM
 from tests.support import quantised
+from tests.support.checkpoints import save_checkpoint
 
 LINEARS = ("quantize_fp8_linear_from_config", "quantize_finegrained_fp8_linear_from_config")
 NORM, GATE, ATTENTION = "fuse_rmsnorm_quant_fp8", "fuse_silu_mul", "fuse_trtllm_attn_quant_fp8"
@@ -61,3 +62,35 @@ def test_layers_share_codes_if_their_scales_agree(factor: float, tmp_path: Path)
     assert norm.num_matches == (2 if factor == 1.0 else 1)
     expected = opened(folder, joined=False).logits(ids)
     assert (llm.logits(ids) - expected).norm() / expected.norm() < 1e-6
+
+
+SWIGLU = "fuse_finegrained_fp8_swiglu"
+
+
+def with_block(folder: Path, joined: bool, enabled: bool = True, **settings: Any) -> LLM:
+    transforms: dict[str, dict[str, Any]] = {key: {"backend": "torch"} for key in LINEARS}
+    transforms |= {key: {"enabled": joined} for key in ("fuse_gemms", "match_swiglu_pattern")}
+    transforms[SWIGLU] = {"enabled": enabled}
+    config = {"max_seq_len": 64, "transforms": transforms, **settings}
+    llm = LLM(str(folder), device="cpu", dtype="float32", config=config)
+    [entry] = [entry for entry in llm.engine.history if entry.key == SWIGLU]
+    assert entry.ops.get("torch_fused_finegrained_fp8_swiglu_mlp", 0) == entry.num_matches
+    assert bool(entry.num_matches) == enabled
+    return llm
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_block_with_eight_bit_weights_becomes_one_op(joined: bool, tmp_path: Path) -> None:
+    """Gate and up are joined before, or by it: then they are linear layers of their own."""
+    folder = quantised.FOLDER / "ct_fp8_block"
+    expected = load_file(folder / "expected.safetensors")
+    found = with_block(folder, joined).logits(expected["ids"].tolist())
+    wanted = expected["activation_logits"]
+    assert (found - wanted).norm() / wanted.norm() < SAME
+    save_checkpoint(tmp_path, "llama", hidden_size=256, intermediate_size=256, head_dim=64)
+    ids = [3, 1, 4, 1, 5, 9, 2, 6]
+    found, expected = (
+        with_block(tmp_path, joined, enabled, quantize="fp8-block").logits(ids)
+        for enabled in (True, False)
+    )
+    assert (found - expected).norm() / expected.norm() < 1e-6
