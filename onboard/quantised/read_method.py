@@ -26,6 +26,8 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], Method]] = {
     "compressed-tensors": CompressedTensors.of,
     "modelopt": ModelOpt.of,
     "modelopt_fp4": ModelOpt.of,
+    "modelopt_mixed": ModelOpt.of,
+    "modelopt_mxfp8": ModelOpt.of,
     "mxfp4": Mxfp4.of,
     "gptq": read_gptq,
     "awq": read_awq,
@@ -81,6 +83,8 @@ def _read(values: Mapping[str, Any], default: str) -> Method:
     producer = values.get("producer")
     named = producer.get("name") if isinstance(producer, Mapping) else None
     name = str(values.get("quant_method") or named or default).lower()
+    if name not in METHODS:
+        name = name.replace("_", "-") or ("compressed-tensors" if "config_groups" in values else "")
     if name not in METHODS:
         raise OnboardError(
             f"the checkpoint is quantised by {name[:60] or 'a method that is not named'}, which onboard cannot read",

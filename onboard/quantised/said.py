@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _KEYS = ("quantization_config", "compression_config", "quantization")
 """Where a config.json says it; the last is MLX's."""
+_LEVELS = 2
+"""How deep a text model's config may lie: thinker_config.text_config."""
 _FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 """Files beside config.json that say it: ModelOpt's, and those of older GPTQ and AWQ."""
 _TRAITS = (
@@ -38,7 +40,10 @@ _ENDINGS = {
 
 def said_in_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return what a parsed config.json, or the text model's part of it, says of quantisation."""
-    parts = [config, *(part for part in config.values() if isinstance(part, Mapping))]
+    parts = [config]
+    for _ in range(_LEVELS):
+        inner = (each for part in parts for key, each in part.items() if key not in _KEYS)
+        parts += [each for each in inner if isinstance(each, Mapping) and each not in parts]
     found = (
         part[key]
         for part in parts

@@ -18,6 +18,7 @@ from onboard.gpu import version
 from onboard.graph.factory import ModelFactory
 from onboard.graph.weight_load.converted_weights import Source
 from onboard.graph.weight_load.parameters import tied_names
+from onboard.graph.weight_load.quantised_folder import open_checkpoint
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
 from onboard.graph.weight_load.weight_sources import find_sources
 from onboard.hf.architecture import find_language_model
@@ -118,6 +119,11 @@ def open_subject(model: str, root: Path, revision: str | None = None) -> Subject
         raise OnboardError(
             f"a position of {model} has codes of {factory.codebooks.count} codebooks, which an export does not pack",
             hint="Use it through LLM",
+        )
+    if type(open_checkpoint(factory.checkpoint)) is not Checkpoint:
+        raise OnboardError(
+            f"{model} is quantised or a GGUF file, and an export reads safetensors as they are",
+            hint="Export the unquantised model",
         )
     folder = Path(runtime.model).expanduser()
     is_on_hub = not is_local(runtime.model)

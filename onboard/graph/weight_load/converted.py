@@ -14,9 +14,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from onboard.errors import OnboardError
-from onboard.graph.weight_load.safetensors_folder import Checkpoint, TensorMeta
+from onboard.graph.weight_load.quantised_folder import decoded_state, open_checkpoint
+from onboard.graph.weight_load.safetensors_folder import TensorMeta
 from onboard.graph.weight_load.weight_names import explain_unused
-from onboard.hf.hf_model import without_missing_towers
+from onboard.hf.hf_model import load_reference, without_missing_towers
 
 
 class ConvertedCheckpoint:
@@ -34,7 +35,7 @@ class ConvertedCheckpoint:
         dtype: torch.dtype,
         on_loaded: Callable[[nn.Module], None] | None = None,
     ) -> None:
-        files = Checkpoint(folder)
+        files = open_checkpoint(folder)
         model, report = _loaded(folder, config, dtype)
         if missing := sorted(report["missing_keys"]):
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
@@ -77,16 +78,18 @@ class ConvertedCheckpoint:
 
 def _loaded(folder: Path, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     try:
+        state = decoded_state(folder)
+        how = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True}
+        if state is not None:
+            return load_reference(config, folder, state=state, **how)  # type: ignore[no-any-return]
         with without_missing_towers():
             return AutoModelForCausalLM.from_pretrained(  # type: ignore[no-any-return]
                 folder,
                 config=config,
-                dtype=dtype,
-                attn_implementation="eager",
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
-                output_loading_info=True,
+                **how,
             )
     except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]

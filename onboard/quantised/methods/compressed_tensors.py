@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from onboard.quantised.layouts.float4 import FourBitFloats
 from onboard.quantised.layouts.float8 import EightBits, stems
 from onboard.quantised.layouts.integers import PackedRows
-from onboard.quantised.methods.settings import check_keys, group_of, is_block, refusal
+from onboard.quantised.methods.settings import check_keys, group_of, is_block, pattern_of, refusal
 from onboard.quantised.weight import Activations, Files, QuantisedWeight
 
 _NAME = "compressed-tensors"
@@ -47,7 +46,6 @@ _ENDINGS = (".weight_packed", ".weight_scale")
 _INPUTS = {"float8": "float8_e4m3fn", "int8": "int8", "float4": "float4_e2m1fn"}
 Layout = EightBits | FourBitFloats | PackedRows
 _REGEX = "re:"
-_LONGEST_PATTERN = 300
 
 
 @dataclass(frozen=True)
@@ -124,20 +122,10 @@ class CompressedTensors:
 
 def _rank(target: str, module: str) -> int | None:
     if target.startswith(_REGEX):
-        return 1 if _pattern(target).match(module) else None
+        return 1 if pattern_of(_NAME, target.removeprefix(_REGEX)).match(module) else None
     if target == module or module.endswith(f".{target}"):
         return 0
     return 2 if target[:1].isupper() else None
-
-
-def _pattern(target: str) -> re.Pattern[str]:
-    text = target.removeprefix(_REGEX)
-    if len(text) > _LONGEST_PATTERN or re.search(r"[+*}]\)?[+*{]", text):
-        raise refusal(_NAME, f"the pattern {text[:60]!r}")  # it could take for ever
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise refusal(_NAME, f"the pattern {text[:60]!r}") from error
 
 
 def _group(values: object, general: object) -> Group:
@@ -189,15 +177,25 @@ def _packed_integers(weights: Mapping[str, Any], written: str) -> tuple[Layout, 
 
 def _eight_bits(weights: Mapping[str, Any], written: str) -> tuple[Layout, str] | None:
     kind = str(weights.get("type", "int"))
-    if weights.get("num_bits") != 8 or written not in (f"{kind}-quantized", "naive-quantized"):
+    formats = (f"{kind}-quantized", "naive-quantized", "mxfp8-quantized")
+    if weights.get("num_bits") != 8 or written not in formats:
         return None
     name = {"float": "fp8", "int": "int8"}.get(kind, kind)
-    strategy, block = weights.get("strategy"), weights.get("block_structure")
+    strategy, block = weights.get("strategy"), _sides(weights.get("block_structure"))
     if strategy in ("tensor", "channel"):
         return EightBits("_scale"), f"{name} by {strategy}"
     if strategy == "block" and is_block(block):
         return EightBits("_scale", (block[0], block[1])), f"{name}, {block[0]} x {block[1]} blocks"
+    if strategy == "group" and weights.get("group_size") == 32 and kind == "float":
+        return EightBits("_scale", (1, 32)), "mxfp8"
     return None
+
+
+def _sides(block: object) -> object:
+    """Return a block's sides; older releases write them as "128x128"."""
+    if isinstance(block, str) and all(side.isdecimal() for side in block[:20].split("x")):
+        return [int(side) for side in block[:20].split("x")]
+    return block
 
 
 def _activations(values: object) -> Activations:

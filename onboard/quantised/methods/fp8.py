@@ -24,7 +24,12 @@ _KEYS = {
     "expert_dtype",
     "modules_to_convert",
     "kv_cache_scheme",
+    "kv_cache_quant_targets",
+    "ignore_patterns",
 }
+_SCALES = ("_scale_inv", "_scale")
+"""What a scale is called behind its weight's name: DeepSeek's and AutoFP8's; both are multiplied
+by."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,8 @@ class Fp8:
     def of(cls, values: Mapping[str, Any]) -> Fp8:
         """Read a `quantization_config`."""
         check_keys("fp8", values, _KEYS)
-        if "fmt" in values:
-            one_of("fp8", values, "fmt", ("e4m3",))
+        if values.get("fmt"):
+            one_of("fp8", values, "fmt", ("e4m3", "e4m3fn", "float8_e4m3fn"))
         if "scale_fmt" in values:
             one_of("fp8", values, "scale_fmt", ("ue8m0", "float", None))
         if "expert_dtype" in values:
@@ -65,11 +70,12 @@ class Fp8:
     def weights(self, files: Files) -> dict[str, QuantisedWeight]:
         """Return the weights with scales by name."""
         tensors = files.names()
-        layout = EightBits("_scale_inv", self.block)
-        eight_bits = (name for name, meta in tensors.items() if meta.dtype == torch.float8_e4m3fn)
-        return {
-            name: weight
-            for name in eight_bits
-            if not name.endswith(("_scale_inv", "_scale"))
-            if (weight := layout.find(tensors, name, self.activations))
-        }
+        found = {}
+        for name, meta in tensors.items():
+            if meta.dtype != torch.float8_e4m3fn or name.endswith(_SCALES):
+                continue
+            scale = next((each for each in _SCALES if name + each in tensors), _SCALES[0])
+            weight = EightBits(scale, self.block).find(tensors, name, self.activations)
+            assert weight is not None, f"{name} has eight bits"
+            found[name] = weight
+        return found

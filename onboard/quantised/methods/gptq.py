@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from onboard.quantised.layouts.float8 import stems
 from onboard.quantised.layouts.integers import Awq, Gptq
-from onboard.quantised.methods.settings import check_keys, group_of, one_of, refusal
+from onboard.quantised.methods.settings import check_keys, group_of, one_of, pattern_of, refusal
 from onboard.quantised.weight import NOT_QUANTISED, Files, QuantisedWeight
 
 _GPTQ_KEYS = {
@@ -48,7 +49,22 @@ _GPTQ_KEYS = {
     "act_group_aware",
     "hessian_chunk_size",
     "provider",
+    "v2",
+    "v2_alpha",
+    "v2_memory_device",
+    "mse",
+    "fallback",
+    "failsafe",
+    "failsafe_with_rtn",
+    "offload_to_disk",
+    "offload_to_disk_path",
+    "vram_strategy",
+    "gc_mode",
+    "auto_forward_data_parallelism",
+    "parallel_packing",
+    "dynamic",
 }
+_OWN_KEYS = {"bits", "group_size", "sym", "desc_act", "mse", "damp_percent", "static_groups"}
 _AWQ_KEYS = {
     "quant_method",
     "bits",
@@ -65,6 +81,14 @@ _AWQ_KEYS = {
     "provider",
     "exllama_config",
     "format",
+    "desc_act",
+    "lm_head",
+    "true_sequential",
+    "model_file_base_name",
+    "model_name_or_path",
+    "meta",
+    "checkpoint_format",
+    "pack_dtype",
 }
 _AUTO_ROUND_KEYS = {
     "quant_method",
@@ -115,6 +139,8 @@ class PackedWords:
     name: str
     layout: Gptq | Awq
     own: Mapping[str, Gptq]
+    rules: tuple[tuple[re.Pattern[str], Gptq], ...] = ()
+    """Patterns of layers that have their own; the first that matches counts."""
 
     @property
     def description(self) -> str:
@@ -127,7 +153,8 @@ class PackedWords:
         """Return the quantised weights by name."""
         tensors, found = files.names(), {}
         for stem in stems(tensors, ".qweight"):
-            layout = self.own.get(stem, self.layout)
+            ruled = (layout for pattern, layout in self.rules if pattern.match(stem))
+            layout = self.own.get(stem) or next(ruled, self.layout)
             weight = layout.find(tensors, f"{stem}.weight", NOT_QUANTISED)
             assert weight is not None, f"{stem}.qweight is there"
             found[weight.name] = weight
@@ -136,17 +163,35 @@ class PackedWords:
 
 def read_gptq(values: Mapping[str, Any]) -> PackedWords:
     """Read GPTQ's `quantization_config`, or quantize_config.json."""
-    if own := [rule for rule in values.get("dynamic") or () if not str(rule).startswith("-:")]:
-        raise refusal("gptq", f"layers of their own (dynamic: {str(own[0])[:60]})")
-    check_keys("gptq", values, _GPTQ_KEYS | _AUTO_ROUND_KEYS | {"dynamic"})
+    check_keys("gptq", values, _GPTQ_KEYS | _AUTO_ROUND_KEYS)
     bits = one_of("gptq", values, "bits", (2, 4, 8))
     written = values.get("checkpoint_format") or values.get("format") or "gptq"
     if values.get("is_marlin_format") or written not in ("gptq", "gptq_v2"):
         raise refusal(
             "gptq", f"the format {'marlin' if values.get('is_marlin_format') else written}"
         )
-    layout = Gptq(bits, group_of("gptq", values), zero_is_less=written == "gptq")
-    return PackedWords("gptq", layout, {})
+    less = written == "gptq"
+    layout = Gptq(bits, group_of("gptq", values), less)
+    return PackedWords("gptq", layout, {}, tuple(_rules(values, less)))
+
+
+def _rules(values: Mapping[str, Any], less: bool) -> Iterator[tuple[re.Pattern[str], Gptq]]:
+    """Yield the patterns of GPTQModel's `dynamic` that give layers bits and groups of their own; those
+    after "-:" name layers that are not quantised, as their tensors show.
+    """
+    dynamic = values.get("dynamic") or {}
+    if not isinstance(dynamic, Mapping):
+        raise refusal("gptq", f"dynamic = {str(dynamic)[:60]}")
+    for rule, own in dynamic.items():
+        if str(rule).startswith("-:"):
+            continue
+        if not isinstance(own, Mapping):
+            raise refusal("gptq", f"dynamic of {str(rule)[:60]}")
+        check_keys("gptq", own, _OWN_KEYS)
+        said = {"bits": values["bits"], "group_size": values["group_size"], **own}
+        bits = one_of("gptq", said, "bits", (2, 4, 8))
+        pattern = pattern_of("gptq", str(rule).removeprefix("+:"))
+        yield pattern, Gptq(bits, group_of("gptq", said), less)
 
 
 def read_awq(values: Mapping[str, Any]) -> PackedWords:
@@ -159,6 +204,8 @@ def read_awq(values: Mapping[str, Any]) -> PackedWords:
     }
     one_of("awq", said, "bits", (4,))
     one_of("awq", said, "version", ("gemm",))
+    for key in ("format", "checkpoint_format"):
+        one_of("awq", {key: None} | dict(values), key, (None, "gemm", "awq"))
     return PackedWords("awq", Awq(group_of("awq", said), bool(values.get("zero_point", True))), {})
 
 

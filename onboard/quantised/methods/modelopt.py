@@ -69,13 +69,26 @@ class ModelOpt:
         """Return the quantised weights by name."""
         tensors, found = files.names(), {}
         for module in stems(tensors, _SCALE):
-            algorithm, group = self.layers.get(module, (self.algorithm, self.group))
+            algorithm, group = self._of_layer(module)
             layout, activations = _layout(algorithm, group)
             weight = layout.find(tensors, f"{module}.weight", activations)
             if weight is None:
                 raise refusal(_NAME, f"tensors of {module} that are not as {algorithm} has them")
             found[weight.name] = weight
         return found
+
+    def _of_layer(self, module: str) -> tuple[str, int]:
+        if module in self.layers:
+            return self.layers[module]
+        names = [name for name in self.layers if name and _is_within(module, name)]
+        return self.layers[max(names, key=len)] if names else (self.algorithm, self.group)
+
+
+def _is_within(module: str, name: str) -> bool:
+    """Tell whether a layer is the one that a config names, perhaps without the text model's prefix, or
+    lies in it.
+    """
+    return f".{name}." in f".{module}."
 
 
 def _algorithm(values: object) -> tuple[str, int]:

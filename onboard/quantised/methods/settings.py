@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from onboard.errors import OnboardError
 
+_LONGEST_PATTERN = 300
 _LARGEST = 1 << 20
 """Of a group's inputs, or a block's side."""
 
@@ -49,3 +51,15 @@ def is_block(value: object) -> TypeGuard[Sequence[int]]:
     """Tell whether a value is the outputs and the inputs of a block."""
     sizes = value if isinstance(value, list | tuple) else []
     return len(sizes) == 2 and all(type(size) is int and 0 < size <= _LARGEST for size in sizes)
+
+
+def pattern_of(method: str, text: str) -> re.Pattern[str]:
+    """Return a compiled pattern of a config; raise `OnboardError` for one that is none, or that could
+    take for ever.
+    """
+    if len(text) > _LONGEST_PATTERN or re.search(r"[+*}]\)?[+*{]", text):
+        raise refusal(method, f"the pattern {text[:60]!r}")
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise refusal(method, f"the pattern {text[:60]!r}") from error

@@ -1,0 +1,215 @@
+"""Checkpoints as other versions of the formats' libraries write them: other names of keys and
+tensors, other places of the config. Each stands for the same weights as the fixture that it is made
+of.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from onboard.errors import OnboardError
+from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
+from tests.support import quantised
+
+Said = dict[str, Any]
+
+
+def copy_of(variant: str, folder: Path, change: Callable[[Said], object] = lambda _: None) -> Path:
+    """A fixture whose quantization_config was changed."""
+    shutil.copytree(quantised.FOLDER / variant, folder, dirs_exist_ok=True)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    change(config["quantization_config"])
+    path.write_text(json.dumps(config))
+    return folder
+
+
+def edit(folder: Path, change: Callable[[Said], object]) -> Path:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    change(config)
+    path.write_text(json.dumps(config))
+    return folder
+
+
+def rename(folder: Path, pattern: str, to: str) -> Path:
+    """Change names of tensors; at least one has to match."""
+    path = folder / "model.safetensors"
+    tensors = {re.sub(pattern, to, name): each for name, each in load_file(path).items()}
+    assert tensors.keys() != load_file(path).keys()
+    save_file(tensors, path, {"format": "pt"})
+    return folder
+
+
+def require_same(folder: Path, variant: str, prefix: tuple[str, str] = ("", "")) -> None:
+    """The same weights, to the bit; `prefix` is what names begin with in the fixture, and here."""
+    expected, found = open_checkpoint(quantised.FOLDER / variant), open_checkpoint(folder)
+    assert isinstance(expected, QuantisedCheckpoint)
+    assert isinstance(found, QuantisedCheckpoint)
+    assert len(found.weights) == len(expected.weights) > 0
+    for name in expected.names():
+        here = prefix[1] + name.removeprefix(prefix[0]) if name.startswith(prefix[0]) else name
+        assert torch.equal(found.read(here), expected.read(name)), name
+
+
+@pytest.mark.parametrize(
+    ("variant", "change"),
+    [
+        ("hf_fp8_llama", {"fmt": "float8_e4m3fn"}),  # MiniMax
+        ("hf_fp8_llama", {"fmt": None, "scale_fmt": None}),
+        ("hf_fp8_static", {"kv_cache_scheme": "static", "ignore_patterns": ["re:.*lm_head"]}),
+        ("hf_fp8_static", {"modules_to_not_convert": None, "ignored_layers": ["lm_head"]}),
+        ("modelopt_fp8", {"quant_method": "modelopt_mixed"}),
+        ("ct_fp8_dynamic", {"quant_method": "compressed_tensors"}),
+        ("ct_fp8_dynamic", {"quant_method": None}),
+        ("ct_fp8_dynamic", {"quantization_status": "frozen", "global_compression_ratio": 1.5}),
+        ("gptq", {"v2": False, "offload_to_disk": True, "vram_strategy": "exclusive"}),
+        ("gptq", {"meta": {"quantizer": ["gptqmodel:5.0"]}, "pack_dtype": "int32"}),
+        ("awq", {"version": "GEMM", "checkpoint_format": "gemm"}),
+        ("bnb_nf4", {"llm_int8_skip_modules": ["lm_head", "model.layers.1.mlp"]}),
+    ],
+)
+def test_keys_of_other_versions(variant: str, change: Said, tmp_path: Path) -> None:
+    require_same(copy_of(variant, tmp_path, lambda said: said.update(change)), variant)
+
+
+def test_autofp8_names_its_scales_otherwise(tmp_path: Path) -> None:
+    folder = rename(copy_of("hf_fp8_static", tmp_path), r"weight_scale_inv$", "weight_scale")
+    rename(folder, r"activation_scale$", "input_scale")
+    require_same(folder, "hf_fp8_static")
+
+
+def test_older_names_of_awqs_keys_in_a_file_of_their_own(tmp_path: Path) -> None:
+    folder = copy_of("awq", tmp_path)
+    said = json.loads((folder / "config.json").read_text())["quantization_config"]
+    edit(folder, lambda config: config.pop("quantization_config"))
+    older = {"zero_point": True, "q_group_size": said["group_size"], "w_bit": 4, "version": "GEMM"}
+    (folder / "quant_config.json").write_text(json.dumps(older))
+    require_same(folder, "awq")
+
+
+def test_older_gptq_has_a_file_of_its_own(tmp_path: Path) -> None:
+    folder = copy_of("gptq", tmp_path)
+    edit(folder, lambda config: config.pop("quantization_config"))
+    older = {"bits": 4, "group_size": 128, "damp_percent": 0.01, "desc_act": False, "sym": True}
+    (folder / "quantize_config.json").write_text(json.dumps(older))
+    require_same(folder, "gptq")
+
+
+def test_a_compression_config_is_the_older_name(tmp_path: Path) -> None:
+    folder = copy_of("ct_w4a16", tmp_path)
+    edit(folder, lambda c: c.update(compression_config=c.pop("quantization_config")))
+    require_same(folder, "ct_w4a16")
+
+
+def test_blocks_as_text(tmp_path: Path) -> None:
+    def change(said: Said) -> None:
+        for group in said["config_groups"].values():
+            group["weights"]["block_structure"] = "128x128"
+
+    require_same(copy_of("ct_fp8_block", tmp_path, change), "ct_fp8_block")
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("variant", ["hf_fp8_llama", "ct_nvfp4", "modelopt_fp8", "gptq"])
+def test_a_text_model_within_another(variant: str, depth: int, tmp_path: Path) -> None:
+    """Under `model.language_model.`, with its config inside the whole's."""
+    folder = rename(copy_of(variant, tmp_path), r"^model\.", "model.language_model.")
+
+    def nest(config: Said) -> None:
+        inner = dict(config)
+        config.clear()
+        config["text_config"] = inner
+        for _ in range(depth - 1):
+            whole = dict(config)
+            config.clear()
+            config["thinker_config"] = whole
+
+    require_same(edit(folder, nest), variant, ("model.", "model.language_model."))
+
+
+def test_files_in_parts(tmp_path: Path) -> None:
+    folder = copy_of("ct_w4a16", tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    shards = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+    for file, mine in shards.items():
+        save_file({name: tensors[name] for name in mine}, folder / file)
+    places = {name: file for file, mine in shards.items() for name in mine}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    (folder / "model.safetensors").unlink()
+    require_same(folder, "ct_w4a16")
+
+
+def test_a_head_that_is_quantised(tmp_path: Path) -> None:
+    """As `lm_head: true` of GPTQ: the tensors show it."""
+    folder = copy_of("gptq", tmp_path, lambda said: said.update(lm_head=True))
+    path = folder / "model.safetensors"
+    tensors, stem = load_file(path), "model.layers.0.mlp.gate_proj"
+    parts = [name for name in tensors if name.startswith(f"{stem}.")]
+    tensors |= {name.replace(stem, "lm_head"): tensors[name].clone() for name in parts}
+    del tensors["lm_head.weight"]
+    save_file(tensors, path, {"format": "pt"})
+    found = open_checkpoint(folder)
+    assert torch.equal(found.read("lm_head.weight"), found.read(f"{stem}.weight"))
+
+
+def test_layers_of_gptq_with_bits_of_their_own(tmp_path: Path) -> None:
+    """GPTQModel's `dynamic`: one layer of the eight-bit fixture among those of four bits."""
+    rule = {r"+:.*\.down_proj$": {"bits": 8, "group_size": 64}, r"-:.*\.gate$": {}}
+    folder = copy_of("gptq", tmp_path, lambda said: said.update(dynamic=rule))
+    path, other = folder / "model.safetensors", quantised.FOLDER / "gptq_8bit"
+    eight = {k: v for k, v in load_file(other / "model.safetensors").items() if ".down_proj." in k}
+    kept = {k: v for k, v in load_file(path).items() if ".down_proj." not in k}
+    save_file(kept | eight, path, {"format": "pt"})
+    found = open_checkpoint(folder)
+    for name in found.names():
+        source = open_checkpoint(other if ".down_proj." in name else quantised.FOLDER / "gptq")
+        assert torch.equal(found.read(name), source.read(name)), name
+
+
+def test_modelopts_layers_by_a_shorter_name(tmp_path: Path) -> None:
+    """Mixed algorithms, named without the text model's prefix, and by what layers lie in."""
+    folder = rename(copy_of("modelopt_fp8", tmp_path), r"^model\.", "model.language_model.")
+    lies_in = [f"layers.{layer}.{part}" for layer in (0, 1) for part in ("self_attn", "mlp")]
+    own = {name: {"quant_algo": "FP8"} for name in lies_in}
+    for path in (folder / "config.json", folder / "hf_quant_config.json"):
+        text = json.loads(path.read_text())
+        said = text.get("quantization_config") or text["quantization"]
+        said |= {"quant_algo": "MIXED_PRECISION", "quantized_layers": own}
+        path.write_text(json.dumps(text))
+    require_same(folder, "modelopt_fp8", ("model.", "model.language_model."))
+
+
+@pytest.mark.parametrize(
+    ("variant", "change", "said"),
+    [
+        ("gptq", {"rotation": "hadamard"}, "rotation"),
+        ("gptq", {"adapter": {"lora": 1}}, "adapter"),
+        ("gptq", {"dynamic": {"+:.*": {"bits": 3}}}, "bits = 3"),
+        ("gptq", {"dynamic": {"+:(a+)+": {"bits": 8}}}, "pattern"),
+        ("gptq", {"dynamic": {".*": {"spin": 1}}}, "spin"),
+        ("gptq", {"checkpoint_format": "marlin"}, "marlin"),
+        ("awq", {"version": "gemv"}, "gemv"),
+        ("awq", {"format": "marlin"}, "marlin"),
+        ("awq", {"dynamic": {".*": {"bits": 8}}}, "dynamic"),
+        ("hf_fp8_llama", {"fmt": "e5m2"}, "e5m2"),
+        ("ct_fp8_dynamic", {"quant_method": "compressed"}, "compressed"),
+        ("modelopt_fp8", {"quant_algo": "INT4_SPINQUANT"}, "SPINQUANT"),
+    ],
+)
+def test_what_is_unknown_stays_refused_by_name(
+    variant: str, change: Said, said: str, tmp_path: Path
+) -> None:
+    folder = copy_of(variant, tmp_path, lambda values: values.update(change))
+    with pytest.raises(OnboardError, match=re.escape(said)):
+        open_checkpoint(folder)
