@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import create_model
 
@@ -38,8 +38,6 @@ def _fusion(waits_for: str, **fields: tuple[Any, Any]) -> Planned:
     return Planned(Stages.POST_LOAD_FUSION, waits_for, fields)
 
 
-_SCALES = {"allow_different_input_scales": (bool, False)}
-
 PLANNED: Mapping[str, Planned] = {
     "fuse_fp4_gemms": _fusion(_QUANTISED),
     "fuse_fp8_gemms": _fusion(_QUANTISED),
@@ -48,14 +46,6 @@ PLANNED: Mapping[str, Planned] = {
     "fuse_relu2_quant_nvfp4": _fusion(_QUANTISED),
     "fuse_nvfp4_swiglu": _fusion(_QUANTISED),
     "fuse_finegrained_fp8_linear": _fusion(_QUANTISED, backend=(str, "trtllm")),
-    "fuse_mxfp4_moe": _fusion(_QUANTISED),
-    "fuse_nvfp4_moe": _fusion(
-        _QUANTISED,
-        backend=(Literal["cutlass", "trtllm_gen"], "cutlass"),
-        reverse_interleaved_input_scales=(bool, True),
-        enable_trtllm_gen_internal_routing=(bool, True),
-        **_SCALES,
-    ),
     "fuse_rmsnorm_quant_nvfp4": _fusion(_QUANTISED),
     "fuse_allreduce_residual_rmsnorm": _fusion(_GPUS),
     "fuse_rope_into_trtllm_attention": _fusion(_ROTATING, fuse_qkv_passthrough=(bool, True)),

@@ -65,7 +65,7 @@ def _read_weight(
 ) -> None:
     name = source.names[0]
     if isinstance(checkpoint, QuantisedCheckpoint) and not checkpoint.is_stored(name):
-        _fill(name, checkpoint.encoded(name, device), forms)
+        _read_encoded(checkpoint, name, forms, device)
         return
     weight = source.of([checkpoint.read(each, device) for each in source.names])
     form = forms[0][0]
@@ -76,6 +76,16 @@ def _read_weight(
     for index, matrix in enumerate(weight):  # of a stack one after the other: it may be large
         views = [(form, target[index]) for form, target in forms]
         _fill(name, _encode(matrix, form), views)
+
+
+def _read_encoded(
+    checkpoint: QuantisedCheckpoint, name: str, forms: Forms, device: torch.device | str
+) -> None:
+    if forms[0][1].dim() < 3 or not forms[0][0].transposed:
+        _fill(name, checkpoint.encoded(name, device), forms)
+        return
+    for index, encoded in enumerate(checkpoint.encoded_stack(name, device)):
+        _fill(name, encoded, [(form, target[index]) for form, target in forms])
 
 
 def _encode(weight: Tensor, form: Form) -> Encoded:

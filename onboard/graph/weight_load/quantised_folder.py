@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,20 @@ class QuantisedCheckpoint(Checkpoint):
         """Return a quantised weight as codes and scales."""
         weight = self.weights[name]
         parts = {role: self.files.read(each, device) for role, each in weight.parts.items()}
+        return self._decoded(name, parts)
+
+    def encoded_stack(self, name: str, device: torch.device | str = "cpu") -> Iterator[Encoded]:
+        """Yield the matrices of a quantised stack, whose parts are stacks, too, as codes and
+        scales; codes of one at a time are unpacked.
+        """
+        weight = self.weights[name]
+        parts = {role: self.files.read(each, device) for role, each in weight.parts.items()}
+        for matrices in zip(*parts.values(), strict=True):
+            yield self._decoded(name, dict(zip(parts, matrices, strict=True)))
+
+    def _decoded(self, name: str, parts: Mapping[str, torch.Tensor]) -> Encoded:
         try:
-            return weight.decode(parts)
+            return self.weights[name].decode(parts)
         except (RuntimeError, IndexError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             raise OnboardError(f"{name} cannot be decoded: {reason}", hint=DAMAGED) from error

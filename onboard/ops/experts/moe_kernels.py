@@ -15,6 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from onboard.ops.linear.four_bit_product import RUN, WORDS
+from onboard.ops.linear.four_bit_product import products as four_bit_products
 from onboard.ops.linear.fp8_linear import BLOCK as _BLOCK
 from onboard.ops.linear.fp8_linear import LARGEST as _LARGEST
 from onboard.ops.linear.triton_silu_mul import activate
@@ -256,6 +258,38 @@ def _input_scales(scale_ptr, expert, row, K: tl.constexpr, A_SCALES: tl.constexp
 
 
 @triton.jit
+def _rows_product(
+    x_ptr, x_row, real, x_stride, w_ptr, expert, row, inside, x_scale_ptr, scale_ptr, zero_ptr, whole_ptr,
+    K: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr, X_SCALES: tl.constexpr, SCALES: tl.constexpr,
+    LEVELS: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_WHOLE: tl.constexpr,
+    STAGES: tl.constexpr, PTX: tl.constexpr,
+    BLOCK_M: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr, DOT_TYPE: tl.constexpr,
+):  # fmt: skip
+    """Return rows of x times rows of an expert, of ROWS, [BLOCK_M, WIDTH] float32: of its numbers
+    or, with LEVELS, of what its words of four-bit codes stand for.
+    """
+    if LEVELS is None:
+        return _product(
+            x_ptr, x_row, real, x_stride, w_ptr + expert * (ROWS * K), row, inside,
+            _input_scales(x_scale_ptr, expert, x_row, K, X_SCALES),
+            _scales_of(scale_ptr, expert, row, ROWS, PART, K, SCALES),
+            K, BLOCK_M, WIDTH, BLOCK_K, DOT_TYPE, X_SCALES, SCALES,
+        )  # fmt: skip
+    else:
+        RUNS: tl.constexpr = (K + RUN - 1) // RUN
+        GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
+        wide = expert * ROWS + tl.minimum(row, ROWS - 1)
+        total = four_bit_products(
+            w_ptr + wide * (RUNS * WORDS), x_ptr + x_row * x_stride, scale_ptr + wide * GROUPS,
+            zero_ptr + wide * GROUPS if HAS_ZERO else scale_ptr, real, 0, RUNS, K,
+            LEVELS == "e2m1", GROUP, HAS_ZERO, RUNS * RUN == K, BLOCK_M, WIDTH, STAGES, DOT_TYPE, PTX,
+        )  # fmt: skip
+        if HAS_WHOLE:
+            total *= tl.load(whole_ptr + wide)[:, None]
+        return tl.trans(total)
+
+
+@triton.jit
 def gate(
     gate_, up, limit, alpha, up_offset,
     ACTIVATION: tl.constexpr, HAS_LIMIT: tl.constexpr, HAS_ALPHA: tl.constexpr,
@@ -273,11 +307,13 @@ def gate(
 
 @triton.jit
 def up_kernel(
-    out_ptr, x_ptr, w_ptr, bias_ptr, x_scale_ptr, scale_ptr, order_ptr, blocks_ptr, limit, alpha, up_offset, x_stride,
+    out_ptr, x_ptr, w_ptr, bias_ptr, x_scale_ptr, scale_ptr, zero_ptr, whole_ptr, order_ptr, blocks_ptr,
+    limit, alpha, up_offset, x_stride,
     PAIRS: tl.constexpr, EXPERTS: tl.constexpr, TOP: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
     GATED: tl.constexpr, ORDER: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_LIMIT: tl.constexpr, HAS_ALPHA: tl.constexpr, DOT_TYPE: tl.constexpr,
-    X_SCALES: tl.constexpr, SCALES: tl.constexpr,
+    X_SCALES: tl.constexpr, SCALES: tl.constexpr, LEVELS: tl.constexpr, GROUP: tl.constexpr,
+    HAS_ZERO: tl.constexpr, HAS_WHOLE: tl.constexpr, STAGES: tl.constexpr, PTX: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """First products of one block's tokens and BLOCK_N channels, activated: rows of out are in the
@@ -309,11 +345,10 @@ def up_kernel(
     else:
         row = channel
         inside = channel < N
-    total = _product(
-        x_ptr, token, real, x_stride, w_ptr + expert * (ROWS * K), row, inside,
-        _input_scales(x_scale_ptr, expert, token, K, X_SCALES),
-        _scales_of(scale_ptr, expert, row, ROWS, PART, K, SCALES),
-        K, BLOCK_M, WIDTH, BLOCK_K, DOT_TYPE, X_SCALES, SCALES,
+    total = _rows_product(
+        x_ptr, token, real, x_stride, w_ptr, expert, row, inside, x_scale_ptr, scale_ptr, zero_ptr, whole_ptr,
+        K, ROWS, PART, X_SCALES, SCALES, LEVELS, GROUP, HAS_ZERO, HAS_WHOLE, STAGES, PTX,
+        BLOCK_M, WIDTH, BLOCK_K, DOT_TYPE,
     )  # fmt: skip
     if HAS_BIAS:
         bias = tl.load(bias_ptr + expert * ROWS + row, mask=inside, other=0.0)
@@ -332,9 +367,12 @@ def up_kernel(
 
 @triton.jit
 def down_kernel(
-    out_ptr, hidden_ptr, w_ptr, bias_ptr, x_scale_ptr, scale_ptr, routing_ptr, order_ptr, blocks_ptr,
+    out_ptr, hidden_ptr, w_ptr, bias_ptr, x_scale_ptr, scale_ptr, zero_ptr, whole_ptr, routing_ptr,
+    order_ptr, blocks_ptr,
     PAIRS: tl.constexpr, EXPERTS: tl.constexpr, K: tl.constexpr, N: tl.constexpr, HAS_BIAS: tl.constexpr,
     DOT_TYPE: tl.constexpr, X_SCALES: tl.constexpr, SCALES: tl.constexpr,
+    LEVELS: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_WHOLE: tl.constexpr,
+    STAGES: tl.constexpr, PTX: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -349,11 +387,10 @@ def down_kernel(
     pair = pair.to(tl.int64)
     channel = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     place = place.to(tl.int64)
-    total = _product(
-        hidden_ptr, place, real, K, w_ptr + expert * (N * K), channel, channel < N,
-        _input_scales(x_scale_ptr, expert, place, K, X_SCALES),
-        _scales_of(scale_ptr, expert, channel, N, N, K, SCALES),
-        K, BLOCK_M, BLOCK_N, BLOCK_K, DOT_TYPE, X_SCALES, SCALES,
+    total = _rows_product(
+        hidden_ptr, place, real, K, w_ptr, expert, channel, channel < N, x_scale_ptr, scale_ptr, zero_ptr, whole_ptr,
+        K, N, N, X_SCALES, SCALES, LEVELS, GROUP, HAS_ZERO, HAS_WHOLE, STAGES, PTX,
+        BLOCK_M, BLOCK_N, BLOCK_K, DOT_TYPE,
     )  # fmt: skip
     if HAS_BIAS:
         total += tl.load(bias_ptr + expert * N + channel, mask=channel < N, other=0.0).to(

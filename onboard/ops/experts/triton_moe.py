@@ -26,6 +26,7 @@ from onboard.ops.experts.moe_kernels import (
 )
 from onboard.ops.library import register_op, schema_of
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
+from onboard.ops.linear.four_bit_kernels import HAS_PTX
 from onboard.ops.linear.fp8_kernels import quantise
 from onboard.ops.triton.launch import (
     dot_type,
@@ -86,11 +87,30 @@ class Weight:
     """Of rows [experts, rows] or of blocks of 128 x 128 [experts, blocks, blocks], float32."""
     input_scale: Tensor | None = None
     """[experts] float32, where inputs are quantised with it."""
+    levels: str | None = None
+    """Of four-bit codes, of which `values` are words: see `four_bits.Levels`."""
+    group: int = 0
+    """Inputs that share a scale [experts, rows, groups] of four-bit codes, and a zero."""
+    zero: Tensor | None = None
+    whole: Tensor | None = None
+    """[experts, rows] float32."""
 
-    @property
-    def scales(self) -> int:
-        """0 there are none, 1 of rows, 2 of blocks."""
-        return 0 if self.scale is None else self.scale.dim() - 1
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Return what kernels take beside the codes."""
+        return self.scale, self.zero, self.whole
+
+    def constants(self) -> dict[str, Any]:
+        """Return the kernels' compile-time arguments."""
+        eight_bits = self.scale is not None and self.levels is None
+        return {
+            # 0 there are none, 1 of rows, 2 of blocks
+            "SCALES": self.scale.dim() - 1 if self.scale is not None and eight_bits else 0,
+            "LEVELS": self.levels,
+            "GROUP": self.group,
+            "HAS_ZERO": self.zero is not None,
+            "HAS_WHOLE": self.whole is not None,
+            "PTX": HAS_PTX,
+        }
 
 
 @dataclass(frozen=True)
@@ -220,7 +240,8 @@ def mixture(
 
     With `quantize` the inputs of both products are quantised so.
     """
-    (tokens, top), (experts, hidden, inner) = selected.shape, down.values.shape
+    (tokens, top), experts, hidden = selected.shape, len(down.values), x.shape[1]
+    inner = up.values.shape[1] // (2 if activation.gated else 1)
     routed = Routed(None, selected) if tokens == 1 else route(selected, experts, tiles.m)
     middle, parts = x.new_empty(tokens * top, inner), x.new_empty(tokens * top, hidden)
     _up(middle, Inputs.of(x, quantize, up), up, inner, activation, routed, top, tiles)
@@ -238,14 +259,14 @@ def _up(
     activation: Activation, routed: Routed, top: int, tiles: Tiles,
 ) -> None:  # fmt: skip
     """Write the activated first product of every pair, [pairs, inner]."""
-    experts, _, hidden = weight.values.shape
+    experts, hidden = len(weight.values), inputs.rows.shape[1]
     channels = tiles.n // 2 if activation.gated else tiles.n
     up_kernel[(triton.cdiv(inner, channels), routed.num_blocks)](
-        out, inputs.rows, weight.values, weight.bias, inputs.scale, weight.scale, routed.order, routed.blocks,
+        out, inputs.rows, weight.values, weight.bias, inputs.scale, *weight.tensors(), routed.order, routed.blocks,
         *activation.scalars(), inputs.rows.stride(0),
         PAIRS=routed.order is None, EXPERTS=experts, TOP=top, K=hidden, N=inner, HAS_BIAS=weight.bias is not None,
-        **activation.constants(), DOT_TYPE=dot_type(inputs.dtype), X_SCALES=inputs.scales, SCALES=weight.scales,
-        BLOCK_M=tiles.m, BLOCK_N=channels, BLOCK_K=tiles.k,
+        **activation.constants(), DOT_TYPE=dot_type(inputs.dtype), X_SCALES=inputs.scales, **weight.constants(),
+        BLOCK_M=tiles.m, BLOCK_N=channels, BLOCK_K=tiles.k, STAGES=tiles.num_stages,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages, **overlaps(out.device),
     )  # fmt: skip
 
@@ -254,12 +275,13 @@ def _down(
     out: Tensor, inputs: Inputs, weight: Weight, routing: Tensor, routed: Routed, tiles: Tiles
 ) -> None:
     """Write the second product of every pair, times its routing weight, [pairs, hidden]."""
-    experts, hidden, inner = weight.values.shape
+    (experts, hidden), inner = weight.values.shape[:2], inputs.rows.shape[1]
     down_kernel[(triton.cdiv(hidden, tiles.n), routed.num_blocks)](
-        out, inputs.rows, weight.values, weight.bias, inputs.scale, weight.scale, routing, routed.order, routed.blocks,
+        out, inputs.rows, weight.values, weight.bias, inputs.scale, *weight.tensors(), routing,
+        routed.order, routed.blocks,
         PAIRS=routed.order is None, EXPERTS=experts, K=inner, N=hidden, HAS_BIAS=weight.bias is not None,
-        DOT_TYPE=dot_type(inputs.dtype), X_SCALES=inputs.scales, SCALES=weight.scales,
-        BLOCK_M=tiles.m, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
+        DOT_TYPE=dot_type(inputs.dtype), X_SCALES=inputs.scales, **weight.constants(),
+        BLOCK_M=tiles.m, BLOCK_N=tiles.n, BLOCK_K=tiles.k, STAGES=tiles.num_stages,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages, **overlaps(out.device),
     )  # fmt: skip
 

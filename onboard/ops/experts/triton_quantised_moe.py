@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import triton
 from torch import Tensor
 
+from onboard.ops.experts.four_bit_moe import torch_int4_moe
 from onboard.ops.experts.moe import fake_moe
 from onboard.ops.experts.quantised_moe import torch_fp8_moe
-from onboard.ops.experts.triton_moe import Activation, Weight, mixture, tiles_for
+from onboard.ops.experts.triton_moe import Activation, Tiles, Weight, mixture, tiles_for
 from onboard.ops.library import register_op, schema_of
-from onboard.ops.triton.launch import last_contiguous, require_device
+from onboard.ops.linear.four_bits import RUN
+from onboard.ops.triton.launch import last_contiguous, power_of_two, require_device
 
 _SCHEMA = schema_of(torch_fp8_moe.__name__)
 
@@ -42,15 +45,77 @@ def _mixture(
 ) -> Tensor:  # fmt: skip
     assert gate_cap is None, "no kernel caps the gate"
     assert up_cap is None, "no kernel caps what is gated"
+    up = Weight(w3_w1_stacked_weight, w3_w1_stacked_bias, w3_w1_weight_scale, w3_w1_input_scale)
+    down = Weight(w2_stacked_weight, w2_stacked_bias, w2_weight_scale, w2_input_scale)
+    activation = Activation(is_gated_mlp, act_fn, limit, alpha, up_offset, order)
+    tiles = tiles_for(selected_experts.numel(), len(w2_stacked_weight), x.dtype)
+    how = "" if x.numel() == x.shape[-1] else quantize
+    return _launch(x, selected_experts, routing_weights, up, down, activation, tiles, how)
+
+
+def _launch(
+    x: Tensor, selected: Tensor, routing: Tensor, up: Weight, down: Weight,
+    activation: Activation, tiles: Tiles, quantize: str,
+) -> Tensor:  # fmt: skip
     require_device(x)
     tokens = last_contiguous(x.reshape(-1, x.shape[-1]))
     if not tokens.numel():
         return fake_moe(x)
-    selected = selected_experts.reshape(len(tokens), -1).contiguous()
-    routing = routing_weights.reshape(len(tokens), -1).contiguous()
-    up = Weight(w3_w1_stacked_weight, w3_w1_stacked_bias, w3_w1_weight_scale, w3_w1_input_scale)
-    down = Weight(w2_stacked_weight, w2_stacked_bias, w2_weight_scale, w2_input_scale)
+    selected = selected.reshape(len(tokens), -1).contiguous()
+    routing = routing.reshape(len(tokens), -1).contiguous()
+    return mixture(tokens, selected, routing, up, down, activation, tiles, quantize).view(x.shape)
+
+
+def four_bit_tiles(pairs: int, experts: int) -> Tiles:
+    """Return the tiles of a product with four-bit weights, from the number of pairs that an expert
+    has on average: not measured yet.
+    """
+    rows = min(64, max(16, power_of_two(triton.cdiv(pairs, experts))))
+    return Tiles(rows, 64, RUN, 4, 6 if rows <= 32 else 4)
+
+
+_FOUR_BITS = schema_of(torch_int4_moe.__name__)
+
+
+@register_op(fake_moe, schema=_FOUR_BITS)
+def triton_int4_moe(*arguments: Any, **keywords: Any) -> Tensor:
+    """`torch_int4_moe` as the kernels of `triton_moe_fused`, which decode what they read."""
+    return _four_bits("int4", *arguments, **keywords)
+
+
+@register_op(fake_moe, schema=_FOUR_BITS)
+def triton_mxfp4_moe(*arguments: Any, **keywords: Any) -> Tensor:
+    """`torch_mxfp4_moe` as the same kernels."""
+    return _four_bits("e2m1", *arguments, **keywords)
+
+
+@register_op(fake_moe, schema=_FOUR_BITS)
+def triton_nvfp4_moe(*arguments: Any, **keywords: Any) -> Tensor:
+    """`torch_nvfp4_moe` as the same kernels."""
+    return _four_bits("e2m1", *arguments, **keywords)
+
+
+def _four_bits(
+    levels: str, x: Tensor, selected_experts: Tensor, routing_weights: Tensor,
+    w3_w1_stacked_weight: Tensor, w2_stacked_weight: Tensor,
+    w3_w1_weight_scale: Tensor, w2_weight_scale: Tensor,
+    w3_w1_weight_zero: Tensor | None = None, w2_weight_zero: Tensor | None = None,
+    w3_w1_weight_whole: Tensor | None = None, w2_weight_whole: Tensor | None = None,
+    group: int = 128, is_gated_mlp: bool = True, act_fn: str = "silu",
+    w3_w1_stacked_bias: Tensor | None = None, w2_stacked_bias: Tensor | None = None,
+    limit: float | None = None, alpha: float | None = None, up_offset: float = 0.0,
+    gate_cap: float | None = None, up_cap: float | None = None, order: str = "up_gate",
+) -> Tensor:  # fmt: skip
+    assert gate_cap is None, "no kernel caps the gate"
+    assert up_cap is None, "no kernel caps what is gated"
+    up = Weight(
+        w3_w1_stacked_weight, w3_w1_stacked_bias, w3_w1_weight_scale, None,
+        levels, group, w3_w1_weight_zero, w3_w1_weight_whole,
+    )  # fmt: skip
+    down = Weight(
+        w2_stacked_weight, w2_stacked_bias, w2_weight_scale, None,
+        levels, group, w2_weight_zero, w2_weight_whole,
+    )  # fmt: skip
     activation = Activation(is_gated_mlp, act_fn, limit, alpha, up_offset, order)
-    tiles = tiles_for(selected.numel(), len(w2_stacked_weight), x.dtype)
-    how = "" if len(tokens) == 1 else quantize
-    return mixture(tokens, selected, routing, up, down, activation, tiles, how).view(x.shape)
+    tiles = four_bit_tiles(selected_experts.numel(), len(w2_stacked_weight))
+    return _launch(x, selected_experts, routing_weights, up, down, activation, tiles, "")

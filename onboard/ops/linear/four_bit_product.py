@@ -50,7 +50,7 @@ def _inputs(x_ptr, column, inside, inputs, EVEN: tl.constexpr, TYPE: tl.constexp
 
 
 @triton.jit
-def _products(
+def products(
     rows_ptr, x_ptr, scale_ptr, zero_ptr, inside, low, high, inputs,
     E2M1: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, EVEN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, TYPE: tl.constexpr, PTX: tl.constexpr,
@@ -106,7 +106,7 @@ def four_bit_kernel(
         prefetch(rows_ptr + low * WORDS, tl.zeros([BN], tl.int32) + ahead)
     wait_for_inputs(OVERLAP)
     row = tl.program_id(0) % blocks * BM + tl.arange(0, BM)
-    sums = _products(
+    sums = products(
         rows_ptr, x_ptr + row.to(tl.int64) * inputs, scale_ptr + wide * groups,
         zero_ptr + wide * groups if HAS_ZERO else scale_ptr, row < rows,
         low, high, inputs,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tests.support.ops import four_bits
+
 TOKENS, EXPERTS, TOP, HIDDEN = 7, 5, 2, 136
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -62,6 +64,29 @@ def _fp8(rows: int, columns: int, parts: int, scheme: str) -> tuple[Tensor, Tens
         for column in range(columns):
             values[:, row, column] *= scale[:, block, column // 128].double()
     return codes, scale, values
+
+
+def four_bit_case(kind: str, *, order: str, inner: int, group: int, bias: bool = False) -> Case:
+    """Return a mixture with weights of a kind of `four_bits.weight`; without an order it has no
+    gate.
+    """
+    rows = (2 if order else 1) * inner
+    scales: dict[str, Tensor] = {}
+    codes, values = [], []
+    for name, shape in (("w3_w1", (rows, HIDDEN)), ("w2", (HIDDEN, inner))):
+        weights = [four_bits.weight(kind, *shape, group) for _ in range(EXPERTS)]
+        codes.append(torch.stack([each.words for each in weights]))
+        values.append(torch.stack([each.values for each in weights]))
+        for part in ("scale", "zero", "whole"):
+            found = [getattr(each, part) for each in weights]
+            if found[0] is not None:
+                scales[f"{name}_weight_{part}"] = torch.stack(found)
+    if bias:
+        scales["w3_w1_stacked_bias"] = torch.randn(EXPERTS, rows)
+        scales["w2_stacked_bias"] = torch.randn(EXPERTS, HIDDEN)
+    selected = torch.stack([torch.randperm(EXPERTS)[:TOP] for _ in range(TOKENS)])
+    inputs = [torch.randn(TOKENS, HIDDEN) / 30, selected, torch.rand(TOKENS, TOP)]
+    return Case([*inputs, *codes], scales, (values[0], values[1]))
 
 
 def quantised(x: Tensor, how: str, scale: Tensor | None) -> Tensor:

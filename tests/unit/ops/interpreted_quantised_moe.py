@@ -14,7 +14,7 @@ import onboard.ops  # noqa: F401
 from onboard.ops.experts import triton_moe as launcher
 from onboard.ops.linear.fp8_linear import quantise_rows
 from tests.support.ops.naive import relative_error
-from tests.support.ops.quantised_moe import Case, fp8_case, naive
+from tests.support.ops.quantised_moe import Case, four_bit_case, fp8_case, naive
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ops = torch.ops.onboard
@@ -89,6 +89,35 @@ def test_inputs_with_an_experts_scale(scheme: str) -> None:
     case.scales["w2_input_scale"] *= 1e-9
     actual, expected = run(scheme, case, quantize="tensor"), naive(case, "up_gate", "tensor")
     assert relative_error(actual, expected) < 1e-6
+
+
+FOUR_BITS = {
+    "int4": (ops.triton_int4_moe, 64),
+    "zeros": (ops.triton_int4_moe, 256),
+    "mxfp4": (ops.triton_mxfp4_moe, 32),
+    "nvfp4": (ops.triton_nvfp4_moe, 16),
+}
+"""Ops and groups by kind."""
+WORDS = [
+    *((kind, 5, "up_gate", torch.float32) for kind in FOUR_BITS),
+    ("mxfp4", 1, "interleaved", torch.float32),
+    ("mxfp4", 3, "interleaved", torch.bfloat16),
+    ("int4", 1, "", torch.bfloat16),
+    ("nvfp4", 1, "gate_up", torch.float32),
+]
+
+
+@pytest.mark.parametrize(("kind", "tokens", "order", "dtype"), WORDS)
+def test_words(kind: str, tokens: int, order: str, dtype: torch.dtype) -> None:
+    op, group = FOUR_BITS[kind]
+    case = cut(four_bit_case(kind, order=order, inner=48, group=group, bias=True), tokens, dtype)
+    for name in [name for name in case.scales if name.endswith("bias")]:
+        case.scales[name] = case.scales[name].to(dtype)
+    tensors = [each.to(DEVICE) for each in case.tensors]
+    scales = {name: each.to(DEVICE) for name, each in case.scales.items()}
+    options = {"order": order} if order else {"is_gated_mlp": False}
+    actual = op(*tensors, **scales, group=group, **options).cpu()
+    assert relative_error(actual, naive(case, order)) < SAME[dtype]
 
 
 @pytest.mark.parametrize("tokens", [1, 7])

@@ -11,7 +11,7 @@ from torch import Tensor
 import onboard.ops  # noqa: F401
 from onboard.errors import UsageError
 from tests.support.ops.naive import relative_error
-from tests.support.ops.quantised_moe import Case, fp8_case, naive
+from tests.support.ops.quantised_moe import Case, four_bit_case, fp8_case, naive
 
 ops = torch.ops.onboard
 SCHEMES = {"rows": ops.torch_fp8_moe, "blocks": ops.torch_finegrained_fp8_moe}
@@ -34,6 +34,36 @@ def test_each_expert_computes_with_its_codes(scheme: str, order: str, inner: int
     case = fp8_case(scheme, order=order, inner=inner)
     actual = run(scheme, case, order=order)
     assert relative_error(actual, naive(case, order)) < 1e-6
+
+
+FOUR_BITS = {
+    "int4": (ops.torch_int4_moe, 64),
+    "zeros": (ops.torch_int4_moe, 256),
+    "mxfp4": (ops.torch_mxfp4_moe, 32),
+    "nvfp4": (ops.torch_nvfp4_moe, 16),
+}
+"""Ops and groups by kind."""
+
+
+@pytest.mark.parametrize("order", ["up_gate", "interleaved", ""])
+@pytest.mark.parametrize("kind", FOUR_BITS)
+def test_each_expert_computes_with_its_words(kind: str, order: str) -> None:
+    op, group = FOUR_BITS[kind]
+    case = four_bit_case(kind, order=order, inner=48, group=group, bias=True)
+    options = {"order": order} if order else {"is_gated_mlp": False}
+    actual = op(*case.tensors, **case.scales, group=group, **options)
+    assert relative_error(actual, naive(case, order)) < 1e-6
+
+
+@pytest.mark.parametrize("kind", FOUR_BITS)
+def test_registration_with_words_is_sound(kind: str) -> None:
+    op, group = FOUR_BITS[kind]
+    case = four_bit_case(kind, order="up_gate", inner=32, group=group)
+    options = {name: each for name, each in case.scales.items() if not name.endswith("_scale")}
+    scales = (case.scales["w3_w1_weight_scale"], case.scales["w2_weight_scale"])
+    options["group"] = group
+    utilities = ("test_schema", "test_faketensor") if kind != "nvfp4" else "test_faketensor"
+    torch.library.opcheck(op.default, (*case.tensors, *scales), options, test_utils=utilities)
 
 
 @pytest.mark.parametrize("quantize", ["token", "group", "tensor"])

@@ -335,6 +335,23 @@ def test_kernels_of_mixtures_with_codes(kernels: list[Any], quantize: str) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("tokens", [1, 1024])
+def test_kernels_of_mixtures_with_words(kernels: list[Any], tokens: int) -> None:
+    up, down = (torch.zeros(8, rows, 32, dtype=torch.int32) for rows in (512, 256))
+    for op, group, dtype in (
+        (ops.triton_int4_moe, 128, torch.bfloat16),
+        (ops.triton_mxfp4_moe, 32, torch.uint8),
+        (ops.triton_nvfp4_moe, 16, torch.float8_e4m3fn),
+    ):
+        scales = [torch.zeros(8, rows, 256 // group).to(dtype) for rows in (512, 256)]
+        x, chosen = torch.empty(tokens, 256).bfloat16(), torch.zeros(tokens, 2).long()
+        op(x, chosen, torch.rand(tokens, 2), up, down, *scales, group=group)
+    names = {kernel.metadata.name for kernel in kernels}
+    assert {"up_kernel", "down_kernel"} <= names
+    assert_compiled(kernels, names)
+
+
+@pytest.mark.slow
 def test_kernels_that_overlap(kernels: list[Any], overlapping: None) -> None:
     row, dtype = ragged.make_row([(1, 9)] * 3), torch.bfloat16
     ops.triton_cached_causal_conv1d(*ragged.conv(row, 256, 4, 1, "silu", dtype=dtype))

@@ -14,10 +14,12 @@ from torch.fx import GraphModule
 
 from onboard.graph.fx import arguments, replace_with
 from onboard.graph.new_nodes import insert_call, read_parameter
+from onboard.graph.quantise.four_bit_parts import LINEARS, fits_kernels
 from onboard.graph.weight_load.experts.expert_stacks import free
 from onboard.graph.weight_load.experts.mixture_stacks import Mixture, Stack, mixtures
 from onboard.graph.weight_load.input_scales import InputScales, how_inputs_are_quantised
 from onboard.graph.weight_load.parameters import Form, Joined, Part, set_parameter, weight_plan
+from onboard.ops.linear.four_bits import RUN, WORDS
 from onboard.ops.linear.fp8_linear import BLOCK
 from onboard.quantised.weight import QuantisedWeight
 
@@ -25,12 +27,25 @@ EXPERT_KEYS = ("quantize_fp8_moe_from_config", "quantize_finegrained_fp8_moe_fro
 """The transforms that let experts compute with quantised inputs."""
 ROWS = "fp8_moe"
 BLOCKS = "finegrained_fp8_moe"
-_OPS = {("fp8", None): ROWS, ("fp8", (BLOCK, BLOCK)): BLOCKS}
-"""The op, without its back end, for weights of a kind, and a block."""
+_FP8_OPS = {None: ROWS, (BLOCK, BLOCK): BLOCKS}
+"""The op, without its back end, for eight-bit weights with a block."""
+_CODES = ("codes", "words")
+"""Parts that are a stack's parameter."""
+_OTHER_PARTS = {"groups", "inputs"}
+"""Parts of four-bit weights that mixtures' ops do not take."""
 
 
-def _op_for(weight: QuantisedWeight) -> str | None:
-    return None if "zero" in weight.parts else _OPS.get((weight.kind, weight.block))
+def _op_for(weight: QuantisedWeight, inputs: int) -> str | None:
+    """Return the op that computes with a weight of so many inputs."""
+    if weight.kind == "fp8":
+        return None if "zero" in weight.parts else _FP8_OPS.get(weight.block)
+    fits = weight.kind in LINEARS and fits_kernels(_group(weight, inputs), inputs)
+    return f"{weight.kind}_moe" if fits and not _OTHER_PARTS & weight.parts.keys() else None
+
+
+def _group(weight: QuantisedWeight, inputs: int) -> int:
+    """Return how many inputs share a scale."""
+    return inputs if weight.block is None else weight.block[1]
 
 
 @dataclass
@@ -78,8 +93,9 @@ class Quantiser:
             return False
         ops = {self._op_of(mixture.up, mixture.parts), self._op_of(mixture.down, 1)}
         alike = len({(each.activations, how_inputs_are_quantised(each)) for each in both}) == 1
-        if None in ops or not alike or (len(ops) > 1 and ops != {ROWS, BLOCKS}):
-            self.differing += _op_for(both[0]) == self.op
+        mixed = len(ops) > 1 and ops != {ROWS, BLOCKS}
+        if None in ops or not alike or mixed or self._shared_group(mixture) is None:
+            self.differing += _op_for(both[0], mixture.up.inputs) == self.op
             return False
         # A stack in rows may stand beside one in blocks
         return self.op == (BLOCKS if BLOCKS in ops else ops.pop())
@@ -89,18 +105,31 @@ class Quantiser:
         not where another's are.
         """
         found, names = self._of(stack), weight_plan(self.gm).parts(stack.name)
-        ops = {_op_for(each) for each in found}
-        if len(found) != len(names) or len(ops) != 1:
+        ops = {_op_for(each, stack.inputs) for each in found}
+        forms = {(each.block, each.scale_dtype, *sorted(each.parts)) for each in found}
+        if len(found) != len(names) or len(ops) != 1 or len(forms) != 1:
             return None
         if len(names) == 1:
-            across = found[0].block and stack.rows // parts % BLOCK and parts > 1
-            return None if across or found[0].transposed != stack.transposed else ops.pop()
+            blocks = found[0].kind == "fp8" and found[0].block
+            across = blocks and stack.rows // parts % BLOCK and parts > 1
+            lacks = "whole" in found[0].parts  # one for all experts
+            differs = found[0].transposed != stack.transposed
+            return None if across or lacks or differs else ops.pop()
         return ops.pop()
+
+    def _shared_group(self, mixture: Mixture) -> int | None:
+        """Return how many inputs share a scale, in both products; None where they differ."""
+        stacks = (mixture.up, mixture.down)
+        groups = [_group(self._of(stack)[0], stack.inputs) for stack in stacks]
+        whole = all(group >= stack.inputs for group, stack in zip(groups, stacks, strict=True))
+        four_bits = self._of(mixture.up)[0].kind != "fp8"
+        return max(groups) if whole or groups[0] == groups[1] or not four_bits else None
 
     def _replace(self, mixture: Mixture) -> None:
         values: dict[str, Any] = dict(arguments(mixture.node))
-        how = how_inputs_are_quantised(self._of(mixture.up)[0])
-        values |= {"order": mixture.order, "quantize": how}
+        first = self._of(mixture.up)[0]
+        how = how_inputs_are_quantised(first) if first.kind == "fp8" else ""
+        values |= {"order": mixture.order, "quantize": how, "group": self._shared_group(mixture)}
         stacks = {"w3_w1": mixture.up, "w2": mixture.down}
         if how == "tensor":
             differ = [
@@ -108,14 +137,60 @@ class Quantiser:
             ]
             self.scales.differing += any(differ)
         for (name, stack), bias in zip(stacks.items(), mixture.biases, strict=True):
-            block = self._of(stack)[0].block
             values[f"{name}_stacked_bias"] = self._read(mixture, bias)
-            values[f"{name}_stacked_weight"] = self._read(mixture, self._plan_codes(stack, block))
-            values[f"{name}_weight_scale"] = self._read(mixture, self._plan_scale(stack, block))
-            if how == "tensor":
-                scale = self._read(mixture, self._plan_input_scale(stack))
-                values[f"{name}_input_scale"] = scale
+            for argument, parameter in self._plan(stack, how).items():
+                values[f"{name}_{argument}"] = self._read(mixture, parameter)
         self._call(mixture, values)
+
+    def _plan(self, stack: Stack, how: str) -> dict[str, str]:
+        """Plan where the parts of a stack come from; return their parameters by argument."""
+        first, parts = self._of(stack)[0], weight_plan(self.gm).parts(stack.name)
+        weights = [weight_plan(self.gm).weight_of(part) for part in parts]
+        found = {}
+        for kind, (dtype, rows, columns) in self._kinds(first, stack).items():
+            forms = [
+                Form(part, kind, first.block, transposed=stack.transposed, encoding=first.kind)
+                for part in weights
+            ]
+            name = self._plan_part(stack, kind, forms, parts, rows, columns, dtype)
+            found["stacked_weight" if kind in _CODES else f"weight_{kind}"] = name
+        if how == "tensor":
+            found["input_scale"] = self._plan_input_scale(stack, weights)
+        return found
+
+    def _kinds(
+        self, weight: QuantisedWeight, stack: Stack
+    ) -> dict[str, tuple[torch.dtype, int, list[int]]]:
+        """Return the parts of a stack: their dtype, how many rows share a row of them, and their
+        columns.
+        """
+        if weight.kind == "fp8":
+            size = BLOCK if weight.block else 1
+            columns = [-(-stack.inputs // BLOCK)] if weight.block else []
+            codes = (torch.float8_e4m3fn, 1, [stack.inputs])
+            return {"scale": (torch.float32, size, columns), "codes": codes}
+        groups = [-(-stack.inputs // _group(weight, stack.inputs))]
+        kinds = {"scale": (weight.scale_dtype, 1, groups)}
+        if "zero" in weight.parts:
+            kinds["zero"] = (torch.uint8, 1, groups)
+        if "whole" in weight.parts:
+            kinds["whole"] = (torch.float32, 1, [])
+        return kinds | {"words": (torch.int32, 1, [-(-stack.inputs // RUN) * WORDS])}
+
+    def _plan_part(
+        self, stack: Stack, kind: str, forms: list[Form], parts: list[str],
+        shared: int, columns: list[int], dtype: torch.dtype,
+    ) -> str:  # fmt: skip
+        """Plan a part of a stack's weights as a parameter; return its name."""
+        plan, is_codes = weight_plan(self.gm), kind in _CODES
+        name = stack.name if is_codes else f"{stack.name}_{kind}"
+        pieces = max(1, len(parts) // stack.experts)
+        rows = -(-(stack.rows // pieces) // shared)
+        named = parts if is_codes else [f"{part}_{kind}" for part in parts]
+        plan.forms.update(zip(named, forms, strict=True))
+        if len(parts) > 1 and not is_codes:
+            plan.joins[name] = Joined(tuple(Part(part, rows) for part in named), 0, stacked=True)
+        return self._set(name, (stack.experts, rows * pieces, *columns), dtype)
 
     def _read(self, mixture: Mixture, name: str | None) -> Any:
         return None if name is None else read_parameter(self.gm, mixture.node, name)
@@ -129,47 +204,21 @@ class Quantiser:
         replace_with(node, insert_call(self.gm, node, op, *args, like=node))
         free(self.gm, mixture.sources)
 
-    def _plan_codes(self, stack: Stack, block: tuple[int, int] | None) -> str:
-        """Give a stack's parameter the codes of its weights."""
-        for part in weight_plan(self.gm).parts(stack.name):
-            self._note(part, Form(part, "codes", block, transposed=stack.transposed))
-        shape = (stack.experts, stack.rows, stack.inputs)
-        return self._set(stack.name, shape, torch.float8_e4m3fn)
-
-    def _plan_scale(self, stack: Stack, block: tuple[int, int] | None) -> str:
-        """Plan where the scales of a stack come from; return their parameter's name."""
-        name, plan = f"{stack.name}_scale", weight_plan(self.gm)
-        parts = plan.parts(stack.name)
-        whole, pieces = len(parts) == 1, max(1, len(parts) // stack.experts)
-        rows = stack.rows // pieces
-        rows = -(-rows // BLOCK) if block else rows
-        columns = [-(-stack.inputs // BLOCK)] if block else []
-        for part in parts:
-            form = Form(part, "scale", block, transposed=stack.transposed)
-            self._note(f"{part}_scale", form)
-        if not whole:
-            joined = tuple(Part(f"{part}_scale", rows) for part in parts)
-            plan.joins[name] = Joined(joined, 0, stacked=True)
-        return self._set(name, (stack.experts, rows * pieces, *columns), torch.float32)
-
-    def _plan_input_scale(self, stack: Stack) -> str:
+    def _plan_input_scale(self, stack: Stack, weights: list[str]) -> str:
         """Plan the scales of a stack's inputs, [experts]: an expert's are the largest of its
         weights'.
         """
         name, plan = f"{stack.name}_input_scale", weight_plan(self.gm)
-        parts = plan.parts(stack.name)
-        if len(parts) == 1:
-            self._note(name, Form(parts[0], "input_scale"))
+        if len(weights) == 1:
+            plan.forms[name] = Form(weights[0], "input_scale")
             return self._set(name, [stack.experts], torch.float32)
-        each = len(parts) // stack.experts
-        groups = [parts[start : start + each] for start in range(0, len(parts), each)]
+        each = len(weights) // stack.experts
+        groups = [weights[start : start + each] for start in range(0, len(weights), each)]
         for first, *rest in groups:
-            self._note(f"{first}_input_scale", Form(first, "input_scale", beside=tuple(rest)))
+            form = Form(first, "input_scale", beside=tuple(rest))
+            plan.forms[f"{first}_input_scale"] = form
         plan.joins[name] = Joined(tuple(Part(f"{first}_input_scale", 1) for first, *_ in groups), 0)
         return self._set(name, [stack.experts], torch.float32)
-
-    def _note(self, name: str, form: Form) -> None:
-        weight_plan(self.gm).forms[name] = form
 
     def _set(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> str:
         tensor = torch.empty(*shape, dtype=dtype, device="meta")

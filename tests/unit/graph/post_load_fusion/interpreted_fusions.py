@@ -285,20 +285,26 @@ def test_mixtures_and_routers_use_the_kernels(on_gpu):
 
 @pytest.mark.parametrize(
     ("variant", "op"),
-    [("ct_fp8_qwen3_moe", "fp8_moe"), ("hf_fp8_qwen3_moe", "finegrained_fp8_moe")],
+    [
+        ("ct_fp8_qwen3_moe", "fp8_moe"),
+        ("hf_fp8_qwen3_moe", "finegrained_fp8_moe"),
+        ("ct_w4a16_qwen3_moe", "int4_moe"),
+        ("mxfp4_gpt_oss", "mxfp4_moe"),
+        ("modelopt_nvfp4_qwen3_moe", "nvfp4_moe"),
+    ],
 )
 def test_mixtures_with_codes_use_the_kernels(variant, op, tmp_path, monkeypatch):
     """With exact inputs: the interpreter's conversion to float8 cuts numbers off."""
     from onboard.graph.weight_load.experts import quantised_mixtures
     from tests.support import quantised
-    from tests.unit.graph.weight_load.test_quantised_mixtures import EXPERT_KEYS, error, model
+    from tests.unit.graph.weight_load.test_quantised_mixtures import error, model
 
     monkeypatch.setattr(quantised_mixtures, "how_inputs_are_quantised", lambda _: "")
     folder = quantised.FOLDER / variant
     ids = [3, 1, 4]
-    expected = model(folder, EXPERT_KEYS)
-    key = f"fuse_{op}"
-    fused = model(folder, EXPERT_KEYS, transforms={key: {"backend": "triton"}})
-    assert [entry.num_matches for entry in fused.engine.history if entry.key == key] == [1]
+    key, codes = f"fuse_{op}", (f"quantize_{op}_from_config",)
+    expected = model(folder, codes)
+    fused = model(folder, codes, transforms={key: {"backend": "triton"}})
+    assert [entry.num_matches > 0 for entry in fused.engine.history if entry.key == key] == [True]
     assert f"onboard.triton_{op}.default" in targets(fused.engine.gm)
     assert error(fused.logits(ids), expected.logits(ids)) < 1e-5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,17 +15,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from onboard import LLM
+from onboard import LLM, SamplingParams
 from onboard.graph.context import TransformContext
 from onboard.graph.weight_load.experts import quantised_mixtures
 from onboard.graph.weight_load.experts.quantised_mixtures import EXPERT_KEYS
 from onboard.graph.weight_load.quantised_folder import decoded_state
 from onboard.graph.weight_load.quantised_linears import EIGHT_BIT_KEYS
 from onboard.hf.hf_model import load_reference
-from onboard.quantised.encoded import encode_fp8
+from onboard.quantised.encode_four_bits import encode_int4, encode_mxfp4
+from onboard.quantised.encoded import Encoded, encode_fp8
 from onboard.verify.quantised_inputs import quantise_inputs
 from tests.support import quantised
-from tests.support.checkpoints import save_checkpoint
+from tests.support.checkpoints import save_checkpoint, save_tokenizer
 
 SAME = 1e-5
 Tensors = dict[str, torch.Tensor]
@@ -78,6 +80,43 @@ def test_a_shared_expert_and_dense_layers_beside_the_mixture() -> None:
     llm = model(folder, EXPERT_KEYS)
     assert error(llm.logits(ids), transformers_logits(folder, ids)) < SAME
     assert matches(llm)[EXPERT_KEYS[1]] == 1
+
+
+FOUR_BITS = {
+    "mxfp4_gpt_oss": ("mxfp4_moe", 2),
+    "modelopt_nvfp4_qwen3_moe": ("nvfp4_moe", 1),
+    "ct_w4a16_qwen3_moe": ("int4_moe", 1),
+}
+"""Their op and number of mixtures."""
+
+
+@pytest.mark.parametrize("variant", FOUR_BITS)
+def test_four_bit_weights_give_the_decoded_models_tokens(variant: str, tmp_path: Path) -> None:
+    op, count = FOUR_BITS[variant]
+    folder = edited(variant, tmp_path / "model", lambda *_: None)
+    save_tokenizer(folder)
+    expected = load_file(folder / "expected.safetensors")
+    ids = expected["ids"].tolist()
+    llm = model(folder, (f"quantize_{op}_from_config",))
+    keys = [entry.key for entry in llm.engine.history if entry.num_matches]
+    assert {f"quantize_{op}_from_config", f"fuse_{op}"} <= set(keys)
+    found = [entry.num_matches for entry in llm.engine.history if entry.key == f"fuse_{op}"]
+    assert found == [count]
+    assert error(llm.logits(ids), expected["logits"]) < SAME
+    greedy = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    decoded = model(folder, ())
+    texts = [each.generate([ids], greedy)[0].token_ids for each in (llm, decoded)]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 12
+
+
+def test_a_back_end_of_the_text_that_is_not_here_is_a_fact() -> None:
+    fields = {"reverse_interleaved_input_scales": False, "allow_different_input_scales": True}
+    key = "quantize_nvfp4_moe_from_config"
+    transforms = {"fuse_nvfp4_moe": {"backend": "trtllm_gen", **fields}}
+    llm = model(quantised.FOLDER / "modelopt_nvfp4_qwen3_moe", (key,), transforms=transforms)
+    said = "fuse_nvfp4_moe: back end trtllm_gen is not available here, torch is used"
+    assert said in llm.engine.facts
 
 
 def edited(variant: str, folder: Path, change: Callable[[Tensors, dict[str, Any]], None]) -> Path:
@@ -173,33 +212,47 @@ STACKS = {
 """Endings of stacks of experts, and whether these are [experts, inputs, outputs]."""
 
 
-def encoded(name: str, weight: torch.Tensor, block: tuple[int, int] | None) -> torch.Tensor:
-    """Return what eight bits leave of a weight, experts one by one."""
+ENCODERS: dict[str, Callable[[torch.Tensor], Encoded]] = {
+    "fp8": encode_fp8,
+    "fp8-block": partial(encode_fp8, block=(128, 128)),
+    "int4": encode_int4,
+    "mxfp4": encode_mxfp4,
+}
+
+
+def encoded(
+    name: str, weight: torch.Tensor, encode: Callable[[torch.Tensor], Encoded]
+) -> torch.Tensor:
+    """Return what codes leave of a weight, experts one by one."""
     if weight.dim() == 2:
-        return encode_fp8(weight, block).values()
+        return encode(weight).values()
     transposed = next(is_so for end, is_so in STACKS.items() if name.endswith(end))
-    experts = [encode_fp8(each.T if transposed else each, block).values() for each in weight]
+    experts = [encode(each.T if transposed else each).values() for each in weight]
     return torch.stack([each.T if transposed else each for each in experts]).contiguous()
 
 
 @pytest.mark.parametrize("model_type", TYPES)
-@pytest.mark.parametrize("kind", ["fp8", "fp8-block"])
+@pytest.mark.parametrize("kind", ["fp8", "fp8-block", "int4", "mxfp4"])
 def test_experts_are_quantised_as_they_are_loaded(
     model_type: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With exact inputs it is the model of the quantised weights; routers stay as they are."""
     monkeypatch.setattr(quantised_mixtures, "how_inputs_are_quantised", lambda _: "")
     save_checkpoint(tmp_path, model_type, **SMALL, **TYPES[model_type])
-    ids, block = [3, 1, 4, 1, 5, 9], (128, 128) if kind == "fp8-block" else None
-    transforms = {key: {"enabled": False} for key in EIGHT_BIT_KEYS}
+    ids = [3, 1, 4, 1, 5, 9]
+    encode = ENCODERS[kind]
+    names = ("fp8", "finegrained_fp8", "int4", "mxfp4", "nvfp4")
+    transforms = {f"quantize_{name}_linear_from_config": {"enabled": False} for name in names}
     llm = model(tmp_path, (), quantize=kind, transforms=transforms)
     layers = json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"]
-    assert matches(llm)[EXPERT_KEYS[block is not None]] == layers
+    key = {"fp8-block": "finegrained_fp8"}.get(kind, kind)
+    found = {entry.key: entry.num_matches for entry in llm.engine.history}
+    assert found[f"quantize_{key}_moe_from_config"] == layers
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     for name, tensor in tensors.items():
         if name.endswith(tuple(STACKS)) or ("experts" in name and tensor.dim() == 2):
-            tensors[name] = tensor if "bias" in name else encoded(name, tensor, block)
+            tensors[name] = tensor if "bias" in name else encoded(name, tensor, encode)
     save_file(tensors, path, {"format": "pt"})
     assert error(llm.logits(ids), model(tmp_path, ()).logits(ids)) < SAME
 
