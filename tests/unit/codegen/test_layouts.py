@@ -76,6 +76,66 @@ APART = """
         out = VALUES
         return out.reshape(out.shape[0], out.shape[1], -1).transpose(0, 1)
 """
+BLOOM = """
+class Tables(nn.Module):
+    def __init__(self, size, precision=torch.half):
+        super().__init__()
+        self.size = size
+        self.precision = precision
+        self.longest = None
+        self.cos = None
+
+    def forward(self, x, length):
+        if self.longest is None or length > self.longest:
+            self.longest = length
+            powers = torch.arange(0, self.size, 2).float() / self.size
+            angles = torch.einsum("i,j->ij", torch.arange(self.longest).float(), 1.0 / 10**powers)
+            both = torch.cat((angles, angles), dim=-1)
+            self.cos, self.sin = both.cos()[:, None, :], both.sin()[:, None, :]
+            if self.precision == torch.bfloat16:
+                self.cos, self.sin = self.cos.bfloat16(), self.sin.bfloat16()
+        return self.cos[:length, ...], self.sin[:length, ...]
+
+
+def rotate_half(x):
+    x1, x2 = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+    return torch.cat((-x2, x1), dim=x1.ndim - 1)
+
+
+def turned(q, k, cos, sin, offset=0):
+    cos, sin = cos[offset : q.shape[0] + offset, ...], sin[offset : q.shape[0] + offset, ...]
+    k = (k * cos) + (rotate_half(k) * sin)
+    return (q * cos) + (rotate_half(q) * sin), k
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.heads = config.heads
+        self.dim = config.hidden // config.heads
+        self.beta = 0.0
+        self.qkv = nn.Linear(config.hidden, 3 * config.hidden)
+        self.tables = Tables(self.dim, precision=torch.bfloat16)
+
+    def forward(self, x, mask):
+        b, s, _ = x.shape
+        q, k, v = self.qkv(x).view(b, s, self.heads, 3, self.dim).unbind(3)
+        q = q.transpose(1, 2).reshape(b * self.heads, s, self.dim)
+        k = k.permute(0, 2, 3, 1).reshape(b * self.heads, self.dim, s)
+        v = v.transpose(1, 2).reshape(b * self.heads, s, self.dim)
+        cos, sin = self.tables(v, length=k.shape[-1])
+        q, k = turned(q.transpose(0, 1), k.permute(2, 0, 1), cos, sin)
+        q, k = q.transpose(0, 1), k.permute(1, 2, 0)
+        scores = torch.empty(b * self.heads, s, s, dtype=q.dtype)
+        scores = torch.baddbmm(
+            input=scores, batch1=q, batch2=k, beta=self.beta, alpha=1 / math.sqrt(self.dim)
+        )
+        scores = MASKED
+        probs = nn.functional.softmax(scores.view(b, self.heads, s, s), dim=-1, dtype=torch.float32)
+        out = torch.bmm(probs.view(b * self.heads, s, s), v)
+        out = out.view(b, self.heads, s, self.dim).permute(0, 2, 1, 3)
+        return out.reshape(b, s, self.heads * self.dim)
+"""
 SCALED = " / math.sqrt(self.dim)"
 FORMS = {
     "bmm": (FOLDED, "torch.bmm(q.transpose(0, 1), k.transpose(0, 1).transpose(1, 2))" + SCALED, ""),
@@ -113,6 +173,8 @@ MASKED = {
 
 
 def _text(form: str, masked: str = "added") -> str:
+    if form == "keys turned before RoPE":
+        return BLOOM.replace("MASKED", MASKED[masked])
     body, scores, values = FORMS[form]
     for word, code in (("SCORES", scores), ("VALUES", values), ("MASKED", MASKED[masked])):
         body = body.replace(word, code)
@@ -120,7 +182,7 @@ def _text(form: str, masked: str = "added") -> str:
 
 
 @pytest.mark.parametrize("masked", MASKED)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, "keys turned before RoPE"])
 def test_attention_with_the_sequence_first_is_the_canonical_op(
     form: str, masked: str, translate: Translate
 ) -> None:

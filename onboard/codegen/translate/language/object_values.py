@@ -8,6 +8,8 @@ import ast
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.translate.language.trees.syntax import (
     Untranslatable,
@@ -38,6 +40,10 @@ class Global(Value):
     def is_static(self) -> bool:
         """It is."""
         return True
+
+    def fact(self) -> Value:
+        """Return whether branches may depend on it: a dtype is a setting."""
+        return Code(name("_"), static=isinstance(self.obj, torch.dtype))
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,14 +27,12 @@ from onboard.codegen.translate.language.values import (
     Value,
 )
 from onboard.codegen.translate.mechanisms.attention.biases import KeyBias
+from onboard.codegen.translate.mechanisms.attention.products import added, call_of, product
 from onboard.codegen.translate.mechanisms.attention.scores import (
     SOFTMAXES,
     Scores,
-    added,
-    call_of,
     combined,
     method,
-    product,
     softmax,
 )
 from onboard.codegen.translate.mechanisms.attention.windows import of_mask

@@ -70,6 +70,20 @@ class Laid(Code):
         """Whether both are seen alike."""
         return isinstance(other, Laid) and (self.dims, self.axes) == (other.dims, other.axes)
 
+    def joined(self, other: Value) -> Value:
+        """Return what holds for both: axes that lie as they are seen, where as many are merged."""
+        if not isinstance(other, Laid) or as_other(self, other) is None:
+            return super().joined(other)
+        hidden = int(self.is_rows)
+        places = iter(range(hidden, self.axes))
+        dims = tuple(tuple(next(places) for _ in group) for group in self.dims)
+        return Laid(self.expr, dims=dims, axes=self.axes)
+
+    def passed(self, fact: Value | None) -> ast.expr:
+        """Return the expression for a function that was translated for a layout."""
+        lies = as_other(self, fact) if isinstance(fact, Laid) else None
+        return self.code() if lies is None else lies
+
     def sizes(self) -> Items:
         """Return the size of each dimension that code sees."""
         return Items(tuple(self._size(group) for group in self.dims))
@@ -110,6 +124,25 @@ def reordered(value: Code, axes: str, wanted: str) -> Code:
         dims = tuple((axis,) for axis in order)
         value = Laid(lies.code(), form=value.form, dims=dims, axes=len(axes))
     return moved(value, [axes.index(axis) for axis in wanted])
+
+
+def as_other(value: Laid, other: Laid) -> ast.expr | None:
+    """Return a tensor with its axes in the order in which those of another lie, that is seen alike;
+    None where it is not.
+    """
+    groups = [[len(group) for group in each.dims] for each in (value, other)]
+    if groups[0] != groups[1] or value.axes != other.axes or value.is_rows != other.is_rows:
+        return None
+    places = dict(zip(other.seen, value.seen, strict=True))
+    return permuted(value.expr, [places.get(axis, axis) for axis in range(other.axes)])
+
+
+def last_in_place(value: Laid) -> Laid:
+    """Return a tensor whose last axis is the last dimension that code sees, one axis."""
+    (last,) = value.dims[-1]
+    order = [*(axis for axis in range(value.axes) if axis != last), last]
+    dims = tuple(tuple(order.index(axis) for axis in group) for group in value.dims)
+    return Laid(permuted(value.expr, order), form=value.form, dims=dims, axes=value.axes)
 
 
 def rows(value: Value) -> Laid | None:

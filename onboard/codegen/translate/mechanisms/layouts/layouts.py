@@ -18,7 +18,14 @@ from onboard.codegen.translate.language.object_values import Instance
 from onboard.codegen.translate.language.trees.syntax import attribute, call, constant, name
 from onboard.codegen.translate.language.values import Code, Items, Known, Value
 from onboard.codegen.translate.mechanisms.counted_positions import is_cut
-from onboard.codegen.translate.mechanisms.layouts.laid import Laid, aligned, moved, rows
+from onboard.codegen.translate.mechanisms.layouts.laid import (
+    Laid,
+    aligned,
+    as_other,
+    last_in_place,
+    moved,
+    rows,
+)
 from onboard.codegen.translate.mechanisms.layouts.merges import (
     SHAPES,
     fold,
@@ -61,9 +68,10 @@ class Layouts(Mechanism):
                 Laid(is_rows=False),
                 Items(items=(Known(value=first), _)),
                 ast.Tuple(elts=[_, ast.Slice() as part]),
-            ) if first is Ellipsis and owner.dims[-1] == (owner.axes - 1,):
+            ) if first is Ellipsis and len(owner.dims[-1]) == 1:
+                whole = last_in_place(owner)
                 cut = ast.Tuple([ast.Constant(...), slice_code(part, frame)], ast.Load())
-                return replace(owner, expr=ast.Subscript(owner.expr, cut, ast.Load()))
+                return replace(whole, expr=ast.Subscript(whole.expr, cut, ast.Load()))
         return None
 
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
@@ -131,12 +139,12 @@ def _pointwise(op: ast.operator, left: Value, right: Value) -> Laid | None:
     """Return `left op right` of two tensors that are seen alike, or of one and rows of a table or a
     number.
     """
-    if isinstance(left, Laid) and isinstance(right, Laid) and left.same_fact(right):
-        return replace(left, expr=ast.BinOp(left.expr, op, right.expr))
+    if isinstance(left, Laid) and isinstance(right, Laid) and (beside := as_other(right, left)):
+        return replace(left, expr=ast.BinOp(left.expr, op, beside))
     for one, other in ((left, right), (right, left)):
         if not isinstance(one, Laid):
             continue
-        beside: ast.expr | None = other.code() if other.is_static else None
+        beside = other.code() if other.is_static else None
         if (table := rows(other)) is not None and not one.is_rows:
             beside = aligned(table, one)
         if beside is not None:
