@@ -15,15 +15,23 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from onboard import __version__
 from onboard.errors import OnboardError
+from onboard.serve.dialects.anthropic_messages import Messages, MessagesBody
 from onboard.serve.dialects.chat import Chat, ChatBody
 from onboard.serve.dialects.completions import Completion, CompletionBody
 from onboard.serve.dialects.events import guarded, told
 from onboard.serve.dialects.fields import Body
+from onboard.serve.dialects.responses import Response as Answered
+from onboard.serve.dialects.responses import ResponsesBody
+from onboard.serve.dialects.tokens import DetokenizeBody, TokenizeBody
 from onboard.serve.refusals import RefusedError
 from onboard.serve.service import Service
 
 _OPEN = ("/health", "/version", "/metrics", "/")
 """Paths that need no key."""
+
+
+Refused = Callable[[Exception], Response]
+"""Puts an error into the words of an interface."""
 
 
 class Asked(Protocol):
@@ -55,6 +63,7 @@ def create_app(service: Service) -> FastAPI:
         app.add_middleware(Door, key=service.settings.api_key)
     _add_facts(app, service)
     _add_generation(app, service)
+    _add_counts(app, service)
     return app
 
 
@@ -68,6 +77,13 @@ def _refusal(error: Exception) -> Response:
     refusal = told(error)
     headers = {"Retry-After": "1"} if refusal.status == 429 else None
     return JSONResponse(refusal.body(), refusal.status, headers)
+
+
+def _refusal_of_messages(error: Exception) -> Response:
+    """Return an error in Anthropic's form."""
+    refusal = told(error)
+    body = {"type": "error", "error": {"type": refusal.kind, "message": refusal.message}}
+    return JSONResponse(body, refusal.status)
 
 
 class Door:
@@ -140,7 +156,9 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 def _add_generation(app: FastAPI, service: Service) -> None:
     """Add what generates text."""
 
-    def add(path: str, body: type[Body], asked: Callable[[Service, Any], Asked]) -> None:
+    def add(
+        path: str, body: type[Body], asked: Callable[[Service, Any], Asked], refused: Refused
+    ) -> None:
         schema = {"content": {"application/json": {"schema": body.model_json_schema()}}}
 
         @app.post(path, openapi_extra={"requestBody": {**schema, "required": True}})
@@ -153,10 +171,42 @@ def _add_generation(app: FastAPI, service: Service) -> None:
                     return await _streamed(request, one.events())
                 return JSONResponse(await _while_connected(request, one.whole()))
             except Exception as error:
-                return _refusal(error)
+                return refused(error)
 
-    add("/v1/completions", CompletionBody, Completion)
-    add("/v1/chat/completions", ChatBody, Chat)
+    add("/v1/completions", CompletionBody, Completion, _refusal)
+    add("/v1/chat/completions", ChatBody, Chat, _refusal)
+    add("/v1/responses", ResponsesBody, Answered, _refusal)
+    add("/v1/messages", MessagesBody, Messages, _refusal_of_messages)
+
+
+def _add_counts(app: FastAPI, service: Service) -> None:
+    """Add what tells of tokens."""
+    most = service.settings.max_body_bytes
+
+    @app.post("/v1/messages/count_tokens")
+    async def count_tokens(request: Request) -> Response:
+        try:
+            one = Messages(service, MessagesBody.read(await _body(request, most)))
+            await one.prepare()
+            return JSONResponse(one.counted())
+        except Exception as error:
+            return _refusal_of_messages(error)
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        try:
+            body = TokenizeBody.read(await _body(request, most))
+            return JSONResponse(await body.tokenized(service))
+        except Exception as error:
+            return _refusal(error)
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        try:
+            body = DetokenizeBody.read(await _body(request, most))
+            return JSONResponse(body.detokenized(service))
+        except Exception as error:
+            return _refusal(error)
 
 
 async def _streamed(request: Request, events: AsyncGenerator[bytes, None]) -> Response:

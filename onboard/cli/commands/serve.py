@@ -63,8 +63,8 @@ def serve(
 ) -> None:
     """Serve an onboarded model over HTTP.
 
-    It speaks OpenAI's interfaces for completions and chat, and listens on this machine alone
-    unless --host says otherwise.
+    It speaks OpenAI's interfaces and Anthropic's messages, and listens on this machine alone unless
+    --host says otherwise.
     """
     if offline:
         go_offline()

@@ -99,7 +99,7 @@ class Chat:
             "skip_special_tokens": False,
         }
         if self.forced:
-            schema = forced_schema(self.tools, self._name)
+            schema = forced_schema(self.tools, self._name, several=body.parallel_tool_calls)
             further["structured_outputs"] = {"json_schema": schema}
         elif (wanted := _structure(body.response_format)) is not None:
             further["structured_outputs"] = wanted

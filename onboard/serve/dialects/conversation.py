@@ -83,10 +83,13 @@ def names_of(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     return [tool["function"]["name"] for tool in tools]
 
 
-def forced_schema(tools: Sequence[Mapping[str, Any]], name: str | None) -> dict[str, Any]:
+def forced_schema(
+    tools: Sequence[Mapping[str, Any]], name: str | None, *, several: bool = True
+) -> dict[str, Any]:
     """Return the JSON schema of an answer that has to call a tool.
 
-    With `name` it is that function's arguments; else a list of objects with name and parameters.
+    With `name` it is that function's arguments; else a list of objects with name and parameters,
+    of one unless there may be `several`.
     """
     schemas = {
         tool["function"]["name"]: tool["function"].get("parameters") or {"type": "object"}
@@ -105,4 +108,5 @@ def forced_schema(tools: Sequence[Mapping[str, Any]], name: str | None) -> dict[
         }
         for each, schema in schemas.items()
     ]
-    return {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    most = {} if several else {"maxItems": 1}
+    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}}
