@@ -43,7 +43,7 @@ def bring_up_to_date(
     made = config_class.from_dict(deepcopy(dict(config)))  # which fills in what lies inside
     with without_memory(computing=True):
         model = model_class(made)
-    if not keys or isinstance(keys, list | tuple):
+    if not keys or isinstance(keys, list | tuple) or _are_modules(keys, model):
         model_class._tied_weights_keys = _tied(model, made, package)
         facts.append(f"the weights that transformers 4 ties: {model_class._tied_weights_keys}")
     return facts + _layer_count(config_class, made, model)
@@ -130,6 +130,12 @@ def _with_post_init(init: Any) -> Any:
 
     with_post_init.__wrapped__ = init  # type: ignore[attr-defined]
     return with_post_init
+
+
+def _are_modules(keys: Mapping[str, str], model: nn.Module) -> bool:
+    """Whether a table of ties names modules in place of their weights."""
+    modules = dict(model.named_modules())
+    return all(name in modules for pair in keys.items() for name in pair)
 
 
 def _tied(model: Any, made: Any, package: str) -> dict[str, str]:

@@ -118,7 +118,7 @@ _ATTRIBUTES = """
     scatter scatter_ scatter_add scatter_add_ scatter_reduce select shape short sigmoid sign sin
     sinc sinh size slice_scatter softmax sort split split_with_sizes sqrt square squeeze start
     std step stop stride sub sub_ subtract sum swapaxes swapdims T t take take_along_dim tan
-    tanh tensor_split tie_word_embeddings tile to tolist topk trace train training transpose
+    tanh tensor_split tie_word_embeddings tile to tolist topk torch_dtype trace train training transpose
     tril triu trunc type type_as unbind unflatten unfold uniform_ unsqueeze values var view
     view_as where xlogy zero_
 """

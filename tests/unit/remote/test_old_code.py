@@ -337,6 +337,17 @@ def test_what_the_old_list_of_weights_meant_is_tied(monkeypatch: pytest.MonkeyPa
     assert any("n_deep has the number of layers" in fact for fact in facts)
 
 
+def test_a_table_of_ties_may_name_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "repository_code_that_ties_modules"
+    module = ModuleType(name)
+    exec(_OLD, vars(module))
+    monkeypatch.setitem(sys.modules, name, module)
+    own: Any = module
+    own.OldLM._tied_weights_keys = {"head": "inner.words"}
+    bring_up_to_date(name, own.OldConfig, own.OldLM, {"model_type": "old", "n_deep": 3})
+    assert own.OldLM._tied_weights_keys == {"head.weight": "inner.words.weight"}
+
+
 def test_a_model_that_says_nothing_of_its_embeddings_ties_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

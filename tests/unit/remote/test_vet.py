@@ -79,6 +79,7 @@ def test_there_are_model_files() -> None:
 
 def test_a_file_with_its_own_config_passes() -> None:
     vet_model_text(_file())
+    vet_model_text(_file().replace("self.width = width", "self.torch_dtype = self.width = width"))
 
 
 @pytest.mark.parametrize("attr", ["out", "wo", "Tensor", "default"])
