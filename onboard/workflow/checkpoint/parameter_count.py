@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onboard.errors import OnboardError
 from onboard.gpu import gigabytes
 from onboard.hub import HubSource, ModelSource, has_weights
+from onboard.quantised.said import said_in_config
+
+if TYPE_CHECKING:
+    from onboard.graph.weight_load.safetensors_folder import TensorMeta
+
+KERNEL_KINDS = ("fp8", "int4", "mxfp4", "nvfp4")
+"""Codes that there are kernels for (the transforms `quantize_*_from_config`)."""
 
 # Bytes an element, by the names that safetensors and torch use.
 _FLOAT_BYTES = {
@@ -35,21 +42,34 @@ class ModelSize:
     parameters: int
     bytes: int
     basis: str
+    stored: int = 0
+    """Bytes of the files' tensors, where these are quantised; else 0."""
 
     def __str__(self) -> str:
-        return f"{self.parameters:,} parameters, {gigabytes(self.bytes)} GB"
+        quantised = f" ({gigabytes(self.stored)} GB in quantised files)" if self.stored else ""
+        return f"{self.parameters:,} parameters, {gigabytes(self.bytes)} GB{quantised}"
 
 
 def estimate_size(
-    source: ModelSource, dtype: str = "auto", built: dict[str, int] | None = None
+    source: ModelSource,
+    dtype: str = "auto",
+    built: dict[str, int] | None = None,
+    decoded: Mapping[str, TensorMeta] | None = None,
+    *,
+    gpu: bool = False,
 ) -> ModelSize:
-    """Return the size of the model when run in `dtype` ("auto": as its checkpoint stores it).
+    """Return the size of the model when run in `dtype` ("auto": as its checkpoint stores it), on a
+    GPU or the CPU.
 
-    `built` are the elements by dtype of the model that its config describes, if they are known
-    already.
+    `built` are the elements by dtype of the model that its config describes, and `decoded` the
+    tensors that a checkpoint stands for, if they are known already.
     """
     if has_weights(source.files()):
+        if (found := _quantised_size(source.weights(), dtype, gpu=gpu)) is not None:
+            return found
         counts, basis = local_counts(source.weights()), "safetensors headers"
+    elif isinstance(source, HubSource) and source.tensors and _is_quantised(source):
+        return _quantised_size_on_hub(source, dtype, decoded or {}, gpu=gpu)
     elif isinstance(source, HubSource) and source.tensors:
         counts = _tally(
             (tensor.dtype, math.prod(tensor.shape)) for tensor in source.tensors.values()
@@ -61,6 +81,54 @@ def estimate_size(
     return ModelSize(
         sum(counts.values()), sum(count * _bytes(d, dtype) for d, count in counts.items()), basis
     )
+
+
+def _quantised_size(folder: Path, dtype: str, *, gpu: bool) -> ModelSize | None:
+    """Return the size of a quantised checkpoint: 16-bit runs on a GPU keep the codes that there are
+    kernels for, and all else is decoded. None: it is not quantised.
+    """
+    from onboard.graph.weight_load.quantised_folder import quantised_checkpoint
+
+    if (checkpoint := quantised_checkpoint(folder)) is None:
+        return None
+    names, stored = checkpoint.names(), checkpoint.files.names()
+    kept = {
+        name: sum(stored[part].nbytes for part in weight.parts.values())
+        for name, weight in checkpoint.weights.items()
+        if gpu and dtype != "float32" and weight.kind in KERNEL_KINDS
+    }
+    sizes = {name: _decoded_bytes(meta, dtype) for name, meta in names.items()} | kept
+    elements = sum(math.prod(meta.shape) for meta in names.values())
+    on_disk = sum(meta.nbytes for meta in stored.values())
+    return ModelSize(elements, sum(sizes.values()), "headers of quantised files", on_disk)
+
+
+def _quantised_size_on_hub(
+    source: HubSource, dtype: str, decoded: Mapping[str, TensorMeta], *, gpu: bool
+) -> ModelSize:
+    """Return the same from the headers that the Hub serves; on a GPU it is the least, as if all codes
+    were kept.
+    """
+    basis = "safetensors metadata of the Hub"
+    stored = sum(
+        _element_bytes(each.dtype) * math.prod(each.shape) for each in source.tensors.values()
+    )
+    elements = sum(math.prod(meta.shape) for meta in decoded.values())
+    whole = sum(_decoded_bytes(meta, dtype) for meta in decoded.values())
+    is_kept = not decoded or (gpu and dtype != "float32")
+    return ModelSize(elements or stored, stored if is_kept else whole, basis, stored)
+
+
+def _is_quantised(source: HubSource) -> bool:
+    return said_in_config(source.config()) is not None
+
+
+def _decoded_bytes(meta: TensorMeta, dtype: str) -> int:
+    return math.prod(meta.shape) * _bytes(str(meta.dtype).removeprefix("torch."), dtype)
+
+
+def _element_bytes(stored: str) -> int:
+    return _bytes(stored, "auto")
 
 
 def _bytes(stored: str, run: str) -> int:

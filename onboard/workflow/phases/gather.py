@@ -68,7 +68,8 @@ class Gather(Phase):
         tensors = stored_tensors(context.source, method)
         counts, notes = _measure_own_code(context) if remote_code else _measure(folder, tensors)
         notes += _code_notes(config, remote_code=remote_code)
-        size = estimate_size(context.source, context.options.dtype, counts)
+        gpu = bool(device_memory(context.options.device).gpus)
+        size = estimate_size(context.source, context.options.dtype, counts, tensors, gpu=gpu)
         notes += check_vocabulary(folder, config, generates=context.options.weights)
         memory = check_memory(size, context)
         weights = _gather_weights(context, folder)
@@ -263,6 +264,7 @@ def _facts(
         "architectures": config.get("architectures"),
         "parameters": size.parameters,
         "bytes": size.bytes,
+        **({"stored_bytes": size.stored} if size.stored else {}),
         "size_from": size.basis,
         "files": {
             _shown(Path(path.name)): hashlib.sha256(path.read_bytes()).hexdigest() for path in small
