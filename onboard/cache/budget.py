@@ -249,6 +249,11 @@ class MemoryPlan:
     """Names of the limits that are defaults: they may be lowered to what fits."""
 
     @property
+    def is_in_16_bits(self) -> bool:
+        """Whether weights take two bytes an element."""
+        return self.weights == 2 * self.parameters
+
+    @property
     def limits(self) -> Limits:
         """The limits of the run."""
         return self.cache.limits

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -126,6 +126,7 @@ def _plan(
     from onboard.runtime.fitted_plan import fitted
     from onboard.runtime.kept_plan import counted_or_kept
     from onboard.runtime.resolve import resolve_config
+    from onboard.workflow.checkpoint.kept_codes import spared_bytes
 
     here = device_memory("auto")
     folder = root.expanduser()
@@ -136,14 +137,17 @@ def _plan(
         if cache_dtype is not None:
             runtime.kv_cache_config.dtype = cache_dtype.value
         checkpoint = open_source(runtime.model, revision=runtime.revision).files()
+        spared = cache(partial(spared_bytes, checkpoint) if on_gpu else _nothing_spared)
         counted, facts = counted_or_kept(
             checkpoint,
             runtime,
             gpu=on_gpu,
             root=folder,
             model=model,
-            decides=is_decided and (lambda plan: is_decided(plan.over(asked.count, asked.memory))),
+            decides=is_decided
+            and (lambda plan: is_decided(_less(plan, spared()[0]).over(asked.count, asked.memory))),
         )
+        counted, facts = _less(counted, spared()[0]), [*facts, *spared()[1]]
     made, lowered = fitted(counted.over(asked.count, asked.memory))
     facts += lowered
     if asked.count > 1:
@@ -151,6 +155,15 @@ def _plan(
             f"weights and caches are split evenly over {asked.count} GPUs here; onboard itself runs on one"
         )
     return made, facts
+
+
+def _nothing_spared() -> tuple[int, list[str]]:
+    return 0, []
+
+
+def _less(plan: MemoryPlan, spared: int) -> MemoryPlan:
+    """Return a plan whose weights stay quantised, where it runs in 16 bits."""
+    return replace(plan, weights=plan.weights - spared) if plan.is_in_16_bits else plan
 
 
 def _is_decided(model: str, batch: int | None, plan: MemoryPlan) -> bool:

@@ -26,6 +26,10 @@ _CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_scale")
 """Scales of what attention keeps; `model.layers.0.self_attn.k_proj.k_scale` in ModelOpt's files."""
 
 
+KERNEL_KINDS = ("fp8", "int4", "mxfp4", "nvfp4")
+"""Codes that there are kernels for (the transforms `quantize_*_from_config`)."""
+
+
 class QuantisedCheckpoint(Checkpoint):
     """The weights in `files`, quantised by `method`; names, shapes and values are the unquantised
     model's.
@@ -101,6 +105,15 @@ class QuantisedCheckpoint(Checkpoint):
         """Return how many numbers each of the `cache_scales` has."""
         stored = self.files.names()
         return {name: math.prod(stored[name].shape) for name in self.cache_scales}
+
+    def kept_bytes(self) -> dict[str, int]:
+        """Return the bytes in the files of the weights whose codes there are kernels for, by name."""
+        stored = self.files.names()
+        return {
+            name: sum(stored[part].nbytes for part in weight.parts.values())
+            for name, weight in self.weights.items()
+            if weight.kind in KERNEL_KINDS
+        }
 
     def part(self, weight: QuantisedWeight, role: str) -> torch.Tensor:
         """Return a part of a quantised weight as it is stored."""

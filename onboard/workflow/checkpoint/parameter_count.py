@@ -16,9 +16,6 @@ from onboard.quantised.said import said_in_config
 if TYPE_CHECKING:
     from onboard.graph.weight_load.safetensors_folder import TensorMeta
 
-KERNEL_KINDS = ("fp8", "int4", "mxfp4", "nvfp4")
-"""Codes that there are kernels for (the transforms `quantize_*_from_config`)."""
-
 # Bytes an element, by the names that safetensors and torch use.
 _FLOAT_BYTES = {
     "F64": 8,
@@ -92,11 +89,7 @@ def _quantised_size(folder: Path, dtype: str, *, gpu: bool) -> ModelSize | None:
     if (checkpoint := quantised_checkpoint(folder)) is None:
         return None
     names, stored = checkpoint.names(), checkpoint.files.names()
-    kept = {
-        name: sum(stored[part].nbytes for part in weight.parts.values())
-        for name, weight in checkpoint.weights.items()
-        if gpu and dtype != "float32" and weight.kind in KERNEL_KINDS
-    }
+    kept = checkpoint.kept_bytes() if gpu and dtype != "float32" else {}
     sizes = {name: _decoded_bytes(meta, dtype) for name, meta in names.items()} | kept
     elements = sum(math.prod(meta.shape) for meta in names.values())
     on_disk = sum(meta.nbytes for meta in stored.values())

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 from safetensors import safe_open
 
 from onboard.hub import LocalSource
+from onboard.workflow.checkpoint.kept_codes import BY_CONFIG, spared_bytes
 from onboard.workflow.checkpoint.parameter_count import build_on_meta, estimate_size
 from tests.support import quantised
+from tests.support.checkpoints import save_checkpoint
 
+ZOO = Path(__file__).resolve().parents[3] / "registry" / "zoo.yaml"
 VARIANTS = ("hf_fp8_llama", "ct_w4a16", "gptq", "mxfp4_gpt_oss", "bnb_nf4", "ct_fp8_qwen3_moe")
 
 
@@ -43,6 +49,52 @@ def test_a_gpu_keeps_codes_that_it_has_kernels_for(variant: str) -> None:
     assert (kept < decoded) == (variant != "bnb_nf4")
     # But for what is stored in another dtype, and parts that stand for nothing, the files' bytes
     assert variant == "bnb_nf4" or abs(kept - in_files(folder)) < 0.1 * decoded
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "hf_fp8_llama",
+        "hf_fp8_qwen3_moe",
+        "hf_fp8_deepseek_v3",
+        "ct_fp8_qwen3_moe",
+        "ct_w4a16",
+        "ct_nvfp4",
+        "mxfp4_gpt_oss",
+        "modelopt_fp8",
+        "gptq",
+    ],
+)
+def test_a_config_tells_what_the_headers_do(variant: str, tmp_path: Path) -> None:
+    by_headers, said = spared_bytes(quantised.FOLDER / variant)
+    assert by_headers > 0
+    assert said == []
+    for path in (quantised.FOLDER / variant).glob("*.json"):
+        shutil.copyfile(path, tmp_path / path.name)
+    by_config, said = spared_bytes(tmp_path)
+    assert said == [BY_CONFIG]
+    assert abs(by_config / by_headers - 1) < 0.06  # scales, which are a part of such small weights
+
+
+@pytest.mark.parametrize(
+    ("model", "released"),
+    [("openai/gpt-oss-20b", 13_761_264_768), ("openai/gpt-oss-120b", 65_248_815_744)],
+)
+def test_released_models_have_the_size_of_their_files(
+    model: str, released: int, tmp_path: Path
+) -> None:
+    """By config alone: what their repositories' indices say all tensors take."""
+    zoo = YAML(typ="safe").load(ZOO.read_text("utf-8"))
+    configs = [models[model] for models in zoo["families"].values() if model in models]
+    config = {**configs[0], "model_type": "gpt_oss"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    elements = sum(each.numel() for each in build_on_meta(tmp_path).parameters())
+    assert 2 * elements - spared_bytes(tmp_path)[0] == pytest.approx(released, rel=1e-6)
+
+
+def test_nothing_is_spared_where_there_are_no_kernels(tmp_path: Path) -> None:
+    assert spared_bytes(quantised.FOLDER / "bnb_nf4") == (0, [])
+    assert spared_bytes(save_checkpoint(tmp_path)) == (0, [])
 
 
 def test_it_is_said() -> None:
