@@ -46,6 +46,10 @@ def bring_up_to_date(
     if not keys or isinstance(keys, list | tuple) or _are_modules(keys, model):
         model_class._tied_weights_keys = _tied(model, made, package)
         facts.append(f"the weights that transformers 4 ties: {model_class._tied_weights_keys}")
+    declared = (model_class._tied_weights_keys or {}).keys()
+    if shared := _shared_by_modules(model).keys() - declared:
+        model_class.save_pretrained = _saving_once(model_class.save_pretrained)
+        facts.append(f"modules share their weights, which are saved once: {min(shared)} and others")
     return facts + _layer_count(config_class, made, model)
 
 
@@ -155,14 +159,30 @@ def _tied(model: Any, made: Any, package: str) -> dict[str, str]:
 
 
 def _shared_by_modules(model: nn.Module) -> dict[str, str]:
-    """Return the parameters that several modules have as one, each by the name of the first."""
+    """Return the parameters that several modules have as one, or that lie in a module which several
+    have, each by the name of the first.
+    """
     first: dict[int, str] = {}
     return {
         name: first[id(parameter)]
-        for path, module in model.named_modules()
+        for path, module in model.named_modules(remove_duplicate=False)
         for name, parameter in module.named_parameters(path, recurse=False)
         if first.setdefault(id(parameter), name) != name
     }
+
+
+def _saving_once(save: Any) -> Any:
+    """Have a model save what several modules have as one under the name of the first, as
+    transformers 4 does.
+    """
+
+    @functools.wraps(save)
+    def saving(self: Any, folder: Any, **kwargs: Any) -> None:
+        others = _shared_by_modules(self).keys()
+        state = {name: item for name, item in self.state_dict().items() if name not in others}
+        save(self, folder, **{"state_dict": state, **kwargs})
+
+    return saving
 
 
 def _taking_positions(model_class: Any) -> Iterator[str]:

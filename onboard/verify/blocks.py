@@ -12,7 +12,7 @@ import ast
 import copy
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -218,8 +218,21 @@ def _same_weights(
             raise OnboardError(
                 f"{name} is {list(ours[name].shape)} in the generated model, not {list(tensor.shape)}"
             )
+    check_shared(model, reference, theirs.keys())
     model.load_state_dict(theirs)
     return model
+
+
+def check_shared(model: nn.Module, reference: nn.Module, names: Collection[str]) -> None:
+    """Refuse a generated model that has several parameters where transformers' has one."""
+    ours = dict(model.named_parameters(remove_duplicate=False))
+    first: dict[int, str] = {}
+    for name, parameter in reference.named_parameters(remove_duplicate=False):
+        one = first.setdefault(id(parameter), name) if name in names else name
+        if one != name and {one, name} <= ours.keys() and ours[one] is not ours[name]:
+            raise OnboardError(
+                f"{name} is {one} in {type(reference).__name__}, and a weight of its own in the generated model"
+            )
 
 
 def _weights(reference: nn.Module, eager: Sequence[str]) -> dict[str, torch.Tensor]:

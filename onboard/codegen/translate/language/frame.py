@@ -134,6 +134,9 @@ class Frame:
             if not (isinstance(value.expr, ast.Name) and value.expr.id == variable):
                 self.emit(ast.Assign([name(variable, store=True)], value.expr), origin)
             value = replace(value, expr=name(variable))
+        if isinstance(value, Instance) and self._is_made_once(value):
+            self.emit(ast.Assign([name(variable, store=True)], value.expr), origin)
+            value = replace(value, expr=name(variable))
         if isinstance(value, Items) and self.translator.specialised:
             value = Items(tuple(map(self.settle, value.items)))  # a loop may read them many times
         if isinstance(value, Mapping):
@@ -144,6 +147,11 @@ class Frame:
                 }
             )
         self.env.values[variable] = value
+
+    def _is_made_once(self, module: Instance) -> bool:
+        """Whether a constructor makes a module that others of it may share, outside of any loop."""
+        made = isinstance(module.expr, ast.Call) and self.kind == "init" and not self.loops
+        return made and self.translator.specialised
 
     def _once(self, variable: str, value: Value, origin: ast.AST | None) -> Value:
         """Give what a module of `self` computes for a dict a name of its own: the dict may be read
