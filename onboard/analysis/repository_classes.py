@@ -15,7 +15,9 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from onboard.analysis.source import module_source
 from onboard.errors import OnboardError
+from onboard.hf.half_parameters import in_models_dtype, takes_models_dtype
 from onboard.hf.old import own_configs
 from onboard.hf.parameters_on import without_memory
 from onboard.plain_config import OLD_ROPE_SCALING, add_old_defaults
@@ -39,7 +41,7 @@ def bring_up_to_date(
             own._tied_weights_keys = None
         if "_init_weights" in vars(own):
             own._init_weights = _keeping_shapes(own._init_weights)
-    facts += _posted(package)
+    facts += [*_posted(package), *_of_one_dtype(package)]
     made = config_class.from_dict(deepcopy(dict(config)))  # which fills in what lies inside
     with without_memory(computing=True):
         model = model_class(made)
@@ -47,7 +49,7 @@ def bring_up_to_date(
         model_class._tied_weights_keys = _tied(model, made, package)
         facts.append(f"the weights that transformers 4 ties: {model_class._tied_weights_keys}")
     declared = (model_class._tied_weights_keys or {}).keys()
-    if shared := _shared_by_modules(model).keys() - declared:
+    if shared := _shared_by_modules(model, in_modules=True).keys() - declared:
         model_class.save_pretrained = _saving_once(model_class.save_pretrained)
         facts.append(f"modules share their weights, which are saved once: {min(shared)} and others")
     return facts + _layer_count(config_class, made, model)
@@ -118,6 +120,17 @@ def _posted(package: str) -> list[str]:
     return [f"{name} does not call post_init(); it is called after it is made" for name in names]
 
 
+def _of_one_dtype(package: str) -> Iterator[str]:
+    """Give what constructors make in half precision the model's dtype, where no code minds."""
+    for name in [key for key in sys.modules if key.startswith(f"{package}.")]:
+        source = module_source(name)
+        for key, node in source.classes.items():
+            cls: Any = vars(sys.modules[name]).get(key)  # it may have been imported anew
+            if cls is not None and takes_models_dtype(node):
+                cls.__init__ = in_models_dtype(cls.__init__)
+                yield f"{key} makes parameters in half precision; they get the model's dtype"
+
+
 def _calls_post_init(model_class: Any, package: str) -> bool:
     return any(
         "post_init" in cls.__init__.__code__.co_names
@@ -158,14 +171,14 @@ def _tied(model: Any, made: Any, package: str) -> dict[str, str]:
     return {f"{names[id(output)]}.weight": f"{names[id(inputs)]}.weight"}
 
 
-def _shared_by_modules(model: nn.Module) -> dict[str, str]:
-    """Return the parameters that several modules have as one, or that lie in a module which several
-    have, each by the name of the first.
+def _shared_by_modules(model: nn.Module, *, in_modules: bool = False) -> dict[str, str]:
+    """Return the parameters that several modules have as one, each by the name of the first;
+    `in_modules`: also those of a module that several have.
     """
     first: dict[int, str] = {}
     return {
         name: first[id(parameter)]
-        for path, module in model.named_modules(remove_duplicate=False)
+        for path, module in model.named_modules(remove_duplicate=not in_modules)
         for name, parameter in module.named_parameters(path, recurse=False)
         if first.setdefault(id(parameter), name) != name
     }
@@ -178,7 +191,7 @@ def _saving_once(save: Any) -> Any:
 
     @functools.wraps(save)
     def saving(self: Any, folder: Any, **kwargs: Any) -> None:
-        others = _shared_by_modules(self).keys()
+        others = _shared_by_modules(self, in_modules=True).keys()
         state = {name: item for name, item in self.state_dict().items() if name not in others}
         save(self, folder, **{"state_dict": state, **kwargs})
 

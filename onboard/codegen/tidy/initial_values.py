@@ -8,6 +8,8 @@ import ast
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
+from onboard.hf.half_parameters import half_dtypes, is_half
+
 _PLAIN = ("empty", "zeros", "ones")
 _MADE = (*_PLAIN, "rand", "randn")
 _ELEMENTWISE = (
@@ -37,6 +39,15 @@ def without_initial_values(init: Sequence[ast.stmt]) -> list[ast.stmt]:
             made = _made(node.args[0], locals_)
             if made is not None and not _is_plain(node.args[0]):
                 node.args[0] = made
+    return body
+
+
+def without_half_dtypes(init: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Return the statements of an `__init__` whose parameters have the model's dtype."""
+    body = [deepcopy(statement) for statement in init]
+    for node in (node for statement in body for node in ast.walk(statement)):
+        for call in half_dtypes(node):
+            call.keywords = [item for item in call.keywords if not is_half(item)]
     return body
 
 

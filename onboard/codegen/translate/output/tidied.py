@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from onboard.analysis.source import class_node
 from onboard.codegen.tidy.conditions import with_chosen_ops
-from onboard.codegen.tidy.initial_values import without_initial_values
+from onboard.codegen.tidy.initial_values import without_half_dtypes, without_initial_values
 from onboard.codegen.tidy.inlined import inline_methods
 from onboard.codegen.tidy.none_tests import is_never_none, values_for_none, without_none_tests
 from onboard.codegen.tidy.rotations import with_paired_rotations, with_whole_heads
@@ -24,6 +25,7 @@ from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.trees import cleanup
 from onboard.codegen.translate.output.hoisted import hoist
+from onboard.hf.half_parameters import takes_models_dtype
 
 
 def tidy(translator: Translator) -> None:
@@ -48,6 +50,8 @@ def tidy(translator: Translator) -> None:
         ]
         given = {key for key in names if _is_given(key, calls[state.cls.__name__], translator)}
         state.init.body = without_initial_values(without_none_tests(state.init.body, given))
+        if translator.specialised and takes_models_dtype(class_node(state.cls)):
+            state.init.body = without_half_dtypes(state.init.body)
 
 
 def _use_ops(state: ClassState, translator: Translator) -> None:
