@@ -84,6 +84,16 @@ class Cut:
             self.size * times, lambda own: (starts[:, None] + own[None, :]).reshape(-1)
         )
 
+    @property
+    def left_out(self) -> Entries:
+        """The entries that no rank has."""
+        return np.setdiff1d(np.arange(self.size), np.concatenate(self.entries))
+
+    def completed(self) -> Cut:
+        """Return the cut with which every rank also has what no rank has by this one."""
+        rest = self.left_out
+        return self if not len(rest) else self._each(self.size, lambda own: np.union1d(own, rest))
+
     def part(self, start: int, stop: int, step: int = 1) -> Cut:
         """Return the cut of the entries from `start` to `stop`."""
         wanted = range(start, min(stop, self.size), step)

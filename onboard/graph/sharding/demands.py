@@ -19,7 +19,7 @@ from onboard.graph.sharding.cuts import WHOLE, Cut, Layout, layout_of, union
 from onboard.graph.sharding.hints import Hint
 from onboard.graph.sharding.layer_work import mixer
 from onboard.graph.sharding.signatures import Signature, fitted, signature
-from onboard.graph.sharding.structure import _Taking, structure
+from onboard.graph.sharding.structure import structure
 
 Parts = dict[int, Layout]
 
@@ -54,31 +54,18 @@ class Demands:
     def settle(self, node: Node) -> Hint | None:
         """Turn what was asked of a node into its hint, and ask its inputs; None for a node that
         nobody asked.
+
+        What nobody asked for may be read by those who do not ask: every rank has it.
         """
         demand = self.asked.get(node)
         if demand is None:
             return None
-        parts = {
-            index: _agreed([*asked, *self._claims(node, index, asked)])
-            for index, asked in demand.parts.items()
-        }
+        parts = {index: _completed(_agreed(asked)) for index, asked in demand.parts.items()}
         hint = Hint(demand.layer_type, parts, demand.letters)
         self.hints[node] = hint
         for source, part, layout in inputs_of(node, hint):
             self.ask(source, layout, hint.layer_type, part)
         return hint
-
-    def _claims(self, node: Node, part: int, asked: list[Layout]) -> Iterator[Layout]:
-        """Yield the pieces of a cut dimension that are taken by those who did not ask."""
-        if part or node.op == "get_attr":
-            return
-        dims = {dim for layout in asked for dim in layout.cuts}
-        for user in node.users:
-            taking = structure(user)
-            if isinstance(taking, _Taking) and user not in self.asked and user.users:
-                claim = taking.claim(user, self.world_size)
-                if claim is not None and claim[0] in dims:
-                    yield Layout({claim[0]: claim[1]})
 
     def trial(self, start: Node, layout: Layout, *, allowed: Iterable[Node]) -> str | None:
         """Return the layer type of what `start` is made of if all of it can be cut so that `start`
@@ -140,9 +127,9 @@ class _Walk(Demands):
         if node.op != "call_function":
             raise CannotCutError
         reached = list(inputs_of(node, hint))
-        if not reached and not _only_parameters(node):
+        if not reached and not is_weight(node):
             raise CannotCutError
-        is_value = not _only_parameters(node)
+        is_value = not is_weight(node)
         others = [user for user in node.users if user not in seen and user not in self.base.asked]
         if is_value and any(user.users and not _says_size(user) for user in others):
             raise CannotCutError
@@ -154,8 +141,8 @@ def _says_size(node: Node) -> bool:
     )
 
 
-def _only_parameters(node: Node) -> bool:
-    """Whether a node is computed from weights alone, a few steps away."""
+def is_weight(node: Node) -> bool:
+    """Whether a node is a weight, or computed from weights alone, a few steps away."""
     pending, steps = [node], 0
     while pending and steps < 32:
         each = pending.pop()
@@ -164,6 +151,10 @@ def _only_parameters(node: Node) -> bool:
             return False
         pending.extend(each.all_input_nodes)
     return not pending
+
+
+def _completed(layout: Layout) -> Layout:
+    return layout_of((dim, cut.completed()) for dim, cut in layout.cuts.items())
 
 
 def _agreed(layouts: list[Layout]) -> Layout:
@@ -178,11 +169,8 @@ def _agreed(layouts: list[Layout]) -> Layout:
 def is_linear(node: Node) -> bool:
     """Whether a node is a product with a weight, an opening or a closing."""
     found = signature(node) if node.op == "call_function" else None
-    return (
-        found is not None
-        and any("K" in each.letters for each in found.operands)
-        and any(each.node.op == "get_attr" and "K" in each.letters for each in found.operands)
-    )
+    factors = [each.node for each in found.operands if "K" in each.letters] if found else []
+    return any(map(is_weight, factors))
 
 
 def inputs_of(node: Node, hint: Hint) -> Iterator[tuple[Node, int, Layout]]:

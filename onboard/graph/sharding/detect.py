@@ -12,6 +12,7 @@ from onboard.graph.sharding.demands import (
     Demands,
     is_linear,
     is_possible,
+    is_weight,
     letters_of,
     operand_layout,
 )
@@ -86,7 +87,7 @@ def _try_closing(demands: Demands, node: Node) -> None:
     assert found is not None
     for operand, dim, size in found.operands_with("K"):
         cut = evenly(size, demands.world_size) if isinstance(size, int) else None
-        if operand.node.op == "get_attr" or cut is None:
+        if is_weight(operand.node) or cut is None:
             continue
         layout = Layout({dim: cut})
         layer_type = demands.trial(operand.node, layout, allowed=[node])

@@ -38,6 +38,7 @@ class Exchange:
         """Put together what the ranks have of a dimension."""
         self._count("all_gather")
         sizes = [len(own) for own in cut.entries]
+        assert not len(cut.left_out), "what no rank has cannot be gathered"
 
         def gathered(x: Node, at: int) -> Node:
             whole = self._call(before, x, ops.all_gather.default, x, at, sizes, layer_type)

@@ -41,6 +41,7 @@ MIXERS: Mapping[Any, Mixer] = {
     ops.torch_relative_attention: Mixer(_ATTENTION | {"relative": "..h."}, "..h.", "mha"),
     ops.torch_dynamic_mask_attention: Mixer(_ATTENTION | {"key_bias": "..h"}, "..h.", "mha"),
     ops.torch_sparse_attention: Mixer(_ATTENTION, "..h.", "mha"),
+    ops.torch_compressed_attention: Mixer({"query": "..h.", "sinks": "h"}, "..h.", "mla"),
     ops.torch_mla: Mixer(_LATENT, "..h.", "mla"),
     ops.torch_sparse_mla: Mixer(_LATENT | {"sinks": "h"}, "..h.", "mla"),
     ops.torch_gated_delta_rule: Mixer(_HEADS | {"g": "..h", "beta": "..h"}, "..h.", "delta"),

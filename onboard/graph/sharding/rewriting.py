@@ -79,6 +79,8 @@ class Rewriting:
         if self.shares.is_parameter(node):
             return self.shares.read(str(node.target), layout, before)
         value = self.values[node]
+        if not _is_tensor(node):
+            return value.node
         if value.layouts[part].partial and not (layout.partial and value.addend is None):
             self._reduce(value, before)
         return self._moved(value.node, shape(node), value.layouts[part], layout, before)

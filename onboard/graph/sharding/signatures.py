@@ -90,12 +90,17 @@ def signature_of(*targets: Any) -> Callable[[Written], Written]:
 
 
 def signature(node: Node) -> Signature | None:
-    """Return the signature of a call, None for an op that has none."""
+    """Return the signature of a call, None for an op that has none, or not with tensors of these
+    numbers of dimensions.
+    """
     packet = getattr(node.target, "overloadpacket", None)
     if packet in _WRITTEN:
-        return _WRITTEN[packet](node)
-    is_pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    return pointwise(node) if is_pointwise else None
+        found = _WRITTEN[packet](node)
+    else:
+        is_pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+        found = pointwise(node) if is_pointwise else None
+    fits = found is None or all(len(each.letters) == len(each.sizes) for each in found.operands)
+    return found if fits else None
 
 
 def shape(node: Node) -> tuple[Size, ...]:
@@ -109,7 +114,7 @@ def operands(node: Node, **letters: str) -> tuple[Operand, ...]:
     """
     values, found = arguments(node), []
     for name, own in letters.items():
-        value = values[name]
+        value = values.get(name)
         each = list(enumerate(value)) if isinstance(value, list | tuple) else [(None, value)]
         found += [Operand((name, i), node, own) for i, node in each if isinstance(node, Node)]
     return tuple(found)
@@ -137,6 +142,15 @@ def unary(node: Node) -> Signature | None:
     letters = ascii_lowercase[: len(shape(node))]
     first = next(iter(arguments(node)))
     return Signature(operands(node, **{first: letters}), (letters,))
+
+
+@signature_of(aten.view_as)
+def view_as(node: Node) -> Signature | None:
+    """A view of the shape that the tensor has already."""
+    values, letters = arguments(node), ascii_lowercase[: len(shape(node))]
+    if shape(values["self"]) != shape(values["other"]):
+        return None
+    return Signature(operands(node, self=letters, other=letters), (letters,))
 
 
 def pointwise(node: Node) -> Signature | None:

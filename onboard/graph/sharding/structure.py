@@ -145,6 +145,21 @@ class _Permuted(_Moving):
         return (source, cut) if source >= 0 else None
 
 
+class _Chosen(_Moving):
+    """index: entries of one dimension by a list; the other dimensions stay where they are."""
+
+    def to(self, node: Node, dim: int, cut: Cut) -> Moved:
+        return (dim, cut) if self._stays(node, dim) else None
+
+    origin = to
+
+    def _stays(self, node: Node, dim: int) -> bool:
+        indices = list(arguments(node)["indices"])
+        by = [place for place, index in enumerate(indices) if index is not None]
+        is_list = len(by) == 1 and len(shape(indices[by[0]])) == 1
+        return is_list and dim != by[0]
+
+
 class _Expand(_Moving):
     """expand: dimensions of size one are repeated, new ones come in front."""
 
@@ -205,18 +220,6 @@ class _Taking(Structure):
 
     def _before(self, node: Node, dim: int) -> int:
         return dim + 1 if self.drops and dim >= self._dim(node) else dim
-
-    def claim(self, node: Node, ranks: int) -> tuple[int, Cut] | None:
-        """Return the dimension that the op takes a piece of, and that piece for every rank; None
-        for an op with several results, or without the dimension.
-        """
-        own, pieces = self._dim(node), self._pieces(node)
-        size = shape(node.all_input_nodes[0])[own]
-        if self.drops or len(pieces) != 1 or not isinstance(size, int):
-            return None
-        piece = pieces[0]
-        length = len(range(piece.start, piece.stop, piece.step))
-        return own, everything(length, ranks).placed(piece.start, piece.step, size)
 
     def back(self, node: Node, wanted: Parts) -> Mapping[Node, Layout]:
         """Of several pieces, those that nobody asks for are asked for as a whole."""
@@ -406,6 +409,7 @@ _TABLE |= {
     aten.permute: _Permuted(lambda node, dims: [each % dims for each in arguments(node)["dims"]]),
     aten.unsqueeze: _Permuted(_with_new),
     aten.squeeze: _Permuted(_squeezed),
+    aten.index: _Chosen(),
     aten.expand: _Expand(),
     aten.split: _Taking(_split),
     aten.split_with_sizes: _Taking(_with_sizes),

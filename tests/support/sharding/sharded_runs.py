@@ -46,6 +46,7 @@ def run(
     seed: int,
     transforms: dict[str, Any] | None = None,
     mode: Mode = "graph",
+    root: Path | None = None,
 ) -> Ran:
     """Build the engine of a checkpoint and run it; every rank calls this alike."""
     caches = {"tokens_per_block": 4, "enable_block_reuse": False}
@@ -68,7 +69,7 @@ def run(
             stored = {id(each): each.nbytes for each in module.state_dict(keep_vars=True).values()}
             sizes.append(sum(stored.values()))
 
-    engine = build_engine(folder, config, observer=observe)
+    engine = build_engine(folder, config, root=root, observer=observe)
     vocabulary = int(engine.vocab_size or 0)
     prompts = ragged_prompts(vocabulary, LENGTHS, seed)
     params = SamplingParams(

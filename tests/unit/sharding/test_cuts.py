@@ -8,8 +8,10 @@ import random
 import numpy as np
 import pytest
 import torch
+from torch import fx
 
 from onboard.graph.sharding.cuts import Cut, evenly, joined, nearly_evenly, union
+from onboard.graph.sharding.exchange import Exchange
 from onboard.graph.sharding.reshaped_cuts import Size, reshaped
 
 BATCH, SEQUENCE = 2, 3
@@ -132,3 +134,22 @@ def test_runs_of_a_vocabulary_differ_by_one_at_most() -> None:
     lengths = [len(own) for own in nearly_evenly(131, 4).entries]
     assert lengths == [33, 33, 33, 32]
     assert evenly(131, 4) is None
+
+
+def test_what_nobody_asked_for_is_had_by_every_rank() -> None:
+    """Of heads for queries, one for keys and one for values, only those of queries are asked for."""
+    asked = Cut(6, (np.array([0, 1]), np.array([2, 3])))
+    assert asked.left_out.tolist() == [4, 5]
+    assert [own.tolist() for own in asked.completed().entries] == [[0, 1, 4, 5], [2, 3, 4, 5]]
+    assert asked.completed().completed() is not None
+    assert not len(asked.completed().left_out)
+
+
+def test_what_no_rank_has_is_not_gathered() -> None:
+    gm = fx.symbolic_trace(torch.nn.Identity())
+    node = next(iter(gm.graph.nodes))
+    cut = Cut(6, (np.array([0, 1]), np.array([2, 3])))
+    with pytest.raises(AssertionError, match="what no rank has cannot be gathered"):
+        Exchange(gm, 0).gather(node, 1, 6, cut, "unknown", gm.graph.output_node())
+    Exchange(gm, 0).gather(node, 1, 6, cut.completed(), "unknown", gm.graph.output_node())
+    assert "index_select" in gm.graph.python_code("self").src  # each once, in order
