@@ -12,7 +12,7 @@ from onboard.graph.backends import choose_backend, fused_op
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, is_op, nodes_of, only_user, replace_with
 from onboard.graph.new_nodes import insert_call, read_parameter
-from onboard.graph.post_load_fusion.codes import QUANTISING
+from onboard.graph.post_load_fusion.codes import is_eight_bit_linear
 from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 from onboard.graph.weight_load.gemm_fusion import private_parameters
 from onboard.graph.weight_load.parameters import ParameterNames, join_parameters, joined_name
@@ -74,7 +74,7 @@ def _joined(gate: fx.Node, down: fx.Node) -> _Block | None:
         return None
     values = arguments(gate)
     first = values["x"]
-    is_one = is_op(first, *QUANTISING) and only_user(first) is gate
+    is_one = is_eight_bit_linear(first) and only_user(first) is gate
     return _Block([first], gate, down, values["activation"]) if is_one else None
 
 
@@ -83,9 +83,9 @@ def _apart(gm: fx.GraphModule, gate: fx.Node, down: fx.Node) -> _Block | None:
     if not is_op(gate, aten.mul.Tensor):
         return None
     for activated, up in (gate.args[:2], gate.args[1::-1]):
-        if is_op(activated, aten.silu) and is_op(up, *QUANTISING):
+        if is_op(activated, aten.silu) and is_eight_bit_linear(up):
             first = [activated.args[0], up]  # type: ignore[union-attr]
-            if is_op(first[0], *QUANTISING) and _can_be_joined(gm, first):  # type: ignore[arg-type]
+            if is_eight_bit_linear(first[0]) and _can_be_joined(gm, first):  # type: ignore[arg-type]
                 return _Block(first, gate, down, "silu")  # type: ignore[arg-type]
     return None
 

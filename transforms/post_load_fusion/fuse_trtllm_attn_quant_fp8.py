@@ -8,7 +8,7 @@ from torch import fx
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, is_op, nodes_of, only_user
 from onboard.graph.new_nodes import infer_value
-from onboard.graph.post_load_fusion.codes import QUANTISING, earlier, read_codes
+from onboard.graph.post_load_fusion.codes import earlier, is_eight_bit_linear, read_codes
 from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 aten = torch.ops.aten
@@ -40,7 +40,7 @@ def _reader(attention: fx.Node) -> tuple[list[fx.Node], fx.Node | None]:
     while (user := only_user(node)) is not None and is_op(user, *_VIEWS):
         views.append(user)
         node = user
-    if user is None or not is_op(user, *QUANTISING):
+    if user is None or not is_eight_bit_linear(user):
         return views, None
     values = arguments(user)
     return views, user if values["quantize"] == "tensor" and values["input"] is node else None

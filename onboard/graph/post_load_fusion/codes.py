@@ -10,12 +10,19 @@ import torch
 from torch import fx
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
-from onboard.graph.fx import Target, arguments, attr_tensor, is_op, replace_with
+from onboard.graph.fx import Target, arguments, attr_tensor, replace_with
 from onboard.graph.new_nodes import insert_call
+from onboard.ops.library import declared
 
 _ops = torch.ops.onboard
-QUANTISING = (_ops.torch_fp8_linear, _ops.torch_finegrained_fp8_linear)
-"""Linear layers that quantise their input, if at all, in eight-bit floats."""
+_EIGHT_BITS = "fused_fp8_linear"
+
+
+def is_eight_bit_linear(node: Any) -> bool:
+    """Tell whether a node is a linear layer that quantises its input, if at all, in eight-bit
+    floats.
+    """
+    return isinstance(node, fx.Node) and declared(node.target).takes_codes == _EIGHT_BITS
 
 
 def quantising_readers(gm: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
@@ -23,7 +30,7 @@ def quantising_readers(gm: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
     nothing.
     """
     readers = list(node.users)
-    if not all(is_op(reader, *QUANTISING) for reader in readers):
+    if not all(map(is_eight_bit_linear, readers)):
         return []
     found = [arguments(reader) for reader in readers]
     if not all(each["quantize"] and each["input"] is node for each in found):

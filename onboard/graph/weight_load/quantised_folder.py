@@ -17,6 +17,7 @@ from onboard.errors import OnboardError
 from onboard.graph.weight_load.gguf_folder import Gguf, gguf_files
 from onboard.graph.weight_load.safetensors_folder import Checkpoint, TensorMeta
 from onboard.quantised.encoded import Encoded
+from onboard.quantised.layouts.float4 import INVERSE_SCALE
 from onboard.quantised.read_method import read_method, refuse_unsaid
 from onboard.quantised.said import describe_tensors, says_float8_cache
 from onboard.quantised.weight import DAMAGED, Method, QuantisedWeight
@@ -125,7 +126,7 @@ class QuantisedCheckpoint(Checkpoint):
         scale = float(self.files.read(weight.input_scale))
         if not 0 < scale < math.inf:
             raise OnboardError(f"{weight.input_scale} is {scale}, no scale", hint=DAMAGED)
-        return scale
+        return 1 / scale if weight.input_scale.endswith(INVERSE_SCALE) else scale
 
     def facts(self, encoded: Collection[str] = (), scales: Collection[str] = ()) -> list[str]:
         """Return what is to be known of a run in which the weights `encoded` stay so, and keys and

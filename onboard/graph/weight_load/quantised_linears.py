@@ -26,6 +26,7 @@ from onboard.graph.weight_load.input_scales import (
     plan_input_scale,
 )
 from onboard.graph.weight_load.parameters import (
+    CACHE_SCALE,
     Form,
     Joined,
     Part,
@@ -87,7 +88,10 @@ def names_in_checkpoint(
 ) -> dict[str, str]:
     """Return what the checkpoint calls the graph's weights, those that it has as the graph does."""
     plan = weight_plan(gm)
-    parts = {plan.weight_of(part) for name, _ in gm.named_parameters() for part in plan.parts(name)}
+    names = {name for name, _ in gm.named_parameters()} - plan.folds.keys()
+    names |= {source for fold in plan.folds.values() for source in fold.sources}
+    parts = {plan.weight_of(part) for name in names for part in plan.parts(name)}
+    parts -= {form.weight for form in plan.forms.values() if form.kind == CACHE_SCALE}
     wanted = {part: [part, *further_names(gm, part)] for part in sorted(parts)}
     buffers = [name for name, _ in gm.named_buffers() if name in gm.state_dict()]
     found, _ = find_sources(wanted, buffers, unread_names(gm), checkpoint, context.factory)

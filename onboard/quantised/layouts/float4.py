@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from onboard.graph.weight_load.safetensors_folder import TensorMeta
 
 
+INVERSE_SCALE = ".input_global_scale"
+"""A scale of a layer's inputs that these are multiplied by."""
+
+
 @dataclass(frozen=True)
 class FourBitFloats:
     """Bytes of two codes along the inputs, the first one low, and a scale for each group of
@@ -69,7 +73,7 @@ class FourBitFloats:
             endings["whole"] = self.whole
         else:
             require_dtype(tensors, stem + self.scale, torch.uint8, torch.float8_e8m0fnu)
-        extra = {"a": ".input_scale", "b": ".input_global_scale"}
+        extra = neighbours(tensors, stem, {"a": ".input_scale", "b": INVERSE_SCALE})
         return QuantisedWeight(
             name,
             (*packed.shape[:-1], 2 * half),
@@ -78,7 +82,8 @@ class FourBitFloats:
             self._decode,
             activations,
             (1, self.group),
-            unread=tuple(neighbours(tensors, stem, extra).values()),
+            input_scale=next(iter(extra.values()), None),
+            unread=tuple(extra.values()),
             scale_dtype=torch.float8_e4m3fn if self.whole else torch.uint8,
         )
 

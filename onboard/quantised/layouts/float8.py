@@ -39,7 +39,7 @@ INPUT_SCALES = {
     "shape": ".weight_shape",
 }
 """Tensors beside a weight that say how its inputs are quantised, and what its own form says."""
-INPUT_SCALE_NAMES = (INPUT_SCALES["static"], INPUT_SCALES["older"])
+INPUT_SCALE_NAMES = (INPUT_SCALES["static"], INPUT_SCALES["older"], ".input_global_scale")
 
 
 @dataclass(frozen=True)

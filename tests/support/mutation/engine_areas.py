@@ -112,7 +112,7 @@ _RECURRENCES = ("causal_conv", "cached_causal_conv", "ssm", "cached_ssm", "repla
                 "cached_delta_rule", "kda", "lightning", "linear_recurrence", "mlstm", "token_shift", "wkv",
                 "advance")  # fmt: skip
 _LAYERS = ("activation", "norm", "wide_norm", "rope", "linear", "moe", "router", "fused_moe", "fused", "fp8_linear",
-           "fp8_codes", "fp8_swiglu",
+           "fp8_codes", "fp8_swiglu", "nvfp4_codes",
            "four_bits", "four_bit_linear", "quantised_moe", "four_bit_moe",
            "fused_gated_norm", "fused_gdn_gating", "fused_rope", "gather_logits")  # fmt: skip
 
@@ -145,7 +145,8 @@ AREAS = {
              "ops/test_op_mixers.py", "graph/post_load_fusion/test_gather_logits.py",
              "graph/post_load_fusion/test_fuse_rmsnorm.py",
              "graph/post_load_fusion/test_fuse_silu_mul.py",
-             "graph/post_load_fusion/test_quantising_producers.py", "graph/post_load_fusion/test_fuse_gdn_gating.py",
+             "graph/post_load_fusion/test_quantising_producers.py",
+             "graph/post_load_fusion/test_nvfp4_producers.py", "graph/post_load_fusion/test_fuse_gdn_gating.py",
              "graph/post_load_fusion/test_fuse_moe.py"),
         ),
         Area(

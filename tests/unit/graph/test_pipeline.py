@@ -123,11 +123,11 @@ def test_a_planned_transform_takes_its_fields_and_is_refused_in_one_line_where_i
 def test_a_roots_pipeline_may_leave_a_planned_transform_off_too(tmp_path: Path) -> None:
     (tmp_path / "transforms").mkdir()
     (tmp_path / "transforms" / "default.yaml").write_text(
-        "fuse_relu2_quant_nvfp4:\n  enabled: false\n"
+        "fuse_rope_into_trtllm_mla:\n  enabled: false\n"
     )
     load_pipeline({}, root=tmp_path)
-    with pytest.raises(UsageError, match="fuse_relu2_quant_nvfp4 is not there yet"):
-        load_pipeline({"fuse_relu2_quant_nvfp4": {"enabled": True}}, root=tmp_path)
+    with pytest.raises(UsageError, match="fuse_rope_into_trtllm_mla is not there yet"):
+        load_pipeline({"fuse_rope_into_trtllm_mla": {"enabled": True}}, root=tmp_path)
 
 
 def test_an_enabled_transform_with_nothing_to_do_is_a_fact_and_one_of_the_defaults_is_not(

@@ -207,6 +207,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "cache_dtype": torch.float8_e4m3fn,
         "options": {"k_scale": torch.ones(2), "v_scale": torch.ones(2)},
     },
+    "codes": {"options": {"out_scale": torch.ones(1)}},
 }
 
 
@@ -368,3 +369,15 @@ def test_kernels_that_overlap(kernels: list[Any], overlapping: None) -> None:
 def test_kernels_of_long_prompts(kernels: list[Any]) -> None:
     ops.triton_cached_ssm(*ragged.ssm(ragged.make_row([(600, 600)]), 1, 1, 64, 128, torch.bfloat16))
     assert_compiled(kernels, {"ssd_state_kernel", "ssd_pass_kernel", "ssd_output_kernel"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["token", "group", "tensor"])
+def test_kernels_that_quantise(kernels: list[Any], how: str) -> None:
+    x, norm, given = torch.randn(3, 512).bfloat16(), torch.randn(512).bfloat16(), torch.ones(1)
+    codes, scales = ops.triton_rmsnorm_quant_fp8(x, norm, 1e-6, how, given)
+    ops.triton_silu_and_mul_quant_fp8(x, "silu", how, given)
+    weight = torch.empty(256, 512, dtype=torch.float8_e4m3fn)
+    for weight_scale in (torch.ones(256), torch.ones(2, 4)):
+        ops.triton_fp8_codes_linear(codes, scales, weight, None, weight_scale, torch.bfloat16)
+    assert_compiled(kernels, {"_quantise_kernel", "matrix_kernel"})
