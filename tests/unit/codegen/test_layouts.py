@@ -64,9 +64,10 @@ FOLDED = """
         scores = SCORES
         scores = MASKED
         probs = nn.functional.softmax(scores.view(*sizes), dim=-1)
+        sizes = (v.size(1), v.size(2), q.size(0), v.size(3))
         v = v.reshape(v.size(0), sizes[0] * sizes[1], -1)
         out = torch.bmm(probs.view(sizes[0] * sizes[1], sizes[2], -1), v.transpose(0, 1))
-        out = out.view(sizes[0], sizes[1], sizes[2], -1).permute(2, 0, 1, 3).contiguous()
+        out = out.view(*sizes).permute(2, 0, 1, 3).contiguous()
         return out.view(out.size(0), out.size(1), -1).transpose(0, 1)
 """
 APART = """

@@ -113,7 +113,7 @@ def _method(owner: Laid, attr: str, args: Args, frame: Frame) -> Value | None:
         return Known(rank) if attr == "dim" else sizes.items[numbers[0]] if numbers else sizes
     if owner.is_rows:
         return tensor_method(Code(owner.code(), form=ROWS), attr, args)
-    if attr in SHAPES and not args.keywords:
+    if attr in SHAPES and not (args.keywords or args.stars):
         return reshaped(owner, _flat(args), frame)
     if attr == "transpose" and len(numbers) == 2:
         order = list(range(rank))

@@ -23,7 +23,7 @@ def fold(owner: Code, attr: str, args: Args) -> Code | None:
     """
     if attr == "flatten" and owner.transposed and ints(args.positional) == [0, 1]:
         return folded(owner.expr, by_sequence=True)
-    if attr not in SHAPES or args.keywords or owner.static:
+    if attr not in SHAPES or args.keywords or args.stars or owner.static:
         return None
     match args.positional:
         case [Code(expr=ast.BinOp(left=batch, op=ast.Mult(), right=heads), static=False), *rest]:
