@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.export import Dim
 
 import onboard.ops  # noqa: F401
-from onboard.graph.cache_init.token_mixing import token_mixing
+from onboard.graph.cache_init.token_mixing import _close, token_mixing
 from onboard.graph.export.to_graph import export_to_graph
 
 ops: Any = torch.ops.onboard
@@ -251,3 +251,14 @@ def test_the_weight_of_the_logits_is_not_made_up_and_mixing_after_it_is_found(
         gm = export_to_graph(model, inputs, shapes, torch.device("cpu"))
         assert (token_mixing(gm, torch.device("cpu")) is not None) == mixes
     assert (40, WIDTH) not in made
+
+
+def test_rounding_is_no_mixing_where_most_values_are_zeros() -> None:
+    """As of the experts of a mixture that compute for every token, and count for few."""
+    values = torch.zeros(15, 40)
+    values[3] = 10 * torch.randn(40)
+    rounded = values * (1 + 3e-7)
+    assert _close(values, rounded)
+    assert _close(torch.zeros(4), torch.zeros(4))
+    assert not _close(values, values.roll(1))
+    assert not _close(values, values + 1e-2)
