@@ -236,6 +236,16 @@ def _expert_tensors(gm: fx.GraphModule, node: fx.Node) -> list[torch.Tensor]:
     return [tensor for each in flat if (tensor := attr_tensor(gm, each)) is not None]
 
 
+def _elements(gm: fx.GraphModule, node: fx.Node) -> int:
+    """Return how many numbers the experts' weights have; of codes, without their scales."""
+    values = [value for name, value in arguments(node).items() if name.endswith("_weight")]
+    flat = [
+        each for value in values for each in (value if isinstance(value, list | tuple) else [value])
+    ]
+    tensors = [tensor for each in flat if (tensor := attr_tensor(gm, each)) is not None]
+    return sum(tensor.numel() * (8 if tensor.dtype == torch.int32 else 1) for tensor in tensors)
+
+
 def _experts(gm: fx.GraphModule, node: fx.Node) -> Experts:
     first = _expert_arguments(node)[0]
     tensors = _expert_tensors(gm, node)
@@ -245,6 +255,6 @@ def _experts(gm: fx.GraphModule, node: fx.Node) -> Experts:
         node=node.name,
         count=count,
         bytes_each=tensor_bytes(tensors) / count,
-        elements_each=sum(tensor.numel() for tensor in tensors) / count,
+        elements_each=_elements(gm, node) / count,
         chosen=int(chosen),
     )

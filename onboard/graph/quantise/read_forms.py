@@ -106,8 +106,14 @@ def _fill(name: str, encoded: Encoded, forms: Forms) -> None:
                 f"{name} is {found} in the checkpoint and {expected} in the model", hint=WRONG_MODEL
             )
         target.copy_(tensor)
-        if problem := find_non_finite(target):
+        if problem := find_non_finite(target) or _no_exponent(form, target):
             raise OnboardError(f"{name} holds {problem}: in the checkpoint", hint="Fetch it again")
+
+
+def _no_exponent(form: Form, target: Tensor) -> str | None:
+    """Return "NaN" where exponents hold its code (OCP Microscaling Formats 1.0, section 5.4.1)."""
+    is_exponents = form.kind == "scale" and target.dtype == torch.uint8
+    return "NaN" if is_exponents and bool((target == 255).any()) else None
 
 
 def _form(encoded: Encoded, form: Form) -> Tensor:

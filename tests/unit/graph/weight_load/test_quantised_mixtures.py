@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from onboard import LLM, SamplingParams
+from onboard.bench.work import weights_of
+from onboard.errors import OnboardError
 from onboard.graph.context import TransformContext
 from onboard.graph.weight_load.experts import quantised_mixtures
 from onboard.graph.weight_load.experts.quantised_mixtures import EXPERT_KEYS
@@ -265,3 +267,24 @@ def test_routers_are_not_quantised(tmp_path: Path) -> None:
     assert set(routers.values()) == {torch.float32}
     others = {dtype for name, dtype in dtypes.items() if name.endswith("o_proj.weight")}
     assert others == {torch.float8_e4m3fn}
+
+
+def test_an_exponent_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    def damage(tensors: Tensors, config: dict[str, Any]) -> None:
+        tensors["model.layers.1.mlp.experts.down_proj_scales"][2, 7, 1] = 255
+
+    folder = edited("mxfp4_gpt_oss", tmp_path / "damaged", damage)
+    with pytest.raises(OnboardError, match="layers.1.mlp.experts.down_proj holds NaN"):
+        model(folder, ("quantize_mxfp4_moe_from_config",))
+
+
+def test_a_mixtures_work_is_that_of_its_codes() -> None:
+    """Words end at a multiple of 128 inputs; those of the second product have room for 64 more."""
+    folder = quantised.FOLDER / "mxfp4_gpt_oss"
+    plain, codes = (
+        weights_of(model(folder, keys).engine.gm).experts[0]
+        for keys in ((), ("quantize_mxfp4_moe_from_config",))
+    )
+    assert plain.elements_each == 128 * 128 + 128 * 64
+    assert codes.elements_each == 128 * 128 + 128 * 128
+    assert codes.bytes_each == codes.elements_each / 2 + plain.elements_each / 32
