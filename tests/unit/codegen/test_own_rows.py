@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from onboard.codegen.translate.language.trees.syntax import name
 from onboard.codegen.translate.language.values import Code
+from onboard.codegen.translate.output.emit import _guard
 from onboard.testing import Call
 from tests.unit.codegen.test_own_code import _made, _written
 from tests.unit.codegen.test_own_tables import _agree_in_every_step
@@ -17,6 +19,15 @@ from tests.unit.codegen.test_own_tables import _agree_in_every_step
 Translate = Callable[..., tuple[Any, str, str]]
 
 SHAPED = """
+def beside(table, x):
+    def fitting(table, x):
+        ndim = x.ndim
+        shape = [d if i == 1 or i == ndim - 1 else 1 for i, d in enumerate(x.shape)]
+        return table.view(*shape)
+
+    return fitting(table, x)
+
+
 class Toy(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -47,6 +58,7 @@ class Toy(nn.Module):
         ("self.cos[:length].view(1, length, 1, -1)", "x.unsqueeze(2)"),
         ("self.cos[:length].to(x.dtype).reshape(1, length, -1)", "x"),
         ("self.of(self.cos, length)", "x"),
+        ("beside(self.cos[:length], x.unsqueeze(2))", "x.unsqueeze(2)"),
     ],
 )
 def test_rows_that_get_dimensions_for_texts_and_heads_keep_those_of_each_text(
@@ -153,3 +165,10 @@ def test_complex_rows_of_a_table_are_those_of_each_text() -> None:
     call = Call({"x": torch.zeros(2, 5, 4), "rows": rows}, [torch.zeros(2, 5, 4)])
     assert call._for_each_text(rows).shape == (2, 5, 3)
     assert call._for_each_text(rows[:4]).shape == (4, 3)
+
+
+def test_what_is_taken_for_granted_is_asked_of_the_config_by_its_name() -> None:
+    condition = ast.parse("not self.config.use_moe", mode="eval").body
+    assert ast.unparse(_guard(condition, name("params"))) == (
+        "assert not params.use_moe, 'not covered: use_moe'"
+    )

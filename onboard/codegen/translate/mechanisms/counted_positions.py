@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,13 @@ from onboard.codegen.translate.language.values import Code, Items, Known, Value
 
 _MADE = {POSITIONS: ROWS, EVERY: TABLE}
 """What is made of positions and a vector."""
+
+
+_SIZES_BESIDE = re.compile(
+    r"\[(?P<d>\w+) if (?P<i>\w+) == 1 or (?P=i) == (?P<tensor>.+)\.(?:ndim|dim\(\)) - 1 else 1"
+    r" for (?P=i), (?P=d) in enumerate\((?P<same>.+)\.(?:shape|size\(\))\)\]"
+)
+"""Sizes that broadcast a table to a tensor, as code of the first LLaMA works them out."""
 
 
 class CountedPositions(Mechanism):
@@ -69,7 +77,9 @@ class CountedPositions(Mechanism):
         return None
 
     def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
-        """The sizes of rows."""
+        """The sizes of rows, and rows with dimensions of size one for what they are multiplied with."""
+        if attr in ("view", "reshape") and isinstance(owner, Code) and owner.form == ROWS:
+            return _beside_heads(owner, args, frame)
         if attr != "size" or not isinstance(owner, Code) or owner.form != ROWS:
             return None
         match args.positional:
@@ -86,6 +96,19 @@ class CountedPositions(Mechanism):
             if isinstance(rows, Code) and rows.form in (ROWS, TABLE) and other.is_static:
                 return Code(ast.BinOp(left.code(), op, right.code()), form=rows.form)
         return None
+
+
+def _beside_heads(rows: Code, args: Args, frame: Frame) -> Code | None:
+    """Return `rows.view(*sizes)` where the sizes are those of a tensor [batch, sequence, heads,
+    size], with ones in place of batch and heads.
+    """
+    match args:
+        case Args(positional=[Code() as sizes], stars=[0], keywords={}):
+            whole = WrittenOut(local_values(frame)).visit(deepcopy(sizes.expr))
+            found = _SIZES_BESIDE.fullmatch(ast.unparse(whole))
+            if found is not None and found["tensor"] == found["same"]:
+                return Code(call(attribute(rows.expr, "unsqueeze"), ast.Constant(2)))
+    return None
 
 
 def _is_part(length: Code, frame: Frame) -> bool:

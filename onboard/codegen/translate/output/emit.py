@@ -21,7 +21,7 @@ from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.state import ClassState, Routine
 from onboard.codegen.translate.language.statements.execute import execute
 from onboard.codegen.translate.language.trees import cleanup
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name, renamed
 from onboard.codegen.translate.language.values import NONE, Code, Output, Value
 from onboard.codegen.translate.mechanisms import experts
 from onboard.codegen.translate.output import argument_types, codebooks
@@ -215,9 +215,11 @@ def _init_text(
         )
     code = _code(translator)
     made = with_plain_modules(with_joined_choices(init.body, only_called(code)), asked_of(code))
-    body = [*made, *(_guard(item) for item in state.guards)]
+    configs = (key for key in init.parameters if isinstance(facts.get(key), Config))
+    config = name(next(configs, "config"))
+    body = [*made, *(_guard(item, config) for item in state.guards)]
     if state is top:
-        body.extend(_tied(state, translator))
+        body.extend(_tied(state, translator, config))
     head = f"({', '.join(parameters)}) -> None"
     return MethodText("__init__", head, tidy_text(body, init.source, _constructors(translator)))
 
@@ -260,12 +262,13 @@ def _passed(key: str, parameters: list[str], calls: list[ast.Call]) -> list[ast.
     return positional + [item.value for call in calls for item in call.keywords if item.arg == key]
 
 
-def _guard(condition: ast.expr) -> ast.stmt:
+def _guard(condition: ast.expr, config: ast.Name) -> ast.stmt:
     """Return the assertion of a condition that the translation takes for granted."""
     condition = ReplaceAttribute("config", name("config")).visit(deepcopy(condition))
+    condition = renamed(condition, "config", config.id)
     denied = isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not)
     said = condition.operand if isinstance(condition, ast.UnaryOp) and denied else condition
-    text = ast.unparse(said).replace("config.", "").replace("self.", "")
+    text = ast.unparse(said).replace(f"{config.id}.", "").replace("self.", "")
     message = f"not covered: {text}" if denied else f"covered only with {text}"
     return ast.Assert(condition, ast.Constant(message))
 
@@ -274,7 +277,7 @@ def _annotation(node: ast.FunctionDef, key: str) -> str:
     return argument_types.of_module(node, key)
 
 
-def _tied(state: ClassState, translator: Translator) -> list[ast.stmt]:
+def _tied(state: ClassState, translator: Translator, config: ast.Name) -> list[ast.stmt]:
     """Return the statement that ties weights as transformers' `_tied_weights_keys` says."""
     tied = getattr(state.cls, "_tied_weights_keys", None)
     if not isinstance(tied, dict) or not hasattr(translator.config, "tie_word_embeddings"):
@@ -288,7 +291,7 @@ def _tied(state: ClassState, translator: Translator) -> list[ast.stmt]:
         body.append(
             ast.Assign([ast.Attribute(paths[0].value, paths[0].attr, ast.Store())], paths[1])
         )
-    test = attribute(name("config"), "tie_word_embeddings")
+    test = attribute(config, "tie_word_embeddings")
     return [ast.If(test, body, [])] if body else []
 
 

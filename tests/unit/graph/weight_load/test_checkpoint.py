@@ -16,6 +16,7 @@ TENSORS = {
     "a.weight": torch.arange(6, dtype=torch.float32).view(2, 3),
     "a.bias": torch.ones(3, dtype=torch.bfloat16),
     "count": torch.tensor(7),
+    "angles": torch.polar(torch.ones(2, 3), torch.arange(6.0).view(2, 3)),
 }
 
 
@@ -29,6 +30,7 @@ def _write_shards(folder: Path) -> dict[str, str]:
         "a.weight": "model-1.safetensors",
         "a.bias": "model-2.safetensors",
         "count": "model-2.safetensors",
+        "angles": "model-1.safetensors",
     }
     for shard in set(weight_map.values()):
         save_file(
