@@ -5,17 +5,15 @@ op.
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
-from onboard.graph.backends import NO_TRITON, Backend, choose_backend, fused_op
+from onboard.graph.backends import NO_TRITON, Backend, choose_backend
 from onboard.graph.context import TransformContext
-from onboard.graph.fx import arguments, attr_tensor, is_op, nodes_of, only_user, replace_with
-from onboard.graph.new_nodes import insert_call
+from onboard.graph.fx import arguments, attr_tensor, is_op, nodes_of, only_user
+from onboard.graph.post_load_fusion.fused_linears import fuse_linear, fused_linears, replace_fused
 from onboard.graph.transform import (
     GraphTransform,
     TransformConfig,
@@ -63,7 +61,9 @@ class FuseLinears(GraphTransform[FuseLinearsConfig]):
             _split_block(gm, block, dtypes)
         plain = [node for node in nodes_of(gm, *LINEARS) if _fits(gm, node, dtypes)]
         codes = [node for node in gm.graph.nodes if declared(node.target).takes_codes]
-        linears = [_fuse(gm, node) for node in [*plain, *codes]]
+        for node in [*plain, *codes]:
+            fuse_linear(gm, node, "triton")
+        linears = fused_linears(gm, "triton")
         for node in linears:
             node = _take_in_gate(gm, node)
             node = _take_in_sum(gm, node)
@@ -97,33 +97,6 @@ def _split_block(gm: fx.GraphModule, block: fx.Node, dtypes: Container[torch.dty
     write_out(gm, block, _ops.triton_silu_and_mul.default)
 
 
-def _fuse(gm: fx.GraphModule, linear: fx.Node) -> fx.Node:
-    target = fused_op("triton", declared(linear.target).takes_codes or "fused_linear")
-    return _replaced(gm, linear, linear, arguments(linear), target)
-
-
-def _replaced(
-    gm: fx.GraphModule,
-    linear: fx.Node,
-    place: fx.Node,
-    values: dict[str, Any],
-    target: OpOverload | None = None,
-) -> fx.Node:
-    """Put a fused linear with these arguments in the place of a node; the linear that it was before
-    is erased.
-    """
-    target = target or linear.target  # type: ignore[assignment]
-    assert isinstance(target, OpOverload)
-    names = [argument.name for argument in target._schema.arguments]
-    defaults: dict[str, Any] = {"eps": 0.0, "activation": "", "quantize": ""}
-    args = [values.get(name, defaults.get(name)) for name in names]
-    new = insert_call(gm, place, target, *args, like=linear)
-    replace_with(place, new)
-    if place is not linear:
-        gm.graph.erase_node(linear)
-    return new
-
-
 def _take_in_gate(gm: fx.GraphModule, linear: fx.Node) -> fx.Node:
     """Let a linear activate its first half and multiply it with the second, if all that reads it is
     that.
@@ -135,7 +108,7 @@ def _take_in_gate(gm: fx.GraphModule, linear: fx.Node) -> fx.Node:
         or arguments(user)["activation"] not in KERNEL_ACTIVATIONS
     ):
         return linear
-    return _replaced(
+    return replace_fused(
         gm, linear, user, arguments(linear) | {"activation": arguments(user)["activation"]}
     )
 
@@ -155,7 +128,7 @@ def _take_in_sum(gm: fx.GraphModule, linear: fx.Node) -> fx.Node:
     other = right if left is linear else left
     if other is linear or not isinstance(other, fx.Node) or not _alike(other, linear):
         return linear
-    return _replaced(gm, linear, user, arguments(linear) | {"residual": other})
+    return replace_fused(gm, linear, user, arguments(linear) | {"residual": other})
 
 
 def _alike(left: fx.Node, right: fx.Node) -> bool:
@@ -184,4 +157,4 @@ def _take_in_norm(gm: fx.GraphModule, linear: fx.Node) -> None:
     ):
         return
     taken = {"input": values["input"], "norm_weight": values["weight"], "eps": values["eps"]}
-    _replaced(gm, linear, linear, arguments(linear) | taken)
+    replace_fused(gm, linear, linear, arguments(linear) | taken)

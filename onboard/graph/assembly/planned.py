@@ -39,12 +39,7 @@ def _fusion(waits_for: str, **fields: tuple[Any, Any]) -> Planned:
 
 
 PLANNED: Mapping[str, Planned] = {
-    "fuse_fp4_gemms": _fusion(_QUANTISED),
-    "fuse_fp8_gemms": _fusion(_QUANTISED),
-    "fuse_fp8_linear": _fusion(_QUANTISED, backend=(str, "torch")),
-    "fuse_nvfp4_linear": _fusion(_QUANTISED, backend=(str, "trtllm")),
     "fuse_nvfp4_swiglu": _fusion(_QUANTISED),
-    "fuse_finegrained_fp8_linear": _fusion(_QUANTISED, backend=(str, "trtllm")),
     "fuse_allreduce_residual_rmsnorm": _fusion(_GPUS),
     "fuse_rope_into_trtllm_attention": _fusion(_ROTATING, fuse_qkv_passthrough=(bool, True)),
     "fuse_rope_into_trtllm_mla": _fusion(_ROTATING),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import accumulate, chain
 
 import torch
 from torch._ops import OpOverload
@@ -21,9 +21,12 @@ from onboard.graph.weight_load.parameters import (
     tied_names,
 )
 from onboard.ops.library import declared
+from onboard.ops.linear.fp8_linear import BLOCK
 
 aten = torch.ops.aten
 LINEARS = (aten.linear.default, torch.ops.onboard.torch_linear_simple.default)
+_JOINED = ("weight", "weight_scale", "zero", "whole")
+"""Arguments of linears that have their outputs first."""
 _VIEWS = (
     aten.view,
     aten.transpose,
@@ -35,19 +38,22 @@ _VIEWS = (
 )
 
 
-def fuse_sibling_linears(gm: GraphModule, *, allow_other_users: bool) -> int:
+def fuse_sibling_linears(
+    gm: GraphModule, *, allow_other_users: bool, forms: Collection[str] = ("",)
+) -> int:
     """Join linears that share an input, the op and the dtype; return how many groups were joined.
 
     Weights that are tied or used elsewhere stay as they are: joining would double them. With
     `allow_other_users` the input may have users that are not linear; without, one such user keeps
-    all its linears apart.
+    all its linears apart. `forms` says which linears: "" plain ones, or what `OpSource.takes_codes`
+    calls those with codes, which are joined where their schemes are one.
     """
     private = private_parameters(gm)
     groups = [
         group
         for node in gm.graph.nodes
         if allow_other_users or all(map(_projects, node.users))
-        for group in _siblings(gm, node, private)
+        for group in _siblings(gm, node, private, forms)
         if len(group) > 1
     ]
     for group in groups:
@@ -73,16 +79,36 @@ def private_parameters(gm: GraphModule) -> set[str]:
     return {names[0] for names in groups if uses[names[0]] == 1}
 
 
-def _siblings(gm: GraphModule, node: Node, private: set[str]) -> Iterator[list[Node]]:
+def _siblings(
+    gm: GraphModule, node: Node, private: set[str], forms: Collection[str]
+) -> Iterator[list[Node]]:
     """Yield the linears that read `node`, in graph order, by what must agree for them to be one."""
     groups: dict[object, list[Node]] = defaultdict(list)
     for user in sorted(node.users):
-        if not is_op(user, *LINEARS):
+        form = declared(user.target).takes_codes
+        if form not in forms or not (form or is_op(user, *LINEARS)):
             continue
         values = arguments(user)
-        if values["input"] is node and _names([values["weight"], values["bias"]]) <= private:
-            groups[user.target, gm.get_parameter(values["weight"].target).dtype].append(user)
+        tensors = [values[name] for name in (*_JOINED, "bias") if name in values]
+        if values["input"] is node and _names(tensors) <= private:
+            groups[_scheme(gm, user)].append(user)
     yield from groups.values()
+
+
+def _scheme(gm: GraphModule, linear: Node) -> object:
+    """Return what is the same for linears that can be one: op, numbers, dtypes and inner sizes, and
+    that an input has no scale that another one's may differ from.
+    """
+    values = arguments(linear)
+    joined = {name: values[name] for name in _JOINED if isinstance(values.get(name), Node)}
+    parameters = {name: gm.get_parameter(str(node.target)) for name, node in joined.items()}
+    outputs = len(parameters["weight"])
+    whole_blocks = all(len(each) == outputs or outputs % BLOCK == 0 for each in parameters.values())
+    if values.get("input_scale") is not None or not whole_blocks:
+        return linear
+    numbers = [value for value in values.values() if isinstance(value, (int, str))]
+    kinds = [(name, each.dtype, each.shape[1:]) for name, each in parameters.items()]
+    return linear.target, *numbers, *kinds
 
 
 def _names(nodes: Iterable[Node | None]) -> set[str]:
@@ -103,8 +129,15 @@ def _fuse(gm: GraphModule, linears: Sequence[Node]) -> None:
         [arguments(linear)[name] for linear in linears] for name in ("weight", "bias")
     )
     sizes = [gm.get_parameter(str(weight.target)).shape[0] for weight in weights]
-    tensors = _join(gm, first, weights, biases)
-    joined = insert_call(gm, first, first.target, arguments(first)["input"], *tensors, like=first)  # type: ignore[arg-type]
+    weight, bias = _join(gm, first, weights, biases)
+    further = {
+        name: [arguments(linear)[name] for linear in linears]
+        for name in _JOINED[1:]
+        if arguments(first).get(name) is not None
+    }
+    tensors = {name: _join_further(gm, weight, name, nodes) for name, nodes in further.items()}
+    values = arguments(first) | {"weight": weight, "bias": bias} | tensors
+    joined = insert_call(gm, first, first.target, *values.values(), like=first)  # type: ignore[arg-type]
     pieces = [
         insert_call(gm, first, aten.narrow.default, joined, -1, start, size, like=linear)
         for linear, start, size in zip(linears, accumulate(sizes, initial=0), sizes, strict=False)
@@ -112,7 +145,15 @@ def _fuse(gm: GraphModule, linears: Sequence[Node]) -> None:
     for linear, piece in zip(linears, pieces, strict=True):
         _let_views_copy(linear)
         replace_with(linear, piece)
-    _erase_unread([*weights, *biases])
+    _erase_unread([*weights, *biases, *chain(*further.values())])
+
+
+def _join_further(gm: GraphModule, weight: Node, name: str, parts: Sequence[Node]) -> Node:
+    """Join what belongs to codes, under the name of their joined weight; return what reads it."""
+    whole = f"{weight.target}_{name.removeprefix('weight_')}"
+    return read_parameter(
+        gm, weight.next, join_parameters(gm, whole, [str(p.target) for p in parts])
+    )
 
 
 def fuse_swiglu_gemms(gm: GraphModule) -> int:

@@ -101,23 +101,14 @@ def test_every_transform_of_the_reference_texts_is_known_and_may_be_off() -> Non
 def test_a_planned_transform_takes_its_fields_and_is_refused_in_one_line_where_it_is_to_run() -> (
     None
 ):
-    load_pipeline(
-        {
-            "fuse_nvfp4_moe": {
-                "enabled": False,
-                "backend": "trtllm_gen",
-                "allow_different_input_scales": True,
-            }
-        }
-    )
-    with pytest.raises(
-        UsageError, match=r"fuse_fp8_linear is not there yet.*quantised checkpoints"
-    ) as error:
-        load_pipeline({"fuse_fp8_linear": {"backend": "torch"}})
+    key = "fuse_rope_into_trtllm_attention"
+    load_pipeline({key: {"enabled": False, "fuse_qkv_passthrough": False}})
+    with pytest.raises(UsageError, match=f"{key} is not there yet.*rotate queries") as error:
+        load_pipeline({key: {"fuse_qkv_passthrough": True}})
     assert "\n" not in str(error.value)
-    for fields in ({"backend": "fast"}, {"stage": "later"}, {"no_such": 1}):
-        with pytest.raises(UsageError, match=f"fuse_nvfp4_moe.*{next(iter(fields))}"):
-            load_pipeline({"fuse_nvfp4_moe": {"enabled": False, **fields}})
+    for fields in ({"fuse_qkv_passthrough": "perhaps"}, {"stage": "later"}, {"no_such": 1}):
+        with pytest.raises(UsageError, match=f"{key}.*{next(iter(fields))}"):
+            load_pipeline({key: {"enabled": False, **fields}})
 
 
 def test_a_roots_pipeline_may_leave_a_planned_transform_off_too(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from onboard.errors import OnboardError
 from tests.support.graph.fusion import apply, context_for, exported, random_state, targets
 from tests.support.graph.harness import rmse
+from tests.support.ops import four_bits
 
 ops = torch.ops.onboard
 FUSED = "onboard.triton_fused_linear.default"
@@ -142,3 +143,52 @@ def test_a_product_without_an_invariant_form_is_refused(on_gpu):
         match="batch_invariant: the graph has aten.linear.default, onboard.torch_fused",
     ):
         apply("make_batch_invariant", gm, on_gpu)
+
+
+class Coded(nn.Module):
+    """A gated block and what is behind it, in codes."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.op = getattr(ops, f"torch_{kind}_linear")
+        self.norm = Norm(64)
+        self.up, self.down = (self.linear(kind, *sizes) for sizes in ((256, 64), (64, 128)))
+
+    @staticmethod
+    def linear(kind, outputs, inputs):
+        if "fp8" in kind:
+            weight = torch.randn(outputs, inputs).to(torch.float8_e4m3fn)
+            scale = torch.rand(-(-outputs // 128), 1) if "fine" in kind else torch.rand(outputs)
+            tensors = weight, scale / 20
+        else:
+            coded = four_bits.weight(kind, outputs, inputs, 16)
+            tensors = coded.words, coded.scale, coded.whole * 10
+        return nn.ParameterList(nn.Parameter(each, requires_grad=False) for each in tensors)
+
+    def call(self, x, weight, scale, *whole):
+        return self.op(x, weight, None, scale, *((None, whole[0]) if whole else ()))
+
+    def forward(self, x):
+        y = ops.torch_silu_and_mul(self.call(self.norm(x), *self.up))
+        return x + self.call(y, *self.down)
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("kind", ["fp8", "finegrained_fp8", "nvfp4"])
+def test_linears_with_codes_take_in_what_stands_around_them(on_gpu, kind, own):
+    """Also where their own transform has made them kernels before."""
+    print(f"seed {(seed := random.randrange(10**6))}")
+    torch.manual_seed(seed)
+    gm = exported(Coded(kind), 2, 3, 64, device="cpu", dtype=torch.bfloat16)
+    gm.norm.weight.data = gm.norm.weight.data.bfloat16()
+    x = torch.randn(2, 3, 64).bfloat16()
+    before = gm(x)
+    form = f"onboard.triton_fused_{'four_bit' if kind == 'nvfp4' else 'fp8'}_linear.default"
+    if own:
+        gm, info, _ = apply(f"fuse_{kind}_linear", gm, on_gpu, backend="auto")
+        assert info.num_matches == targets(gm).count(form) == 2
+    gm, info, _ = apply("fuse_linears", gm, on_gpu)
+    assert info.num_matches == 2
+    assert targets(gm) == [form] * 2
+    assert rmse(gm(x).float(), before.float()) < 3e-2
+    assert not on_gpu.facts
