@@ -34,22 +34,32 @@ _ATTENTION = {"query": "..h.", "key": "..h.", "value": "..h.", "sinks": "h"}
 _LATENT = {"q_nope": "..h.", "q_pe": "..h.", "kv_b_proj_weight": "h."}
 _HEADS = {"q": "..h.", "k": "..h.", "v": "..h."}
 
-MIXERS: Mapping[Any, Mixer] = {
-    ops.torch_attention: Mixer(
-        _ATTENTION | {"attn_mask": ".h..", "alibi_slopes": "h"}, "..h.", "mha"
-    ),
-    ops.torch_relative_attention: Mixer(_ATTENTION | {"relative": "..h."}, "..h.", "mha"),
-    ops.torch_dynamic_mask_attention: Mixer(_ATTENTION | {"key_bias": "..h"}, "..h.", "mha"),
-    ops.torch_sparse_attention: Mixer(_ATTENTION, "..h.", "mha"),
-    ops.torch_compressed_attention: Mixer({"query": "..h.", "sinks": "h"}, "..h.", "mla"),
-    ops.torch_mla: Mixer(_LATENT, "..h.", "mla"),
-    ops.torch_sparse_mla: Mixer(_LATENT | {"sinks": "h"}, "..h.", "mla"),
-    ops.torch_gated_delta_rule: Mixer(_HEADS | {"g": "..h", "beta": "..h"}, "..h.", "delta"),
-    ops.torch_delta_rule: Mixer(_HEADS | {"beta": "..h"}, "..h.", "delta"),
-    ops.torch_kda: Mixer(_HEADS | {"g": "..h.", "beta": "..h"}, "..h.", "delta"),
-    ops.torch_lightning_attention: Mixer(_HEADS | {"slopes": "h"}, "..h.", "mha"),
-    ops.torch_mlstm: Mixer(_HEADS | {"igate": "..h", "fgate": "..h"}, "..h.", "ssm"),
-    ops.torch_ssm: Mixer(
+_MIXERS: dict[Any, Mixer] = {}
+
+
+def _does_work(op: Any, said: Mixer) -> None:
+    """Register what is said of an op."""
+    _MIXERS[op] = said
+
+
+_does_work(
+    ops.torch_attention,
+    Mixer(_ATTENTION | {"attn_mask": ".h..", "alibi_slopes": "h"}, "..h.", "mha"),
+)
+_does_work(ops.torch_relative_attention, Mixer(_ATTENTION | {"relative": "..h."}, "..h.", "mha"))
+_does_work(ops.torch_dynamic_mask_attention, Mixer(_ATTENTION | {"key_bias": "..h"}, "..h.", "mha"))
+_does_work(ops.torch_sparse_attention, Mixer(_ATTENTION, "..h.", "mha"))
+_does_work(ops.torch_compressed_attention, Mixer({"query": "..h.", "sinks": "h"}, "..h.", "mla"))
+_does_work(ops.torch_mla, Mixer(_LATENT, "..h.", "mla"))
+_does_work(ops.torch_sparse_mla, Mixer(_LATENT | {"sinks": "h"}, "..h.", "mla"))
+_does_work(ops.torch_gated_delta_rule, Mixer(_HEADS | {"g": "..h", "beta": "..h"}, "..h.", "delta"))
+_does_work(ops.torch_delta_rule, Mixer(_HEADS | {"beta": "..h"}, "..h.", "delta"))
+_does_work(ops.torch_kda, Mixer(_HEADS | {"g": "..h.", "beta": "..h"}, "..h.", "delta"))
+_does_work(ops.torch_lightning_attention, Mixer(_HEADS | {"slopes": "h"}, "..h.", "mha"))
+_does_work(ops.torch_mlstm, Mixer(_HEADS | {"igate": "..h", "fgate": "..h"}, "..h.", "ssm"))
+_does_work(
+    ops.torch_ssm,
+    Mixer(
         {
             **{"hidden_states": "..h.", "A": "h", "B": "..h.", "C": "..h."},
             **{"D": "h", "dt": "..h", "dt_bias": "h"},
@@ -57,7 +67,10 @@ MIXERS: Mapping[Any, Mixer] = {
         "..h.",
         "ssm",
     ),
-    ops.torch_selective_scan: Mixer(
+)
+_does_work(
+    ops.torch_selective_scan,
+    Mixer(
         {
             **{"hidden_states": "..c", "dt": "..c", "A": "c."},
             **{"D": "c", "z": "..c", "dt_bias": "c"},
@@ -67,17 +80,24 @@ MIXERS: Mapping[Any, Mixer] = {
         seed="c",
         called="channels",
     ),
-    ops.torch_linear_recurrence: Mixer(
-        {"x": "..c", "decay": "..c"}, "..c", "ssm", seed="c", called="channels"
-    ),
-    ops.torch_wkv: Mixer(
+)
+_does_work(
+    ops.torch_linear_recurrence,
+    Mixer({"x": "..c", "decay": "..c"}, "..c", "ssm", seed="c", called="channels"),
+)
+_does_work(
+    ops.torch_wkv,
+    Mixer(
         {"key": "..c", "value": "..c", "time_decay": "c", "time_first": "c"},
         "..c",
         "ssm",
         seed="c",
         called="channels",
     ),
-    ops.torch_swiglu_mlp: Mixer(
+)
+_does_work(
+    ops.torch_swiglu_mlp,
+    Mixer(
         {
             **{"gate_weight": "c.", "up_weight": "c.", "down_weight": ".c"},
             **{"gate_bias": "c", "up_bias": "c", "down_bias": "."},
@@ -87,7 +107,10 @@ MIXERS: Mapping[Any, Mixer] = {
         seed="c",
         called="channels",
     ),
-    ops.torch_moe: Mixer(
+)
+_does_work(
+    ops.torch_moe,
+    Mixer(
         {
             **{"w1_weight": "c.", "w3_weight": "c.", "w2_weight": ".c"},
             **{"w1_bias": "c", "w3_bias": "c", "w2_bias": "."},
@@ -97,7 +120,7 @@ MIXERS: Mapping[Any, Mixer] = {
         seed="c",
         called="channels of an expert",
     ),
-}
+)
 _ONCE = frozenset(["down_bias", "w2_bias"])
 
 
@@ -105,13 +128,13 @@ def mixer(node: Node) -> Mixer | None:
     """Return what is said of the op that a node calls, None for one that does not do the work of a
     layer.
     """
-    return MIXERS.get(getattr(node.target, "overloadpacket", None))
+    return _MIXERS.get(getattr(node.target, "overloadpacket", None))
 
 
-@signature_of(*MIXERS)
+@signature_of(*_MIXERS)
 def mixer_signature(node: Node) -> Signature | None:
     """The letters of the table; attention in the other layout has heads in front of the sequence."""
-    found = MIXERS[node.target.overloadpacket]  # type: ignore[union-attr]
+    found = _MIXERS[node.target.overloadpacket]  # type: ignore[union-attr]
     letters, output = dict(found.letters), found.output or "." * len(shape(node))
     if arguments(node).get("layout") == "bnsd":
         letters |= dict.fromkeys(("query", "key", "value"), ".h..")

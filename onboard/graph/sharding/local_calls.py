@@ -20,14 +20,29 @@ EXPERTS = "experts"
 _LISTS = ("w1_weight", "w2_weight", "w3_weight", "w1_bias", "w2_bias", "w3_bias")
 
 
+Change = Callable[["Rewriting", Node, Mapping[str, Cut]], Node]
+_CHANGES: dict[Any, Change] = {}
+
+
+def _changed_by(op: Any) -> Callable[[Change], Change]:
+    """Register what changes the calls of an op."""
+
+    def register(change: Change) -> Change:
+        _CHANGES[op] = change
+        return change
+
+    return register
+
+
 def localise(rewriting: Rewriting, node: Node, cuts: Mapping[str, Cut]) -> Node:
     """Change what a call of a cut op says, where shapes alone do not; return the node that has its
     result.
     """
-    change = _TABLE.get(getattr(node.target, "overloadpacket", None))
+    change = _CHANGES.get(getattr(node.target, "overloadpacket", None))
     return node if change is None else change(rewriting, node, cuts)
 
 
+@_changed_by(ops.torch_moe)
 def _mixture(rewriting: Rewriting, node: Node, cuts: Mapping[str, Cut]) -> Node:
     """Keep the rank's experts, and number them from zero: ids of others are outside and add
     nothing.
@@ -47,6 +62,7 @@ def _mixture(rewriting: Rewriting, node: Node, cuts: Mapping[str, Cut]) -> Node:
     return node
 
 
+@_changed_by(aten.embedding)
 def _embedding(rewriting: Rewriting, node: Node, cuts: Mapping[str, Cut]) -> Node:
     """Look up the rank's tokens, and give zeros for those of others."""
     [(start, stop)] = runs(cuts["v"].entries[rewriting.rank])
@@ -60,15 +76,9 @@ def _embedding(rewriting: Rewriting, node: Node, cuts: Mapping[str, Cut]) -> Nod
     return call(gm, behind, aten.mul.Tensor, node, mask, like=node)
 
 
+@_changed_by(ops.torch_causal_conv1d)
 def _convolution(rewriting: Rewriting, node: Node, cuts: Mapping[str, Cut]) -> Node:
     """Each channel is a group of its own, and their number is that of the weight."""
     if arguments(node)["groups"] is not None:
         set_argument(node, "groups", None)
     return node
-
-
-_TABLE: dict[Any, Callable[[Rewriting, Node, Mapping[str, Cut]], Node]] = {
-    ops.torch_moe: _mixture,
-    aten.embedding: _embedding,
-    ops.torch_causal_conv1d: _convolution,
-}

@@ -254,14 +254,11 @@ def embedding(node: Node) -> Signature | None:
     return Signature(operands(node, weight="v."), ("." * len(shape(node)),))
 
 
-_ROTATIONS = (
+@signature_of(
     ops.torch_rope_with_explicit_cos_sin,
     ops.torch_rope_with_qk_interleaving,
     ops.torch_rope_with_complex_freqs,
 )
-
-
-@signature_of(*_ROTATIONS)
 def rotation(node: Node) -> Signature | None:
     """Queries and keys with heads of their own, and a table."""
     first, second = list(arguments(node))[:2]
