@@ -12,15 +12,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from onboard.errors import OnboardError
+from onboard.sources.gguf_architectures import Architecture, architectures
 from onboard.sources.gguf_header import GgufHeader
 
-_MODEL_TYPES = {
-    "llama": "llama",
-    "qwen2": "qwen2",
-    "qwen2moe": "qwen2_moe",
-    "qwen3": "qwen3",
-    "qwen3moe": "qwen3_moe",
-}
 _FURTHER = {
     "attention.key_length": "head_dim",
     "expert_feed_forward_length": "moe_intermediate_size",
@@ -53,8 +47,9 @@ def config_of(header: GgufHeader) -> dict[str, Any]:
     from transformers.integrations import GGUF_CONFIG_DEFAULTS_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    model_type = _MODEL_TYPES.get(header.architecture)
-    if model_type is None or (header.of_model("expert_count") and model_type == "llama"):
+    known = architectures().get(header.architecture, Architecture())
+    model_type = known.model_type
+    if model_type is None or (header.of_model("expert_count") and known.no_mixtures):
         raise _needs_config(f"do not say all of a config of {header.architecture[:60]!r}")
     if any(name.startswith("rope_f") for name in header.tensors):
         raise _needs_config("have factors of the rotation, and not what these come from")
@@ -63,7 +58,7 @@ def config_of(header: GgufHeader) -> dict[str, Any]:
         "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]],
         **GGUF_CONFIG_DEFAULTS_MAPPING.get(model_type, {}),
         **dict(_sizes(header, model_type)),
-        **dict(_traits_of_tensors(header, model_type)),
+        **dict(_traits_of_tensors(header, known)),
         "rope_parameters": _rotation(header),
         **{
             name: header.values[f"tokenizer.ggml.{key}"]
@@ -112,13 +107,13 @@ def _require_alike(header: GgufHeader) -> None:
             raise _needs_config(f"have {key} other than a head's {length}")
 
 
-def _traits_of_tensors(header: GgufHeader, model_type: str) -> Iterator[tuple[str, Any]]:
+def _traits_of_tensors(header: GgufHeader, known: Architecture) -> Iterator[tuple[str, Any]]:
     """Yield what the tensors show: tied embeddings, biases, the size of the vocabulary."""
     tensors = header.tensors
     yield "tie_word_embeddings", "output.weight" not in tensors
     if "token_embd.weight" in tensors:
         yield "vocab_size", tensors["token_embd.weight"].shape[0]
-    if model_type in ("llama", "qwen3", "qwen3_moe"):
+    if known.attention_bias:
         yield "attention_bias", "blk.0.attn_q.bias" in tensors
 
 

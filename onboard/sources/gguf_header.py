@@ -130,7 +130,7 @@ class _Reader:
         if int(values.get("split.count") or 0) > 1:
             raise OnboardError(
                 f"{self.name} is one part of {values['split.count']}",
-                hint="Merge them first: llama-gguf-split --merge",
+                hint="Merge its parts first: gguf-split --merge",
             )
         entries = [self._entry() for _ in range(tensors)]
         return GgufHeader(values, lengths, self._placed(entries, values))

@@ -15,15 +15,10 @@ from typing import Any
 import torch
 
 from onboard.errors import OnboardError
+from onboard.sources.gguf_architectures import architectures
 from onboard.sources.gguf_header import GgufHeader
 from onboard.sources.gguf_package import gguf
 
-_AS_THEY_ARE = ("qwen2", "qwen2moe", "qwen3", "qwen3moe", "phi3", "starcoder2", "olmo2")
-_ROTATED_IN_PAIRS = ("llama", "granite")
-"""Rows of a head's queries and keys: one of the first half, one of the second, and so on."""
-_NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3")
-"""Norms' weights have the one added that transformers' module adds."""
-_ARCHITECTURES = (*_AS_THEY_ARE, *_ROTATED_IN_PAIRS, *_NORMS_PLUS_ONE)
 _SAID_BY_THE_CONFIG = re.compile(r"rope_(freqs|factors_\w+)\.weight")
 """Factors of the rotation, which transformers computes from its config."""
 
@@ -48,10 +43,10 @@ def places(header: GgufHeader, model: Any) -> dict[str, Place]:
     `model` is transformers' own, on the meta device. Tensors of the file that the model has no name
     for keep theirs. Raises `OnboardError` for an architecture whose changes are not known.
     """
-    if header.architecture not in _ARCHITECTURES:
+    if header.architecture not in architectures():
         raise OnboardError(
             f"the GGUF file is of the architecture {header.architecture[:60]!r}, which onboard cannot read",
-            hint=f"Read are {', '.join(_ARCHITECTURES)}; use a release in safetensors",
+            hint=f"Read are {', '.join(architectures())}; use a release in safetensors",
         )
     names = _NameMap(header, model)
     found: dict[str, Place] = {}
@@ -118,7 +113,9 @@ def _placed(
         return
     stored = header.tensors[tensor].shape
     is_narrower = stored != shape and stored == tuple(size for size in shape if size != 1)
-    is_plus_one = header.architecture in _NORMS_PLUS_ONE and tensor.endswith("norm.weight")
+    is_plus_one = architectures()[header.architecture].norms_plus_one and tensor.endswith(
+        "norm.weight"
+    )
     yield (
         name,
         Place(
@@ -133,7 +130,8 @@ def _placed(
 def _heads(header: GgufHeader, tensor: str) -> int:
     """Return in how many heads a tensor's rows are in the order of pairs."""
     role = tensor.split(".")[-2]
-    if header.architecture not in _ROTATED_IN_PAIRS or role not in ("attn_q", "attn_k"):
+    in_pairs = architectures()[header.architecture].rows_in_pairs
+    if not in_pairs or role not in ("attn_q", "attn_k"):
         return 0
     count = header.of_model("attention.head_count")
     if role == "attn_k":
