@@ -135,7 +135,7 @@ def _convert_tokenizer(folder: Path) -> None:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            folder, gguf_file=GGUF_FILE, local_files_only=True
+            folder, gguf_file=GGUF_FILE, local_files_only=True, trust_remote_code=False
         )
         tokenizer.save_pretrained(folder)
     except Exception as error:  # whatever its conversion does with a vocabulary

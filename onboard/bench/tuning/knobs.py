@@ -110,8 +110,8 @@ def _pieces(config: TransformConfig, history: Iterable[HistoryEntry]) -> Iterato
 
 
 def _literals(annotation: Any) -> list[str]:
-    return (
-        [each for each in get_args(annotation) if isinstance(each, str)]
-        if get_origin(annotation) is Literal
-        else []
-    )
+    """Return the texts that an annotation allows: of a Literal, or of a union of some."""
+    if get_origin(annotation) is Literal:
+        return [value for value in get_args(annotation) if isinstance(value, str)]
+    parts = (_literals(part) for part in get_args(annotation))
+    return [value for part in parts for value in part]

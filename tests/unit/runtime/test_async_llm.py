@@ -59,6 +59,12 @@ def joined(deltas: list[Delta]) -> dict[int, tuple[str, list[int], Any]]:
     return outputs
 
 
+async def begun(many: AsyncLLM, *calls: asyncio.Future[Any]) -> None:
+    """Wait until the engine has the calls' requests, or they have ended already."""
+    while len(many.thread.running) < len(calls) and not any(call.done() for call in calls):
+        await asyncio.sleep(0.001)
+
+
 def random_params(rng: random.Random) -> SamplingParams:
     return SamplingParams(
         max_tokens=rng.randint(1, 30),
@@ -146,11 +152,12 @@ def test_a_step_that_fails_is_told_to_all_that_run(many: AsyncLLM) -> None:
 
     async def main() -> None:
         calls = [
-            asyncio.ensure_future(many.generate(text, SamplingParams(max_tokens=100)))
+            asyncio.ensure_future(
+                many.generate(text, SamplingParams(max_tokens=100, ignore_eos=True))
+            )
             for text in ("the dog", "the cat")
         ]
-        while len(many.thread.running) < 2:
-            await asyncio.sleep(0.01)
+        await begun(many, *calls)
 
         def broken() -> Any:
             raise NotFiniteError("the logits are not finite")
@@ -168,9 +175,9 @@ def test_a_step_that_fails_is_told_to_all_that_run(many: AsyncLLM) -> None:
 
 def test_closing_waits_and_then_cancels(many: AsyncLLM) -> None:
     async def main() -> None:
-        quick = asyncio.ensure_future(many.generate("the dog", SamplingParams(max_tokens=3)))
-        while not many.thread.running:
-            await asyncio.sleep(0.001)
+        params = SamplingParams(max_tokens=60, ignore_eos=True)
+        quick = asyncio.ensure_future(many.generate("the dog", params))
+        await begun(many, quick)
         assert await many.close()
         assert (await quick).outputs
         with pytest.raises(UsageError, match="being closed"):
@@ -184,8 +191,7 @@ def test_closing_at_once_tells_why(many: AsyncLLM) -> None:
     async def main() -> None:
         params = SamplingParams(max_tokens=None, ignore_eos=True, n=3)
         long = asyncio.ensure_future(many.generate("the dog", params))
-        while not many.thread.running:
-            await asyncio.sleep(0.001)
+        await begun(many, long)
         start = time.perf_counter()
         await many.close(timeout=0)
         assert time.perf_counter() - start < 5
@@ -236,8 +242,7 @@ def test_prompt_scores_beside_running_requests(llm: LLM, many: AsyncLLM) -> None
     async def main() -> list[Any]:
         async with many:
             running = asyncio.ensure_future(many.generate(ids, long))
-            while not many.thread.running:
-                await asyncio.sleep(0.001)
+            await begun(many, running)
             return [await many.generate(ids, wanted), await running]
 
     for one, other in zip(alone, asyncio.run(main()), strict=True):

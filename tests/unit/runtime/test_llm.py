@@ -335,7 +335,7 @@ def test_threads_that_share_it_get_what_each_would_get_alone(speaking: Tiny, llm
 
 
 def test_it_is_not_called_from_its_own_step(llm: LLM) -> None:
-    with pytest.raises(UsageError, match="called from its own on_step"):
+    with pytest.raises(UsageError, match="called while it generates"):
         llm.generate("the cat", _greedy(), on_step=lambda _: llm.generate("the dog") and None)
     assert llm.generate("the cat", _greedy())[0].token_ids
 

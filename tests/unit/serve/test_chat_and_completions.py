@@ -258,12 +258,12 @@ def test_a_body_that_is_too_long(server: tuple[str, Service]) -> None:
 
 def _ask_and_leave(url: str, body: dict[str, Any]) -> None:
     """Ask, and go when the first bytes have come, or after a short while."""
-    with httpx.stream("POST", url, json=body, timeout=0.7) as answer:
+    with httpx.stream("POST", url, json=body, timeout=0.4) as answer:
         next(answer.iter_bytes())
 
 
 def test_who_goes_away_is_not_computed_for(server: tuple[str, Service], service: Service) -> None:
-    body = {"prompt": "the cat", "max_tokens": 900, "ignore_eos": True}
+    body = {"prompt": "the cat", "max_tokens": 900, "ignore_eos": True, "n": 8}
     for stream in (True, False):
         before = service.llm.llm.engine.stats.cancelled
         with suppress(httpx.ReadTimeout):
@@ -272,7 +272,7 @@ def test_who_goes_away_is_not_computed_for(server: tuple[str, Service], service:
         while service.llm.thread.running and time.monotonic() < end:
             time.sleep(0.02)
         assert not service.llm.thread.running
-        assert service.llm.llm.engine.stats.cancelled == before + 1
+        assert service.llm.llm.engine.stats.cancelled > before
 
 
 def test_many_clients_get_what_they_would_alone(client: openai.OpenAI, service: Service) -> None:
