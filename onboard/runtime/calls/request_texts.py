@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.runtime.scheduling.request import Request
 from onboard.runtime.tokenizer import Detokenizer, Tokenizer
@@ -12,7 +14,8 @@ class RequestTexts:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._growing: dict[int, Detokenizer] = {}
+        # Never by `id`: that of a request which has gone is given to the next one.
+        self._growing: WeakKeyDictionary[Request, Detokenizer] = WeakKeyDictionary()
 
     def so_far(self, request: Request) -> str:
         """Return the text without an unfinished character at its end, and without a stop text."""
@@ -22,9 +25,9 @@ class RequestTexts:
 
     def certain(self, request: Request) -> str:
         """Return the part of `so_far` that stays, whatever comes: no stop text begins in it."""
-        text = self.so_far(request)
         if request.finish_reason is not None:
             return request.text
+        text = self.so_far(request)
         held = (_begun(text, stop) for stop in request.params.stop)
         return text[: len(text) - max(held, default=0)]
 
@@ -43,7 +46,7 @@ class RequestTexts:
         request.text = self._tokenizer.decode(shown, skip_special_tokens=params.skip_special_tokens)
         if params.stop and self.is_stopped(request):
             request.text = self.so_far(request)
-        self._growing.pop(id(request), None)
+        self._growing.pop(request, None)
 
     def clear(self) -> None:
         """Forget all requests."""
@@ -52,11 +55,11 @@ class RequestTexts:
     def _grown(self, request: Request) -> str:
         if self._tokenizer is None:
             return ""
-        growing = self._growing.get(id(request))
+        growing = self._growing.get(request)
         if growing is None:
             special = request.params.skip_special_tokens
             growing = Detokenizer(self._tokenizer, skip_special_tokens=special)
-            self._growing[id(request)] = growing
+            self._growing[request] = growing
         return growing.update(request.generated)
 
 
