@@ -15,8 +15,6 @@ from pydantic import create_model
 from onboard.errors import UsageError
 from onboard.graph.transform import Stages, TransformConfig, validated
 
-_QUANTISED = "quantised checkpoints"
-_GPUS = "runs on several GPUs"
 _ROTATING = "attention kernels that rotate queries and keys themselves"
 
 
@@ -39,8 +37,6 @@ def _fusion(waits_for: str, **fields: tuple[Any, Any]) -> Planned:
 
 
 PLANNED: Mapping[str, Planned] = {
-    "fuse_nvfp4_swiglu": _fusion(_QUANTISED),
-    "fuse_allreduce_residual_rmsnorm": _fusion(_GPUS),
     "fuse_rope_into_trtllm_attention": _fusion(_ROTATING, fuse_qkv_passthrough=(bool, True)),
     "fuse_rope_into_trtllm_mla": _fusion(_ROTATING),
 }

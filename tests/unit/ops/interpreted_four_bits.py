@@ -55,6 +55,22 @@ def test_what_stands_around_a_linear(dtype: torch.dtype, limit: float) -> None:
     assert relative_error(actual, expected) < limit
 
 
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("rows", [1, 5, 300])
+def test_a_block_with_nvfp4_weights(rows: int, biased: bool) -> None:
+    seeded()
+    both, down = four_bits.weight("nvfp4", 96, 64, 16), four_bits.weight("nvfp4", 72, 48, 16)
+    biases = (torch.randn(96), torch.randn(72)) if biased else (None, None)
+    scales = both.scale, down.scale, both.whole, down.whole
+    x = torch.randn(1, rows, 64)
+    gate, up = (x.double() @ both.values.T + (biases[0].double() if biased else 0)).chunk(2, -1)
+    expected = gate * gate.sigmoid() * up @ down.values.T + (biases[1].double() if biased else 0)
+    for backend in ("torch", "triton"):
+        op = getattr(ops, f"{backend}_fused_nvfp4_swiglu_mlp")
+        actual = op(x, both.words, down.words, *scales, *biases)
+        assert relative_error(actual, expected) < EXACT
+
+
 def test_parts_of_the_inputs_and_blocks_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     seeded()
     weight = four_bits.weight("zeros", 72, 640, 128)

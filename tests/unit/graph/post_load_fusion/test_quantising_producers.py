@@ -94,3 +94,39 @@ def test_a_block_with_eight_bit_weights_becomes_one_op(joined: bool, tmp_path: P
         for enabled in (True, False)
     )
     assert (found - expected).norm() / expected.norm() < 1e-6
+
+
+NVFP4_SWIGLU = "fuse_nvfp4_swiglu"
+
+
+def with_nvfp4_block(folder: Path, joined: bool, enabled: bool) -> LLM:
+    transforms: dict[str, dict[str, Any]] = {
+        "quantize_nvfp4_linear_from_config": {"backend": "torch"},
+        "fuse_gemms": {"enabled": joined},
+        "match_swiglu_pattern": {"enabled": joined},
+        NVFP4_SWIGLU: {"enabled": enabled},
+    }
+    config = {"max_seq_len": 64, "transforms": transforms}
+    llm = LLM(str(folder), device="cpu", dtype="float32", config=config)
+    [entry] = [entry for entry in llm.engine.history if entry.key == NVFP4_SWIGLU]
+    assert entry.num_matches == enabled
+    assert entry.ops.get("torch_fused_nvfp4_swiglu_mlp", 0) == entry.num_matches
+    return llm
+
+
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_a_block_with_nvfp4_weights_becomes_one_op(
+    factor: float, joined: bool, tmp_path: Path
+) -> None:
+    """Gate and up may have different further scales."""
+    folder = tmp_path / "model"
+    shutil.copytree(quantised.FOLDER / "modelopt_nvfp4", folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight_scale_2"] *= factor
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    ids = [3, 1, 4, 1, 5, 9, 2, 6]
+    found, expected = (
+        with_nvfp4_block(folder, joined, enabled).logits(ids) for enabled in (True, False)
+    )
+    assert (found - expected).norm() / expected.norm() < 1e-6

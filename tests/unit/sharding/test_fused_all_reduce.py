@@ -1,0 +1,63 @@
+"""A sum over the ranks, the residual addition and the norm behind it as one op."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
+from onboard.parallel.ranks import current_ranks
+from onboard.verify.error import rmse_ratio
+from tests.support.ranks import Group
+from tests.support.sharding.sharded_runs import run
+from tests.support.sharding.zoo import save_family
+
+KEY = "fuse_allreduce_residual_rmsnorm"
+EPS = 1e-3
+
+
+def _summand(rank: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(3, 8, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def _normed(dtype: torch.dtype, cast: torch.dtype | None, wide: bool) -> list[torch.Tensor]:
+    x, residual = _summand(current_ranks().rank, dtype), _summand(7, torch.float32)
+    weight = torch.linspace(0.5, 2, 8).to(dtype)
+    op = torch.ops.onboard.torch_fused_allreduce_residual_rmsnorm
+    return list(op(x, residual, weight, EPS, cast, wide, "mlp"))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "cast"), [(torch.float32, None), (torch.bfloat16, torch.bfloat16)]
+)
+def test_all_ranks_have_the_norm_of_the_whole_sum(
+    two_ranks: Group, dtype: torch.dtype, cast: torch.dtype | None, wide: bool
+) -> None:
+    both = _summand(0, dtype).double() + _summand(1, dtype).double()
+    total = both.to(dtype).double() + _summand(7, torch.float32).double()
+    scale = (total.square().mean(-1, keepdim=True) + EPS).rsqrt()
+    expected = total * scale * torch.linspace(0.5, 2, 8).double()
+    for normed, found in two_ranks.run(_normed, dtype, cast, wide):
+        limit = 1e-6 if dtype == torch.float32 else 0.02
+        assert normed.dtype == dtype
+        assert found.dtype == torch.float32
+        assert rmse_ratio(normed.double(), expected) < limit
+        assert rmse_ratio(found.double(), total) < (1e-6 if dtype == torch.float32 else 0.01)
+
+
+def test_each_residual_addition_of_a_model_takes_its_sum_in(
+    two_ranks: Group, tmp_path: Path
+) -> None:
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    folder = save_family(tmp_path, "llama", seed)
+    alone = run(folder, 1, seed, {KEY: {"enabled": True}})
+    assert alone.matches[KEY] == 0
+    for own in two_ranks.run(run, folder, 2, seed, {KEY: {"enabled": True}}):
+        assert own.matches[KEY] == own.matches["fuse_add_rms_norm"] == 4
+        assert rmse_ratio(own.logits, alone.logits) < 1e-5
+        assert own.tokens == alone.tokens
