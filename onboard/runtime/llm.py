@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock, get_ident
@@ -180,7 +180,7 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = 0
-    ) -> Iterator[Delta]:
+    ) -> Generator[Delta, None, None]:
         """Generate for one prompt; yield each output's new text and tokens after every step.
 
         Who leaves the loop early cancels the rest. The `LLM` serves nobody else meanwhile:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -16,35 +16,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from onboard import __version__
 from onboard.errors import OnboardError
 from onboard.serve.dialects.anthropic_messages import Messages, MessagesBody
-from onboard.serve.dialects.chat import Chat, ChatBody
-from onboard.serve.dialects.completions import Completion, CompletionBody
 from onboard.serve.dialects.events import guarded, told
-from onboard.serve.dialects.fields import Body
-from onboard.serve.dialects.responses import Response as Answered
-from onboard.serve.dialects.responses import ResponsesBody
+from onboard.serve.dialects.paths import DIALECTS, Dialect
 from onboard.serve.dialects.tokens import DetokenizeBody, TokenizeBody
 from onboard.serve.refusals import RefusedError
 from onboard.serve.service import Service
 
 _OPEN = ("/health", "/version", "/metrics", "/")
 """Paths that need no key."""
-
-
-Refused = Callable[[Exception], Response]
-"""Puts an error into the words of an interface."""
-
-
-class Asked(Protocol):
-    """A request that is on its way."""
-
-    async def prepare(self) -> None:
-        """Do what comes before the first token, so that what is wrong has its status."""
-
-    async def whole(self) -> dict[str, Any]:
-        """Return the whole answer."""
-
-    def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the answer as it comes."""
 
 
 def create_app(service: Service) -> FastAPI:
@@ -156,27 +135,24 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 def _add_generation(app: FastAPI, service: Service) -> None:
     """Add what generates text."""
 
-    def add(
-        path: str, body: type[Body], asked: Callable[[Service, Any], Asked], refused: Refused
-    ) -> None:
+    def add(path: str, dialect: Dialect) -> None:
+        body = dialect.body
         schema = {"content": {"application/json": {"schema": body.model_json_schema()}}}
 
         @app.post(path, openapi_extra={"requestBody": {**schema, "required": True}})
         async def generate(request: Request) -> Response:
             try:
                 read = body.read(await _body(request, service.settings.max_body_bytes))
-                one = asked(service, read)
+                one = dialect.asked(service, read)
                 await one.prepare()
                 if read.stream:
                     return await _streamed(request, one.events())
                 return JSONResponse(await _while_connected(request, one.whole()))
             except Exception as error:
-                return refused(error)
+                return _refusal_of_messages(error) if dialect.is_anthropics else _refusal(error)
 
-    add("/v1/completions", CompletionBody, Completion, _refusal)
-    add("/v1/chat/completions", ChatBody, Chat, _refusal)
-    add("/v1/responses", ResponsesBody, Answered, _refusal)
-    add("/v1/messages", MessagesBody, Messages, _refusal_of_messages)
+    for path, dialect in DIALECTS.items():
+        add(path, dialect)
 
 
 def _add_counts(app: FastAPI, service: Service) -> None:

@@ -15,7 +15,7 @@ from onboard.runtime.calls.async_llm import AsyncLLM
 from onboard.runtime.calls.outputs import Delta
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.serve.answers.chat_texts import ChatText, ChatTexts
-from onboard.serve.answers.formats import Format, format_of
+from onboard.serve.answers.formats import Format, format_for
 from onboard.serve.prometheus import Metrics
 from onboard.serve.refusals import RefusedError
 from onboard.serve.serve_settings import ServeSettings
@@ -83,12 +83,7 @@ class Service:
 
     def answer_format(self, tools: Sequence[str]) -> Format:
         """Return how the model writes thoughts and calls."""
-        tokenizer = self.llm.llm.engine.tokenizer
-        if tokenizer is None:
-            return format_of("", {})
-        own = getattr(tokenizer.hf, "response_template", None)
-        template = tokenizer.hf.chat_template or ""
-        return own or format_of(str(template), tokenizer.special_tokens, tools)
+        return format_for(self.llm.llm.engine.tokenizer, tools)
 
     @cached_property
     def special_texts(self) -> list[str]:

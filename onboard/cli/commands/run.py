@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from onboard.cli import options
+from onboard.cli.batch_answers import answer_batch
 from onboard.cli.model_argument import check_config, registered_names
 from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.cli.result import Result
 from onboard.cli.setting_options import settings_of
-from onboard.cli.terminal import one_line, shown
+from onboard.cli.talk_with_person import converse
+from onboard.cli.terminal import one_line, progress, shown
 from onboard.errors import UsageError
 from onboard.sources.hub_errors import go_offline
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from onboard.runtime.sampling_params import SamplingParams
 
 
+MOST_TOKENS = 64
 _Prompts = Annotated[
     list[str] | None,
     typer.Argument(metavar="PROMPT", help="Prompts, as text.", show_default="read stdin"),
@@ -36,7 +39,26 @@ _TokenIds = Annotated[
     list[str] | None,
     typer.Option(metavar="ID,ID,...", help="A prompt as token ids; repeatable."),
 ]
-_MaxTokens = Annotated[int, typer.Option(help="Maximum tokens to generate for each prompt.")]
+_Chat = Annotated[
+    bool, typer.Option("--chat", help="Hold a conversation; each line of stdin is a message.")
+]
+_System = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="The system's message of conversations.")
+]
+_Input = Annotated[
+    Path | None,
+    typer.Option("--input", help="File of requests, one a line (JSON), answered to --output."),
+]
+_Output = Annotated[
+    Path | None, typer.Option(help="File of their answers; those that it has are not repeated.")
+]
+_MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Maximum tokens to generate for each prompt.",
+        show_default=f"{MOST_TOKENS}; with --chat until the end",
+    ),
+]
 _Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0: greedy.")]
 _TopP = Annotated[
     float, typer.Option(help="Sample from the most likely tokens with this total probability.")
@@ -85,7 +107,11 @@ def run(
     dtype: options.InDType = DTypeName.AUTO,
     mode: options.Mode = ModeName.GRAPH,
     token_ids: _TokenIds = None,
-    max_tokens: _MaxTokens = 64,
+    chat: _Chat = False,
+    system: _System = None,
+    input_: _Input = None,
+    output: _Output = None,
+    max_tokens: _MaxTokens = None,
     temperature: _Temperature = 0.0,
     top_p: _TopP = 1.0,
     top_k: _TopK = 0,
@@ -108,38 +134,100 @@ def run(
     offline: options.Offline = False,
     as_json: options.AsJson = False,
     debug: options.Debug = False,
-) -> Result | None:
+) -> Result | int | None:
     """Generate text with an onboarded model.
 
     All prompts run in one batch. Decoding is greedy unless a temperature is set.
     """
     if offline:
         go_offline()
-    wanted = _prompts(prompts or [], token_ids or [])
-    chance = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
-    ends = {"max_tokens": max_tokens, "stop": stop, "ignore_eos": ignore_eos}
-    ids = _parse_ids("stop-token-ids", stop_token_ids)
-    params = _sampling_params(
-        **chance, **ends, seed=seed, n=n, logprobs=logprobs, stop_token_ids=ids
-    )
-    limits = {"max_seq_len": max_seq_len, "max_batch_size": max_batch_size, "revision": revision}
-    backends = {"attn_backend": attn_backend, "compile_backend": compile_backend}
-    settings = settings_of(set_, **limits, **backends, kv_cache_config__dtype=kv_cache_dtype)
-    where = {"device": device.value, "dtype": dtype.value, "mode": mode.value}
-    overrides: dict[str, Any] = {**where, "batch_invariant": batch_invariant}
+    most = max_tokens if max_tokens is not None or chat else MOST_TOKENS
+    chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    chosen |= {"min_p": min_p, "max_tokens": most, "stop": stop or [], "ignore_eos": ignore_eos}
+    chosen |= {"stop_token_ids": _parse_ids("stop-token-ids", stop_token_ids), "seed": seed, "n": n}
+    wanted = _Wanted(prompts or [], token_ids or [], chat, system, input_, output, as_json)
+    params = wanted.checked(chosen | {"logprobs": logprobs})
+    sizes: dict[str, Any] = {"max_seq_len": max_seq_len, "max_batch_size": max_batch_size}
+    sizes |= {"attn_backend": attn_backend, "compile_backend": compile_backend}
+    sizes |= {"revision": revision, "kv_cache_config__dtype": kv_cache_dtype}
+    settings = settings_of(set_, **sizes)
+    where: dict[str, Any] = {"device": device.value, "dtype": dtype.value, "mode": mode.value}
+    where["batch_invariant"] = batch_invariant
     with registered_names(model, root):
-        check_config(model, root, config, overrides, settings)
-        llm = _load(model, root=root, config=config, strict=strict, settings=settings, **overrides)
-    return _answer(model, llm, _generate(llm, wanted, params), as_json=as_json)
+        check_config(model, root, config, where, settings)
+        llm = _load(model, root=root, config=config, strict=strict, settings=settings, **where)
+    return wanted.answered(model, llm, params, chosen)
 
 
-def _answer(model: str, llm: LLM, outputs: list[RequestOutput], *, as_json: bool) -> Result | None:
+@dataclass(frozen=True)
+class _Wanted:
+    """What is to be generated: a conversation, answers to a file, or texts that go on."""
+
+    prompts: list[str]
+    token_ids: list[str]
+    chat: bool
+    system: str | None
+    input: Path | None
+    output: Path | None
+    as_json: bool
+
+    def checked(self, chosen: Mapping[str, Any]) -> SamplingParams:
+        """Return the parameters; raise `UsageError` for what does not go together."""
+        if self.chat and (self.token_ids or self.input or self.as_json or chosen["n"] > 1):
+            raise UsageError("--chat goes with neither --token-ids, --input, --json nor -n")
+        if (self.input is None) != (self.output is None):
+            raise UsageError("--input and --output go together", hint="Give both files")
+        if self.input is not None and (self.prompts or self.token_ids or self.as_json):
+            raise UsageError("--input goes with neither prompts nor --json")
+        if self.input is not None and not self.input.is_file():
+            raise UsageError(f"{self.input} is no file")
+        if self.system is not None and not (self.chat or self.input):
+            raise UsageError("--system is for conversations", hint="Add --chat, or --input")
+        if not self.chat and self.input is None:
+            self.texts  # noqa: B018 (what is wrong with them is said before a model is loaded)
+        return _sampling_params(**chosen)
+
+    @cached_property
+    def texts(self) -> list[Prompt]:
+        """The prompts, from standard input if there are no others."""
+        return _prompts(self.prompts, self.token_ids)
+
+    def answered(
+        self, model: str, llm: LLM, params: SamplingParams, chosen: Mapping[str, Any]
+    ) -> Result | int | None:
+        """Generate it."""
+        if self.chat:
+            _converse(llm, params, self.system, self.prompts)
+            return None
+        if self.input is not None and self.output is not None:
+            return answer_batch(model, llm, self.input, self.output, chosen, self.system)
+        outputs = _generate(llm, self.texts, params)
+        _print_facts(llm)
+        if self.as_json:
+            return Result(_document(model, llm, outputs))
+        _print_outputs(outputs)
+        return None
+
+
+def _converse(llm: LLM, params: SamplingParams, system: str | None, first: list[str]) -> None:
+    from onboard.serve.answers.talking import Talk
+
+    talk = Talk(llm, params, system)
+    _print_facts(llm)
+    converse(talk, first)
+    _print_speed(llm)
+
+
+def _print_facts(llm: LLM) -> None:
     for fact in llm.engine.facts:
         print(f"note: {one_line(fact)}", file=sys.stderr)
-    if as_json:
-        return Result(_document(model, llm, outputs))
-    _print_outputs(outputs)
-    return None
+
+
+def _print_speed(llm: LLM) -> None:
+    stats = llm.engine.stats
+    speed = f"{stats.tokens_per_second:.1f} tokens/s"
+    print(f"{stats.generated_tokens} tokens in {stats.seconds:.1f} s ({speed})", file=sys.stderr)
+    print(stats.cache_line(), file=sys.stderr)
 
 
 def _prompts(texts: list[str], token_ids: list[str]) -> list[Prompt]:
@@ -174,7 +262,7 @@ def _sampling_params(**values: Any) -> SamplingParams:
 
 def _load(model: str, **settings: Any) -> LLM:
     start = time.perf_counter()
-    with _progress(f"loading {model}", None):
+    with progress(f"loading {model}", None):
         from onboard.runtime.llm import LLM
 
         llm = LLM(model, **settings)
@@ -188,27 +276,10 @@ def _load(model: str, **settings: Any) -> LLM:
 def _generate(llm: LLM, prompts: list[Prompt], params: SamplingParams) -> list[RequestOutput]:
     stats = llm.engine.stats
     most = None if params.max_tokens is None else len(prompts) * params.n * params.max_tokens
-    with _progress("generating", most) as advance:
+    with progress("generating", most) as advance:
         outputs = llm.generate(prompts, params, on_step=lambda _: advance(stats.generated_tokens))
-    speed = f"{stats.tokens_per_second:.1f} tokens/s"
-    print(f"{stats.generated_tokens} tokens in {stats.seconds:.1f} s ({speed})", file=sys.stderr)
-    print(stats.cache_line(), file=sys.stderr)
+    _print_speed(llm)
     return outputs
-
-
-@contextmanager
-def _progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a bar (without a total: a pulse) on stderr while the block runs, on a terminal only."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task(label, total=total)
-        yield lambda completed: progress.update(task, completed=completed)
 
 
 def _document(model: str, llm: LLM, outputs: list[RequestOutput]) -> dict[str, Any]:

@@ -23,8 +23,18 @@ class AsyncLLM:
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self.llm = LLM(*args, **options)
-        self.thread = EngineThread(self.llm.engine)
+        self._share(LLM(*args, **options))
+
+    @classmethod
+    def over(cls, llm: LLM) -> AsyncLLM:
+        """Return the same model for many callers; `llm` itself is not to be called any more."""
+        made = cls.__new__(cls)
+        made._share(llm)
+        return made
+
+    def _share(self, llm: LLM) -> None:
+        self.llm = llm
+        self.thread = EngineThread(llm.engine)
         self._tokenizing = Lock()
 
     async def __aenter__(self) -> AsyncLLM:

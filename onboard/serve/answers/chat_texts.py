@@ -93,10 +93,20 @@ def _write(
 ) -> ChatText:
     if _worker is None:
         raise OnboardError("the checkpoint has no tokenizer")
-    text = _worker.chat(messages, tools, **options)
+    return chat_text(_worker, messages, tools, options)
+
+
+def chat_text(
+    tokenizer: Tokenizer,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    options: Mapping[str, Any],
+) -> ChatText:
+    """Return the text of messages; raises what `Tokenizer.chat` raises."""
+    text = tokenizer.chat(messages, tools, **options)
     if not options.get("add_generation_prompt", True):
         return ChatText(text, "")
-    before = _worker.chat(messages, tools, **{**options, "add_generation_prompt": False})
+    before = tokenizer.chat(messages, tools, **{**options, "add_generation_prompt": False})
     shared = next(
         (i for i, pair in enumerate(zip(text, before, strict=False)) if pair[0] != pair[1]),
         min(len(text), len(before)),

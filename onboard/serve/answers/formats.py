@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from onboard.runtime.tokenizer import Tokenizer
+
 Format = Mapping[str, Any]
 
 BEGINNING = "\x00"
@@ -169,3 +171,14 @@ def format_of(
         if mark in chat_template or mark in vocabulary:
             return bare_json(tools) if found is None else found
     return PLAIN
+
+
+def format_for(tokenizer: Tokenizer | None, tools: Sequence[str] = ()) -> Format:
+    """Return how the model of a tokenizer writes: by the tokenizer's own `response_template`, else
+    by `format_of`.
+    """
+    if tokenizer is None:
+        return format_of("", {})
+    own: Format | None = getattr(tokenizer.hf, "response_template", None)
+    template = str(tokenizer.hf.chat_template or "")
+    return own or format_of(template, tokenizer.special_tokens, tools)

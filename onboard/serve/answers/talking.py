@@ -1,0 +1,69 @@
+"""A conversation with one person: the model's answers to what they say, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+from typing import Any
+
+from onboard.errors import UsageError
+from onboard.runtime.llm import LLM
+from onboard.runtime.sampling_params import SamplingParams
+from onboard.serve.answers.answer_pieces import Answer, Piece
+from onboard.serve.answers.chat_texts import chat_text
+from onboard.serve.answers.formats import format_for
+from onboard.serve.answers.reader import AnswerReader
+
+
+class Talk:
+    """What was said so far, and how it goes on.
+
+    Raises `UsageError` for a model without a chat template.
+    """
+
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None = None) -> None:
+        tokenizer = llm.engine.tokenizer
+        if tokenizer is None or not getattr(tokenizer.hf, "chat_template", None):
+            raise UsageError(
+                "the checkpoint has no chat template, so it is no partner for a conversation",
+                hint="Give prompts as text, without --chat",
+            )
+        self._llm, self._tokenizer = llm, tokenizer
+        self._params = params.model_copy(update={"skip_special_tokens": False})
+        self._first = [{"role": "system", "content": system}] if system else []
+        self.messages: list[dict[str, Any]] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.messages = list(self._first)
+
+    def answer(self, text: str) -> Generator[Piece, None, None]:
+        """Yield the answer to what a person says, as it comes.
+
+        Who leaves the loop cuts the answer off; what was said of it stays said. If there is no
+        answer (`OnboardError`), the question was not asked.
+        """
+        asked: list[dict[str, Any]] = [*self.messages, {"role": "user", "content": text}]
+        written = chat_text(self._tokenizer, asked, None, {"add_generation_prompt": True})
+        reader = AnswerReader(
+            format_for(self._tokenizer),
+            written.text,
+            written.turn,
+            removed=list(self._tokenizer.hf.all_special_tokens),
+        )
+        prompt = self._tokenizer.encode_plain(written.text)
+        answer, begun = Answer(), False
+        try:
+            with closing(self._llm.stream(prompt, self._params)) as deltas:
+                for delta in deltas:
+                    begun = True
+                    for piece in reader.feed(delta.text):
+                        answer.add(piece)
+                        yield piece
+                for piece in reader.end():
+                    answer.add(piece)
+                    yield piece
+        finally:
+            if begun:
+                self.messages = [*asked, {"role": "assistant", "content": answer.text}]

@@ -1,0 +1,1 @@
+"""Many requests from a file, answered into another one."""
