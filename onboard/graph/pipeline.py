@@ -117,14 +117,21 @@ class Pipeline:
         self.strict = strict
         self.cache = cache
 
-    def run(self, context: TransformContext, observer: Observer | None = None) -> nn.Module:
+    def run(
+        self,
+        context: TransformContext,
+        observer: Observer | None = None,
+        start: nn.Module | None = None,
+    ) -> nn.Module:
         """Run all transforms and return the final module; `observer` is called after each enabled
         one.
+
+        Without `start`, what earlier transforms made, the first one builds the model.
 
         With a `cache`, and nobody who looks at the steps between, a graph that was made before is
         taken from there.
         """
-        state, kept = _State(nn.Module()), None
+        state, kept = _State(start or nn.Module()), None
         if self.cache is not None and observer is None and not self.strict and not self._is_shown():
             kept = _timed(
                 CACHE_ENTRIES[0], context, partial(KeptRun, self.cache, self.transforms, context)

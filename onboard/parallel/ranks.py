@@ -6,6 +6,9 @@ group's size, and gets its own share of the weights. Whoever starts the processe
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -14,6 +17,7 @@ from onboard.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import ProcessGroup
 
 _PATIENCE = timedelta(minutes=10)
 """How long a rank waits for the others: ranks load weights of different sizes."""
@@ -33,6 +37,8 @@ class Ranks:
 
 
 ALONE = Ranks()
+_OF_THREAD = threading.local()
+"""The rank and the group of a thread that has its own."""
 
 
 def join_group(
@@ -77,7 +83,28 @@ def current_ranks() -> Ranks:
     """Return this process among those of its group; alone without one."""
     from torch import distributed
 
+    if (own := getattr(_OF_THREAD, "ranks", None)) is not None:
+        return own  # type: ignore[no-any-return]
     return Ranks(distributed.get_rank(), distributed.get_world_size()) if _has_group() else ALONE
+
+
+def current_group() -> ProcessGroup:
+    """Return the group of the current ranks, of which there are several."""
+    from torch import distributed
+
+    group = getattr(_OF_THREAD, "group", None) or distributed.group.WORLD
+    assert group is not None, "one rank has no group"
+    return group
+
+
+@contextmanager
+def as_rank(ranks: Ranks, group: ProcessGroup) -> Iterator[None]:
+    """Let the current thread be a rank of a group of its own."""
+    _OF_THREAD.ranks, _OF_THREAD.group = ranks, group
+    try:
+        yield
+    finally:
+        del _OF_THREAD.ranks, _OF_THREAD.group
 
 
 def least(value: int, ranks: Ranks) -> int:

@@ -27,6 +27,7 @@ from onboard.review.family_class import (
     tests_of,
 )
 from onboard.review.python_source import Function, Outcome, Source, dotted, forbid, require
+from onboard.review.several_ranks import ranks_compared
 from onboard.verify.tolerances import ON_GPU, ON_GPU_ELSE, SAME
 
 _MOST = {"hidden_size": 256, "vocab_size": 2000, "num_hidden_layers": 10}
@@ -47,6 +48,7 @@ OWNED = {
     "E14": ("test_model",),
     "E15": ("test_export",),
     "E17": ("test_cached_decode", "save_config", "continued", "cache_config", "prompt_lengths"),
+    "E20": ("test_several_ranks", "greedy", "divided_tokens"),
 }
 """Names of the suite that a test file may not bind, by the item that speaks of them."""
 
@@ -441,4 +443,5 @@ EQUIVALENCE_CHECKS = [
     _item("E15", "it is exported with dynamic batch and sequence", _export),
     _item("E16", "the exported graph runs on a second shape", _second_shape),
     _item("E17", "cached decode is compared with whole texts", _cached_decode),
+    _item("E20", "several ranks are compared with one model", ranks_compared),
 ]

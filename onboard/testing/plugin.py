@@ -50,6 +50,7 @@ class Results:
             row["message"] = _message(report)
         if report.when == "call":
             row |= _worst_measurement()
+            row["message"] = row["message"] or str(dict(report.user_properties).get("note", ""))
         return report
 
     def pytest_sessionfinish(self) -> None:

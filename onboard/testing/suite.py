@@ -7,7 +7,7 @@ The reviewer reads this file, too (`onboard/review/equivalence_checks.py`), and 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -24,6 +24,7 @@ from onboard.runtime.llm import LLM
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.testing.compare import assert_rmse_close
 from onboard.testing.distinct import continue_distinct, distinct_prompts
+from onboard.testing.divided import continued, divide
 from onboard.testing.models import copy_weights, generated_causal_lm, hf_causal_lm
 from onboard.testing.prompts import all_logprobs, fresh_seed, ragged_prompts, random_prompt
 from onboard.testing.recorded_calls import Call, record_calls
@@ -119,6 +120,8 @@ class EquivalenceSuite:
     """
     prompt_lengths: ClassVar[tuple[int, ...]] = (3, 17, 1, ORIGINAL_POSITIONS + 6)
     new_tokens: ClassVar[int] = 32
+    divided_tokens: ClassVar[int] = 6
+    """Of each prompt on several ranks."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -137,7 +140,9 @@ class EquivalenceSuite:
         """Make a test of each device, block, layer and size of the cache."""
         caches = ["small", "large"] if self.distinct_tokens else ["small"]
         if "pair" in metafunc.fixturenames:
-            metafunc.parametrize("pair", DEVICES, indirect=True, scope="class")
+            own = metafunc.function.__name__ == "test_several_ranks"
+            devices = ["cpu"] if own else DEVICES
+            metafunc.parametrize("pair", devices, indirect=True, scope="class")
         if metafunc.function.__name__ == "test_block":
             metafunc.parametrize("path", self.blocks)
         if metafunc.function.__name__ == "test_layer":
@@ -193,6 +198,29 @@ class EquivalenceSuite:
             expected = self.codebooks.log_softmax(logits[0, len(prompt) - 1 : -1].float())
             actual = all_logprobs(logprobs)
             pair.assert_close(actual, expected, "model", f"decode after {len(prompt)} tokens")
+
+    @torch.no_grad()
+    def test_several_ranks(
+        self, pair: Pair, tmp_path: Path, record_property: Callable[[str, object], None]
+    ) -> None:
+        """Ranks with a share of the weights each have the logits of one, and its greedy tokens."""
+        pair.expected.save_pretrained(tmp_path)
+        self.save_config(pair.expected, tmp_path)
+        divided = divide(tmp_path, self.model_file.parents[1])
+        record_property("note", divided.note)
+        for text in pair.prompts:
+            for _ in range(self.divided_tokens):
+                expected = pair.actual(**text).logits
+                tokens = self.greedy(expected)
+                for rank, actual in enumerate(divided.logits(text)):
+                    label = f"rank {rank} of {divided.world_size}"
+                    pair.assert_close(actual, expected, "model", label)
+                    assert torch.equal(self.greedy(actual), tokens), f"{label}: other tokens"
+                text = continued(text, tokens)
+
+    def greedy(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the next tokens [batch] by logits [batch, seq, vocabulary]."""
+        return self.codebooks.pack(self.codebooks.split(logits[:, -1]).argmax(dim=-1))
 
     def save_config(self, model: Any, folder: Path) -> None:
         """Write the config as it was before the model's constructor, which may change its own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from torch.fx import GraphModule
@@ -16,6 +16,15 @@ from onboard.graph.sharding.shares import bytes_read_by
 from onboard.graph.weight_load.quantised_folder import quantised_checkpoint
 
 _MIB = 2**20
+
+
+class IndivisibleError(UsageError):
+    """Ranks cannot divide heads; `sizes` are the world sizes that could."""
+
+    def __init__(self, message: str, sizes: Sequence[int]) -> None:
+        fits = ", ".join(map(str, sizes)) or "none but 1"
+        super().__init__(message, hint=f"World sizes that divide them: {fits}")
+        self.sizes = tuple(sizes)
 
 
 @dataclass(frozen=True)
@@ -64,7 +73,8 @@ def apply_hints(
     """Make a graph that of the context's rank.
 
     Raises:
-        UsageError: the ranks do not divide a layer's heads, or the weights are to stay quantised.
+        IndivisibleError: the ranks do not divide a layer's heads.
+        UsageError: the weights are to stay quantised.
     """
     hints = [hint for node in gm.graph.nodes if (hint := hint_of(node)) is not None]
     known = {hint.layer_type for hint in hints}
@@ -108,8 +118,7 @@ def _check_heads(hints: list[Hint], world_size: int) -> None:
     """Refuse heads that the ranks cannot divide; channels are then left whole."""
     for hint in hints:
         if hint.refused and "heads" in hint.refused:
-            fits = ", ".join(map(str, hint.sizes)) or "none but 1"
-            raise UsageError(
+            raise IndivisibleError(
                 f"{hint.refused} ({hint.layer_type}) cannot be divided among {world_size} ranks",
-                hint=f"World sizes that divide them: {fits}",
+                hint.sizes,
             )

@@ -7,10 +7,10 @@ every rank calls them in the same order.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from onboard.ops.library import register_op
-from onboard.parallel.ranks import current_ranks
+from onboard.parallel.ranks import current_group, current_ranks
 
 
 @register_op(lambda x, layer_type="unknown": torch.empty_like(x), inserted=True)
@@ -26,7 +26,7 @@ def all_reduce(x: Tensor, layer_type: str = "unknown") -> Tensor:
     """
     total = x.clone(memory_format=torch.contiguous_format)
     if not current_ranks().is_alone:
-        distributed.all_reduce(total)
+        current_group().allreduce([total]).wait()
     return total
 
 
@@ -56,6 +56,6 @@ def all_gather(x: Tensor, dim: int, sizes: list[int], layer_type: str = "unknown
     filled = part.new_zeros((max(sizes), *part.shape[1:]))
     filled[: part.shape[0]] = part
     parts = [torch.empty_like(filled) for _ in sizes]
-    distributed.all_gather(parts, filled)
+    current_group().allgather([parts], [filled]).wait()
     whole = torch.cat([each[:size] for each, size in zip(parts, sizes, strict=True)])
     return whole.movedim(0, dim).contiguous()

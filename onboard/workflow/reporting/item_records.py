@@ -125,6 +125,13 @@ def cached_decode(tested: Tested) -> Found:
     return _tests(tested, "cached_decode")
 
 
+def several_ranks(tested: Tested) -> Found:
+    """The error of each rank, and why the model is divided otherwise than among two."""
+    result = _tests(tested, "several_ranks")
+    notes = [row["message"] for row in _rows(tested, "several_ranks") if row["message"]]
+    return Found(result.state, [*result.lines, *notes])
+
+
 def on_the_cpu(tested: Tested) -> Found:
     """How many tests ran on a CPU, and on a GPU."""
     counts = {

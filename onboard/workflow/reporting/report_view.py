@@ -234,6 +234,7 @@ _WORK_FILES = (
 
 _BESIDE = {
     "export": "the same generated model before its export: whether the exported graph takes other shapes",
+    "several_ranks": "the same generated model on one rank",
     "first_position": "transformers' own model, whose positions begin there",
 }
 """Level -> what its tests are compared with, where that is not transformers."""

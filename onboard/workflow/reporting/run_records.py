@@ -320,6 +320,7 @@ _OF_FILES = (
     item_records.logits,
     item_records.export,
     item_records.cached_decode,
+    item_records.several_ranks,
     item_records.on_the_cpu,
 )
 _OF_RUNS = (

@@ -88,7 +88,7 @@ def test_the_phase_writes_and_runs_the_tests(make: Make) -> None:
     assert {row["device"] for row in record["tests"]} == {"cpu"}
     assert [row["level"] for row in record["tests"]] == sorted(
         (row["level"] for row in record["tests"]),
-        key=["block", "layer", "model", "export", "cached_decode"].index,
+        key=["block", "layer", "model", "export", "cached_decode", "several_ranks"].index,
     )
     assert all(0 <= row["error"] <= 1e-5 for row in record["tests"])
     assert record["command"].startswith("ONBOARD_SEED=")
@@ -131,7 +131,7 @@ def test_the_first_broken_part_is_named_with_both_values(make: Make, warm: Warm)
     context = make(("self.head_dim**-0.5", "0.2"))
     context.run_module = warm.run_module
     named = (
-        r"^test_block\[cpu-model.layers.0.self_attn\] failed \(4 of 10 .* it gives .*, expected "
+        r"^test_block\[cpu-model.layers.0.self_attn\] failed \(4 of 11 .* it gives .*, expected "
     )
     with pytest.raises(OnboardError, match=named):
         TestPhase().run(context)
