@@ -13,7 +13,12 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis import repository
-from onboard.analysis.behaviour.apart import check_batch, check_causality, runs_fresh
+from onboard.analysis.behaviour.apart import (
+    check_batch,
+    check_causality,
+    check_mask,
+    runs_fresh,
+)
 from onboard.analysis.behaviour.cache_probe import cache_notes
 from onboard.analysis.behaviour.positions import first_position
 from onboard.analysis.behaviour.repeated import repeated_tokens
@@ -93,6 +98,7 @@ def analyze(
     if repository.is_installed(full.model_type):
         check_rounding(tiny)
         check_pieces(tiny)
+        check_mask(tiny)
     try:
         recordings = _record(tiny)
         notes = cache_notes(build_roomy(full))

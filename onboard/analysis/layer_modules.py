@@ -71,7 +71,8 @@ def layer_kinds(
     lists = {
         path: item for path, item in modules if isinstance(item, nn.ModuleList | nn.Sequential)
     }
-    path = max(lists, key=lambda item: len(list(lists[item].modules())), default="layers")
+    ran = [item for item in lists if any(each.startswith(f"{item}.") for each in recording.modules)]
+    path = max(ran or lists, key=lambda item: len(list(lists[item].modules())), default="layers")
     names, small = (mark_mixtures(*pair, path, experts) for pair in ((names, whole), (small, tiny)))
     kinds: dict[str, LayerKind] = {}
     for index, name in enumerate(names):
@@ -81,8 +82,8 @@ def layer_kinds(
             )
         own = zip(_places(lists.get(path), len(small)), small, strict=True)
         paths = [f"{path}.{place}" for place, other in own if other == name]
-        ran = next((each for each in paths if each in recording.modules), paths[0])
-        kinds.setdefault(name, LayerKind(name=name, layers=[], path=ran)).layers.append(index)
+        first = next((each for each in paths if each in recording.modules), paths[0])
+        kinds.setdefault(name, LayerKind(name=name, layers=[], path=first)).layers.append(index)
     return list(kinds.values())
 
 

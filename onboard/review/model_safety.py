@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from onboard.review.checklist import Subject, contract
 from onboard.review.python_source import Outcome, Source, dotted, forbid
@@ -112,13 +112,33 @@ def _nothing_reached(subject: Subject) -> Outcome:
     """Whatever name it goes by: as an attribute, imported under another name, or asked for by a
     text.
     """
-    return forbid(subject.model, [node for node in subject.model.all(ast.AST) if _reaches(node)])
+    model = subject.model
+    asked = set(_asked_of_configs(model, subject.spec.config_class))
+    return forbid(
+        model, [node for node in model.all(ast.AST) if node not in asked and _reaches(node)]
+    )
+
+
+def _asked_of_configs(model: Source, config_class: str) -> Iterator[ast.AST]:
+    """Yield the calls that ask a parameter of the config's class for an attribute."""
+    for function in model.all(ast.FunctionDef):
+        given = {arg.arg for arg in function.args.args if _is_of(arg, config_class)}
+        stored = {node.id for node in model.all(ast.Name, function) if _is_stored(node)}
+        yield from (call for call in model.all(ast.Call, function) if _asks(call, given - stored))
+
+
+def _is_of(parameter: ast.arg, config_class: str) -> bool:
+    return parameter.annotation is not None and dotted(parameter.annotation) == config_class
+
+
+def _is_stored(node: ast.Name) -> bool:
+    return isinstance(node.ctx, ast.Store)
 
 
 def _reaches(node: ast.AST) -> bool:
     match node:
         case ast.Call(func=ast.Name(id="getattr")):
-            return not _asks_itself(node)
+            return not _asks(node, {"self", "config", "self.config"})
         case ast.Name(id=name):
             return name in _DYNAMIC | _REACHING or (name.startswith("__") and name.endswith("__"))
         case ast.Attribute(attr=name):
@@ -134,12 +154,14 @@ def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
-def _asks_itself(call: ast.Call) -> bool:
+def _asks(call: ast.Call, owners: Collection[str | None]) -> bool:
     """Whether an attribute is asked of the module itself or of a config, by a name that leads
     nowhere else.
     """
+    if dotted(call.func) != "getattr" or not call.args:
+        return False
     named = [part.value for arg in call.args[1:2] for part in _texts(arg)]
-    return dotted(call.args[0]) in {"self", "config", "self.config"} and not any(
+    return dotted(call.args[0]) in owners and not any(
         _is_special(str(name)) or name in _REACHING for name in named
     )
 

@@ -1,4 +1,6 @@
-"""A text's logits depend on nothing but that text: no later token, and no other text of a batch."""
+"""A text's logits depend on nothing but that text: no later token, no other text of a batch, and no
+mask that hides nothing.
+"""
 
 from __future__ import annotations
 
@@ -81,6 +83,23 @@ def check_batch(model: nn.Module) -> None:
     if not (error := rmse_ratio(one, other)) <= SAME:
         raise OnboardError(
             f"{type(model).__name__} gives a text other logits in a batch than alone ({_shown(error)})"
+        )
+
+
+@torch.no_grad()
+def check_mask(model: nn.Module) -> None:
+    """Refuse a model to which a mask that hides nothing is another thing than none: generation by
+    transformers passes one.
+    """
+    inputs = from_zero(prompt(0, seed=8, tokens=vocabulary(model)))
+    mask = torch.ones_like(inputs["input_ids"])
+    one, other = (
+        model(**inputs, **given, use_cache=False).logits for given in ({}, {"attention_mask": mask})
+    )
+    if not (error := rmse_ratio(one, other)) <= SAME:
+        raise OnboardError(
+            f"{type(model).__name__} computes other logits with an attention_mask of ones than with"
+            f" none ({_shown(error)})"
         )
 
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from onboard.analysis.spec_blocks import make_block
 from onboard.codegen.tidy.lines import LINE_LENGTH
 from onboard.render import TEST_SUITE
 from onboard.review.equivalence_checks import LIMITS, OWNED
+from onboard.review.python_source import Source
 from onboard.review.reviewer import CHECKLIST, Review, review
 from onboard.testing.suite import EquivalenceSuite, FirstPositionSuite
 
@@ -351,6 +354,24 @@ def test_experts_are_tested_with_the_block_that_runs_them(
         spec.blocks += [make_block(**{"source": "modeling_x.py:1", **block}) for block in blocks]
         found = reviewed(tmp_path / str(number), files, spec)
         assert ("E12" in {item.id for item in found.failed}) == (blocks == [experts])
+
+
+@pytest.mark.parametrize(
+    ("parameter", "asked", "passes"),
+    [
+        ("params: LlamaConfig", "params", True),
+        ("params: LlamaConfig", "torch", False),
+        ("params: nn.Module", "params", False),
+        ("params: LlamaConfig", "(params := torch)", False),
+    ],
+)
+def test_a_config_is_asked_under_any_name(
+    parameter: str, asked: str, passes: bool, llama_spec: ModelSpec
+) -> None:
+    text = f'def f({parameter}):\n    return getattr({asked}, "x", 1)'
+    (item,) = (each for each in CHECKLIST if each.id == "T09")
+    subject: Any = SimpleNamespace(model=Source.parse("m.py", text), spec=llama_spec)
+    assert item.check(subject).passed is passes
 
 
 def test_every_item_has_a_violation() -> None:

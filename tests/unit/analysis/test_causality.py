@@ -19,10 +19,11 @@ from onboard.analysis.behaviour.apart import (
     NOT_CHANGED,
     change_by_later,
     check_causality,
+    check_mask,
     runs_fresh,
 )
 from onboard.analysis.tiny.tiny_model import VOCABULARY, from_zero, prompt
-from onboard.errors import NotCausalError
+from onboard.errors import NotCausalError, OnboardError
 from onboard.workflow.sweep.inputs.targets import Target
 from onboard.workflow.sweep.inputs.tiny_checkpoint import is_causal, make_checkpoint
 
@@ -55,6 +56,21 @@ def test_any_token_that_reads_any_later_one_is_found() -> None:
         for read in range(LENGTH):
             change = change_by_later(Peeking(reader, read, seed=seed), inputs)
             assert (change > NOT_CHANGED) is (read > reader), (reader, read, change)
+
+
+class Masked(Peeking):
+    """A mask that hides nothing takes the place of the causal one."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Any = None, **_: Any) -> SimpleNamespace:
+        if attention_mask is None:
+            return SimpleNamespace(logits=self.table[input_ids])
+        return super().forward(input_ids)
+
+
+def test_a_mask_of_ones_is_as_good_as_none() -> None:
+    check_mask(Peeking(3, 6))
+    with pytest.raises(OnboardError, match="with an attention_mask of ones than with none"):
+        check_mask(Masked(3, 6))
 
 
 @pytest.mark.parametrize("share", [1e-3, 1e-5, float("nan")])

@@ -47,3 +47,11 @@ def test_layers_are_found_beside_other_modules(modules: Any, path: str, kind: An
     (found,) = layer_kinds(model, model, recording, set(), [])
     assert found.path == path
     assert found.layers == [0, 1]
+
+
+def test_a_larger_list_that_nothing_runs_has_no_layers() -> None:
+    model = _Model([_Layer(), _Layer()], nn.ModuleList)
+    model.heads = nn.ModuleList([_Layer(), _Layer(), _Layer()])
+    recording: Any = SimpleNamespace(attention=[], modules={"trunk.0": [], "trunk.0.first": []})
+    (found,) = layer_kinds(model, model, recording, set(), [])
+    assert found.path == "trunk.0"

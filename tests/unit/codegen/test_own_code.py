@@ -432,3 +432,32 @@ class Toy(nn.Module):
     written = text[: text.index("class Toy")] + _written(state)
     x = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close(_made(written, config)(x), _made(text, config)(x))
+
+
+def test_weights_in_a_list_that_no_forward_reads_are_kept(translate: Translate) -> None:
+    text = """
+class Head(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.proj = nn.Linear(config.size, config.size)
+
+    def forward(self, x):
+        return self.proj(x)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.first = nn.Linear(config.size, config.size)
+        self.heads = nn.ModuleList([Head(config) for _ in range(config.heads)])
+        self.acts = nn.ModuleList([nn.ReLU() for _ in range(config.heads)])
+
+    def forward(self, x):
+        return self.first(x)
+"""
+    config = {"size": 4, "heads": 2}
+    state, init, _ = translate(text, config, specialised=True)
+    written = "\n\n\n".join(map(_written, reversed(state.translator.states.values())))
+    ours, original = _made(written, config), _made(text, config)
+    assert ours.state_dict().keys() == original.state_dict().keys()
+    assert "acts" not in init

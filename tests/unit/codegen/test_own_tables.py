@@ -230,3 +230,32 @@ def test_numbers_of_a_length_that_has_a_least_are_those_of_this(
                 ours(x, **given)
         else:
             torch.testing.assert_close(ours(x, **given), original(x))
+
+
+WITH_HEADS = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        angles = torch.outer(torch.arange(config.length).float(), 1.0 / torch.arange(1, config.size + 1))
+        self.register_buffer("cos", angles.cos()[SHAPE], persistent=False)
+
+    def forward(self, x, position_ids, offset=0):
+        length = x.shape[1]
+        return (x[:, None] * self.cos[CUT])[:, 0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("shape", "cut"), [("None", ":, :length"), ("None, None", ":, :, :length, :")]
+)
+def test_rows_of_counted_positions_stay_beside_what_they_are_multiplied_with(
+    shape: str, cut: str, translate: Translate
+) -> None:
+    text = WITH_HEADS.replace("SHAPE", shape).replace("CUT", cut)
+    if shape == "None":  # batch and positions, and no dimension between them
+        text = text.replace("(x[:, None] *", "(x *").replace(")[:, 0]", ")")
+    sizes, given = {"size": 4, "length": 32}, Code(name("position_ids"))
+    state, _, _ = translate(
+        text, sizes, specialised=True, counts_positions=True, position_ids=given
+    )
+    _agree_in_every_step(state, text, sizes)

@@ -24,7 +24,7 @@ from onboard.codegen.translate.language.forms import POSITIONS, ROWS
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Global, Instance
 from onboard.codegen.translate.language.trees.casts import without_casts
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call
 from onboard.codegen.translate.language.values import Code, Items, Known, Value
 from onboard.codegen.translate.mechanisms.counted_positions import positions
 
@@ -179,10 +179,8 @@ class CutTables(Mechanism):
         axis = cut_axis(index, shape)
         if axis is None:
             return None
-        if axis < 2 and (counted := positions(frame)) is not None:
-            whole = ast.Subscript(owner.code(), ast.Constant(0), ast.Load())
-            looked_up = ast.Subscript(whole if axis else owner.code(), counted.expr, ast.Load())
-            return Code(looked_up, form=None if axis else ROWS)  # the batch is where the 1 is
+        if (counted := positions(frame)) is not None:
+            return _counted_rows(owner.code(), axis, counted.expr)
         return Cut(owner.code(), axis=axis)
 
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
@@ -223,6 +221,20 @@ class CutTables(Mechanism):
         if isinstance(owner, Cut) and attr in ("dtype", "device"):
             return Code(attribute(owner.expr, attr))
         return None
+
+
+def _counted_rows(table: ast.expr, axis: int, counted: ast.expr) -> Code:
+    """Return the rows of counted positions, [batch, ..., sequence, ...]: the batch is where the
+    first dimension of size one is, others of size one stay.
+    """
+    if axis == 0:
+        return Code(ast.Subscript(table, counted, ast.Load()), form=ROWS)
+    for _ in range(axis):
+        table = ast.Subscript(table, ast.Constant(0), ast.Load())
+    rows: ast.expr = ast.Subscript(table, counted, ast.Load())
+    for _ in range(axis - 1):
+        rows = call(attribute(rows, "unsqueeze"), ast.Constant(1))
+    return Code(rows)
 
 
 def _looked_up(table: Cut, index: Value) -> Value | None:

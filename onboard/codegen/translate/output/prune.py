@@ -12,7 +12,7 @@ from copy import deepcopy
 
 from torch import nn
 
-from onboard.codegen.translate.language.object_values import Instance
+from onboard.codegen.translate.language.object_values import Instance, ModuleList
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.program.unused_modules import (
     attributes_read,
@@ -96,8 +96,9 @@ def _has_weights(state: ClassState, attr: str, translator: Translator) -> bool:
     if is_eager(state, attr, translator):
         return False
     value = state.attributes[attr]
-    known = isinstance(value, Instance) and all(
-        cls in translator.states or cls.__module__.startswith("torch.") for cls in value.classes
+    made = {way.cls for way in value.made} if isinstance(value, Instance | ModuleList) else set()
+    known = bool(made) and all(
+        cls in translator.states or cls.__module__.startswith("torch.") for cls in made
     )
     if any(_in_checkpoints(module, attr) for module in translator.modules_of(state.cls)):
         return True
