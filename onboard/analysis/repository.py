@@ -18,6 +18,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 from onboard.analysis.repository_classes import bring_up_to_date
 from onboard.analysis.repository_classes import give_masks as _give_masks
 from onboard.analysis.repository_source import PACKAGE, CodeSurvey, survey_code
+from onboard.analysis.tiny.tiny_config import one_line
 from onboard.errors import OnboardError
 from onboard.hf.old import interfaces, names, own_configs, packages
 from onboard.hf.old.gone import importing
@@ -26,6 +27,7 @@ from onboard.hub import known_type, with_own_type
 
 _INSTALLED: dict[str, list[str]] = {}
 """Model types whose code was imported -> what it took."""
+_OF_ITS_TIME = "See whether it runs with the transformers that it was written for"
 
 
 def install(folder: Path, config: Mapping[str, Any]) -> list[str]:
@@ -124,8 +126,9 @@ def _config_class(survey: CodeSurvey, model_type: str) -> Any:
 def _failure(reference: str, what: str, error: Exception) -> OnboardError:
     if isinstance(error, OnboardError):
         return error
-    reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    return OnboardError(f"the model's code, {reference}, {what} ({reason})")
+    return OnboardError(
+        f"the model's code, {reference}, {what} ({one_line(error)})", hint=_OF_ITS_TIME
+    )
 
 
 def give_masks(model_class: Any) -> None:

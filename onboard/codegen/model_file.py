@@ -5,15 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
-import transformers
 from torch import nn
 from transformers import PretrainedConfig
 
 import onboard
-from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.source import find_method, module_source
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.spec_blocks import Block
@@ -25,24 +22,21 @@ from onboard.analysis.tiny.tiny_model import (
     tiny_config,
 )
 from onboard.codegen.config_checks import check_same_values
-from onboard.codegen.config_class import base_of_transformers, plain_config_class
+from onboard.codegen.config_class import plain_config_class
 from onboard.codegen.described import Code, described
 from onboard.codegen.docstrings import class_docstring, method_docstring
 from onboard.codegen.format import format_python
+from onboard.codegen.model_imports import import_lines
 from onboard.codegen.plain_names import with_plain_names
 from onboard.codegen.spec_findings import findings_of
 from onboard.codegen.translate.language.findings import Recognised
-from onboard.codegen.translate.language.object_values import Config
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.state import ClassState
-from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, with_place
 from onboard.codegen.translate.mechanisms import experts
 from onboard.codegen.translate.mechanisms.order import MECHANISMS
-from onboard.codegen.translate.mechanisms.rescaled import LINEAR
-from onboard.codegen.translate.mechanisms.taken_away import FUNCTION as LEFT_OUT
 from onboard.codegen.translate.output.emit import ClassText, MethodText, emit, rope_default
 from onboard.codegen.translate.output.tidied import config_of
-from onboard.codegen.translate.output.ties import FUNCTION
 from onboard.codegen.without_cache import check_mixing, unknown_mixing
 from onboard.errors import OnboardError, UntranslatableError
 from onboard.hf.codebooks import places_of
@@ -50,14 +44,6 @@ from onboard.render import render
 
 TEMPLATE_VERSION = 1
 
-_ROPES = "ROPE_INIT_FUNCTIONS"
-_FIXED_IMPORTS = {
-    "torch": "import torch",
-    "nn": "from torch import nn",
-    "math": "import math",
-    "Any": "from typing import Any",
-    "F": "import torch.nn.functional as F",
-}
 _MODELING_ERRORS = "Report this architecture; its model file has to be written by hand"
 
 
@@ -69,11 +55,12 @@ def generate_model_file(spec: ModelSpec) -> str:
     """
     translator, model = make_translator(spec)
     try:
-        functions, blocks, imports = _parts(translator, spec)
+        functions, blocks, imports = _parts_either_way(translator, spec)
     except OnboardError:
         raise
     except Exception as error:
-        stopped = error if isinstance(error, Untranslatable) else one_line(error)
+        stopped = str(error) if isinstance(error, Untranslatable) else one_line(error)
+        stopped = with_place(error, stopped)
         known = {block.class_name for block in spec.blocks if block.kind != "other"}
         mixing = unknown_mixing(model, known) if spec.repository else None
         reason = f"{mixing}; {stopped}" if mixing else stopped
@@ -114,6 +101,27 @@ def _own_config(config_class: type[PretrainedConfig], spec: ModelSpec) -> str:
     return text
 
 
+def _parts_either_way(
+    translator: Translator, spec: ModelSpec
+) -> tuple[list[MethodText], list[str], list[str]]:
+    """Return the parts of a file; where code of a repository leads nowhere with attention by a name
+    that it does not know, by that of small models.
+    """
+    try:
+        return _parts(translator, spec)
+    except Untranslatable as error:
+        if spec.repository is None:
+            raise
+        first = error
+    translator.argument_facts.clear()
+    translator.shared.clear()
+    translator.knows_masks, translator.implementation = True, "eager"
+    try:
+        return _parts(translator, spec)
+    except Untranslatable:
+        raise first from None
+
+
 def _parts(
     translator: Translator, spec: ModelSpec
 ) -> tuple[list[MethodText], list[str], list[str]]:
@@ -148,7 +156,7 @@ def _written(
         names.add("Any")
     if spec.repository and "math." in plain_config_class(type(translator.model.config)):
         names.add("math")
-    return functions, blocks, _imports(names, translator, spec, blocks)
+    return functions, blocks, import_lines(names, translator, spec, blocks)
 
 
 def _translated(translator: Translator) -> ClassState:
@@ -295,96 +303,6 @@ def _names_in(functions: list[MethodText]) -> set[str]:
         for item in functions
     ]
     return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
-
-
-def _imports(
-    names: set[str], translator: Translator, spec: ModelSpec, blocks: list[str]
-) -> list[str]:
-    own = {state.cls.__name__ for state in translator.states.values()} | translator.functions.keys()
-    own |= translator.own_norms
-    lines = {
-        "import torch",
-        "from torch import nn",
-        "import onboard.ops  # noqa: F401  (registers the canonical ops)",
-    }
-    own_names = [
-        name
-        for name in ("AlibiSlopes", "FoldedHeads", "Codebooks", LINEAR, FUNCTION, LEFT_OUT)
-        if any(name in block for block in blocks)
-    ]
-    modeling = sorted(["CausalLMOutput", "register_causal_lm", *own_names])
-    lines.add(f"from onboard.modeling import {', '.join(modeling)}")
-    if spec.repository:
-        lines |= _config_base_imports(type(translator.model.config))
-    else:
-        lines.update(
-            _config_import(cls)
-            for cls in config_classes(translator)
-            if _mentions(blocks, cls.__name__)
-        )
-    if any(_ROPES in block for block in blocks):
-        place = "onboard.plain_config" if spec.repository else "transformers.modeling_rope_utils"
-        lines.add(f"from {place} import {_ROPES}")
-    for name in sorted(names & translator.globals.keys() - own - _FIXED_IMPORTS.keys() - {_ROPES}):
-        lines.add(_import_line(name, *translator.globals[name]))
-    lines.update(_FIXED_IMPORTS[name] for name in names & _FIXED_IMPORTS.keys())
-    return sorted(lines)
-
-
-def _config_base_imports(config_class: type) -> set[str]:
-    """Return what the config class that a file defines by itself needs."""
-    lines, base = (
-        {"from onboard.modeling import register_config"},
-        base_of_transformers(config_class),
-    )
-    if base is PretrainedConfig:
-        return lines | {"from onboard.plain_config import PlainConfig"}
-    return lines | {"from onboard.plain_config import OldFields", _config_import(base)}
-
-
-def config_classes(translator: Translator) -> set[type]:
-    """Return the classes of the configs that the model's classes are made with."""
-    facts = [fact for known in translator.argument_facts.values() for fact in known.values()]
-    return {type(fact.obj) for fact in facts if isinstance(fact, Config)}
-
-
-def _mentions(blocks: list[str], name: str) -> bool:
-    return any(re.search(rf"\b{name}\b", block) for block in blocks)
-
-
-def _config_import(cls: type) -> str:
-    place = "transformers" if hasattr(transformers, cls.__name__) else cls.__module__
-    return f"from {place} import {cls.__name__}"
-
-
-def _import_line(name: str, obj: Any, source: Any) -> str:
-    """Return the import of a global name, from where the Hugging Face file has it."""
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    package = source.module.__name__.split(".")[: -node.level] if node.level else []
-                    module = ".".join([*package, *([node.module] if node.module else [])])
-                    import_module(module)
-                    if module.split(".")[0] == PACKAGE:
-                        raise Untranslatable(f"{name}, which {module} has")
-                    return f"from {module} import {alias.name}" + (
-                        f" as {alias.asname}" if alias.asname else ""
-                    )
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    return f"import {alias.name}" + (f" as {alias.asname}" if alias.asname else "")
-    if _is_shared(source.module.__name__) and getattr(source.module, name, None) is obj:
-        return f"from {source.module.__name__} import {name}"  # of transformers' shared code
-    raise Untranslatable(f"the global {name} ({type(obj).__name__})")
-
-
-def _is_shared(module: str) -> bool:
-    """Whether a module is transformers' own and no model's: a generated file never imports what it
-    is compared with.
-    """
-    return module.startswith("transformers.") and not module.startswith("transformers.models.")
 
 
 __all__ = ["generate_model_file", "make_translator", "module_source"]

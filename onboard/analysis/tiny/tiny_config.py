@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import traceback
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from transformers import PretrainedConfig
 
 from onboard.analysis.multimodal import builds, small_composites
+from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.source import find_method
 from onboard.analysis.tiny.tiny_layers import first_of_each_kind, prefix
 from onboard.analysis.tiny.tiny_sizes import (
@@ -58,8 +61,20 @@ def tiny_config(config: PretrainedConfig, *, layers: int = 0) -> PretrainedConfi
 
 
 def one_line(error: BaseException) -> str:
-    """Return an exception as one line of text."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    """Return an exception as one line of text, and where in a repository's own code it comes from."""
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    place = _own_place(error)
+    return f"{reason}, at {place}" if place else reason
+
+
+def _own_place(error: BaseException) -> str:
+    """Return `file.py:12` of the innermost line of a repository's own code; "" for none."""
+    own = [
+        f"{Path(frame.f_code.co_filename).name}:{line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).startswith(f"{PACKAGE}.")
+    ]
+    return own[-1] if own else ""
 
 
 def _shrink(config: PretrainedConfig, shortest: int = 0) -> PretrainedConfig:

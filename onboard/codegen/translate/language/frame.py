@@ -352,6 +352,10 @@ class Program(Protocol):
     """Distances were found between positions that transformers counts, which tell nothing of the
     batch.
     """
+    implementation: str
+    """What the config says of how attention runs, a name of none that transformers knows: code that
+    asks its table for it gets the canonical op. Where that leads nowhere, that of small models.
+    """
     writes_positions: bool
     """Counted positions stay `torch.arange`, as they are written."""
 

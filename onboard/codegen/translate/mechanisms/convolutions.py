@@ -1,5 +1,5 @@
 """Convolutions along the sequence that look at no later token: `conv(x)[..., :length]` of a padded
-`nn.Conv1d`.
+`nn.Conv1d`, and `conv(x)[:, :, :length, :]` of an `nn.Conv2d` whose second dimension has size one.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.forms import CHANNELS
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Instance
-from onboard.codegen.translate.language.trees.syntax import attribute, constant, op
+from onboard.codegen.translate.language.trees.syntax import attribute, call, constant, op
 from onboard.codegen.translate.language.values import Code, Value
+from onboard.codegen.translate.mechanisms.layouts.laid import Laid
 from onboard.codegen.translate.mechanisms.recurrent import argument
+
+_FLAT = ((0,), (2,), (1,), ())
+"""How [batch, sequence, channels] is seen as [batch, channels, sequence, 1]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,9 +31,18 @@ class Convolved(Code):
 
 
 def convolved(module: Instance, called: Code, args: Args) -> Code:
-    """Return the result of calling an `nn.Conv1d`."""
+    """Return the result of calling an `nn.Conv1d`, or an `nn.Conv2d`."""
     source = args.positional[0] if len(args.positional) == 1 else None
     return Convolved(called.expr, form=CHANNELS, module=module.expr, source=source)
+
+
+def _kept(args: Args, frame: Frame) -> Args:
+    """Return arguments of which the only one stays what it is where its variable gets the result."""
+    if not frame.translator.specialised or len(args.positional) != 1:
+        return args
+    variable = frame.fresh("convolved")
+    frame.bind(variable, args.positional[0])
+    return Args([frame.env.values[variable]], {}, [])
 
 
 def padded(module: Instance, args: Args, frame: Frame) -> Code:
@@ -46,21 +59,32 @@ def cut(owner: Convolved, index: ast.expr, frame: Frame) -> Code | None:
     """Return the canonical form of a convolution that is cut to the length of the text; None for
     another index.
     """
+    modules = _modules(owner.module, frame)
+    if owner.source is None or not modules or not all(map(_is_causal, modules)):
+        return None
+    flat = isinstance(modules[0], nn.Conv2d)
     match index:
-        case ast.Tuple(elts=[*_, ast.Slice(lower=None, upper=ast.expr(), step=None)]) if (
-            owner.source is not None
-        ):
-            pass
+        case ast.Tuple(elts=[ast.Slice(), ast.Slice(), kept, ast.Slice(upper=None)]) if flat:
+            source, weight = _without_last(owner.source), attribute(owner.module, "weight")
+            weight = call(attribute(weight, "squeeze"), constant(-1))
+        case ast.Tuple(elts=[*_, kept]) if not flat:
+            source, weight = argument(owner.source, True), attribute(owner.module, "weight")
         case _:
             return None
-    modules = _modules(owner.module, frame)
-    if not modules or not all(map(_is_causal, modules)):
+    if not (isinstance(kept, ast.Slice) and kept.upper) or kept.lower or kept.step:
         return None
-    weights = [attribute(owner.module, key) for key in ("weight", "bias")]
     dilation = ast.Subscript(attribute(owner.module, "dilation"), constant(0), ast.Load())
-    spread = ast.keyword("dilation", dilation)
-    called = ast.Call(op("torch_causal_conv1d"), [argument(owner.source, True), *weights], [spread])
+    given = [source, weight, attribute(owner.module, "bias")]
+    called = ast.Call(op("torch_causal_conv1d"), given, [ast.keyword("dilation", dilation)])
+    if flat:
+        return Laid(called, dims=_FLAT, axes=3)
     return Code(called, transposed=True)
+
+
+def _without_last(source: Value) -> ast.expr:
+    """Return [batch, sequence, channels] of what code sees as [batch, channels, sequence, 1]."""
+    flat = call(attribute(source.code(), "squeeze"), constant(-1))
+    return call(attribute(flat, "transpose"), constant(1), constant(2))
 
 
 def _modules(path: ast.expr, frame: Frame) -> list[nn.Module]:
@@ -72,11 +96,11 @@ def _modules(path: ast.expr, frame: Frame) -> list[nn.Module]:
 
 
 def _is_causal(module: nn.Module) -> bool:
-    if not isinstance(module, nn.Conv1d) or module.padding_mode != "zeros":
+    if not isinstance(module, nn.Conv1d | nn.Conv2d) or module.padding_mode != "zeros":
         return False
-    return module.stride == (1,) and module.padding == (
-        module.dilation[0] * (module.kernel_size[0] - 1),
-    )
+    alone = module.kernel_size[1:] in ((), (1,)) and set(module.stride) == {1}
+    reach = module.dilation[0] * (module.kernel_size[0] - 1)
+    return alone and module.padding in ((reach,), (reach, 0))
 
 
 class CausalConvolutions(Mechanism):
@@ -88,11 +112,9 @@ class CausalConvolutions(Mechanism):
             return None
         if set(callee.classes) == {nn.ZeroPad2d}:
             return padded(callee, args, frame)
-        return (
-            convolved(callee, plain_call(callee.expr, args), args)
-            if set(callee.classes) == {nn.Conv1d}
-            else None
-        )
+        if set(callee.classes) not in ({nn.Conv1d}, {nn.Conv2d}):
+            return None
+        return convolved(callee, plain_call(callee.expr, args), _kept(args, frame))
 
     def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
         """What is left of the result for the text."""

@@ -18,6 +18,8 @@ from onboard.codegen.translate.mechanisms.attention.text_lengths import TextLeng
 from onboard.codegen.translate.mechanisms.attention.windows import Windows
 from onboard.codegen.translate.mechanisms.attention.written import WrittenAttention
 from onboard.codegen.translate.mechanisms.axes import NamedAxes
+from onboard.codegen.translate.mechanisms.constructors.taken_away import LeftOut
+from onboard.codegen.translate.mechanisms.constructors.tried import Tried
 from onboard.codegen.translate.mechanisms.convolutions import CausalConvolutions
 from onboard.codegen.translate.mechanisms.counted_positions import CountedPositions
 from onboard.codegen.translate.mechanisms.experts import Mixtures
@@ -28,7 +30,6 @@ from onboard.codegen.translate.mechanisms.recurrent import RecurrentMixers
 from onboard.codegen.translate.mechanisms.rescaled import RescaledWeights
 from onboard.codegen.translate.mechanisms.sliced_linears import SlicedLinears
 from onboard.codegen.translate.mechanisms.tables import CutTables
-from onboard.codegen.translate.mechanisms.taken_away import LeftOut
 from onboard.codegen.translate.mechanisms.templates import Templates
 from onboard.codegen.translate.mechanisms.uniform import UniformBatches
 
@@ -37,6 +38,7 @@ MECHANISMS = Mechanisms(
         # Masks of ones and vectors of ones are gone before anything else sees them.
         Padding(),
         UniformBatches(),
+        Tried(),
         Templates(),
         Mixtures(),
         RescaledWeights(),

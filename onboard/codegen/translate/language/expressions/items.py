@@ -66,12 +66,12 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
             return Known(known[key])
         case Setting(value=dict() as entries), Known(value=str() as key) if key in entries:
             return owner.item(key)
-        case Global(obj=dict() as table), Known() | Setting() if entry := _of_table(
-            table, index, frame
+        case Global(obj=dict() | list() | tuple()), Known() | Setting() if entry := _of_table(
+            owner, index, frame
         ):
             return entry
-        case Global(obj=dict() as table), Code(static=True) if chosen := _chosen_here(
-            table, index, frame
+        case Global(obj=dict() | list() | tuple()), Code(static=True) if chosen := _chosen_here(
+            owner, index, frame
         ):
             return chosen
         case Global(obj=dict() as table), Code(static=True) if choice := objects.choice(
@@ -133,23 +133,30 @@ def _of_form(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> V
     return None
 
 
-def _of_table(table: dict[Any, Any], index: Value, frame: Frame) -> Value | None:
-    """Return the class or function of a table that a constant or this config names."""
+def _of_table(owner: Global, index: Value, frame: Frame) -> Value | None:
+    """Return the class or function of a table that a constant or this config names, or the table of
+    them.
+    """
     if not isinstance(index, Known | Setting) or not frame.translator.specialised:
         return None
-    found = table.get(index.value)
-    if not objects.is_own(found, frame):
+    table = _by_key(owner.obj)
+    if not _has_own(table.get(index.value), frame):
         return None  # others' tables stay as they are written
     if isinstance(index, Setting) and config_values.chosen(table, index, frame) is None:
         return None
-    return objects.of_table(found, frame)
+    return _entry(owner, index.value, frame)
 
 
-def _chosen_here(table: dict[Any, Any], key: Value, frame: Frame) -> Value | None:
-    """Return the class of a table that this config takes, where branches on it are decided."""
-    if not frame.translator.specialised or objects.choice(table, key, frame) is None:
+def _chosen_here(owner: Global, key: Value, frame: Frame) -> Value | None:
+    """Return what this config takes of a table of classes, or of tables of them, where branches on
+    it are decided.
+    """
+    table = _by_key(owner.obj)
+    if not frame.translator.specialised or not all(
+        _has_own(item, frame) for item in table.values()
+    ):
         return None
-    for item, obj in table.items():
+    for item in table:
         test = Code(ast.Compare(key.code(), [ast.Eq()], [constant(item)]), static=True)
         try:
             if not frame.translator.decide(test.expr, test, frame):
@@ -157,8 +164,27 @@ def _chosen_here(table: dict[Any, Any], key: Value, frame: Frame) -> Value | Non
         except Untranslatable:
             return None
         frame.translator.guard(test.expr, frame)
-        return objects.from_namespace(obj, obj.__name__, frame)
+        return _entry(owner, item, frame)
     return None
+
+
+def _by_key(table: Any) -> dict[Any, Any]:
+    return table if isinstance(table, dict) else dict(enumerate(table))
+
+
+def _has_own(entry: object, frame: Frame) -> bool:
+    """Whether an entry of a table is a class or function of the repository's, or a table of them."""
+    if isinstance(entry, dict | list | tuple):
+        entries = _by_key(entry).values()
+        return bool(entries) and all(objects.is_own(item, frame) for item in entries)
+    return objects.is_own(entry, frame)
+
+
+def _entry(owner: Global, key: Any, frame: Frame) -> Value:
+    entry = _by_key(owner.obj)[key]
+    if isinstance(entry, dict | list | tuple):
+        return Global(entry, ast.Subscript(owner.expr, constant(key), ast.Load()))
+    return objects.of_table(entry, frame)
 
 
 def _of_mapping(owner: Mapping, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:

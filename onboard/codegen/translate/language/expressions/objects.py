@@ -211,6 +211,8 @@ def _config_fact(attr: str, expr: ast.expr, config: Any, frame: Frame) -> Known:
     if attr in _BRINGS_WEIGHTS and frame.kind == "init" and getattr(config, attr, False):
         frame.translator.guard(attribute(expr, attr), frame)
         return Known(True)
+    if attr == "_attn_implementation":
+        return Known(frame.translator.implementation)
     return Known(CONFIG_FACTS[attr])
 
 

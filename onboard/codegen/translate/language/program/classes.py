@@ -98,7 +98,7 @@ class Translator(Program):
         self.config: Any = model.config if config is None else config
         self.findings = findings or Findings()
         self.mechanisms = mechanisms or Mechanism()
-        self.knows_masks = True
+        self.knows_masks, self.implementation = True, "onboard"
         self.specialised = specialised
         self.changed: dict[str, Value] = {}
         self.calling: list[ast.FunctionDef] = []

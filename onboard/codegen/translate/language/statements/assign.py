@@ -23,7 +23,7 @@ from onboard.codegen.translate.language.object_values import (
     joined_ways,
 )
 from onboard.codegen.translate.language.statements import config_changes
-from onboard.codegen.translate.language.statements.kept import is_cast, is_table
+from onboard.codegen.translate.language.statements.kept import is_cast, is_made_again, is_table
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
 from onboard.codegen.translate.language.values import (
     NONE,
@@ -67,6 +67,8 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             return
         case ast.Attribute(attr="generation_config"):
             return  # how transformers samples
+        case ast.Attribute() if ast.unparse(target).startswith("torch.backends."):
+            return  # how kernels are chosen
         case ast.Attribute(value=owner, attr=attr) if config_changes.states_a_fact(
             owner, attr, value, frame
         ):
@@ -289,6 +291,8 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
             return  # what one call would keep for the next
         if _may_remember(attr, frame):
             _remember(attr, value, frame)
+            return
+        if is_made_again(attr, frame):
             return
         raise Grows(f"forward assigns self.{attr}")
     value = frame.mechanisms.set_attribute(attr, value, frame) or value

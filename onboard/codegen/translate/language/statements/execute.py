@@ -12,7 +12,7 @@ from onboard.codegen.translate.language.expressions.comprehensions import bind_t
 from onboard.codegen.translate.language.expressions.decisions import decided_here, is_of_config
 from onboard.codegen.translate.language.expressions.evaluate import binary, condition
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.statements import bindings, lists
+from onboard.codegen.translate.language.statements import bindings, lists, loop_changes
 from onboard.codegen.translate.language.statements.assign import Grows, Widened, store
 from onboard.codegen.translate.language.statements.by_class import Differing, by_class
 from onboard.codegen.translate.language.statements.first_calls import is_made_first
@@ -56,6 +56,9 @@ def execute(statements: Sequence[ast.stmt], frame: Frame) -> str:
             ending = handler(statement, frame)
         except Differing as error:
             return execute(by_class(error, statements[index:], frame), frame)
+        except Exception as error:
+            syntax.note_place(error, frame.source.location(statement))
+            raise
         if ending is not None:
             return str(ending)
         if (rest := frame.mechanisms.rest(statement, statements[index + 1 :], frame)) is not None:
@@ -70,7 +73,8 @@ def _assign(node: ast.Assign, frame: Frame) -> None:
         plain = all(isinstance(target, ast.Name) for target in node.targets)
         if frame.branches or not plain or isinstance(error, Differing):
             raise
-        value = Unread(str(error))
+        syntax.note_place(error, frame.source.location(node))
+        value = Unread(syntax.with_place(error, str(error)))
     for target in node.targets:
         store(target, value, frame, node)
 
@@ -322,7 +326,7 @@ def _for(node: ast.For, frame: Frame) -> str | None:
         return None
     iterable, element = iteration(node.iter, frame)
     statements = without_continue(node.body)
-    for variable in sorted(_assigned(statements) & frame.env.values.keys()):
+    for variable in sorted(loop_changes.assigned(statements) & frame.env.values.keys()):
         frame.protect(variable, node)
     known_before = _taken_for_granted(frame)
     for _ in range(20):
@@ -333,9 +337,9 @@ def _for(node: ast.For, frame: Frame) -> str | None:
                 bind_target(node.target, element, frame.env)
                 if execute(statements, frame) == RETURNS:
                     raise Untranslatable(f"a return in a loop at {frame.source.location(node)}")
-                changed = _changed(node.target, start, frame.env)
+                changed = loop_changes.changed(node.target, start, frame.env)
                 ends = {key: frame.env.values[key] for key in changed}
-                filled = _filled_dicts(start, frame.env)
+                filled = loop_changes.filled_dicts(start, frame.env)
                 known: dict[str, Value] = {
                     key: value
                     for key in changed
@@ -374,31 +378,6 @@ def _forget(before: tuple[list[ast.expr], int], frame: Frame) -> None:
     """
     if frame.cls is not None and len(frame.cls.methods) == before[1]:
         frame.cls.guards[:] = before[0]
-
-
-def _assigned(body: list[ast.stmt]) -> set[str]:
-    """Return the variables that a loop's body assigns."""
-    nodes = [node for statement in body for node in ast.walk(statement)]
-    return {
-        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
-
-
-def _filled_dicts(start: Env, end: Env) -> dict[str, Value]:
-    """Return the dicts from before a loop of whose items its body tells something."""
-    dicts = {
-        key: value
-        for key, value in end.values.items()
-        if key in start.values and isinstance(value, Code)
-    }
-    return {key: value for key, value in dicts.items() if (value.form or "").startswith("dict of ")}
-
-
-def _changed(target: ast.expr, start: Env, end: Env) -> list[str]:
-    """Return the variables from before a loop that mean something else after its body."""
-    own = {item.id for item in ast.walk(target) if isinstance(item, ast.Name)}
-    shared = [key for key in start.values if key in end.values and key not in own]
-    return [key for key in shared if not start.values[key].equals(end.values[key])]
 
 
 def _widen(key: str, end: Value, frame: Frame, node: ast.AST) -> None:

@@ -6,6 +6,7 @@ import ast
 
 import torch
 
+from onboard.analysis.behaviour.kept_tables import keeps_table
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.trees.casts import without_casts
 from onboard.codegen.translate.language.values import Value
@@ -25,3 +26,11 @@ def is_cast(expr: ast.expr, attr: str) -> bool:
     """Whether an attribute of `self` is cast, and nothing else."""
     inner = without_casts(expr)
     return inner is not expr and ast.unparse(inner) == f"self.{attr}"
+
+
+def is_made_again(attr: str, frame: Frame) -> bool:
+    """Whether a forward of repositories' code makes the table anew that the constructor left."""
+    program = frame.translator
+    if not program.specialised or frame.cls is None or frame.kind != "forward":
+        return False
+    return keeps_table(program.model, frame.cls.cls, attr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -18,6 +19,8 @@ class Untranslatable(Exception):
 
     block = ""
     """The class of the modeling code that has it, where that is known."""
+    place = ""
+    """`file.py:12` of the innermost statement that has it, where that is known."""
 
 
 def noted(execute: E) -> E:
@@ -34,6 +37,18 @@ def noted(execute: E) -> E:
             raise
 
     return cast(E, executed)
+
+
+def note_place(error: Exception, place: str) -> None:
+    """Note the innermost statement that an error comes from, as `file.py:12`."""
+    if not place.endswith(":0") and not getattr(error, "place", ""):
+        vars(error)["place"] = place
+
+
+def with_place(error: Exception, reason: str) -> str:
+    """Return a reason that says where it is."""
+    place = getattr(error, "place", "")
+    return reason if not place or re.search(r"\.py:\d", reason) else f"{reason} at {place}"
 
 
 def name(identifier: str, store: bool = False) -> ast.Name:

@@ -12,6 +12,7 @@ from torch import nn
 from transformers.modeling_utils import AttentionInterface as HFAttentionInterface
 
 from onboard.codegen.translate.language.args import Args, plain_call
+from onboard.codegen.translate.language.expressions.items import item_of
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.holes import Hole, Result
 from onboard.codegen.translate.language.object_values import (
@@ -242,5 +243,8 @@ class CanonicalOps(Mechanism):
             case Global(obj=dict() as table), Known(value=key) if (
                 "eager" in table and key not in table
             ):
-                return Global(table["eager"], name(table["eager"].__name__))
+                eager = table["eager"]
+                if inspect.isclass(eager):
+                    return Global(eager, name(eager.__name__))
+                return item_of(owner, Known("eager"), node, frame)
         return None

@@ -1,0 +1,33 @@
+"""What the body of a loop changes of the variables before it."""
+
+from __future__ import annotations
+
+import ast
+
+from onboard.codegen.translate.language.env import Env
+from onboard.codegen.translate.language.values import Code, Value
+
+
+def assigned(body: list[ast.stmt]) -> set[str]:
+    """Return the variables that a loop's body assigns."""
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    return {
+        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+
+
+def filled_dicts(start: Env, end: Env) -> dict[str, Value]:
+    """Return the dicts from before a loop of whose items its body tells something."""
+    dicts = {
+        key: value
+        for key, value in end.values.items()
+        if key in start.values and isinstance(value, Code)
+    }
+    return {key: value for key, value in dicts.items() if (value.form or "").startswith("dict of ")}
+
+
+def changed(target: ast.expr, start: Env, end: Env) -> list[str]:
+    """Return the variables from before a loop that mean something else after its body."""
+    own = {item.id for item in ast.walk(target) if isinstance(item, ast.Name)}
+    shared = [key for key in start.values if key in end.values and key not in own]
+    return [key for key in shared if not start.values[key].equals(end.values[key])]

@@ -1,0 +1,1 @@
+"""What constructors do besides making modules."""

@@ -1,0 +1,105 @@
+"""What a model's own code does where a small model is made and reads texts: lines that run, tables
+that a forward makes again, where an error comes from.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from onboard.analysis.behaviour.kept_tables import keeps_table
+from onboard.analysis.behaviour.lines_run import lines_run
+from onboard.analysis.repository import make_package
+from onboard.analysis.repository_source import PACKAGE
+from onboard.analysis.tiny.tiny_config import one_line
+
+TABLES = """
+import torch
+from torch import nn
+
+class Tables(nn.Module):
+    def __init__(self, size, longest):
+        super().__init__()
+        self.size, self.longest = size, longest
+        self.make(longest, 1.0)
+
+    def make(self, length, factor):
+        angles = torch.outer(torch.arange(length) / factor, 1.0 / torch.arange(1, self.size + 1))
+        self.register_buffer("cos", angles.cos()[None], persistent=False)
+
+    def forward(self, length):
+        HOW
+        return self.cos[0, :length]
+
+
+class Model(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.words = nn.Embedding(200, config.size)
+        self.tables = Tables(config.size, 12)
+        self.notes = []
+        for part in range(3):
+            self.notes.append(part)
+
+    def forward(self, input_ids, position_ids=None, use_cache=False):
+        if input_ids.shape[1] > 1000:
+            raise ValueError("long")
+        return self.words(input_ids) * self.tables(input_ids.shape[1])
+"""
+AGAIN = "self.make(max(length, self.longest), 1.0)"
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Any:
+    def written(text: str) -> Any:
+        (tmp_path / "modeling_own.py").write_text(text, encoding="utf-8")
+        make_package(tmp_path)
+        return importlib.import_module(f"{PACKAGE}.modeling_own")
+
+    yield written
+    for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("how", "kept"),
+    [
+        (AGAIN, True),
+        ("self.make(max(length, self.longest), max(length / self.longest, 1.0))", False),
+        ("self.make(length, 1.0 + length)", False),
+        ("self.cos = torch.zeros(1, 99, 4)", False),
+    ],
+    ids=["the same", "stretched by a long text", "stretched by any text", "another one"],
+)
+def test_a_table_that_a_forward_makes_again_is_known_by_its_numbers(
+    how: str, kept: bool, own: Any
+) -> None:
+    module = own(TABLES.replace("HOW", how))
+    model = module.Model(SimpleNamespace(size=4))
+    assert keeps_table(model, module.Tables, "cos") == kept
+    assert model.tables.cos.shape[1] == 12  # it was a copy that read the texts
+
+
+def test_lines_are_counted_where_they_begin(own: Any) -> None:
+    module = own(TABLES.replace("HOW", AGAIN))
+    config = SimpleNamespace(size=4)
+    counts = lines_run(module.Model(config), config)
+    lines = TABLES.replace("HOW", AGAIN).splitlines()
+    number = {line.strip(): place for place, line in enumerate(lines, 1)}
+    found = {line: counts[module.__file__, place] for line, place in number.items()}
+    assert found["self.notes.append(part)"] == 3
+    assert found["return self.cos[0, :length]"] == 1
+    assert found['raise ValueError("long")'] == 0
+
+
+def test_an_error_says_where_in_a_repositorys_code_it_comes_from(own: Any) -> None:
+    module = own("import json\n\n\ndef read(text):\n    return json.loads(text)\n")
+    with pytest.raises(ValueError, match="property name") as caught:
+        module.read("{")
+    assert one_line(caught.value).endswith(", at modeling_own.py:5")
+    assert one_line(ValueError("x")) == "ValueError: x"
