@@ -173,6 +173,8 @@ def _read_share(
     device: torch.device | str,
 ) -> None:
     """Read a rank's part of a tensor, and no more where it lies in the file as it is."""
+    if not target.numel():  # a rank may have nothing of it
+        return
     [name, *_] = source.names
     stored = source.is_plain and isinstance(checkpoint, Checkpoint) and checkpoint.is_stored(name)
     shape = checkpoint.names()[name].shape if stored else share.shape

@@ -133,12 +133,18 @@ def mixer(node: Node) -> Mixer | None:
 
 @signature_of(*_MIXERS)
 def mixer_signature(node: Node) -> Signature | None:
-    """The letters of the table; attention in the other layout has heads in front of the sequence."""
+    """The letters of the table; attention in the other layout has heads in front of the sequence.
+
+    Masks may lack dimensions in front, and sinks may be those of each token.
+    """
     found = _MIXERS[node.target.overloadpacket]  # type: ignore[union-attr]
     letters, output = dict(found.letters), found.output or "." * len(shape(node))
     if arguments(node).get("layout") == "bnsd":
         letters |= dict.fromkeys(("query", "key", "value"), ".h..")
         output = ".h.."
+    for name in ("attn_mask", "sinks"):
+        if isinstance(value := arguments(node).get(name), Node):
+            letters[name] = f"....{letters.get(name, '')}"[-len(shape(value)) :]
     return Signature(operands(node, **letters), (output,), once=_ONCE)
 
 

@@ -85,7 +85,8 @@ class Share:
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the rank's part of the whole tensor."""
         for dim, runs in self.kept.items():
-            parts = [tensor.narrow(dim, start, stop - start) for start, stop in runs]
+            lengths = [(start, stop - start) for start, stop in runs] or [(0, 0)]
+            parts = [tensor.narrow(dim, *each) for each in lengths]
             tensor = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
         return tensor
 
