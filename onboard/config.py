@@ -89,6 +89,8 @@ class RuntimeConfig(StrictModel):
     """graph: the generated file, exported; hf: transformers' own model, exported; transformers:
     that model, eager.
     """
+    tokenizer: str = ""
+    """Folder or id of another tokenizer than the checkpoint's."""
     dtype: DType = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     world_size: int = Field(default=1, ge=1, le=DEVICES.most)

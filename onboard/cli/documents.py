@@ -85,6 +85,12 @@ class RunDocument(Document):
     """
     stats: dict[str, float]
     facts: list[str]
+    benchmark: dict[str, dict[str, float]] | None = None
+    """With --benchmark: of `onboard`, and of `transformers` if it ran, `prefill`, `decode_step` and
+    `duration` in seconds, medians for all prompts together, and `tokens_per_second`."""
+    pytorch: dict[str, Any] | None = None
+    """With --enable-pytorch-run: transformers' `token_ids` of each prompt, and whether ours are the
+    `same`."""
 
 
 class VerifyDocument(Document):

@@ -26,6 +26,28 @@ class DTypeName(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class Precision(StrEnum):
+    """The dtypes, as other tools call them."""
+
+    FP32 = "FP32"
+    FP16 = "FP16"
+    BF16 = "BF16"
+
+    @property
+    def dtype(self) -> DTypeName:
+        """The dtype that it stands for."""
+        names = {"FP32": DTypeName.FLOAT32, "FP16": DTypeName.FLOAT16, "BF16": DTypeName.BFLOAT16}
+        return names[self.value]
+
+
+class CacheForm(StrEnum):
+    """How keys and values are kept."""
+
+    PAGED = "paged"
+    STATIC_V1 = "static_v1"
+    STATIC_V2 = "static_v2"
+
+
 class ModeName(StrEnum):
     """Whether the generated model runs, or transformers' own."""
 

@@ -39,7 +39,7 @@ from onboard.user_cache import code_digest, environment, files_digest, user_cach
 
 MOST_BYTES = 2 << 30
 _NOT_IN_KEY = {
-    *("model", "revision", "transforms", "dtype", "device"),
+    *("model", "revision", "tokenizer", "transforms", "dtype", "device"),
     *(
         "max_seq_len",
         "max_batch_size",

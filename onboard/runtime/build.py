@@ -27,7 +27,7 @@ from onboard.runtime.engine import Engine
 from onboard.runtime.length_dependent_rope import length_dependent_rope
 from onboard.runtime.limits import ON_CPU, ON_GPU, Defaults, settled
 from onboard.runtime.tested_file import why_untested
-from onboard.runtime.tokenizer import Tokenizer
+from onboard.runtime.tokenizer import Tokenizer, tokenizer_folder
 from onboard.untrusted.bounds import read_json
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _text_ends(checkpoint: Path, context: TransformContext) -> dict[str, Any]:
     codebooks, config = context.codebooks, context.factory.text_config
     if codebooks.count == 1:
         ends, size = eos_token_ids(checkpoint, config), getattr(config, "vocab_size", None)
-        tokenizer = Tokenizer.load(checkpoint)
+        tokenizer = Tokenizer.load(tokenizer_folder(context.runtime.tokenizer, checkpoint))
         context.facts.extend([tokenizer.note] if tokenizer and tokenizer.note else [])
         return {"tokenizer": tokenizer, "eos_token_ids": ends, "vocab_size": size}
     context.facts.append(

@@ -31,6 +31,7 @@ from onboard.runtime.calls.prompt_forms import (
 from onboard.runtime.engine import Engine
 from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
 from onboard.runtime.sampling_params import SamplingParams
+from onboard.runtime.scheduling.engine_stats import EngineStats
 from onboard.runtime.scheduling.request import Step
 from onboard.runtime.tested_file import why_not_run
 
@@ -105,6 +106,26 @@ class LLM:
             return None
         name = f"modeling_{read_config(checkpoint)['model_type']}.py"
         return why_not_run(entry, content_path("models", name, root=root))
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.engine.cache.info.device
+
+    @property
+    def facts(self) -> list[str]:
+        """Fallbacks, skipped matches, lowered limits."""
+        return self.engine.facts
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The limits that it serves, by their names in the configuration."""
+        return self.engine.limits
+
+    @property
+    def stats(self) -> EngineStats:
+        """What its steps were and took, so far."""
+        return self.engine.stats
 
     def generate(
         self,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from onboard.errors import OnboardError, UsageError
+from onboard.hub import open_source
 from onboard.untrusted.bounds import (
     TEMPLATE_BYTES,
     TEMPLATE_SECONDS,
@@ -96,6 +97,21 @@ class Tokenizer:
             raise OnboardError(f"the chat template fails ({reason})") from error
         TEXT_BYTES.check(len(text), "what the chat template makes")
         return str(text)
+
+
+def tokenizer_folder(name: str, checkpoint: Path) -> Path:
+    """Return the folder of the tokenizer that `name` is, a folder or an id; of the checkpoint if it
+    is empty.
+
+    Raises `UsageError` for a name without a tokenizer.
+    """
+    if not name:
+        return checkpoint
+    named = Path(name).expanduser()
+    folder = named if named.is_dir() else open_source(name).files()
+    if not any((folder / file).is_file() for file in _FILES):
+        raise UsageError(f"{name} has no tokenizer", hint=f"It has none of {', '.join(_FILES)}")
+    return folder
 
 
 def _no_tokenizer(checkpoint: Path, error: Exception) -> OnboardError:

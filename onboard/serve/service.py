@@ -14,6 +14,7 @@ from onboard.errors import OnboardError, UsageError
 from onboard.runtime.calls.async_llm import AsyncLLM
 from onboard.runtime.calls.outputs import Delta
 from onboard.runtime.sampling_params import SamplingParams
+from onboard.runtime.tokenizer import tokenizer_folder
 from onboard.serve.answers.chat_texts import ChatText, ChatTexts
 from onboard.serve.answers.formats import Format, format_for
 from onboard.serve.prometheus import Metrics
@@ -43,7 +44,8 @@ class Service:
         self.metrics = Metrics(llm.llm.engine, settings.names[0])
         self.defaults = sampling_defaults(checkpoint)
         """Sampling parameters that the checkpoint recommends, for requests that do not say."""
-        self._chat_texts = ChatTexts(checkpoint)
+        tokenizer = tokenizer_folder(llm.llm.runtime.tokenizer, checkpoint)
+        self._chat_texts = ChatTexts(tokenizer)
         self._running = 0
 
     @property

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from onboard.standalone.exported_program import ProgramOptions, program_export
 from onboard.standalone.package import write
 from onboard.standalone.plain import plain_export
 from onboard.standalone.proven_model import Subject, open_subject
 from onboard.standalone.vllm_plugin import vllm_export
 
+_PROGRAM = "exported-program"
 _KINDS: dict[str, Callable[[Subject], dict[str, str]]] = {
     "plain": plain_export,
     "vllm-plugin": vllm_export,
@@ -37,9 +39,10 @@ def export_model(
     out: Path | None = None,
     revision: str | None = None,
     force: bool = False,
+    program: ProgramOptions | None = None,
 ) -> Exported:
-    """Write a model's package of kind `to` ("plain" or "vllm-plugin") to `out`, else
-    `exported/<package>` of the root.
+    """Write a model's package of kind `to` ("plain", "vllm-plugin" or "exported-program") to `out`,
+    else `exported/<package>` of the root. `program` is for the last of them.
 
     Raises:
         OnboardError: the model's file is not one whose tests passed, or has something that this
@@ -47,8 +50,12 @@ def export_model(
         UsageError: the folder is there and not empty, unless `force`.
     """
     subject = open_subject(model, root, revision)
-    files = _KINDS[to](subject)
-    package = next(path for path in sorted(files) if path.endswith("/loader.py")).partition("/")[0]
+    made = program_export(subject, program or ProgramOptions()) if to == _PROGRAM else None
+    files = _KINDS[to](subject) if made is None else made.files
+    package = next(path for path in sorted(files) if path.endswith("/__init__.py")).partition("/")[
+        0
+    ]
     folder = (out or root / "exported" / package).expanduser().resolve()
     write(files, folder, force=force)
-    return Exported(folder, package, sorted(files), subject.provenance())
+    paths = [*files, *([] if made is None else [made.save(folder)])]
+    return Exported(folder, package, sorted(paths), subject.provenance())

@@ -8,15 +8,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from onboard.cli import options
 from onboard.cli.batch_answers import answer_batch
 from onboard.cli.model_argument import check_config, registered_names
-from onboard.cli.options import Device, DTypeName, ModeName
+from onboard.cli.options import CacheForm, Device, DTypeName, ModeName, Precision
 from onboard.cli.result import Result
+from onboard.cli.run_comparison import Compared, Comparison, compare
 from onboard.cli.setting_options import settings_of
 from onboard.cli.talk_with_person import converse
 from onboard.cli.terminal import one_line, progress, shown
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from onboard.runtime.calls.prompt_forms import Prompt
     from onboard.runtime.llm import LLM
     from onboard.runtime.sampling_params import SamplingParams
+    from onboard.runtime.static.static_llm import StaticLLM
 
 
 MOST_TOKENS = 64
@@ -55,8 +57,33 @@ _Output = Annotated[
 _MaxTokens = Annotated[
     int | None,
     typer.Option(
+        "--max-tokens",
+        "--num-tokens",
         help="Maximum tokens to generate for each prompt.",
         show_default=f"{MOST_TOKENS}; with --chat until the end",
+    ),
+]
+_Precision = Annotated[
+    Precision | None,
+    typer.Option(case_sensitive=False, help="The same as --dtype.", show_default="by --dtype"),
+]
+_Cache = Annotated[
+    CacheForm,
+    typer.Option(
+        help="How keys and values are kept: in pages, or as inputs and outputs of the graph."
+    ),
+]
+_Tokenizer = Annotated[
+    str | None,
+    typer.Option(help="Folder or id of another tokenizer.", show_default="the checkpoint's"),
+]
+_Benchmark = Annotated[
+    bool, typer.Option("--benchmark", help="Time the prompts, with outputs of the same length.")
+]
+_PyTorch = Annotated[
+    bool,
+    typer.Option(
+        "--enable-pytorch-run", help="Let transformers' own model answer, too, and compare."
     ),
 ]
 _Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0: greedy.")]
@@ -129,34 +156,59 @@ def run(
     compile_backend: options.AnyCompileBackend = None,
     revision: options.Revision = None,
     set_: options.Set = None,
+    precision: _Precision = None,
+    tokenizer: _Tokenizer = None,
+    cache: _Cache = CacheForm.PAGED,
+    benchmark: _Benchmark = False,
+    enable_pytorch_run: _PyTorch = False,
     batch_invariant: _BatchInvariant = False,
     strict: _Strict = False,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> Result | int | None:
-    """Generate text with an onboarded model.
-
-    All prompts run in one batch. Decoding is greedy unless a temperature is set.
-    """
+    """Generate text with an onboarded model; greedily unless a temperature is set."""
     if offline:
         go_offline()
     most = max_tokens if max_tokens is not None or chat else MOST_TOKENS
     chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
     chosen |= {"min_p": min_p, "max_tokens": most, "stop": stop or [], "ignore_eos": ignore_eos}
     chosen |= {"stop_token_ids": _parse_ids("stop-token-ids", stop_token_ids), "seed": seed, "n": n}
-    wanted = _Wanted(prompts or [], token_ids or [], chat, system, input_, output, as_json)
-    params = wanted.checked(chosen | {"logprobs": logprobs})
+    way = cache, Comparison(benchmark, enable_pytorch_run), as_json
+    wanted = _Wanted(prompts or [], token_ids or [], chat, system, input_, output, *way)
+    params = wanted.checked({**chosen, "logprobs": logprobs})
     sizes: dict[str, Any] = {"max_seq_len": max_seq_len, "max_batch_size": max_batch_size}
     sizes |= {"attn_backend": attn_backend, "compile_backend": compile_backend}
-    sizes |= {"revision": revision, "kv_cache_config__dtype": kv_cache_dtype}
-    settings = settings_of(set_, **sizes)
-    where: dict[str, Any] = {"device": device.value, "dtype": dtype.value, "mode": mode.value}
-    where["batch_invariant"] = batch_invariant
-    with registered_names(model, root):
-        check_config(model, root, config, where, settings)
-        llm = _load(model, root=root, config=config, strict=strict, settings=settings, **where)
-    return wanted.answered(model, llm, params, chosen)
+    sizes |= {"kv_cache_config__dtype": kv_cache_dtype, "tokenizer": tokenizer}
+    given = {"settings": settings_of(set_, revision=revision, **sizes), "config": config}
+    where = {"device": device.value, "dtype": _dtype(dtype, precision).value, "mode": mode.value}
+    return wanted.answered(
+        _Told(model, root, given, where, strict, batch_invariant), params, chosen
+    )
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What is said of the model and of how it runs."""
+
+    model: str
+    root: Path
+    given: Mapping[str, Any]
+    """Its configuration, and settings that replace parts of it."""
+    where: Mapping[str, Any]
+    """Device, dtype and mode."""
+    strict: bool
+    batch_invariant: bool
+
+
+def _dtype(dtype: DTypeName, precision: Precision | None) -> DTypeName:
+    if precision is None:
+        return dtype
+    if dtype not in (DTypeName.AUTO, precision.dtype):
+        raise UsageError(
+            f"--dtype is {dtype.value} and --precision {precision.value}", hint="Give one of them"
+        )
+    return precision.dtype
 
 
 @dataclass(frozen=True)
@@ -169,12 +221,19 @@ class _Wanted:
     system: str | None
     input: Path | None
     output: Path | None
+    cache: CacheForm
+    comparison: Comparison
     as_json: bool
 
     def checked(self, chosen: Mapping[str, Any]) -> SamplingParams:
         """Return the parameters; raise `UsageError` for what does not go together."""
         if self.chat and (self.token_ids or self.input or self.as_json or chosen["n"] > 1):
             raise UsageError("--chat goes with neither --token-ids, --input, --json nor -n")
+        is_special = self.chat or self.input is not None
+        if is_special and (self.cache is not CacheForm.PAGED or self.comparison.is_wanted):
+            raise UsageError(
+                "--chat and --input go with neither --cache, --benchmark nor --enable-pytorch-run"
+            )
         if (self.input is None) != (self.output is None):
             raise UsageError("--input and --output go together", hint="Give both files")
         if self.input is not None and (self.prompts or self.token_ids or self.as_json):
@@ -185,7 +244,9 @@ class _Wanted:
             raise UsageError("--system is for conversations", hint="Add --chat, or --input")
         if not self.chat and self.input is None:
             self.texts  # noqa: B018 (what is wrong with them is said before a model is loaded)
-        return _sampling_params(**chosen)
+        params = _sampling_params(**chosen)
+        self.comparison.check(params)
+        return params
 
     @cached_property
     def texts(self) -> list[Prompt]:
@@ -193,19 +254,29 @@ class _Wanted:
         return _prompts(self.prompts, self.token_ids)
 
     def answered(
-        self, model: str, llm: LLM, params: SamplingParams, chosen: Mapping[str, Any]
+        self,
+        told: _Told,
+        params: SamplingParams,
+        chosen: Mapping[str, Any],
     ) -> Result | int | None:
-        """Generate it."""
+        """Load the model and generate it."""
+        llm = _load(told, self.cache)
         if self.chat:
-            _converse(llm, params, self.system, self.prompts)
+            _converse(cast("LLM", llm), params, self.system, self.prompts)
             return None
         if self.input is not None and self.output is not None:
-            return answer_batch(model, llm, self.input, self.output, chosen, self.system)
+            return answer_batch(
+                told.model, cast("LLM", llm), self.input, self.output, chosen, self.system
+            )
         outputs = _generate(llm, self.texts, params)
+        where = {"model": told.model, "root": told.root, "overrides": told.where, **told.given}
+        compared = compare(self.comparison, llm, outputs, params, **where)
         _print_facts(llm)
         if self.as_json:
-            return Result(_document(model, llm, outputs))
+            return Result(_document(told.model, llm, outputs, compared))
         _print_outputs(outputs)
+        for line in compared.lines():
+            print(line, file=sys.stderr)
         return None
 
 
@@ -218,13 +289,13 @@ def _converse(llm: LLM, params: SamplingParams, system: str | None, first: list[
     _print_speed(llm)
 
 
-def _print_facts(llm: LLM) -> None:
-    for fact in llm.engine.facts:
+def _print_facts(llm: LLM | StaticLLM) -> None:
+    for fact in llm.facts:
         print(f"note: {one_line(fact)}", file=sys.stderr)
 
 
-def _print_speed(llm: LLM) -> None:
-    stats = llm.engine.stats
+def _print_speed(llm: LLM | StaticLLM) -> None:
+    stats = llm.stats
     speed = f"{stats.tokens_per_second:.1f} tokens/s"
     print(f"{stats.generated_tokens} tokens in {stats.seconds:.1f} s ({speed})", file=sys.stderr)
     print(stats.cache_line(), file=sys.stderr)
@@ -260,21 +331,39 @@ def _sampling_params(**values: Any) -> SamplingParams:
         raise UsageError(f"--{name.replace('_', '-')} {found}") from None
 
 
-def _load(model: str, **settings: Any) -> LLM:
-    start = time.perf_counter()
-    with progress(f"loading {model}", None):
-        from onboard.runtime.llm import LLM
-
-        llm = LLM(model, **settings)
+def _load(told: _Told, cache: CacheForm) -> LLM | StaticLLM:
+    model, root = told.model, told.root
+    with registered_names(model, root):
+        overrides = {**told.where, "batch_invariant": told.batch_invariant}
+        check_config(model, root, told.given["config"], overrides, told.given["settings"])
+        start = time.perf_counter()
+        with progress(f"loading {model}", None):
+            llm = _made(told, cache)
     seconds = time.perf_counter() - start
-    print(
-        f"loaded {model} on {llm.engine.cache.info.device.type} in {seconds:.1f} s", file=sys.stderr
-    )
+    print(f"loaded {model} on {llm.device.type} in {seconds:.1f} s", file=sys.stderr)
     return llm
 
 
-def _generate(llm: LLM, prompts: list[Prompt], params: SamplingParams) -> list[RequestOutput]:
-    stats = llm.engine.stats
+def _made(told: _Told, cache: CacheForm) -> LLM | StaticLLM:
+    settings: dict[str, Any] = {"root": told.root, **told.given, **told.where}
+    if cache is CacheForm.PAGED:
+        from onboard.runtime.llm import LLM
+
+        exact = {"strict": told.strict, "batch_invariant": told.batch_invariant}
+        return LLM(told.model, **{**settings, **exact})
+    if told.strict or told.batch_invariant:
+        raise UsageError(
+            f"--cache {cache.value} is neither strict nor batch-invariant", hint="Use --cache paged"
+        )
+    from onboard.runtime.static.static_llm import StaticLLM
+
+    return StaticLLM(told.model, cache.value, **settings)
+
+
+def _generate(
+    llm: LLM | StaticLLM, prompts: list[Prompt], params: SamplingParams
+) -> list[RequestOutput]:
+    stats = llm.stats
     most = None if params.max_tokens is None else len(prompts) * params.n * params.max_tokens
     with progress("generating", most) as advance:
         outputs = llm.generate(prompts, params, on_step=lambda _: advance(stats.generated_tokens))
@@ -282,13 +371,17 @@ def _generate(llm: LLM, prompts: list[Prompt], params: SamplingParams) -> list[R
     return outputs
 
 
-def _document(model: str, llm: LLM, outputs: list[RequestOutput]) -> dict[str, Any]:
+def _document(
+    model: str, llm: LLM | StaticLLM, outputs: list[RequestOutput], compared: Compared
+) -> dict[str, Any]:
+    more = {"benchmark": compared.benchmark, "pytorch": compared.pytorch}
     return {
         "model": model,
         "outputs": [asdict(output) for output in outputs],
-        "limits": llm.engine.limits,
-        "stats": llm.engine.stats.as_dict(),
-        "facts": llm.engine.facts,
+        "limits": llm.limits,
+        "stats": llm.stats.as_dict(),
+        "facts": llm.facts,
+        **{name: found for name, found in more.items() if found},
     }
 
 

@@ -121,13 +121,17 @@ def _layer(x: Tensor, index: int, weights: list[Tensor], biases: list[Tensor] | 
 
 
 def _experts_to_run(selected: Tensor, experts: int) -> Iterable[int]:
-    """Return the experts that were chosen; all of them where that cannot be known, in a captured
-    graph.
-    """
-    if selected.is_cuda and torch.cuda.is_current_stream_capturing():
+    """Return the experts that were chosen; all of them where that cannot be known."""
+    if _are_values_unknown(selected):
         return range(experts)
     chosen: list[int] = selected.unique().tolist()  # type: ignore[no-untyped-call]
     return [index for index in chosen if 0 <= index < experts]
+
+
+def _are_values_unknown(tensor: Tensor) -> bool:
+    """Whether a graph is captured or exported, which cannot depend on values."""
+    is_captured = tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+    return is_captured or torch.compiler.is_exporting()
 
 
 def _add(
@@ -138,9 +142,8 @@ def _add(
     expert: Callable[[Tensor], Tensor],
 ) -> None:
     """Add an expert's weighted output to the tokens that chose it; `chosen` is [tokens, k]."""
-    if tokens.is_cuda and torch.cuda.is_current_stream_capturing():
-        # A captured graph cannot depend on values: the expert sees every token, and is added where
-        # it was chosen.
+    if _are_values_unknown(tokens):
+        # The expert sees every token, and is added where it was chosen.
         weight = torch.where(chosen, routing_weights, 0).sum(dim=-1, keepdim=True)
         out += torch.where(chosen.any(dim=-1, keepdim=True), expert(tokens) * weight, 0).to(
             out.dtype

@@ -1,0 +1,1 @@
+"""Times of given prompts, here and in transformers."""

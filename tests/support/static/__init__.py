@@ -1,0 +1,1 @@
+"""Tiny models whose caches are inputs and outputs of their graphs."""
