@@ -21,6 +21,7 @@ besides (einops, ...) in `common`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -85,7 +86,7 @@ def _fill_one(clones: Path, folder: Path, entry: dict[str, Any]) -> None:
 def _with_neighbours(text: str, modules: dict[str, str]) -> str:
     """Import modules of the same folder, by their new names, as code on the Hub does."""
     for old, new in modules.items():
-        here = rf"^([ \t]*)from (?!transformers\b)\.?(?:\w+\.)*{old} import"
+        here = rf"^([ \t]*)from (?!transformers\b)\.*(?:\w+\.)*{old} import"
         text = re.sub(here, rf"\1from .{new} import", text, flags=re.M)
     return text
 
@@ -262,6 +263,8 @@ def _own_model(folder: Path) -> Any:
     torch.manual_seed(0)
     if not torch.cuda.is_available():  # some constructors put tables there
         torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[method-assign]
+        torch.cuda.stream = contextlib.nullcontext  # type: ignore[assignment]
+        torch.cuda.default_stream = lambda *_: None  # type: ignore[assignment]
     config = AutoConfig.from_pretrained(str(folder), trust_remote_code=True)
     config.torch_dtype = torch.float32
     asked = json.loads((folder / "config.json").read_text()).get("attn_implementation")

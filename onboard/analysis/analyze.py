@@ -165,8 +165,8 @@ def _spec(
     ]
     blocks += loops.loop_blocks(recordings, sources[0].path.name)
     check_keys_beside(tiny, recordings, blocks)
-    if not recordings[0].attention:
-        blocks += mask_blocks(tiny)
+    if not recordings[0].attention or repository.is_installed(full.model_type):
+        blocks += mask_blocks(tiny)  # that transformers' own functions make is known
     whole = _without_memory(full)
     kinds = layer_kinds(
         whole, tiny, recordings[0], {b.class_name for b in blocks if b.kind in MIXTURES}, eager

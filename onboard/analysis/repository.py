@@ -99,14 +99,12 @@ def _classes(
                 model_class = _load(reference)
                 config_class = _config_class(survey, model_type)
             break
-        except ModuleNotFoundError as error:
-            module = error.name or ""
+        except Exception as error:
+            module = _not_found(error)
             top = module.split(".")[0]
             if (folder / f"{top}.py").is_file() or top not in packages.missing([top]):
                 raise _failure(reference, "cannot be imported", error) from error
             facts += packages.stand_in(module)
-        except Exception as error:
-            raise _failure(reference, "cannot be imported", error) from error
     if not (isinstance(config_class, type) and issubclass(config_class, PretrainedConfig)):
         raise OnboardError(f"{survey.classes['AutoConfig']} is not a config class of transformers")
     if own_configs.is_of_transformers(config_class):
@@ -114,6 +112,15 @@ def _classes(
         module = f"{PACKAGE}.{reference.rpartition('.')[0]}"
         config_class = own_configs.own_config_class(config_class, model_type, module)
     return config_class, model_class
+
+
+def _not_found(error: BaseException | None) -> str:
+    """Return the module whose absence an error says, or another one behind it; "" where none does:
+    code may catch the error, to raise one with advice.
+    """
+    while error is not None and not isinstance(error, ModuleNotFoundError):
+        error = error.__cause__ or error.__context__
+    return "" if error is None else error.name or ""
 
 
 def _config_class(survey: CodeSurvey, model_type: str) -> Any:

@@ -46,6 +46,13 @@ class Measured(BaseModel):
         if not isinstance(config, str):
             return config
         try:
-            return ast.literal_eval(config)
+            return ast.literal_eval(_Numbers().visit(ast.parse(config, mode="eval")))
         except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
             raise ValueError("a text that is no literal") from error
+
+
+class _Numbers(ast.NodeTransformer):
+    """Writes what Python calls `inf` and `nan`, which have no literal, as numbers."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(float(node.id)) if node.id in ("inf", "nan") else node

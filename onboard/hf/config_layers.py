@@ -24,6 +24,8 @@ _FROM_ONE = {"ple_layer_ids"}
 """Fields whose indices begin at one."""
 _DENSE_LAYERS = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 """Fields that say how many of the first layers are no mixtures."""
+_LETTERS = re.compile(r"\w*(pattern|layout|types)\w*")
+"""Fields that may be a text with a letter for each layer."""
 _PERIOD = re.compile(r"\w*(interval|period|freq|pattern|every)\w*")
 
 
@@ -89,7 +91,11 @@ def _of_layers(
     """Return the fields with a value for each layer, not those that have as many by chance, as the
     defaults show.
     """
-    lists = {name for name, value in values.items() if _is_list(value, count)}
+    lists = {
+        name
+        for name, value in values.items()
+        if _is_list(value, count) or _has_letters(name, value, count)
+    }
     defaults = {} if getattr(config, "has_no_defaults_at_init", False) else type(config)().to_dict()
     usual = defaults.get(key)
     if type(usual) is not int or usual == count:
@@ -100,7 +106,11 @@ def _of_layers(
 
 
 def _is_sized(value: object) -> bool:
-    return isinstance(value, list | tuple) and len(value) > 0
+    return isinstance(value, list | tuple | str) and len(value) > 0
+
+
+def _has_letters(name: str, value: object, count: int) -> bool:
+    return isinstance(value, str) and len(value) == count and bool(_LETTERS.fullmatch(name))
 
 
 def _view(config: PretrainedConfig, name: str, count: int) -> Sequence[Any]:
@@ -117,7 +127,8 @@ def cut_layers(layers: Layers, values: dict[str, Any], kept: list[int]) -> None:
         values[layers.key] = len(kept)
     values |= {name: len(kept) for name in _OTHER_COUNTS if values.get(name) == layers.count}
     for name in layers.lists:
-        values[name] = [values[name][index] for index in kept]
+        of_kept = [values[name][index] for index in kept]
+        values[name] = "".join(of_kept) if isinstance(values[name], str) else of_kept
     for name, indices in layers.indices.items():
         values[name] = [new + (name in _FROM_ONE) for new, old in enumerate(kept) if old in indices]
     for name, count in layers.firsts.items():

@@ -182,6 +182,7 @@ def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None
         **keywords: Any,
     ) -> tuple[torch.Tensor, None]:
         window, cap, sinks = (keywords.get(item) for item in ("sliding_window", "softcap", "s_aux"))
+        attention_mask = None if attention_mask is None else attention_mask[..., : key.shape[2]]
         if isinstance(by_query := keywords.get("sinks"), torch.Tensor):
             sinks = by_query.squeeze(-1).transpose(1, 2)
         settings = {

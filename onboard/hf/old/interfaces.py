@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Iterator
@@ -95,17 +96,24 @@ def _renaming(function: Any, old: str, new: str) -> Any:
 
 
 def _without_cuda() -> list[str]:
-    """Where there is no GPU, have code that says `.cuda()` stay on the CPU."""
+    """Where there is no GPU, have code that says `.cuda()` stay on the CPU, which has no streams."""
     if torch.cuda.is_available():
         return []
     torch.Tensor.cuda = _itself  # type: ignore[method-assign]
     torch.nn.Module.cuda = _itself  # type: ignore[method-assign]
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
+    torch.cuda.stream = contextlib.nullcontext  # type: ignore[assignment]
+    for name in ("current_stream", "default_stream"):
+        setattr(torch.cuda, name, _no_stream)
     return ["there is no GPU; what is put on one stays on the CPU"]
 
 
 def _itself(self: Any, *_: Any, **__: Any) -> Any:
     return self
+
+
+def _no_stream(device: Any = None) -> None:
+    return None
 
 
 def _head_mask(self: Any, head_mask: Any, num_hidden_layers: int, *_: Any) -> list[None]:

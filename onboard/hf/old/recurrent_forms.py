@@ -126,6 +126,33 @@ def mamba_chunk_scan_combined(
     return (out, state) if return_final_states else out
 
 
+def rmsnorm_fn(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    group_size: int | None = None,
+    norm_before_gate: bool = True,
+    upcast: bool = True,
+) -> torch.Tensor:
+    """Return Mamba 2's norm of x [..., size] with the gate z, which is like x: the RMS norm of each
+    `group_size` channels, before or after the gate's silu is multiplied by.
+    """
+    size = x.shape[-1] if group_size is None else group_size
+    states = x.float() if upcast else x
+    gate = None if z is None else nn.functional.silu(z.float() if upcast else z)
+    if gate is not None and not norm_before_gate:
+        states = states * gate
+    groups = states.reshape(*x.shape[:-1], x.shape[-1] // size, size)
+    groups = groups * torch.rsqrt(groups.pow(2).mean(dim=-1, keepdim=True) + eps)
+    states = groups.reshape(x.shape) * weight
+    states = states if bias is None else states + bias
+    if gate is not None and norm_before_gate:
+        states = states * gate
+    return states.to(x.dtype)
+
+
 def _refuse(**given: Any) -> None:
     """Raise where something is given that has no form here."""
     for name, value in given.items():
@@ -139,5 +166,6 @@ FORMS: dict[str, Any] = {
     "mamba_ssm..selective_scan_fn": selective_scan_fn,
     "mamba_ssm..selective_scan_ref": selective_scan_fn,
     "mamba_ssm..mamba_chunk_scan_combined": mamba_chunk_scan_combined,
+    "mamba_ssm..rmsnorm_fn": rmsnorm_fn,
 }
 """Package and name -> what it computes; the modules between them differ from version to version."""

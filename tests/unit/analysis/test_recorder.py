@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from transformers.models.llama import modeling_llama as llama
 
 from onboard.analysis.analyze import analyze
 from onboard.analysis.recognise.recorder import record
@@ -87,3 +88,16 @@ def test_attention_that_is_told_to_be_causal_needs_no_mask(monkeypatch: pytest.M
     for told in (True, False):
         recording = record(model, {**prompt(0), "is_causal": told})
         assert {call.mask_is_causal for call in recording.attention} == {told}
+
+
+def test_keys_behind_the_text_that_a_mask_hides_are_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    masks = llama.create_causal_mask
+    monkeypatch.setattr(
+        llama,
+        "create_causal_mask",
+        lambda **given: nn.functional.pad(masks(**given), (0, 1), value=-1e9),
+    )
+    recording = record(build_tiny(load_config(config_dict("llama"))), prompt(0))
+    assert [call.mask_is_causal for call in recording.attention] == [True, True]

@@ -35,6 +35,28 @@ def test_layers_that_are_named_by_their_index_are_kept() -> None:
     assert config.attn_layer_indices == [1]
 
 
+class _Lettered(PretrainedConfig):
+    model_type = "lettered"
+
+    def __init__(
+        self,
+        num_hidden_layers: int = 6,
+        hybrid_pattern: str = "MEM*EM",
+        act: str = "silu",
+        **rest: Any,
+    ) -> None:
+        assert len(hybrid_pattern) == num_hidden_layers
+        self.num_hidden_layers = num_hidden_layers
+        self.hybrid_pattern = hybrid_pattern
+        self.act = act
+        super().__init__(**rest)
+
+
+def test_a_text_with_a_letter_for_each_layer_is_cut_with_them() -> None:
+    tiny: Any = tiny_config(_Lettered(4, "M-M*"))
+    assert (tiny.num_hidden_layers, tiny.hybrid_pattern, tiny.act) == (3, "M-*", "silu")
+
+
 def test_layers_that_code_names_by_number_are_there_to_be_proven() -> None:
     every_second = load_config({"model_type": "qwen3_moe", "decoder_sparse_step": 2})
     tiny = build_tiny(every_second)

@@ -62,6 +62,7 @@ def translate(tmp_path: Path) -> Translate:
         specialised: bool = False,
         counts_positions: bool = False,
         mixtures: dict[str, MixtureParameters] | None = None,
+        masks: dict[str, list[str]] | None = None,
         **given: Value,
     ) -> tuple[ToyState, str, str]:
         module_name = f"toy_module_{next(_COUNT)}"
@@ -78,7 +79,7 @@ def translate(tmp_path: Path) -> Translate:
         model.config = values
         translator = Translator(
             model,
-            Findings(scans=scans or {}, mixtures=mixtures or {}),
+            Findings(scans=scans or {}, mixtures=mixtures or {}, masks=masks or {}),
             MECHANISMS,
             specialised=specialised,
         )

@@ -307,6 +307,7 @@ def _rest(config: Any) -> dict[str, Any]:
 
 def test_arguments_keep_their_types_on_the_way_from_the_child() -> None:
     config = {"sizes": (1, 2), "labels": {0: "a", 1: None}, "factor": 0.1, "name": "x'y"}
+    config |= {"limits": (0.0, float("inf")), "least": -float("inf")}
     measured = Measured(config=config, config_module="a.b", layers={}, blocks={})
     read = Measured.model_validate_json(measured.model_dump_json())
     assert read == measured

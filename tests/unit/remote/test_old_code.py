@@ -28,6 +28,7 @@ from transformers import (
 )
 from transformers.cache_utils import Cache
 
+from onboard.analysis import repository
 from onboard.analysis.cut_tables import cut_tables, rows_for_each_text
 from onboard.analysis.repository import make_package, only_if
 from onboard.analysis.repository_classes import bring_up_to_date, give_masks
@@ -239,6 +240,19 @@ def test_a_missing_package_is_stood_in_for_with_all_its_modules() -> None:
         del sys.modules[name]
 
 
+def test_a_package_that_is_missing_behind_an_error_is_found() -> None:
+    def imported() -> None:
+        try:
+            importlib.import_module("no_such_norms.fast")
+        except ImportError:
+            raise ImportError("norms are required, and cannot be imported")  # noqa: B904
+
+    with pytest.raises(ImportError) as caught:
+        imported()
+    assert repository._not_found(caught.value) == "no_such_norms"
+    assert repository._not_found(ImportError("cannot import name x")) == ""
+
+
 @pytest.mark.parametrize(
     ("pattern", "sizes", "same"),
     [
@@ -407,11 +421,16 @@ def test_without_a_gpu_code_for_one_stays_on_the_cpu(monkeypatch: pytest.MonkeyP
         (torch.Tensor, "cuda"),
         (nn.Module, "cuda"),
         (torch.cuda, "current_device"),
+        (torch.cuda, "stream"),
+        (torch.cuda, "current_stream"),
+        (torch.cuda, "default_stream"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     assert interfaces._without_cuda()
     here = torch.zeros(2, device=torch.cuda.current_device()).cuda()
     assert here.device.type == nn.Linear(2, 2).cuda().weight.device.type == "cpu"
+    with torch.cuda.stream(torch.cuda.default_stream(here.device)):
+        assert torch.cuda.current_stream() is None
 
 
 def test_old_code_counts_the_fields_of_rope_scaling() -> None:

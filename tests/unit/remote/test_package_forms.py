@@ -214,3 +214,23 @@ def test_what_has_no_form_names_all_packages_that_are_missing(
         unknown(1)
     assert refused.value.hint == "pip install causal-conv1d mamba-ssm"
     assert absent.selective_scan_fn is recurrent.selective_scan_fn
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_groups_of_channels_are_normalised_with_a_gate(first: bool, draw: Any) -> None:
+    x, z, weight = draw(2, 3, 8), draw(2, 3, 8), draw(8)
+    gate = [[[v / (1 + math.exp(-v)) for v in row] for row in text] for text in z.tolist()]
+    expected = torch.zeros_like(x)
+    for b in range(2):
+        for s in range(3):
+            states = [float(x[b, s, c]) * (1.0 if first else gate[b][s][c]) for c in range(8)]
+            for start in (0, 4):
+                group = states[start : start + 4]
+                size = math.sqrt(sum(v * v for v in group) / 4 + 0.01)
+                for c in range(start, start + 4):
+                    value = states[c] / size * float(weight[c])
+                    expected[b, s, c] = value * (gate[b][s][c] if first else 1.0)
+    given = {"z": z, "eps": 0.01, "group_size": 4, "norm_before_gate": first}
+    _near(recurrent.rmsnorm_fn(x, weight, **given), expected)
+    plain = x / (x.square().mean(-1, keepdim=True) + 0.01).sqrt() * weight + 1.0
+    _near(recurrent.rmsnorm_fn(x, weight, torch.ones(8), eps=0.01), plain)

@@ -54,6 +54,8 @@ from onboard.codegen.translate.language.values import (
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
 _OF_DICTS = ("items", "keys", "values", "get", "copy")
 _IDENTITIES = (nn.Dropout, nn.Identity)
+_GIVE_THE_MODULE = ("to_empty", "cuda", "cpu", "eval", "requires_grad_")
+"""Methods of modules that change no dtype: who builds a model says where it is."""
 
 
 def evaluate_call(node: ast.Call, frame: Frame) -> Value:
@@ -174,6 +176,8 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return frame.translator.call_autograd(cls, args, frame)
         case Instance() if attr == "forward":
             return call_value(owner, args, frame)
+        case Instance(expr=ast.Call()) if attr in _GIVE_THE_MODULE:
+            return owner
         case Instance(classes=classes) if all(
             frame.translator.has_method(cls, attr) for cls in classes
         ):

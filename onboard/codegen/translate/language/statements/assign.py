@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from onboard.analysis.source import class_node
@@ -119,12 +120,14 @@ def _ties(target: ast.Attribute, value: Value, frame: Frame) -> bool:
 
 
 def _is_note(owner: ast.expr, attr: str, frame: Frame) -> bool:
-    """Whether a constructor notes something at a module for who makes its weights: code that reads
-    it finds nothing here.
+    """Whether a constructor notes something at a module for who makes its weights, or at a
+    parameter for who trains it: code that reads it finds nothing here.
     """
     if not (attr.startswith("_") and frame.kind == "init" and frame.translator.specialised):
         return False
     made = frame.evaluate(owner)
+    if type(made) is Code and not made.static:
+        return not hasattr(nn.Parameter, attr)
     return isinstance(made, Instance) and not any(hasattr(cls, attr) for cls in made.classes)
 
 

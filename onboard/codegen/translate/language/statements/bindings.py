@@ -31,7 +31,7 @@ def begin(node: ast.Global, frame: Frame) -> None:
     """Bind names of the module that a function assigns to what they hold before the first call;
     what a constructor counts there nothing may read.
     """
-    for key in node.names:
+    for key in _assigned(node, frame.source):
         if frame.kind == "init" and frame.translator.specialised:
             reason = f"the global {key}, assigned at {frame.source.location(node)}"
             frame.env.values[key] = Unread(reason)
@@ -49,9 +49,25 @@ def first_values(node: ast.Global, source: ModuleSource) -> list[ast.Assign]:
     """
     return [
         ast.copy_location(ast.Assign([name(key, store=True)], value), node)
-        for key in node.names
+        for key in _assigned(node, source)
         for value in [_nothing_yet(key, node, source)]
     ]
+
+
+def _assigned(node: ast.Global, source: ModuleSource) -> list[str]:
+    """Return the names of `global a, b` that the function around assigns; it only reads others."""
+    around = [
+        item
+        for item in ast.walk(source.tree)
+        if isinstance(item, ast.FunctionDef)
+        and item.lineno <= node.lineno <= (item.end_lineno or 0)
+    ]
+    stored = {
+        item.id
+        for item in ast.walk(max(around, key=lambda item: item.lineno))
+        if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)
+    }
+    return [key for key in node.names if key in stored]
 
 
 def _nothing_yet(key: str, node: ast.Global, source: ModuleSource) -> ast.expr:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.expressions.branch_types import narrowed, numbered
@@ -248,9 +248,23 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
 
 def _specialised(node: ast.If, test: Value, frame: Frame) -> bool | None:
     """Return this config's side of a static test and guard it; None where that cannot be told."""
-    if any(syntax.only_raises(body) for body in (node.body, node.orelse)):
+    if syntax.only_raises(node.orelse) and frame.cls is not None:
+        return _is_for_none(test, frame)
+    if syntax.only_raises(node.body):
         return None
     return decided_here(test, frame)
+
+
+def _is_for_none(test: Value, frame: Frame) -> Literal[False] | None:
+    """Return False, and guard it, where no layer of this config passes a test that the others fail
+    at: none gets there, the tests before have sorted out all; None where some do.
+    """
+    assert frame.cls is not None
+    before = list(frame.cls.guards)
+    if decided_here(test, frame) is False:
+        return False
+    frame.cls.guards[:] = before
+    return None
 
 
 def _side(body: list[ast.stmt], frame: Frame, remembers: bool = False) -> Any:

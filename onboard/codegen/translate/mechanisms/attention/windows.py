@@ -96,7 +96,10 @@ def with_window(args: Args, frame: Frame) -> Args:
         return args
     beyond = [mask.beyond for mask in given if isinstance(mask, Windowed)]
     window = of_mask(beyond[0], frame) if beyond else of_masks(frame)
-    return replace(args, keywords={"sliding_window": window, **args.keywords})
+    named = dict(args.keywords)
+    if beyond and named.get("sliding_window", NONE).equals(NONE):
+        named.pop("sliding_window", None)  # what attention is told hides no more than its mask
+    return replace(args, keywords={"sliding_window": window, **named})
 
 
 def of_mask(beyond: int, frame: Frame) -> Value:
