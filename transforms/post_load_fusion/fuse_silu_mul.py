@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-from typing import NamedTuple
-
 import torch
 from torch import fx
 
@@ -14,6 +11,7 @@ from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, is_op, nodes_of, only_user, replace_with
 from onboard.graph.new_nodes import insert_call
 from onboard.graph.post_load_fusion.codes import quantise_in, quantising_readers
+from onboard.graph.post_load_fusion.slices import Slice, slice_of, width
 from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 from onboard.ops import has_triton
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
@@ -68,14 +66,6 @@ class FuseSiluMul(GraphTransform[FuseSiluMulConfig]):
         return matches
 
 
-class _Slice(NamedTuple):
-    """`whole[..., start:stop]`."""
-
-    whole: fx.Node
-    start: int
-    stop: int
-
-
 def _gated(product: fx.Node) -> fx.Node | None:
     """Return the tensor whose halves are multiplied, the first one through silu."""
     for activated, up in (product.args[:2], product.args[1::-1]):
@@ -84,62 +74,15 @@ def _gated(product: fx.Node) -> fx.Node | None:
             and is_op(activated, aten.silu)
             and only_user(activated) is product
         ):
-            first, second = _slice(activated.args[0]), _slice(up)
+            first, second = slice_of(activated.args[0]), slice_of(up)
             if first and second and first.whole is second.whole and _are_halves(first, second):
                 return first.whole
     return None
 
 
-def _are_halves(first: _Slice, second: _Slice) -> bool:
+def _are_halves(first: Slice, second: Slice) -> bool:
     return (
         first.start == 0
         and first.stop == second.start
-        and 2 * first.stop == second.stop == _width(first.whole)
+        and 2 * first.stop == second.stop == width(first.whole)
     )
-
-
-def _slice(node: object) -> _Slice | None:
-    """Return what a node takes from the last dimension of a tensor, None for any other node."""
-    if not isinstance(node, fx.Node):
-        return None
-    if is_op(node, operator.getitem):
-        pieces, index = node.args
-        return (
-            _piece(pieces, index)
-            if isinstance(pieces, fx.Node) and isinstance(index, int)
-            else None
-        )
-    if not is_op(node, aten.narrow.default, aten.slice.Tensor):
-        return None
-    values = arguments(node)
-    whole, start = values["self"], values["start"] or 0
-    if not _is_last(whole, values["dim"]) or values.get("step", 1) != 1:
-        return None
-    stop = start + values["length"] if "length" in values else values["end"]
-    return _Slice(whole, start, _width(whole) if stop is None else min(stop, _width(whole)))
-
-
-def _piece(pieces: fx.Node, index: int) -> _Slice | None:
-    """Return piece `index` of a chunk or split."""
-    if not is_op(pieces, aten.chunk, aten.split, aten.split_with_sizes):
-        return None
-    values = arguments(pieces)
-    whole = values["self"]
-    if not _is_last(whole, values["dim"]):
-        return None
-    sizes = values.get("split_sizes", values.get("split_size"))
-    if not isinstance(sizes, list | tuple):
-        each = sizes or -(-_width(whole) // values["chunks"])
-        sizes = [each] * (index + 1)
-    start = sum(sizes[:index])
-    return _Slice(whole, start, min(start + sizes[index], _width(whole)))
-
-
-def _is_last(node: fx.Node, dim: int) -> bool:
-    """Whether `dim` is the last one of a tensor whose shape is known."""
-    value = node.meta.get("val")
-    return value is not None and dim in (-1, value.ndim - 1)
-
-
-def _width(node: fx.Node) -> int:
-    return int(node.meta["val"].shape[-1])

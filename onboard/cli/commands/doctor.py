@@ -92,12 +92,9 @@ def _hardware() -> Iterator[tuple[str, str]]:
 
 
 def _transforms() -> Iterator[tuple[str, str]]:
-    from onboard.graph.assembly.planned import by_reason
     from onboard.graph.transform import transform_keys
 
     yield "transforms", f"{len(transform_keys())}, see transforms/default.yaml"
-    for reason, keys in by_reason().items():
-        yield f"waits for {reason}", ", ".join(keys)
 
 
 def _hub() -> Iterator[tuple[str, str]]:

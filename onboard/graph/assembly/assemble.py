@@ -15,7 +15,6 @@ from onboard.config import Mode, deep_merge, suggest
 from onboard.content import content_path
 from onboard.errors import UsageError
 from onboard.graph.assembly.outside import in_order, outside_transforms, own_pipeline
-from onboard.graph.assembly.planned import PLANNED, check_planned
 from onboard.graph.context import TransformContext
 from onboard.graph.transform import BaseTransform, Stages, get_transform, transform_keys, validated
 
@@ -38,7 +37,6 @@ def load_pipeline(
 
     A key with `*` stands for all transforms of that name that the file does not list by their own,
     by name. A transform that no file lists runs when `overrides` names it, at the end of its stage.
-    One that is not there yet (`onboard.graph.assembly.planned`) may be named, and not be enabled.
 
     Raises:
         UsageError: an unknown transform or field, with the nearest valid one, or a broken
@@ -52,10 +50,6 @@ def load_pipeline(
     _check_known(own, stages, f"transforms/{name} of {root}: ")
     _check_known([*default, *overrides], stages)
     said = deep_merge(own, overrides)
-    check_planned({key: fields for key, fields in said.items() if key not in stages})
-    own, overrides = (
-        {key: each[key] for key in each if key in stages} for each in (own, overrides)
-    )
     merged = deep_merge(in_order(default, own, stages), overrides)
     classes = {
         key: outside[key].transform if key in outside else get_transform(key) for key in merged
@@ -96,10 +90,8 @@ def pipeline_for(
 
 def _check_known(keys: Iterable[str], known: Iterable[str], where: str = "") -> None:
     for key in keys:
-        if key not in known and key not in PLANNED:
-            raise UsageError(
-                f"{where}there is no transform {key!r}", hint=suggest(key, [*known, *PLANNED])
-            )
+        if key not in known:
+            raise UsageError(f"{where}there is no transform {key!r}", hint=suggest(key, known))
 
 
 @cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import fx
@@ -137,6 +137,14 @@ class CachedOpDescriptor(ABC):
         return tuple(found[name] for name in names[names.index(self.caches[-1]) + 1 :])
 
 
+class KeptTokens(NamedTuple):
+    """What attention keeps of each token, of keys or of values."""
+
+    heads: int
+    dim: int
+    dtype: torch.dtype
+
+
 class AttentionDescriptor(CachedOpDescriptor):
     """Softmax attention with a paged cache of keys and values."""
 
@@ -188,17 +196,21 @@ class AttentionDescriptor(CachedOpDescriptor):
             found[name] for name in ("sliding_window", "chunk_size") if found[name] is not None
         ]
         window = min(bounds, default=None)
+        caches = [
+            KVPagedResource(each.heads, each.dim, dtype or each.dtype, page_size, window)
+            for each in self.kept(node)
+        ]
+        return dict(zip(("k_cache", "v_cache"), caches, strict=True))
 
-        def resource(tensor: fx.Node) -> KVPagedResource:
-            val = tensor.meta["val"]
-            heads, dim = _in_one_row(tensor, 2), int(val.shape[3])
-            assert heads is not None
-            return KVPagedResource(heads, dim, dtype or val.dtype, page_size, window)
+    def kept(self, node: fx.Node) -> tuple[KeptTokens, KeptTokens]:
+        """Return what is kept of keys and of values."""
+        return _kept(tensor_argument(node, 1)), _kept(tensor_argument(node, 2))
 
-        return {
-            "k_cache": resource(tensor_argument(node, 1)),
-            "v_cache": resource(tensor_argument(node, 2)),
-        }
+
+def _kept(tensor: fx.Node) -> KeptTokens:
+    val, heads = tensor.meta["val"], _in_one_row(tensor, 2)
+    assert heads is not None
+    return KeptTokens(heads, int(val.shape[3]), val.dtype)
 
 
 class StateDescriptor(CachedOpDescriptor):

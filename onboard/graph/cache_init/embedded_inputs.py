@@ -146,6 +146,12 @@ def _rows(gm: fx.GraphModule, node: fx.Node, name: str) -> fx.Node:
 def _attend_in_blocks(gm: fx.GraphModule) -> None:
     """Replace cached attention by the one that knows blocks, of the same arguments and one more."""
     own = torch.ops.onboard
+    rotating = cached_forms("torch_rope_attention").values()
+    if nodes_of(gm, *(getattr(own, name) for name in rotating)):
+        raise OnboardError(
+            "an image's tokens see each other, which attention that rotates by itself does not know",
+            hint="Leave fuse_rope_into_trtllm_attention off, or run with text alone",
+        )
     for node in nodes_of(
         gm, *(getattr(own, name) for name in cached_forms("torch_attention").values())
     ):

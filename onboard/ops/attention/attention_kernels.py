@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from onboard.ops.attention.rotation_kernels import load_turned
 from onboard.ops.triton.overlap import wait_for_inputs
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -170,9 +171,10 @@ def _attend_tiles(
 @triton.jit
 def _take_new_token(
     peak, total, mixed, query, high, length, scale, slot_ptr, key_ptr, value_ptr, k_cache_ptr, v_cache_ptr,
-    k_scale, v_scale, k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
+    k_scale, v_scale, cos_ptr, sin_ptr, k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
     DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE: tl.constexpr, LOGIT_CAP: tl.constexpr,
     BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr, SCALES: tl.constexpr,
+    SIZE: tl.constexpr, STEP: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
     """If the last of the keys up to `high` is the sequence's new one, store it, and take it in as
     the first.
@@ -181,7 +183,10 @@ def _take_new_token(
     are left.
     """
     channel, value_channel = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_VALUE)
-    key = tl.load(key_ptr + channel, mask=channel < DIM, other=0.0)
+    if TURNS:
+        key = load_turned(key_ptr, channel, channel < DIM, cos_ptr, sin_ptr, SIZE, STEP, TURNS)
+    else:
+        key = tl.load(key_ptr + channel, mask=channel < DIM, other=0.0)
     value = tl.load(value_ptr + value_channel, mask=value_channel < VALUE_DIM, other=0.0)
     if SCALES is not None:
         key, value = key / k_scale, value / v_scale
@@ -250,8 +255,8 @@ def _store_rows(
 @triton.jit(do_not_specialize=["splits"])
 def attention_kernel(
     out_ptr, lse_ptr, query_ptr, key_ptr, value_ptr, cu_seqlens_ptr, kv_lens_ptr, block_table_ptr, slot_ptr,
-    k_cache_ptr, v_cache_ptr, sinks_ptr, slopes_ptr, k_scale_ptr, v_scale_ptr, out_scale_ptr,
-    scale, splits,
+    k_cache_ptr, v_cache_ptr, sinks_ptr, slopes_ptr, k_scale_ptr, v_scale_ptr, out_scale_ptr, cos_ptr, sin_ptr,
+    scale, splits, cos_stride, sin_stride,
     query_stride_token, query_stride_head, key_stride_token, key_stride_head, value_stride_token, value_stride_head,
     table_stride, k_stride_page, k_stride_head, k_stride_slot, v_stride_page, v_stride_head, v_stride_slot,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE: tl.constexpr,
@@ -259,7 +264,8 @@ def attention_kernel(
     HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr,
     SPLIT: tl.constexpr, WRITE: tl.constexpr, MASK_ALL: tl.constexpr, DOT_TYPE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
-    SCALES: tl.constexpr = None, CODES: tl.constexpr = False, OVERLAP: tl.constexpr = False,
+    SCALES: tl.constexpr = None, CODES: tl.constexpr = False,
+    SIZE: tl.constexpr = 0, STEP: tl.constexpr = 1, TURNS: tl.constexpr = 0, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     """Attend BLOCK_M rows of one sequence and one key head over one of `splits` shares of its keys.
 
@@ -269,7 +275,8 @@ def attention_kernel(
     lse the base-2 logarithm of what each was divided by. With MASK_ALL all tiles take the same
     instructions, those that need no mask, too. SCALES is the number of scales that the cache's keys
     and values have, None for none: they are factors of the scores, and of what is mixed. With CODES
-    the result is eight-bit floats, divided by a scale.
+    the result is eight-bit floats, divided by a scale. TURNS, of `rotation_kernels`, rotates SIZE
+    channels of the query and of the new token's key; only with WRITE.
     """
     sequence, kv_head = tl.program_id(2), tl.program_id(1)
     block, split = tl.program_id(0) // splits, tl.program_id(0) % splits
@@ -290,12 +297,16 @@ def attention_kernel(
 
     channel = tl.arange(0, BLOCK_DIM)
     head, token, real = kv_head * GROUP + row % GROUP, start + row // GROUP, row < queries * GROUP
-    query_ptr += (
-        token[:, None] * query_stride_token + head[:, None] * query_stride_head + channel[None, :]
-    )
-    query = tl.load(query_ptr, mask=real[:, None] & (channel < DIM)[None, :], other=0.0).to(
-        DOT_TYPE
-    )
+    query_ptr += token[:, None] * query_stride_token + head[:, None] * query_stride_head
+    inside = real[:, None] & (channel < DIM)[None, :]
+    if TURNS:
+        cos_ptr += start * cos_stride
+        sin_ptr += start * sin_stride
+        query = load_turned(
+            query_ptr, channel[None, :], inside, cos_ptr, sin_ptr, SIZE, STEP, TURNS
+        ).to(DOT_TYPE)
+    else:
+        query = tl.load(query_ptr + channel[None, :], mask=inside, other=0.0).to(DOT_TYPE)
     slope = position.to(tl.float32)  # of no use without slopes
     if HAS_SLOPES:
         slope = tl.load(slopes_ptr + head, mask=real, other=0.0).to(tl.float32) * LOG2E
@@ -315,8 +326,8 @@ def attention_kernel(
             peak, total, mixed, query, high, length, scale, slot_ptr + start,
             key_ptr + start * key_stride_token + kv_head * key_stride_head,
             value_ptr + start * value_stride_token + kv_head * value_stride_head, k_cache_ptr, v_cache_ptr,
-            k_scale, v_scale, k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
-            DIM, VALUE_DIM, PAGE, LOGIT_CAP, BLOCK_DIM, BLOCK_VALUE, SCALES,
+            k_scale, v_scale, cos_ptr, sin_ptr, k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
+            DIM, VALUE_DIM, PAGE, LOGIT_CAP, BLOCK_DIM, BLOCK_VALUE, SCALES, SIZE, STEP, TURNS,
         )  # fmt: skip
     elif WINDOW is None and CHUNK is None and not MASK_ALL:
         whole = low + tl.maximum(tl.minimum(high, first_position + 1) - low, 0) // BLOCK_N * BLOCK_N

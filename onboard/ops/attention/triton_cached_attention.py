@@ -20,8 +20,10 @@ from onboard.ops.attention.attention_kernels import (
 )
 from onboard.ops.attention.cached_attention import fake_cached_attention, torch_cached_attention
 from onboard.ops.attention.dense_prefill import attend_whole_prompts, takes_whole_prompts
+from onboard.ops.attention.rotation_kernels import Rotation, decoding_rotation
 from onboard.ops.attention.stored import as_output
 from onboard.ops.library import register_op, schema_of
+from onboard.ops.rope.triton_rope import turn_heads
 from onboard.ops.triton.launch import (
     dot_type,
     last_contiguous,
@@ -145,7 +147,7 @@ def triton_cached_attention(*arguments: Any, **keywords: Any) -> Tensor:
     `batch_info_host` says which kernels run: a captured decode step may be replayed for the same
     number of sequences.
     """
-    return _attend(False, *arguments, **keywords)
+    return attend(False, *arguments, **keywords)
 
 
 @register_op(
@@ -161,18 +163,23 @@ def invariant_cached_attention(*arguments: Any, **keywords: Any) -> Tensor:
     A row meets the keys of its sequence in order, in tiles that begin where its pages say, in one
     program.
     """
-    return _attend(True, *arguments, **keywords)
+    return attend(True, *arguments, **keywords)
 
 
-def _attend(
+def attend(
     invariant: bool, query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, kv_lens: Tensor,
     block_table: Tensor, slot_mapping: Tensor, batch_info_host: Tensor, k_cache: Tensor, v_cache: Tensor,
     sinks: Tensor | None = None, scale: float | None = None, sliding_window: int | None = None,
     logit_cap: float | None = None, alibi_slopes: Tensor | None = None, chunk_size: int | None = None,
     k_scale: Tensor | None = None, v_scale: Tensor | None = None, out_scale: Tensor | None = None,
+    rotation: Rotation | None = None,
 ) -> Tensor:  # fmt: skip
+    """Attend, in decode with a rotation that the kernel does while it loads, else behind one."""
     require_device(query)
     scales = None if k_scale is None else len(k_scale)
+    if rotation is not None and (invariant or int(batch_info_host[2]) > 1):
+        query, key = turn_heads(query, key, *rotation)
+        rotation = None
     q, k, v = (last_contiguous(t)[0] for t in (query, key, value))
     (tokens, heads, dim), (kv_heads, value_dim) = q.shape, v.shape[1:]
     sequences, _, longest_query, *_ = batch_info_host.tolist()
@@ -198,15 +205,16 @@ def _attend(
         "BLOCK_N": plan.tiles.keys, "BLOCK_VALUE": tile_width(value_dim),
         "CODES": out_scale is not None,
     }  # fmt: skip
+    tables, steps, turning = decoding_rotation(rotation)
     attention_kernel[(plan.blocks * plan.splits, kv_heads, sequences)](
         parts, lse, q, k, v, cu_seqlens, kv_lens, block_table, slot_mapping, k_cache, v_cache, sinks, alibi_slopes,
-        k_scale, v_scale, out_scale, dim**-0.5 if scale is None else scale, plan.splits,
+        k_scale, v_scale, out_scale, *tables, dim**-0.5 if scale is None else scale, plan.splits, *steps,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], block_table.stride(0),
         *k_cache.stride()[:3], *v_cache.stride()[:3],
         GROUP=heads // kv_heads, KV_HEADS=kv_heads, DIM=dim, PAGE=k_cache.shape[2], LOGIT_CAP=logit_cap,
         HAS_SLOPES=alibi_slopes is not None,
         SPLIT=plan.splits > 1, WRITE=plan.decode, MASK_ALL=invariant, DOT_TYPE=dot_type(q.dtype),
-        BLOCK_M=plan.tiles.rows, BLOCK_DIM=tile_width(dim), SCALES=scales, **common,
+        BLOCK_M=plan.tiles.rows, BLOCK_DIM=tile_width(dim), SCALES=scales, **turning, **common,
         num_warps=plan.tiles.num_warps, num_stages=plan.tiles.num_stages, **overlaps(q.device),
     )  # fmt: skip
     if plan.splits > 1:

@@ -20,6 +20,7 @@ from onboard.ops.attention.attention_kernels import (
     _store_new_token,
     as_stored,
 )
+from onboard.ops.attention.rotation_kernels import load_turned
 
 
 @triton.jit
@@ -34,13 +35,17 @@ def _load_rows(row_ptr, real, SIZE: tl.constexpr, BLOCK: tl.constexpr, DOT_TYPE:
 
 @triton.jit
 def _store_new_latent(
-    latent_ptr, key_ptr, slot, cache_ptr, k_scale, stride_page, stride_slot, HAS_SCALE: tl.constexpr,
-    RANK: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_ROPE: tl.constexpr,
+    latent_ptr, key_ptr, slot, cache_ptr, k_scale, cos_ptr, sin_ptr, stride_page, stride_slot,
+    HAS_SCALE: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_RANK: tl.constexpr, BLOCK_ROPE: tl.constexpr, SIZE: tl.constexpr, STEP: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
     """Store the latent and the key of a new token in its slot, with HAS_SCALE divided by it."""
     channel, turned = tl.arange(0, BLOCK_RANK), tl.arange(0, BLOCK_ROPE)
     latent = tl.load(latent_ptr + channel, mask=channel < RANK)
-    key = tl.load(key_ptr + turned, mask=turned < ROPE)
+    if TURNS:
+        key = load_turned(key_ptr, turned, turned < ROPE, cos_ptr, sin_ptr, SIZE, STEP, TURNS)
+    else:
+        key = tl.load(key_ptr + turned, mask=turned < ROPE)
     if HAS_SCALE:
         latent, key = latent / k_scale, key / k_scale
     latent = as_stored(latent, cache_ptr.dtype.element_ty)
@@ -127,12 +132,13 @@ def _attend_latents(
 @triton.jit
 def mla_kernel(
     out_ptr, lse_ptr, query_ptr, rotated_ptr, latent_ptr, key_ptr, cu_seqlens_ptr, kv_lens_ptr, block_table_ptr,
-    slot_ptr, cache_ptr, k_scale_ptr, scale,
+    slot_ptr, cache_ptr, k_scale_ptr, cos_ptr, sin_ptr, scale, cos_stride, sin_stride,
     query_stride_token, query_stride_head, rotated_stride_token, rotated_stride_head, latent_stride, key_stride,
     table_stride, stride_page, stride_slot,
     HEADS: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr,
     SPLIT: tl.constexpr, WRITE: tl.constexpr, HAS_SCALE: tl.constexpr, DOT_TYPE: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_ROPE: tl.constexpr,
+    SIZE: tl.constexpr = 0, STEP: tl.constexpr = 1, TURNS: tl.constexpr = 0,
 ):  # fmt: skip
     """Attend BLOCK_M rows of one sequence over one share of its keys; programs of the same share
     are neighbours.
@@ -140,7 +146,8 @@ def mla_kernel(
     With WRITE each sequence has one new token: the programs whose share holds it all store it, so
     that none waits for another. SPLIT as in `attention_kernel`: out is [tokens, heads, splits,
     rank] float32. With EARLY the kernel after it may be started now, and waits for this one. With
-    HAS_SCALE latents and keys are stored divided by it.
+    HAS_SCALE latents and keys are stored divided by it. TURNS, of `rotation_kernels`, rotates SIZE
+    channels of what has positions; only with WRITE.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -166,7 +173,15 @@ def mla_kernel(
     query_ptr += token * query_stride_token + head * query_stride_head
     query = _load_rows(query_ptr, real, RANK, BLOCK_RANK, DOT_TYPE)
     rotated_ptr += token * rotated_stride_token + head * rotated_stride_head
-    rotated = _load_rows(rotated_ptr, real, ROPE, BLOCK_ROPE, DOT_TYPE)
+    if TURNS:
+        cos_ptr += start * cos_stride
+        sin_ptr += start * sin_stride
+        turned = tl.arange(0, BLOCK_ROPE)[None, :]
+        rotated = load_turned(
+            rotated_ptr[:, None], turned, real[:, None] & (turned < ROPE), cos_ptr, sin_ptr, SIZE, STEP, TURNS
+        ).to(DOT_TYPE)  # fmt: skip
+    else:
+        rotated = _load_rows(rotated_ptr, real, ROPE, BLOCK_ROPE, DOT_TYPE)
     k_scale = scale  # of no use without a scale
     if HAS_SCALE:
         k_scale = tl.load(k_scale_ptr)
@@ -175,7 +190,8 @@ def mla_kernel(
         if high == length:
             _store_new_latent(
                 latent_ptr + start * latent_stride, key_ptr + start * key_stride, tl.load(slot_ptr + start), cache_ptr,
-                k_scale, stride_page, stride_slot, HAS_SCALE, RANK, ROPE, PAGE, BLOCK_RANK, BLOCK_ROPE,
+                k_scale, cos_ptr, sin_ptr, stride_page, stride_slot, HAS_SCALE, RANK, ROPE, PAGE,
+                BLOCK_RANK, BLOCK_ROPE, SIZE, STEP, TURNS,
             )  # fmt: skip
         tl.debug_barrier()  # the threads that load the token are others
     peak, total, mixed = _attend_latents(

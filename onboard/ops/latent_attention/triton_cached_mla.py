@@ -14,9 +14,11 @@ import triton
 from torch import Tensor
 
 from onboard.ops.attention.attention_kernels import combine_kernel, write_cache_kernel
+from onboard.ops.attention.rotation_kernels import Rotation, decoding_rotation
 from onboard.ops.latent_attention.mla import fake_mla
 from onboard.ops.latent_attention.mla_kernels import mla_kernel
 from onboard.ops.library import register_op
+from onboard.ops.rope.triton_rope import turn_heads
 from onboard.ops.triton.launch import (
     dot_type,
     last_contiguous,
@@ -104,14 +106,41 @@ def triton_cached_mla(
     `batch_info_host` says which kernels run: a captured decode step may be replayed for the same
         number of sequences.
     """
+    metadata = cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host
+    tensors = q_nope, q_pe, compressed_kv, kpe, kv_b_proj_weight
+    return attend_latents(*tensors, *metadata, mla_cache, scale, k_scale, None)
+
+
+def attend_latents(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    compressed_kv: Tensor,
+    kpe: Tensor,
+    kv_b_proj_weight: Tensor,
+    cu_seqlens: Tensor,
+    kv_lens: Tensor,
+    block_table: Tensor,
+    slot_mapping: Tensor,
+    batch_info_host: Tensor,
+    mla_cache: Tensor,
+    scale: float | None,
+    k_scale: Tensor | None,
+    rotation: Rotation | None,
+) -> Tensor:
+    """Return what `triton_cached_mla` does, in decode with a rotation that the kernel does while it
+    loads, else behind one.
+    """
     require_device(q_nope)
+    if rotation is not None and int(batch_info_host[2]) > 1:
+        q_pe, kpe = turn_heads(q_pe, kpe, *rotation)
+        rotation = None
     heads, nope = q_nope.shape[2:]
     by_head = kv_b_proj_weight.view(heads, -1, compressed_kv.shape[-1])
     queries = torch.bmm(q_nope[0].transpose(0, 1), by_head[:, :nope]).transpose(0, 1)
     factor = (nope + q_pe.shape[-1]) ** -0.5 if scale is None else scale
     mixed = _attend(
         queries, last_contiguous(q_pe)[0], last_contiguous(compressed_kv)[0], last_contiguous(kpe)[0, :, 0],
-        cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host, mla_cache, factor, k_scale,
+        cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host, mla_cache, factor, k_scale, rotation,
     )  # fmt: skip
     out = fake_mla(q_nope, q_pe, compressed_kv, kpe, kv_b_proj_weight)
     torch.bmm(mixed.transpose(0, 1), by_head[:, nope:].transpose(1, 2), out=out[0].transpose(0, 1))
@@ -131,6 +160,7 @@ def _attend(
     cache: Tensor,
     scale: float,
     k_scale: Tensor | None,
+    rotation: Rotation | None,
 ) -> Tensor:
     """Store the new latents and keys, then mix the latents that each query and head sees: [tokens,
     heads, rank].
@@ -147,15 +177,16 @@ def _attend(
     if plan.splits > 1:
         parts = queries.new_empty((tokens, heads, plan.splits, rank), dtype=torch.float32)
         lse = queries.new_empty((tokens, heads, plan.splits), dtype=torch.float32)
+    tables, steps, turning = decoding_rotation(rotation)
     mla_kernel[(plan.blocks, plan.splits, sequences)](
         parts, lse, queries, rotated, latent, key, cu_seqlens, kv_lens, block_table, slot_mapping, cache,
-        k_scale, scale, *queries.stride()[:2], *rotated.stride()[:2], latent.stride(0), key.stride(0),
+        k_scale, *tables, scale, *steps, *queries.stride()[:2], *rotated.stride()[:2], latent.stride(0), key.stride(0),
         block_table.stride(0), cache.stride(0), cache.stride(2),
         HEADS=heads, RANK=rank, ROPE=rope, PAGE=page_size, SPLIT=plan.splits > 1, WRITE=plan.decode,
         HAS_SCALE=k_scale is not None,
         DOT_TYPE=dot_type(queries.dtype), EARLY=plan.splits > 1 and overlaps(queries.device)["OVERLAP"],
         BLOCK_M=plan.rows, BLOCK_N=plan.keys, BLOCK_RANK=tile_width(rank), BLOCK_ROPE=tile_width(rope),
-        num_warps=plan.num_warps, num_stages=plan.num_stages,
+        **turning, num_warps=plan.num_warps, num_stages=plan.num_stages,
     )  # fmt: skip
     if plan.splits > 1:
         channels = min(COMBINED_CHANNELS, tile_width(rank))

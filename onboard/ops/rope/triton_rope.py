@@ -216,3 +216,12 @@ def triton_rope_pairs(q: Tensor, k: Tensor, freqs_cis: Tensor) -> tuple[Tensor, 
     return _turn(
         q, k, parts[..., 0], parts[..., 1], 2 * freqs_cis.shape[-1], pairs=True, is_complex=True
     )
+
+
+def turn_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turns: str) -> tuple[Tensor, Tensor]:
+    """Rotate queries and keys as `TURNS` says, in one kernel."""
+    if turns == "rope_pairs":
+        size = 2 * cos.shape[-1]
+        return _turn(q, k, cos, sin, size, pairs=True, is_complex=True)
+    cos, sin = last_contiguous(cos), last_contiguous(sin)
+    return _turn(q, k, cos, sin, cos.shape[-1], pairs=turns == "rope_deinterleaved")

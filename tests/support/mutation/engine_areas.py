@@ -107,7 +107,7 @@ only.
 _ATTENTION = ("attention", "cached_attention", "block_attention", "mla", "cached_mla", "sparse", "cached_sparse",
               "indexer", "cached_indexer", "block_indexer", "sparse_attention", "relative_attention",
               "dynamic_mask", "gated_pool", "compressed_attention", "residual_add",
-              "shifted_positions", "stored")  # fmt: skip
+              "shifted_positions", "stored", "rope_attention", "rope_mla", "turned_heads")  # fmt: skip
 _RECURRENCES = ("causal_conv", "cached_causal_conv", "ssm", "cached_ssm", "replayed_ssm", "delta_rule",
                 "cached_delta_rule", "kda", "lightning", "linear_recurrence", "mlstm", "token_shift", "wkv",
                 "advance")  # fmt: skip
@@ -128,7 +128,8 @@ AREAS = {
             "attention",
             _ops(_ATTENTION),
             ("ops/test_op_cached_state.py", "ops/test_op_attention.py", "ops/test_op_cached_attention.py",
-             "ops/test_op_sparse.py", "ops/test_op_compressed.py", "ops/test_float8_cache.py"),
+             "ops/test_op_sparse.py", "ops/test_op_compressed.py", "ops/test_float8_cache.py",
+             "ops/test_op_rope_attention.py"),
         ),
         Area(
             "recurrences",

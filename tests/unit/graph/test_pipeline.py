@@ -6,16 +6,16 @@ import re
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import fx, nn
 from torch.export import Dim
 
+from onboard.config import Mode
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.assembly.assemble import load_pipeline
-from onboard.graph.assembly.planned import PLANNED
 from onboard.graph.context import TransformContext
 from onboard.graph.export.to_graph import export_to_graph
 from onboard.graph.fx import add_placeholder, copy_graphs, fake_mode, nodes_of, placeholders
@@ -27,6 +27,7 @@ from onboard.graph.transform import (
     Stages,
     TransformConfig,
     TransformInfo,
+    get_transform,
     transform_keys,
 )
 from onboard.graph.weight_load.parameters import join_parameters, weight_plan
@@ -88,37 +89,49 @@ loading.
 """
 
 
-def test_every_transform_of_the_reference_texts_is_known_and_may_be_off() -> None:
+FIELDS: dict[str, dict[str, Any]] = {
+    "fuse_fp8_linear": {"backend": "torch"},
+    "fuse_nvfp4_linear": {"backend": "trtllm"},
+    "fuse_finegrained_fp8_linear": {"backend": "trtllm"},
+    "fuse_moe": {"backend": "auto"},
+    "fuse_fp8_moe": {"backend": "auto", "allow_different_input_scales": False},
+    "fuse_nvfp4_moe": {
+        "backend": "cutlass",
+        "allow_different_input_scales": False,
+        "reverse_interleaved_input_scales": True,
+        "enable_trtllm_gen_internal_routing": True,
+    },
+    "fuse_rmsnorm": {"rmsnorm_backend": "flashinfer", "gated_rmsnorm_backend": "triton"},
+    "fuse_l2norm": {"backend": "fla"},
+    "fuse_silu_mul": {"backend": "flashinfer"},
+    "fuse_swiglu": {"enabled": True},
+    "fuse_rope_into_trtllm_attention": {"fuse_qkv_passthrough": True},
+    **{key: {"backend": None} for key in KNOWN if key.startswith("insert_cached_")},
+    "insert_cached_ssm_attention": {"backend": None, "ssm_replay": False},
+    "transformers_replace_cached_attn": {"backend": None},
+    "compile_model": {
+        "cuda_graph_batch_sizes": None,
+        "num_batched_inputs": None,
+        "piecewise_num_tokens": None,
+    },
+}
+"""Fields that the texts name, with their defaults; what has no other default here."""
+
+
+def test_every_transform_of_the_reference_texts_is_there() -> None:
     assert len(set(KNOWN)) == 48
-    keys = {
-        transform.key for transform in load_pipeline({key: {"enabled": False} for key in KNOWN})
+    assert set(KNOWN) <= transform_keys().keys()
+    listed = {
+        transform.key for mode in get_args(Mode) for transform in load_pipeline({}, mode=mode)
     }
-
-    assert set(KNOWN) - keys == set(PLANNED)
-    assert not PLANNED.keys() & transform_keys().keys(), "what is there is no longer planned"
+    assert set(KNOWN) <= listed
 
 
-def test_a_planned_transform_takes_its_fields_and_is_refused_in_one_line_where_it_is_to_run() -> (
-    None
-):
-    key = "fuse_rope_into_trtllm_attention"
-    load_pipeline({key: {"enabled": False, "fuse_qkv_passthrough": False}})
-    with pytest.raises(UsageError, match=f"{key} is not there yet.*rotate queries") as error:
-        load_pipeline({key: {"fuse_qkv_passthrough": True}})
-    assert "\n" not in str(error.value)
-    for fields in ({"fuse_qkv_passthrough": "perhaps"}, {"stage": "later"}, {"no_such": 1}):
-        with pytest.raises(UsageError, match=f"{key}.*{next(iter(fields))}"):
-            load_pipeline({key: {"enabled": False, **fields}})
-
-
-def test_a_roots_pipeline_may_leave_a_planned_transform_off_too(tmp_path: Path) -> None:
-    (tmp_path / "transforms").mkdir()
-    (tmp_path / "transforms" / "default.yaml").write_text(
-        "fuse_rope_into_trtllm_mla:\n  enabled: false\n"
-    )
-    load_pipeline({}, root=tmp_path)
-    with pytest.raises(UsageError, match="fuse_rope_into_trtllm_mla is not there yet"):
-        load_pipeline({"fuse_rope_into_trtllm_mla": {"enabled": True}}, root=tmp_path)
+@pytest.mark.parametrize("key", FIELDS)
+def test_its_fields_have_the_defaults_of_the_text(key: str) -> None:
+    given = {"backend": "torch-simple"} if key == "compile_model" else {}  # it has no default
+    config = get_transform(key).config_class(stage=transform_keys()[key], **given)
+    assert {name: getattr(config, name) for name in FIELDS[key]} == FIELDS[key]
 
 
 def test_an_enabled_transform_with_nothing_to_do_is_a_fact_and_one_of_the_defaults_is_not(

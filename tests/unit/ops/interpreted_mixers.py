@@ -53,7 +53,7 @@ def _short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_kernel_with_a_cache_is_tested_on_spoiled_ones() -> None:
     texts = "".join(
         Path(__file__).with_name(f"interpreted_{part}.py").read_text()
-        for part in ("kernels", "mixers")
+        for part in ("kernels", "mixers", "rope_attention")
     )
     names = [
         name

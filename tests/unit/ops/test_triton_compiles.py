@@ -29,6 +29,7 @@ from onboard.ops.ssm import triton_cached_ssm as cached_ssm
 from onboard.ops.triton import host_copy, launch
 from tests.support.ops import ragged
 from tests.support.ops.naive import make_batch
+from tests.support.ops.rotated import TURNS, tables, with_rotation
 
 ops = torch.ops.onboard
 
@@ -227,6 +228,28 @@ def test_attention_kernels(kernels: list[Any], variant: str) -> None:
     for batch in (decode, prefill):
         ops.triton_cached_attention(*batch.arguments(), **options)
     assert_compiled(kernels, {"attention_kernel", "combine_kernel", "write_cache_kernel"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turns", TURNS)
+def test_attention_that_rotates(kernels: list[Any], turns: str) -> None:
+    kind = {"heads": 8, "kv_heads": 2, "dim": 128, "dtype": torch.bfloat16, "page_size": 32}
+    for lengths in ([(1, 300)], [(64, 64), (1, 10)]):
+        _, args, named, _ = with_rotation(lengths, turns, 128, True, spare_columns=20, **kind)
+        ops.triton_cached_rope_attention(*args, **named)
+    names = {"attention_kernel", "combine_kernel", "_rope_kernel", "write_cache_kernel"}
+    assert_compiled(kernels, names)
+
+
+@pytest.mark.slow
+def test_latent_attention_that_rotates(kernels: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ragged, "PAGE", 32)
+    row = ragged.make_row([(1, 300)] * 2)
+    arguments = ragged.mla(row, 64, 512, 64, torch.bfloat16)
+    for turns in TURNS[1:]:
+        given = [*arguments[:5], *tables(row.tokens, 64, turns), *arguments[5:11], turns]
+        ops.triton_cached_rope_mla(*given)
+    assert_compiled(kernels, {"mla_kernel", "combine_kernel"})
 
 
 STATE_KERNELS = {

@@ -31,6 +31,7 @@ INTERPRETED = tuple(
         "moe",
         "quantised_moe",
         "invariant",
+        "rope_attention",
     )
 )
 

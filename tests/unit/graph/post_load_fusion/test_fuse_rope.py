@@ -1,0 +1,82 @@
+"""Attention that rotates by itself: the same logits and tokens, however it gets its queries."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from onboard import LLM
+from onboard.runtime.sampling_params import SamplingParams
+from tests.support import quantised
+from tests.support.sharding.zoo import save_family
+
+ATTENTION, LATENT = "fuse_rope_into_trtllm_attention", "fuse_rope_into_trtllm_mla"
+IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9], [7]]
+
+
+def opened(folder: Path, **transforms: Any) -> LLM:
+    caches = {"tokens_per_block": 4}
+    config = {"max_seq_len": 64, "transforms": transforms, "kv_cache_config": caches}
+    return LLM(str(folder), device="cpu", dtype="float32", config=config)
+
+
+def computed(llm: LLM) -> tuple[torch.Tensor, list[list[int]]]:
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    outputs = llm.generate([list(prompt) for prompt in PROMPTS], params)
+    return llm.logits(IDS), [list(each.token_ids) for each in outputs]
+
+
+def matches(llm: LLM, key: str) -> int:
+    [entry] = [entry for entry in llm.engine.history if entry.key == key]
+    return entry.num_matches
+
+
+def assert_same(llm: LLM, other: LLM) -> None:
+    (logits, tokens), (expected, wanted) = computed(llm), computed(other)
+    assert (logits - expected).norm() / expected.norm() < 1e-6
+    assert tokens == wanted
+
+
+JOINED = {"llama": True, "cohere": True, "qwen3": False}
+"""Whether a family's attention reads one product as it is: norms of heads stand between."""
+
+
+@pytest.mark.parametrize(
+    ("family", "passthrough"), [*((name, True) for name in JOINED), ("llama", False)]
+)
+def test_attention_rotates(family: str, passthrough: bool, tmp_path: Path) -> None:
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    saved = save_family(tmp_path, family, seed)
+    fields = {"enabled": True, "fuse_qkv_passthrough": passthrough}
+    llm = opened(saved, **{ATTENTION: fields})
+    assert_same(llm, opened(saved))
+    assert matches(llm, ATTENTION) == matches(llm, "insert_cached_rope_attention") == 2
+    assert matches(llm, "insert_cached_attention") == 0
+    said = [fact for fact in llm.engine.facts if fact.startswith(ATTENTION)]
+    apart = passthrough and not JOINED[family]
+    assert len(said) == apart, said
+
+
+def test_latent_attention_rotates(tmp_path: Path) -> None:
+    folder = save_family(tmp_path, "deepseek_v3", random.randrange(2**31))
+    llm = opened(folder, **{LATENT: {"enabled": True}})
+    assert matches(llm, LATENT) == matches(llm, "insert_cached_rope_mla_attention") == 2
+    assert_same(llm, opened(folder))
+
+
+@pytest.mark.parametrize("variant", ["ct_fp8_static"])
+def test_scales_of_results_come_along(variant: str) -> None:
+    settings: dict[str, Any] = {
+        "quantize_fp8_linear_from_config": {"backend": "torch"},
+        "fuse_trtllm_attn_quant_fp8": {"enabled": True},
+    }
+    folder = quantised.FOLDER / variant
+    llm = opened(folder, **settings, **{ATTENTION: {"enabled": True}})
+    assert matches(llm, ATTENTION) > 0
+    assert_same(llm, opened(folder, **settings))
