@@ -15,10 +15,10 @@ import torch
 from onboard.cache.budget import Limits
 from onboard.cache.rows import SequenceRows
 from onboard.cache.step_buffer import (
-    CHOICE_NAMES,
     IntArray,
     Layout,
     StepBuffer,
+    StepSizes,
     padded,
     table_names,
 )
@@ -84,7 +84,8 @@ class SequenceInfo:
         """
         self._range = np.arange(max(self.max_num_tokens, max_batch_size) + 3)
         self._info = torch.zeros(5, dtype=torch.int32)
-        self._numbers = self._info.numpy()
+        self.numbers = self._info.numpy()
+        """Of `batch_info_host`, which the graph reads on the host."""
         self.inputs: dict[str, torch.Tensor] = {}
         """The graph's inputs for this step, views of the device buffer: the same tensor objects for
         every decode batch of one size, by which a captured CUDA graph is found.
@@ -95,6 +96,12 @@ class SequenceInfo:
         """
         self.num_sequences = 0
         """Number of sequences of this step, without padding."""
+        self.sizes = StepSizes(1, 1, 1)
+        """Of this step."""
+        self.written_tables: list[tuple[int, int, int]] | None = None
+        """Rows of block tables that were written since other ranks were told: first, last and number
+        of columns; None where nobody is told.
+        """
         self.set_groups(1)
 
     def set_groups(self, groups: int) -> None:
@@ -183,7 +190,7 @@ class SequenceInfo:
             self._write_mapping(layout, group, table[slots, page], starts)
         self._show(layout, self._shown)
         self.rows.write_uniforms(host, slots, kv_lens)
-        self._numbers[3] = longest + 1
+        self.numbers[3] = longest + 1
         self.buffer.written(layout)
 
     def set_batch(
@@ -234,7 +241,8 @@ class SequenceInfo:
             shown = layout.host[table_names(group)[0]][: len(slots)]
             shown[:, : table.shape[1]] = table
             shown[:, table.shape[1] : self._filled[: len(slots)].max()] = 0
-        self.buffer.widths[: len(slots)] = max(tables.shape[2], self._filled[: len(slots)].max())
+        width = max(tables.shape[2], self._filled[: len(slots)].max())
+        self._note_tables(slice(len(slots)), width)
         self._filled[: len(slots)] = tables.shape[2]
         self.rows.write_sampling(layout.host, np.zeros_like(slots), step.kv_lens)
         self._finish(
@@ -371,7 +379,14 @@ class SequenceInfo:
         width = max(filled.max(), widths.max())
         for group, table in enumerate(self.rows.tables):
             layout.host[table_names(group)[0]][places, :width] = table[slots, :width]
-        filled[:], self.buffer.widths[places] = widths, width
+        filled[:] = widths
+        self._note_tables(places, width)
+
+    def _note_tables(self, places: slice, width: int) -> None:
+        """Note how many columns of some rows of the block tables are written."""
+        self.buffer.widths[places] = width
+        if self.written_tables is not None:
+            self.written_tables.append((places.start or 0, places.stop, int(width)))
 
     def _finish(
         self,
@@ -400,34 +415,12 @@ class SequenceInfo:
         positions[:given] += self.first_position
         positions[given:] = max(rope_length - 1, 0)
         whole = step.longest > 1 and step.kv_lens.sum() == tokens
-        self._numbers[:] = sequences, tokens, step.longest, step.kv_lens.max(), whole
+        self.numbers[:] = sequences, tokens, step.longest, step.kv_lens.max(), whole
+        self.show_inputs(layout, StepSizes(tokens, sequences, len(wanted)))
+
+    def show_inputs(self, layout: Layout, sizes: StepSizes) -> None:
+        """Make the graph's inputs those of a step of these sizes, written to the layout."""
         self.buffer.written(layout)
-        self.inputs = self._views(layout, tokens, sequences, len(wanted))
-        self.choice = layout.choices(sequences)
-
-    def _views(
-        self, layout: Layout, tokens: int, sequences: int, rows: int
-    ) -> dict[str, torch.Tensor]:
-        """Return views of the device buffer for a step's sizes.
-
-        Those of decode steps are kept: making them takes time, and a captured step is recognised by
-        them.
-        """
-        key = (tokens, sequences, rows)
-        if (known := layout.views.get(key)) is not None:
-            return known
-        counts = {"cu_seqlens": sequences + 1, "kv_lens": sequences, "state_slots": sequences}
-        counts |= {table_names(group)[0]: sequences for group in range(self.num_groups)}
-        counts["logits_gather_indices"] = rows
-        fields = layout.device.items()
-        views = {
-            name: tensor[: counts.get(name, tokens)]
-            for name, tensor in fields
-            if name not in CHOICE_NAMES
-        }
-        for name in ("input_ids", "position_ids"):
-            views[name] = views[name][None]
-        views["batch_info_host"] = self._info
-        if tokens == sequences == rows:
-            layout.views[key] = views
-        return views
+        self.sizes = sizes
+        self.inputs = layout.inputs(sizes, self._info)
+        self.choice = layout.choices(sizes.sequences)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +16,10 @@ from onboard.cache.next_token import ChoosesTokens, Chosen, LatestTokens, wanted
 from onboard.cache.pages import PageAllocator, PageGroup
 from onboard.cache.resources import CacheResource, StateResource
 from onboard.cache.step_buffer import IntArray, table_names
+from onboard.parallel.ranks import ALONE, Ranks
+
+if TYPE_CHECKING:
+    from onboard.cache.orders import Orders
 
 MROPE_DELTA = "mrope_delta_cache"
 """Name of the cache that holds each sequence's position offset, if the graph adds it."""
@@ -25,8 +30,11 @@ class CachedSequenceInterface:
     takes.
     """
 
-    def __init__(self, info: SequenceInfo) -> None:
+    def __init__(self, info: SequenceInfo, ranks: Ranks = ALONE) -> None:
         self.info = info
+        self.ranks = ranks
+        self.orders: Orders | None = None
+        """Where other ranks do what this one does."""
         self.resources: dict[str, CacheResource] = {}
         """Cache name (an input of the graph) -> its shape and dtype."""
         self.caches: dict[str, torch.Tensor] = {}
@@ -34,7 +42,7 @@ class CachedSequenceInterface:
         """Groups of pages, one for each attention window: each group has its own block table."""
         self.num_pages = 0
         """Number of pages of a cache without a window, the spare page 0 included."""
-        self.latest = LatestTokens(info.num_slots, info.device, info.codebooks)
+        self.latest = LatestTokens(info.num_slots, info.device, info.codebooks, ranks)
         self._known: tuple[nn.Module, int, list[str]] | None = None
 
     def add_cache(self, name: str, resource: CacheResource) -> None:
@@ -50,7 +58,7 @@ class CachedSequenceInterface:
         info = self.info
         info.max_batch_size, info.snapshots = max_batch_size, snapshots
         info.set_groups(info.num_groups)
-        self.latest = LatestTokens(info.num_slots, info.device, info.codebooks)
+        self.latest = LatestTokens(info.num_slots, info.device, info.codebooks, self.ranks)
 
     def metadata_names(self, names: Sequence[str], resource: CacheResource) -> list[str]:
         """Return the metadata inputs of an op over a registered cache: `names`, with the block
@@ -96,6 +104,8 @@ class CachedSequenceInterface:
 
     def forget(self) -> None:
         """Overwrite all caches with ones; no sequence may be running."""
+        if self.orders is not None:
+            self.orders.forget()
         for cache in self.caches.values():
             cache.fill_(1)
 
@@ -119,10 +129,25 @@ class CachedSequenceInterface:
         The copy is enqueued behind the steps launched so far and before the next one, so it reads
         the state as those steps leave it.
         """
+        if self.orders is not None:
+            self.orders.copy_state(source, target)
         states = [self.caches[name] for name in self._states]
         torch._foreach_copy_(
             [state[target] for state in states], [state[source] for state in states]
         )
+
+    @property
+    def has_shifts(self) -> bool:
+        """Whether the graph adds position offsets itself."""
+        return MROPE_DELTA in self.caches
+
+    def shift(self, slots: IntArray, values: IntArray) -> None:
+        """Set the position offsets of some slots, on the device."""
+        if self.orders is not None:
+            self.orders.shift(slots, values)
+        cache = self.caches[MROPE_DELTA]
+        places, offsets = (torch.tensor(each, device=cache.device) for each in (slots, values))
+        cache[places, 0] = offsets
 
     def can_lend(self, lengths: Sequence[int]) -> bool:
         """Whether enough pages are free for `lent_pages` with these lengths."""
@@ -170,6 +195,8 @@ class CachedSequenceInterface:
         """Run `gm` on the current step with the inputs that it names; return logits [1, rows,
         vocabulary].
         """
+        if self.orders is not None:
+            self.orders.compute()
         args = self.args
         output = gm(**{name: args[name] for name in self._names(gm)})
         logits = getattr(output, "logits", output)
@@ -186,6 +213,8 @@ class CachedSequenceInterface:
         """Run `gm` and choose one token for each sequence, padding included; both results are valid
         until the next call.
         """
+        if self.orders is not None:
+            self.orders.choose()
         info, inputs = self.info, self.info.inputs
         chosen = gm.next_tokens(inputs, self.caches) if isinstance(gm, ChoosesTokens) else None
         if chosen is not None:

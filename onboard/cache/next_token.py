@@ -14,24 +14,33 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from onboard.cache.step_buffer import CHOICE_NAMES
 from onboard.modeling import ONE_CODEBOOK, Codebooks
 from onboard.ops import has_triton
 from onboard.ops.sampling.sampling import NOT_A_TOKEN, choose_tokens
+from onboard.parallel.ranks import ALONE, Ranks
 
 Chosen = tuple[Tensor, Callable[[], Tensor]]
 """A step's tokens [sequences], and a function that returns the logits they were chosen from."""
 
 
 class LatestTokens:
-    """The latest token of each slot, on the device; `slots` is `Limits.num_slots`."""
+    """The latest token of each slot, on the device; `slots` is `Limits.num_slots`.
+
+    Of ranks that are led the first chooses for all.
+    """
 
     def __init__(
-        self, slots: int, device: torch.device, codebooks: Codebooks = ONE_CODEBOOK
+        self,
+        slots: int,
+        device: torch.device,
+        codebooks: Codebooks = ONE_CODEBOOK,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.codebooks = codebooks
+        self._ranks = ranks
         self.by_slot = torch.zeros(slots, dtype=torch.int64, device=device)
         # The kernels choose one token from each row of logits
         kernels = device.type == "cuda" and has_triton() and self.codebooks.count == 1
@@ -94,7 +103,21 @@ class LatestTokens:
             **{name: args[name] for name in names} | {"input_ids": self.fill(args["input_ids"])}
         )
         wanted = wanted_logits(output, args, names)
-        return self.choose(wanted, args, drawn=drawn, filtered=filtered), output
+        if self._ranks.follows:
+            tokens = torch.zeros(len(wanted), dtype=torch.int64, device=wanted.device)
+        else:
+            tokens = self.choose(wanted, args, drawn=drawn, filtered=filtered)
+        if self._ranks.told_tokens:
+            self._tell(tokens, args["state_slots"])
+        return tokens, output
+
+    def _tell(self, tokens: Tensor, slots: Tensor) -> None:
+        """Give all ranks the tokens that the first one has chosen, on the devices: the next step may
+        be launched before any host knows them.
+        """
+        distributed.broadcast(tokens, 0)
+        if self._ranks.follows:
+            self.by_slot[slots] = tokens.clamp(min=0)
 
 
 def choose_codes(

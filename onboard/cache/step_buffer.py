@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,7 @@ HostFields = dict[str, npt.NDArray[Any]]
 
 _ALIGNMENT = 256  # bytes; Triton specialises on aligned pointers
 _BY_TOKEN = ("input_ids", "position_ids", "logits_gather_indices")
+_TABLE = "block_table"
 SAMPLING_NAMES = ("temperature", "top_k", "top_p", "min_p")
 CHOICE_NAMES = (*SAMPLING_NAMES, "uniform")
 """The arguments of `choose_tokens` after the logits, in its order, each [sequences]."""
@@ -43,11 +44,8 @@ _Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 def table_names(group: int) -> tuple[str, str]:
     """Return the names of the block table and the slot mapping of a group of pages."""
-    return (
-        ("block_table", "slot_mapping")
-        if group == 0
-        else (f"block_table_{group}", f"slot_mapping_{group}")
-    )
+    names = (_TABLE, "slot_mapping")
+    return names if group == 0 else (f"{names[0]}_{group}", f"{names[1]}_{group}")
 
 
 def padded(values: IntArray, padding: int, value: int) -> IntArray:
@@ -55,6 +53,15 @@ def padded(values: IntArray, padding: int, value: int) -> IntArray:
     if not padding:
         return values
     return np.concatenate([values, np.full(padding, value)]).astype(np.int64)
+
+
+class StepSizes(NamedTuple):
+    """How many there are of what a step is made of, with padding."""
+
+    tokens: int
+    sequences: int
+    rows: int
+    """Of logits."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +73,8 @@ class Layout:
     device: dict[str, torch.Tensor]
     span: slice
     """The bytes of the buffers that such a step copies."""
-    views: dict[tuple[int, int, int], dict[str, torch.Tensor]] = field(default_factory=dict)
-    """Inputs of earlier decode steps, by number of tokens, sequences and rows of logits."""
+    views: dict[StepSizes, dict[str, torch.Tensor]] = field(default_factory=dict)
+    """Inputs of earlier decode steps."""
     chosen: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
 
     def choices(self, sequences: int) -> dict[str, torch.Tensor]:
@@ -75,6 +82,33 @@ class Layout:
         if sequences not in self.chosen:
             self.chosen[sequences] = {name: self.device[name][:sequences] for name in CHOICE_NAMES}
         return self.chosen[sequences]
+
+    def counts(self, sizes: StepSizes) -> dict[str, int]:
+        """Return how many entries a step has of each field that the graph reads."""
+        known = {"cu_seqlens": sizes.sequences + 1, "logits_gather_indices": sizes.rows}
+        known |= dict.fromkeys(("kv_lens", "state_slots"), sizes.sequences)
+        tables = {name for name in self.host if name.startswith(_TABLE)}
+        return {
+            name: sizes.sequences if name in tables else known.get(name, sizes.tokens)
+            for name in self.host
+            if name not in CHOICE_NAMES
+        }
+
+    def inputs(self, sizes: StepSizes, info: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the graph's inputs for a step: views of the device buffer, and `batch_info_host`.
+
+        Those of decode steps are kept: making them takes time, and a captured step is recognised by
+        them.
+        """
+        if (known := self.views.get(sizes)) is not None:
+            return known
+        views = {name: self.device[name][:count] for name, count in self.counts(sizes).items()}
+        for name in ("input_ids", "position_ids"):
+            views[name] = views[name][None]
+        views["batch_info_host"] = info
+        if len(set(sizes)) == 1:
+            self.views[sizes] = views
+        return views
 
 
 class StepBuffer:
@@ -132,14 +166,17 @@ class StepBuffer:
         """Bytes on the device."""
         return self._device.nbytes
 
+    def layout_of(self, tokens: int) -> Layout:
+        """Return the smallest layout that fits."""
+        return next(each for each in self.layouts if tokens <= each.tokens)
+
     def layout_for(self, tokens: int) -> Layout:
         """Return the smallest layout that fits, after waiting until the host may write to it."""
-        layout = next(each for each in self.layouts if tokens <= each.tokens)
         if self._copied is not None:
             # The last step's copy may still read the host buffer. It is among that step's first
             # work, so with steps launched ahead the host waits for the step before it, not for it.
             self._copied.synchronize()
-        return layout
+        return self.layout_of(tokens)
 
     def written(self, layout: Layout) -> None:
         """Record that a step's numbers are complete in the host buffer."""

@@ -79,6 +79,8 @@ class TransformContext:
     """The `CachedSequenceInterface` (onboard.cache.cached_sequence): made by the first
     `insert_cached_*`, allocated by `initialize_cache`, grown by `resize_kv_cache`."""
 
+    bytes_read: int = 0
+    """Of the checkpoint's files, for the weights."""
     left_out: Repeated | None = None
     """What the graph has too few of, since only its size is wanted: `export_to_gm` left it out."""
 

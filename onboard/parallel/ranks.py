@@ -1,15 +1,16 @@
 """Several processes that run one model together: which of them this one is, and their group.
 
 A process a rank: each joins the group, builds the model with `RuntimeConfig.world_size` set to the
-group's size, and gets its own share of the weights. Whoever starts the processes is above this.
+group's size, and gets its own share of the weights. `workers.py` has the processes.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -29,16 +30,33 @@ class Ranks:
 
     rank: int = 0
     world_size: int = 1
+    led: bool = False
+    """Whether the first rank schedules and chooses tokens for all, and the others do as they are
+    told.
+    """
+    ahead: bool = False
+    """Whether a step may be launched before a host knows the tokens of the one before."""
 
     @property
     def is_alone(self) -> bool:
         """Whether there is one process, which has everything."""
         return self.world_size == 1
 
+    @property
+    def follows(self) -> bool:
+        """Whether another process schedules for this one."""
+        return self.led and self.rank > 0
+
+    @property
+    def told_tokens(self) -> bool:
+        """Whether the devices give one another the tokens that the first one has chosen."""
+        return self.led and self.ahead and not self.is_alone
+
 
 ALONE = Ranks()
 _OF_THREAD = threading.local()
 """The rank and the group of a thread that has its own."""
+_joined = ALONE
 
 
 def join_group(
@@ -59,7 +77,8 @@ def join_group(
     import torch
     from torch import distributed
 
-    place = local_device(device, ranks.rank)
+    global _joined
+    place = local_device(device, local_rank(ranks.rank))
     if place.type == "cuda":
         torch.cuda.set_device(place)
     distributed.init_process_group(
@@ -69,14 +88,25 @@ def join_group(
         world_size=ranks.world_size,
         timeout=patience,
     )
+    _joined = ranks
 
 
 def leave_group() -> None:
     """Leave the group, if this process is in one."""
     from torch import distributed
 
+    global _joined
     if _has_group():
         distributed.destroy_process_group()
+    _joined = ALONE
+
+
+def abort_group() -> None:
+    """End what this process waits for in its group, from another thread: other ranks are gone."""
+    from torch import distributed
+
+    if _has_group() and distributed.get_backend() == "nccl" and distributed.group.WORLD is not None:
+        distributed.group.WORLD.abort()
 
 
 def current_ranks() -> Ranks:
@@ -85,7 +115,10 @@ def current_ranks() -> Ranks:
 
     if (own := getattr(_OF_THREAD, "ranks", None)) is not None:
         return own  # type: ignore[no-any-return]
-    return Ranks(distributed.get_rank(), distributed.get_world_size()) if _has_group() else ALONE
+    if not _has_group():
+        return ALONE
+    # A group that somebody else has made is not led
+    return replace(_joined, rank=distributed.get_rank(), world_size=distributed.get_world_size())
 
 
 def current_group() -> ProcessGroup:
@@ -118,6 +151,13 @@ def least(value: int, ranks: Ranks) -> int:
     box = torch.tensor(value, device=torch.cuda.current_device() if on_gpu else "cpu")
     distributed.all_reduce(box, distributed.ReduceOp.MIN)
     return int(box)
+
+
+def local_rank(rank: int) -> int:
+    """Return the number of this process among those of its host: the rank itself, unless whoever
+    started it says otherwise.
+    """
+    return int(os.environ.get("LOCAL_RANK", rank))
 
 
 def local_device(device: str, rank: int) -> torch.device:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,18 +102,27 @@ def _built(
         gm = _run_checked(pipeline, context, observer)
     if runtime.batch_invariant:
         _check_invariant(context)
-    takes_more = bool(context.factory.eager_modules) and not runtime.batch_invariant
     return Engine(
         gm,
         context.cache,
-        **_text_ends(checkpoint, context),
-        towers=_towers(context) if takes_more else None,
+        **({} if context.ranks.follows else _text_ends(checkpoint, context)),
+        towers=_towers(context) if _takes_more(context) else None,
         rope=length_dependent_rope(context.factory.text_config.to_dict()),
         reuse=context.runtime.kv_cache_config.enable_block_reuse,
-        overlap=_overlaps(context),
+        overlap=_overlaps(context.runtime, context.device),
         history=context.history,
         facts=context.facts,
+        bytes_read=context.bytes_read,
     )
+
+
+def _takes_more(context: TransformContext) -> bool:
+    """Whether prompts may have more than text, whose towers one device has."""
+    if not context.factory.eager_modules or context.runtime.batch_invariant:
+        return False
+    if context.ranks.led:
+        context.facts.append("several ranks: prompts are text alone, towers run on one device")
+    return not context.ranks.led
 
 
 def _text_ends(checkpoint: Path, context: TransformContext) -> dict[str, Any]:
@@ -132,9 +142,8 @@ def _text_ends(checkpoint: Path, context: TransformContext) -> dict[str, Any]:
     return {"vocab_size": codebooks.tokens}
 
 
-def _overlaps(context: TransformContext) -> bool:
-    wanted = context.runtime.overlap
-    return context.device.type == "cuda" if wanted is None else wanted
+def _overlaps(runtime: RuntimeConfig, device: torch.device) -> bool:
+    return device.type == "cuda" if runtime.overlap is None else runtime.overlap
 
 
 def _run_checked(
@@ -255,7 +264,7 @@ def make_context(
         chosen=chosen,
         device=device,
         dtype=factory.dtype,
-        ranks=ranks,
+        ranks=replace(ranks, ahead=_overlaps(runtime, device)) if ranks.led else ranks,
         first_position=factory.first_position,
         codebooks=factory.codebooks,
         facts=facts,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from onboard.cache.cached_sequence import MROPE_DELTA, CachedSequenceInterface
+from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.cache.next_token import Chosen
 from onboard.errors import UsageError
 from onboard.graph.cache_init.embedded_inputs import with_image_inputs
@@ -73,6 +74,10 @@ class Engine:
     """
     history: list[Any] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
+    bytes_read: int = 0
+    """Of the checkpoint's files, for the weights; 0 where they are random."""
+    together: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Entered for what other ranks do with this one."""
 
     def __post_init__(self) -> None:
         info, cache = self.cache.info, self.cache
@@ -187,8 +192,9 @@ class Engine:
         """Finish one forward pass, and append the tokens that it chose to their requests."""
         # Asking is quicker than entering inference mode again, which `run` has done already.
         if torch.is_inference_mode_enabled():
-            return self._step()
-        with torch.inference_mode():
+            with self.together():
+                return self._step()
+        with torch.inference_mode(), self.together():
             return self._step()
 
     def _step(self) -> Step:
@@ -221,7 +227,7 @@ class Engine:
         """
         tokens = np.asarray(torch.as_tensor(input_ids).flatten().tolist(), dtype=np.int64)
         self._check_prompt(tokens.tolist(), room_for=0)
-        with self.cache.lent_pages([len(tokens)]) as pages:
+        with self.together(), self.cache.lent_pages([len(tokens)]) as pages:
             parts = self._prefill_logits(tokens, pages)
             return torch.cat([part.float().cpu() for part in parts])
 
@@ -238,7 +244,7 @@ class Engine:
             )
         tokens = np.asarray(prompt, dtype=np.int64)
         found: list[dict[int, float] | None] = [None]
-        with self.cache.lent_pages([len(tokens)]) as pages:
+        with self.together(), self.cache.lent_pages([len(tokens)]) as pages:
             for rows in self._prefill_logits(tokens, pages):
                 following = prompt[len(found) : len(found) + len(rows)]
                 found += logprobs(rows[: len(following)], following, count, self.codebooks)
@@ -246,10 +252,9 @@ class Engine:
 
     def _launch(self, step: Step) -> PendingStep:
         """Write a step's numbers and launch it; return without waiting for its tokens."""
-        shifts = self.cache.caches.get(MROPE_DELTA)
-        if shifts is not None:
-            self._set_shifts(shifts, step)
-        positions = step.position_ids(shifted=shifts is not None)
+        if self.cache.has_shifts:
+            self._set_shifts(step)
+        positions = step.position_ids(shifted=self.cache.has_shifts)
         self.cache.info.set_rows(
             step.rows.slots, step.lengths, rope_length=step.rope_length, position_ids=positions
         )
@@ -263,16 +268,14 @@ class Engine:
         # Logits are a static output of a captured step: cloned before a replay overwrites them.
         return PendingStep(step, arriving, logits().clone() if step.rows.wants_logprobs else None)
 
-    def _set_shifts(self, cache: torch.Tensor, step: Step) -> None:
+    def _set_shifts(self, step: Step) -> None:
         """Write the position offsets of a step's sequences to the device, if they have changed."""
         if step.rows is self._shifted:
             return
         wanted, slots = step.shifts(), step.rows.slots
         if (self._shifts[slots] != wanted).any():
             self._shifts[slots] = wanted
-            cache[torch.from_numpy(slots).to(cache.device), 0] = torch.from_numpy(wanted).to(
-                cache.device
-            )
+            self.cache.shift(slots, wanted)
         self._shifted = step.rows
 
     def _launch_ahead(self) -> PendingStep | None:

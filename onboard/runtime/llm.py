@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock, get_ident
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -29,6 +30,7 @@ from onboard.runtime.calls.prompt_forms import (
     text_or_tokens,
 )
 from onboard.runtime.engine import Engine
+from onboard.runtime.ranks.leading import LedRanks, led_ranks
 from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.runtime.scheduling.engine_stats import EngineStats
@@ -47,7 +49,9 @@ class LLM:
         root: the folder that the model was onboarded under; None: the current folder.
         device: "cpu", "cuda", or "auto": the GPU if there is one.
         dtype: "auto" is the checkpoint's dtype on a GPU and float32 on the CPU.
-        world_size: the number of devices; only 1 is supported.
+        world_size: the number of ranks, each with a device and its share of the weights; None: as
+            configured if there are as many GPUs, else one. This process has the first, and starts
+            the others, which end with `close`, or with this process.
         config: replaces the registered configuration: a path, a mapping or a `RuntimeConfig`.
         mode: "graph" runs the generated model file; "hf" and "transformers" run transformers' own
             model, which need not be onboarded, and `engine.facts` lists what that loses.
@@ -70,32 +74,45 @@ class LLM:
         root: str | Path | None = None,
         device: str = "auto",
         dtype: DType = "auto",
-        world_size: int = 1,
+        world_size: int | None = None,
         config: ConfigLike = None,
         mode: Mode = "graph",
         batch_invariant: bool = False,
         strict: bool = False,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        if world_size > 1:
-            raise UsageError(
-                f"world_size is {world_size} and models run on one device", hint="Set it to 1"
-            )
         folder = Path.cwd() if root is None else Path(root).expanduser()
-        overrides = {"device": device, "dtype": dtype, "world_size": world_size, "mode": mode}
-        overrides["batch_invariant"] = batch_invariant
+        overrides: dict[str, Any] = {"device": device, "dtype": dtype, "world_size": world_size}
+        overrides |= {"mode": mode, "batch_invariant": batch_invariant}
         resolved = resolve_config(str(model), folder, config, overrides)
         self.runtime: RuntimeConfig = with_settings(resolved, settings)
         checkpoint = find_checkpoint(self.runtime)
         doubted = self._doubt(str(model), folder, checkpoint) if config is None else None
         if doubted and strict:
             raise OnboardError(doubted, hint=f"Run: onboard {model}")
-        self.engine: Engine = build_engine(
-            checkpoint, self.runtime, root=folder, model=str(model), strict=strict
+        named: dict[str, Any] = {"root": folder, "model": str(model), "strict": strict}
+        asked = world_size is not None or "world_size" in (settings or {})
+        self.ranks: LedRanks | None = led_ranks(self.runtime, must=asked)
+        """The other ranks; None where there are none."""
+        self.engine: Engine = (self.ranks.build if self.ranks else build_engine)(
+            checkpoint, self.runtime, **named
         )
+        if self.ranks is not None:
+            weakref.finalize(self, self.ranks.close)
         self.engine.facts.extend([doubted] if doubted else [])
         self._lock = Lock()
         self._holder: int | None = None
+
+    def close(self) -> None:
+        """End the processes of other ranks; without them there is nothing to do."""
+        if self.ranks is not None:
+            self.ranks.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _doubt(self, model: str, root: Path, checkpoint: Path) -> str | None:
         """Return why the registry does not vouch for the model, None if it does; transformers' own

@@ -50,8 +50,8 @@ def _registered(model: str, root: Path) -> dict[str, Any]:
 
 
 def _says(key: str, value: Any) -> bool:
-    """Whether an override was set by the user: numbers always are, except a world size of 1."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and key != "world_size"
+    """Whether an override was set by the user: numbers always are."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
     return number or (value is not None and value != RuntimeConfig.model_fields[key].default)
 
 

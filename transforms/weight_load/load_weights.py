@@ -77,7 +77,7 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
             for names in groups:
                 _place(gm, names, _random(names[0], _allocate(gm, names[0], context), generator))
         else:
-            read = self._load(gm, groups, context)
+            read = context.bytes_read = self._load(gm, groups, context)
         for names in groups:
             mark_loaded(gm.get_parameter(names[0]))
         fold_again(gm)

@@ -30,7 +30,8 @@ def make_interface(context: TransformContext) -> CachedSequenceInterface:
             first_position=context.first_position,
             snapshots=_snapshots(runtime),
             codebooks=context.codebooks,
-        )
+        ),
+        context.ranks,
     )
 
 

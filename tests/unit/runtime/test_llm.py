@@ -305,11 +305,6 @@ def test_parameters_that_were_built_with_values_get_those_of_the_checkpoint(llam
     assert report.passed, report.first_failure
 
 
-def test_more_than_one_device_is_refused(llama: Tiny) -> None:
-    with pytest.raises(UsageError, match="world_size is 2"):
-        LLM(llama.checkpoint, root=llama.root, world_size=2)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_gpu_that_is_not_there_is_refused(llama: Tiny) -> None:
     with pytest.raises(UsageError, match="no GPU"):

@@ -1,0 +1,158 @@
+"""The engine of a model that several ranks run: it schedules, chooses tokens, and has the others do
+each step with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from onboard.cache.orders import Orders
+from onboard.config import RuntimeConfig
+from onboard.errors import OnboardError, UsageError
+from onboard.parallel.ranks import current_ranks, local_device
+from onboard.parallel.workers import Workers, start_workers
+from onboard.runtime.build import build_engine
+from onboard.runtime.engine import Engine
+from onboard.runtime.ranks.following import Ready, follow, ready
+
+_IMPORTS = ("onboard.runtime.ranks.following",)
+_kept: Workers | None = None
+
+
+class LedRanks:
+    """The ranks that run one model with this process."""
+
+    def __init__(self, world_size: int, device: str) -> None:
+        self._workers = _workers(world_size, device)
+        self._engine: Engine | None = None
+        self.shares: list[Ready] = []
+        """What each rank has, once there is an engine."""
+
+    @property
+    def workers(self) -> Workers:
+        """The processes."""
+        return self._workers
+
+    def build(
+        self,
+        checkpoint: Path,
+        runtime: RuntimeConfig,
+        *,
+        root: Path | None = None,
+        model: str = "",
+        strict: bool = False,
+    ) -> Engine:
+        """Build the model on all ranks; return this one's engine, which the others follow.
+
+        Raises what `build_engine` raises, here or on another rank.
+        """
+        values = runtime.model_dump(exclude_unset=True)
+        try:
+            with self._workers.together():
+                self._workers.begin(follow, checkpoint, values, root, model, strict)
+                engine = build_engine(checkpoint, runtime, root=root, model=model, strict=strict)
+                self.shares = [ready(engine), *self._workers.answers()]
+            _check_alike(self.shares)
+        except BaseException:
+            self.close(orderly=False)
+            raise
+        engine.facts.extend(_facts(self.shares))
+        engine.cache.orders = Orders(engine.cache.info, self._workers.send)
+        engine.together = self._workers.together
+        self._engine = engine
+        return engine
+
+    def close(self, *, orderly: bool = True) -> None:
+        """Give the model up, and end the processes unless they are kept."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.together = _refused
+        if self._workers is _kept and orderly and not _kept.is_lost:
+            if engine is not None and engine.cache.orders is not None:
+                engine.cache.orders.end()
+                self._workers.answers()
+            return
+        self._workers.close(orderly=orderly)
+
+
+def led_ranks(runtime: RuntimeConfig, *, must: bool) -> LedRanks | None:
+    """Return the ranks that a configuration asks for; None for one, and where there are fewer GPUs
+    and nobody has asked for ranks here and now.
+
+    Raises:
+        UsageError: the ranks that must be are not possible.
+    """
+    if runtime.world_size == 1:
+        return None
+    gpus = torch.cuda.device_count() if runtime.device != "cpu" else 0
+    if not must and gpus < runtime.world_size:
+        return None
+    if runtime.mode == "transformers":
+        raise UsageError(
+            "mode transformers runs on one device", hint="Use mode graph or hf, or world_size 1"
+        )
+    return LedRanks(runtime.world_size, runtime.device)
+
+
+@contextmanager
+def kept_workers(world_size: int, device: str = "cpu") -> Iterator[Workers]:
+    """Start ranks for the models that are loaded in the block, one after the other."""
+    global _kept
+    workers = _started(world_size, device)
+    _kept = workers
+    try:
+        yield workers
+    finally:
+        _kept = None
+        workers.close()
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    raise OnboardError("the model was closed and runs no more", hint="Load it again")
+    yield
+
+
+def _workers(world_size: int, device: str) -> Workers:
+    if _kept is not None and _kept.world_size == world_size and not _kept.is_lost:
+        return _kept
+    return _started(world_size, device)
+
+
+def _started(world_size: int, device: str) -> Workers:
+    if not current_ranks().is_alone:
+        raise UsageError(
+            "another model runs on several ranks, led by this process", hint="Close it first"
+        )
+    kind = "cpu" if device == "cpu" or not torch.cuda.is_available() else "cuda"
+    local_device(kind, world_size - 1)
+    workers = start_workers(world_size, _IMPORTS)
+    workers.meet(kind)
+    return workers
+
+
+def _check_alike(shares: Sequence[Ready]) -> None:
+    """Raise `OnboardError` where ranks have settled on different limits."""
+    first, *others = shares
+    for each in others:
+        for name, value in first.limits.items():
+            if each.limits[name] != value:
+                raise OnboardError(
+                    f"rank {each.rank} has {name} {each.limits[name]} and rank 0 has {value}",
+                    hint="Set max_batch_size, max_seq_len and the cache's max_tokens",
+                )
+
+
+def _facts(shares: Sequence[Ready]) -> list[str]:
+    """Return what is to be known of other ranks and does not hold for the first."""
+    first, *others = shares
+    return [
+        f"rank {each.rank}: {fact}"
+        for each in others
+        for fact in each.facts
+        if fact not in first.facts
+    ]
