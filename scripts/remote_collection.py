@@ -84,11 +84,13 @@ def _fill_one(clones: Path, folder: Path, entry: dict[str, Any]) -> None:
 
 
 def _with_neighbours(text: str, modules: dict[str, str]) -> str:
-    """Import modules of the same folder, by their new names, as code on the Hub does."""
+    """Import modules of the same folder, by their new names, and transformers by its name where a
+    file is from its own tree, as code on the Hub does.
+    """
     for old, new in modules.items():
         here = rf"^([ \t]*)from (?!transformers\b)\.*(?:\w+\.)*{old} import"
         text = re.sub(here, rf"\1from .{new} import", text, flags=re.M)
-    return text
+    return re.sub(r"^([ \t]*)from \.\.\.(?=\w)", r"\1from transformers.", text, flags=re.M)
 
 
 def weights(out: Path, *names: str) -> None:

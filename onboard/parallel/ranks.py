@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
+    from onboard.parallel.in_one_process import GroupOfThreads
+
 _PATIENCE = timedelta(minutes=10)
 """How long a rank waits for the others: ranks load weights of different sizes."""
 
@@ -121,7 +123,7 @@ def current_ranks() -> Ranks:
     return replace(_joined, rank=distributed.get_rank(), world_size=distributed.get_world_size())
 
 
-def current_group() -> ProcessGroup:
+def current_group() -> ProcessGroup | GroupOfThreads:
     """Return the group of the current ranks, of which there are several."""
     from torch import distributed
 
@@ -131,7 +133,7 @@ def current_group() -> ProcessGroup:
 
 
 @contextmanager
-def as_rank(ranks: Ranks, group: ProcessGroup) -> Iterator[None]:
+def as_rank(ranks: Ranks, group: ProcessGroup | GroupOfThreads) -> Iterator[None]:
     """Let the current thread be a rank of a group of its own."""
     _OF_THREAD.ranks, _OF_THREAD.group = ranks, group
     try:

@@ -36,6 +36,15 @@ def test_threads_exchange_what_processes_do() -> None:
 
 def _failing(ranks: Ranks) -> None:
     assert not ranks.rank, f"rank {ranks.rank} fails"
+    torch.ops.onboard.all_reduce(torch.zeros(1))  # which would wait for the other
+
+
+def test_threads_need_no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError("there are no sockets here")
+
+    monkeypatch.setattr(torch.distributed.ProcessGroupGloo, "create_device", refused)
+    assert len(on_all_ranks(3, _exchanged)) == 3
 
 
 def test_the_error_of_a_rank_is_raised() -> None:
