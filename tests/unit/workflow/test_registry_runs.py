@@ -300,6 +300,9 @@ def _kill_with(number: int, root: Path, more: int) -> set[str]:
     process.send_signal(number)
     process.communicate()
     assert process.returncode == -number
+    agents = ["pgrep", "-f", str(root / "agent.py")]
+    while subprocess.run(agents, stdout=subprocess.DEVNULL).returncode == 0:
+        time.sleep(0.05)  # what it had just started tells of its call a moment later
     after = _lines(root)
     assert len(after) >= len(before) + more
     assert before <= after
