@@ -13,7 +13,7 @@ from onboard.errors import UsageError
 if TYPE_CHECKING:
     from onboard.serve.answers.talking import Talk
 
-_HELP = "Ctrl-C cuts an answer off; /new begins anew; /quit, or Ctrl-D, ends"
+_HELP = "/new begins anew, /quit or the end of the input ends; an interrupt cuts an answer off"
 _NEW, _QUIT = "/new", "/quit"
 _FAINT, _PLAIN = "\x1b[2m", "\x1b[0m"
 
