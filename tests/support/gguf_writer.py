@@ -10,7 +10,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-ARCHITECTURES = {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "mixtral": "llama"}
+ARCHITECTURES = {
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "mixtral": "llama",
+    "gemma3_text": "gemma3",
+}
 """llama.cpp's name of a model type, where it is another."""
 
 
@@ -59,8 +64,8 @@ def describe(writer: Any, config: dict[str, Any], more: dict[str, Any]) -> None:
     writer.add_key_length(head)
     writer.add_value_length(head)
     writer.add_rope_dimension_count(head)
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(rope_theta(config))
+    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_epsilon"])
     if "moe_intermediate_size" in config:
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
         writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
@@ -84,6 +89,12 @@ def describe(writer: Any, config: dict[str, Any], more: dict[str, Any]) -> None:
     writer.add_unk_token_id(0)
 
 
+def rope_theta(config: dict[str, Any]) -> float:
+    """Return the base of the rotation, that of full attention where there are several."""
+    rope = config["rope_parameters"]
+    return float(rope.get("full_attention", rope)["rope_theta"])
+
+
 def _stacked(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors, a layer's experts as one."""
     stacks: dict[str, list[torch.Tensor]] = {}
@@ -104,7 +115,7 @@ def _changed(
     name: str, tensor: torch.Tensor, config: dict[str, Any], architecture: str
 ) -> torch.Tensor:
     """Return a tensor as `convert_hf_to_gguf.py` of llama.cpp changes it (`permute`, `norm_shift`)."""
-    if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+    if architecture in ("llama", "granite") and ("q_proj" in name or "k_proj" in name):
         heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         rows = tensor.shape[0]
         return (

@@ -9,7 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from onboard import LLM, SamplingParams
+from onboard.hub import open_source
 from onboard.quantised.encode_four_bits import encode_int4, encode_mxfp4
+from onboard.sources import gguf_source
 from tests.support import quantised
 from tests.support.checkpoints import save_checkpoint
 
@@ -72,6 +74,27 @@ def test_codes_say_what_the_decoded_model_says(variant: str, count: int) -> None
     assert greedy(codes, ids[:5]) == greedy(decoded, ids[:5])
     words = [p for p in codes.engine.gm.parameters() if p.dtype == torch.int32]
     assert len(words) == count
+
+
+@pytest.mark.parametrize(("variant", "count"), [("gguf_q4_0", LINEARS), ("gguf_k_mixed", 0)])
+def test_codes_of_a_gguf_file(
+    variant: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Q4_0 is computed with, other types are decoded, which the run says."""
+    pytest.importorskip("gguf", reason='the extra "gguf" is not installed')
+    monkeypatch.setenv("ONBOARD_CACHE", str(tmp_path))
+    gguf_source._cache.cache_clear()
+    folder = open_source(str(quantised.FOLDER / variant / "model.gguf")).weights()
+    codes, decoded = run(folder, "torch"), run(folder, "auto")
+    assert (matches(codes), matches(decoded)) == (count, 0)
+    assert any("are decoded" in fact for fact in codes.engine.facts)  # the head, or all
+    said = "7 weights in int4 (gguf) are computed with as they are"
+    assert (said in codes.engine.facts) == (count > 0)
+    ids = [3, 1, 4, 1, 5, 9, 2, 6]
+    assert error(codes.logits(ids), decoded.logits(ids)) < SAME
+    assert greedy(codes, ids[:5]) == greedy(decoded, ids[:5])
+    scales = [p for p in codes.engine.gm.parameters() if p.dtype == torch.float16]
+    assert len(scales) == count
 
 
 def test_groups_without_a_common_size_are_decoded(tmp_path: Path) -> None:
