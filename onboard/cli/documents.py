@@ -93,6 +93,21 @@ class RunDocument(Document):
     `same`."""
 
 
+class EvalDocument(Document):
+    """`onboard eval`."""
+
+    model: str
+    tasks: dict[str, dict[str, float]]
+    """Metrics by task."""
+    items: dict[str, int]
+    """How many items each task had."""
+    facts: list[str]
+    hf: dict[str, dict[str, float]] | None = None
+    """With --compare: the same metrics of the harness's back end for transformers."""
+    differences: dict[str, list[int]] | None = None
+    """With --compare: the items of each task that were answered otherwise."""
+
+
 class VerifyDocument(Document):
     """`onboard verify`."""
 
@@ -269,6 +284,7 @@ MODELS: dict[str, type[Document]] = {
     "model": ModelDocument,
     "demo": ModelDocument,
     "run": RunDocument,
+    "eval": EvalDocument,
     "verify": VerifyDocument,
     "kld": KldDocument,
     "plan": PlanDocument,

@@ -26,7 +26,7 @@ from onboard.cli.commands import (
     verify,
 )
 from onboard.cli.commands import run as run_command
-from onboard.cli.commands.measure import bench, kld, tune
+from onboard.cli.commands.measure import bench, kld, score_tasks, tune
 from onboard.cli.group import DEFAULT, HELP, DefaultCommandGroup
 from onboard.cli.result import Result
 from onboard.cli.terminal import one_line
@@ -48,6 +48,7 @@ app.command("serve")(serve.serve)
 app.command("verify")(verify.verify)
 app.command("plan")(plan.plan)
 app.command("kld")(kld.kld)
+app.command("eval")(score_tasks.evaluate)
 app.command("bench")(bench.bench)
 app.command("tune")(tune.tune)
 app.command("sweep")(sweep.sweep)

@@ -24,7 +24,7 @@ FLOORS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("cli",),),
     (("explain",),),
     (("pull_request",),),
-    (("workflow",), ("bench",), ("standalone",), ("serve",)),
+    (("workflow",), ("bench",), ("standalone",), ("serve",), ("evaluation",)),
     (("agents",),),
     (("verify",), ("review",), ("testing",)),
     (("codegen",),),
