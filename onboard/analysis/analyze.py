@@ -17,6 +17,7 @@ from onboard.analysis.behaviour.apart import (
     check_batch,
     check_causality,
     check_mask,
+    check_repeats,
     runs_fresh,
 )
 from onboard.analysis.behaviour.cache_probe import cache_notes
@@ -96,6 +97,7 @@ def analyze(
     tiny = build_tiny(full)
     check_rows(tiny)
     if repository.is_installed(full.model_type):
+        check_repeats(partial(build_small, tiny_config(full)), vocabulary(tiny))
         check_rounding(tiny)
         check_pieces(tiny)
         check_mask(tiny)

@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 from onboard.analysis.repository_classes import bring_up_to_date
 from onboard.analysis.repository_classes import give_masks as _give_masks
 from onboard.analysis.repository_source import PACKAGE, CodeSurvey, survey_code
-from onboard.analysis.tiny.tiny_config import one_line
+from onboard.analysis.tiny.tiny_config import of_its_time, one_line
 from onboard.errors import OnboardError
 from onboard.hf.old import interfaces, names, own_configs, packages
 from onboard.hf.old.gone import importing
@@ -27,7 +27,8 @@ from onboard.hub import known_type, with_own_type
 
 _INSTALLED: dict[str, list[str]] = {}
 """Model types whose code was imported -> what it took."""
-_OF_ITS_TIME = "See whether it runs with the transformers that it was written for"
+_written_for: dict[str, Any] = {}
+"""Classes as `auto_map` names them -> the transformers that their config.json names, if any."""
 
 
 def install(folder: Path, config: Mapping[str, Any]) -> list[str]:
@@ -45,6 +46,7 @@ def install(folder: Path, config: Mapping[str, Any]) -> list[str]:
     if model_type in _INSTALLED:
         return _INSTALLED[model_type]
     survey = survey_code(folder, config)
+    _written_for[survey.classes["AutoModelForCausalLM"]] = config.get("transformers_version")
     facts = interfaces.restore_old_interfaces() + packages.provide_whole()
     for name in survey.files:
         for module, wanted in _imported_from_transformers(
@@ -134,7 +136,8 @@ def _failure(reference: str, what: str, error: Exception) -> OnboardError:
     if isinstance(error, OnboardError):
         return error
     return OnboardError(
-        f"the model's code, {reference}, {what} ({one_line(error)})", hint=_OF_ITS_TIME
+        f"the model's code, {reference}, {what} ({one_line(error)})",
+        hint=of_its_time(_written_for.get(reference)),
     )
 
 
@@ -145,13 +148,15 @@ def give_masks(model_class: Any) -> None:
     facts.append(f"{model_class.__name__}.forward fails without attention_mask; it gets ones")
 
 
-def only_if(name: str | None) -> str | None:
-    """Return the test under which alone the repository's files bind a name; None: there is none."""
+def only_if(name: str | None) -> tuple[str, str] | None:
+    """Return the test under which alone the repository's files bind a name, and `file.py:12` of it;
+    None: there is none.
+    """
     files = [module for key, module in sys.modules.items() if key.startswith(f"{PACKAGE}.")]
     for file in [str(module.__file__) for module in files if getattr(module, "__file__", None)]:
         for node in ast.parse(Path(file).read_text(encoding="utf-8")).body:
             if isinstance(node, ast.If) and name in _bound(node.body):
-                return ast.unparse(node.test)
+                return ast.unparse(node.test), f"{Path(file).name}:{node.lineno}"
     return None
 
 
@@ -176,6 +181,12 @@ def make_package(folder: Path) -> None:
 def is_installed(model_type: object) -> bool:
     """Whether a model type is one whose code was imported."""
     return model_type in _INSTALLED
+
+
+def what_to_do(model_class: type) -> str:
+    """Return what to do with code that fails."""
+    module = model_class.__module__.removeprefix(f"{PACKAGE}.")
+    return of_its_time(_written_for.get(f"{module}.{model_class.__name__}"))
 
 
 def facts_of(model_type: str) -> list[str] | None:

@@ -22,7 +22,7 @@ _OP = re.compile(r"torch\.ops\.onboard\.(\w+)\(")
 _WRITTEN = re.compile(r"softmax|scaled_dot_product_attention|conv1d|Conv1d")
 """What the graph's transforms match where a model file has it written out."""
 _NONE_OF_THE_FORMS = (
-    "in {path} ({cls}) tokens reach one another by none of the forms that have a cache here"
+    "in {path} ({cls}{place}) tokens reach one another by none of the forms that have a cache here"
     " (softmax attention, the recurrences, convolutions)"
 )
 
@@ -38,7 +38,7 @@ def check_mixing(text: str, model: nn.Module) -> None:
         return
     path, cls = found
     raise UntranslatableError(
-        f"cannot translate {type(model).__name__}: {_NONE_OF_THE_FORMS.format(path=path, cls=cls)}",
+        f"cannot translate {type(model).__name__}: {_none_of_the_forms(model, path)}",
         hint="Report this architecture; it needs a canonical op of its own",
         block=cls,
     )
@@ -55,10 +55,17 @@ def unknown_mixing(model: nn.Module, known: Collection[str]) -> str | None:
         return None
     if found is None or found[1] in known:
         return None
-    path, cls = found
+    path = found[0]
     if _WRITTEN.search(_code_of(type(model.get_submodule(path)))):
         return None
-    return _NONE_OF_THE_FORMS.format(path=path, cls=cls)
+    return _none_of_the_forms(model, path)
+
+
+def _none_of_the_forms(model: nn.Module, path: str) -> str:
+    """Return what is in the way in the module at a path, and where its code is."""
+    cls = type(model.get_submodule(path))
+    place = f" at {module_source(cls.__module__).location(class_node(cls))}"
+    return _NONE_OF_THE_FORMS.format(path=path, cls=cls.__name__, place=place)
 
 
 def _code_of(cls: type) -> str:

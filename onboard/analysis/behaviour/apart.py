@@ -72,6 +72,25 @@ def runs_fresh(make: Callable[[], nn.Module], tokens: int) -> bool:
     return True
 
 
+@torch.no_grad()
+def check_repeats(make: Callable[[], nn.Module], tokens: int) -> None:
+    """Refuse a model that draws random numbers: two that are made alike, with the same weights, give
+    a text different logits.
+    """
+    inputs = from_zero(prompt(0, seed=8, tokens=tokens))
+    found = []
+    for seed in (1, 2):
+        model = make()
+        torch.manual_seed(seed)
+        found.append(model(**inputs, use_cache=False).logits)
+    if not (error := rmse_ratio(*found)) <= SAME:
+        raise OnboardError(
+            f"{type(model).__name__} draws random numbers: a text has other logits each time"
+            f" ({_shown(error)})",
+            hint="See whether a field of the config turns that off",
+        )
+
+
 def check_batch(model: nn.Module) -> None:
     """Refuse a model in which a text's logits depend on the other texts of a batch, or on whether
     there are any.
@@ -82,7 +101,8 @@ def check_batch(model: nn.Module) -> None:
         one, other = (model(**item, use_cache=False).logits[:1] for item in (inputs, first))
     if not (error := rmse_ratio(one, other)) <= SAME:
         raise OnboardError(
-            f"{type(model).__name__} gives a text other logits in a batch than alone ({_shown(error)})"
+            f"{type(model).__name__} gives a text other logits in a batch than alone ({_shown(error)})",
+            hint="See whether a field of the config has it compute each text by itself",
         )
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import transformers
 from transformers import PretrainedConfig
 
 from onboard.analysis.multimodal import builds, small_composites
@@ -62,9 +63,17 @@ def tiny_config(config: PretrainedConfig, *, layers: int = 0) -> PretrainedConfi
 
 def one_line(error: BaseException) -> str:
     """Return an exception as one line of text, and where in a repository's own code it comes from."""
-    reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:300].removesuffix(":")
     place = _own_place(error)
     return f"{reason}, at {place}" if place else reason
+
+
+def of_its_time(version: object) -> str:
+    """Return what to do with a repository's own code that fails; `version` is the transformers that
+    its config names, or None.
+    """
+    then = f"transformers {version}" if isinstance(version, str) else "the transformers of its time"
+    return f"See whether it runs with {then}, and bring a copy up to date: {transformers.__version__} is here"
 
 
 def _own_place(error: BaseException) -> str:

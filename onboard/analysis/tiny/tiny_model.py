@@ -16,6 +16,7 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from onboard.analysis import repository
+from onboard.analysis.tiny.own_failures import refuse_own_code
 from onboard.analysis.tiny.tiny_config import KEPT_HEADS, WAYS_TO_KEEP, one_line, tiny_config
 from onboard.analysis.tiny.tiny_sizes import ORIGINAL_POSITIONS, VOCABULARY, WINDOW
 from onboard.errors import ConsentRequiredError, OnboardError
@@ -102,7 +103,7 @@ def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
         return model
     if (kept := _with_kept_heads(config, seed)) is not None:
         return kept
-    _refuse_own_code(model)
+    refuse_own_code(model, from_zero(prompt(0, seed=3, tokens=vocabulary(model))))
     return model
 
 
@@ -273,25 +274,6 @@ def runs_as_it_is(model: nn.Module) -> bool:
         return False
     repository.give_masks(type(model))
     return True
-
-
-@torch.no_grad()
-def _refuse_own_code(model: nn.Module) -> None:
-    """Raise `OnboardError` with what a model's own code raises."""
-    inputs = from_zero(prompt(0, seed=3, tokens=vocabulary(model)))
-    try:
-        model(**inputs, attention_mask=torch.ones_like(inputs["input_ids"]), use_cache=False)
-    except OnboardError:
-        raise
-    except Exception as error:
-        if isinstance(error, NameError) and (test := repository.only_if(error.name)) is not None:
-            raise OnboardError(
-                f"the model's own code needs {error.name}, which it has only if {test}"
-            ) from error
-        raise OnboardError(
-            f"the model's own code fails on a small model of this config: {one_line(error)}",
-            hint="See whether it runs with the transformers that it was written for",
-        ) from error
 
 
 def begins_at_zero(model: nn.Module) -> bool:

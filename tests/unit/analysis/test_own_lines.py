@@ -12,11 +12,16 @@ from typing import Any
 
 import pytest
 
+from onboard.analysis import repository
+from onboard.analysis.behaviour.apart import check_repeats
 from onboard.analysis.behaviour.kept_tables import keeps_table
 from onboard.analysis.behaviour.lines_run import lines_run
 from onboard.analysis.repository import make_package
 from onboard.analysis.repository_source import PACKAGE
+from onboard.analysis.tiny.own_failures import refuse_own_code
 from onboard.analysis.tiny.tiny_config import one_line
+from onboard.analysis.tiny.tiny_model import from_zero, prompt
+from onboard.errors import OnboardError
 
 TABLES = """
 import torch
@@ -103,3 +108,73 @@ def test_an_error_says_where_in_a_repositorys_code_it_comes_from(own: Any) -> No
         module.read("{")
     assert one_line(caught.value).endswith(", at modeling_own.py:5")
     assert one_line(ValueError("x")) == "ValueError: x"
+    assert one_line(AssertionError()) == "AssertionError"
+
+
+FAILING = """
+import torch
+from types import SimpleNamespace
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(200, 4)
+
+    def forward(self, SIGNATURE, use_cache=False, **kwargs):
+        x = self.words(input_ids)
+        BODY
+        return SimpleNamespace(logits=x)
+"""
+_USUAL = "input_ids, position_ids=None, attention_mask=None"
+
+
+@pytest.mark.parametrize(
+    ("signature", "body", "said"),
+    [
+        ("tokens", "", "Model.forward takes tokens and no input_ids"),
+        (
+            _USUAL,
+            "x = x if position_ids is None else x[:, :, position_ids[:, :, 9]]",
+            "takes no position_ids of several texts, .* at modeling_own.py:13",
+        ),
+        (
+            _USUAL,
+            "x = torch.rand_like(x) if position_ids is None else x[:, :, position_ids[:, :, 9]]",
+            "at modeling_own.py:13; and it draws random numbers",
+        ),
+        (
+            _USUAL,
+            "x = None + 1 if position_ids is None else x[:, :, position_ids[:, :, 9]]",
+            "IndexError: .*, at modeling_own.py:13; with tokens alone: TypeError: .*:13",
+        ),
+    ],
+    ids=["no tokens", "no positions", "random", "either way"],
+)
+def test_why_own_code_does_not_run_is_said_in_a_line(
+    signature: str, body: str, said: str, own: Any
+) -> None:
+    module = own(FAILING.replace("SIGNATURE", signature).replace("BODY", body))
+    with pytest.raises(OnboardError, match=said) as caught:
+        refuse_own_code(module.Model(), from_zero(prompt(0)))
+    assert caught.value.hint
+    assert "\n" not in str(caught.value)
+
+
+def test_the_hint_names_the_transformers_of_the_config(own: Any, monkeypatch: Any) -> None:
+    model_class = own(FAILING.replace("SIGNATURE", _USUAL).replace("BODY", "")).Model
+    assert "the transformers of its time" in repository.what_to_do(model_class)
+    monkeypatch.setitem(repository._written_for, "modeling_own.Model", "4.31.0")
+    assert "runs with transformers 4.31.0, and bring a copy" in repository.what_to_do(model_class)
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_a_model_that_draws_random_numbers_is_refused(drawn: bool, own: Any) -> None:
+    body = "x = x + torch.rand_like(x)" if drawn else ""
+    module = own(FAILING.replace("SIGNATURE", _USUAL).replace("BODY", body))
+    model = module.Model()
+    if drawn:
+        with pytest.raises(OnboardError, match="draws random numbers"):
+            check_repeats(lambda: model, 200)
+    else:
+        check_repeats(lambda: model, 200)

@@ -393,7 +393,8 @@ def test_it_is_said_under_which_test_alone_code_has_a_name(tmp_path: Path) -> No
     make_package(tmp_path)
     try:
         importlib.import_module(f"{PACKAGE}.modeling_x")
-        assert [only_if(name) for name in ("quick", "WIDE")] == ["has_kernels()"] * 2
+        where = ("has_kernels()", "modeling_x.py:2")
+        assert [only_if(name) for name in ("quick", "WIDE")] == [where] * 2
         assert [only_if(name) for name in ("OTHER", "unheard")] == [None] * 2
     finally:
         for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
