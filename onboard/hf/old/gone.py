@@ -38,6 +38,12 @@ class Gone:
         hint = self.hint if isinstance(self.hint, str) else self.hint()
         raise OnboardError(f"the model's code uses {self.name}, which is not here", hint=hint)
 
+    __iter__ = None  # which Python would make of the items
+
+    def __getitem__(self, _: Any) -> Gone:
+        """Stand for a type with parameters, as annotations have."""
+        return Gone(self.name, self.hint)
+
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         return (type(self.__name__, (), {"__init__": lambda item, *_, **__: self.refuse()}),)
 

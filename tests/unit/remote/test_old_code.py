@@ -156,6 +156,10 @@ def test_a_gone_name_is_imported_and_refuses_when_it_is_called() -> None:
     found: Any = module.no_such_filtering
     assert "can be imported, and not called" in facts[0]
     assert not isinstance(3, found)
+    with pytest.raises(OnboardError, match="no_such_filtering"):
+        found["batch", "length"](3)  # as annotations name shapes
+    with pytest.raises(TypeError):
+        list(found)
     with importing():
 
         @found
