@@ -38,21 +38,26 @@ def module_blocks(model: nn.Module, recording: Recording, eager: list[str]) -> l
 def _examples(
     model: nn.Module, recording: Recording, eager: list[str]
 ) -> dict[type, tuple[str, nn.Module]]:
-    """Return path and module of the first example of each class in the tree, the first one that
-    runs if one does.
+    """Return path and module of the first example of each class in the tree: of those that run, if
+    any does, the first with the longest list of modules, as mixtures with one expert show little.
     """
     found: dict[type, tuple[str, nn.Module]] = {}
+    ranks: dict[type, tuple[bool, int]] = {}
     for path, module in model.named_modules():
         cls = type(module)
         if cls.__module__.startswith("torch.") or cls.__module__ == "transformers.activations":
             continue
         if is_under(path, eager):
             continue
-        if cls not in found or (
-            found[cls][0] not in recording.modules and path in recording.modules
-        ):
-            found[cls] = path, module
+        mine = (path in recording.modules, _longest_list(module))
+        if cls not in found or mine > ranks[cls]:
+            found[cls], ranks[cls] = (path, module), mine
     return found
+
+
+def _longest_list(module: nn.Module) -> int:
+    lists = [each for each in module.children() if isinstance(each, nn.ModuleList)]
+    return max(map(len, lists), default=0)
 
 
 def rope_blocks(recordings: list[Recording]) -> list[Block]:

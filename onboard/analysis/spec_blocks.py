@@ -381,17 +381,19 @@ class ScanModule(_Block):
 
 
 class LoopParameters(Parameters):
-    """Which loop of which method, the op and its arguments; `turned`: heads come before the
-    sequence.
+    """Which loop of which method, the op and its arguments; `turned`: in which of these, and of the
+    result, channels or heads come before the sequence.
 
-    `joined`: the dimension along which the list that the loop fills makes up the whole.
+    `joined`: the dimension along which the list that the loop fills makes up the whole; `stacked`:
+    its tensors lack it.
     """
 
     op: Identifier
     arguments: list[Variable]
-    turned: bool
+    turned: list[Variable]
     result: Identifier
     joined: int | None
+    stacked: bool = False
     method: Identifier
     index: int
 

@@ -39,10 +39,16 @@ class CallForm:
 
 @dataclass(frozen=True)
 class LoopForm:
-    """What an op takes that is written as a loop: tensors along the sequence, of so many
-    dimensions, then vectors of a number a head.
-    """
+    """What an op takes that is written as a loop, and gives like its first argument."""
 
-    tensors: int
-    dims: int
-    vectors: int = 0
+    shapes: tuple[str, ...]
+    """The dimensions of each argument, a letter each: b batch, s sequence, others by any name. A
+    single letter is a vector, of any shape.
+    """
+    softplus: int | None = None
+    """The argument of which the op takes the softplus, as loops have it already."""
+
+    @property
+    def dims(self) -> int:
+        """How many dimensions the result has."""
+        return len(self.shapes[0])

@@ -150,8 +150,8 @@ def blocks_of(body: Sequence[ast.stmt]) -> Iterator[Sequence[ast.stmt]]:
 
 
 def _regions(cls: type, attr: str) -> Iterator[Region]:
-    """Yield statements of methods that have all of a body's mentions of `self.<attr>` among them;
-    those that begin late and end early come first.
+    """Yield statements of methods that have all of a body's mentions of `self.<attr>` among them,
+    or all behind a branch that returns; those that begin late and end early come first.
     """
     for name, _ in inspect.getmembers(cls, inspect.isfunction):
         found = find_method(cls, name)
@@ -159,12 +159,23 @@ def _regions(cls: type, attr: str) -> Iterator[Region]:
             continue
         every = list(statements_of(found[1].body))
         for block in blocks_of(found[1].body):
-            places = [place for place, item in enumerate(block) if _mentions(item, attr)]
-            for begin in reversed(range(places[0] + 1)) if places else ():
-                for end in range(places[-1] + 1, len(block) + 1):
-                    part = tuple(block[begin:end])
-                    behind = _read_behind(found[1], part)
-                    yield Region(name, every.index(block[begin]), part, behind)
+            for first in _starts(block):
+                places = [i for i in range(first, len(block)) if _mentions(block[i], attr)]
+                for begin in range(places[0], first - 1, -1) if places else ():
+                    for end in range(places[-1] + 1, len(block) + 1):
+                        part = tuple(block[begin:end])
+                        behind = _read_behind(found[1], part)
+                        yield Region(name, every.index(block[begin]), part, behind)
+
+
+def _starts(block: Sequence[ast.stmt]) -> list[int]:
+    """Return where a body begins, and goes on behind a branch that returns; later ones first."""
+    behind = [
+        place + 1
+        for place, item in enumerate(block)
+        if isinstance(item, ast.If) and isinstance(item.body[-1], ast.Return) and not item.orelse
+    ]
+    return [*reversed(behind), 0]
 
 
 def _mentions(tree: ast.AST, attr: str) -> bool:

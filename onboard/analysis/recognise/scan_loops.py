@@ -8,8 +8,8 @@ some order, what is among the latter, in every call that was seen.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import permutations, product
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -21,6 +21,9 @@ from onboard.ops.library import op_sources
 from onboard.ops.written_forms import LoopForm
 from onboard.verify.error import rmse_ratio, worst
 from onboard.verify.tolerances import SAME
+
+_MOST = 500
+"""Ways to read a loop's variables that are tried."""
 
 
 def loop_forms() -> dict[str, LoopForm]:
@@ -36,14 +39,16 @@ class Match:
     op: str
     arguments: tuple[str, ...]
     """Variables, or attributes `self.x`."""
-    turned: bool
-    """Arguments along the sequence, and the result, are [batch, heads, sequence, ...], unlike the
+    turned: tuple[str, ...]
+    """Which of these and of the result are [batch, channels or heads, sequence, ...], unlike the
     op's.
     """
     result: str
     """The variable that holds the result."""
     joined: int | None
     """The dimension along which a list, which the result is then, makes up the whole."""
+    stacked: bool
+    """The tensors of the list lack that dimension."""
     error: float
 
 
@@ -68,6 +73,7 @@ def _block(loop: Loop, match: Match, file: str) -> Block:
         parameters={
             **settings,
             "arguments": list(match.arguments),
+            "turned": list(match.turned),
             "method": loop.method,
             "index": loop.index,
         },
@@ -79,64 +85,120 @@ def match_loop(calls: list[LoopCall]) -> Match | None:
     """Return which op the calls of one loop are; None when they are none."""
     first = calls[0]
     for op, form in loop_forms().items():
-        for turned in (True, False) if form.dims == 4 else (False,):
-            for names in _arguments(form, first.before):
-                for match in _results(op, form, names, turned, first):
-                    errors = [_error(match, form, call) for call in calls]
-                    if worst(errors) < SAME:
-                        return Match(op, names, turned, match.result, match.joined, worst(errors))
+        for arguments in islice(_arguments(form.shapes, _floats(first.before), {}), _MOST):
+            for match in _results(op, form, arguments, first):
+                errors = [_error(match, form, call) for call in calls]
+                if worst(errors) < SAME:
+                    return replace(match, error=worst(errors))
     return None
 
 
-def _arguments(form: LoopForm, variables: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Yield the variables that may be an op's arguments, in every order."""
-    tensors = {key: value for key, value in variables.items() if isinstance(value, torch.Tensor)}
-    floats = {key: value for key, value in tensors.items() if value.is_floating_point()}
-    long = [
-        key
-        for key, value in floats.items()
-        if value.dim() == form.dims and not key.startswith("self.")
+def _floats(variables: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {
+        key: value
+        for key, value in variables.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    }
+
+
+def _arguments(
+    shapes: Sequence[str], floats: dict[str, torch.Tensor], sizes: dict[str, int]
+) -> Iterator[tuple[tuple[str, bool], ...]]:
+    """Yield variables that may be an op's arguments, in every order, and whether each is turned.
+
+    `sizes` are those that the letters of shapes have so far.
+    """
+    if not shapes:
+        yield ()
+        return
+    shape, *others = shapes
+    for key, value in floats.items():
+        rest = {name: item for name, item in floats.items() if name != key}
+        for turned in (True, False) if shape.startswith("bs") else (False,):
+            known = _known_sizes(shape, key, value, turned, sizes)
+            if known is not None:
+                for more in _arguments(others, rest, known):
+                    yield ((key, turned), *more)
+
+
+def _known_sizes(
+    shape: str, key: str, value: torch.Tensor, turned: bool, sizes: dict[str, int]
+) -> dict[str, int] | None:
+    """Return the sizes with those of an argument; None where it cannot be that."""
+    is_vector = len(shape) == 1
+    found = [value.numel()] if is_vector else list(value.shape)
+    if len(found) != len(shape) or (key.startswith("self.") and not is_vector):
+        return None
+    if turned:
+        found[1], found[2] = found[2], found[1]
+    known = dict(sizes)
+    fits = [
+        known.setdefault(letter, size) == size for letter, size in zip(shape, found, strict=True)
     ]
-    for names in permutations(long, form.tensors):
-        sizes = floats[names[0]].shape
-        heads = [
-            key for key, value in floats.items() if form.dims > 3 and value.numel() in sizes[1:3]
-        ]
-        if all(floats[name].shape[:3] == sizes[:3] for name in names):
-            yield from ((*names, *vectors) for vectors in product(heads, repeat=form.vectors))
+    return known if all(fits) else None
 
 
 def _results(
-    op: str, form: LoopForm, names: tuple[str, ...], turned: bool, call: LoopCall
+    op: str, form: LoopForm, arguments: tuple[tuple[str, bool], ...], call: LoopCall
 ) -> Iterator[Match]:
     """Yield what of a call's results is the op's; the error is that of this call."""
+    names = tuple(key for key, _ in arguments)
+    turned = tuple(key for key, is_turned in arguments if is_turned)
     for key, value in call.after.items():
         if key in call.before and _is_same(value, call.before[key]):
             continue
-        joined = (
-            [None] if isinstance(value, torch.Tensor) else [2 if turned else 1] if value else []
-        )
-        for dim in joined:
-            match = Match(op, names, turned, key, dim, 0.0)
+        for mine, joined, stacked in _forms_of(key, value, form):
+            match = Match(op, names, (*turned, *mine), key, joined, stacked, 0.0)
             if _error(match, form, call) < SAME:
                 yield match
+
+
+def _forms_of(
+    key: str, value: Any, form: LoopForm
+) -> Iterator[tuple[tuple[str, ...], int | None, bool]]:
+    """Yield how a result may hold the op's: whether turned, joined along which dimension, or
+    stacked.
+    """
+    if isinstance(value, torch.Tensor):
+        yield from (((key,), None, False), ((), None, False))
+    elif value and value[0].dim() == form.dims - 1:
+        yield (), 1, True
+    elif value:
+        yield from (((key,), 2, False), ((), 1, False))
 
 
 def _error(match: Match, form: LoopForm, call: LoopCall) -> float:
     if match.result not in call.after or not call.before.keys() >= set(match.arguments):
         return float("inf")
-    inputs: list[torch.Tensor] = [call.before[name] for name in match.arguments]
-    output = call.after[match.result]
-    tensors = [_turn(item) if match.turned else item for item in inputs[: form.tensors]]
     try:
-        expected = output if match.joined is None else torch.cat(output, dim=match.joined)
-        vectors = [item.flatten() for item in inputs[form.tensors :]]
-        actual = getattr(torch.ops.onboard, match.op)(*tensors, *vectors)
+        expected = _whole(match, call.after[match.result])
+        actual = getattr(torch.ops.onboard, match.op)(*_inputs(match, form, call))
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return float("inf")  # another loop, with variables of these shapes
-    actual = _turn(actual) if match.turned else actual
     same = actual.shape == expected.shape and bool(expected.any())
     return rmse_ratio(actual, expected) if same else float("inf")
+
+
+def _inputs(match: Match, form: LoopForm, call: LoopCall) -> Iterator[torch.Tensor]:
+    """Yield what the op gets of a call's variables."""
+    for place, (key, shape) in enumerate(zip(match.arguments, form.shapes, strict=True)):
+        value = call.before[key]
+        value = value.flatten() if len(shape) == 1 else value
+        value = _turn(value) if key in match.turned else value
+        yield _before_softplus(value) if place == form.softplus else value
+
+
+def _before_softplus(value: torch.Tensor) -> torch.Tensor:
+    wide = value.double()
+    return (wide + (-torch.expm1(-wide)).log()).to(value.dtype)
+
+
+def _whole(match: Match, output: Any) -> torch.Tensor:
+    """Return a loop's result as the op gives it."""
+    if match.joined is not None:
+        join = torch.stack if match.stacked else torch.cat
+        output = join(output, dim=match.joined)
+    return _turn(output) if match.result in match.turned else output
 
 
 def _is_same(one: Any, other: Any) -> bool:

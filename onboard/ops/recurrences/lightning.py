@@ -21,7 +21,7 @@ def _fake_lightning_attention(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Te
     _fake_lightning_attention,
     carries_state=True,
     described="Linear attention with constant decay",
-    looped_as=LoopForm(tensors=3, dims=4, vectors=1),
+    looped_as=LoopForm(("bshk", "bshk", "bshv", "h")),
 )
 def torch_lightning_attention(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
     """Linear attention with a decay of each head (Qin et al. 2024, "Lightning Attention-2",

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onboard.ops.library import register_op
-from onboard.ops.written_forms import CallForm
+from onboard.ops.written_forms import CallForm, LoopForm
 
 
 def wide_dtype(tensor: Tensor) -> torch.dtype:
@@ -140,6 +140,7 @@ def log_pairwise_decay(total: Tensor) -> Tensor:
         turned=frozenset({"hidden_states", "dt", "B", "C", "z"}),
         settings=({"z": None}, {"D": None}, {"delta_bias": None}),
     ),
+    looped_as=LoopForm(("bsc", "bsc", "cn", "bsn", "bsn"), softplus=1),
 )
 def torch_selective_scan(
     hidden_states: Tensor,

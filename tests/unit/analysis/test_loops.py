@@ -50,6 +50,29 @@ class _Leaking(nn.Module):
         return out
 
 
+class _Selecting(nn.Module):
+    """Mamba's selective scan with its discretisation before the loop, channels first; `twist`
+    makes it something else.
+    """
+
+    def __init__(self, twist: float = 0.0) -> None:
+        super().__init__()
+        self.rates, self.twist = nn.Buffer(torch.rand(4, 3)), twist
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = x.transpose(1, 2)
+        B, C = x.tanh()[..., :3], x.flip(1)[..., 1:]
+        steps = nn.functional.softplus(x.flip(2)).transpose(1, 2)
+        A = -(self.rates + 0.1)
+        kept = (A[None, :, None] * steps[..., None]).exp()
+        added = steps[..., None] * B[:, None] * u[..., None]
+        state, pieces = torch.full((len(x), 4, 3), self.twist), []
+        for i in range(x.shape[1]):
+            state = kept[:, :, i] * state + added[:, :, i]
+            pieces.append((state @ C[:, i, :, None])[:, :, 0])
+        return torch.stack(pieces, dim=-1)
+
+
 def _watched(model: nn.Module, *inputs: Tensor) -> list[LoopCall]:
     calls: list[LoopCall] = []
     before = sys.gettrace()
@@ -69,7 +92,7 @@ def test_a_loop_of_matrix_states_is_lightning_attention() -> None:
     assert match is not None
     assert (match.op, match.turned, match.result, match.joined) == (
         "torch_lightning_attention",
-        True,
+        ("query", "other", "value", "pieces"),
         "pieces",
         2,
     )
@@ -86,10 +109,23 @@ def test_a_loop_of_a_method_is_the_linear_recurrence() -> None:
     )
 
 
+def test_a_loop_of_discretised_steps_is_the_selective_scan() -> None:
+    match = match_loop(_watched(_Selecting(), torch.randn(2, 9, 4), torch.randn(1, 5, 4)))
+    assert match is not None
+    assert match.op == "torch_selective_scan"
+    assert match.arguments in (("x", "steps", "A", "B", "C"), ("u", "steps", "A", "B", "C"))
+    assert ("steps" in match.turned, "x" in match.turned) == (True, False)
+    assert (match.result, match.joined, match.stacked) == ("pieces", 1, True)
+
+
 @pytest.mark.parametrize(
     ("model", "shape"),
-    [(_Fading(twist=1e-3), (2, 3, 9, 4)), (_Leaking(first=1e-2), (2, 9, 4))],
-    ids=["query", "state"],
+    [
+        (_Fading(twist=1e-3), (2, 3, 9, 4)),
+        (_Leaking(first=1e-2), (2, 9, 4)),
+        (_Selecting(twist=1e-2), (2, 9, 4)),
+    ],
+    ids=["query", "state", "selected"],
 )
 def test_what_is_almost_an_op_is_none(model: nn.Module, shape: tuple[int, ...]) -> None:
     assert match_loop(_watched(model, torch.randn(*shape))) is None

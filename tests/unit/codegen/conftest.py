@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from onboard.analysis.spec_blocks import MixtureParameters
+from onboard.analysis.spec_blocks import LoopParameters, MixtureParameters
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.object_values import Config
@@ -63,6 +63,7 @@ def translate(tmp_path: Path) -> Translate:
         counts_positions: bool = False,
         mixtures: dict[str, MixtureParameters] | None = None,
         masks: dict[str, list[str]] | None = None,
+        loops: dict[str, list[LoopParameters]] | None = None,
         **given: Value,
     ) -> tuple[ToyState, str, str]:
         module_name = f"toy_module_{next(_COUNT)}"
@@ -79,7 +80,12 @@ def translate(tmp_path: Path) -> Translate:
         model.config = values
         translator = Translator(
             model,
-            Findings(scans=scans or {}, mixtures=mixtures or {}, masks=masks or {}),
+            Findings(
+                scans=scans or {},
+                mixtures=mixtures or {},
+                masks=masks or {},
+                loops=loops or {},
+            ),
             MECHANISMS,
             specialised=specialised,
         )

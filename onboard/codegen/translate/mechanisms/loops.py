@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 
+from onboard.analysis.recognise.scan_loops import loop_forms
 from onboard.analysis.recognise.watch import loops_of
 from onboard.analysis.spec_blocks import LoopParameters
 from onboard.analysis.tiny.tiny_model import first_token_is_plain
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.frame import Frame, Mechanism
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, op
+from onboard.codegen.translate.language.trees.syntax import (
+    Untranslatable,
+    attribute,
+    call,
+    name,
+    op,
+)
 from onboard.codegen.translate.language.values import NONE, Code, Known, Unread, Value
 from onboard.codegen.translate.mechanisms.recurrent import argument
+
+_JOINING = (torch.cat, torch.concat, torch.concatenate)
+_STACKING = (torch.stack,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +36,18 @@ class Pieces(Value):
 
     whole: Code
     dim: int
+    stacked: bool
+    """They lack that dimension."""
+    dims: int
+    """Dimensions of the whole."""
+
+    def along(self, dim: Value) -> Code | None:
+        """Return what they make along a dimension; None where that is another."""
+        if any(dim.equals(Known(place)) for place in (self.dim, self.dim - self.dims)):
+            return self.whole
+        if self.stacked and any(dim.equals(Known(place)) for place in (2, 2 - self.dims)):
+            return replace(self.whole, transposed=True)
+        return None
 
 
 def scan(node: ast.For, frame: Frame) -> bool:
@@ -37,9 +59,13 @@ def scan(node: ast.For, frame: Frame) -> bool:
     found = _found(node, frame)
     if found is None:
         return False
-    turned, result = found.turned, found.result
-    arguments = [_argument(key, turned, frame) for key in found.arguments]
-    made = Code(ast.Call(op(found.op), arguments, []), transposed=turned)
+    form, result = loop_forms()[found.op], found.result
+    arguments = []
+    for place, key in enumerate(found.arguments):
+        value = frame.evaluate(ast.parse(key, mode="eval").body)
+        value = _before_softplus(value, frame) if place == form.softplus else value
+        arguments.append(_argument(key, value, key in found.turned))
+    made = Code(ast.Call(op(found.op), arguments, []), transposed=result in found.turned)
     assigned = [
         item.id
         for item in ast.walk(node)
@@ -52,7 +78,7 @@ def scan(node: ast.For, frame: Frame) -> bool:
     if found.joined is None:
         frame.bind(result, made, node)
     else:
-        frame.env.values[result] = Pieces(made, found.joined)
+        frame.env.values[result] = Pieces(made, found.joined, found.stacked, form.dims)
     return True
 
 
@@ -71,15 +97,13 @@ def _filled(node: ast.For) -> list[str]:
 
 
 def joined(function: Any, args: Args) -> Value | None:
-    """Return what `torch.cat(pieces, dim)` gives of the pieces that a loop leaves."""
+    """Return what `torch.cat(pieces, dim)`, or `torch.stack`, gives of the pieces that a loop
+    leaves.
+    """
     match args.positional:
-        case [Pieces(whole=whole, dim=dim), *rest] if function in (
-            torch.cat,
-            torch.concat,
-            torch.concatenate,
-        ):
-            along = args.keywords.get("dim", rest[0] if rest else Known(0))
-            if any(along.equals(Known(place)) for place in (dim, dim - 4)):
+        case [Pieces() as pieces, *rest] if function in (_STACKING if pieces.stacked else _JOINING):
+            dim = args.keywords.get("dim", rest[0] if rest else Known(0))
+            if (whole := pieces.along(dim)) is not None:
                 return whole
             raise Untranslatable(
                 "the results of a loop, joined along another dimension than the sequence"
@@ -99,7 +123,7 @@ def is_short_cut(node: ast.If, frame: Frame) -> bool:
         for key in found.arguments
         for form in ("shape[1]", "size(1)")
     }
-    is_plain = all(not found.turned for found in loops)
+    is_plain = not any(found.turned for found in loops)
     return (
         is_plain
         and ast.unparse(node.test) in tests
@@ -119,11 +143,36 @@ def _found(node: ast.For, frame: Frame) -> LoopParameters | None:
     return None
 
 
-def _argument(key: str, turned: bool, frame: Frame) -> ast.expr:
-    value = frame.evaluate(ast.parse(key, mode="eval").body)
+def _argument(key: str, value: Value, turned: bool) -> ast.expr:
     if key.startswith("self."):
         return call(attribute(value.code(), "flatten"))
     return argument(value, turned)
+
+
+def _before_softplus(value: Value, frame: Frame) -> Value:
+    """Return what a variable is the softplus of, under a name of its own."""
+    if isinstance(value, Code) and isinstance(value.expr, ast.Name):
+        variable = value.expr.id
+        stores = [item for item in frame.out if variable in _stored(item)]
+        match stores[-1:]:
+            case [
+                ast.Assign(
+                    targets=[ast.Name()], value=ast.Call(func=function, args=[inner], keywords=[])
+                ) as made
+            ] if ast.unparse(function).endswith("functional.softplus"):
+                own = frame.fresh(f"{variable}_before")
+                before = ast.Assign([name(own, store=True)], inner)
+                made.value = call(function, name(own))
+                frame.out.insert(frame.out.index(made), ast.copy_location(before, made))
+                frame.env.values[own] = replace(value, expr=name(own))
+                return frame.env.values[own]
+    raise Untranslatable("a scan whose steps are the softplus of nothing known")
+
+
+def _stored(statement: ast.stmt) -> set[str]:
+    """Return the variables that a statement stores."""
+    names = [item for item in ast.walk(statement) if isinstance(item, ast.Name)]
+    return {item.id for item in names if isinstance(item.ctx, ast.Store)}
 
 
 class Loops(Mechanism):

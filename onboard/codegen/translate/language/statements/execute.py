@@ -333,10 +333,10 @@ def _made_anew(node: ast.If, frame: Frame) -> bool:
 def _for(node: ast.For, frame: Frame) -> str | None:
     """Execute a loop body until what is known at its start holds at its end, too."""
     node = lists.without_repeated(node, frame)
+    if frame.mechanisms.loop(node, frame):
+        return None
     if (made := lists.comprehended(node, frame)) is not None:
         store(*made, frame, node)
-        return None
-    if frame.mechanisms.loop(node, frame):
         return None
     iterable, element = iteration(node.iter, frame)
     statements = without_continue(node.body)
