@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from io import StringIO
 from pathlib import Path
@@ -61,6 +62,11 @@ def unrun_in(mixture: Mixture) -> list[str]:
     parameters = mixture.parameters
     owner = (parameters.router or "").rpartition(".")[0]
     return [parameters.experts, owner] if owner else [parameters.experts]
+
+
+def in_any_layer(path: str) -> str:
+    """Return a module path with `*` in the places of numbers."""
+    return re.sub(r"\.\d+(?=\.|$)", ".*", path)
 
 
 class ModelSpec(Record):
@@ -131,8 +137,8 @@ class ModelSpec(Record):
         what its router lies in.
         """
         mixtures = [block for block in self.blocks if isinstance(block, Mixture)]
-        parts = [f"{block.path}.{part}." for block in mixtures for part in unrun_in(block)]
-        return f"{path}.".startswith(tuple(parts))
+        parts = [in_any_layer(f"{m.path}.{part}.") for m in mixtures for part in unrun_in(m)]
+        return in_any_layer(f"{path}.").startswith(tuple(parts))
 
     def to_yaml(self) -> str:
         """Return the spec as YAML."""

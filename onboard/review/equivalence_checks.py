@@ -8,10 +8,10 @@ speaks of it.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from onboard.analysis.spec import in_any_layer
 from onboard.review.checklist import Item, Subject, contract
 from onboard.review.dataflow import Dataflow
 from onboard.review.family_class import (
@@ -290,17 +290,13 @@ def _code(function: Function) -> list[ast.stmt]:
 
 def _blocks(subject: Subject) -> Outcome:
     """Each block of the spec is tested in some layer."""
-    places = {_anywhere(path) for path in said(subject, "blocks") or {}}
+    places = {in_any_layer(path) for path in said(subject, "blocks") or {}}
     missing = [
         block.path
         for block in subject.blocks(*_TESTED_KINDS)
-        if _anywhere(block.path) not in places and not subject.spec.runs_together(block.path)
+        if in_any_layer(block.path) not in places and not subject.spec.runs_together(block.path)
     ]
     return _tested(subject, "test_block", "blocks", missing)
-
-
-def _anywhere(path: str) -> str:
-    return re.sub(r"\.\d+(?=\.|$)", ".*", path)
 
 
 def _layers(subject: Subject) -> Outcome:

@@ -346,7 +346,7 @@ def test_experts_are_tested_with_the_block_that_runs_them(
     experts = {"kind": "mlp", "path": "model.layers.0.mixture.experts.0", "class_name": "Expert"}
     experts["parameters"] = {"mlp": "gated", "activation": "silu"}
     mixture = {
-        **{"kind": "mixture", "path": "model.layers.0.mixture", "class_name": "Routed"},
+        **{"kind": "mixture", "path": "model.layers.2.mixture", "class_name": "Routed"},
         **{"source": "modeling_x.py:1", "parameters": MIXTURE},
     }
     for number, blocks in enumerate(([experts], [experts, mixture])):
