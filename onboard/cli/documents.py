@@ -78,7 +78,7 @@ class RunDocument(Document):
     model: str
     outputs: list[dict[str, Any]]
     """One a prompt: `prompt`, `prompt_token_ids`, `num_cached_tokens`, `outputs` with `text`,
-    `token_ids`, `finish_reason`, `logprobs`, `num_preemptions`."""
+    `token_ids`, `finish_reason`, `logprobs`, `stop_reason`, `num_preemptions`."""
     limits: dict[str, int]
     """`max_seq_len`, `max_batch_size` and `max_num_tokens`, of which memory may have left less than
     was configured.

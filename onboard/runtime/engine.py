@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from onboard.errors import UsageError
 from onboard.graph.cache_init.embedded_inputs import with_image_inputs
 from onboard.graph.fx import graph_modules
 from onboard.modeling import Codebooks
+from onboard.runtime.calls.prompt_pass import PromptPass
 from onboard.runtime.calls.request_texts import RequestTexts
 from onboard.runtime.constraints.adjustments import Adjustments, check_token_ids, word_tokens
 from onboard.runtime.constraints.structured import Grammars
@@ -42,9 +43,6 @@ from onboard.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from onboard.runtime.multimodal.towers import Towers
-
-_LOGITS_CHUNK = 256
-"""Tokens in one chunk of `Engine.logits`: their logits are [tokens, vocabulary] and large."""
 
 
 @dataclass
@@ -98,6 +96,7 @@ class Engine:
             rope=self.rope,
         )
         self.stats = EngineStats(pages=sum(group.allocator.num_usable for group in cache.groups))
+        self._alone = PromptPass(self.gm, cache, self.rope)
         self._receiver = TokenReceiver(cache.latest)
         self._ahead: PendingStep | None = None
         self.texts = RequestTexts(self.tokenizer)
@@ -225,11 +224,26 @@ class Engine:
         The prompt is prefilled in chunks through the same graph that generates. Raises `UsageError`
         if it is too long.
         """
-        tokens = np.asarray(torch.as_tensor(input_ids).flatten().tolist(), dtype=np.int64)
-        self._check_prompt(tokens.tolist(), room_for=0)
-        with self.together(), self.cache.lent_pages([len(tokens)]) as pages:
-            parts = self._prefill_logits(tokens, pages)
-            return torch.cat([part.float().cpu() for part in parts])
+        tokens = torch.as_tensor(input_ids).flatten().tolist()
+        self._check_prompt(tokens, room_for=0)
+        with self.together():
+            return self._alone.logits(tokens)
+
+    def can_read(self, prompt: Sequence[int]) -> bool:
+        """Whether running requests leave room to compute a prompt for itself."""
+        return self.cache.can_lend([len(prompt)])
+
+    @torch.inference_mode()
+    def hidden_states(self, prompt: Sequence[int]) -> torch.Tensor:
+        """Return the last hidden state of every token, [tokens, hidden] float32 on the CPU.
+
+        Raises `UsageError` if the prompt is too long, running requests leave no room for it, or the
+        mode has no graph.
+        """
+        self._check_prompt(prompt, room_for=0)
+        self._check_room(prompt)
+        with self.together():
+            return self._alone.hidden_states(prompt)
 
     @torch.inference_mode()
     def prompt_logprobs(self, prompt: Sequence[int], count: int) -> list[dict[int, float] | None]:
@@ -238,17 +252,9 @@ class Engine:
 
         Raises `UsageError` if running requests leave no room for it.
         """
-        if not self.cache.can_lend([len(prompt)]):
-            raise UsageError(
-                "prompt_logprobs need pages and running requests have them", hint="Ask again later"
-            )
-        tokens = np.asarray(prompt, dtype=np.int64)
-        found: list[dict[int, float] | None] = [None]
-        with self.together(), self.cache.lent_pages([len(tokens)]) as pages:
-            for rows in self._prefill_logits(tokens, pages):
-                following = prompt[len(found) : len(found) + len(rows)]
-                found += logprobs(rows[: len(following)], following, count, self.codebooks)
-        return found
+        self._check_room(prompt)
+        with self.together():
+            return self._alone.logprobs(prompt, count)
 
     def _launch(self, step: Step) -> PendingStep:
         """Write a step's numbers and launch it; return without waiting for its tokens."""
@@ -340,26 +346,12 @@ class Engine:
         """CUDA graphs replayed so far, 0 for a graph without captures."""
         return int(getattr(self.gm, "replays", 0))
 
-    def _prefill_logits(
-        self, tokens: np.ndarray[Any, Any], pages: np.ndarray[Any, Any]
-    ) -> Iterator[torch.Tensor]:
-        """Yield the logits of chunks of a prompt, [tokens, vocabulary]."""
-        chunk = min(_LOGITS_CHUNK, self.cache.info.max_num_tokens)
-        # The last slot is reserved for this: the scheduler's sequences have those before it
-        slot = np.array([self.cache.info.num_slots - 1])
-        table = self.rope.table(len(tokens)) if self.rope else 0
-        for start in range(0, len(tokens), chunk):
-            part = tokens[start : start + chunk]
-            self.cache.info.set_batch(
-                part,
-                np.array([start]),
-                np.array([len(part)]),
-                pages,
-                np.arange(len(part)),
-                slots=slot,
-                rope_length=table,
+    def _check_room(self, prompt: Sequence[int]) -> None:
+        if not self.can_read(prompt):
+            raise UsageError(
+                "a prompt that is read for itself needs pages, and running requests have them",
+                hint="Ask again later",
             )
-            yield self.cache.logits(self.gm)
 
     def _check_prompt(self, prompt: Sequence[int], *, room_for: int) -> None:
         if not len(prompt):
@@ -405,14 +397,16 @@ class Engine:
 
     def _end(self, sequence: Request, token: int) -> None:
         """Finish a sequence if `token`, its latest, ends it."""
-        if token in sequence.last_tokens or (
-            sequence.params.stop and self.texts.is_stopped(sequence)
-        ):
-            self._finish(sequence, "stop")
+        params = sequence.params
+        if token in sequence.last_tokens:
+            self._finish(sequence, "stop", token if token in params.stop_token_ids else None)
+        elif params.stop and (by := self.texts.stopped_by(sequence)) is not None:
+            self._finish(sequence, "stop", by)
         elif len(sequence.tokens) >= sequence.limit:
             self._finish(sequence, "length")
 
-    def _finish(self, sequence: Request, reason: FinishReason) -> None:
+    def _finish(self, sequence: Request, reason: FinishReason, by: str | int | None = None) -> None:
+        sequence.stop_reason = by
         self.scheduler.finish(sequence, reason)
         self.texts.finish(sequence)
 

@@ -19,6 +19,7 @@ from onboard.registry import find_entry
 from onboard.runtime.build import build_engine
 from onboard.runtime.calls.follower import Follower
 from onboard.runtime.calls.outputs import Delta, RequestOutput, request_output
+from onboard.runtime.calls.pooling import Pooling, pooled
 from onboard.runtime.calls.prompt_forms import (
     Prompt,
     as_batch,
@@ -245,6 +246,20 @@ class LLM:
         tokens = as_tokens(flattened(input_ids))
         with self._alone():
             return self.engine.logits(tokens)
+
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], pooling: Pooling = "last", normalize: bool = True
+    ) -> torch.Tensor:
+        """Return a vector of each prompt's last hidden states, [prompts, hidden] float32 on the CPU.
+
+        These are what the language-model head reads. `normalize` makes vectors of length one.
+        Raises `UsageError` for a prompt that is empty, too long or has unknown tokens, and for a
+        model whose graph does not show the states.
+        """
+        batch = [text_or_tokens(prompt) for prompt in as_batch(prompts)]
+        with self._alone():
+            states = (self.engine.hidden_states(self.encode(prompt)) for prompt in batch)
+            return torch.stack([pooled(each, pooling, normalize=normalize) for each in states])
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -24,6 +24,8 @@ class ServeSettings(StrictModel):
     """Requests that are answered at a time; those beyond it are told to come again (429)."""
     max_outputs: int = Field(default=16, ge=1)
     """Outputs of one request (`n`), and prompts of one request."""
+    max_texts: int = Field(default=2048, ge=1)
+    """Texts of one request for embeddings."""
     drain_seconds: float = Field(default=30.0, ge=0)
     """How long requests may go on after the server was told to stop."""
     log_prompts: bool = False

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -110,23 +110,31 @@ class Service:
 
         Raises `RefusedError` if too many requests run, `UsageError` for a prompt that is too long.
         """
+        async with self.admitted():
+            watch = self.metrics.watch(len(prompt.tokens))
+            try:
+                async with aclosing(self.llm.stream(prompt.tokens, params)) as deltas:
+                    async for delta in deltas:
+                        watch.took(len(delta.token_ids))
+                        if delta.finish_reason is not None:
+                            watch.ended(delta.finish_reason)
+                        yield delta
+            finally:
+                watch.done()
+
+    @asynccontextmanager
+    async def admitted(self) -> AsyncIterator[None]:
+        """Count a request as running; raise `RefusedError` if too many do."""
         if self._running >= self.settings.max_running:
             raise RefusedError(
                 f"{self._running} requests are being answered, as many as are taken; come again",
                 status=429,
             )
         self._running += 1
-        watch = self.metrics.watch(len(prompt.tokens))
         try:
-            async with aclosing(self.llm.stream(prompt.tokens, params)) as deltas:
-                async for delta in deltas:
-                    watch.took(len(delta.token_ids))
-                    if delta.finish_reason is not None:
-                        watch.ended(delta.finish_reason)
-                    yield delta
+            yield
         finally:
             self._running -= 1
-            watch.done()
 
     def close(self) -> None:
         """End what the service has started besides the model."""

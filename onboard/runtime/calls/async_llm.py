@@ -8,8 +8,11 @@ from contextlib import aclosing
 from threading import Lock
 from typing import Any
 
+import torch
+
 from onboard.runtime.calls.engine_thread import EngineThread, Ticket, Told
 from onboard.runtime.calls.outputs import Delta, RequestOutput, request_output
+from onboard.runtime.calls.pooling import Pooling, pooled
 from onboard.runtime.calls.prompt_forms import Prompt, as_params, processed_inputs, text_or_tokens
 from onboard.runtime.llm import LLM, Messages
 from onboard.runtime.sampling_params import SamplingParams
@@ -109,6 +112,14 @@ class AsyncLLM:
         found = (await self.generate(prompt, params)).prompt_logprobs
         assert found is not None
         return found
+
+    async def embed(
+        self, prompt: list[int] | str, pooling: Pooling = "last", *, normalize: bool = True
+    ) -> torch.Tensor:
+        """Return a vector of one prompt's last hidden states, [hidden]; see `LLM.embed`."""
+        tokens = await asyncio.to_thread(self._encode, prompt)
+        states = await asyncio.wrap_future(self.thread.hidden_states(tokens))
+        return pooled(states, pooling, normalize=normalize)
 
     def _alone_prompt(self, *args: Any) -> list[int]:
         with self._tokenizing:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
+
+import torch
 
 from onboard.errors import OnboardError, UsageError
 from onboard.runtime.calls.follower import Follower
@@ -39,8 +43,12 @@ class EngineThread:
         self.engine = engine
         self.running: list[Ticket] = []
         """The prompts whose outputs have not ended; only the thread changes the list."""
+        self._read: deque[tuple[Sequence[int], Future[torch.Tensor]]] = deque()
+        """Prompts whose hidden states are wanted, in order."""
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._closing = False
+        self._door = Lock()
+        """Held while a prompt is queued, so that none comes behind the last look at the queue."""
         self._thread = Thread(target=self._serve, name="onboard-engine", daemon=True)
         self._thread.start()
 
@@ -51,19 +59,26 @@ class EngineThread:
 
     def submit(self, ticket: Ticket) -> None:
         """Queue a prompt; what becomes of it is told."""
-        if self._closing:
-            raise UsageError("the model is being closed and takes no more prompts")
-        self._calls.put(lambda: self._start(ticket))
+        self._queue(lambda: self._start(ticket))
 
     def cancel(self, ticket: Ticket) -> None:
         """Cancel what has not ended of a prompt; nothing more is told."""
         self._calls.put(lambda: self._cancel(ticket))
 
+    def hidden_states(self, prompt: Sequence[int]) -> Future[torch.Tensor]:
+        """Queue a prompt to be read, between two steps and when there is room; return what
+        `Engine.hidden_states` will say of it.
+        """
+        wanted: Future[torch.Tensor] = Future()
+        self._queue(lambda: self._read.append((prompt, wanted)))
+        return wanted
+
     def close(self, *, timeout: float | None = None) -> bool:
         """Let the thread end when all outputs have, cancel them after `timeout` seconds; return
         whether they had ended.
         """
-        self._closing = True
+        with self._door:
+            self._closing = True
         self._calls.put(lambda: None)
         self._thread.join(timeout)
         if not (late := self._thread.is_alive()):
@@ -72,15 +87,38 @@ class EngineThread:
         self._thread.join()
         return not late
 
+    def _queue(self, call: Callable[[], None]) -> None:
+        with self._door:
+            if self._closing:
+                raise UsageError("the model is being closed and takes no more prompts")
+            self._calls.put(call)
+
     def _serve(self) -> None:
-        while self.running or not self._closing or not self._calls.empty():
+        while self.running or self._read or not self._closing or not self._calls.empty():
             self._take_calls()
+            if self._read:
+                self._read_next()
             if self.running:
                 self._step()
 
+    def _read_next(self) -> None:
+        """Read the first prompt that waits for it; let it wait while running outputs have its
+        room.
+        """
+        prompt, wanted = self._read[0]
+        if self.running and not self.engine.can_read(prompt):
+            return
+        self._read.popleft()
+        if not wanted.set_running_or_notify_cancel():
+            return
+        try:
+            wanted.set_result(self.engine.hidden_states(prompt))
+        except Exception as error:  # a prompt's own fault, whatever it is, is its caller's alone
+            wanted.set_exception(error)
+
     def _take_calls(self) -> None:
         """Do what callers want; wait for it when there is nothing else to do."""
-        wait = not self.running and not self._closing
+        wait = not self.running and not self._read and not self._closing
         try:
             while True:
                 self._calls.get(block=wait)()
@@ -107,6 +145,9 @@ class EngineThread:
                 self.engine.cancel(output)
 
     def _cancel_all(self) -> None:
+        for _, wanted in self._read:
+            wanted.cancel()
+        self._read.clear()
         for ticket in list(self.running):
             self._cancel(ticket)
             ticket.tell(OnboardError("the model was closed before the output had ended"))

@@ -37,4 +37,5 @@ class Follower:
         self._tokens[index], self._characters[index] = output.num_generated, len(text)
         self._told[index] = output.finish_reason is not None
         logprobs = output.logprobs[start:] if output.params.logprobs is not None else None
-        return Delta(index, new, output.generated[start:], logprobs, output.finish_reason)
+        new_tokens, ended = output.generated[start:], output.finish_reason
+        return Delta(index, new, new_tokens, logprobs, ended, output.stop_reason)

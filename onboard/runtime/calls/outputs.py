@@ -25,6 +25,8 @@ class Completion:
     With several codebooks the keys are columns of `LLM.logits`, and each codebook has its own
     distribution.
     """
+    stop_reason: str | int | None = None
+    """The stop text or stop token that ended it; None for an end-of-text token and other ends."""
     num_preemptions: int = 0
     """How often the request was preempted: it lost its pages and was computed again."""
 
@@ -42,6 +44,8 @@ class Delta:
     """An entry for each of `token_ids`; None unless `SamplingParams.logprobs` is set."""
     finish_reason: FinishReason | None
     """None: more is to come."""
+    stop_reason: str | int | None = None
+    """As in `Completion`."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,5 @@ def request_output(
 def _completion(output: Request) -> Completion:
     assert output.finish_reason is not None
     logprobs = output.logprobs if output.params.logprobs is not None else None
-    return Completion(
-        output.text, output.generated, output.finish_reason, logprobs, output.num_preemptions
-    )
+    ended = output.finish_reason, logprobs, output.stop_reason
+    return Completion(output.text, output.generated, *ended, output.num_preemptions)

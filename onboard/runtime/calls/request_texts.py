@@ -31,9 +31,10 @@ class RequestTexts:
         held = (_begun(text, stop) for stop in request.params.stop)
         return text[: len(text) - max(held, default=0)]
 
-    def is_stopped(self, request: Request) -> bool:
-        """Tell whether the text has a stop text."""
-        return stop_position(self._grown(request), request.params) is not None
+    def stopped_by(self, request: Request) -> str | None:
+        """Return the stop text that the text has, None if it has none."""
+        found = _first_stop(self._grown(request), request.params)
+        return None if found is None else found[1]
 
     def finish(self, request: Request) -> None:
         """Set the request's text, and forget how it grew."""
@@ -44,7 +45,7 @@ class RequestTexts:
             shown = shown[:-1]
         params = request.params
         request.text = self._tokenizer.decode(shown, skip_special_tokens=params.skip_special_tokens)
-        if params.stop and self.is_stopped(request):
+        if params.stop and self.stopped_by(request) is not None:
             request.text = self.so_far(request)
         self._growing.pop(request, None)
 
@@ -65,11 +66,17 @@ class RequestTexts:
 
 def stop_position(text: str, params: SamplingParams) -> int | None:
     """Return where a text ends because of the first of its stop texts, None if it has none."""
-    found = [(place, stop) for stop in params.stop if (place := text.find(stop)) >= 0]
-    if not found:
+    found = _first_stop(text, params)
+    if found is None:
         return None
-    place, stop = min(found)
+    place, stop = found
     return place + len(stop) if params.include_stop_str_in_output else place
+
+
+def _first_stop(text: str, params: SamplingParams) -> tuple[int, str] | None:
+    """Return the first stop text in a text, and where it begins."""
+    found = ((place, stop) for stop in params.stop if (place := text.find(stop)) >= 0)
+    return min(found, default=None)
 
 
 def _begun(text: str, stop: str) -> int:

@@ -44,6 +44,8 @@ class Request:
     text: str = ""
     """The generated text, set when the request finishes."""
     finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop text or stop token that ended it; None for an end-of-text token and other ends."""
     limit: int = sys.maxsize
     """Maximum number of tokens, prompt included."""
     last_tokens: frozenset[int] = frozenset()

@@ -143,7 +143,7 @@ class StaticLLM:
             self.stats.generated_tokens += 1
             if on_step is not None:
                 on_step(request)
-            if token in request.last_tokens or self.texts.is_stopped(request):
+            if token in request.last_tokens or self.texts.stopped_by(request) is not None:
                 request.finish_reason = "stop"
                 break
         request.finish_reason = request.finish_reason or "length"

@@ -23,7 +23,12 @@ _DELTAS = {
     "reasoning": ("thinking_delta", "thinking"),
     "call": ("input_json_delta", "partial_json"),
 }
-_STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
+_STOPS = {
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "sequence": "stop_sequence",
+    "stop": "end_turn",
+}
 
 
 class MessagesBody(Body):
@@ -50,6 +55,7 @@ class Messages:
         self.chat = Chat(service, as_chat(body))
         self.id = f"msg_{uuid.uuid4().hex}"
         self._stop = "stop"
+        self._sequence: str | None = None
         self._tokens = 0
 
     async def prepare(self) -> None:
@@ -74,13 +80,13 @@ class Messages:
         async with aclosing(self._changes(_blocks())) as changes:
             async for change in changes:
                 if not begun:
-                    yield _event("message_start", message={**self._message(), "stop_reason": None})
+                    yield self._start()
                     begun = True
                 for each in _told(change):
                     yield each
         if not begun:
-            yield _event("message_start", message={**self._message(), "stop_reason": None})
-        end = {"stop_reason": _STOPS[self._stop], "stop_sequence": None}
+            yield self._start()
+        end = {"stop_reason": _STOPS[self._stop], "stop_sequence": self._sequence}
         yield _event("message_delta", delta=end, usage={"output_tokens": self._tokens})
         yield _event("message_stop")
 
@@ -95,8 +101,17 @@ class Messages:
                     for change in blocks.end():
                         yield change
                     called = any(block.kind == "call" for block in blocks.done)
-                    self._stop = "length" if reason == "length" else "stop"
-                    self._stop = "tool_calls" if called and reason != "length" else self._stop
+                    self._ended(reason, news.delta.stop_reason, called)
+
+    def _start(self) -> bytes:
+        open_ = {"stop_reason": None, "stop_sequence": None}
+        return _event("message_start", message={**self._message(), **open_})
+
+    def _ended(self, reason: str, by: str | int | None, called: bool) -> None:
+        """Keep why the answer ended: cut off, with a call, by a stop sequence, or of itself."""
+        self._stop = "length" if reason == "length" else "tool_calls" if called else "stop"
+        if self._stop == "stop" and isinstance(by, str):
+            self._stop, self._sequence = "sequence", by
 
     def _message(self) -> dict[str, Any]:
         return {
@@ -106,7 +121,7 @@ class Messages:
             "model": self.chat.model,
             "content": [],
             "stop_reason": _STOPS[self._stop],
-            "stop_sequence": None,
+            "stop_sequence": self._sequence,
             "usage": {**self.counted(), "output_tokens": self._tokens},
         }
 

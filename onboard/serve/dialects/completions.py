@@ -45,7 +45,7 @@ class Completion:
 
     async def prepare(self) -> None:
         """Tokenize the prompts; raise `RefusedError` for too many."""
-        given = _prompts(self.body.prompt)
+        given = prompts_of(self.body.prompt, "prompt")
         if len(given) * self.body.n > self.service.settings.max_outputs:
             raise RefusedError(
                 f"{len(given)} prompts with {self.body.n} outputs each are more than the"
@@ -159,11 +159,12 @@ class Completion:
         }
 
 
-def _prompts(given: Any) -> list[str | list[int]]:
+def prompts_of(given: Any, field: str) -> list[str | list[int]]:
+    """Return one prompt or several as a list; raise `RefusedError` if there is none in `field`."""
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         return [given]
     if not given:
-        raise RefusedError("there is no prompt", param="prompt")
+        raise RefusedError(f"there is no {field}", param=field)
     return list(given)
 
 

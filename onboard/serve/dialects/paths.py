@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from onboard.serve.dialects.anthropic_messages import Messages, MessagesBody
 from onboard.serve.dialects.chat import Chat, ChatBody
 from onboard.serve.dialects.completions import Completion, CompletionBody
+from onboard.serve.dialects.embeddings import EmbeddingBody, Embeddings
 from onboard.serve.dialects.fields import Body
 from onboard.serve.dialects.responses import Response, ResponsesBody
 from onboard.serve.service import Service
@@ -40,6 +41,7 @@ class Dialect:
 DIALECTS = {
     "/v1/completions": Dialect(CompletionBody, Completion),
     "/v1/chat/completions": Dialect(ChatBody, Chat),
+    "/v1/embeddings": Dialect(EmbeddingBody, Embeddings),
     "/v1/responses": Dialect(ResponsesBody, Response),
     "/v1/messages": Dialect(MessagesBody, Messages, is_anthropics=True),
 }

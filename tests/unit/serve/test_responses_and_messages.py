@@ -168,6 +168,20 @@ def test_a_message(claude: anthropic.Anthropic, expected: str) -> None:
     assert counted.input_tokens == found.usage.input_tokens
 
 
+def test_a_stop_sequence_is_named(claude: anthropic.Anthropic, expected: str) -> None:
+    stops = [expected[4:6], "never said"]
+    options: Any = {"model": "tiny", "max_tokens": 12, "extra_body": {"temperature": 0}}
+    options |= {"messages": USER, "stop_sequences": stops}
+    found = claude.messages.create(**options)
+    assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", stops[0])
+    assert "".join(part.text for part in found.content) == expected[: expected.find(stops[0])]
+    with claude.messages.stream(**options) as stream:
+        last = stream.get_final_message()
+    assert (last.stop_reason, last.stop_sequence) == ("stop_sequence", stops[0])
+    none = claude.messages.create(**{**options, "stop_sequences": stops[1:]})
+    assert (none.stop_reason, none.stop_sequence) == ("max_tokens", None)
+
+
 def test_a_message_uses_a_tool_and_gets_its_result(claude: anthropic.Anthropic) -> None:
     options: Any = {"model": "tiny", "max_tokens": 300, "tools": [TOOL]}
     any_: Any = {"type": "any", "disable_parallel_tool_use": True}

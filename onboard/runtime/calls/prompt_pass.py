@@ -1,0 +1,90 @@
+"""What is computed of one prompt for itself, with nothing generated: logits, log-probabilities,
+hidden states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import nn
+
+from onboard.cache.cached_sequence import CachedSequenceInterface
+from onboard.cache.step_buffer import IntArray
+from onboard.errors import UsageError
+from onboard.graph.cache_init.hidden_output import with_hidden_output
+from onboard.graph.fx import graph_modules
+from onboard.runtime.length_dependent_rope import LengthDependentRope
+from onboard.runtime.logprobs import logprobs
+
+_CHUNK = 256
+"""Tokens in one chunk of a prompt: their logits are [tokens, vocabulary] and large."""
+
+
+class PromptPass:
+    """Prefills prompts in chunks, through the graph that generates, in pages lent for that.
+
+    Prompts are checked by the caller: token ids, length, and that there are enough pages.
+    """
+
+    def __init__(
+        self, gm: nn.Module, cache: CachedSequenceInterface, rope: LengthDependentRope | None
+    ) -> None:
+        self._gm, self._cache, self._rope = gm, cache, rope
+
+    def logits(self, prompt: Sequence[int]) -> torch.Tensor:
+        """Return the logits of every token, [tokens, vocabulary] float32 on the CPU."""
+        return torch.cat([part.float().cpu() for part in self._rows(self._gm, prompt)])
+
+    def logprobs(self, prompt: Sequence[int], count: int) -> list[dict[int, float] | None]:
+        """Return for each token but the first its log-probability, and those of the `count` most
+        likely ones.
+        """
+        found: list[dict[int, float] | None] = [None]
+        for rows in self._rows(self._gm, prompt):
+            following = prompt[len(found) : len(found) + len(rows)]
+            found += logprobs(rows[: len(following)], following, count, self._cache.info.codebooks)
+        return found
+
+    def hidden_states(self, prompt: Sequence[int]) -> torch.Tensor:
+        """Return the last hidden state of every token, [tokens, hidden] float32 on the CPU.
+
+        Raises `UsageError` if the graph does not show it, or other ranks would have to know of it.
+        """
+        if self._cache.orders is not None:
+            raise UsageError("embeddings are computed on one device", hint="Set world_size to 1")
+        return torch.cat([part.float().cpu() for part in self._rows(self._hidden, prompt)])
+
+    @cached_property
+    def _hidden(self) -> nn.Module:
+        found = list(graph_modules(self._gm))
+        if not found:
+            raise UsageError("a model without a graph gives no embeddings", hint="Use mode graph")
+        return with_hidden_output(found[0][1])
+
+    def _rows(self, gm: nn.Module, prompt: Sequence[int]) -> Iterator[torch.Tensor]:
+        """Yield what a graph gives for chunks of a prompt, [tokens, ...]."""
+        tokens = np.asarray(prompt, dtype=np.int64)
+        with self._cache.lent_pages([len(tokens)]) as pages:
+            yield from self._chunks(gm, tokens, pages)
+
+    def _chunks(self, gm: nn.Module, tokens: IntArray, pages: IntArray) -> Iterator[torch.Tensor]:
+        info = self._cache.info
+        size = min(_CHUNK, info.max_num_tokens)
+        # The last slot is reserved for this: the scheduler's sequences have those before it
+        slot = np.array([info.num_slots - 1])
+        table = self._rope.table(len(tokens)) if self._rope else 0
+        for start in range(0, len(tokens), size):
+            part = tokens[start : start + size]
+            info.set_batch(
+                part,
+                np.array([start]),
+                np.array([len(part)]),
+                pages,
+                np.arange(len(part)),
+                slots=slot,
+                rope_length=table,
+            )
+            yield self._cache.logits(gm)[: len(part)]
