@@ -112,6 +112,8 @@ class PackedRows(PackedIntegers):
     unread = {"shape": ".weight_shape", "input": ".input_scale"}
     bits: int
     group: int | None
+    has_zeros: bool = False
+    """The scheme is not symmetric: without codes of zero the weights would be others."""
 
     def shape(self, rows: int, columns: int) -> tuple[int, int]:
         """Return the weight's outputs and inputs, given the words'."""
@@ -121,7 +123,9 @@ class PackedRows(PackedIntegers):
         """Return the tensors beside the words, by role."""
         return {
             "scale": Part(".weight_scale", (outputs, groups)),
-            "zero": Part(".weight_zero_point", (blocks(outputs * self.bits, 32), groups), False),
+            "zero": Part(
+                ".weight_zero_point", (blocks(outputs * self.bits, 32), groups), self.has_zeros
+            ),
             "groups": Part(".weight_g_idx", (inputs,), False),
         }
 

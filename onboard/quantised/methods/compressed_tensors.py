@@ -172,7 +172,8 @@ def _packed_integers(weights: Mapping[str, Any], written: str) -> tuple[Layout, 
     if not (is_packed and bits in (4, 8) and strategy in ("group", "channel")):
         return None
     group = group_of(_NAME, weights) if strategy == "group" else None
-    return PackedRows(bits, group), f"int{bits}" + (f", groups of {group}" if group else "")
+    layout = PackedRows(bits, group, weights.get("symmetric") is False)
+    return layout, f"int{bits}" + (f", groups of {group}" if group else "")
 
 
 def _eight_bits(weights: Mapping[str, Any], written: str) -> tuple[Layout, str] | None:

@@ -95,3 +95,10 @@ def test_a_key_that_nobody_knows(variant: str) -> None:
         read_method({"quantization_config": changed}, quantised.FOLDER / variant)
     quiet = {**changed, "spin": None}
     assert read_method({"quantization_config": quiet}, quantised.FOLDER / variant) is not None
+
+
+def test_a_scheme_that_is_not_symmetric_needs_its_zeros(tmp_path: Path) -> None:
+    folder = copy_of("ct_w4a16_asym", tmp_path)
+    name = "model.layers.0.self_attn.o_proj.weight_zero_point"
+    change(folder, name, None)
+    assert name in refused(folder)
