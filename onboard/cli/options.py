@@ -110,6 +110,15 @@ Set = Annotated[
         help="Set one field of the configuration, as kv_cache_config.dtype=float16; repeatable.",
     ),
 ]
+WorldSize = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Number of ranks, each with a GPU and its share of the weights.",
+        show_default="as configured",
+    ),
+]
 MaxSeqLen = Annotated[
     int | None,
     typer.Option(

@@ -58,6 +58,11 @@ class Workers:
         """Whether the ranks can do nothing any more."""
         return self._is_closed or self._failed.is_set()
 
+    @property
+    def failure(self) -> OnboardError | None:
+        """Why the ranks have failed; None: they have not."""
+        return self._reason() if self._failed.is_set() else None
+
     def meet(self, device: str, address: str | None = None, *, led: bool = True) -> None:
         """Let all ranks, this one too, join one group, once their libraries are known to be the
         same.

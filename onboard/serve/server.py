@@ -48,7 +48,7 @@ def listen(settings: ServeSettings) -> socket.socket:
 
 def serve(service: Service, door: socket.socket) -> None:
     """Answer requests until SIGINT or SIGTERM; those that run then may end, in
-    `settings.drain_seconds`.
+    `settings.drain_seconds`. Raises `OnboardError` where other ranks of the model have failed.
     """
     settings = service.settings
     config = uvicorn.Config(
@@ -57,7 +57,12 @@ def serve(service: Service, door: socket.socket) -> None:
         access_log=settings.log_prompts,
         log_level=logging.WARNING,
     )
-    uvicorn.Server(config).run(sockets=[door])
+    server, ranks = uvicorn.Server(config), service.llm.llm.ranks
+    if ranks is not None:
+        ranks.workers.when_failed.append(lambda: setattr(server, "should_exit", True))
+    server.run(sockets=[door])
+    if ranks is not None and (failure := ranks.workers.failure) is not None:
+        raise failure
 
 
 def describe(service: Service, door: socket.socket) -> Mapping[str, Any]:

@@ -149,6 +149,7 @@ def run(
     n: _N = 1,
     stop_token_ids: _StopTokenIds = None,
     logprobs: _Logprobs = None,
+    world_size: options.WorldSize = None,
     max_seq_len: options.MaxSeqLen = None,
     max_batch_size: options.MaxBatchSize = None,
     kv_cache_dtype: options.KVCacheDType = None,
@@ -178,13 +179,12 @@ def run(
     wanted = _Wanted(prompts or [], token_ids or [], chat, system, input_, output, *way)
     params = wanted.checked({**chosen, "logprobs": logprobs})
     sizes: dict[str, Any] = {"max_seq_len": max_seq_len, "max_batch_size": max_batch_size}
-    sizes |= {"attn_backend": attn_backend, "compile_backend": compile_backend}
-    sizes |= {"kv_cache_config__dtype": kv_cache_dtype, "tokenizer": tokenizer}
+    sizes |= {"attn_backend": attn_backend, "tokenizer": tokenizer, "world_size": world_size}
+    sizes |= {"compile_backend": compile_backend, "kv_cache_config__dtype": kv_cache_dtype}
     given = {"settings": settings_of(set_, revision=revision, **sizes), "config": config}
     where = {"device": device.value, "dtype": _dtype(dtype, precision).value, "mode": mode.value}
-    return wanted.answered(
-        _Told(model, root, given, where, strict, batch_invariant), params, chosen
-    )
+    told = _Told(model, root, given, where, strict, batch_invariant)
+    return wanted.answered(told, params, chosen)
 
 
 @dataclass(frozen=True)
@@ -341,6 +341,9 @@ def _load(told: _Told, cache: CacheForm) -> LLM | StaticLLM:
             llm = _made(told, cache)
     seconds = time.perf_counter() - start
     print(f"loaded {model} on {llm.device.type} in {seconds:.1f} s", file=sys.stderr)
+    ranks = getattr(llm, "ranks", None)  # static caches have none
+    for share in ranks.shares if ranks else ():
+        print(str(share), file=sys.stderr)
     return llm
 
 
@@ -351,6 +354,8 @@ def _made(told: _Told, cache: CacheForm) -> LLM | StaticLLM:
 
         exact = {"strict": told.strict, "batch_invariant": told.batch_invariant}
         return LLM(told.model, **{**settings, **exact})
+    if told.given["settings"].get("world_size", 1) > 1:
+        raise UsageError(f"--cache {cache.value} runs on one device", hint="Use --cache paged")
     if told.strict or told.batch_invariant:
         raise UsageError(
             f"--cache {cache.value} is neither strict nor batch-invariant", hint="Use --cache paged"

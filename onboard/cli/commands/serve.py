@@ -50,6 +50,7 @@ def serve(
     device: options.OnDevice = Device.AUTO,
     dtype: options.InDType = DTypeName.AUTO,
     mode: options.Mode = ModeName.GRAPH,
+    world_size: options.WorldSize = None,
     max_seq_len: options.MaxSeqLen = None,
     max_batch_size: options.MaxBatchSize = None,
     kv_cache_dtype: options.KVCacheDType = None,
@@ -74,6 +75,7 @@ def serve(
     backends = {"attn_backend": attn_backend, "compile_backend": compile_backend}
     settings = settings_of(set_, **sizes, **backends, kv_cache_config__dtype=kv_cache_dtype)
     where: dict[str, Any] = {"device": device.value, "dtype": dtype.value, "mode": mode.value}
+    where["world_size"] = world_size
     libraries = _libraries()
     with registered_names(model, root):
         check_config(model, root, config, where, settings)

@@ -50,7 +50,9 @@ class AsyncLLM:
         """Take no more prompts, and wait for those that run, at most `timeout` seconds; return
         whether all had ended.
         """
-        return await asyncio.to_thread(self.thread.close, timeout=timeout)
+        ended = await asyncio.to_thread(self.thread.close, timeout=timeout)
+        await asyncio.to_thread(self.llm.close)
+        return ended
 
     async def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = 0

@@ -15,6 +15,7 @@ import torch
 
 from onboard.cache.orders import obey
 from onboard.config import RuntimeConfig
+from onboard.gpu import gib
 from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
 
@@ -32,6 +33,10 @@ class Ready:
     """Of the checkpoint's files; 0 where weights are random."""
     cache_bytes: int
     facts: tuple[str, ...]
+
+    def __str__(self) -> str:
+        weights, read, caches = map(gib, (self.weight_bytes, self.bytes_read, self.cache_bytes))
+        return f"rank {self.rank}: {weights} of weights, {read} read, {caches} of caches"
 
 
 def follow(
