@@ -26,6 +26,7 @@ from onboard.ops.attention.block_attention import torch_cached_block_attention
 from onboard.ops.attention.cached_attention import torch_cached_attention
 from onboard.ops.attention.dynamic_mask import torch_cached_dynamic_mask_attention
 from onboard.ops.attention.relative_attention import torch_cached_relative_attention
+from onboard.ops.attention.rope_attention import torch_cached_rope_attention
 from onboard.ops.convolution.cached_causal_conv import torch_cached_causal_conv1d
 from onboard.ops.delta_rule.cached_delta_rule import (
     torch_cached_delta_rule,
@@ -34,6 +35,7 @@ from onboard.ops.delta_rule.cached_delta_rule import (
 from onboard.ops.delta_rule.kda import torch_cached_kda
 from onboard.ops.hidden_states.residual_add import torch_cached_residual_add
 from onboard.ops.latent_attention.cached_mla import torch_cached_mla
+from onboard.ops.latent_attention.rope_mla import torch_cached_rope_mla
 from onboard.ops.library import op_sources
 from onboard.ops.recurrences.lightning import torch_cached_lightning_attention
 from onboard.ops.recurrences.linear_recurrence import torch_cached_linear_recurrence
@@ -448,6 +450,31 @@ def _attention(window: int | None = None, chunk: int | None = None) -> Mechanism
     )
 
 
+def _rope_attention() -> Mechanism:
+    """Each token has its own cosines and sines, of four of five channels."""
+    options = "rope_cached", None, None, 0.4, 3
+    return Mechanism(
+        lambda *x: ops.torch_rope_attention(*x, scale=0.4, sliding_window=3),
+        lambda *x: torch_cached_rope_attention(
+            *x[:5], *_pages(x[5], 3), x[6][..., :5], x[6][..., 5:], *options
+        ),
+        [(4, 5), (2, 5), (2, 3), (4,), (4,)],
+        (2, PAGE, 8),
+        paged=True,
+    )
+
+
+def _rope_mla() -> Mechanism:
+    weight = _random(HEADS * (NOPE + VALUE), RANK)
+    return Mechanism(
+        lambda *x: ops.torch_rope_mla(*x[:4], weight, *x[4:]),
+        lambda *x: torch_cached_rope_mla(*x[:4], weight, *x[4:6], *_pages(x[6]), x[7]),
+        [*LATENT, (ROPE,), (ROPE,)],
+        (1, PAGE, RANK + ROPE),
+        paged=True,
+    )
+
+
 def _block_attention(window: int | None) -> Mechanism:
     """No token is in a block, which may come in one step only."""
 
@@ -472,6 +499,8 @@ MECHANISMS = {
     "attention in a window": lambda: _attention(window=3),
     "attention in chunks": lambda: _attention(chunk=4),
     "attention in a window in chunks": lambda: _attention(window=3, chunk=5),
+    "attention that rotates": _rope_attention,
+    "mla that rotates": _rope_mla,
     "block attention": lambda: _block_attention(None),
     "block attention in a window": lambda: _block_attention(3),
     "conv": lambda: _conv(groups=6, dilation=1),
