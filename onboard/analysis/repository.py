@@ -104,7 +104,8 @@ def _classes(
         except Exception as error:
             module = _not_found(error)
             top = module.split(".")[0]
-            if (folder / f"{top}.py").is_file() or top not in packages.missing([top]):
+            is_missing = top and not (folder / f"{top}.py").is_file() and packages.missing([top])
+            if not is_missing:
                 raise _failure(reference, "cannot be imported", error) from error
             facts += packages.stand_in(module)
     if not (isinstance(config_class, type) and issubclass(config_class, PretrainedConfig)):

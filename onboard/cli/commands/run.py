@@ -168,7 +168,10 @@ def run(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> Result | int | None:
-    """Generate text with an onboarded model; greedily unless a temperature is set."""
+    """Generate text with an onboarded model.
+
+    Decoding is greedy unless a temperature is set.
+    """
     if offline:
         go_offline()
     most = max_tokens if max_tokens is not None or chat else MOST_TOKENS
