@@ -168,7 +168,7 @@ def run(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> Result | int | None:
-    """Generate text with an onboarded model; greedily without a temperature."""
+    """Generate text with an onboarded model, greedily by default."""
     if offline:
         go_offline()
     most = max_tokens if max_tokens is not None or chat else MOST_TOKENS
