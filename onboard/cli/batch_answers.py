@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onboard.cli.extras import import_extra
 from onboard.cli.terminal import progress
-from onboard.errors import UsageError
 
 if TYPE_CHECKING:
     from onboard.runtime.llm import LLM
@@ -26,7 +26,7 @@ def answer_batch(
 
     `chosen` are the sampling parameters of requests that say nothing themselves.
     """
-    libraries = _libraries()
+    libraries = import_extra("onboard.serve.batch.batch_run", "serve", "--input needs")
     defaults = {name: value for name, value in chosen.items() if value not in (None, [])}
     job = libraries.BatchJob(requests, answers, defaults, system)
     with progress("answering", len(job.ids())) as advance:
@@ -35,15 +35,3 @@ def answer_batch(
     said = f"{count.requests} requests, {count.done} done{before}, {count.refused} refused"
     print(said, file=sys.stderr)
     return 1 if count.refused else 0
-
-
-def _libraries() -> Any:
-    """Import what answers; raise `UsageError` where its libraries are not installed."""
-    try:
-        from onboard.serve.batch import batch_run
-    except ImportError as error:
-        raise UsageError(
-            f"--input needs {error.name}, which is not installed",
-            hint="Run: pip install 'onboard[serve]'",
-        ) from None
-    return batch_run

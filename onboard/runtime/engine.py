@@ -153,7 +153,7 @@ class Engine:
         for output in outputs:
             most = self.capacity if params.max_tokens is None else len(prompt) + params.max_tokens
             output.limit = min(most, self.capacity)
-            output.last_tokens = self._last_tokens(params)
+            output.last_tokens = params.last_tokens(self.eos_token_ids)
             output.adjustments = self._adjustments(params)
             output.prompt_logprobs = scores
         for output in outputs:
@@ -417,7 +417,7 @@ class Engine:
         if self.codebooks.count > 1:
             raise UsageError("tokens of several codebooks are drawn as the model says")
         check_token_ids(params, self.vocab_size)
-        last = self._last_tokens(params)
+        last = params.last_tokens(self.eos_token_ids)
         wanted = params.structured_outputs
         return Adjustments(
             params,
@@ -425,11 +425,6 @@ class Engine:
             eos=min(self.eos_token_ids, default=0),
             words=word_tokens(params.bad_words, self.tokenizer),
             matcher=None if wanted is None else self._grammars.matcher(wanted),
-        )
-
-    def _last_tokens(self, params: SamplingParams) -> frozenset[int]:
-        return frozenset(params.stop_token_ids) | (
-            frozenset() if params.ignore_eos else self.eos_token_ids
         )
 
 

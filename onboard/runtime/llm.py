@@ -29,6 +29,7 @@ from onboard.runtime.calls.prompt_forms import (
     flattened,
     processed_inputs,
     text_or_tokens,
+    token_ids,
 )
 from onboard.runtime.engine import Engine
 from onboard.runtime.ranks.leading import LedRanks, led_ranks
@@ -304,14 +305,8 @@ class LLM:
 
     def encode(self, prompt: str | list[int]) -> list[int]:
         """Return the token ids of a prompt's text; ids stay as they are."""
-        if not isinstance(prompt, str):
-            return prompt
-        if self.engine.codebooks.count > 1:
+        if isinstance(prompt, str) and self.engine.codebooks.count > 1:
             raise UsageError(
                 "the model's tokens are codes, no text", hint="Give what LLM.pack makes of codes"
             )
-        if self.engine.tokenizer is None:
-            raise UsageError(
-                "the checkpoint has no tokenizer", hint="Give prompts as lists of token ids"
-            )
-        return self.engine.tokenizer.encode(prompt)
+        return token_ids(prompt, self.engine.tokenizer)

@@ -156,6 +156,10 @@ class SamplingParams(StrictModel):
         """Whether the most likely token is always chosen."""
         return self.temperature < _LOWEST_TEMPERATURE
 
+    def last_tokens(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
+        """Return the tokens that end an output, of a model with these end-of-text tokens."""
+        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else eos_token_ids)
+
     def row(self) -> tuple[float, float, float, float]:
         """Return (temperature, top_k, top_p, min_p) for the step buffer: temperature 0 is greedy,
         top_k 0 keeps all tokens.

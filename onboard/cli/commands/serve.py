@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from onboard.cli import options
+from onboard.cli.extras import import_extra
 from onboard.cli.model_argument import check_config, registered_names
 from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.cli.setting_options import settings_of
 from onboard.cli.terminal import one_line
-from onboard.errors import UsageError
 from onboard.sources.hub_errors import go_offline
 
 _KEY = "ONBOARD_API_KEY"
@@ -76,7 +76,7 @@ def serve(
     settings = settings_of(set_, **sizes, **backends, kv_cache_config__dtype=kv_cache_dtype)
     where: dict[str, Any] = {"device": device.value, "dtype": dtype.value, "mode": mode.value}
     where["world_size"] = world_size
-    libraries = _libraries()
+    libraries = import_extra("onboard.serve.server", "serve", "serving needs")
     with registered_names(model, root):
         check_config(model, root, config, where, settings)
         told = libraries.ServeSettings(names=name or [model], **doors, **limits)
@@ -86,18 +86,6 @@ def serve(
         )
     _say(service, libraries.describe(service, door))
     libraries.serve(service, door)
-
-
-def _libraries() -> Any:
-    """Import the server; raise `UsageError` where its libraries are not installed."""
-    try:
-        from onboard.serve import server
-    except ImportError as error:
-        raise UsageError(
-            f"serving needs {error.name}, which is not installed",
-            hint="Run: pip install 'onboard[serve]'",
-        ) from None
-    return server
 
 
 def _say(service: Any, found: Mapping[str, Any]) -> None:

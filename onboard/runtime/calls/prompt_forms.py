@@ -11,6 +11,7 @@ import torch
 
 from onboard.errors import UsageError
 from onboard.runtime.sampling_params import SamplingParams
+from onboard.runtime.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, its token ids (a sequence, tensor or array), or vLLM's `{"prompt": ...}` or
@@ -37,6 +38,19 @@ def text_or_tokens(prompt: Any) -> str | list[int]:
     if isinstance(prompt, str):
         return _text(prompt)
     return as_tokens(prompt)
+
+
+def token_ids(prompt: str | list[int], tokenizer: Tokenizer | None) -> list[int]:
+    """Return the token ids of a prompt's text; ids stay as they are. Raises `UsageError` for a text
+    where there is no tokenizer.
+    """
+    if not isinstance(prompt, str):
+        return prompt
+    if tokenizer is None:
+        raise UsageError(
+            "the checkpoint has no tokenizer", hint="Give prompts as lists of token ids"
+        )
+    return tokenizer.encode(prompt)
 
 
 def _text(prompt: str) -> str:

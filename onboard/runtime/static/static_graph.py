@@ -39,8 +39,7 @@ def static_graph(
     device, and the context that it was made in.
 
     `runtime` is that of a paged run, and `defaults` its limits where it says none; nothing is
-    fused. Raises `OnboardError` for a model whose
-    tokens meet by more than causal attention.
+    fused. Raises `OnboardError` for a model whose tokens meet by more than causal attention.
     """
     if form not in FORMS:
         raise UsageError(f"there is no static cache {form!r}", hint=f"There are {', '.join(FORMS)}")

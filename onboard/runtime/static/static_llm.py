@@ -19,7 +19,13 @@ from onboard.config import DType, Mode, with_settings
 from onboard.errors import UsageError
 from onboard.runtime.build import eos_token_ids
 from onboard.runtime.calls.outputs import RequestOutput, request_output
-from onboard.runtime.calls.prompt_forms import Prompt, as_batch, as_params, text_or_tokens
+from onboard.runtime.calls.prompt_forms import (
+    Prompt,
+    as_batch,
+    as_params,
+    text_or_tokens,
+    token_ids,
+)
 from onboard.runtime.calls.request_texts import RequestTexts
 from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
 from onboard.runtime.sampling_params import SamplingParams
@@ -113,7 +119,7 @@ class StaticLLM:
         batch = [text_or_tokens(prompt) for prompt in as_batch(prompts)]
         params = as_params(sampling_params, len(batch))
         requests = [
-            self._request(self._encode(prompt), each)
+            self._request(token_ids(prompt, self.tokenizer), each)
             for prompt, each in zip(batch, params, strict=True)
         ]
         start = time.perf_counter()
@@ -164,18 +170,8 @@ class StaticLLM:
         request = Request(prompt, params, key=0)
         wanted = longest if params.max_tokens is None else len(prompt) + params.max_tokens
         request.limit = min(wanted, longest)
-        ends = frozenset() if params.ignore_eos else self.eos_token_ids
-        request.last_tokens = frozenset(params.stop_token_ids) | ends
+        request.last_tokens = params.last_tokens(self.eos_token_ids)
         return request
-
-    def _encode(self, prompt: str | list[int]) -> list[int]:
-        if not isinstance(prompt, str):
-            return prompt
-        if self.tokenizer is None:
-            raise UsageError(
-                "the checkpoint has no tokenizer", hint="Give prompts as lists of token ids"
-            )
-        return self.tokenizer.encode(prompt)
 
 
 def _refuse_more_than_greedy(params: SamplingParams) -> None:

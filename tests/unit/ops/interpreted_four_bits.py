@@ -13,6 +13,7 @@ from onboard.ops.linear.four_bits import unpacked
 from onboard.ops.linear.triton_linear import Tiles
 from tests.support.ops import four_bits
 from tests.support.ops.naive import relative_error
+from tests.support.ops.seeds import seeded
 
 ops = torch.ops.onboard
 EXACT, ROUNDED = 1e-6, 2e-2
@@ -25,11 +26,6 @@ KINDS = [
     ("mxfp4", 32),
     ("nvfp4", 16),
 ]
-
-
-def seeded() -> None:
-    torch.manual_seed(seed := int(torch.seed() % 2**31))
-    print(f"seed {seed}")
 
 
 @pytest.mark.parametrize(("kind", "group"), KINDS)

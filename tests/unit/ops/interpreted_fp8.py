@@ -16,15 +16,11 @@ from onboard.ops.linear.triton_linear import Tiles
 from onboard.ops.triton import launch
 from tests.support.ops.float8 import rounding as rounding_error
 from tests.support.ops.naive import relative_error
+from tests.support.ops.seeds import seeded
 
 ops = torch.ops.onboard
 SAME = 1.5e-2
 """Of bfloat16: results are rounded, and so are normed inputs, which may quantise the other way."""
-
-
-def seeded() -> None:
-    torch.manual_seed(seed := int(torch.seed() % 2**31))
-    print(f"seed {seed}")
 
 
 def encode(weight: Tensor, blocks: bool) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from tests.support.ops.naive import Options, cached_attention, relative_error
 from tests.support.ops.ragged import STEPS as MLA_STEPS
 from tests.support.ops.ragged import Row, check, make_step, mla
 from tests.support.ops.rotated import TURNS, rotate, tables, with_rotation
+from tests.support.ops.seeds import seeded
 
 ops: Any = torch.ops.onboard
 STEPS = {
@@ -21,11 +22,6 @@ STEPS = {
     "decode": [(1, 1), (1, 9), (1, 130)],
     "mixed": [(1, 20), (7, 7), (1, 16)],
 }
-
-
-def seeded() -> None:
-    torch.manual_seed(seed := int(torch.seed() % 2**31))
-    print(f"seed {seed}")
 
 
 @pytest.mark.parametrize("flat", [False, True])

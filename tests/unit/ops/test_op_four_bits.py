@@ -9,6 +9,7 @@ import onboard.ops  # noqa: F401
 from onboard.ops.linear.four_bits import pack, unpack, unpacked
 from tests.support.ops import four_bits
 from tests.support.ops.naive import relative_error
+from tests.support.ops.seeds import seeded
 
 ops = torch.ops.onboard
 EXACT = 1e-6
@@ -21,11 +22,6 @@ KINDS = [
     ("mxfp4", 32),
     ("nvfp4", 16),
 ]
-
-
-def seeded() -> None:
-    torch.manual_seed(seed := int(torch.seed() % 2**31))
-    print(f"seed {seed}")
 
 
 @pytest.mark.parametrize("shape", [(3, 128), (2, 300), (2, 3, 16)])

@@ -8,6 +8,7 @@ import torch
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from tests.support.ops.naive import Options, attention, cached_attention, relative_error
 from tests.support.ops.rotated import TURNS, rotate, tables, with_rotation
+from tests.support.ops.seeds import seeded
 
 ops = torch.ops.onboard
 STEPS = {
@@ -15,11 +16,6 @@ STEPS = {
     "chunks": [(4, 12), (3, 30)],
     "decode": [(1, 1), (1, 9), (1, 31)],
 }
-
-
-def seeded() -> None:
-    torch.manual_seed(seed := int(torch.seed() % 2**31))
-    print(f"seed {seed}")
 
 
 @pytest.mark.parametrize("flat", [False, True])

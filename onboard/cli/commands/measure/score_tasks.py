@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from onboard.cli import options
+from onboard.cli.extras import import_extra
 from onboard.cli.model_argument import check_config, registered_names
 from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.cli.result import Result
 from onboard.cli.setting_options import settings_of
-from onboard.errors import OnboardError, UsageError
+from onboard.errors import OnboardError
 from onboard.sources.hub_errors import go_offline
 
 _Tasks = Annotated[
@@ -55,7 +56,7 @@ def evaluate(
     """
     if offline:
         go_offline()
-    harness = _harness()
+    harness = import_extra("onboard.evaluation.harness_run", "eval", "tasks need")
     wanted = harness.Wanted(task, limit, num_fewshot, chat)
     settings = settings_of(set_)
     where = {"device": device.value, "dtype": dtype.value, "mode": mode.value}
@@ -68,18 +69,6 @@ def evaluate(
     if compare:
         found |= _compared(harness, made, wanted, scores)
     return _told(found, as_json=as_json)
-
-
-def _harness() -> Any:
-    """Import the harness; raise `UsageError` where it is not installed."""
-    try:
-        from onboard.evaluation import harness_run
-    except ImportError as error:
-        raise UsageError(
-            f"tasks need {error.name}, which is not installed",
-            hint="Run: pip install 'onboard[eval]'",
-        ) from None
-    return harness_run
 
 
 def _compared(harness: Any, made: Any, wanted: Any, scores: Any) -> dict[str, Any]:
