@@ -95,13 +95,13 @@ def has_triton() -> bool:
 
 
 def canonical_ops() -> set[str]:
-    """Return the names of the `torch_*` ops that model files may use; what transforms put in is not
-    among them.
+    """Return the names of the ops that model files may use: `torch_*` ones, but for what transforms
+    put in, and those that say how ranks divide a layer.
     """
     return {
         name
         for name, source in op_sources().items()
-        if name.startswith("torch_") and not (source.mutates or source.inserted)
+        if source.marks or (name.startswith("torch_") and not (source.mutates or source.inserted))
     }
 
 

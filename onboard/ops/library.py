@@ -16,6 +16,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 NAMESPACE = "onboard"
+HINTS = 'str layer_type="unknown", bool enable_sharding=False'
+"""What the schema of a hinted op has besides its function's arguments."""
 
 State = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of what a cached op keeps of each sequence."""
@@ -72,6 +74,11 @@ class OpProperties(TypedDict, total=False):
     """How a module of modeling code, without weights, that computes it is called."""
     looped_as: LoopForm
     """What it takes where modeling code writes it as a loop."""
+    hinted: bool
+    """Model files say with two more arguments, `layer_type` and `enable_sharding`, how ranks divide
+    what it computes; export takes these away."""
+    marks: bool
+    """A model file says with it how ranks divide a layer; export takes it away."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,8 @@ class OpSource:
     called_as: CallForm | None = None
     called_as_module: CallForm | None = None
     looped_as: LoopForm | None = None
+    hinted: bool = False
+    marks: bool = False
 
     @property
     def ships(self) -> bool:
@@ -135,7 +144,6 @@ def register_op(
     dispatcher. Raises `UsageError` for a name that is taken: graphs that are there already call the
     op that has it.
     """
-    mutates = properties.get("mutates", ())
 
     def register(function: Callable[P, R]) -> Callable[P, R]:
         if function.__name__ in _SOURCES:
@@ -143,21 +151,48 @@ def register_op(
                 f"there is an op {function.__name__!r}",
                 hint="Give it another name; after an edit start Python anew",
             )
-        op = torch.library.custom_op(
-            f"{NAMESPACE}::{function.__name__}", function, mutates_args=mutates, schema=schema
-        )
-        op.register_fake(fake or function)
+        op, shape = _custom_op(function, fake or function, schema, properties)
+        op.register_fake(shape)
         _SOURCES[function.__name__] = OpSource(function.__module__, function, **properties)
         return function
 
     return register
 
 
-def schema_of(name: str) -> str:
-    """Return the schema of a registered op, for another one that is to have the same: for
-    `register_op`.
+def _custom_op(
+    function: Callable[..., Any],
+    fake: Callable[..., Any],
+    schema: str | None,
+    properties: OpProperties,
+) -> tuple[Any, Callable[..., Any]]:
+    """Return the op of a function and what computes its shapes; both ignore the hints that a hinted
+    one takes.
     """
-    return str(getattr(getattr(torch.ops, NAMESPACE), name).default._schema).partition(name)[2]
+    mutates = properties.get("mutates", ())
+    called = function
+    if properties.get("hinted"):
+        schema = schema or torch.library.infer_schema(function, mutates_args=mutates)
+        schema = schema.replace(") ->", f", *, {HINTS}) ->")
+        called, fake = _without_hints(function), _without_hints(fake)
+    name = f"{NAMESPACE}::{function.__name__}"
+    return torch.library.custom_op(name, called, mutates_args=mutates, schema=schema), fake
+
+
+def _without_hints(function: Callable[..., Any]) -> Callable[..., Any]:
+    def called(
+        *args: Any, layer_type: str = "unknown", enable_sharding: bool = False, **kwargs: Any
+    ) -> Any:
+        return function(*args, **kwargs)
+
+    return called
+
+
+def schema_of(name: str) -> str:
+    """Return the schema of a registered op without hints, for another one that is to have the same:
+    for `register_op`.
+    """
+    schema = str(getattr(getattr(torch.ops, NAMESPACE), name).default._schema).partition(name)[2]
+    return schema.replace(f", *, {HINTS}", "")
 
 
 def plain_function(op: Any) -> Any:

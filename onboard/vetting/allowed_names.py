@@ -95,7 +95,9 @@ DOTTED = (
     | {"copy.copy", "copy.deepcopy"}
 )
 """What may be had of modules, by its full name."""
-CANONICAL_OP = re.compile(r"torch\.ops\.onboard\.torch_\w+(\.default)?")
+CANONICAL_OP = re.compile(
+    r"torch\.ops\.onboard\.(torch_\w+|all_reduce|split_with_sizes|view)(\.default)?"
+)
 
 _ATTRIBUTES = """
     abs abs_ acos add add_ all amax amin any append architectures argmax argmin argsort asinh

@@ -9,6 +9,7 @@ from onboard.graph.context import TransformContext
 from onboard.graph.shapes import propagate_shapes
 from onboard.graph.sharding.detect import detect, detect_simple
 from onboard.graph.sharding.distribution import DistMapping, distribution
+from onboard.graph.sharding.file_hints import hints_of_file
 from onboard.graph.sharding.hints import KEY
 from onboard.graph.transform import (
     SKIPPED,
@@ -26,6 +27,8 @@ class DetectShardingConfig(TransformConfig):
     """Cut the outputs of each linear layer, and gather them at once."""
     dist_mapping: DistMapping = Field(default_factory=DistMapping)
     """Sizes of the groups of ranks."""
+    use_hints: bool = True
+    """Cut linear layers as the model file says; what it does not say is found out."""
 
 
 @register_transform("detect_sharding")
@@ -44,8 +47,13 @@ class DetectSharding(GraphTransform[DetectShardingConfig]):
             return SKIPPED
         groups = distribution(context.ranks.world_size, self.config.dist_mapping)
         propagate_shapes(gm, context.device)
-        hints = (detect_simple if self.config.simple_shard_only else detect)(gm, groups)
+        said = hints_of_file(gm) if self.config.use_hints else {}
+        simple = self.config.simple_shard_only
+        hints = detect_simple(gm, groups) if simple else detect(gm, groups, said)
         for node, hint in hints.items():
             node.meta[KEY] = hint
         count = sum(node.op == "call_function" for node in hints)
-        return TransformInfo(num_matches=count, is_clean=True, has_valid_shapes=True)
+        summary = f"{len(said)} linear layers as the model file says" if said else ""
+        return TransformInfo(
+            num_matches=count, is_clean=True, has_valid_shapes=True, summary=summary
+        )

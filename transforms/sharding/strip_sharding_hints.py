@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from onboard.graph.context import TransformContext
+from onboard.graph.sharding import file_hints
 from onboard.graph.sharding.hints import KEY
 from onboard.graph.transform import (
     GraphTransform,
@@ -22,4 +23,5 @@ class StripShardingHints(GraphTransform[TransformConfig]):
         """Count one match for each call that had a hint."""
         had = [node for node in gm.graph.nodes if node.meta.pop(KEY, None) is not None]
         count = sum(node.op == "call_function" for node in had)
+        gm.meta.pop(file_hints.KEY, None)
         return TransformInfo(num_matches=count, is_clean=True, has_valid_shapes=True)

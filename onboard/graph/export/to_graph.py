@@ -16,6 +16,7 @@ from onboard.graph.export.layer_kinds import Repeated, shortened
 from onboard.graph.export.stamp import check_repeated, stamp
 from onboard.graph.fx import attribute, nodes_of, replace_with
 from onboard.graph.shapes import fake_like
+from onboard.graph.sharding.file_hints import take_hints
 
 
 def export_to_graph(
@@ -62,7 +63,9 @@ def export_to_graph(
         _undo_view_decompositions(exported)
     if repeated:
         (stamp if complete else check_repeated)(exported, repeated)
-    return _rehomed(exported, model, clone=clone_state_dict)
+    gm = _rehomed(exported, model, clone=clone_state_dict)
+    take_hints(gm)
+    return gm
 
 
 @contextmanager

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 from torch.fx import GraphModule, Node
 
 from onboard.graph.fx import ancestors, arguments, is_op
-from onboard.graph.sharding.cuts import Cut, Layout, evenly, nearly_evenly
+from onboard.graph.sharding.cuts import Cut, Layout, evenly, layout_of, nearly_evenly
 from onboard.graph.sharding.demands import (
     Demand,
     Demands,
@@ -17,6 +20,7 @@ from onboard.graph.sharding.demands import (
     operand_layout,
 )
 from onboard.graph.sharding.distribution import Distribution
+from onboard.graph.sharding.file_hints import FileHint, weight_of
 from onboard.graph.sharding.hints import Hint
 from onboard.graph.sharding.layer_work import Mixer, mixer
 from onboard.graph.sharding.local_calls import EXPERTS
@@ -27,8 +31,12 @@ VOCABULARY = "vocabulary"
 """The layer type of the embedding and the head."""
 
 
-def detect(gm: GraphModule, groups: Distribution) -> dict[Node, Hint]:
-    """Return the hints of a graph whose shapes are known."""
+def detect(
+    gm: GraphModule, groups: Distribution, said: Mapping[str, FileHint] = MappingProxyType({})
+) -> dict[Node, Hint]:
+    """Return the hints of a graph whose shapes are known; linear layers are cut as is `said` of
+    their weights, and what nothing is said of is found out.
+    """
     demands = Demands(gm.graph, groups.world_size)
     _ask_head(demands, gm.graph.output_node())
     for node in reversed(gm.graph.nodes):
@@ -36,12 +44,45 @@ def detect(gm: GraphModule, groups: Distribution) -> dict[Node, Hint]:
             demands.settle(node)
         elif (found := mixer(node)) is not None:
             _cut_mixer(demands, node, found, groups)
+        elif (own := _said_of(node, said)) is not None:
+            _cut_as_said(demands, node, own)
         elif demands.settle(node) is None:
             if is_linear(node):
                 _try_closing(demands, node)
             elif is_op(node, aten.embedding):
                 _cut_vocabulary(demands, node)
     return demands.hints
+
+
+def _said_of(node: Node, said: Mapping[str, FileHint]) -> FileHint | None:
+    found = signature(node) if said else None
+    weights = [each.node for each in found.operands if each.letters == "NK"] if found else []
+    return said.get(weight_of(weights[0]) or "") if weights else None
+
+
+def _cut_as_said(demands: Demands, node: Node, said: FileHint) -> None:
+    """Cut a linear layer as its file says; one that is to be whole is so whoever asks."""
+    size, ranks = shape(node)[-1], demands.world_size
+    if said.tp_mode == "rowwise":
+        demands.asked.pop(node, None)
+        _close(demands, node, said.layer_type)
+        return
+    cut = said.cut(size, ranks) if said.tp_mode == "colwise" and isinstance(size, int) else None
+    demands.asked.pop(node, None)
+    if cut is not None:
+        demands.ask(node, layout_of([(len(shape(node)) - 1, cut)]), said.layer_type)
+        demands.settle(node)
+
+
+def _close(demands: Demands, node: Node, layer_type: str) -> None:
+    """Let a linear layer add up what ranks have."""
+    found = signature(node)
+    assert found is not None
+    for operand, dim, size in found.operands_with("K"):
+        cut = evenly(size, demands.world_size) if isinstance(size, int) else None
+        if cut is not None and not is_weight(operand.node):
+            demands.ask(operand.node, Layout({dim: cut}), layer_type)
+            demands.hints[node] = Hint(layer_type, letters={"K": cut})
 
 
 def detect_simple(gm: GraphModule, groups: Distribution) -> dict[Node, Hint]:

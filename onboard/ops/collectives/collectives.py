@@ -13,7 +13,7 @@ from onboard.ops.library import register_op
 from onboard.parallel.ranks import current_group, current_ranks
 
 
-@register_op(lambda x, layer_type="unknown": torch.empty_like(x), inserted=True)
+@register_op(lambda x, layer_type="unknown": torch.empty_like(x), inserted=True, marks=True)
 def all_reduce(x: Tensor, layer_type: str = "unknown") -> Tensor:
     """Add up a tensor over all ranks.
 

@@ -36,6 +36,7 @@ def groups_of(input: Tensor, weight: Tensor) -> int:
         turned=frozenset({"hidden_states"}),
         settings=({"activation": None}, {"activation": "silu"}, {"activation": "gelu"}),
     ),
+    hinted=True,
 )
 def torch_causal_conv1d(
     input: Tensor,

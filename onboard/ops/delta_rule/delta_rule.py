@@ -33,6 +33,7 @@ def fake_delta_rule(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -
         settings=({"use_qk_l2norm_in_kernel": True}, {"chunk_size": 8}),
         with_state=True,
     ),
+    hinted=True,
 )
 def torch_gated_delta_rule(
     q: Tensor,
@@ -78,6 +79,7 @@ def torch_gated_delta_rule(
         settings=({"use_qk_l2norm_in_kernel": True}, {"chunk_size": 8}),
         with_state=True,
     ),
+    hinted=True,
 )
 def torch_delta_rule(
     q: Tensor,

@@ -31,6 +31,7 @@ numbers a head.
         settings=({"use_qk_l2norm_in_kernel": True}, {"chunk_size": 8}),
         with_state=True,
     ),
+    hinted=True,
 )
 def torch_kda(
     q: Tensor,

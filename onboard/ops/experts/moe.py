@@ -35,6 +35,7 @@ _SCHEMA = (
     feed_forward=True,
     no_pieces="torch_moe computes every expert for every token where it is captured",
     described="Mixture of experts, [batch, seq, hidden] to the same.",
+    hinted=True,
 )
 def torch_moe(
     x: Tensor,

@@ -25,7 +25,9 @@ def fake_mla(
     return q_nope.new_empty((batch, length, heads, weight.shape[0] // heads - nope))
 
 
-@register_op(fake_mla, carries_state=True, attends=True, described="Multi-head latent attention")
+@register_op(
+    fake_mla, carries_state=True, attends=True, described="Multi-head latent attention", hinted=True
+)
 def torch_mla(
     q_nope: Tensor,
     q_pe: Tensor,

@@ -9,15 +9,40 @@ from onboard.ops.library import register_op
 from onboard.ops.linear.activation import activation_function
 
 
-@register_op()
-def torch_linear_simple(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _projected(input: Tensor, weight: Tensor, *_: object, **__: object) -> Tensor:
+    return input.new_empty((*input.shape[:-1], weight.shape[0]))
+
+
+@register_op(
+    _projected,
+    schema=(
+        '(Tensor input, Tensor weight, Tensor? bias=None, *, str tp_mode="unknown", str layer_type="unknown",'
+        " int[]? output_sizes=None, int[1]? tp_min_local_shape=None) -> Tensor"
+    ),
+)
+def torch_linear_simple(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    tp_mode: str = "unknown",
+    layer_type: str = "unknown",
+    output_sizes: list[int] | None = None,
+    tp_min_local_shape: list[int] | None = None,
+) -> Tensor:
     """Affine projection as one graph node, without the views that exporting `nn.Linear` can leave
-    around it.
+    around it. How ranks divide it changes nothing on one device.
 
     Args:
         input: [..., in].
         weight: [out, in].
         bias: [out] or None.
+        tp_mode: "colwise": each rank has some outputs; "rowwise": each has some inputs, and the
+            outputs are a sum over ranks; "none": each has all. "unknown": nothing is said.
+        layer_type: the kind of layer.
+        output_sizes: outputs of the blocks that are cut each by itself; None: there is one.
+        tp_min_local_shape: the fewest outputs of each block (or of all alike) that a rank has:
+            ranks of which there are more have the same ones. None: 1.
 
     Returns:
         [..., out] in the input's dtype.

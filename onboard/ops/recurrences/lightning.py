@@ -22,6 +22,7 @@ def _fake_lightning_attention(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Te
     carries_state=True,
     described="Linear attention with constant decay",
     looped_as=LoopForm(("bshk", "bshk", "bshv", "h")),
+    hinted=True,
 )
 def torch_lightning_attention(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
     """Linear attention with a decay of each head (Qin et al. 2024, "Lightning Attention-2",

@@ -22,6 +22,7 @@ def _fake_linear_recurrence(x: Tensor, *_: object) -> Tensor:
     carries_state=True,
     described="Gated linear recurrence (RG-LRU)",
     looped_as=LoopForm(("bsc", "bsc")),
+    hinted=True,
 )
 def torch_linear_recurrence(x: Tensor, decay: Tensor) -> Tensor:
     """The recurrence inside RG-LRU (De et al. 2024, "Griffin", arXiv:2402.19427, equation 4).

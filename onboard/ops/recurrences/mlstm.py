@@ -27,6 +27,7 @@ def _fake_mlstm(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
         turned=frozenset({"query", "key", "value", "igate", "fgate"}),
         with_state=True,
     ),
+    hinted=True,
 )
 def torch_mlstm(
     q: Tensor, k: Tensor, v: Tensor, igate: Tensor, fgate: Tensor, eps: float

@@ -24,6 +24,7 @@ def _fake_wkv(key: Tensor, *_: object) -> Tensor:
         fixed={"state": None, "return_state": False},
         with_state=True,
     ),
+    hinted=True,
 )
 def torch_wkv(key: Tensor, value: Tensor, time_decay: Tensor, time_first: Tensor) -> Tensor:
     """Average of values, of each channel, with weights that fade (Peng et al. 2023,

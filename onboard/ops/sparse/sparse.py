@@ -32,6 +32,7 @@ def _fake_sparse_mla(
     carries_state=True,
     attends=True,
     described="Multi-head latent attention to the keys that an indexer chose",
+    hinted=True,
 )
 def torch_sparse_mla(
     q_nope: Tensor,

@@ -29,6 +29,7 @@ def fake_ssm(hidden_states: Tensor, *_: object, **__: object) -> Tensor:
         fixed={"dt_softplus": True, "initial_states": None, "return_final_states": False},
         settings=({"dt_limit": (0.3, 0.9)}, {"chunk_size": 5}),
     ),
+    hinted=True,
 )
 def torch_ssm(
     hidden_states: Tensor,
@@ -141,6 +142,7 @@ def log_pairwise_decay(total: Tensor) -> Tensor:
         settings=({"z": None}, {"D": None}, {"delta_bias": None}),
     ),
     looped_as=LoopForm(("bsc", "bsc", "cn", "bsn", "bsn"), softplus=1),
+    hinted=True,
 )
 def torch_selective_scan(
     hidden_states: Tensor,
@@ -207,7 +209,9 @@ def scan_channels(
     return out.to(hidden_states.dtype), state
 
 
-@register_op(lambda x, *_, **__: torch.empty_like(x, memory_format=torch.contiguous_format))
+@register_op(
+    lambda x, *_, **__: torch.empty_like(x, memory_format=torch.contiguous_format), hinted=True
+)
 def torch_rmsnorm_gated(
     x: Tensor,
     weight: Tensor,

@@ -226,7 +226,7 @@ def test_canonical_ops_are_what_model_files_may_use() -> None:
         name
         for name in names
         if "cached" in name or "fused" in name or not name.startswith("torch_")
-    }
+    } - {"all_reduce", "split_with_sizes", "view"}
     assert all(hasattr(ops, name) for name in names)
 
 

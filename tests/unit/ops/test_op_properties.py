@@ -46,11 +46,13 @@ def _named(node: ast.AST | None) -> str:
     """Return the op that an item of a list names, by text or as `torch.ops.onboard.<op>`."""
     match node:
         case ast.Constant(value=str() as name):
-            return name if name in op_sources() else ""
+            # view and split_with_sizes are PyTorch's names, too
+            return name if name in op_sources() and not hasattr(torch.ops.aten, name) else ""
         case ast.Attribute(value=owner, attr="default"):
             return _named(owner)
-        case ast.Attribute(attr=name):
-            return name if name in op_sources() else ""
+        case ast.Attribute(value=owner, attr=name):
+            torchs = ast.unparse(owner).endswith("aten")
+            return name if name in op_sources() and not torchs else ""
     return ""
 
 
