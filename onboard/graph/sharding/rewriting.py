@@ -24,7 +24,7 @@ from onboard.graph.sharding.hints import Hint, hint_of
 from onboard.graph.sharding.local_calls import localise
 from onboard.graph.sharding.reshaped_cuts import Size, sizes_of
 from onboard.graph.sharding.shares import Shares
-from onboard.graph.sharding.signatures import Signature, is_cast, shape, signature
+from onboard.graph.sharding.signatures import Signature, is_cast, says_dtype, shape, signature
 from onboard.graph.sharding.structure import Structure, set_argument, structure
 
 aten = torch.ops.aten
@@ -277,7 +277,7 @@ class Rewriting:
         known = {operand.node for operand in own.operands}
         for source in [each for each in _read_by(node) if each in self.values]:
             if source not in known:
-                kept = is_cast(node) or not _is_tensor(source)
+                kept = is_cast(node) or says_dtype(node) or not _is_tensor(source)
                 new = self.values[source].node if kept else self.at(source, WHOLE, node)
                 node.replace_input_with(source, new)
 

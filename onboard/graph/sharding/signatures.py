@@ -219,12 +219,56 @@ def norm(node: Node) -> Signature | None:
     return Signature(operands(node, input=f"{front}."), (f"{front}.",))
 
 
-@signature_of(aten.softmax, aten._softmax, aten.log_softmax, aten.cumsum)
+@signature_of(aten.softmax, aten._softmax, aten.log_softmax, aten.cumsum, aten.flip)
 def over_one_dimension(node: Node) -> Signature | None:
-    """Over a dimension, which has to be whole."""
-    letters = list(ascii_lowercase[: len(shape(node))])
-    letters[arguments(node)["dim"]] = "."
+    """Over a dimension (or several), which has to be whole."""
+    values, letters = arguments(node), list(ascii_lowercase[: len(shape(node))])
+    for dim in values["dims"] if "dims" in values else [values["dim"]]:
+        letters[dim] = "."
     return Signature(operands(node, self="".join(letters)), ("".join(letters),))
+
+
+@signature_of(aten.mean, aten.sum, aten.amax, aten.var, aten.std, aten.linalg_vector_norm)
+def over_some_dimensions(node: Node) -> Signature | None:
+    """Over dimensions that have to be whole; None for an overload that has them otherwise."""
+    values = arguments(node)
+    source, dims = values.get("self"), values.get("dim")
+    if not isinstance(source, Node) or dims is None:
+        return None
+    letters = list(ascii_lowercase[: len(shape(source))])
+    gone = {dim % len(letters) for dim in (dims if isinstance(dims, list | tuple) else [dims])}
+    kept = bool(values.get("keepdim"))
+    out = [
+        "." if place in gone else letter
+        for place, letter in enumerate(letters)
+        if kept or place not in gone
+    ]
+    letters = ["." if place in gone else letter for place, letter in enumerate(letters)]
+    return Signature(operands(node, self="".join(letters)), ("".join(out),))
+
+
+@signature_of(aten.stack)
+def stack(node: Node) -> Signature | None:
+    """Tensors cut alike, along a new dimension."""
+    values, out = arguments(node), shape(node)
+    letters = list(ascii_lowercase[: len(out) - 1])
+    found = operands(node, tensors="".join(letters))
+    letters.insert(values["dim"] % len(out), ".")
+    return Signature(found, ("".join(letters),))
+
+
+_NEW = (aten.new_ones, aten.new_zeros, aten.new_full, aten.new_empty)
+
+
+def says_dtype(node: Node) -> bool:
+    """Whether a call takes a tensor's dtype, and nothing else of it."""
+    return is_op(node, *_NEW)
+
+
+@signature_of(*_NEW)
+def new_values(node: Node) -> Signature | None:
+    """Of a tensor's dtype alone: none of its dimensions has to be whole."""
+    return Signature((), ("." * len(shape(node)),))
 
 
 @signature_of(aten.layer_norm)
