@@ -27,20 +27,26 @@ def random_prompt(
     device: str | torch.device = "cpu",
     *,
     counted: bool = False,
+    distinct: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Return random `input_ids` and `position_ids`, both [batch, length] int64.
 
     Each row's positions begin at a random place in `start` + 1 to `start` + 8 and go up by one or
     two: a model that counts by itself, or only looks at the first position, is found out. The
     largest is below `start` + 8 + 2 `length`. With `counted` they are 0, 1, 2 and so on, as a
-    Hugging Face model that takes no positions counts them.
+    Hugging Face model that takes no positions counts them. With `distinct` no token comes twice in
+    a row.
     """
     generator = torch.Generator().manual_seed(seed)
+    size = (batch, start + length if counted else length)
+    if distinct:
+        order = torch.rand((batch, vocab_size), generator=generator).argsort(dim=1)
+        input_ids = order[:, : size[1]]
+    else:
+        input_ids = torch.randint(vocab_size, size, generator=generator)
     if counted:
-        input_ids = torch.randint(vocab_size, (batch, start + length), generator=generator)
         counts = torch.arange(start + length).expand(batch, -1).contiguous()
         return {"input_ids": input_ids.to(device), "position_ids": counts.to(device)}
-    input_ids = torch.randint(vocab_size, (batch, length), generator=generator)
     first = start + 1 + torch.randperm(8, generator=generator)[:batch, None]
     steps = torch.randint(1, 3, (batch, length - 1), generator=generator)
     position_ids = torch.cat((first, first + steps.cumsum(dim=1)), dim=1)

@@ -94,8 +94,8 @@ class EquivalenceSuite:
     for padding.
     """
     distinct_tokens: ClassVar[bool] = False
-    """Whether decoded texts have no token twice: of equal ones transformers' model takes some by
-    the length of the text.
+    """Whether texts have no token twice: of equal ones transformers' model takes some by the length
+    of the text, and a rank others than the whole model.
     """
 
     cpu_float32: ClassVar[float] = 1e-5
@@ -211,16 +211,20 @@ class EquivalenceSuite:
         for text in pair.prompts:
             for _ in range(self.divided_tokens):
                 expected = pair.actual(**text).logits
-                tokens = self.greedy(expected)
+                tokens = self.greedy(expected, text["input_ids"])
                 for rank, actual in enumerate(divided.logits(text)):
                     label = f"rank {rank} of {divided.world_size}"
                     pair.assert_close(actual, expected, "model", label)
-                    assert torch.equal(self.greedy(actual), tokens), f"{label}: other tokens"
+                    found = self.greedy(actual, text["input_ids"])
+                    assert torch.equal(found, tokens), f"{label}: other tokens"
                 text = continued(text, tokens)
 
-    def greedy(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the next tokens [batch] by logits [batch, seq, vocabulary]."""
-        return self.codebooks.pack(self.codebooks.split(logits[:, -1]).argmax(dim=-1))
+    def greedy(self, logits: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        """Return the next tokens [batch] of a text [batch, seq], by logits [batch, seq, vocabulary]."""
+        last = logits[:, -1]
+        if self.distinct_tokens:
+            last = last.scatter(1, text, -torch.inf)
+        return self.codebooks.pack(self.codebooks.split(last).argmax(dim=-1))
 
     def save_config(self, model: Any, folder: Path) -> None:
         """Write the config as it was before the model's constructor, which may change its own."""
@@ -264,8 +268,8 @@ class EquivalenceSuite:
         cls, batch: int, length: int, seed: int, device: str, start: int
     ) -> dict[str, torch.Tensor]:
         """Return random `input_ids` and `position_ids`, both [batch, length] int64."""
-        counted = cls.counts_positions
-        return random_prompt(cls.vocabulary(), batch, length, seed, start, device, counted=counted)
+        drawn = {"counted": cls.counts_positions, "distinct": cls.distinct_tokens}
+        return random_prompt(cls.vocabulary(), batch, length, seed, start, device, **drawn)
 
     @classmethod
     def vocabulary(cls) -> int:

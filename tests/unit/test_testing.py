@@ -135,6 +135,14 @@ def test_prompts_begin_beyond_zero_have_gaps_and_repeat_with_their_seed() -> Non
     assert all(torch.equal(prompt[name], again[name]) for name in prompt)
 
 
+def test_a_text_of_distinct_tokens_may_have_all_of_them() -> None:
+    for counted in (False, True):
+        prompt = random_prompt(12, 3, 7, fresh_seed(), 5 * counted, counted=counted, distinct=True)
+        rows = prompt["input_ids"].tolist()
+        assert all(len(set(row)) == len(row) == 7 + 5 * counted for row in rows)
+        assert all(0 <= token < 12 for row in rows for token in row)
+
+
 def test_the_seed_comes_from_the_environment_or_is_new_and_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

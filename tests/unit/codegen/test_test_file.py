@@ -25,6 +25,7 @@ from onboard.codegen.equivalence_test import (
 from onboard.codegen.measured import Measured
 from onboard.errors import OnboardError
 from onboard.runtime.sampling_params import SamplingParams
+from onboard.testing import fresh_seed
 from onboard.testing.suite import EquivalenceSuite, FirstPositionSuite
 from tests.unit.spec_samples import sample_block
 
@@ -214,6 +215,16 @@ def test_decoded_texts_have_no_token_twice_where_equal_ones_are_arbitrary() -> N
             assert (len(set(text)) < len(text)) == repeats
         rounds = 1 if repeats else EquivalenceSuite.new_tokens
         assert llm.requests == rounds * len(EquivalenceSuite.prompt_lengths)
+
+
+def test_texts_on_several_ranks_have_no_token_twice_where_equal_ones_are_arbitrary() -> None:
+    seed = fresh_seed()
+    for said, repeats in (({}, True), ({"distinct_tokens": True}, False)):
+        own = suite(**said)
+        text = own.prompt(2, 24, seed, "cpu", 40)["input_ids"]
+        again = torch.zeros(2, 24, VOCABULARY).scatter(2, text[..., None], 1.0)
+        texts = torch.cat([text, own.greedy(again, text)[:, None]], dim=1).tolist()
+        assert any(len(set(each)) < len(each) for each in texts) == repeats
 
 
 def test_one_text_fits_into_the_small_cache_and_all_into_the_large() -> None:
