@@ -6,7 +6,6 @@ import json
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from onboard.serve.app import create_app
 from onboard.serve.serve_settings import ServeSettings
 from onboard.serve.server import load_service
 from onboard.serve.service import Service
+from tests.support.runtime.paused import SECONDS, wait_until
 from tests.support.runtime.tiny import Tiny, make_tiny, save_tokenizer
 
 TEXT = (
@@ -68,11 +68,10 @@ def served(model: Tiny, **settings: Any) -> Iterator[tuple[str, Service]]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    while not server.started:
-        time.sleep(0.02)
+    wait_until(lambda: server.started)
     try:
         yield f"http://127.0.0.1:{port}", service
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(SECONDS)
         assert not thread.is_alive()

@@ -6,10 +6,11 @@ import concurrent.futures
 import json
 import random
 import re
-import time
+import socket
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -17,6 +18,7 @@ import pytest
 
 from onboard import SamplingParams
 from onboard.serve.service import Service
+from tests.support.runtime.paused import SECONDS, paused, wait_until
 from tests.support.serving import served, speaking_model
 
 WEATHER = {
@@ -234,7 +236,7 @@ def test_wrong_requests_are_refused(
     words: str,
     stream: bool,
 ) -> None:
-    answer = httpx.post(f"{server[0]}/v1/{path}", json={**body, "stream": stream}, timeout=60)
+    answer = httpx.post(f"{server[0]}/v1/{path}", json={**body, "stream": stream}, timeout=SECONDS)
     assert answer.status_code == status
     error = answer.json()["error"]
     assert re.search(words, error["message"])
@@ -246,33 +248,44 @@ def test_wrong_requests_are_refused(
 )
 def test_bodies_that_are_no_request(server: tuple[str, Service], body: bytes) -> None:
     for path in ("completions", "chat/completions"):
-        answer = httpx.post(f"{server[0]}/v1/{path}", content=body, timeout=60)
+        answer = httpx.post(f"{server[0]}/v1/{path}", content=body, timeout=SECONDS)
         assert answer.status_code == 400, answer.text
         assert "error" in answer.json()
 
 
 def test_a_body_that_is_too_long(server: tuple[str, Service]) -> None:
     body = b'{"prompt": "' + b"a" * (9 << 20) + b'"}'
-    assert httpx.post(f"{server[0]}/v1/completions", content=body, timeout=60).status_code == 413
+    assert (
+        httpx.post(f"{server[0]}/v1/completions", content=body, timeout=SECONDS).status_code == 413
+    )
 
 
-def _ask_and_leave(url: str, body: dict[str, Any]) -> None:
-    """Ask, and go when the first bytes have come, or after a short while."""
-    with httpx.stream("POST", url, json=body, timeout=0.4) as answer:
-        next(answer.iter_bytes())
+@contextmanager
+def asked(address: str, body: dict[str, Any]) -> Iterator[socket.socket]:
+    """Ask for a completion, by a connection that ends with the block."""
+    content = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(content)}\r\n\r\n"
+    parts = urlsplit(address)
+    with socket.create_connection((parts.hostname, parts.port), timeout=SECONDS) as connection:
+        connection.sendall(head.encode() + content)
+        yield connection
 
 
-def test_who_goes_away_is_not_computed_for(server: tuple[str, Service], service: Service) -> None:
-    body = {"prompt": "the cat", "max_tokens": 900, "ignore_eos": True, "n": 8}
-    for stream in (True, False):
-        before = service.llm.llm.engine.stats.cancelled
-        with suppress(httpx.ReadTimeout):
-            _ask_and_leave(f"{server[0]}/v1/completions", {**body, "stream": stream})
-        end = time.monotonic() + 20
-        while service.llm.thread.running and time.monotonic() < end:
-            time.sleep(0.02)
-        assert not service.llm.thread.running
-        assert service.llm.llm.engine.stats.cancelled > before
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_goes_away_is_not_computed_for(
+    server: tuple[str, Service], service: Service, stream: bool
+) -> None:
+    """The engine stands still meanwhile: the output cannot have ended of itself."""
+    body = {"prompt": "the cat", "max_tokens": 900, "ignore_eos": True, "n": 8, "stream": stream}
+    engine, thread = service.llm.llm.engine, service.llm.thread
+    before = engine.stats.cancelled
+    with paused(engine, after=20):
+        with asked(server[0], body) as connection:
+            wait_until(lambda: thread.running)
+            if stream:
+                assert connection.recv(16)
+        wait_until(lambda: not thread.running)
+        assert engine.stats.cancelled == before + 8
 
 
 def test_many_clients_get_what_they_would_alone(client: openai.OpenAI, service: Service) -> None:
@@ -298,9 +311,9 @@ def test_many_clients_get_what_they_would_alone(client: openai.OpenAI, service: 
 def test_facts_of_the_server(client: openai.OpenAI, server: tuple[str, Service]) -> None:
     assert [each.id for each in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"
-    assert httpx.get(f"{server[0]}/health").status_code == 200
-    assert httpx.get(f"{server[0]}/version").json()["version"]
-    text = httpx.get(f"{server[0]}/metrics").text
+    assert httpx.get(f"{server[0]}/health", timeout=SECONDS).status_code == 200
+    assert httpx.get(f"{server[0]}/version", timeout=SECONDS).json()["version"]
+    text = httpx.get(f"{server[0]}/metrics", timeout=SECONDS).text
     for name in (
         "vllm:num_requests_running",
         "vllm:kv_cache_usage_perc",
@@ -314,17 +327,18 @@ def test_facts_of_the_server(client: openai.OpenAI, server: tuple[str, Service])
 def test_a_key_and_a_limit(tmp_path: Any) -> None:
     with served(speaking_model(tmp_path), api_key="sesame", max_running=1) as (address, service):
         url = f"{address}/v1/completions"
-        body = {"prompt": "the cat", "max_tokens": 900, "ignore_eos": True}
-        assert httpx.post(url, json=body).status_code == 401
+        body = {"prompt": "the cat", "max_tokens": 9, "ignore_eos": True}
+        assert httpx.post(url, json=body, timeout=SECONDS).status_code == 401
         wrong = {"Authorization": "Bearer open"}
-        assert httpx.post(url, json=body, headers=wrong).status_code == 401
-        assert httpx.get(f"{address}/health").status_code == 200
+        assert httpx.post(url, json=body, headers=wrong, timeout=SECONDS).status_code == 401
+        assert httpx.get(f"{address}/health", timeout=SECONDS).status_code == 200
         key = {"Authorization": "Bearer sesame"}
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            running = pool.submit(httpx.post, url, json=body, headers=key, timeout=60)
-            while not service.llm.thread.running:
-                time.sleep(0.005)
-            refused = httpx.post(url, json=body, headers={"x-api-key": "sesame"}, timeout=60)
+            with paused(service.llm.llm.engine):
+                running = pool.submit(httpx.post, url, json=body, headers=key, timeout=SECONDS)
+                wait_until(lambda: service.llm.thread.running)
+                other = {"x-api-key": "sesame"}
+                refused = httpx.post(url, json=body, headers=other, timeout=SECONDS)
             assert refused.status_code == 429
             assert refused.headers["retry-after"]
             assert running.result().status_code == 200

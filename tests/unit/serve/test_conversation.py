@@ -17,6 +17,7 @@ from onboard import LLM, SamplingParams
 from onboard.cli import main
 from onboard.errors import UsageError
 from onboard.serve.answers.talking import Talk
+from tests.support.runtime.paused import SECONDS
 from tests.support.runtime.tiny import Tiny
 from tests.support.serving import speaking_model
 
@@ -127,4 +128,4 @@ def test_a_person_at_a_terminal(model: Tiny, person: tuple[subprocess.Popen[byte
     shown = begun.decode(errors="replace") + _until(terminal, "> ")
     assert shown.endswith("> ")
     os.write(terminal, b"/quit\n")
-    assert process.wait(60) == 0
+    assert process.wait(SECONDS) == 0

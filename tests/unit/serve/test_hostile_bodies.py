@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from onboard.serve.dialects.paths import DIALECTS
 from onboard.serve.service import Service
+from tests.support.runtime.paused import SECONDS
 from tests.support.serving import served, speaking_model
 
 PATHS = [*DIALECTS, "/v1/messages/count_tokens", "/tokenize", "/detokenize"]
@@ -71,7 +72,7 @@ def test_no_body_makes_the_server_fail(server: tuple[str, Service], count: int) 
         database=None,
         suppress_health_check=list(HealthCheck),
     )
-    with httpx.Client(timeout=300) as client:
+    with httpx.Client(timeout=SECONDS) as client:
 
         @unusual
         @given(path=st.sampled_from(PATHS), body=bodies())

@@ -21,12 +21,11 @@ import pytest
 
 from onboard import LLM, SamplingParams
 from onboard.serve.service import Service
+from tests.support.runtime.paused import SECONDS, wait_until
 from tests.support.runtime.tiny import Tiny
 from tests.support.serving import served, speaking_model
 
 TEXTS = ("the cat", "the dog sat", "on the mat", "yes", "the cat sat on the dog")
-SECONDS = 300.0
-"""No answer takes that long on any machine: who waits so long has lost it."""
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +141,7 @@ def test_each_has_its_own_answer(
                 before = resident()
     assert sum(crowd.seen.values()) == requests
     engine, thread = service.llm.llm.engine, service.llm.thread
-    while thread.running:  # of those that went away
-        threading.Event().wait(0.01)
+    wait_until(lambda: not thread.running)  # of those that went away
     assert not engine.scheduler.busy
     engine.memory.check()
     assert engine.memory.num_owned == 0

@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from onboard.serve.service import Service
+from tests.support.runtime.paused import SECONDS
 from tests.support.serving import served, speaking_model
 
 SCHEMA = {
@@ -111,7 +112,9 @@ def test_a_response_has_the_shape_that_is_asked_for(theirs: openai.OpenAI) -> No
 def test_what_coding_agents_send(server: tuple[str, Service]) -> None:
     """A probe without input; tools of types that only OpenAI's servers run; a stored response."""
     url = f"{server[0]}/v1/responses"
-    probe = httpx.post(url, json={"model": "tiny", "input": [], "max_output_tokens": 1}, timeout=60)
+    probe = httpx.post(
+        url, json={"model": "tiny", "input": [], "max_output_tokens": 1}, timeout=SECONDS
+    )
     assert probe.status_code == 200
     tools = [
         FUNCTION,
@@ -141,15 +144,15 @@ def test_what_coding_agents_send(server: tuple[str, Service]) -> None:
         "prompt_cache_key": "k",
         "max_output_tokens": 8,
     }  # fmt: skip
-    answer = httpx.post(url, json=body, timeout=60)
+    answer = httpx.post(url, json=body, timeout=SECONDS)
     assert answer.status_code == 200
     names = [line[7:] for line in answer.text.splitlines() if line.startswith("event: ")]
     assert names[0] == "response.created"
     assert names[-1] in ("response.completed", "response.incomplete")
-    stored = httpx.post(url, json={**body, "previous_response_id": "resp_1"}, timeout=60)
+    stored = httpx.post(url, json={**body, "previous_response_id": "resp_1"}, timeout=SECONDS)
     assert stored.status_code == 400
     assert stored.json()["error"]["code"] == "previous_response_not_found"
-    models = httpx.get(f"{server[0]}/v1/models").json()
+    models = httpx.get(f"{server[0]}/v1/models", timeout=SECONDS).json()
     assert models["models"]
 
 
@@ -228,7 +231,9 @@ def test_wrong_messages_are_refused_in_anthropics_form(
     server: tuple[str, Service], body: dict[str, Any], status: int, words: str
 ) -> None:
     for stream in (False, True):
-        answer = httpx.post(f"{server[0]}/v1/messages", json={**body, "stream": stream}, timeout=60)
+        answer = httpx.post(
+            f"{server[0]}/v1/messages", json={**body, "stream": stream}, timeout=SECONDS
+        )
         assert answer.status_code == status
         assert answer.json()["type"] == "error"
         assert words in answer.json()["error"]["message"]
@@ -242,19 +247,24 @@ def test_wrong_messages_are_refused_in_anthropics_form(
     ],
 )
 def test_wrong_responses_are_refused(server: tuple[str, Service], body: dict[str, Any]) -> None:
-    answer = httpx.post(f"{server[0]}/v1/responses", json=body, timeout=60)
+    answer = httpx.post(f"{server[0]}/v1/responses", json=body, timeout=SECONDS)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"]
 
 
 def test_tokens_and_back(server: tuple[str, Service]) -> None:
     address, service = server
-    found = httpx.post(f"{address}/tokenize", json={"prompt": "the cat"}).json()
+    found = httpx.post(f"{address}/tokenize", json={"prompt": "the cat"}, timeout=SECONDS).json()
     assert found["tokens"] == service.llm.llm.encode("the cat")
-    chat = httpx.post(f"{address}/tokenize", json={"messages": USER}, timeout=60).json()
+    chat = httpx.post(f"{address}/tokenize", json={"messages": USER}, timeout=SECONDS).json()
     written = service.llm.llm.engine.tokenizer.encode_plain("<user>the cat<assistant>")
     assert chat["tokens"] == written
-    back = httpx.post(f"{address}/detokenize", json={"tokens": found["tokens"]}).json()
+    back = httpx.post(
+        f"{address}/detokenize", json={"tokens": found["tokens"]}, timeout=SECONDS
+    ).json()
     assert back["prompt"] == "the cat"
-    assert httpx.post(f"{address}/detokenize", json={"tokens": [10**12]}).status_code == 400
-    assert httpx.post(f"{address}/tokenize", json={}).status_code == 400
+    assert (
+        httpx.post(f"{address}/detokenize", json={"tokens": [10**12]}, timeout=SECONDS).status_code
+        == 400
+    )
+    assert httpx.post(f"{address}/tokenize", json={}, timeout=SECONDS).status_code == 400
