@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack
@@ -179,6 +180,7 @@ def _custom_op(
 
 
 def _without_hints(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
     def called(
         *args: Any, layer_type: str = "unknown", enable_sharding: bool = False, **kwargs: Any
     ) -> Any:

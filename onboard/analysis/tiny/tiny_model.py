@@ -28,6 +28,7 @@ from onboard.hf.architecture import (
 )
 from onboard.hf.codebooks import codebooks_of
 from onboard.hf.hf_model import build_reference
+from onboard.hf.json_floats import json_floats
 from onboard.hub import with_own_type
 from onboard.verify.error import rmse_ratio
 from onboard.verify.tolerances import SAME
@@ -39,7 +40,6 @@ __all__ = [
     "one_line",
     "tiny_config",
 ]  # where others look for them
-_NO_JSON_FLOATS = ("Infinity", "-Infinity", "NaN")
 _NORM = 0.7
 _LAST = 8
 """Tokens: what becomes of one may show only once a block of them is whole."""
@@ -74,20 +74,6 @@ def load_config(config: Mapping[str, Any], *, trust_remote_code: bool = False) -
         ) from error
     causal_lm_class(made)
     return decoder_config(made)
-
-
-def json_floats(value: Any) -> Any:
-    """Return a JSON value; floats that JSON has not stand there as transformers writes them:
-    `{"__float__": "NaN"}`.
-    """
-    if isinstance(value, dict):
-        only = value.get("__float__") if len(value) == 1 else None
-        return (
-            float(only)
-            if only in _NO_JSON_FLOATS
-            else {key: json_floats(item) for key, item in value.items()}
-        )
-    return [json_floats(item) for item in value] if isinstance(value, list) else value
 
 
 def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:

@@ -1,8 +1,9 @@
 """The plan of a run by its model file's own code, on tensors without values: seconds sooner than
 by its graph.
 
-Parameters, tables, inputs and caches are those of the run. Activations are those of the code as it
-is written, before transforms fuse any of it: bounds.
+Parameters, tables, inputs and caches are those of the run; a table that no layer reads, which a
+graph drops, counts here. Activations are those of the
+code as it is written, before transforms fuse any of it: bounds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from onboard.cache.budget import CUDA_RESERVE, CachePlan, Limits, MemoryPlan
 from onboard.cache.resources import CacheResource
 from onboard.config import RuntimeConfig, SettledConfig
 from onboard.content import content_path
+from onboard.hf.json_floats import json_floats
 from onboard.quantised.said import says_float8_cache
 from onboard.runtime.limits import ON_CPU, ON_GPU, max_positions, settled
 from onboard.runtime.sketch import stand_in
@@ -100,13 +102,13 @@ def _read_config(checkpoint: Path) -> Any:
     values = _values(checkpoint)
     check_config(values, checkpoint / "config.json")
     kind = values.get("model_type", "")
-    if kind not in auto.CONFIG_MAPPING_NAMES or "__float__" in str(values):
+    if kind not in auto.CONFIG_MAPPING_NAMES:
         raise UnsureError(f"transformers has no config class for {kind!r}")
     package = f"transformers.models.{auto.model_type_to_module_name(kind)}"
     name = auto.CONFIG_MAPPING_NAMES[kind]
     config_class = _config_class(package, name)
     with stand_in.known_alone():
-        config = config_class.from_dict(values)
+        config = config_class.from_dict(json_floats(values))
     if config.sub_configs:
         raise UnsureError("the config has parts")
     return config

@@ -198,7 +198,8 @@ class LayerNorm(Module):
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         bias: bool = True,
-        **_: Any,
+        *_: Any,
+        **__: Any,
     ) -> None:
         shape = (
             normalized_shape if isinstance(normalized_shape, tuple | list) else [normalized_shape]

@@ -148,7 +148,11 @@ class _Packet:
     def register_fake(self, fake: Callable[..., Any]) -> None:
         self.fake = fake
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **hinted: Any) -> Any:
+        # Hints for several ranks are no arguments of its function, and mean nothing here
+        kwargs = {
+            name: value for name, value in hinted.items() if name in self.signature.parameters
+        }
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         if MEMORY.tokens:

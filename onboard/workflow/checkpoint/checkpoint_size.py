@@ -17,8 +17,8 @@ def native_values(config: dict[str, Any]) -> dict[str, Any]:
     """
     from transformers import CONFIG_MAPPING
 
-    from onboard.analysis.tiny.tiny_model import json_floats
     from onboard.hf.architecture import text_config
+    from onboard.hf.json_floats import json_floats
 
     model_type = config.get("model_type")
     if model_type not in CONFIG_MAPPING:

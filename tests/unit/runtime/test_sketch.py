@@ -48,6 +48,12 @@ def _asked(checkpoint: Path, *roots: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in said.splitlines()]
 
 
+def _each_kind_once(base: Any) -> int:
+    """Return how many first layers have each kind: a graph drops a table that none of them reads."""
+    kinds = getattr(base, "layer_types", None) or [None]
+    return max(2, 1 + max(kinds.index(kind) for kind in kinds))
+
+
 def _config(folder: Path, family: str, draw: random.Random) -> Path:
     """Write a config of a family: its class's defaults, few layers, and some drawn changes."""
     own = CONFIG_MAPPING[family]
@@ -55,7 +61,7 @@ def _config(folder: Path, family: str, draw: random.Random) -> Path:
     changes: dict[str, Any] = {"dtype": draw.choice(["float32", "bfloat16", "float16"])}
     if family not in ("gpt_neo", "mamba2"):  # whose layers and sizes other fields repeat
         changes["vocab_size"] = base.vocab_size + draw.choice([0, 3, 64])
-        changes["num_hidden_layers"] = draw.randint(2, 5)
+        changes["num_hidden_layers"] = _each_kind_once(base) + draw.randrange(3)
     if family == "nemotron":  # without a default that works
         changes["num_key_value_heads"] = base.num_attention_heads
     for name in ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_bias"):
