@@ -41,7 +41,7 @@ def random_prompt(
     size = (batch, start + length if counted else length)
     if distinct:
         order = torch.rand((batch, vocab_size), generator=generator).argsort(dim=1)
-        input_ids = order[:, : size[1]]
+        input_ids = order[:, : size[1]].clone()  # torch.export guards the base of a view
     else:
         input_ids = torch.randint(vocab_size, size, generator=generator)
     if counted:

@@ -138,6 +138,7 @@ def test_prompts_begin_beyond_zero_have_gaps_and_repeat_with_their_seed() -> Non
 def test_a_text_of_distinct_tokens_may_have_all_of_them() -> None:
     for counted in (False, True):
         prompt = random_prompt(12, 3, 7, fresh_seed(), 5 * counted, counted=counted, distinct=True)
+        assert prompt["input_ids"]._base is None, "torch.export makes a guard of it"
         rows = prompt["input_ids"].tolist()
         assert all(len(set(row)) == len(row) == 7 + 5 * counted for row in rows)
         assert all(0 <= token < 12 for row in rows for token in row)
