@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
 import torch
+
+if (device := os.environ.get("ONBOARD_TEST_DEVICE")) is not None:  # by `tests/gpu`
+    torch.set_default_device(device)
 
 
 @pytest.fixture(autouse=True)
