@@ -17,6 +17,7 @@ from onboard.config import RuntimeConfig
 from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
 from tests.support import checkpoints
+from tests.support.runtime.greedy_tokens import GreedyTokens, greedy_tokens
 
 TINY = {
     **checkpoints.TINY,
@@ -46,12 +47,9 @@ class Tiny:
     def logits(self, ids: list[int]) -> torch.Tensor:
         return self.hf(torch.tensor([ids]), use_cache=False).logits[0]
 
-    def greedy(self, ids: list[int], count: int) -> list[int]:
+    def greedy(self, ids: list[int], count: int) -> GreedyTokens:
         """Return transformers' greedy tokens, each from a full pass over what is known."""
-        known = list(ids)
-        for _ in range(count):
-            known.append(int(self.logits(known)[-1].argmax()))
-        return known[len(ids) :]
+        return greedy_tokens(self.logits, ids, count)
 
 
 def save_tokenizer(folder: Path, text: str) -> int:

@@ -23,6 +23,7 @@ from onboard.verify.error import rmse_ratio
 from onboard.verify.stages import verify_model
 from onboard.workflow.run_model import run_model as run_agent
 from tests.support.drawing import some_of
+from tests.support.runtime.greedy_tokens import greedy_tokens
 
 LENGTHS = (3, 11, 26, 41)
 NEW_TOKENS = 32
@@ -68,16 +69,12 @@ def expected(checkpoint: Path, prompts: list[list[int]]) -> list[tuple[list[int]
     model = AutoModelForCausalLM.from_pretrained(
         checkpoint, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    found = []
-    for prompt in prompts:
-        known = list(prompt)
-        for _ in range(NEW_TOKENS):
-            logits = model(torch.tensor([known]), use_cache=False).logits[0]
-            known.append(int(logits[-1].argmax()))
-        found.append(
-            (known[len(prompt) :], model(torch.tensor([known]), use_cache=False).logits[0])
-        )
-    return found
+
+    def logits(ids: list[int]) -> torch.Tensor:
+        return model(torch.tensor([ids]), use_cache=False).logits[0]
+
+    texts = [(prompt, greedy_tokens(logits, prompt, NEW_TOKENS)) for prompt in prompts]
+    return [(tokens, logits([*prompt, *tokens])) for prompt, tokens in texts]
 
 
 @pytest.mark.parametrize("model_type", some_of(TYPES, always=("llama",), by_chance=3))
