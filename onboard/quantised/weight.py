@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -93,6 +94,35 @@ class QuantisedWeight:
     """The model has it as [..., inputs, outputs]; codes are [..., outputs, inputs] always."""
     scale_dtype: torch.dtype = torch.float32
     """What holds the scales of blocks exactly."""
+    encoding: str = ""
+    """What ops compute with, where `kind` is a name of the format: "int8" for Q6_K."""
+    offset: bool = False
+    """Blocks have offsets that no part of its own holds."""
+
+    @property
+    def computed_as(self) -> str:
+        """The codes that ops compute with: "fp8", "int8", "int4", "nvfp4" or "mxfp4"; others are
+        decoded.
+        """
+        return self.encoding or self.kind
+
+    @property
+    def has_offset(self) -> bool:
+        """Whether something is added to its codes, or subtracted."""
+        return self.offset or "zero" in self.parts
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of integers of eight bits with their scales and offsets, where these are not as in
+        the files; else 0.
+        """
+        if self.encoding != "int8":
+            return 0
+        group = self.shape[-1] if self.block is None else self.block[1]
+        numbers = self.scale_dtype.itemsize + 4 * self.offset
+        return math.prod(self.shape[:-1]) * (
+            self.shape[-1] + numbers * blocks(self.shape[-1], group)
+        )
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache, wraps
 from typing import Any
 
@@ -24,6 +25,7 @@ from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, quan
 from onboard.graph.weight_load.quantised_linears import EIGHT_BIT_KEYS
 from onboard.graph.weight_load.weight_names import match_names, module_renaming
 from onboard.ops.attention.stored import as_cached
+from onboard.ops.integers.int8_linear import quantise_int8_rows
 from onboard.ops.linear.fp8_linear import dequantised, quantise_rows
 from onboard.quantised.weight import QuantisedWeight
 
@@ -36,18 +38,33 @@ def quantise_inputs(model: nn.Module, context: TransformContext) -> int:
     do; return how many layers and mixtures.
     """
     quantised = _quantised(model, context)
-    for name, (how, scale) in quantised.items():
+    for name, inputs in quantised.items():
         module = model.get_submodule(name.removesuffix(".weight"))
         if isinstance(module, nn.Linear):
-            module.register_forward_pre_hook(_quantising(how, scale))
+            module.register_forward_pre_hook(_quantising(inputs))
     return len(quantised) + _quantise_experts(model, context)
 
 
-def _quantised(
-    model: nn.Module, context: TransformContext
-) -> dict[str, tuple[str, torch.Tensor | None]]:
-    """Return the weights of `model` whose layers the run computes with eight-bit inputs, how these
-    are quantised, and their scale where they have one.
+@dataclass(frozen=True)
+class _Inputs:
+    """How a layer's inputs are quantised, and their scale where they have one."""
+
+    how: str
+    scale: torch.Tensor | None
+    dtype: str
+
+    def near(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what rows become."""
+        scale = None if self.scale is None else self.scale.to(x.device)
+        if self.dtype == "int8":
+            codes, scales = quantise_int8_rows(x, scale)
+            return codes.float() * scales[:, None]
+        return dequantised(*quantise_rows(x, self.how, scale))
+
+
+def _quantised(model: nn.Module, context: TransformContext) -> dict[str, _Inputs]:
+    """Return the weights of `model` whose layers the run computes with eight-bit inputs, and how
+    these are quantised.
     """
     if not any(entry.key in EIGHT_BIT_KEYS and entry.num_matches for entry in context.history):
         return {}
@@ -60,15 +77,14 @@ def _quantised(
         if weight is not None and name.endswith(".weight"):
             how = how_inputs_are_quantised(weight)
             scale = torch.tensor([checkpoint.input_scale(weight)]) if how == "tensor" else None
-            quantised[name] = how, scale
-    return {name: each for name, each in quantised.items() if each[0]}
+            quantised[name] = _Inputs(how, scale, weight.activations.dtype)
+    return {name: each for name, each in quantised.items() if each.how}
 
 
-def _quantising(how: str, scale: torch.Tensor | None) -> Any:
+def _quantising(quantised: _Inputs) -> Any:
     def quantise(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         x = inputs[0]
-        given = None if scale is None else scale.to(x.device)
-        rows = dequantised(*quantise_rows(x.reshape(-1, x.shape[-1]), how, given))
+        rows = quantised.near(x.reshape(-1, x.shape[-1]))
         return (rows.to(x.dtype).view(x.shape), *inputs[1:])
 
     return quantise

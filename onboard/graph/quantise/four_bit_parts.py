@@ -35,7 +35,7 @@ def four_bit_part(encoded: Encoded, kind: str) -> Tensor:
         case "whole" if encoded.whole is not None:
             return encoded.whole.expand(encoded.codes.shape[:-1])
         case "order":
-            return _order(encoded)
+            return order_of(encoded)
         case "inputs" if encoded.inputs is not None:
             return encoded.inputs
     raise AssertionError(f"a weight without {kind}")
@@ -48,10 +48,10 @@ def _ordered_codes(encoded: Encoded) -> Tensor:
         codes = (codes + ZERO).to(torch.uint8)
     else:
         assert encoded.table == E2M1
-    return codes if encoded.groups is None else codes.index_select(-1, _order(encoded))
+    return codes if encoded.groups is None else codes.index_select(-1, order_of(encoded))
 
 
-def _order(encoded: Encoded) -> Tensor:
+def order_of(encoded: Encoded) -> Tensor:
     """Return the inputs [inputs] int64 by their groups."""
     if encoded.groups is None:
         return torch.arange(encoded.codes.shape[-1], device=encoded.codes.device)

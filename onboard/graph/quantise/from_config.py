@@ -11,7 +11,9 @@ from torch import fx
 
 from onboard.graph.backends import Backend
 from onboard.graph.context import TransformContext
-from onboard.graph.quantise.four_bit_linears import FourBitLinears, Read
+from onboard.graph.quantise.coded_linears import CodedLinears
+from onboard.graph.quantise.schemes import Read, Schemes
+from onboard.graph.quantise.split_linears import split_linears
 from onboard.graph.transform import SKIPPED, GraphTransform, TransformConfig, TransformInfo
 from onboard.graph.weight_load.quantised_folder import quantised_checkpoint
 from onboard.graph.weight_load.quantised_linears import (
@@ -44,7 +46,9 @@ class QuantizeLinears(GraphTransform[ConfigT]):
         """Count one match for each linear layer."""
         if not keeps_codes(self.config.backend, context, self.key):
             return SKIPPED
-        return self.quantise(gm, quantised_weights(gm, context), context)
+        weights = quantised_weights(gm, context)
+        split_linears(gm, weights, schemes_of(context).of)
+        return self.quantise(gm, weights, context)
 
     @abstractmethod
     def quantise(
@@ -81,23 +85,27 @@ class QuantizeFP8Linears(QuantizeLinears[QuantizeFP8LinearsConfig]):
         return count
 
 
-class QuantizeFourBitLinears(QuantizeLinears[QuantizeLinearsConfig]):
-    """Let linears compute with codes of four bits of one kind, as the checkpoint has them; inputs
-    stay as they are.
+class QuantizeCodedLinears(QuantizeLinears[QuantizeLinearsConfig]):
+    """Let linears compute with codes of four bits of one kind, or with integers of eight, as the
+    checkpoint has them; inputs stay as they are, but for integers' that the checkpoint quantises.
     """
 
     config_class = QuantizeLinearsConfig
     kind: ClassVar[str]
-    """As `QuantisedWeight` has it."""
+    """As `QuantisedWeight.computed_as` has it."""
 
     def quantise(
         self, gm: fx.GraphModule, weights: Mapping[str, QuantisedWeight], context: TransformContext
     ) -> int:
         """Let linears compute with the weights of its kind; return how many do."""
-        if not any(weight.kind == self.kind for weight in weights.values()):
+        if not any(weight.computed_as == self.kind for weight in weights.values()):
             return 0
-        linears = FourBitLinears(gm, weights, self.kind, _reader(context), context.dtype)
-        return linears.quantise()
+        return CodedLinears(gm, weights, self.kind, schemes_of(context), context.dtype).quantise()
+
+
+def schemes_of(context: TransformContext) -> Schemes:
+    """Return the schemes of the weights that a run computes with."""
+    return Schemes(_reader(context), input_scales(context, allow_different=False).read)
 
 
 def _reader(context: TransformContext) -> Read:

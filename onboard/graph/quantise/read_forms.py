@@ -12,6 +12,7 @@ from torch import Tensor
 
 from onboard.errors import OnboardError
 from onboard.graph.quantise.four_bit_parts import LINEARS, four_bit_part
+from onboard.graph.quantise.int8_parts import int8_part
 from onboard.graph.weight_load.converted_weights import Source
 from onboard.graph.weight_load.parameters import CACHE_SCALE, Form
 from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint
@@ -119,4 +120,6 @@ def _no_exponent(form: Form, target: Tensor) -> str | None:
 def _form(encoded: Encoded, form: Form) -> Tensor:
     if form.encoding in LINEARS:
         return four_bit_part(encoded, form.kind)
+    if form.encoding == "int8":
+        return int8_part(encoded, form.kind)
     return encoded.form(form.kind, in_blocks=form.block is not None)

@@ -25,7 +25,7 @@ from onboard.ops.linear.fp8_linear import BLOCK
 
 aten = torch.ops.aten
 LINEARS = (aten.linear.default, torch.ops.onboard.torch_linear_simple.default)
-_JOINED = ("weight", "weight_scale", "zero", "whole")
+_JOINED = ("weight", "weight_scale", "zero", "whole", "offset")
 """Arguments of linears that have their outputs first."""
 _VIEWS = (
     aten.view,

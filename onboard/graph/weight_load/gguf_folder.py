@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -29,10 +29,29 @@ _PLAIN = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-_INT4 = "Q4_0"
-"""Integers from -8 to 7 with float16 scales of 32 inputs: what kernels for four bits read. Q4_1 has
-offsets that are no whole codes, others have more bits.
-"""
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How ops compute with a type: their codes, inputs of a group, what holds scales exactly."""
+
+    encoding: str
+    group: int = 32
+    scale_dtype: torch.dtype = torch.float16
+    offset: bool = False
+
+
+_FORMS = {
+    "Q4_0": _Form("int4"),
+    "Q4_1": _Form("int8", offset=True),
+    "Q5_0": _Form("int8"),
+    "Q5_1": _Form("int8", offset=True),
+    "Q8_0": _Form("int8"),
+    "Q4_K": _Form("int8", scale_dtype=torch.float32, offset=True),
+    "Q5_K": _Form("int8", scale_dtype=torch.float32, offset=True),
+    "Q6_K": _Form("int8", group=16, scale_dtype=torch.float32),
+}
+"""By type; others are decoded."""
 
 
 class GgufFiles(Checkpoint):
@@ -128,19 +147,20 @@ class Gguf:
 
     def _weight(self, name: str) -> QuantisedWeight:
         kind, shape, parts = self.files.kind(name), self.files.elements(name), {"codes": name}
-        if kind == _INT4:
+        if (form := _FORMS.get(kind)) is None:
             return QuantisedWeight(
-                name, shape, "int4", parts, _decode_int4, block=(1, 32), scale_dtype=torch.float16
+                name, shape, kind.lower(), parts, lambda found: decode(kind, found["codes"])
             )
         return QuantisedWeight(
-            name, shape, kind.lower(), parts, lambda found: decode(kind, found["codes"])
-        )
+            name, shape, kind.lower(), parts, partial(_decode, kind, form.scale_dtype), block=(1, form.group),
+            scale_dtype=form.scale_dtype, encoding=form.encoding, offset=form.offset,
+        )  # fmt: skip
 
 
-def _decode_int4(found: Tensors) -> Encoded:
+def _decode(kind: str, scale_dtype: torch.dtype, found: Tensors) -> Encoded:
     """Return codes with scales as the file has them."""
-    encoded = decode(_INT4, found["codes"])
-    return replace(encoded, scale=encoded.scale.half())
+    encoded = decode(kind, found["codes"])
+    return replace(encoded, scale=encoded.scale.to(scale_dtype))
 
 
 def gguf_files(folder: Path) -> GgufFiles | None:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from onboard.graph.weight_load.parameters import Form, set_parameter, weight_plan
-from onboard.quantised.weight import QuantisedWeight
+from onboard.quantised.weight import Activations, QuantisedWeight
 
 
 @dataclass
@@ -44,14 +44,24 @@ class InputScales:
 
 def how_inputs_are_quantised(weight: QuantisedWeight) -> str:
     """Return the `quantize` of a weight's linear, as its checkpoint says; "" where inputs are not
-    quantised in eight-bit floats. Where one scale is meant and none is stored, a token has its own.
+    quantised in eight bits. Where one scale is meant and none is stored, a token has its own.
     """
     activations = weight.activations
-    if activations.dtype != "float8_e4m3fn" or activations.kind == "none":
+    if activations.kind == "none" or not _takes(weight, activations):
         return ""
     if activations.kind == "tensor":
         return "tensor" if weight.input_scale else "token"
     return activations.kind
+
+
+def _takes(weight: QuantisedWeight, activations: Activations) -> bool:
+    """Tell whether a weight's ops take inputs of a dtype: integers where outputs have one scale each,
+    and codes no zero.
+    """
+    if activations.dtype == "int8":
+        is_plain = weight.block is None and not weight.has_offset and "groups" not in weight.parts
+        return weight.computed_as == "int8" and is_plain and activations.kind in ("token", "tensor")
+    return activations.dtype == "float8_e4m3fn"
 
 
 def plan_input_scale(gm: GraphModule, name: str, parts: Sequence[str]) -> str:

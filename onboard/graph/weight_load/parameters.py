@@ -70,7 +70,7 @@ class Form:
     beside: tuple[str, ...] = ()
     """Weights whose inputs have the same scale: the largest of all of theirs."""
     encoding: str = "fp8"
-    """What codes are: `QuantisedWeight.kind`."""
+    """What codes are: `QuantisedWeight.computed_as`."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_scale")
 """Scales of what attention keeps; `model.layers.0.self_attn.k_proj.k_scale` in ModelOpt's files."""
 
 
-KERNEL_KINDS = ("fp8", "int4", "mxfp4", "nvfp4")
+KERNEL_KINDS = ("fp8", "int8", "int4", "mxfp4", "nvfp4")
 """Codes that there are kernels for (the transforms `quantize_*_from_config`)."""
 
 
@@ -108,12 +108,14 @@ class QuantisedCheckpoint(Checkpoint):
         return {name: math.prod(stored[name].shape) for name in self.cache_scales}
 
     def kept_bytes(self) -> dict[str, int]:
-        """Return the bytes in the files of the weights whose codes there are kernels for, by name."""
+        """Return the bytes that weights take whose codes there are kernels for, by name: about those
+        in the files.
+        """
         stored = self.files.names()
         return {
-            name: sum(stored[part].nbytes for part in weight.parts.values())
+            name: weight.held_bytes or sum(stored[part].nbytes for part in weight.parts.values())
             for name, weight in self.weights.items()
-            if weight.kind in KERNEL_KINDS
+            if weight.computed_as in KERNEL_KINDS
         }
 
     def part(self, weight: QuantisedWeight, role: str) -> torch.Tensor:

@@ -41,8 +41,12 @@ from onboard.ops.linear.fp8_linear import BLOCK
 from onboard.quantised.encode_four_bits import INT4_GROUP, MXFP4_GROUP
 from onboard.quantised.weight import NOT_QUANTISED, Activations, QuantisedWeight
 
-EIGHT_BIT_KEYS = ("quantize_fp8_linear_from_config", "quantize_finegrained_fp8_linear_from_config")
-"""The transforms that let linears compute with codes."""
+EIGHT_BIT_KEYS = (
+    "quantize_fp8_linear_from_config",
+    "quantize_finegrained_fp8_linear_from_config",
+    "quantize_int8_linear_from_config",
+)
+"""The transforms that let linears compute with codes, and inputs in eight bits."""
 _ops, aten = torch.ops.onboard, torch.ops.aten
 _LOOKED_UP: WeakKeyDictionary[nn.Module, Mapping[str, QuantisedWeight]] = WeakKeyDictionary()
 
@@ -216,8 +220,7 @@ def _alike(
     known = joined_weights(gm, name, weights)
     if not known or not all(_fits(weight, in_blocks) for weight in known):
         return []
-    whole = len(known) == 1 or not in_blocks
-    even = whole or all(weight.shape[0] % BLOCK == 0 for weight in known)
+    even = not in_blocks or all(weight.shape[0] % BLOCK == 0 for weight in known[:-1])
     alike = len({(weight.activations, how_inputs_are_quantised(weight)) for weight in known}) == 1
     return known if even and alike else []
 

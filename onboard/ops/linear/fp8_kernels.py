@@ -1,6 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
 # (The kernel is written in Triton's language: its arguments have Triton's types.)
-"""Rows of numbers in eight-bit floats, with the norm or the gate before it in the same pass."""
+"""Rows of numbers in eight bits, floats or integers, with the norm or the gate before it in the same
+pass.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,18 @@ from onboard.ops.triton.overlap import wait_for_inputs
 
 
 @triton.jit
+def _nearest(x):
+    """Return the nearest integers, of two alike the even one: where 1.5 * 2^23 has its last bit."""
+    x = tl.clamp(x, -4194304.0, 4194304.0)
+    return (x + 12582912.0) - 12582912.0
+
+
+@triton.jit
 def _quantise_kernel(
     out_ptr, scale_ptr, x_ptr, norm_ptr, given_ptr, columns, eps,
     HAS_NORM: tl.constexpr, ACTIVATION: tl.constexpr,
     GIVEN: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr, LEAST: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    INTEGERS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Normalise and quantise one row, in GROUPS groups of SIZE columns; with ACTIVATION a row is gates,
     then what they multiply.
@@ -47,8 +56,12 @@ def _quantise_kernel(
     if GIVEN:
         scale = tl.zeros([GROUPS], tl.float32) + tl.load(given_ptr)
     else:
-        scale = tl.maximum(tl.max(tl.abs(x), 1) / 448.0, LEAST)
-    codes = tl.clamp(x / scale[:, None], -448.0, 448.0)
+        scale = tl.maximum(tl.max(tl.abs(x), 1) / (127.5 if INTEGERS else 448.0), LEAST)
+    codes = x / scale[:, None]
+    if INTEGERS:
+        codes = tl.clamp(_nearest(codes), -128.0, 127.0)
+    else:
+        codes = tl.clamp(codes, -448.0, 448.0)
     place = row.to(tl.int64) * columns + column
     tl.store(out_ptr + place, codes.to(out_ptr.dtype.element_ty), mask=inside)
     group = tl.arange(0, GROUPS)
@@ -63,12 +76,13 @@ def quantise(
     norm: Tensor | None = None,
     eps: float = 0.0,
     act: str = "",
+    dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> tuple[Tensor, Tensor]:
-    """Return what `quantise_rows` does of x [rows, columns], or of its RMSNorm, or of the product of
-    its activated first half and its second, as one kernel.
+    """Return what `quantise_rows`, for int8 `quantise_int8_rows`, does of x [rows, columns], or of
+    its RMSNorm, or of the product of its activated first half and its second, as one kernel.
     """
     rows, columns = len(x), x.shape[1] // 2 if act else x.shape[1]
-    out = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=x.device)
+    out = torch.empty(rows, columns, dtype=dtype, device=x.device)
     size = BLOCK if how == "group" else power_of_two(columns)
     groups = triton.cdiv(columns, size)
     scale = torch.empty(rows, groups, dtype=torch.float32, device=x.device)
@@ -76,7 +90,7 @@ def quantise(
     _quantise_kernel[(rows,)](
         out, scale, x, norm, given, columns, eps,
         HAS_NORM=norm is not None, ACTIVATION=KERNEL_ACTIVATIONS[act] if act else None, GIVEN=how == "tensor",
-        GROUPS=block, SIZE=size, LEAST=SMALLEST_SCALE,
+        GROUPS=block, SIZE=size, LEAST=SMALLEST_SCALE, INTEGERS=dtype == torch.int8,
         num_warps=min(16, max(1, block * size // 512)), **overlaps(x.device),
     )  # fmt: skip
     return out, scale if how == "group" else scale.view(rows)

@@ -176,12 +176,14 @@ def _products(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
     DOT_TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Return the products [BN, BM] of rows of the weight and of x over the columns low..high.
+    """Return the products [BN, BM] of rows of the weight and of x over the columns low..high, float32.
 
     With SCALES or X_SCALES 2 a step is a block's columns, and its products have scales of their own.
+    Integers are summed up as integers.
     """
     k = tl.arange(0, BK)
-    sums = tl.zeros([BN, BM], tl.float32)
+    SUMS: tl.constexpr = tl.int32 if tl.int8 == DOT_TYPE else tl.float32
+    sums = tl.zeros([BN, BM], SUMS)
     for start in tl.range(low, high, BK, num_stages=STAGES):
         column = start + k
         if EVEN:
@@ -202,8 +204,14 @@ def _products(
                 step *= tl.load(x_scales + start // BLOCK, mask=inside, other=0.0)[None, :]
             sums += step
         else:
-            sums = tl.dot(w.to(DOT_TYPE), tl.trans(x.to(DOT_TYPE)), sums, input_precision="ieee")
-    return sums
+            sums = tl.dot(
+                w.to(DOT_TYPE),
+                tl.trans(x.to(DOT_TYPE)),
+                sums,
+                input_precision="ieee",
+                out_dtype=SUMS,
+            )
+    return sums.to(tl.float32)
 
 
 @triton.jit

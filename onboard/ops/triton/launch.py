@@ -26,6 +26,7 @@ TYPES = {**_DOT_TYPES, torch.float64: tl.float64}
 _DOT_TYPES[torch.float8_e4m3fn] = tl.float8e4nv
 if INTERPRETED:  # the interpreter has no products of bfloat16 or float8
     _DOT_TYPES = dict.fromkeys(_DOT_TYPES, tl.float32)
+_DOT_TYPES[torch.int8] = tl.int8
 
 
 def require_device(x: Tensor) -> None:

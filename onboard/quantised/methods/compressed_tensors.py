@@ -209,6 +209,8 @@ def _activations(values: object) -> Activations:
     if (dtype := _INPUTS.get(written)) is None:
         raise refusal(_NAME, f"input_activations of {written[:60]}")
     strategy, group = values.get("strategy"), values.get("group_size")
+    if dtype == "int8" and values.get("symmetric") is False:
+        return Activations("none", dtype)  # exact: no op takes a zero of inputs
     if strategy in ("token", "tensor", None):
         dynamic = bool(values.get("dynamic"))
         return Activations("token" if dynamic and strategy == "token" else "tensor", dtype)

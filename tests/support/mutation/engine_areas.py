@@ -114,7 +114,7 @@ _RECURRENCES = ("causal_conv", "cached_causal_conv", "ssm", "cached_ssm", "repla
 _LAYERS = ("activation", "norm", "wide_norm", "rope", "linear", "moe", "router", "fused_moe", "fused", "fp8_linear",
            "fp8_codes", "fp8_swiglu", "nvfp4_codes", "nvfp4_swiglu",
            "four_bits", "four_bit_linear", "four_bit_product", "quantised_moe", "four_bit_moe",
-           "fused_gated_norm", "fused_gdn_gating", "fused_rope", "gather_logits")  # fmt: skip
+           "int8_linear", "fused_gated_norm", "fused_gdn_gating", "fused_rope", "gather_logits")  # fmt: skip
 
 
 def _ops(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ AREAS = {
             "layers",
             _ops(_LAYERS),
             ("ops/test_op_norm.py", "ops/test_op_rope.py", "ops/test_op_linear.py", "ops/test_op_moe.py",
-             "ops/test_op_four_bits.py", "graph/weight_load/test_quantised_linears.py",
+             "ops/test_op_four_bits.py", "ops/test_op_int8.py", "graph/weight_load/test_quantised_linears.py",
              "ops/test_op_quantised_moe.py",
              "ops/test_op_mixers.py", "graph/post_load_fusion/test_gather_logits.py",
              "graph/post_load_fusion/test_fuse_rmsnorm.py",

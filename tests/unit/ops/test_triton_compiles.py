@@ -19,8 +19,10 @@ from onboard.ops.convolution import triton_cached_causal_conv as cached_causal_c
 from onboard.ops.delta_rule import triton_cached_delta_rule as cached_delta_rule
 from onboard.ops.experts import triton_moe as moe
 from onboard.ops.experts import triton_router as router
+from onboard.ops.integers import triton_int8_linear as int8_linear
 from onboard.ops.latent_attention import triton_cached_mla as cached_mla
 from onboard.ops.linear import triton_four_bit_linear as four_bit_linear
+from onboard.ops.linear import triton_fp8_linear as fp8_linear
 from onboard.ops.linear import triton_linear as linear
 from onboard.ops.norm import triton_rmsnorm as rmsnorm
 from onboard.ops.norm import triton_rmsnorm_gated as rmsnorm_gated
@@ -185,6 +187,33 @@ def test_kernels_of_four_bit_linears(
         assert "convert_layout" not in loop
     ops.triton_fused_four_bit_linear(torch.empty(300, 4096).bfloat16(), words, *rest)
     assert kernels[-1].metadata.name == "write_out_kernel"
+
+
+@pytest.mark.slow
+def test_kernels_of_int8_linears(kernels: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    overlapping = {"OVERLAP": True, "launch_pdl": True}
+    for module in (int8_linear, linear):
+        monkeypatch.setattr(module, "overlaps", lambda device: overlapping)
+        monkeypatch.setattr(module, "processors", lambda device: 132)
+    monkeypatch.setattr(fp8_linear, "processors", lambda device: 132)
+    weight = torch.empty(4096, 4096, dtype=torch.int8)
+    for group in (32, 128, 4096):
+        scale = torch.empty(4096, 4096 // group, dtype=torch.float16)
+        offset = torch.empty_like(scale).float() if group == 32 else None
+        for rows in (1, 16, 64, 300):
+            x = torch.empty(rows, 4096).bfloat16()
+            ops.triton_fused_int8_linear(x, weight, None, scale, offset, None, group)
+    grouped = {"int8_vector_kernel", "int8_matrix_kernel", "int8_write_out_kernel"}
+    assert_compiled(kernels, grouped | {"vector_kernel", "matrix_kernel"})
+    kernels.clear()
+    for rows in (16, 64, 300):
+        x = torch.empty(rows, 4096).bfloat16()
+        ops.triton_fused_int8_linear(x, weight, None, scale, None, None, 4096, "token")
+    assert_compiled(kernels, {"_quantise_kernel", "matrix_kernel", "scale_sums_kernel"})
+    products = [each for each in kernels if each.metadata.name == "matrix_kernel"]
+    assert all(
+        "wgmma" in kernel.asm["ptx"] and ".s8.s8" in kernel.asm["ptx"] for kernel in products
+    )
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

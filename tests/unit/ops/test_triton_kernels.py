@@ -27,6 +27,7 @@ INTERPRETED = tuple(
         "fp8",
         "codes",
         "four_bits",
+        "int8",
         "mixers",
         "moe",
         "quantised_moe",

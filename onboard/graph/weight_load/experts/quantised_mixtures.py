@@ -37,10 +37,11 @@ _OTHER_PARTS = {"groups", "inputs"}
 
 def _op_for(weight: QuantisedWeight, inputs: int) -> str | None:
     """Return the op that computes with a weight of so many inputs."""
-    if weight.kind == "fp8":
+    kind = weight.computed_as
+    if kind == "fp8":
         return None if "zero" in weight.parts else _FP8_OPS.get(weight.block)
-    fits = weight.kind in LINEARS and fits_kernels(_group(weight, inputs), inputs)
-    return f"{weight.kind}_moe" if fits and not _OTHER_PARTS & weight.parts.keys() else None
+    fits = kind in LINEARS and fits_kernels(_group(weight, inputs), inputs)
+    return f"{kind}_moe" if fits and not _OTHER_PARTS & weight.parts.keys() else None
 
 
 def _group(weight: QuantisedWeight, inputs: int) -> int:
@@ -149,7 +150,9 @@ class Quantiser:
         found = {}
         for kind, (dtype, rows, columns) in self._kinds(first, stack).items():
             forms = [
-                Form(part, kind, first.block, transposed=stack.transposed, encoding=first.kind)
+                Form(
+                    part, kind, first.block, transposed=stack.transposed, encoding=first.computed_as
+                )
                 for part in weights
             ]
             name = self._plan_part(stack, kind, forms, parts, rows, columns, dtype)

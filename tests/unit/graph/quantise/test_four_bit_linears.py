@@ -15,10 +15,11 @@ from onboard.sources import gguf_source
 from tests.support import quantised
 from tests.support.checkpoints import save_checkpoint
 
-KEYS = tuple(f"quantize_{kind}_linear_from_config" for kind in ("int4", "mxfp4", "nvfp4"))
+KEYS = tuple(f"quantize_{kind}_linear_from_config" for kind in ("int4", "mxfp4", "nvfp4", "int8"))
 SAME = 1e-5
 LINEARS = 4
 """Of a layer: q, k and v are one, gate and up are one."""
+APART = 7
 
 
 def run(folder: Path, backend: str, **settings: object) -> LLM:
@@ -56,9 +57,9 @@ MORE = ("ct_w4a16", "modelopt_nvfp4", "modelopt_int4_awq", "gptq_asym", "auto_ro
     ("variant", "count"),
     [
         *((variant, LINEARS) for variant in JOINED),
-        # The groups of q, k and v differ, and so do those of gate and up: joined, they are decoded
-        ("gptq_desc_act", 2),
-        pytest.param("ct_w4a16_g_idx", 2, marks=pytest.mark.exhaustive),
+        # The groups of q, k and v differ, and so do those of gate and up: each is a product
+        ("gptq_desc_act", APART),
+        pytest.param("ct_w4a16_g_idx", APART, marks=pytest.mark.exhaustive),
         *(pytest.param(variant, LINEARS, marks=pytest.mark.exhaustive) for variant in MORE),
     ],
 )
@@ -69,32 +70,36 @@ def test_codes_say_what_the_decoded_model_says(variant: str, count: int) -> None
     assert (matches(codes), matches(decoded)) == (count, 0)
     said = [fact for fact in codes.engine.facts if "are computed with as they are" in fact]
     assert len(said) == 1
-    assert any("are decoded" in fact for fact in codes.engine.facts) == (count < LINEARS)
+    assert not any("are decoded" in fact for fact in codes.engine.facts)
     assert error(codes.logits(ids), decoded.logits(ids)) < SAME
     assert greedy(codes, ids[:5]) == greedy(decoded, ids[:5])
     words = [p for p in codes.engine.gm.parameters() if p.dtype == torch.int32]
     assert len(words) == count
 
 
-@pytest.mark.parametrize(("variant", "count"), [("gguf_q4_0", LINEARS), ("gguf_k_mixed", 0)])
+GGUF = [
+    ("gguf_q4_0", LINEARS + 1, ["1 weights in q8_0", "7 weights in q4_0"]),  # and the head
+    ("gguf_q8_0", LINEARS + 1, ["8 weights in q8_0"]),
+    ("gguf_k_mixed", LINEARS + 2, ["2 weights in q5_k", "3 weights in q4_k", "3 weights in q6_k"]),
+]
+
+
+@pytest.mark.parametrize(("variant", "count", "facts"), GGUF)
 def test_codes_of_a_gguf_file(
-    variant: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variant: str, count: int, facts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Q4_0 is computed with, other types are decoded, which the run says."""
+    """All types with kernels are computed with, in layers that are cut where these differ."""
     pytest.importorskip("gguf", reason='the extra "gguf" is not installed')
     monkeypatch.setenv("ONBOARD_CACHE", str(tmp_path))
     gguf_source._cache.cache_clear()
     folder = open_source(str(quantised.FOLDER / variant / "model.gguf")).weights()
     codes, decoded = run(folder, "torch"), run(folder, "auto")
     assert (matches(codes), matches(decoded)) == (count, 0)
-    assert any("are decoded" in fact for fact in codes.engine.facts)  # the head, or all
-    said = "7 weights in int4 (gguf) are computed with as they are"
-    assert (said in codes.engine.facts) == (count > 0)
+    said = [fact for fact in codes.engine.facts if "are computed with as they are" in fact]
+    assert sorted(said) == [f"{fact} (gguf) are computed with as they are" for fact in facts]
     ids = [3, 1, 4, 1, 5, 9, 2, 6]
     assert error(codes.logits(ids), decoded.logits(ids)) < SAME
     assert greedy(codes, ids[:5]) == greedy(decoded, ids[:5])
-    scales = [p for p in codes.engine.gm.parameters() if p.dtype == torch.float16]
-    assert len(scales) == count
 
 
 def test_groups_without_a_common_size_are_decoded(tmp_path: Path) -> None:

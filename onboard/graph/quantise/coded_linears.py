@@ -1,11 +1,12 @@
-"""Linear layers that compute with codes of four bits, in the place of those that would decode
-them.
+"""Linear layers that compute with codes of four bits, or with integers of eight, in the place of
+those that would decode them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,28 +14,34 @@ from torch.fx import GraphModule, Node
 
 from onboard.graph.fx import arguments, replace_with
 from onboard.graph.new_nodes import insert_call, read_parameter
-from onboard.graph.quantise.four_bit_parts import LINEARS, fits_kernels
+from onboard.graph.quantise.four_bit_parts import LINEARS as FOUR_BITS
+from onboard.graph.quantise.schemes import Schemes, group_of
+from onboard.graph.weight_load.input_scales import how_inputs_are_quantised, plan_input_scale
 from onboard.graph.weight_load.parameters import Form, Joined, Part, set_parameter, weight_plan
 from onboard.graph.weight_load.quantised_linears import joined_weights, replace_linears
 from onboard.ops.linear.four_bits import RUN, WORDS
 from onboard.quantised.weight import QuantisedWeight
 
 _ops, aten = torch.ops.onboard, torch.ops.aten
-_OF_INPUTS = ("groups", "inputs")
-"""Parts that say something of a weight's inputs: joined weights have the same."""
-Read = Callable[[QuantisedWeight, str], Tensor]
-"""Returns a part of a weight as the checkpoint has it, by its role."""
+OPS = {**FOUR_BITS, "int8": "torch_int8_linear"}
+"""By what weights are computed as: the op for linear layers."""
+_ARGUMENTS = {"words": "weight", "codes": "weight", "scale": "weight_scale"}
+"""Arguments of ops that have other names than parts."""
+_CODES = ("words", "codes")
+"""Parts that are a linear's weight."""
+Kinds = Mapping[str, tuple[torch.dtype, Sequence[int]]]
+"""Parts of a weight: their dtype, and their columns, which may be none."""
 
 
 @dataclass(frozen=True)
-class FourBitLinears:
+class CodedLinears:
     """The linears of a graph that can compute with codes of a kind."""
 
     gm: GraphModule
     weights: Mapping[str, QuantisedWeight]
     kind: str
-    """ "int4", "mxfp4" or "nvfp4"."""
-    read: Read
+    """As `QuantisedWeight.computed_as` has it."""
+    schemes: Schemes
     dtype: torch.dtype
     """The run's."""
 
@@ -43,55 +50,58 @@ class FourBitLinears:
         return replace_linears(self.gm, self._alike, self._quantise)
 
     def _alike(self, name: str) -> list[QuantisedWeight]:
-        """Return the weights that a parameter joins, if all are of this kind and have the same
-        groups of the same inputs; else nothing.
+        """Return the weights that a parameter joins, if all are of this kind and one scheme; else
+        nothing.
         """
         known = joined_weights(self.gm, name, self.weights)
-        if not known or not all(map(self._fits, known)) or len(set(map(_scheme, known))) > 1:
+        if not known or any(weight.computed_as != self.kind for weight in known):
             return []
-        return known if all(self._shares(known, role) for role in _OF_INPUTS) else []
-
-    def _fits(self, weight: QuantisedWeight) -> bool:
-        """Tell whether kernels read a weight: groups of inputs in any order have to be of one
-        size.
-        """
-        if weight.kind != self.kind or len(weight.shape) != 2 or weight.transposed:
-            return False
-        if not fits_kernels(_group(weight), weight.shape[1]):
-            return False
-        if "groups" not in weight.parts:
-            return True
-        sizes = torch.bincount(self.read(weight, "groups").flatten().long())
-        return bool((sizes[:-1] == _group(weight)).all() and sizes[-1] <= _group(weight))
-
-    def _shares(self, weights: list[QuantisedWeight], role: str) -> bool:
-        if role not in weights[0].parts or len(weights) == 1:
-            return True
-        first, *others = (self.read(weight, role) for weight in weights)
-        return all(torch.equal(first, other) for other in others)
+        found = {self.schemes.of(weight) for weight in known}
+        return [] if None in found or len(found) > 1 else known
 
     def _quantise(self, linear: Node, weights: list[QuantisedWeight]) -> None:
-        """Give a linear the words of its weight, and one more parameter for each further part."""
+        """Give a linear the codes of its weight, and one more parameter for each further part."""
         values = arguments(linear)
-        old = values["weight"]
-        name, first = str(old.target), weights[0]
-        outputs, inputs = self.gm.get_parameter(name).shape
-        runs, groups = -(-inputs // RUN), -(-inputs // _group(first))
-        words = self._part(linear, name, "words", weights, torch.int32, runs * WORDS)
-        scale = self._part(linear, name, "scale", weights, first.scale_dtype, groups)
-        zero = whole = None
-        if "zero" in first.parts:
-            zero = self._part(linear, name, "zero", weights, torch.uint8, groups)
-        if "whole" in first.parts:
-            whole = self._part(linear, name, "whole", weights, torch.float32)
-        x = self._inputs(linear, name, weights)
-        op = getattr(_ops, LINEARS[self.kind]).default
-        levels = op._schema.arguments[6].default_value
-        tensors = (x, words, values["bias"], scale, zero, whole)
-        new = insert_call(self.gm, linear, op, *tensors, levels, _group(first), like=linear)
-        replace_with(linear, new)
+        old, first = values["weight"], weights[0]
+        name = str(old.target)
+        given: dict[str, Any] = {"bias": values["bias"], "group": group_of(first)}
+        for kind, (dtype, columns) in self._kinds(first).items():
+            part = self._part(linear, name, kind, weights, dtype, *columns)
+            given[_ARGUMENTS.get(kind, kind)] = part
+        given["input"] = self._inputs(linear, name, weights)
+        given["quantize"] = how = how_inputs_are_quantised(first) if self.kind == "int8" else ""
+        if how == "tensor":
+            plan = weight_plan(self.gm)
+            parts = [plan.weight_of(part) for part in plan.parts(name)]
+            scale = plan_input_scale(self.gm, name, parts)
+            given["input_scale"] = read_parameter(self.gm, linear, scale)
+        replace_with(linear, self._call(linear, given))
         if not old.users:
             self.gm.graph.erase_node(old)
+
+    def _call(self, linear: Node, given: Mapping[str, Any]) -> Node:
+        op = getattr(_ops, OPS[self.kind]).default
+        values = [
+            given.get(each.name, each.default_value if each.has_default_value() else None)
+            for each in op._schema.arguments
+        ]
+        return insert_call(self.gm, linear, op, *values, like=linear)
+
+    def _kinds(self, weight: QuantisedWeight) -> Kinds:
+        """Return the parts of a weight that the op takes."""
+        inputs = weight.shape[1]
+        groups = [-(-inputs // group_of(weight))]
+        kinds: dict[str, tuple[torch.dtype, Sequence[int]]] = {
+            "scale": (weight.scale_dtype, groups)
+        }
+        if self.kind == "int8":
+            offset = {"offset": (torch.float32, groups)} if weight.has_offset else {}
+            return {"codes": (torch.int8, [inputs])} | kinds | offset
+        if "zero" in weight.parts:
+            kinds["zero"] = (torch.uint8, groups)
+        if "whole" in weight.parts:
+            kinds["whole"] = (torch.float32, [])
+        return {"words": (torch.int32, [-(-inputs // RUN) * WORDS])} | kinds
 
     def _inputs(self, linear: Node, name: str, weights: list[QuantisedWeight]) -> Node:
         """Return a linear's input as its codes take it: times factors, in the order of groups."""
@@ -106,7 +116,7 @@ class FourBitLinears:
         return x
 
     def _in_order(self, weight: QuantisedWeight) -> bool:
-        groups = self.read(weight, "groups").flatten().long()
+        groups = self.schemes.read(weight, "groups").flatten().long()
         return torch.equal(groups, groups.sort().values)
 
     def _part(
@@ -119,9 +129,10 @@ class FourBitLinears:
         *columns: int,
     ) -> Node:
         """Plan a part of joined weights as a parameter [outputs, columns]; return what reads it."""
-        plan, whole = weight_plan(self.gm), name if kind == "words" else f"{name}_{kind}"
-        old = plan.parts(name) if kind == "words" else [plan.weight_of(p) for p in plan.parts(name)]
-        parts = [part if kind == "words" else f"{part}_{kind}" for part in old]
+        plan, is_codes = weight_plan(self.gm), kind in _CODES
+        whole = name if is_codes else f"{name}_{kind}"
+        old = plan.parts(name) if is_codes else [plan.weight_of(p) for p in plan.parts(name)]
+        parts = [part if is_codes else f"{part}_{kind}" for part in old]
         self._set(whole, sum(weight.shape[0] for weight in weights), *columns, dtype=dtype)
         for part, weight in zip(parts, old, strict=True):
             plan.forms[part] = self._form(weight, kind, weights[0])
@@ -147,15 +158,5 @@ class FourBitLinears:
 
     def _set(self, name: str, *shape: int, dtype: torch.dtype) -> None:
         device = next(self.gm.parameters()).device
-        empty = torch.empty(shape, dtype=dtype, device=device)
+        empty: Tensor = torch.empty(shape, dtype=dtype, device=device)
         set_parameter(self.gm, name, nn.Parameter(empty, requires_grad=False))
-
-
-def _group(weight: QuantisedWeight) -> int:
-    return weight.shape[1] if weight.block is None else weight.block[1]
-
-
-def _scheme(weight: QuantisedWeight) -> tuple[object, ...]:
-    """Return in what weights that are joined are alike."""
-    roles = {role for role in weight.parts if role != "codes"}
-    return weight.block, weight.scale_dtype, frozenset(roles)

@@ -1,0 +1,1 @@
+"""Linear layers with integers of eight bits."""
