@@ -54,9 +54,10 @@ def _prune_class(state: ClassState, translator: Translator, done: set[str]) -> N
     body = _inline_attributes(body, live)
     body = [_tidy_comprehensions(statement) for statement in cleanup.clean(body, live)]
     state.init.body = body
-    names = [item.arg for item in (*state.init.node.args.args, *state.init.node.args.kwonlyargs)][
-        1:
-    ]
+    arguments = state.init.node.args
+    named = [item.arg for item in (*arguments.args, *arguments.kwonlyargs)][1:]
+    facts = translator.argument_facts.get(("init", state.cls.__qualname__), {})
+    names = list(dict.fromkeys((*named, *(facts if arguments.kwarg is not None else ()))))
     free = cleanup.free_names([*body, *_tests(state.guards)], live)
     own = translator.findings.recognised.get(state.cls.__name__)
     if state.inherits_init:

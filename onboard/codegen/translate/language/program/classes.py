@@ -215,7 +215,8 @@ class Translator(Program):
         vararg = found[1].args.vararg
         if vararg is not None and not bound.pop(vararg.arg).equals(Items(())):
             raise Untranslatable(f"a constructor of {cls.__name__} with *{vararg.arg}")
-        keywords = [ast.keyword(key, value.code()) for key, value in bound.items()]
+        given = bound | {key: value for key, value in rest.items() if value.is_static}
+        keywords = [ast.keyword(key, value.code()) for key, value in given.items()]
         return Instance((Made(cls, bound | rest),), ast.Call(name(cls.__name__), [], keywords))
 
     def has_method(self, cls: type, attr: str) -> bool:

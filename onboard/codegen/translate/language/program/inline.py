@@ -7,7 +7,11 @@ import ast
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.frame import Frame, Program
-from onboard.codegen.translate.language.program.argument_facts import bind, default_nodes
+from onboard.codegen.translate.language.program.argument_facts import (
+    as_parameters,
+    bind,
+    default_nodes,
+)
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.statements.execute import execute
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
@@ -58,14 +62,19 @@ def defaults(node: ast.FunctionDef, frame: Frame) -> dict[str, Value]:
 
 
 def with_rest(node: ast.FunctionDef, facts: dict[str, Value]) -> dict[str, Value]:
-    """Return a constructor's `*args`, which nothing passes, and `**kwargs` where these are
-    constants.
+    """Return a constructor's `*args`, which nothing passes, and `**kwargs` where every use gives the
+    same keywords.
     """
     named = {item.arg for item in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
     rest = {key: fact for key, fact in facts.items() if key not in named}
     given: dict[str, Value] = {}
     if node.args.vararg is not None:
         given[node.args.vararg.arg] = Items(())
-    if node.args.kwarg is not None and all(isinstance(fact, Known) for fact in rest.values()):
-        given[node.args.kwarg.arg] = Mapping(dict(rest))
+    if node.args.kwarg is not None and all(map(_is_passed, rest.values())):
+        given[node.args.kwarg.arg] = Mapping(as_parameters(rest))
     return given
+
+
+def _is_passed(fact: Value) -> bool:
+    """Whether all uses pass a setting: what one of them leaves out may be None."""
+    return isinstance(fact, Known) or (fact.is_static and not fact.may_be_none)

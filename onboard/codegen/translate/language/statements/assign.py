@@ -24,7 +24,13 @@ from onboard.codegen.translate.language.object_values import (
     joined_ways,
 )
 from onboard.codegen.translate.language.statements import config_changes
-from onboard.codegen.translate.language.statements.kept import is_cast, is_made_again, is_table
+from onboard.codegen.translate.language.statements.kept import (
+    is_cast,
+    is_made_again,
+    is_so_already,
+    is_table,
+    is_weight,
+)
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
 from onboard.codegen.translate.language.values import (
     NONE,
@@ -64,7 +70,7 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             value=ast.Attribute(value=ast.Name(id="self"), attr=part), attr=attr
         ) if _is_noted_for_later(part, attr, frame):
             _remember(f"{part}.{attr}", frame.settle(value), frame)
-        case ast.Attribute(value=owner, attr=attr) if _is_so_already(owner, attr, value, frame):
+        case ast.Attribute(value=owner, attr=attr) if is_so_already(owner, attr, value, frame):
             return
         case ast.Attribute(attr="generation_config"):
             return  # how transformers samples
@@ -78,6 +84,8 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             return  # written for all ties at once
         case ast.Attribute(value=owner, attr=attr) if _is_note(owner, attr, frame):
             return
+        case ast.Attribute(value=owner, attr="data") if is_weight(owner, frame):
+            return  # it is read from the checkpoint
         case ast.Attribute(value=owner, attr=attr) if _takes_away(owner, value, frame):
             path = frame.code(owner)
             frame.emit(
@@ -93,21 +101,6 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             _store_item(target, frame.settle(value), frame, origin)
         case _:
             raise Untranslatable(f"an assignment to {ast.unparse(target)}")
-
-
-def _is_so_already(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
-    """Whether a forward forgets what it would have kept for the next call: nothing, where there is
-    no cache.
-    """
-    module = frame.evaluate(owner) if frame.kind != "init" and value.equals(NONE) else NONE
-    if not isinstance(module, Instance) or not all(
-        map(frame.translator.translates, module.classes)
-    ):
-        return False
-    return all(
-        state.attributes.get(attr, module).equals(NONE)
-        for state in frame.translator.reached(module)
-    )
 
 
 def _ties(target: ast.Attribute, value: Value, frame: Frame) -> bool:

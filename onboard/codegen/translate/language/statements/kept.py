@@ -8,8 +8,9 @@ import torch
 
 from onboard.analysis.behaviour.kept_tables import keeps_table
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.object_values import Instance
 from onboard.codegen.translate.language.trees.casts import without_casts
-from onboard.codegen.translate.language.values import Value
+from onboard.codegen.translate.language.values import NONE, Value
 
 
 def is_table(attr: str, value: Value, frame: Frame) -> bool:
@@ -34,3 +35,27 @@ def is_made_again(attr: str, frame: Frame) -> bool:
     if not program.specialised or frame.cls is None or frame.kind != "forward":
         return False
     return keeps_table(program.model, frame.cls.cls, attr)
+
+
+def is_so_already(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
+    """Whether a forward forgets what it would have kept for the next call: nothing, where there is
+    no cache.
+    """
+    module = frame.evaluate(owner) if frame.kind != "init" and value.equals(NONE) else NONE
+    if not isinstance(module, Instance) or not all(
+        map(frame.translator.translates, module.classes)
+    ):
+        return False
+    return all(
+        state.attributes.get(attr, module).equals(NONE)
+        for state in frame.translator.reached(module)
+    )
+
+
+def is_weight(owner: ast.expr, frame: Frame) -> bool:
+    """Whether a constructor of repositories' code gives a parameter its first values."""
+    if frame.kind != "init" or frame.cls is None or not frame.translator.specialised:
+        return False
+    path = ast.unparse(owner).removeprefix("self.")
+    modules = frame.translator.modules_of(frame.cls.cls)
+    return bool(modules) and all(path in dict(each.named_parameters()) for each in modules)
