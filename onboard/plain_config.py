@@ -4,6 +4,7 @@ its place.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -102,6 +103,29 @@ def _none_of_its_own(config: PretrainedConfig) -> dict[str, Any]:
     return {}
 
 
+def _unchecked(config: PretrainedConfig) -> None:
+    """Take any value."""
+
+
+_CHECKS = ("validate_architecture", "validate_layer_type")
+"""What transformers 5 asks of every config: sizes that divide one another, layers of kinds that it
+knows.
+"""
+
+
+def _as_its_class_has_it(check: Any) -> Any:
+    """Have a check of every config be that of the config's class, which may have another one."""
+
+    @functools.wraps(check)
+    def checked(config: PretrainedConfig) -> None:
+        getattr(config, check.__name__)()
+
+    return checked
+
+
+PretrainedConfig.__class_validators__ = [
+    _as_its_class_has_it(check) for check in PretrainedConfig.__class_validators__
+]
 _MOVED = {
     "rope_theta": "rope_theta",
     "rotary_emb_base": "rope_theta",
@@ -129,6 +153,7 @@ class OldFields:
 
     rope_scaling = OLD_ROPE_SCALING
     __getattr__ = moved_field
+    validate_architecture = validate_layer_type = _unchecked
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -136,11 +161,13 @@ class OldFields:
 
 
 def add_old_defaults(config_class: Any) -> None:
-    """Give a config class what every config had, and it has not."""
+    """Give a config class what every config had, and it has not; take away what newer ones check."""
     for name, value in OLD_DEFAULTS.items():
         if not hasattr(config_class, name):
             setattr(config_class, name, value)
     config_class._get_generation_parameters = _none_of_its_own
+    for name in _CHECKS:
+        setattr(config_class, name, _unchecked)
 
 
 class PlainConfig(OldFields, PretrainedConfig):  # type: ignore[misc]

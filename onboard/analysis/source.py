@@ -42,8 +42,12 @@ class ModuleSource:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def is_apart(self, line: int) -> bool:
-        """Whether a blank line comes before a line and the comments above it."""
+        """Whether a blank line comes before a line and the comments above it; none does before a
+        line that is of another, longer module.
+        """
         lines = self.text.splitlines()
+        if line > len(lines):
+            return False
         above = line - 2
         while above >= 0 and lines[above].lstrip().startswith("#"):
             above -= 1

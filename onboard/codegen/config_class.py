@@ -11,6 +11,7 @@ from transformers import PretrainedConfig
 
 from onboard.analysis.source import class_node, find_method, module_source
 from onboard.codegen.config_checks import leaves_something
+from onboard.codegen.config_constructors import constructor_of, without_positional
 from onboard.codegen.config_helpers import body_with, written_out
 from onboard.errors import OnboardError
 from onboard.hf.old.own_configs import is_of_transformers, is_own_of_transformers
@@ -98,14 +99,14 @@ def base_of_transformers(config_class: type[PretrainedConfig]) -> type[Pretraine
 
 
 def _methods(config_class: type[PretrainedConfig]) -> list[str]:
-    """Return the text of the constructor and of the properties that compute a value."""
-    found = find_method(config_class, "__init__")
-    if found is None or found[0] is not config_class:
-        raise _refusal(config_class, "it has no constructor of its own")
+    """Return the text of the constructor, if there is one, and of the properties that compute a
+    value.
+    """
     writer = _Writer(config_class)
     functions = module_source(config_class.__module__).functions
-    constructor = writer.constructor(written_out(found[1], functions))
-    return [ast.unparse(ast.fix_missing_locations(constructor)), *writer.properties()]
+    own = constructor_of(class_node(config_class))
+    made = [] if own is None else [writer.constructor(written_out(own, functions))]
+    return [*(ast.unparse(ast.fix_missing_locations(node)) for node in made), *writer.properties()]
 
 
 def _named_in(config_class: type) -> set[str]:
@@ -145,6 +146,7 @@ class _Writer:
 
     def constructor(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """Return the constructor without annotations, checks and messages."""
+        node = without_positional(node)
         if node.args.vararg is not None or node.decorator_list:
             raise self._refuse(node)
         defaults = [self._literal(item) for item in node.args.defaults]

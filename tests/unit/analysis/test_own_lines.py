@@ -18,6 +18,7 @@ from onboard.analysis.behaviour.kept_tables import keeps_table
 from onboard.analysis.behaviour.lines_run import lines_run
 from onboard.analysis.repository import make_package
 from onboard.analysis.repository_source import PACKAGE
+from onboard.analysis.source import module_source
 from onboard.analysis.tiny.own_failures import refuse_own_code
 from onboard.analysis.tiny.tiny_config import one_line
 from onboard.analysis.tiny.tiny_model import from_zero, prompt
@@ -178,3 +179,11 @@ def test_a_model_that_draws_random_numbers_is_refused(drawn: bool, own: Any) -> 
             check_repeats(lambda: model, 200)
     else:
         check_repeats(lambda: model, 200)
+
+
+def test_a_line_of_a_longer_module_has_no_blank_line_before_it() -> None:
+    source = module_source("onboard.hf.quiet")
+    lines = source.text.splitlines()
+    assert not source.is_apart(len(lines) + 9)
+    blank = next(place for place, line in enumerate(lines, 1) if not line)
+    assert source.is_apart(blank + 1)

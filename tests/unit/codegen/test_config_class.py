@@ -13,13 +13,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, PretrainedConfig
+from huggingface_hub.errors import StrictDataclassClassValidationError
+from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
 from onboard.codegen.config_checks import check_same_values
 from onboard.codegen.config_class import plain_config_class
 from onboard.errors import OnboardError
 from onboard.hf.old.own_configs import own_config_class
-from onboard.plain_config import OldFields, PlainConfig
+from onboard.plain_config import OldFields, PlainConfig, add_old_defaults
 
 SOURCE = """
 from transformers import PretrainedConfig
@@ -91,16 +92,28 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     def make(
         extra: str, base: str = "PretrainedConfig", methods: str = ""
     ) -> type[PretrainedConfig]:
-        name = f"this_configuration_{next(_NUMBERS)}"  # parsed sources are kept by name
         source = SOURCE.format(extra=extra).replace("PretrainedConfig", base) + methods + HELPERS
-        (tmp_path / f"{name}.py").write_text(source)
-        importlib.invalidate_caches()
-        config_class: type[PretrainedConfig] = importlib.import_module(name).ThisConfig
+        config_class: type[PretrainedConfig] = _imported(tmp_path, source).ThisConfig
         return config_class
 
     yield make
     for name in [name for name in sys.modules if name.startswith("this_configuration_")]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def config_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(tmp_path)
+    yield lambda text: _imported(tmp_path, text).Made
+    for name in [name for name in sys.modules if name.startswith("this_configuration_")]:
+        del sys.modules[name]
+
+
+def _imported(folder: Path, text: str) -> Any:
+    name = f"this_configuration_{next(_NUMBERS)}"  # parsed sources are kept by name
+    (folder / f"{name}.py").write_text(text)
+    importlib.invalidate_caches()
+    return importlib.import_module(name)
 
 
 def test_properties_that_compute_a_value_come_along(make: Any) -> None:
@@ -336,3 +349,75 @@ def test_what_a_method_fills_in_is_filled_in(make: Any) -> None:
         values = {"size": 8, "more": more}
         theirs, ours = config_class(**values), names["ThisConfig"].from_dict(values)
         assert ours.more == theirs.more
+
+
+def test_configs_of_own_code_have_layers_of_their_own_kinds() -> None:
+    fields = {"layer_types": ["delta", "swa"], "num_hidden_layers": 2}
+    sizes = {"hidden_size": 10, "num_attention_heads": 3}
+
+    def config_class(base: Any) -> Any:
+        def init(self: Any, **kwargs: Any) -> None:
+            for name in (*fields, *sizes):
+                setattr(self, name, kwargs.pop(name))
+            base.__init__(self, **kwargs)
+
+        return type("Made", (base,), {"__init__": init, "model_type": "made"})
+
+    Plain, Own = config_class(PretrainedConfig), config_class(PlainConfig)
+    with pytest.raises(StrictDataclassClassValidationError):
+        Plain(**fields, **sizes)
+    with pytest.raises(StrictDataclassClassValidationError):
+        Qwen3Config(**fields)
+    add_old_defaults(Plain)
+    for made in (Plain(**fields, **sizes), Own(**fields, **sizes)):
+        assert made.layer_types == fields["layer_types"]
+        assert made.num_attention_heads == sizes["num_attention_heads"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """class Made(LlamaConfig):
+    model_type = "made"
+""",
+        """class Made(LlamaConfig):
+    model_type = "made"
+
+    def __init__(self, *args, extra=3, **kwargs):
+        self.extra = extra
+        super().__init__(*args, **kwargs)
+""",
+        """class Made(PretrainedConfig):
+    model_type = "made"
+    extra: int = 3
+    heads: int | None = None
+    hidden_size: int = 64
+
+    def __post_init__(self, **kwargs):
+        if self.heads is None:
+            self.heads = self.hidden_size // self.extra
+        super().__post_init__(**kwargs)
+""",
+    ],
+)
+def test_constructors_that_are_inherited_declared_or_take_positions(
+    text: str, config_class: Any
+) -> None:
+    made = config_class(f"from transformers import LlamaConfig, PretrainedConfig\n\n{text}")
+    values = {"hidden_size": 64, "vocab_size": 50, "own": 7}
+    check_same_values(made, plain_config_class(made), values)
+    check_same_values(made, plain_config_class(made), {**values, "extra": 5, "heads": 2})
+
+
+def test_positional_arguments_that_are_read_are_refused(config_class: Any) -> None:
+    made = config_class(
+        """from transformers import PretrainedConfig
+
+class Made(PretrainedConfig):
+    def __init__(self, *args, **kwargs):
+        self.extra = len(args)
+        super().__init__(*args, **kwargs)
+"""
+    )
+    with pytest.raises(OnboardError, match="cannot be written anew"):
+        plain_config_class(made)
