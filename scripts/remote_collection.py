@@ -9,7 +9,8 @@
 repository `<owner>+<name>` of each, which the reader has cloned: nothing is fetched here, and none
 of the files become part of this project. `fill` writes code and a small config; `weights` writes
 random weights, from the repository's own class, with the transformers that it was written for;
-`judge` writes the logits of that class for the tokens in LOGITS (`ids`) beside them (`logits`).
+`judge` writes the logits of that class for the tokens in LOGITS (`ids`) beside them (`logits`),
+those of each token by the text up to it where the table says `by_prefix`.
 
 `check` does all of it for models that are filled: it runs the whole command, generates with the
 model file that came of it, and has the repository's class judge the texts. It prints a line a
@@ -85,12 +86,15 @@ def _fill_one(clones: Path, folder: Path, entry: dict[str, Any]) -> None:
 
 def _with_neighbours(text: str, modules: dict[str, str]) -> str:
     """Import modules of the same folder, by their new names, and transformers by its name where a
-    file is from its own tree, as code on the Hub does.
+    file is from its own tree, as code on the Hub does: config classes, too, that are not beside it.
     """
     for old, new in modules.items():
         here = rf"^([ \t]*)from (?!transformers\b)\.*(?:\w+\.)*{old} import"
         text = re.sub(here, rf"\1from .{new} import", text, flags=re.M)
-    return re.sub(r"^([ \t]*)from \.\.\.(?=\w)", r"\1from transformers.", text, flags=re.M)
+    text = re.sub(r"^([ \t]*)from \.\.\.(?=\w)", r"\1from transformers.", text, flags=re.M)
+    own = "|".join(modules) or "-"
+    absent = rf"^from \.(?!(?:{own})\b)(configuration_(\w+)) import"
+    return re.sub(absent, r"from transformers.models.\2.\1 import", text, flags=re.M)
 
 
 def weights(out: Path, *names: str) -> None:
@@ -144,9 +148,24 @@ def judge(out: Path, name: str, logits: Path) -> None:
     model.tie_weights()
     ids = load_file(str(logits))["ids"]
     model = model.float().eval()
+    of_text = _by_prefix if table()[name].get("by_prefix") else _whole
     with torch.no_grad():  # text by text: some code takes several only with their mask
-        texts = [model(input_ids=text[None], use_cache=False).logits.float() for text in ids]
+        texts = [of_text(model, text[None]) for text in ids]
     save_file({"ids": ids, "logits": torch.cat(texts).contiguous()}, str(logits))
+
+
+def _whole(model: Any, text: Any) -> Any:
+    return model(input_ids=text, use_cache=False).logits.float()
+
+
+def _by_prefix(model: Any, text: Any) -> Any:
+    """Return of each token the last logits of the text up to it: what comes later changes what a
+    model whose tables depend on the text's length says of earlier tokens.
+    """
+    import torch
+
+    rows = [_whole(model, text[:, :end])[:, -1:] for end in range(1, text.shape[1] + 1)]
+    return torch.cat(rows, dim=1)
 
 
 def check(out: Path, *names: str) -> None:

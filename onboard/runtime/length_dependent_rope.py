@@ -35,7 +35,9 @@ def length_dependent_rope(config: Mapping[str, Any]) -> LengthDependentRope | No
         parameters,
         *(value for value in parameters.values() if isinstance(value, Mapping)),
     ):
-        if each.get("rope_type", each.get("type")) == "longrope":
+        # Code of repositories has other names for the type, and the same two lists
+        has_both = {"short_factor", "long_factor"} <= each.keys()
+        if has_both or each.get("rope_type", each.get("type")) == "longrope":
             original = each.get("original_max_position_embeddings") or config.get(
                 "original_max_position_embeddings"
             )

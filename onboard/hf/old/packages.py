@@ -42,6 +42,8 @@ FORMS: dict[str, Any] = {
 """What names of packages that are missing compute, in inference."""
 WHOLE = ("einops",)
 """Packages whose every use is in `FORMS`: code that asks whether they are there is told so."""
+_INSTALLED_AS = {"fla": "flash-linear-attention"}
+"""What is installed for a package, where another name would get something else."""
 
 
 class _Absent(ModuleType):
@@ -62,7 +64,8 @@ class _Absent(ModuleType):
 def _to_install() -> str:
     """Return the command that installs every package that is stood in for in part."""
     wanted = sorted(_FINDER.packages.difference(WHOLE))
-    return f"pip install {' '.join(name.replace('_', '-') for name in wanted)}"
+    names = (_INSTALLED_AS.get(name, name.replace("_", "-")) for name in wanted)
+    return f"pip install {' '.join(names)}"
 
 
 def is_missing(package: str) -> bool:

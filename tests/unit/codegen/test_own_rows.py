@@ -12,6 +12,7 @@ import torch
 from onboard.codegen.translate.language.trees.syntax import name
 from onboard.codegen.translate.language.values import Code
 from onboard.codegen.translate.output.emit import _guard
+from onboard.runtime.length_dependent_rope import length_dependent_rope
 from onboard.testing import Call
 from tests.unit.codegen.test_own_code import _made, _written
 from tests.unit.codegen.test_own_tables import _agree_in_every_step
@@ -172,3 +173,58 @@ def test_what_is_taken_for_granted_is_asked_of_the_config_by_its_name() -> None:
     assert ast.unparse(_guard(condition, name("params"))) == (
         "assert not params.use_moe, 'not covered: use_moe'"
     )
+
+
+LONG = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.long, self.short = config.rope_scaling["long_factor"], config.rope_scaling["short_factor"]
+        self.most = config.original_max_position_embeddings
+
+    def forward(self, x, position_ids):
+        seq_len = torch.max(position_ids) + 1
+        if seq_len > self.most:
+            factors = torch.tensor(self.long, dtype=torch.float32)
+            scale = 3.0
+        else:
+            factors = torch.tensor(self.short, dtype=torch.float32)
+            scale = 1.0
+        return x * factors * scale
+"""
+
+
+def _long_config(most: int) -> dict[str, Any]:
+    fields = {
+        "rope_scaling": {"type": "su", "short_factor": [1.0, 2.0], "long_factor": [5.0, 7.0]},
+        "original_max_position_embeddings": most,
+    }
+    return {**fields, "to_dict": lambda: fields}
+
+
+def test_a_table_for_longer_texts_is_chosen_in_the_graph(translate: Translate) -> None:
+    config, given = _long_config(64), Code(name("position_ids"))
+    state, _, forward = translate(LONG, config, specialised=True, position_ids=given)
+    assert "if " not in forward
+    ours, theirs = _made(_written(state), config), _made(LONG, config)
+    x, positions = torch.randn(3, 2), torch.arange(3).unsqueeze(0)
+    graph = torch.export.export(ours, (x, positions)).module()
+    for start in (0, 61, 62, 500):
+        assert torch.equal(graph(x, positions + start), theirs(x, positions + start))
+
+
+@pytest.mark.parametrize("change", [("> self.most", "> 2 * self.most"), ("scale = 1.0", "pass")])
+def test_another_branch_of_longer_texts_stays_one(
+    translate: Translate, change: tuple[str, str]
+) -> None:
+    config, given = _long_config(64), Code(name("position_ids"))
+    text = LONG.replace(*change).replace("return x * factors * scale", "return x * factors")
+    _, _, forward = translate(text, config, specialised=True, position_ids=given)
+    assert "if " in forward
+
+
+def test_two_lists_of_factors_make_a_table_depend_on_the_length() -> None:
+    known = length_dependent_rope(_long_config(96)["to_dict"]())
+    assert known is not None
+    assert known.switch_length == 96
+    assert length_dependent_rope({"rope_scaling": {"type": "su", "factor": 2.0}}) is None

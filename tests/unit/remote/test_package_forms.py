@@ -213,6 +213,11 @@ def test_what_has_no_form_names_all_packages_that_are_missing(
     with pytest.raises(OnboardError, match="mamba_inner_fn, which is not here") as refused:
         unknown(1)
     assert refused.value.hint == "pip install causal-conv1d mamba-ssm"
+    packages.stand_in("fla.ops")
+    with pytest.raises(OnboardError) as refused:
+        unknown(1)
+    assert refused.value.hint is not None
+    assert "flash-linear-attention" in refused.value.hint
     assert absent.selective_scan_fn is recurrent.selective_scan_fn
 
 

@@ -11,6 +11,7 @@ from onboard.codegen.translate.mechanisms.attention.chosen import ChosenKeys
 from onboard.codegen.translate.mechanisms.attention.compressed import CompressedKeys
 from onboard.codegen.translate.mechanisms.attention.indexer import LightningIndexer
 from onboard.codegen.translate.mechanisms.attention.latent import LatentAttention
+from onboard.codegen.translate.mechanisms.attention.long_texts import LongTexts
 from onboard.codegen.translate.mechanisms.attention.repeats import RepeatedHeads
 from onboard.codegen.translate.mechanisms.attention.sdpa import CausalSdpa
 from onboard.codegen.translate.mechanisms.attention.slopes import Slopes
@@ -46,6 +47,7 @@ MECHANISMS = Mechanisms(
         CountedPositions(),
         CutTables(),
         TextLengths(),
+        LongTexts(),
         NamedAxes(),
         Numbers(),
         # What begins like attention's scores and becomes something else comes before these.

@@ -396,6 +396,8 @@ def _forget(before: tuple[list[ast.expr], int], frame: Frame) -> None:
 
 def _widen(key: str, end: Value, frame: Frame, node: ast.AST) -> None:
     """Have a variable be what the loop leaves in it, too, which is `end`."""
+    if isinstance(end, Unread):
+        raise Untranslatable(end.reason)
     value = frame.env.values[key]
     form = tuple_or_none(value, end)
     frame.bind(key, Code(value.code(), form=form, optional=value.may_be_none), node)
