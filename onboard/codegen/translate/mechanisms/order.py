@@ -11,7 +11,6 @@ from onboard.codegen.translate.mechanisms.attention.chosen import ChosenKeys
 from onboard.codegen.translate.mechanisms.attention.compressed import CompressedKeys
 from onboard.codegen.translate.mechanisms.attention.indexer import LightningIndexer
 from onboard.codegen.translate.mechanisms.attention.latent import LatentAttention
-from onboard.codegen.translate.mechanisms.attention.long_texts import LongTexts
 from onboard.codegen.translate.mechanisms.attention.repeats import RepeatedHeads
 from onboard.codegen.translate.mechanisms.attention.sdpa import CausalSdpa
 from onboard.codegen.translate.mechanisms.attention.slopes import Slopes
@@ -25,6 +24,7 @@ from onboard.codegen.translate.mechanisms.convolutions import CausalConvolutions
 from onboard.codegen.translate.mechanisms.counted_positions import CountedPositions
 from onboard.codegen.translate.mechanisms.experts import Mixtures
 from onboard.codegen.translate.mechanisms.layouts.layouts import Layouts
+from onboard.codegen.translate.mechanisms.long_texts import LongTexts
 from onboard.codegen.translate.mechanisms.loops import Loops
 from onboard.codegen.translate.mechanisms.numbers import Numbers
 from onboard.codegen.translate.mechanisms.recurrent import RecurrentMixers
