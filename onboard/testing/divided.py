@@ -58,19 +58,19 @@ class Divided:
         return on_all_ranks(self.world_size, own)
 
 
-def divide(checkpoint: Path, root: Path) -> Divided:
-    """Return a checkpoint's model on two ranks, in float32; on more where two cannot divide its
+def divide(checkpoint: Path, root: Path, world_size: int = 2) -> Divided:
+    """Return a checkpoint's model on some ranks, in float32; on others where these cannot divide its
     heads, and where no number of them can, the linear layers by their outputs alone.
     """
     context = make_context(checkpoint, RuntimeConfig(device="cpu", dtype="float32"), root=root)
     whole = Pipeline(_of_stages(_WHOLE)).run(context)
     try:
-        return _divided(whole, context, 2)
+        return _divided(whole, context, world_size)
     except IndivisibleError as error:
         fits = [size for size in error.sizes if size in SIZES]
         if fits:
             return _divided(whole, context, fits[0], note=error.message)
-        return _divided(whole, context, 2, settings=_OUTPUTS_ALONE, note=error.message)
+        return _divided(whole, context, world_size, settings=_OUTPUTS_ALONE, note=error.message)
 
 
 def _divided(

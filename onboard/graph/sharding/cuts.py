@@ -64,16 +64,15 @@ class Cut:
         """Return the cut of a dimension of which each entry serves `times` of this one's in a row,
         as a key head serves query heads.
 
-        None where a rank's entries would not be served evenly by what it has, or ranks have
-        different numbers of them.
+        All ranks have as many of them, each of which serves as many in a row: where a rank's would
+        serve unevenly, it has some more than once, as query heads 2 and 3 of six, which two key
+        heads serve. None where ranks have different numbers of entries.
         """
-        if self.size % times:
+        if self.size % times or len({len(own) for own in self.entries}) > 1:
             return None
-        coarse = self._each(self.size // times, lambda own: np.unique(own // times))
-        served = zip(self.entries, coarse.entries, strict=True)
-        if len({len(own) for own in coarse.entries}) > 1:
-            return None
-        return coarse if all(_serves(few, own // times) for own, few in served) else None
+        serving = [own // times for own in self.entries]
+        alike = _served_alike(serving)
+        return self._each(self.size // times, lambda own: (own // times)[::alike])
 
     def repeated(self, times: int) -> Cut:
         """Return the cut of `times` such dimensions, one after the other."""
@@ -217,8 +216,11 @@ def _blocks(entries: Entries, length: int) -> Entries:
     return (entries[:, None] * length + np.arange(length)[None, :]).reshape(-1)
 
 
-def _serves(few: Entries, wanted: Entries) -> bool:
-    """Whether each of `few` serves as many of the wanted in a row."""
-    if not len(few) or len(wanted) % len(few):
-        return False
-    return bool(np.array_equal(np.repeat(few, len(wanted) // len(few)), wanted))
+def _served_alike(serving: Sequence[Entries]) -> int:
+    """Return the largest length of runs, from the first entry on, in which all have one value."""
+    count = len(serving[0])
+    lengths = (length for length in range(count, 0, -1) if count % length == 0)
+    runs_of = ((length, (own.reshape(-1, length) for own in serving)) for length in lengths)
+    return next(
+        length for length, rows in runs_of if all((each == each[:, :1]).all() for each in rows)
+    )

@@ -243,8 +243,14 @@ class _Taking(Structure):
             length = len(range(piece.start, piece.stop, piece.step))
             cut = wanted.get(index, WHOLE).cuts.get(own) or everything(length, ranks)
             placed.append(cut.placed(piece.start, piece.step, size))
-        entries = zip(*(cut.entries for cut in placed), strict=True)
-        return Cut(size, tuple(np.sort(np.concatenate(each)) for each in entries))
+        entries = [
+            np.concatenate(each) for each in zip(*(cut.entries for cut in placed), strict=True)
+        ]
+        if any(
+            piece.step > 1 for piece in pieces
+        ):  # pieces that lie one behind the other are in order
+            entries = [np.sort(own) for own in entries]
+        return Cut(size, tuple(entries))
 
     def ahead(self, node: Node, given: Sequence[Layout], hint: Parts) -> Sequence[Layout] | None:
         own, pieces = self._dim(node), self._pieces(node)

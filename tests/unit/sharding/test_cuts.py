@@ -82,8 +82,9 @@ def test_a_cut_in_front_of_symbolic_sizes_is_lost() -> None:
         (8, 4, 2, [[0, 1], [2, 3]]),
         (8, 2, 4, [[0], [0], [1], [1]]),
         (8, 1, 4, [[0]] * 4),
-        (6, 2, 3, None),  # the second rank would need two, the others one
-        (6, 3, 2, None),
+        (6, 2, 3, [[0, 0], [0, 1], [1, 1]]),  # the second rank needs two: so all have two
+        (6, 3, 2, [[0, 0, 1], [1, 2, 2]]),
+        (12, 6, 4, [[0, 0, 1], [1, 2, 2], [3, 3, 4], [4, 5, 5]]),
         (6, 3, 3, [[0], [1], [2]]),
     ],
 )

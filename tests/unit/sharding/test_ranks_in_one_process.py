@@ -73,6 +73,26 @@ def test_a_model_is_divided_as_its_heads_allow(
         assert rmse_ratio(logits, whole) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("family", "heads", "key_heads", "world_size"),
+    [
+        ("llama", 6, 2, 3),  # the second rank's query heads read both
+        ("phi3", 6, 3, 2),  # queries, keys and values are one layer
+        ("llama", 4, 1, 4),
+    ],
+)
+def test_key_heads_that_ranks_do_not_divide_are_had_by_several(
+    tmp_path: Path, family: str, heads: int, key_heads: int, world_size: int
+) -> None:
+    sizes = {"hidden_size": 48, "num_attention_heads": heads, "num_key_value_heads": key_heads}
+    folder = save_family(tmp_path, family, 3, **sizes)
+    ranks = divide(folder, ROOT, world_size)
+    assert (ranks.world_size, ranks.note) == (world_size, "")
+    whole = _alone(folder, PROMPT)
+    for logits in ranks.logits(PROMPT):
+        assert rmse_ratio(logits, whole) < 1e-5
+
+
 def _alone(folder: Path, prompt: dict[str, torch.Tensor]) -> torch.Tensor:
     from transformers import AutoModelForCausalLM
 
