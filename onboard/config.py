@@ -78,6 +78,19 @@ class CudaGraphConfig(StrictModel):
     """Round a decode batch up to the next captured size."""
 
 
+class DistMapping(StrictModel):
+    """How the ranks divide the work: sizes of groups of ranks. None: what the others leave."""
+
+    tp: int | None = Field(default=None, ge=1, le=DEVICES.most)
+    """Ranks that divide a layer's heads and channels."""
+    moe_tp: int | None = Field(default=None, ge=1, le=DEVICES.most)
+    """Ranks that divide each expert of a mixture."""
+    moe_ep: int | None = Field(default=None, ge=1, le=DEVICES.most)
+    """Groups of ranks that divide the experts among them."""
+    pp: int = Field(default=1, ge=1, le=DEVICES.most)
+    """Stages of layers."""
+
+
 class RuntimeConfig(StrictModel):
     """Everything that a run of one model needs besides the checkpoint; the content of a standalone
     YAML file.
@@ -94,6 +107,8 @@ class RuntimeConfig(StrictModel):
     dtype: DType = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     world_size: int = Field(default=1, ge=1, le=DEVICES.most)
+    """Ranks, each with a device and its share of the weights."""
+    dist_mapping: DistMapping = Field(default_factory=DistMapping)
     max_seq_len: int | None = Field(default=None, ge=1, le=SEQUENCE.most)
     """Most tokens of a sequence, prompt included; None: as many as the model reads and the caches
     have room for.

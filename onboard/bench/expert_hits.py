@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from onboard.bench.work import is_mixture
+from onboard.bench.work import experts_of, is_mixture
 from onboard.cache.cached_sequence import input_names
 from onboard.graph.fx import arguments, graph_modules
 from onboard.runtime.engine import Engine
@@ -23,8 +23,9 @@ class _Hits(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         """Count before a mixture's node runs."""
         if is_mixture(n):
-            chosen = self.env[arguments(n)["selected_experts"]]
-            self.counts.append(int(chosen.unique().numel()))
+            chosen = self.env[arguments(n)["selected_experts"]].unique()
+            own = (chosen >= 0) & (chosen < experts_of(self.module, n).count)
+            self.counts.append(int(own.sum()))
         return super().run_node(n)
 
 
@@ -36,7 +37,7 @@ def has_mixtures(engine: Engine) -> bool:
 @torch.inference_mode()
 def experts_hit(engine: Engine) -> list[float]:
     """Run the engine's last step once more, without CUDA graphs; return the distinct experts of
-    each mixture in order.
+    each mixture in order, on several ranks those that the first one has.
 
     The requests of that step must not go on: recurrent states are advanced once more.
     """
@@ -47,8 +48,11 @@ def experts_hit(engine: Engine) -> list[float]:
     latest = getattr(engine.cache, "latest", None)
     if latest is not None:  # tokens that only the device knows yet
         args["input_ids"] = latest.fill(args["input_ids"])
-    for _, gm in graph_modules(engine.gm):
-        hits = _Hits(gm)
-        hits.run(*(args[name] for name in input_names(gm)))
-        counts += hits.counts
+    with engine.together():
+        if engine.cache.orders is not None:
+            engine.cache.orders.compute()  # other ranks run it, too: they are waited for
+        for _, gm in graph_modules(engine.gm):
+            hits = _Hits(gm)
+            hits.run(*(args[name] for name in input_names(gm)))
+            counts += hits.counts
     return counts

@@ -36,6 +36,7 @@ def document(report: Report) -> dict[str, Any]:
         },
         "hardware": asdict(ceilings),
         "device_type": report.device.type,
+        "world_size": report.world_size,
         "startup": {
             "seconds": report.startup.total,
             "stages": [asdict(span) for span in report.startup.spans],

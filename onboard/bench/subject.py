@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ class Subject:
     config: Any
     """The Hugging Face config of the text model."""
     facts: tuple[str, ...] = ()
+    asks_for_ranks: bool = False
+    """Whether its world size was said for this measurement, and has to be possible."""
 
     @property
     def random_weights(self) -> bool:
@@ -66,7 +68,8 @@ def open_subject(
             source, root, config, {**overrides, "skip_loading_weights": random_weights}
         )
         runtime = with_settings(runtime, settings)
-        yield _subject(model, find_checkpoint(runtime), runtime, root)
+        subject = _subject(model, find_checkpoint(runtime), runtime, root)
+        yield replace(subject, asks_for_ranks="world_size" in (settings or {}))
 
 
 def _subject(name: str, folder: Path, runtime: RuntimeConfig, root: Path) -> Subject:

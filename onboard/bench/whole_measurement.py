@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -25,6 +26,7 @@ from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError
 from onboard.runtime.build import build_engine, resolve_device, resolve_dtype
 from onboard.runtime.engine import Engine
+from onboard.runtime.ranks.leading import led_ranks
 
 Progress = Callable[[str], None]
 
@@ -76,6 +78,8 @@ class Report:
     caches: int
     """Bytes of all caches of the run."""
     facts: list[str]
+    world_size: int = 1
+    """Ranks that ran it; work and memory are the first one's."""
     date: datetime = field(default_factory=lambda: datetime.now(UTC))
     """When it was made, UTC."""
 
@@ -92,15 +96,18 @@ def run_suite(
     device = resolve_device(subject.runtime.device)
     dtype = resolve_dtype(subject.runtime.dtype, subject.config, device)
     startup = StartUp([Span("imports", 0.0, since_start())])
-    engine = _start(
-        subject, fitted_runtime(subject, settings.shapes, device), startup, settings, on_progress
-    )
-    work = ModelWork(
-        weights_of(engine.gm),
-        tuple(engine.cache.resources.values()),
-        getattr(subject.config, "num_attention_heads", 1),
-    )
-    results = [_measure(engine, shape, subject, settings, on_progress) for shape in settings.shapes]
+    runtime = fitted_runtime(subject, settings.shapes, device)
+    with ExitStack() as ranks:
+        engine = _start(subject, runtime, startup, settings, on_progress, ranks)
+        world_size = engine.cache.ranks.world_size
+        work = ModelWork(
+            weights_of(engine.gm),
+            tuple(engine.cache.resources.values()),
+            getattr(subject.config, "num_attention_heads", 1) // world_size,
+        )
+        results = [
+            _measure(engine, shape, subject, settings, on_progress) for shape in settings.shapes
+        ]
     caches = sum(cache.nbytes for cache in engine.cache.caches.values())
     facts = [*subject.facts, *engine.facts]
     del engine
@@ -109,7 +116,8 @@ def run_suite(
     ceilings = measure_ceilings(device, dtype)
     for peer in settings.peers:
         _measure_peer(peer, results, subject, settings, device, dtype, on_progress)
-    return Report(subject, settings, device, dtype, startup, ceilings, work, results, caches, facts)
+    found = startup, ceilings, work, results, caches, facts, world_size
+    return Report(subject, settings, device, dtype, *found)
 
 
 def fitted_runtime(
@@ -141,13 +149,20 @@ def _start(
     startup: StartUp,
     settings: Settings,
     on_progress: Progress,
+    opened: ExitStack,
 ) -> Engine:
+    """Build the model, on other ranks as well if there are to be some, which end with `opened`."""
     for fact in subject.facts:  # before what they may lead to
         on_progress(f"note: {fact}")
     on_progress(f"building {subject.name}")
     start = since_start()
+    named: dict[str, Any] = {"root": subject.root, "model": subject.name}
+    ranks = led_ranks(subject.folder, runtime, **named, must=subject.asks_for_ranks)
+    if ranks is not None:
+        opened.callback(ranks.close)
+        on_progress(str(ranks.division))
     try:
-        engine = build_engine(subject.folder, runtime, root=subject.root, model=subject.name)
+        engine = (ranks.build if ranks else build_engine)(subject.folder, runtime, **named)
     except torch.OutOfMemoryError as error:
         raise OnboardError(
             f"{subject.name} does not fit in the GPU's memory",

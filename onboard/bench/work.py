@@ -156,7 +156,7 @@ def weights_of(module: nn.Module) -> Weights:
 
 def _count(gm: fx.GraphModule, weights: Weights) -> None:
     mixtures = [node for node in gm.graph.nodes if is_mixture(node)]
-    weights.experts.extend(_experts(gm, node) for node in mixtures)
+    weights.experts.extend(experts_of(gm, node) for node in mixtures)
     of_experts = {id(tensor) for node in mixtures for tensor in _expert_tensors(gm, node)}
     behind_gather = _descendants(node for node in gm.graph.nodes if _name(node).startswith(_GATHER))
     for tensor, nodes in _uses(gm).values():
@@ -246,7 +246,8 @@ def _elements(gm: fx.GraphModule, node: fx.Node) -> int:
     return sum(tensor.numel() * (8 if tensor.dtype == torch.int32 else 1) for tensor in tensors)
 
 
-def _experts(gm: fx.GraphModule, node: fx.Node) -> Experts:
+def experts_of(gm: Any, node: fx.Node) -> Experts:
+    """Return the experts of a graph module's mixture."""
     first = _expert_arguments(node)[0]
     tensors = _expert_tensors(gm, node)
     count = len(first) if isinstance(first, list | tuple) else tensors[0].shape[0]

@@ -118,6 +118,7 @@ class VerifyDocument(Document):
     prompt_lengths: list[int]
     tolerance: float
     reference_error: float
+    world_size: int
     checks: list[dict[str, Any]]
     """One a transform: `transform`, `errors` by the way of running, `exception`, `matched`."""
     facts: list[str]

@@ -5,6 +5,7 @@ answered early.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,34 @@ def check_config(
     runtime = with_settings(resolve_config(model, root.expanduser(), config, overrides), settings)
     if not (may_be_file and Path(model).expanduser().is_file()):
         open_source(runtime.model, revision=runtime.revision)
+
+
+def say_division(
+    model: str,
+    root: Path,
+    config: Path | None,
+    overrides: Mapping[str, Any],
+    settings: Mapping[str, Any] | None = None,
+) -> None:
+    """Print what several ranks will divide, before anything is loaded; nothing for one rank.
+
+    Raises `UsageError` where the ranks cannot divide the model.
+    """
+    from onboard.config import with_settings
+    from onboard.hub import open_source
+    from onboard.runtime.resolve import resolve_config
+
+    folder = root.expanduser()
+    runtime = with_settings(resolve_config(model, folder, config, overrides), settings)
+    if runtime.world_size == 1:
+        return
+    from onboard.runtime.ranks.leading import division_for
+
+    asked = {**overrides, **(settings or {})}.get("world_size") is not None
+    checkpoint = open_source(runtime.model, revision=runtime.revision).files()
+    found = division_for(checkpoint, runtime, root=folder, model=model, must=asked)
+    if found is not None:
+        print(found, *(f"note: {each}" for each in found.facts), sep="\n", file=sys.stderr)
 
 
 @contextmanager

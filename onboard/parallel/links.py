@@ -14,6 +14,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from onboard.parallel.ranks import LOCAL_RANK, local_rank
+
 _CLOSED = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 
 
@@ -64,6 +66,8 @@ def start_process(rank: int, world_size: int, imports: Sequence[str] = ()) -> Li
     ours, theirs = Pipe()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     own = {"OMP_NUM_THREADS": str(max(1, (cores or 1) // world_size))} | dict(os.environ)
+    # What this process was told of itself does not hold for one that it starts, which is beside it
+    own[LOCAL_RANK] = str(local_rank(0) + rank)
     package = str(Path(__file__).resolve().parents[2])
     # Where this process finds modules: what is pickled for the other one is found there, too
     own["PYTHONPATH"] = os.pathsep.join([package, *(path for path in sys.path if path)])

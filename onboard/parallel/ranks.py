@@ -56,6 +56,8 @@ class Ranks:
 
 
 ALONE = Ranks()
+LOCAL_RANK = "LOCAL_RANK"
+"""The environment variable in which torchrun and others say which of its host's processes one is."""
 _OF_THREAD = threading.local()
 """The rank and the group of a thread that has its own."""
 _joined = ALONE
@@ -159,7 +161,7 @@ def local_rank(rank: int) -> int:
     """Return the number of this process among those of its host: the rank itself, unless whoever
     started it says otherwise.
     """
-    return int(os.environ.get("LOCAL_RANK", rank))
+    return int(os.environ.get(LOCAL_RANK, rank))
 
 
 def local_device(device: str, rank: int) -> torch.device:

@@ -10,10 +10,11 @@ import gc
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 from onboard.cache.budget import MemoryPlan
 from onboard.config import RuntimeConfig
@@ -29,33 +30,40 @@ MOST_PLANS = 500
 _NOT_IN_KEY = {"model", "revision"}
 
 
-class KeptPlan:
-    """The file of one plan in the user's cache."""
+class KeptDocument:
+    """The file, in the user's cache, of what follows from a model's config and a configuration."""
 
-    def __init__(self, checkpoint: Path, runtime: RuntimeConfig, *, gpu: bool, root: Path) -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        runtime: RuntimeConfig,
+        *,
+        gpu: bool,
+        root: Path,
+        folder: str = "plans",
+    ) -> None:
         self._key = _key(checkpoint, runtime, gpu=gpu, root=root)
-        folder = user_cache("plans")
-        self._path = folder and folder / f"{hashlib.sha256(self._key.encode()).hexdigest()}.json"
+        kept = user_cache(folder)
+        self._path = kept and kept / f"{hashlib.sha256(self._key.encode()).hexdigest()}.json"
 
-    def find(self) -> tuple[MemoryPlan, list[str]] | None:
-        """Return the plan and its facts; None when it was not made, or is damaged."""
+    def read(self) -> dict[str, Any] | None:
+        """Return the document; None when it was not made, or is damaged."""
         if self._path is None or not self._path.is_file():
             return None
         try:
-            document = json.loads(self._path.read_text("utf-8"))
-            found = read_plan(document["plan"]), list(map(str, document["facts"]))
+            document: dict[str, Any] = json.loads(self._path.read_text("utf-8"))
             if document["key"] != self._key:
                 return None
             os.utime(self._path)
         except (OSError, ValueError, KeyError, TypeError):  # it can be made again
             return None
-        return found
+        return document
 
-    def keep(self, plan: MemoryPlan, facts: list[str]) -> None:
-        """Write a plan and its facts; where that cannot be, it is made again next time."""
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Write a document; where that cannot be, it is made again next time."""
         if self._path is None:
             return
-        document = json.dumps({"key": self._key, "plan": written_plan(plan), "facts": facts})
+        document = json.dumps({**values, "key": self._key})
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with NamedTemporaryFile(
@@ -67,6 +75,23 @@ class KeptPlan:
                 old.unlink(missing_ok=True)
         except OSError:
             return
+
+
+class KeptPlan(KeptDocument):
+    """The file of one memory plan."""
+
+    def find(self) -> tuple[MemoryPlan, list[str]] | None:
+        """Return the plan and its facts; None when it was not made, or is damaged."""
+        if (document := self.read()) is None:
+            return None
+        try:
+            return read_plan(document["plan"]), list(map(str, document["facts"]))
+        except (ValueError, KeyError, TypeError):  # it can be made again
+            return None
+
+    def keep(self, plan: MemoryPlan, facts: list[str]) -> None:
+        """Write a plan and its facts."""
+        self.write({"plan": written_plan(plan), "facts": facts})
 
 
 BOUNDED = (

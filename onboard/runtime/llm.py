@@ -94,7 +94,9 @@ class LLM:
             raise OnboardError(doubted, hint=f"Run: onboard {model}")
         named: dict[str, Any] = {"root": folder, "model": str(model), "strict": strict}
         asked = world_size is not None or "world_size" in (settings or {})
-        self.ranks: LedRanks | None = led_ranks(self.runtime, must=asked)
+        self.ranks: LedRanks | None = led_ranks(
+            checkpoint, self.runtime, root=folder, model=str(model), must=asked
+        )
         """The other ranks; None where there are none."""
         self.engine: Engine = (self.ranks.build if self.ranks else build_engine)(
             checkpoint, self.runtime, **named

@@ -29,6 +29,7 @@ from onboard.graph.peak import peak_bytes
 from onboard.graph.pipeline import Pipeline
 from onboard.graph.weight_load.quantised_folder import asks_for_float8_cache
 from onboard.ops import has_triton
+from onboard.parallel.ranks import Ranks
 from onboard.runtime.build import check_cached, make_context, resolve_dtype
 from onboard.runtime.fitted_plan import fitted
 from onboard.runtime.limits import ON_CPU, ON_GPU, max_positions
@@ -98,9 +99,7 @@ def _made(
     """Return the plan and its facts; unless `complete`, made from a few layers and experts of each
     kind.
     """
-    context = make_context(
-        checkpoint, runtime, root=root, model=model, defaults=ON_GPU if gpu else ON_CPU
-    )
+    context = _context(checkpoint, runtime, gpu=gpu, root=root, model=model)
     changes: dict[str, Any] = {key: {"enabled": False} for key in _NEEDS_MEMORY}
     changes["export_to_gm"] = {"complete": complete} | (
         {} if complete else {"num_moe_experts_for_export": _FEW}
@@ -109,6 +108,31 @@ def _made(
         gm = Pipeline(pipeline_for(context, changes)).run(context)
     check_cached(gm, context)
     return _counted(gm, context, gpu=gpu), context.facts
+
+
+def planned_context(
+    checkpoint: Path, runtime: RuntimeConfig, *, gpu: bool, root: Path | None, model: str = ""
+) -> TransformContext:
+    """Return the context of a run on another machine, for transforms that need no weights.
+
+    Of several ranks it is that of the first.
+    """
+    planned, facts = _planned(runtime, checkpoint, gpu=gpu, root=root)
+    context = _context(checkpoint, planned, gpu=gpu, root=root, model=model)
+    context.facts.extend(facts)
+    return context
+
+
+def _context(
+    checkpoint: Path, runtime: RuntimeConfig, *, gpu: bool, root: Path | None, model: str
+) -> TransformContext:
+    alone = runtime.model_copy(update={"world_size": 1})
+    defaults = ON_GPU if gpu else ON_CPU
+    context = make_context(checkpoint, alone, root=root, model=model, defaults=defaults)
+    if runtime.world_size > 1:
+        context.ranks = Ranks(0, runtime.world_size)
+        context.runtime = context.runtime.model_copy(update={"world_size": runtime.world_size})
+    return context
 
 
 def _planned(

@@ -14,7 +14,7 @@ import torch
 
 from onboard import LLM, SamplingParams
 from onboard.runtime.calls.outputs import RequestOutput
-from onboard.verify.stages import VerifyReport, verify_model
+from onboard.verify.transforms.stages import VerifyReport, verify_model
 from tests.support.runtime.tiny import Tiny, make_tiny
 
 pytestmark = [

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import Field
 from torch import fx
 
+from onboard.config import DistMapping
 from onboard.graph.context import TransformContext
 from onboard.graph.shapes import propagate_shapes
 from onboard.graph.sharding.detect import detect, detect_simple
-from onboard.graph.sharding.distribution import DistMapping, distribution
+from onboard.graph.sharding.distribution import distribution
 from onboard.graph.sharding.file_hints import hints_of_file
 from onboard.graph.sharding.hints import KEY
 from onboard.graph.transform import (
@@ -25,8 +25,8 @@ class DetectShardingConfig(TransformConfig):
 
     simple_shard_only: bool = False
     """Cut the outputs of each linear layer, and gather them at once."""
-    dist_mapping: DistMapping = Field(default_factory=DistMapping)
-    """Sizes of the groups of ranks."""
+    dist_mapping: DistMapping | None = None
+    """Sizes of the groups of ranks; None: those of the run's configuration."""
     use_hints: bool = True
     """Cut linear layers as the model file says; what it does not say is found out."""
 
@@ -45,7 +45,8 @@ class DetectSharding(GraphTransform[DetectShardingConfig]):
         """Count one match for each call that has a hint."""
         if context.ranks.is_alone:
             return SKIPPED
-        groups = distribution(context.ranks.world_size, self.config.dist_mapping)
+        mapping = self.config.dist_mapping or context.runtime.dist_mapping
+        groups = distribution(context.ranks.world_size, mapping)
         propagate_shapes(gm, context.device)
         said = hints_of_file(gm) if self.config.use_hints else {}
         simple = self.config.simple_shard_only

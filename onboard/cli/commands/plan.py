@@ -14,7 +14,7 @@ from onboard.cli import options
 from onboard.cli.model_argument import registered_names
 from onboard.cli.options import CacheDTypeName, DTypeName, ModeName
 from onboard.cli.result import Result
-from onboard.errors import ConsentRequiredError
+from onboard.errors import ConsentRequiredError, UsageError
 from onboard.gpu import gib
 from onboard.gpu_kinds import Gpus, known_gpus, parse_gpus
 from onboard.sources.hub_errors import go_offline
@@ -77,6 +77,7 @@ def plan(
     context: _Context = None,
     batch: _Batch = None,
     exact: _Exact = False,
+    world_size: options.WorldSize = None,
     root: options.Root = Path(),
     mode: _Mode = ModeName.GRAPH,
     offline: options.Offline = False,
@@ -84,14 +85,15 @@ def plan(
 ) -> Result | None:
     """Plan GPU memory: weights, activations, and how much cache fits.
 
-    Reads the config only, no weights.
+    Reads the config only, no weights. With --world-size: what each of several ranks takes, and
+    what they divide.
 
     Exit codes: 0 it fits; 2 the request is invalid; 3 it does not fit.
     """
     if offline:
         go_offline()
     gpus = None if gpu is None else parse_gpus(gpu)
-    overrides = _overrides(dtype.value, mode.value, context, batch)
+    overrides = _overrides(dtype.value, mode.value, context, batch) | {"world_size": world_size}
     decides = None if exact else partial(_is_decided, model, batch)
     with registered_names(model, root):
         made, facts = _plan(model, root, gpus, overrides, cache_dtype, decides)
@@ -131,12 +133,13 @@ def _plan(
     here = device_memory("auto")
     folder = root.expanduser()
     on_gpu = gpus is not None or bool(here.gpus)
-    asked = gpus or Gpus(1, here.gpus[0].total if here.gpus else here.total)
     with as_folder(model) as source:
         runtime: RuntimeConfig = resolve_config(source, folder, None, overrides)
+        asked = _each(gpus, Gpus(1, here.gpus[0].total if here.gpus else here.total), runtime)
         if cache_dtype is not None:
             runtime.kv_cache_config.dtype = cache_dtype.value
         checkpoint = open_source(runtime.model, revision=runtime.revision).files()
+        ranks = _ranks(checkpoint, runtime, folder, model, gpu=on_gpu)
         spared = cache(partial(spared_bytes, checkpoint) if on_gpu else _nothing_spared)
         counted, facts = counted_or_kept(
             checkpoint,
@@ -147,14 +150,39 @@ def _plan(
             decides=is_decided
             and (lambda plan: is_decided(_less(plan, spared()[0]).over(asked.count, asked.memory))),
         )
-        counted, facts = _less(counted, spared()[0]), [*facts, *spared()[1]]
+        counted, facts = _less(counted, spared()[0]), [*ranks, *facts, *spared()[1]]
     made, lowered = fitted(counted.over(asked.count, asked.memory))
     facts += lowered
     if asked.count > 1:
         facts.append(
-            f"weights and caches are split evenly over {asked.count} GPUs here; onboard itself runs on one"
+            f"weights and caches are split evenly over {asked.count} GPUs here;"
+            f" --world-size {asked.count} says what each of as many ranks takes"
         )
     return made, facts
+
+
+def _each(gpus: Gpus | None, here: Gpus, runtime: RuntimeConfig) -> Gpus:
+    """Return the GPUs that a plan is for: of several ranks each has one."""
+    asked, ranks = gpus or here, runtime.world_size
+    if ranks > 1 and asked.count not in (1, ranks):
+        raise UsageError(
+            f"--gpu names {asked.count} GPUs for {ranks} ranks", hint=f"Each has one: give {ranks}"
+        )
+    return asked if ranks == 1 else Gpus(1, asked.memory)
+
+
+def _ranks(
+    checkpoint: Path, runtime: RuntimeConfig, root: Path, model: str, *, gpu: bool
+) -> list[str]:
+    """Return what is said of several ranks; raise `UsageError` where they cannot divide the
+    model.
+    """
+    if runtime.world_size == 1:
+        return []
+    from onboard.runtime.ranks.kept_division import find_division
+
+    found = find_division(checkpoint, runtime, gpu=gpu, root=root, model=model)
+    return [f"each of {runtime.world_size} ranks takes this; {found}", *found.facts]
 
 
 def _nothing_spared() -> tuple[int, list[str]]:

@@ -14,7 +14,7 @@ import typer
 
 from onboard.cli import options
 from onboard.cli.batch_answers import answer_batch
-from onboard.cli.model_argument import check_config, registered_names
+from onboard.cli.model_argument import check_config, registered_names, say_division
 from onboard.cli.options import CacheForm, Device, DTypeName, ModeName, Precision
 from onboard.cli.result import Result
 from onboard.cli.run_comparison import Compared, Comparison, compare
@@ -336,6 +336,7 @@ def _load(told: _Told, cache: CacheForm) -> LLM | StaticLLM:
     with registered_names(model, root):
         overrides = {**told.where, "batch_invariant": told.batch_invariant}
         check_config(model, root, told.given["config"], overrides, told.given["settings"])
+        say_division(model, root, told.given["config"], overrides, told.given["settings"])
         start = time.perf_counter()
         with progress(f"loading {model}", None):
             llm = _made(told, cache)

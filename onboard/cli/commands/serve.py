@@ -12,7 +12,7 @@ import typer
 
 from onboard.cli import options
 from onboard.cli.extras import import_extra
-from onboard.cli.model_argument import check_config, registered_names
+from onboard.cli.model_argument import check_config, registered_names, say_division
 from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.cli.setting_options import settings_of
 from onboard.cli.terminal import one_line
@@ -79,6 +79,7 @@ def serve(
     libraries = import_extra("onboard.serve.server", "serve", "serving needs")
     with registered_names(model, root):
         check_config(model, root, config, where, settings)
+        say_division(model, root, config, where, settings)
         told = libraries.ServeSettings(names=name or [model], **doors, **limits)
         door = libraries.listen(told)
         service = libraries.load_service(

@@ -84,6 +84,10 @@ _LimitSeconds = Annotated[float, typer.Option(help="Time limit for each model, i
 _LimitMemory = Annotated[
     float, typer.Option(metavar="GIB", help="Memory limit for each process, in GiB.")
 ]
+_WorldSize = Annotated[
+    int,
+    typer.Option(metavar="N", min=1, help="Ranks on which the judge runs what was onboarded."),
+]
 _Fresh = Annotated[bool, typer.Option("--fresh", help="Also rerun what has not changed.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print the coverage as one JSON document.")]
 
@@ -102,6 +106,7 @@ def sweep(
     until: _Until = "pull_request",
     limit_seconds: _LimitSeconds = 600.0,
     limit_memory: _LimitMemory = 8.0,
+    world_size: _WorldSize = 1,
     fresh: _Fresh = False,
     as_json: _AsJson = False,
 ) -> Result | None:
@@ -115,7 +120,9 @@ def sweep(
     from onboard.workflow.sweep.sweep import Sweep, SweepOptions
 
     chosen = _chosen(device)
-    options = SweepOptions(until, mode.value, chosen, limit_seconds, limit_memory, fresh)
+    options = SweepOptions(
+        until, mode.value, chosen, limit_seconds, limit_memory, fresh, world_size
+    )
     targets = _targets(
         models or [],
         all_transformers,
@@ -126,7 +133,8 @@ def sweep(
     todo = Sweep(targets, root.expanduser().resolve(), options)
     entries, interrupted = _run(todo, _executor(executor, chosen, jobs, address))
     coverage = _coverage(todo, entries)
-    written = todo.root if all_transformers and types is None and coverage.is_whole else None
+    whole = all_transformers and types is None and world_size == 1 and coverage.is_whole
+    written = todo.root if whole else None
     _write(coverage, written, shown=not as_json)
     return _end(coverage, KeyboardInterrupt() if interrupted else None, as_json=as_json)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onboard.cli import options
-from onboard.cli.model_argument import check_config, registered_names
+from onboard.cli.model_argument import check_config, registered_names, say_division
 from onboard.cli.options import CompileBackendName, Device, DTypeName, ModeName
 from onboard.cli.result import Result
 from onboard.cli.setting_options import settings_of
@@ -18,7 +18,7 @@ from onboard.errors import OnboardError
 from onboard.sources.hub_errors import go_offline
 
 if TYPE_CHECKING:
-    from onboard.verify.stages import VerifyReport
+    from onboard.verify.transforms.stages import VerifyReport
 
 
 def verify(
@@ -30,6 +30,7 @@ def verify(
     compile_backend: options.CompileBackend = CompileBackendName.AUTO,
     mode: options.Mode = ModeName.GRAPH,
     revision: options.Revision = None,
+    world_size: options.WorldSize = None,
     set_: options.Set = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of the random prompts.", show_default="random")
@@ -45,7 +46,7 @@ def verify(
     """
     if offline:
         go_offline()
-    settings = settings_of(set_, revision=revision)
+    settings = settings_of(set_, revision=revision, world_size=world_size)
     overrides = {
         "device": device.value,
         "dtype": dtype.value,
@@ -54,6 +55,7 @@ def verify(
     }
     with registered_names(model, root):
         check_config(model, root, config, overrides, settings)
+        say_division(model, root, config, overrides, settings)
         report = _verify(
             model,
             None if as_json else print_row,
@@ -81,7 +83,7 @@ def _failure(report: VerifyReport) -> OnboardError | None:
 def _verify(
     model: str, on_check: Callable[[VerifyReport], None] | None, **settings: Any
 ) -> VerifyReport:
-    from onboard.verify.stages import verify_model
+    from onboard.verify.transforms.stages import verify_model
 
     return verify_model(model, on_check=on_check, **settings)
 

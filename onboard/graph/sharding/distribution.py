@@ -5,22 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from onboard.config import StrictModel
+from onboard.config import DistMapping
 from onboard.errors import UsageError
 from onboard.graph.sharding.cuts import Cut, nearly_evenly
-
-
-class DistMapping(StrictModel):
-    """Sizes of the groups of ranks; None: what the others leave."""
-
-    tp: int | None = None
-    """Ranks that divide a layer's heads and channels."""
-    moe_tp: int | None = None
-    """Ranks that divide each expert of a mixture."""
-    moe_ep: int | None = None
-    """Groups of ranks that divide the experts among them."""
-    pp: int = 1
-    """Stages of layers."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +61,7 @@ def distribution(world_size: int, mapping: DistMapping) -> Distribution:
     if mapping.moe_tp is None and mapping.moe_ep is None:
         return Distribution(world_size)
     moe_ep = mapping.moe_ep or world_size // (mapping.moe_tp or 1)
-    moe_tp = mapping.moe_tp or world_size // moe_ep
+    moe_tp = mapping.moe_tp or max(1, world_size // moe_ep)
     if moe_tp * moe_ep != world_size:
         raise UsageError(
             f"dist_mapping has moe_tp {moe_tp} and moe_ep {moe_ep} for {world_size} ranks",

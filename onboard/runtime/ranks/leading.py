@@ -13,11 +13,13 @@ import torch
 from onboard.cache.orders import Orders
 from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError
-from onboard.parallel.ranks import current_ranks, local_device
+from onboard.parallel.ranks import current_ranks, local_device, local_rank
 from onboard.parallel.workers import Workers, start_workers
 from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
+from onboard.runtime.ranks.division import Division
 from onboard.runtime.ranks.following import Ready, follow, ready
+from onboard.runtime.ranks.kept_division import find_division
 
 _IMPORTS = ("onboard.runtime.ranks.following",)
 _kept: Workers | None = None
@@ -26,8 +28,9 @@ _kept: Workers | None = None
 class LedRanks:
     """The ranks that run one model with this process."""
 
-    def __init__(self, world_size: int, device: str) -> None:
-        self._workers = _workers(world_size, device)
+    def __init__(self, division: Division, device: str) -> None:
+        self.division = division
+        self._workers = _workers(division.world_size, device)
         self._engine: Engine | None = None
         self.shares: list[Ready] = []
         """What each rank has, once there is an engine."""
@@ -79,23 +82,35 @@ class LedRanks:
         self._workers.close(orderly=orderly)
 
 
-def led_ranks(runtime: RuntimeConfig, *, must: bool) -> LedRanks | None:
+def led_ranks(
+    checkpoint: Path, runtime: RuntimeConfig, *, root: Path, model: str = "", must: bool
+) -> LedRanks | None:
     """Return the ranks that a configuration asks for; None for one, and where there are fewer GPUs
     and nobody has asked for ranks here and now.
 
-    Raises:
-        UsageError: the ranks that must be are not possible.
+    Raises, before a process is started:
+        UsageError: the ranks that must be are not possible, or cannot divide the model.
     """
-    if runtime.world_size == 1:
-        return None
+    found = division_for(checkpoint, runtime, root=root, model=model, must=must)
+    return None if found is None else LedRanks(found, runtime.device)
+
+
+def division_for(
+    checkpoint: Path, runtime: RuntimeConfig, *, root: Path, model: str = "", must: bool
+) -> Division | None:
+    """Return how the ranks that a configuration asks for divide a model; None where `led_ranks`
+    gives none. Raises what that does.
+    """
     gpus = torch.cuda.device_count() if runtime.device != "cpu" else 0
-    if not must and gpus < runtime.world_size:
+    if runtime.world_size == 1 or (not must and gpus < runtime.world_size):
         return None
     if runtime.mode == "transformers":
         raise UsageError(
             "mode transformers runs on one device", hint="Use mode graph or hf, or world_size 1"
         )
-    return LedRanks(runtime.world_size, runtime.device)
+    if gpus:
+        local_device("cuda", local_rank(0) + runtime.world_size - 1)
+    return find_division(checkpoint, runtime, gpu=gpus > 0, root=root, model=model)
 
 
 @contextmanager
@@ -129,7 +144,7 @@ def _started(world_size: int, device: str) -> Workers:
             "another model runs on several ranks, led by this process", hint="Close it first"
         )
     kind = "cpu" if device == "cpu" or not torch.cuda.is_available() else "cuda"
-    local_device(kind, world_size - 1)
+    local_device(kind, local_rank(0) + world_size - 1)
     workers = start_workers(world_size, _IMPORTS)
     workers.meet(kind)
     return workers

@@ -84,7 +84,7 @@ def sketch(checkpoint: Path, runtime: RuntimeConfig, *, gpu: bool, root: Path) -
 
 
 def _refuse_what_is_not_read(runtime: RuntimeConfig) -> None:
-    for name in ("model_kwargs", "transforms", "batch_invariant", "world_size"):
+    for name in ("model_kwargs", "transforms", "batch_invariant", "world_size", "dist_mapping"):
         if getattr(runtime, name) != RuntimeConfig.model_fields[name].get_default(
             call_default_factory=True
         ):

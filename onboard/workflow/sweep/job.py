@@ -46,6 +46,8 @@ class Job(StrictModel):
     device: str = "cpu"
     seconds: float = 600.0
     gibibytes: float = 8.0
+    world_size: int = 1
+    """Ranks on which it is judged, and run in a mode without a model file."""
 
     @property
     def checkpoint(self) -> Path:
@@ -76,7 +78,7 @@ def run_judge(job: Job) -> None:
     from onboard.workflow.sweep.judge import judge
 
     _confine(job)
-    verdict = judge(job.checkpoint, job.folder / ROOT, job.device)
+    verdict = judge(job.checkpoint, job.folder / ROOT, job.device, world_size=job.world_size)
     write_atomically(job.folder / VERDICT, verdict.model_dump_json(indent=2) + "\n")
 
 
@@ -155,7 +157,7 @@ def _run(job: Job, emit: Emit) -> None:
     """Run the checkpoint in a mode that needs no model file."""
     from onboard.workflow.sweep.modes import run_mode
 
-    run_mode(job.checkpoint, job.mode, job.device, emit)
+    run_mode(job.checkpoint, job.mode, job.device, emit, job.world_size)
 
 
 class _Observer:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -69,14 +70,21 @@ in the cache.
 
 
 @torch.inference_mode()
-def judge(checkpoint: Path, root: Path, device: str = "cpu", seed: int | None = None) -> Verdict:
-    """Compare what `LLM` gives for `checkpoint` under `root` with transformers; `seed` None: a
-    fresh one.
+def judge(
+    checkpoint: Path,
+    root: Path,
+    device: str = "cpu",
+    seed: int | None = None,
+    world_size: int = 1,
+) -> Verdict:
+    """Compare what `LLM` gives for `checkpoint` under `root`, on as many ranks, with transformers;
+    `seed` None: a fresh one.
     """
     seed = secrets.randbelow(2**31) if seed is None else seed
-    verdict = Verdict(seed=seed)
+    verdict = Verdict(seed=seed, world_size=world_size)
     try:
-        _Judging(checkpoint, root, device, verdict).run(seed)
+        with closing(_Judging(checkpoint, root, device, verdict)) as judging:
+            judging.run(seed)
     except OnboardError as error:
         verdict.error = " ".join(str(error).split())
     except Exception as error:  # whatever a model's code raises: there is no agreement
@@ -122,16 +130,27 @@ class _Judging:
         self.theirs = load_transformers(checkpoint)
         self.codebooks = codebooks_of(self.theirs)
         self.places, self.words = _words(self.theirs, self.codebooks)
-        self.ours = LLM(checkpoint, root=root, device=device, dtype="float32")
+        load = partial(
+            LLM,
+            checkpoint,
+            root=root,
+            device=device,
+            dtype="float32",
+            world_size=verdict.world_size,
+        )
+        self.ours: LLM = load()
         self.room = longest_read(self.theirs, self.ours.engine.capacity, self.words[-1])
         verdict.distinct = is_arbitrary(self.theirs, self.words, self.room - 1, verdict.seed or 0)
         if verdict.distinct:
-            self.ours = LLM(
-                checkpoint, root=root, device=device, dtype="float32", config=_PAGES_OF_ONE
-            )
+            self.ours.close()
+            self.ours = load(config=_PAGES_OF_ONE)
         self.prefill: list[_Compared] = []
         self.decoded: list[_Compared] = []
         self.gaps: list[float] = []
+
+    def close(self) -> None:
+        """End what ran on other ranks."""
+        self.ours.close()
 
     def run(self, seed: int) -> None:
         """Compare texts, others as well where too few tokens were text, and fill in the verdict."""

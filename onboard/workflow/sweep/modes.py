@@ -29,7 +29,9 @@ _NEW_TOKENS = 32
 _SEED = 11
 
 
-def run_mode(checkpoint: Path, mode: Mode, device: str, emit: Callable[..., None]) -> None:
+def run_mode(
+    checkpoint: Path, mode: Mode, device: str, emit: Callable[..., None], world_size: int = 1
+) -> None:
     """Build the model and generate for four ragged prompts; emit the phase `build` and a row a
     level.
     """
@@ -49,6 +51,7 @@ def run_mode(checkpoint: Path, mode: Mode, device: str, emit: Callable[..., None
             dtype="float32",
             config=config,
             mode=mode,
+            world_size=world_size,
         )
     except OnboardError as error:
         phase |= {"status": "failed", "error": str(error)}

@@ -35,12 +35,16 @@ class SweepOptions:
     """Memory limit of each process of a target."""
     fresh: bool = False
     """Run what is known, too."""
+    world_size: int = 1
+    """Ranks on which the judge runs what was onboarded."""
 
     def __post_init__(self) -> None:
         if self.until not in PHASES:
             raise UsageError(f"there is no phase {self.until!r}", hint=suggest(self.until, PHASES))
         if PHASES.index(self.until) < PHASES.index("test"):
             raise UsageError(f"{self.until} comes before the tests, and only they show what works")
+        if self.mode == "transformers" and self.world_size > 1:
+            raise UsageError("mode transformers runs on one device", hint="Leave out --world-size")
         for name, value in (("--limit-seconds", self.seconds), ("--limit-memory", self.gibibytes)):
             if not value > 0:
                 raise UsageError(f"{name} {value} is no limit", hint="Give a number above zero")
@@ -77,8 +81,11 @@ class Sweep:
 
     @property
     def _subfolder(self) -> str:
-        """Where results of another mode than the usual one lie."""
-        return "" if self.options.mode == "graph" else f"mode-{self.options.mode}"
+        """Where results of another mode or world size than the usual one lie."""
+        options = self.options
+        mode = "" if options.mode == "graph" else f"mode-{options.mode}"
+        ranks = "" if options.world_size == 1 else f"ranks-{options.world_size}"
+        return "-".join(filter(None, (mode, ranks)))
 
     def _job(self, target: Target) -> Job:
         return Job(
@@ -89,4 +96,5 @@ class Sweep:
             device=self.options.device,
             seconds=self.options.seconds,
             gibibytes=self.options.gibibytes,
+            world_size=self.options.world_size,
         )

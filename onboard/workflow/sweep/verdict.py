@@ -31,6 +31,8 @@ class Verdict(StrictModel):
 
     seed: int | None = None
     """Of the prompts; None: the judge came to no end."""
+    world_size: int = 1
+    """Ranks that ran ours."""
     lengths: list[int] = Field(default_factory=list)
     prefill_error: float | None = None
     """Of logits; None: not a number, or never measured."""

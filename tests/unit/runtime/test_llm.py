@@ -21,7 +21,7 @@ from onboard import LLM, SamplingParams
 from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError
 from onboard.runtime.build import eos_token_ids
-from onboard.verify.stages import verify_model
+from onboard.verify.transforms.stages import verify_model
 from tests.support.runtime.tiny import Tiny, make_tiny, save_tokenizer
 
 TEXT = "the cat sat on the mat and the dog sat on the cat"

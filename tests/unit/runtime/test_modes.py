@@ -20,7 +20,7 @@ from onboard.cli import main
 from onboard.config import Mode, RuntimeConfig
 from onboard.errors import OnboardError
 from onboard.verify.error import rmse_ratio
-from onboard.verify.stages import verify_model
+from onboard.verify.transforms.stages import verify_model
 from onboard.workflow.run_model import run_model as run_agent
 from tests.support.drawing import some_of
 from tests.support.runtime.greedy_tokens import greedy_tokens

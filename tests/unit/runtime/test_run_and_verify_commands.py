@@ -14,8 +14,8 @@ from onboard.cli.commands.run import run
 from onboard.cli.commands.verify import print_row, verify
 from onboard.cli.documents import RunDocument, VerifyDocument
 from onboard.errors import UsageError
-from onboard.verify import stages as verification
-from onboard.verify.stages import Check, VerifyReport
+from onboard.verify.transforms import stages as verification
+from onboard.verify.transforms.stages import Check, VerifyReport
 from tests.support.runtime.tiny import Tiny
 
 Capture = pytest.CaptureFixture[str]

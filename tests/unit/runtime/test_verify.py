@@ -12,7 +12,7 @@ from onboard.graph.assembly.assemble import load_pipeline
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import graph_modules, nodes_of
 from onboard.graph.transform import BaseTransform, Stages, TransformConfig, TransformInfo
-from onboard.verify.stages import VerifyReport, verify_model
+from onboard.verify.transforms.stages import VerifyReport, verify_model
 from tests.support.runtime.tiny import Tiny
 
 CONFIG = {"max_seq_len": 64, "kv_cache_config": {"tokens_per_block": 4}}

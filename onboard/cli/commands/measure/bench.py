@@ -84,6 +84,7 @@ def bench(
     repeats: _Repeats = 3,
     compare: _Compare = "",
     profile: _Profile = False,
+    world_size: options.WorldSize = None,
     seed: _Seed = None,
     output: _Output = None,
     revision: options.Revision = None,
@@ -98,7 +99,7 @@ def bench(
     """
     if offline:
         go_offline()
-    own = settings_of(set_, revision=revision)
+    own = settings_of(set_, revision=revision, world_size=world_size)
     overrides = {"device": device.value, "dtype": dtype.value, "mode": mode.value}
     with registered_names(model, root):
         check_config(model, root, config, overrides, own, may_be_file=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,25 +13,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from onboard.config import Mode, SettledConfig, with_settings
+from onboard.config import Mode, with_settings
 from onboard.errors import UsageError
-from onboard.graph.assembly.assemble import pipeline_for
-from onboard.graph.context import HistoryEntry, TransformContext
-from onboard.graph.invariants import uncached_mixers
-from onboard.graph.pipeline import Pipeline
+from onboard.graph.context import TransformContext
+from onboard.graph.pipeline import Observer
 from onboard.graph.transform import BaseTransform
-from onboard.hf.text_tokens import text_tokens
-from onboard.runtime.build import make_context
-from onboard.runtime.length_dependent_rope import LengthDependentRope, length_dependent_rope
-from onboard.runtime.limits import PROOF
+from onboard.runtime.ranks.leading import LedRanks, led_ranks
 from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
 from onboard.verify.error import rmse_ratio
 from onboard.verify.hf_logits import Asked, reference_logits
 from onboard.verify.tolerances import FLOOR_OF_STAGES, MARGIN_OF_STAGES, SAME
-from onboard.verify.ways import DECODE, Prompt, interface_for, plans, run_plain, run_plan
-
-_LENGTHS = (11, 17, 33, 48)
-_MAX_WINDOW = 1024  # longest sliding window that the longest prompt is made to exceed
+from onboard.verify.transforms.trial import Trial, follow_trial, matched
+from onboard.verify.ways import Prompt
 
 
 @dataclass(frozen=True)
@@ -67,6 +61,8 @@ class VerifyReport:
     facts: list[str] = field(default_factory=list)
     graph_replays: int = 0
     """Forward passes that replayed a CUDA graph."""
+    world_size: int = 1
+    """Ranks that divide the model from the stage sharding on."""
 
     @property
     def first_failure(self) -> Check | None:
@@ -106,9 +102,11 @@ def verify_model(
     lengths.
 
     Until caches are inserted that is whole prefill; from then on also chunked prefill, decode one
-    by one, and decode in a batch that prompts join at different times. Arguments as for `LLM`;
-    `transforms` replaces the pipeline, `on_check` is called with the report as it is after each
-    transform.
+    by one, and decode in a batch that prompts join at different times. With a `world_size` above
+    one all ranks run the pipeline, and from the stage sharding on each its share.
+
+    Arguments as for `LLM`; `transforms` replaces the pipeline of one rank, `on_check` is called
+    with the report as it is after each transform.
     """
     folder = Path.cwd() if root is None else Path(root).expanduser()
     overrides = {"device": device, "dtype": dtype, "compile_backend": compile_backend, "mode": mode}
@@ -118,49 +116,57 @@ def verify_model(
             "skip_loading_weights is set and random weights have nothing to be compared with",
             hint="Leave it out",
         )
-    context = make_context(
-        find_checkpoint(runtime), runtime, root=folder, model=str(model), defaults=PROOF
-    )
+    checkpoint, asked = find_checkpoint(runtime), "world_size" in (settings or {})
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
-    prompts = make_prompts(context, seed)
-    context.runtime = _roomy(context.runtime, prompts)
-    reference, reference_error = _reference(context, prompts)
+    ranks = led_ranks(checkpoint, runtime, root=folder, model=str(model), must=asked)
+    with nullcontext() if ranks is None else closing(ranks):
+        trial = Trial(checkpoint, runtime, folder, str(model), seed)
+        report, observe = _checked(trial, str(model), seed, on_check)
+        with nullcontext() if ranks is None else _followed(ranks, trial, seed):
+            trial.run(observe, transforms)
+    return report
+
+
+@contextmanager
+def _followed(ranks: LedRanks, trial: Trial, seed: int) -> Iterator[None]:
+    """Have all other ranks do what this one does in the block."""
+    trial.context.facts.append(str(ranks.division))
+    with ranks.workers.together():
+        ranks.workers.begin(follow_trial, *trial.said, seed)
+        yield
+        ranks.workers.answers()
+
+
+def _checked(
+    trial: Trial, model: str, seed: int, on_check: Callable[[VerifyReport], None] | None
+) -> tuple[VerifyReport, Observer]:
+    """Return an empty report, and the observer that fills it."""
+    context = trial.context
+    reference, reference_error = _reference(context, trial.prompts)
     report = VerifyReport(
-        model=str(model),
+        model=model,
         device=str(context.device),
         dtype=str(context.dtype).removeprefix("torch."),
         seed=seed,
-        prompt_lengths=[len(prompt) for prompt in prompts],
+        prompt_lengths=[len(prompt) for prompt in trial.prompts],
         tolerance=_tolerance(context.dtype, reference_error),
         reference_error=reference_error,
+        world_size=context.ranks.world_size,
         facts=context.facts,
     )
-    rope = length_dependent_rope(context.factory.text_config.to_dict())
 
     def observe(key: str, module: nn.Module, _: TransformContext) -> None:
-        check = _check(key, module, context, prompts, reference, rope)
-        report.checks.append(dataclasses.replace(check, matched=_matched(context.history[-1])))
+        if trial.is_as_before() and report.checks:
+            check = dataclasses.replace(report.checks[-1], transform=key)
+        else:
+            check = _check(key, module, trial, reference)
+        found = matched(context.history[-1])
+        report.checks.append(dataclasses.replace(check, matched=found))
         report.graph_replays = getattr(module, "replays", 0)
         if on_check is not None:
             on_check(report)
 
-    pipeline = Pipeline(pipeline_for(context) if transforms is None else transforms)
-    pipeline.run(context, observe)
-    return report
-
-
-def make_prompts(context: TransformContext, seed: int) -> list[list[int]]:
-    """Return random prompts: ragged, at most a batch, one of them longer than a sliding window of
-    usual size.
-    """
-    config, runtime = context.factory.text_config, context.runtime
-    lengths = [min(length, runtime.max_seq_len) for length in _LENGTHS[-runtime.max_batch_size :]]
-    window = getattr(config, "sliding_window", None)
-    if window and window <= _MAX_WINDOW:
-        lengths[-1] = min(max(lengths[-1], window + 2 * DECODE), runtime.max_seq_len)
-    draw = random.Random(seed)
-    words = text_tokens(context.factory.config, context.codebooks)
-    return [draw.choices(words, k=length) for length in lengths]
+    return report, observe
 
 
 def _reference(
@@ -181,45 +187,14 @@ def _worst(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> 
     return float(torch.tensor(errors, dtype=torch.float64).max())
 
 
-def _matched(entry: HistoryEntry) -> bool:
-    return not entry.skipped and bool(entry.num_matches or entry.summary)
-
-
-def _check(
-    key: str,
-    module: nn.Module,
-    context: TransformContext,
-    prompts: Sequence[Prompt],
-    reference: Sequence[torch.Tensor],
-    rope: LengthDependentRope | None,
-) -> Check:
+def _check(key: str, module: nn.Module, trial: Trial, reference: Sequence[torch.Tensor]) -> Check:
     try:
-        logits = _run_all(module, context, prompts, rope)
+        logits = trial.logits(module)
     except Exception as error:  # whatever a broken graph raises is the finding
+        if not trial.context.ranks.is_alone:  # the others would wait for this one
+            raise
         return Check(key, exception=" ".join(f"{type(error).__name__}: {error}".split()))
     return Check(key, {way: _worst(found, reference) for way, found in logits.items()})
-
-
-def _run_all(
-    module: nn.Module,
-    context: TransformContext,
-    prompts: Sequence[Prompt],
-    rope: LengthDependentRope | None,
-) -> dict[str, list[torch.Tensor]]:
-    if context.cache is None or not context.cache.resources:
-        return {"prefill": run_plain(module, prompts, context)}
-    cache = interface_for(context.cache, prompts)
-    ways = plans(prompts, rope)
-    if uncached_mixers(module):  # between the transforms that cache one kind of mixer each
-        ways = {"prefill": ways["prefill"]}
-    return {way: run_plan(module, cache, prompts, plan, rope) for way, plan in ways.items()}
-
-
-def _roomy(runtime: SettledConfig, prompts: Sequence[Prompt]) -> SettledConfig:
-    """Return the configuration with room for all prompts at once, in a step and in the cache."""
-    tokens = max(runtime.max_num_tokens, sum(map(len, prompts)))
-    cache = runtime.kv_cache_config.model_copy(update={"max_tokens": None})
-    return runtime.model_copy(update={"max_num_tokens": tokens, "kv_cache_config": cache})
 
 
 def _tolerance(dtype: torch.dtype, reference_error: float) -> float:

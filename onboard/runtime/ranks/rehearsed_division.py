@@ -1,0 +1,110 @@
+"""How several ranks divide a model, from its config alone: by the pipeline's own transforms, on a
+few layers of each kind, which stand for the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torch import fx, nn
+
+import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
+from onboard.config import RuntimeConfig
+from onboard.graph.assembly.assemble import pipeline_for
+from onboard.graph.export.left_out import Occurrences
+from onboard.graph.export.stamp import layer_of
+from onboard.graph.fx import ancestors, graph_modules, nodes_of, op_name
+from onboard.graph.pipeline import Pipeline
+from onboard.graph.sharding.hints import hint_of
+from onboard.graph.transform import Stages
+from onboard.graph.weight_load.parameters import tied_names, weight_plan
+from onboard.runtime.plan import planned_context
+from onboard.runtime.ranks.division import Division
+
+ops = torch.ops.onboard
+_ALL = 1 << 30
+"""More experts than any mixture has: ranks divide their number, so that all have to be there."""
+_CHANGES = {"export_to_gm": {"complete": False, "num_moe_experts_for_export": _ALL}}
+_UP_TO = list(Stages)[: list(Stages).index(Stages.SHARDING) + 1]
+
+
+def rehearsed(
+    checkpoint: Path, runtime: RuntimeConfig, *, gpu: bool, root: Path, model: str = ""
+) -> Division:
+    """Return how `runtime.world_size` ranks divide a checkpoint; raise what `find_division` does."""
+    context = planned_context(checkpoint, runtime, gpu=gpu, root=root, model=model)
+    known = len(context.facts)
+    transforms = [each for each in pipeline_for(context, _CHANGES) if each.config.stage in _UP_TO]
+    keys = [each.key for each in transforms]
+    at = keys.index("apply_sharding_hints")
+    module = Pipeline(transforms[:at]).run(context)
+    times = Occurrences(context.left_out.stack if context.left_out else None)
+    (count, whole), readers = _count(_graph(module), times), _readers(_graph(module))
+    graph = _graph(Pipeline(transforms[at : at + 1]).run(context, start=module))
+    return Division(
+        world_size=context.ranks.world_size,
+        weights=_divided(graph, readers, times),
+        all_weights=count,
+        collectives=_collectives(graph, times),
+        rank_bytes=_count(graph, times)[1],
+        whole_bytes=whole,
+        facts=tuple(context.facts[known:]),
+    )
+
+
+def _graph(module: nn.Module) -> fx.GraphModule:
+    ((_, graph),) = graph_modules(module)
+    return graph
+
+
+def _readers(graph: fx.GraphModule) -> list[tuple[str, set[str]]]:
+    """Return the layer type of each call that has a hint, with the weights that it reads."""
+    return [
+        (hint.layer_type, {str(each.target) for each in node.all_input_nodes if _is_read(each)})
+        for node in graph.graph.nodes
+        if node.op == "call_function" and (hint := hint_of(node)) is not None
+    ]
+
+
+def _is_read(node: fx.Node) -> bool:
+    return node.op == "get_attr"
+
+
+def _divided(
+    graph: fx.GraphModule, readers: list[tuple[str, set[str]]], times: Occurrences
+) -> dict[str, int]:
+    """Return how many weights are divided, by layer type: cut, or of a mixture whose experts the
+    ranks divide by their numbers.
+    """
+    cut, left = set(weight_plan(graph).shares), _read(graph)
+    types: dict[str, str] = {}
+    for layer_type, names in readers:
+        types |= dict.fromkeys(names & cut if names <= left else names, layer_type)
+    found: Counter[str] = Counter()
+    for name, layer_type in types.items():
+        found[layer_type] += times.of_tensor(name)
+    return dict(found)
+
+
+def _collectives(graph: fx.GraphModule, times: Occurrences) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for node in nodes_of(graph, ops.all_reduce, ops.all_gather):
+        layer = layer_of(node, times.stack) if times.stack else None
+        found[op_name(node)] += times.of_layer(layer)
+    return dict(found)
+
+
+def _read(graph: fx.GraphModule) -> set[str]:
+    """Return the weights that the result is computed from, one name of those that are tied."""
+    live = ancestors([graph.graph.output_node()])
+    read = {str(node.target) for node in live if _is_read(node)}
+    return {names[0] for names in tied_names(graph) if read & set(names)}
+
+
+def _count(graph: fx.GraphModule, times: Occurrences) -> tuple[int, int]:
+    """Return how many weights the whole model reads, and their bytes."""
+    names = _read(graph)
+    sizes = (times.of_tensor(name) * graph.get_parameter(name).nbytes for name in names)
+    return sum(map(times.of_tensor, names)), sum(sizes)

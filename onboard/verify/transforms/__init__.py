@@ -1,0 +1,1 @@
+"""`onboard verify`: the model computed after every transform, and compared."""
