@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from onboard.runtime.engine import Engine
+from onboard.runtime.sampling_params import SamplingParams
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _LENGTHS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
@@ -31,7 +32,15 @@ class Metrics:
 
         self._first = histogram("time_to_first_token_seconds", "To the first token.", _SECONDS)
         self._between = histogram("inter_token_latency_seconds", "Between two tokens.", _SECONDS)
+        self._each = histogram(
+            "request_time_per_output_token_seconds", "Of a request's tokens on average.", _SECONDS
+        )
+        self._decode = histogram(
+            "request_decode_time_seconds", "From the first token to the last.", _SECONDS
+        )
         self._whole = histogram("e2e_request_latency_seconds", "Of whole requests.", _SECONDS)
+        self._outputs = histogram("request_params_n", "Outputs that were asked for.", _LENGTHS)
+        self._most = histogram("request_params_max_tokens", "Most tokens of an output.", _LENGTHS)
         self._prompt = histogram("request_prompt_tokens", "Tokens of prompts.", _LENGTHS)
         self._output = histogram("request_generation_tokens", "Tokens of outputs.", _LENGTHS)
         self._ended = Counter(
@@ -41,9 +50,12 @@ class Metrics:
             registry=self.registry,
         )
 
-    def watch(self, prompt_tokens: int) -> Watch:
-        """Return what times one request from now on."""
+    def watch(self, prompt_tokens: int, params: SamplingParams) -> Watch:
+        """Return what times one prompt from now on."""
         self._prompt.observe(prompt_tokens)
+        self._outputs.observe(params.n)
+        if params.max_tokens is not None:
+            self._most.observe(params.max_tokens)
         return Watch(self)
 
     def text(self) -> bytes:
@@ -56,13 +68,14 @@ class Watch:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._start = self._last = perf_counter()
+        self._start = self._first = self._last = perf_counter()
         self._tokens = 0
 
     def took(self, tokens: int) -> None:
         """Record that tokens have come."""
         now, metrics = perf_counter(), self._metrics
         if tokens and not self._tokens:
+            self._first = now
             metrics._first.observe(now - self._start)
         elif tokens:
             metrics._between.observe((now - self._last) / tokens)
@@ -74,8 +87,12 @@ class Watch:
 
     def done(self) -> None:
         """Record that the request has ended."""
-        self._metrics._whole.observe(perf_counter() - self._start)
-        self._metrics._output.observe(self._tokens)
+        metrics, decode = self._metrics, self._last - self._first
+        metrics._whole.observe(perf_counter() - self._start)
+        metrics._output.observe(self._tokens)
+        metrics._decode.observe(decode)
+        if self._tokens > 1:
+            metrics._each.observe(decode / (self._tokens - 1))
 
 
 class _EngineState(Collector):
@@ -90,13 +107,15 @@ class _EngineState(Collector):
         groups = engine.cache.groups
         usable = sum(group.allocator.num_usable for group in groups)
         free = sum(group.allocator.num_free for group in groups)
+        prompted = stats.prompt_tokens + stats.reused_tokens
         gauges = {
             "num_requests_running": (len(engine.scheduler.running), "Outputs in the batch."),
             "num_requests_waiting": (len(engine.scheduler.waiting), "Outputs that wait."),
             "kv_cache_usage_perc": (1 - free / max(usable, 1), "Share of pages in use, 0 to 1."),
         }
         counters = {
-            "prompt_tokens": (stats.prompt_tokens, "Prompt tokens that were computed."),
+            "prompt_tokens": (prompted, "Prompt tokens, computed or found in the cache."),
+            "prefix_cache_queries": (prompted, "Prompt tokens looked for in the cache."),
             "generation_tokens": (stats.generated_tokens, "Tokens that were generated."),
             "num_preemptions": (stats.preemptions, "Outputs that lost their pages."),
             "prefix_cache_hits": (stats.reused_tokens, "Prompt tokens found in the cache."),

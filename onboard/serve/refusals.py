@@ -7,13 +7,14 @@ from typing import Any
 from onboard.errors import OnboardError, UsageError
 
 _TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
-    413: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+_OF_MESSAGES = {413: "request_too_large", 500: "api_error"}
+"""Where Anthropic's name is another one."""
 
 
 class RefusedError(Exception):
@@ -28,12 +29,18 @@ class RefusedError(Exception):
     @property
     def kind(self) -> str:
         """OpenAI's name for the kind of error."""
-        return _TYPES.get(self.status, "server_error")
+        others = "invalid_request_error" if self.status < 500 else "server_error"
+        return _TYPES.get(self.status, others)
 
     def body(self) -> dict[str, Any]:
         """Return the error as OpenAI's clients read it."""
         named = {"param": self.param, "code": self.code}
         return {"error": {"message": self.message, "type": self.kind, **named}}
+
+    def body_of_messages(self) -> dict[str, Any]:
+        """Return the error as Anthropic's clients read it."""
+        kind = _OF_MESSAGES.get(self.status, self.kind)
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
 
 
 def as_refusal(error: BaseException) -> RefusedError:

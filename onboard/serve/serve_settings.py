@@ -20,6 +20,10 @@ class ServeSettings(StrictModel):
     api_key: str | None = Field(default=None, min_length=1)
     """What clients have to show; None: nothing."""
     max_body_bytes: int = Field(default=8 * _MIB, ge=1024)
+    max_bodies_bytes: int = Field(default=256 * _MIB, ge=1024)
+    """Of all bodies that are on their way at a time."""
+    body_seconds: float = Field(default=120.0, gt=0)
+    """How long a body may be on its way."""
     max_running: int = Field(default=256, ge=1)
     """Requests that are answered at a time; those beyond it are told to come again (429)."""
     max_outputs: int = Field(default=16, ge=1)

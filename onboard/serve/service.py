@@ -106,21 +106,21 @@ class Service:
         return tokenizer.decode([token], skip_special_tokens=False)
 
     async def follow(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[Delta, None]:
-        """Generate, and yield what comes; leaving cancels it.
+        """Generate for one prompt of a request that is admitted, and yield what comes; leaving
+        cancels it.
 
-        Raises `RefusedError` if too many requests run, `UsageError` for a prompt that is too long.
+        Raises `UsageError` for a prompt that is too long.
         """
-        async with self.admitted():
-            watch = self.metrics.watch(len(prompt.tokens))
-            try:
-                async with aclosing(self.llm.stream(prompt.tokens, params)) as deltas:
-                    async for delta in deltas:
-                        watch.took(len(delta.token_ids))
-                        if delta.finish_reason is not None:
-                            watch.ended(delta.finish_reason)
-                        yield delta
-            finally:
-                watch.done()
+        watch = self.metrics.watch(len(prompt.tokens), params)
+        try:
+            async with aclosing(self.llm.stream(prompt.tokens, params)) as deltas:
+                async for delta in deltas:
+                    watch.took(len(delta.token_ids))
+                    if delta.finish_reason is not None:
+                        watch.ended(delta.finish_reason)
+                    yield delta
+        finally:
+            watch.done()
 
     @asynccontextmanager
     async def admitted(self) -> AsyncIterator[None]:

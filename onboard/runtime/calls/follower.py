@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from onboard.runtime.calls.outputs import Delta
+from onboard.runtime.calls.outputs import Delta, num_cached_tokens
 from onboard.runtime.calls.request_texts import RequestTexts
 from onboard.runtime.scheduling.request import Request
 
@@ -38,4 +38,5 @@ class Follower:
         self._told[index] = output.finish_reason is not None
         logprobs = output.logprobs[start:] if output.params.logprobs is not None else None
         new_tokens, ended = output.generated[start:], output.finish_reason
-        return Delta(index, new, new_tokens, logprobs, ended, output.stop_reason)
+        cached = num_cached_tokens(self.outputs)
+        return Delta(index, new, new_tokens, logprobs, ended, output.stop_reason, cached)

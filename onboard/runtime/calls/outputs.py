@@ -46,6 +46,8 @@ class Delta:
     """None: more is to come."""
     stop_reason: str | int | None = None
     """As in `Completion`."""
+    num_cached_tokens: int = 0
+    """As in `RequestOutput`."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,14 @@ def request_output(
     prompt: str | None, token_ids: list[int], outputs: Sequence[Request]
 ) -> RequestOutput:
     """Return what the finished requests of one prompt have produced."""
-    cached = min(outputs[0].num_reused or 0, len(token_ids))
+    cached = num_cached_tokens(outputs)
     completions = [_completion(each) for each in outputs]
     return RequestOutput(prompt, token_ids, completions, outputs[0].prompt_logprobs, cached)
+
+
+def num_cached_tokens(outputs: Sequence[Request]) -> int:
+    """Return how many leading tokens of a prompt were found in the prefix cache."""
+    return min(outputs[0].num_reused or 0, len(outputs[0].prompt))
 
 
 def _completion(output: Request) -> Completion:

@@ -35,9 +35,12 @@ class News:
 async def answers(
     service: Service, prompt: Prompt, params: SamplingParams, reader: Callable[[], Reader]
 ) -> AsyncGenerator[News, None]:
-    """Generate, and yield what comes, output by output; leaving cancels it."""
+    """Generate, and yield what comes, output by output; leaving cancels it.
+
+    Raises `RefusedError` if too many requests run, `UsageError` for a prompt that is too long.
+    """
     readers = [reader() for _ in range(params.n)]
-    async with aclosing(service.follow(prompt, params)) as deltas:
+    async with service.admitted(), aclosing(service.follow(prompt, params)) as deltas:
         async for delta in deltas:
             pieces = list(readers[delta.index].feed(delta.text))
             if delta.finish_reason is not None:

@@ -90,6 +90,10 @@ class Messages:
         yield _event("message_delta", delta=end, usage={"output_tokens": self._tokens})
         yield _event("message_stop")
 
+    def failed(self, refusal: RefusedError) -> bytes:
+        """Return the event that ends a stream on which something failed."""
+        return event(refusal.body_of_messages(), "error")
+
     async def _changes(self, blocks: Blocks) -> AsyncGenerator[Change, None]:
         async with aclosing(self.chat.news()) as each:
             async for news in each:
@@ -182,8 +186,10 @@ def as_chat(body: MessagesBody) -> ChatBody:
     )
 
 
-def _joined(parts: list[dict[str, Any]]) -> str:
-    return "\n".join(str(part.get("text", "")) for part in parts)
+def _joined(parts: list[Any]) -> str:
+    """Return the text of parts; of others the model learns that they were there."""
+    found = (part if isinstance(part, Mapping) else {} for part in parts)
+    return "\n".join(str(part.get("text", f"[{part.get('type', 'part')}]")) for part in found)
 
 
 def _tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -15,9 +15,10 @@ from onboard.runtime.sampling_params import SamplingParams
 from onboard.serve.answers.answer_pieces import Answer, CallPiece, Piece, ReasoningPiece
 from onboard.serve.answers.answering import ForcedCalls, News, Reader, answers
 from onboard.serve.answers.reader import AnswerReader
-from onboard.serve.dialects.conversation import as_messages, forced_schema, functions, names_of
+from onboard.serve.dialects.conversation import as_messages, functions
 from onboard.serve.dialects.events import DONE, event
 from onboard.serve.dialects.fields import Body, Sampling, usage
+from onboard.serve.dialects.tool_choice import forced_schema, names_of, tool_choice
 from onboard.serve.refusals import RefusedError
 from onboard.serve.service import Prompt, Service
 
@@ -62,9 +63,11 @@ class Chat:
         self.id, self.created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self.messages = as_messages(body.messages)
         self.tools = [] if body.tool_choice == "none" else functions(body.tools)
-        self.forced, self._name = self._choice()
+        self.choice = tool_choice(body.tool_choice, self.tools)
         self.params = self._params()
         self.prompt = Prompt([])
+        self.num_cached_tokens = 0
+        """Leading tokens of the prompt that were reused, once the answer has begun."""
 
     async def prepare(self) -> None:
         """Write the conversation as the chat template says."""
@@ -77,20 +80,6 @@ class Chat:
             options |= {"continue_final_message": True, "add_generation_prompt": False}
         self.prompt = await self.service.chat_prompt(self.messages, self.tools or None, options)
 
-    def _choice(self) -> tuple[bool, str | None]:
-        """Return whether a call is required, and of which function if of one."""
-        choice = self.body.tool_choice
-        if choice is None or choice in ("none", "auto"):
-            return False, None
-        if not self.tools:
-            raise RefusedError("a tool is required and there is none", param="tool_choice")
-        if choice == "required":
-            return True, None
-        function = choice.get("function", choice) if isinstance(choice, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise RefusedError(f"tool_choice is {choice!r:.100}", param="tool_choice")
-        return True, function["name"]
-
     def _params(self) -> SamplingParams:
         body = self.body
         further: dict[str, Any] = {
@@ -98,16 +87,16 @@ class Chat:
             "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
             "skip_special_tokens": False,
         }
-        if self.forced:
-            schema = forced_schema(self.tools, self._name, several=body.parallel_tool_calls)
+        if self.choice.required:
+            schema = forced_schema(self.choice, several=body.parallel_tool_calls)
             further["structured_outputs"] = {"json_schema": schema}
         elif (wanted := _structure(body.response_format)) is not None:
             further["structured_outputs"] = wanted
         return body.params(self.service.defaults, **further)
 
     def _reader(self) -> Callable[[], Reader]:
-        if self.forced:
-            return lambda: ForcedCalls(self._name)
+        if self.choice.required:
+            return lambda: ForcedCalls(self.choice.name)
         names = names_of(self.tools)
         shape = self.service.answer_format(names)
         if self.params.structured_outputs is not None:
@@ -122,7 +111,15 @@ class Chat:
             answers(self.service, self.prompt, self.params, self._reader())
         ) as each:
             async for news in each:
+                self.num_cached_tokens = news.delta.num_cached_tokens
                 yield news
+
+    def failed(self, refusal: RefusedError) -> bytes:
+        """Return the event that ends a stream on which something failed."""
+        return event(refusal.body())
+
+    def _usage(self, tokens: int) -> dict[str, Any]:
+        return usage(len(self.prompt.tokens), tokens, self.num_cached_tokens)
 
     async def whole(self) -> dict[str, Any]:
         """Return the whole answer."""
@@ -148,8 +145,7 @@ class Chat:
             }
             for index, answer in enumerate(found)
         ]
-        counts = usage(len(self.prompt.tokens), tokens)
-        return {**self._head("chat.completion", choices), "usage": counts}
+        return {**self._head("chat.completion", choices), "usage": self._usage(tokens)}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer as it comes."""
@@ -170,8 +166,7 @@ class Chat:
                 for choice in self._parts(news, end):
                     yield event(self._head(kind, [choice]))
         if self.body.wants_usage:
-            counts = usage(len(self.prompt.tokens), tokens)
-            yield event({**self._head(kind, []), "usage": counts})
+            yield event({**self._head(kind, []), "usage": self._usage(tokens)})
         yield DONE
 
     def _parts(self, news: News, end: str | None) -> Iterator[dict[str, Any]]:

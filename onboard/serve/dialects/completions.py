@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from typing import Any
 
 from pydantic import Field
@@ -14,6 +14,7 @@ from onboard.runtime.calls.outputs import Delta
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.serve.dialects.events import DONE, event
 from onboard.serve.dialects.fields import Sampling, Tokens, usage
+from onboard.serve.dialects.merging import merged
 from onboard.serve.refusals import RefusedError
 from onboard.serve.service import Prompt, Service
 
@@ -42,6 +43,9 @@ class Completion:
         self.prompts: list[Prompt] = []
         self.params = self._params()
         self._offsets: dict[int, int] = {}
+        self._tokens = 0
+        self._cached: dict[int, int] = {}
+        """Of each prompt the tokens that were reused."""
 
     async def prepare(self) -> None:
         """Tokenize the prompts; raise `RefusedError` for too many."""
@@ -65,31 +69,28 @@ class Completion:
 
     async def whole(self) -> dict[str, Any]:
         """Return the whole answer."""
-        choices: list[dict[str, Any]] = []
-        tokens = 0
-        for number, prompt in enumerate(self.prompts):
-            outputs = [_empty(number * self.body.n + i) for i in range(self.body.n)]
-            async with aclosing(self._choices(number, prompt)) as each:
-                async for choice, count in each:
-                    _join(outputs[choice["index"] - number * self.body.n], choice)
-                    tokens += count
-            choices += outputs
-        prompted = sum(len(prompt.tokens) for prompt in self.prompts)
-        return {**self._head(choices), "usage": usage(prompted, tokens)}
+        choices = [_empty(index) for index in range(len(self.prompts) * self.body.n)]
+        async with aclosing(self._parts()) as parts:
+            async for choice in parts:
+                _join(choices[choice["index"]], choice)
+        return {**self._head(choices), "usage": self._usage()}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer as it comes."""
-        tokens = 0
-        async with AsyncExitStack() as opened:
-            for number, prompt in enumerate(self.prompts):
-                stream = await opened.enter_async_context(aclosing(self._choices(number, prompt)))
-                async for choice, count in stream:
-                    tokens += count
-                    yield event(self._head([choice]))
+        async with aclosing(self._parts()) as parts:
+            async for choice in parts:
+                yield event(self._head([choice]))
         if self.body.wants_usage:
-            prompted = sum(len(prompt.tokens) for prompt in self.prompts)
-            yield event({**self._head([]), "usage": usage(prompted, tokens)})
+            yield event({**self._head([]), "usage": self._usage()})
         yield DONE
+
+    def failed(self, refusal: RefusedError) -> bytes:
+        """Return the event that ends a stream on which something failed."""
+        return event(refusal.body())
+
+    def _usage(self) -> dict[str, Any]:
+        prompted = sum(len(prompt.tokens) for prompt in self.prompts)
+        return usage(prompted, self._tokens, sum(self._cached.values()))
 
     def _head(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -100,25 +101,27 @@ class Completion:
             "choices": choices,
         }
 
-    async def _choices(
-        self, number: int, prompt: Prompt
-    ) -> AsyncGenerator[tuple[dict[str, Any], int], None]:
-        """Yield parts of the outputs of one prompt, each with its number of tokens."""
+    async def _parts(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield parts of the outputs of all prompts, which run at once, and count their tokens."""
+        streams = [self._parts_of(number, prompt) for number, prompt in enumerate(self.prompts)]
+        async with self.service.admitted(), aclosing(merged(streams)) as parts:
+            async for part in parts:
+                yield part
+
+    async def _parts_of(self, number: int, prompt: Prompt) -> AsyncGenerator[dict[str, Any], None]:
         async with aclosing(self.service.follow(prompt, self.params)) as deltas:
             echoed: set[int] = set()
             async for delta in deltas:
                 index = number * self.body.n + delta.index
-                parts: list[dict[str, Any]] = []
+                self._cached[number] = delta.num_cached_tokens
                 if self.body.echo and delta.index not in echoed:
                     echoed.add(delta.index)
-                    parts.append(await self._echo(index, prompt))
+                    yield await self._echo(index, prompt)
                 if self.body.max_tokens != 0:
-                    parts.append(self._part(index, delta))
+                    self._tokens += len(delta.token_ids)
+                    yield self._part(index, delta)
                 elif delta.finish_reason is not None:
-                    parts.append({**_empty(index), "finish_reason": "length"})
-                counts = [0] * (len(parts) - 1) + [len(delta.token_ids)]
-                for part, count in zip(parts, counts, strict=False):
-                    yield part, 0 if self.body.max_tokens == 0 else count
+                    yield {**_empty(index), "finish_reason": "length"}
 
     def _part(self, index: int, delta: Delta) -> dict[str, Any]:
         found = None

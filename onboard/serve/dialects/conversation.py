@@ -76,37 +76,3 @@ def functions(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]
             raise RefusedError("a function has no name", param=f"tools.{place}.function")
         found.append({"type": "function", "function": dict(function)})
     return found
-
-
-def names_of(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of functions."""
-    return [tool["function"]["name"] for tool in tools]
-
-
-def forced_schema(
-    tools: Sequence[Mapping[str, Any]], name: str | None, *, several: bool = True
-) -> dict[str, Any]:
-    """Return the JSON schema of an answer that has to call a tool.
-
-    With `name` it is that function's arguments; else a list of objects with name and parameters,
-    of one unless there may be `several`.
-    """
-    schemas = {
-        tool["function"]["name"]: tool["function"].get("parameters") or {"type": "object"}
-        for tool in tools
-    }
-    if name is not None:
-        if name not in schemas:
-            raise RefusedError(f"there is no tool {name!r:.100}", param="tool_choice")
-        return schemas[name]
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": each}, "parameters": schema},
-            "required": ["name", "parameters"],
-            "additionalProperties": False,
-        }
-        for each, schema in schemas.items()
-    ]
-    most = {} if several else {"maxItems": 1}
-    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}}

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from onboard.serve.dialects.completions import prompts_of
+from onboard.serve.dialects.events import event
 from onboard.serve.dialects.fields import Body, Tokens
 from onboard.serve.refusals import RefusedError
 from onboard.serve.service import Service
@@ -59,6 +60,10 @@ class Embeddings:
     def events(self) -> AsyncGenerator[bytes, None]:
         """Vectors do not come in pieces: nobody asks for this."""
         raise RefusedError("embeddings are not streamed", param="stream")
+
+    def failed(self, refusal: RefusedError) -> bytes:
+        """Return a refusal as an event, as other interfaces do."""
+        return event(refusal.body())
 
     def _written(self, vector: np.ndarray[Any, Any]) -> list[float] | str:
         if self.body.dimensions not in (None, len(vector)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -20,15 +20,17 @@ def event(document: Any, name: str | None = None) -> bytes:
     return f"{head}data: {json.dumps(document, ensure_ascii=False)}\n\n".encode()
 
 
-async def guarded(first: bytes, events: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-    """Yield events; an error on the way becomes the last, as the status is sent already."""
+async def guarded(
+    first: bytes, events: AsyncGenerator[bytes, None], failed: Callable[[RefusedError], bytes]
+) -> AsyncIterator[bytes]:
+    """Yield events; of an error on the way the last one tells, as the status is sent already."""
     async with aclosing(events) as each:
         yield first
         try:
             async for one in each:
                 yield one
         except Exception as error:
-            yield event(told(error).body())
+            yield failed(told(error))
 
 
 def told(error: Exception) -> RefusedError:

@@ -87,11 +87,12 @@ class Sampling(Body):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
-    """Return the counts of tokens as OpenAI's interface has them."""
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """Return the counts of tokens as OpenAI's interface has them; cached ones are the prompt's."""
     total = prompt_tokens + completion_tokens
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": total,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }

@@ -12,6 +12,7 @@ from onboard.serve.dialects.completions import Completion, CompletionBody
 from onboard.serve.dialects.embeddings import EmbeddingBody, Embeddings
 from onboard.serve.dialects.fields import Body
 from onboard.serve.dialects.responses import Response, ResponsesBody
+from onboard.serve.refusals import RefusedError
 from onboard.serve.service import Service
 
 
@@ -27,6 +28,9 @@ class Asked(Protocol):
     def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer as it comes."""
 
+    def failed(self, refusal: RefusedError) -> bytes:
+        """Return the event that ends a stream on which something failed."""
+
 
 @dataclass(frozen=True)
 class Dialect:
@@ -34,8 +38,6 @@ class Dialect:
 
     body: type[Body]
     asked: Callable[[Service, Any], Asked]
-    is_anthropics: bool = False
-    """Whether errors have Anthropic's form, not OpenAI's."""
 
 
 DIALECTS = {
@@ -43,5 +45,5 @@ DIALECTS = {
     "/v1/chat/completions": Dialect(ChatBody, Chat),
     "/v1/embeddings": Dialect(EmbeddingBody, Embeddings),
     "/v1/responses": Dialect(ResponsesBody, Response),
-    "/v1/messages": Dialect(MessagesBody, Messages, is_anthropics=True),
+    "/v1/messages": Dialect(MessagesBody, Messages),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -26,6 +27,10 @@ _GROWS = {
 }
 
 
+_CALLS = ("function_call", "custom_tool_call")
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+
+
 class ResponsesBody(Body):
     """The request."""
 
@@ -41,6 +46,7 @@ class ResponsesBody(Body):
     reasoning: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     stream: bool = False
 
@@ -49,12 +55,13 @@ class Response:
     """One request, on its way: a chat with other words."""
 
     def __init__(self, service: Service, body: ResponsesBody) -> None:
-        if body.previous_response_id is not None:
-            raise RefusedError(
-                "responses are not stored here: send the whole conversation",
-                param="previous_response_id",
-                code="previous_response_not_found",
-            )
+        for field in ("previous_response_id", "conversation"):
+            if getattr(body, field) is not None:
+                raise RefusedError(
+                    "responses are not stored here: send the whole conversation",
+                    param=field,
+                    code="previous_response_not_found",
+                )
         self.body = body
         self.chat = Chat(service, as_chat(body))
         self.id, self.created = f"resp_{uuid.uuid4().hex}", int(time.time())
@@ -89,6 +96,12 @@ class Response:
             yield each
         end = "incomplete" if self._cut else "completed"
         yield self._event(f"response.{end}", response=self._document(end))
+
+    def failed(self, refusal: RefusedError) -> bytes:
+        """Return the event that ends a stream on which something failed."""
+        error = {"code": refusal.code or refusal.kind, "message": refusal.message}
+        document = {**self._document("failed"), "error": error, "output": []}
+        return self._event("response.failed", response=document)
 
     async def _changes(self) -> AsyncGenerator[Change, None]:
         async with aclosing(self.chat.news()) as each:
@@ -136,7 +149,7 @@ class Response:
         prompted = len(self.chat.prompt.tokens)
         counts = {
             "input_tokens": prompted,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": self.chat.num_cached_tokens},
             "output_tokens": self._tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": prompted + self._tokens,
@@ -209,27 +222,33 @@ def as_chat(body: ResponsesBody) -> ChatBody:
 
 
 def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return items as messages; calls behind one another are of one message."""
+    """Return items as messages; calls behind one another are of one message.
+
+    Thoughts, and what tools of OpenAI's own servers did, are left aside.
+    """
     found: list[dict[str, Any]] = []
     for place, item in enumerate(items):
         kind = item.get("type", "message")
         if kind == "message":
             found.append({"role": item.get("role"), "content": item.get("content")})
-        elif kind == "function_call":
+        elif kind in _CALLS:
             if not (found and found[-1]["role"] == "assistant"):
                 found.append({"role": "assistant", "content": None})
             found[-1].setdefault("tool_calls", []).append(_call(item))
-        elif kind == "function_call_output":
+        elif kind in _OUTPUTS:
             output = item.get("output")
             content = output if isinstance(output, str | list) else str(output)
             found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
-        elif kind != "reasoning":
-            raise RefusedError(f"input has an item of type {kind!r:.60}", param=f"input.{place}")
+        elif kind == "item_reference":
+            raise RefusedError("items are not stored here: send them whole", param=f"input.{place}")
     return found
 
 
 def _call(item: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": item.get("name"), "arguments": item.get("arguments")}
+    arguments = item.get("arguments")
+    if item.get("type") == "custom_tool_call":
+        arguments = json.dumps({"input": item.get("input")})
+    function = {"name": item.get("name"), "arguments": arguments}
     return {"id": item.get("call_id"), "type": "function", "function": function}
 
 
@@ -252,10 +271,9 @@ def _tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    if isinstance(choice, dict):
-        named = choice.get("type") == "function"
-        return {"type": "function", "function": {"name": choice.get("name")}} if named else "auto"
-    return choice
+    """Return the choice; one of a tool that only OpenAI's own servers run is none."""
+    known = not isinstance(choice, dict) or choice.get("type") in ("function", "allowed_tools")
+    return choice if known else "auto"
 
 
 def _format(text: Mapping[str, Any]) -> Any:

@@ -264,7 +264,7 @@ def test_a_body_that_is_too_long(server: tuple[str, Service]) -> None:
 def asked(address: str, body: dict[str, Any]) -> Iterator[socket.socket]:
     """Ask for a completion, by a connection that ends with the block."""
     content = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(content)}\r\n\r\n"
     parts = urlsplit(address)
     with socket.create_connection((parts.hostname, parts.port), timeout=SECONDS) as connection:
         connection.sendall(head.encode() + content)
@@ -313,6 +313,7 @@ def test_facts_of_the_server(client: openai.OpenAI, server: tuple[str, Service])
     assert client.models.retrieve("tiny").id == "tiny"
     assert httpx.get(f"{server[0]}/health", timeout=SECONDS).status_code == 200
     assert httpx.get(f"{server[0]}/version", timeout=SECONDS).json()["version"]
+    client.completions.create(prompt="the cat", extra_body={"ignore_eos": True}, **GREEDY)
     text = httpx.get(f"{server[0]}/metrics", timeout=SECONDS).text
     for name in (
         "vllm:num_requests_running",

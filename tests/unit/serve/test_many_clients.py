@@ -113,7 +113,7 @@ class Crowd:
 
     def _raw(self, body: dict[str, Any]) -> bytes:
         content = json.dumps(body).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nHost: here\r\nConnection: close\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
         return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 

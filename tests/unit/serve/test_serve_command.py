@@ -30,7 +30,7 @@ def _ask(where: tuple[str, int], path: str, body: dict[str, object]) -> socket.s
     connection.settimeout(SECONDS)
     connection.connect(where)
     content = json.dumps(body)
-    head = f"POST {path} HTTP/1.1\r\nHost: here\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(content)}\r\n\r\n"
     connection.sendall(f"{head}{content}".encode())
     return connection
 
