@@ -11,6 +11,8 @@ from torch import fx, nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from onboard.ops.library import NAMESPACE
+
 Target = Callable[..., Any]
 
 
@@ -40,16 +42,28 @@ def op_name(node: fx.Node) -> str:
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """Return all arguments of an operator call by schema name, defaults filled in."""
+    """Return all arguments of an operator call by schema name, defaults filled in; without the
+    `hints` of this package's.
+    """
+    ours = getattr(node.target, "namespace", "") == NAMESPACE
+    return _given(node, lambda argument: not (ours and argument.kwarg_only))
+
+
+def hints(node: fx.Node) -> dict[str, Any]:
+    """Return what a call of an operator of this package says of ranks: its keyword-only arguments."""
+    return _given(node, lambda argument: argument.kwarg_only)
+
+
+def _given(node: fx.Node, wanted: Callable[[Any], bool]) -> dict[str, Any]:
     assert isinstance(node.target, OpOverload), f"{node} does not call an operator"
     values: dict[str, Any] = {}
     for position, argument in enumerate(node.target._schema.arguments):
+        if not wanted(argument):
+            continue
         if position < len(node.args):
             values[argument.name] = node.args[position]
-        elif argument.name in node.kwargs:
-            values[argument.name] = node.kwargs[argument.name]
         else:
-            values[argument.name] = argument.default_value
+            values[argument.name] = node.kwargs.get(argument.name, argument.default_value)
     return values
 
 

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.errors import UsageError
-from onboard.graph.fx import arguments, call, is_op, replace_with
+from onboard.graph.fx import arguments, call, hints, is_op, replace_with
 from onboard.graph.sharding.cuts import Cut, Entries, everything, joined, nearly_evenly
 from onboard.graph.sharding.reshaped_cuts import sizes_of
 from onboard.ops.library import declared
@@ -82,9 +82,9 @@ def take_hints(gm: GraphModule) -> None:
     """
     said: dict[str, FileHint] = {}
     for node in list(gm.graph.nodes):
-        if is_op(node, ops.torch_linear_simple) and arguments(node)["tp_mode"] != "unknown":
+        if is_op(node, ops.torch_linear_simple) and hints(node)["tp_mode"] != "unknown":
             if (weight := weight_of(arguments(node)["weight"])) is not None:
-                said[weight] = _hint(arguments(node))
+                said[weight] = _hint(hints(node))
             _replace_linear(gm, node)
         elif is_op(node, ops.view):
             _replace_view(gm, node)
