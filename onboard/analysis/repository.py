@@ -17,6 +17,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 
 from onboard.analysis.repository_classes import bring_up_to_date
 from onboard.analysis.repository_classes import give_masks as _give_masks
+from onboard.analysis.repository_classes import spare_masks as _spare_masks
 from onboard.analysis.repository_source import PACKAGE, CodeSurvey, survey_code
 from onboard.analysis.tiny.tiny_config import of_its_time, one_line
 from onboard.errors import OnboardError
@@ -147,6 +148,14 @@ def give_masks(model_class: Any) -> None:
     _give_masks(model_class)
     facts = _INSTALLED[model_class.config_class.model_type]
     facts.append(f"{model_class.__name__}.forward fails without attention_mask; it gets ones")
+
+
+def spare_masks(model_class: Any) -> None:
+    """Give the models of a class no mask with texts of one token; it is told for the report."""
+    _spare_masks(model_class)
+    facts = _INSTALLED[model_class.config_class.model_type]
+    what = "fails with attention_mask where a text has one token; it gets none there"
+    facts.append(f"{model_class.__name__}.forward {what}")
 
 
 def only_if(name: str | None) -> tuple[str, str] | None:

@@ -41,7 +41,7 @@ def bring_up_to_date(
             own._tied_weights_keys = None
         if "_init_weights" in vars(own):
             own._init_weights = _keeping_shapes(own._init_weights)
-    facts += [*_posted(package), *_of_one_dtype(package)]
+    facts += [*_posted(package), *_of_one_dtype(package), *_plainly_saved(model_class)]
     made = config_class.from_dict(deepcopy(dict(config)))  # which fills in what lies inside
     with without_memory(computing=True):
         model = model_class(made)
@@ -184,6 +184,13 @@ def _shared_by_modules(model: nn.Module, *, in_modules: bool = False) -> dict[st
     }
 
 
+def _plainly_saved(model_class: Any) -> Iterator[str]:
+    """Have a model save its tensors and config, and nothing that a method of its own adds."""
+    if model_class.save_pretrained is not PreTrainedModel.save_pretrained:
+        model_class.save_pretrained = PreTrainedModel.save_pretrained
+        yield f"{model_class.__name__} saves more than tensors and config, which is left out"
+
+
 def _saving_once(save: Any) -> Any:
     """Have a model save what several modules have as one under the name of the first, as
     transformers 4 does.
@@ -256,3 +263,16 @@ def give_masks(model_class: Any) -> None:
         return forward(self, input_ids, *args, **kwargs)
 
     model_class.forward = masked
+
+
+def spare_masks(model_class: Any) -> None:
+    """Have a class's forward, which fails with a mask where a text has one token, get none there."""
+    forward = model_class.forward
+
+    @functools.wraps(forward)
+    def spared(self: Any, input_ids: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if input_ids is not None and input_ids.shape[1] == 1:
+            kwargs.pop("attention_mask", None)
+        return forward(self, input_ids, *args, **kwargs)
+
+    model_class.forward = spared

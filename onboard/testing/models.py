@@ -21,7 +21,7 @@ from onboard.errors import OnboardError
 from onboard.graph.factory import default_dtype
 from onboard.hf.codebooks import with_tokens
 from onboard.hf.expert_weights import separate_experts
-from onboard.hf.hf_model import without_missing_towers
+from onboard.hf.hf_model import from_config, without_missing_towers
 from onboard.modeling import load_model_file, registered_model
 
 _LARGEST_MEAN = 100.0
@@ -34,7 +34,8 @@ def hf_causal_lm(
 ) -> nn.Module:
     """Return Hugging Face's model with eager attention and random weights everywhere."""
     with without_missing_towers():
-        model: nn.Module = model_class._from_config(
+        model: nn.Module = from_config(
+            model_class,
             # Constructors of repositories' code may change theirs
             copy.deepcopy(config),
             attn_implementation="eager",

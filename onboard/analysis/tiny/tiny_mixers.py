@@ -84,12 +84,11 @@ def _share_width(values: dict[str, Any], full: Mapping[str, Any]) -> None:
 
 
 def _shrink_latent(values: dict[str, Any], full: Mapping[str, Any]) -> None:
-    rotary = full.get("head_dim") == full.get("qk_rope_head_dim")
-    sizes = {
-        **_LATENT,
-        **_LATENT_SUMS,
-        "head_dim": _LATENT["qk_rope_head_dim"] if rotary else _whole_head(full),
-    }
+    sizes = {**_LATENT, **_LATENT_SUMS}
+    if full.get("head_dim") == full.get("qk_rope_head_dim"):
+        sizes["head_dim"] = _LATENT["qk_rope_head_dim"]
+    elif "qk_nope_head_dim" in full:  # without, heads are those of projections of low rank
+        sizes["head_dim"] = _whole_head(full)
     values.update({key: size for key, size in sizes.items() if values.get(key) is not None})
 
 

@@ -249,13 +249,17 @@ def counts_positions(model: nn.Module) -> bool:
 
 def runs_as_it_is(model: nn.Module) -> bool:
     """Whether a transformers model runs with tokens alone; where it needs a mask, it is given one
-    of ones from now on. A copy is run: a first run may change weights, or leave things behind.
+    of ones from now on, and none where one token has none. A copy is run: a first run may change
+    weights, or leave things behind.
     """
     model = copy.deepcopy(model)
     inputs = from_zero(prompt(0, seed=3, tokens=vocabulary(model)))
-    if _runs(model, inputs):
-        return True
     mask = torch.ones_like(inputs["input_ids"])
+    if _runs(model, inputs):
+        one = {key: tensor[:, :1] for key, tensor in inputs.items()}
+        if _runs(model, one) and not _runs(model, {**one, "attention_mask": mask[:, :1]}):
+            repository.spare_masks(type(model))
+        return True
     if not _runs(model, {**inputs, "attention_mask": mask}):
         return False
     repository.give_masks(type(model))

@@ -201,3 +201,11 @@ def test_configs_that_take_nothing_else_are_made_small() -> None:
     assert small.hidden_size < 512
     assert small.inner.ffn_hidden_size < 256
     assert small.tie_word_embeddings is False
+
+
+def test_projections_of_low_rank_are_no_latent_attention() -> None:
+    full = {"kv_lora_rank": 64, "q_lora_rank": 64, "head_dim": 80, "hidden_size": 512}
+    values = {**full, "head_dim": 16}
+    shrink_mixers(values, full)
+    assert values["head_dim"] == 16
+    assert values["kv_lora_rank"] < 64

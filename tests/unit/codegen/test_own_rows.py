@@ -228,3 +228,40 @@ def test_two_lists_of_factors_make_a_table_depend_on_the_length() -> None:
     assert known is not None
     assert known.switch_length == 96
     assert length_dependent_rope({"rope_scaling": {"type": "su", "factor": 2.0}}) is None
+
+
+SEVERAL = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.heads = config.heads
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        q = x.view(batch, length, self.heads, -1).transpose(1, 2)
+        mask = None
+        is_causal = length > 1
+        return nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask, is_causal=is_causal)
+"""
+
+
+@pytest.mark.parametrize("length", ["length", "x.shape[1]", "q.size(-2)"])
+def test_attention_that_is_causal_for_several_tokens_is_for_one(
+    translate: Translate, length: str
+) -> None:
+    config, text = {"heads": 2}, SEVERAL.replace("length > 1", f"{length} > 1")
+    state, _, forward = translate(text, config, specialised=True)
+    assert "is_causal=True" in forward
+    ours, theirs = _made(_written(state), config), _made(text, config)
+    for tokens in (1, 5):
+        x = torch.randn(2, tokens, 8)
+        torch.testing.assert_close(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("change", ["batch > 1", "length > 2", "self.heads > 1"])
+def test_attention_that_is_causal_for_another_reason_stays(
+    translate: Translate, change: str
+) -> None:
+    text = SEVERAL.replace("length > 1", change)
+    _, _, forward = translate(text, {"heads": 2}, specialised=True)
+    assert "is_causal=True" not in forward

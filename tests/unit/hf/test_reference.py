@@ -16,7 +16,7 @@ from onboard.analysis.tiny.tiny_model import build_tiny, prompt
 from onboard.errors import OnboardError
 from onboard.graph.weight_load.rehearsed_load import rehearse_load
 from onboard.graph.weight_load.safetensors_folder import TensorMeta
-from onboard.hf.hf_model import build_reference, missing_towers
+from onboard.hf.hf_model import build_reference, from_config, missing_towers
 
 _LACKS = ImportError(
     "The tower requires the X library. You can install it with pip: `pip install x-images`."
@@ -72,3 +72,20 @@ def test_transformers_itself_is_left_as_it_is() -> None:
         build_reference(config)
         with pytest.raises(ImportError, match="x-images"):
             AutoModel.from_config(config.vision_config)
+
+
+def test_code_that_refuses_eager_attention_gets_torchs() -> None:
+    class Refusing:
+        wrong = "only sdpa as attn_implementation"
+
+        @classmethod
+        def _from_config(cls, config: dict[str, Any], attn_implementation: str) -> Any:
+            config["changed"] = config.get("changed", 0) + 1
+            if attn_implementation == "eager":
+                raise ValueError(cls.wrong)
+            return attn_implementation, config["changed"]
+
+    assert from_config(Refusing, {}, attn_implementation="eager") == ("sdpa", 1)
+    Refusing.wrong = "hidden_size"
+    with pytest.raises(ValueError, match="hidden_size"):
+        from_config(Refusing, {}, attn_implementation="eager")

@@ -31,7 +31,7 @@ from transformers.cache_utils import Cache
 from onboard.analysis import repository
 from onboard.analysis.cut_tables import cut_tables, rows_for_each_text
 from onboard.analysis.repository import make_package, only_if
-from onboard.analysis.repository_classes import bring_up_to_date, give_masks
+from onboard.analysis.repository_classes import bring_up_to_date, give_masks, spare_masks
 from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.tiny.tiny_model import begins_at_zero, counts_positions, is_table
 from onboard.analysis.tiny.tiny_sizes import keep_heads
@@ -313,6 +313,43 @@ def test_a_model_that_needs_a_mask_gets_ones() -> None:
     ids = torch.tensor([[random.randrange(2, 99), 3]])
     assert torch.equal(Masked().forward(input_ids=ids), ids)
     assert not Masked().forward(ids, attention_mask=torch.zeros_like(ids)).any()
+
+
+def test_a_text_of_one_token_gets_no_mask_where_code_fails_with_one() -> None:
+    class Masked(nn.Module):
+        def forward(self, input_ids: Any = None, attention_mask: Any = None) -> Any:
+            mask = None if input_ids.shape[1] > 1 else attention_mask
+            q = input_ids[:, None, :, None].float()
+            out = nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+            return out if attention_mask is None else out * attention_mask[:, None, :, None]
+
+    ids = torch.tensor([[random.randrange(2, 99), 3]])
+    ones = torch.ones_like(ids)
+    with pytest.raises(RuntimeError):
+        Masked().forward(ids[:, :1], attention_mask=ones[:, :1])
+    spare_masks(Masked)
+    expected = Masked().forward(ids[:, :1])
+    assert torch.equal(Masked().forward(ids[:, :1], attention_mask=ones[:, :1]), expected)
+    assert not Masked().forward(ids, attention_mask=torch.zeros_like(ids)).any()
+
+
+def test_what_a_class_saves_besides_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "repository_code_that_saves"
+    module = ModuleType(name)
+    saving = """class OldLM(OldBase):
+    def save_pretrained(self, folder, **kwargs):
+        super().save_pretrained(folder, **kwargs)
+        raise PermissionError("no file of ours")
+"""
+    exec(
+        _OLD.replace("class OldLM(OldBase):\n", saving).replace("init_weights()", "post_init()"),
+        vars(module),
+    )
+    monkeypatch.setitem(sys.modules, name, module)
+    own: Any = module
+    facts = bring_up_to_date(name, own.OldConfig, own.OldLM, {"model_type": "old", "n_deep": 3})
+    assert any("saves more" in fact for fact in facts)
+    assert own.OldLM.save_pretrained is PreTrainedModel.save_pretrained
 
 
 def test_first_values_keep_the_shapes_of_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:

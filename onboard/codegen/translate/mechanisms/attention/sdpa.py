@@ -5,11 +5,14 @@ itself.
 from __future__ import annotations
 
 import ast
+import re
+from copy import deepcopy
 from typing import Any
 
 from torch import nn
 
-from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.args import Args, plain_call
+from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, constant, op
 from onboard.codegen.translate.language.values import (
@@ -24,6 +27,7 @@ from onboard.codegen.translate.mechanisms.attention.biases import KeyBias
 from onboard.codegen.translate.mechanisms.attention.causal import Windowed
 
 _PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
+_SIZE = re.compile(r".+\.(shape\[-?[12]\]|size\(-?[12]\))")
 
 
 class CausalSdpa(Mechanism):
@@ -35,6 +39,16 @@ class CausalSdpa(Mechanism):
             return None
         given = dict(zip(_PARAMETERS, args.positional, strict=False)) | args.keywords
         mask = given.get("attn_mask", NONE)
+        if mask.equals(NONE) and _is_of_several(given.get("is_causal", NONE), frame):
+            keywords = {key: item for key, item in given.items() if key not in _PARAMETERS[:3]}
+            return plain_call(
+                expr,
+                Args(
+                    [given[key] for key in _PARAMETERS[:3]],
+                    {**keywords, "is_causal": Known(True)},
+                    [],
+                ),
+            )
         if not isinstance(mask, Mask | KeyBias) or isinstance(mask, Windowed) or args.stars:
             return None
         if isinstance(mask, KeyBias) and not mask.causal:
@@ -42,6 +56,33 @@ class CausalSdpa(Mechanism):
         if not given.get("is_causal", Known(False)).equals(Known(False)):
             raise Untranslatable("attention that is causal twice")
         return _attention(given, mask.expr if isinstance(mask, KeyBias) else None)
+
+
+def _is_of_several(causal: Value, frame: Frame) -> bool:
+    """Whether attention is said to be causal where a text has several tokens: `x.shape[1] > 1`. The
+    last token of one sees all of it, too.
+    """
+    if not (frame.translator.specialised and type(causal) is Code and not causal.static):
+        return False
+    match WrittenOut(local_values(frame)).visit(deepcopy(causal.expr)):
+        case ast.Compare(left=length, ops=[ast.Gt()], comparators=[ast.Constant(value=1)]):
+            written = ast.unparse(length)
+            return _SIZE.fullmatch(written) is not None or written in _unpacked_sizes(frame)
+    return False
+
+
+def _unpacked_sizes(frame: Frame) -> set[str]:
+    """Return the variables that are a tensor's sizes but for the first: `_, length, _ = x.shape`."""
+    return {
+        item.id
+        for body in (*frame.outer, frame.out)
+        for statement in body
+        if isinstance(statement, ast.Assign)
+        and isinstance(targets := statement.targets[0], ast.Tuple)
+        and ast.unparse(statement.value).endswith((".shape", ".size()"))
+        for item in targets.elts[1:]
+        if isinstance(item, ast.Name)
+    }
 
 
 def _attention(given: dict[str, Value], slopes: ast.expr | None) -> Code:
