@@ -17,6 +17,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 
+from onboard.cli.terminal import one_line
 from onboard.errors import OnboardError
 from tests.fuzz.kinds import KINDS, Files, Kind
 from tests.support.checkpoints import tree
@@ -132,7 +133,7 @@ def _asked(kind: Kind, place: Path) -> tuple[int, str]:
             code = kind.ask(place)
         except OnboardError as error:
             code = error.exit_code
-            print(f"onboard: {' '.join(str(error).split())}", file=sys.stderr)
+            print(f"onboard: {one_line(str(error))}", file=sys.stderr)  # as the command does
     return code, output[0]
 
 
