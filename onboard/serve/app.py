@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 
 from onboard import __version__
 from onboard.errors import OnboardError
+from onboard.serve.chat_page import add_page
 from onboard.serve.dialects.anthropic_messages import Messages, MessagesBody
 from onboard.serve.dialects.events import guarded, told
 from onboard.serve.dialects.paths import DIALECTS, Asked, Dialect
@@ -40,6 +41,7 @@ def create_app(service: Service) -> FastAPI:
         app.add_exception_handler(kind, _refuse)
     app.add_middleware(Door, settings=service.settings)
     bodies = Bodies(service.settings)
+    add_page(app)
     _add_facts(app, service)
     _add_generation(app, service, bodies)
     _add_counts(app, service, bodies)

@@ -18,6 +18,10 @@ from onboard.runtime.tokenizer import Tokenizer
 from onboard.untrusted.bounds import GRAMMAR_BYTES
 
 _OBJECT = {"type": "object"}
+_SPACE = r"[ \t]{1,40}|\r?\n[ \t]{0,40}"
+"""White space between the tokens of JSON: one line end and its indentation at most. Models that are
+held to JSON write line ends until their room ends, where the grammar lets them.
+"""
 
 
 class Grammars:
@@ -87,7 +91,8 @@ def _source(wanted: StructuredOutputs) -> str:
     try:
         if wanted.json_schema is not None or wanted.json_object:
             schema = wanted.json_schema if wanted.json_schema is not None else _OBJECT
-            return str(matcher.grammar_from_json_schema(schema))
+            space = {"whitespace_pattern": _SPACE}
+            return str(matcher.grammar_from_json_schema(schema, defaults=space))
         if wanted.regex is not None:
             return str(matcher.grammar_from_regex(wanted.regex))
         if wanted.choice is not None:
