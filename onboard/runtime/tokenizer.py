@@ -15,6 +15,7 @@ from onboard.untrusted.bounds import (
     read_json,
 )
 from onboard.untrusted.limited import limited
+from onboard.untrusted.silence import silence
 
 WHOLE_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 _FILES = (WHOLE_FILE, CONFIG_FILE, "tokenizer.model", "vocab.json", "vocab.txt")
@@ -43,9 +44,10 @@ class Tokenizer:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         try:
-            if (checkpoint / WHOLE_FILE).is_file() and _is_code(checkpoint):
-                return cls(PreTrainedTokenizerFast.from_pretrained(checkpoint), _NOT_RUN)
-            return cls(AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False))
+            with silence():  # the Rust library prints names of options that it does not know
+                if (checkpoint / WHOLE_FILE).is_file() and _is_code(checkpoint):
+                    return cls(PreTrainedTokenizerFast.from_pretrained(checkpoint), _NOT_RUN)
+                return cls(AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False))
         except Exception as error:  # the Rust library raises bare exceptions
             raise _no_tokenizer(checkpoint, error) from error
 

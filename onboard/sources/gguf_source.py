@@ -21,6 +21,7 @@ from onboard.errors import OnboardError
 from onboard.sources.file_config import config_of
 from onboard.sources.gguf_header import read_header
 from onboard.untrusted.bounds import check_folder
+from onboard.untrusted.silence import silence
 from onboard.user_cache import user_cache
 
 GGUF_FILE = "model.gguf"
@@ -134,9 +135,10 @@ def _convert_tokenizer(folder: Path) -> None:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, gguf_file=GGUF_FILE, local_files_only=True, trust_remote_code=False
-        )
+        with silence():
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, gguf_file=GGUF_FILE, local_files_only=True, trust_remote_code=False
+            )
         tokenizer.save_pretrained(folder)
     except Exception as error:  # whatever its conversion does with a vocabulary
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
