@@ -58,19 +58,28 @@ class Divided:
         return on_all_ranks(self.world_size, own)
 
 
-def divide(checkpoint: Path, root: Path, world_size: int = 2) -> Divided:
+def divide(
+    checkpoint: Path,
+    root: Path,
+    world_size: int = 2,
+    settings: Mapping[str, Any] | None = None,
+    **runtime: Any,
+) -> Divided:
     """Return a checkpoint's model on some ranks, in float32; on others where these cannot divide its
     heads, and where no number of them can, the linear layers by their outputs alone.
+
+    `settings` are of transforms, `runtime` of the configuration.
     """
-    context = make_context(checkpoint, RuntimeConfig(device="cpu", dtype="float32"), root=root)
+    config = RuntimeConfig(device="cpu", dtype="float32", **runtime)
+    context = make_context(checkpoint, config, root=root)
     whole = Pipeline(_of_stages(_WHOLE)).run(context)
     try:
-        return _divided(whole, context, world_size)
+        return _divided(whole, context, world_size, settings)
     except IndivisibleError as error:
         fits = [size for size in error.sizes if size in SIZES]
         if fits:
-            return _divided(whole, context, fits[0], note=error.message)
-        return _divided(whole, context, world_size, settings=_OUTPUTS_ALONE, note=error.message)
+            return _divided(whole, context, fits[0], settings, note=error.message)
+        return _divided(whole, context, world_size, _OUTPUTS_ALONE, note=error.message)
 
 
 def _divided(

@@ -111,11 +111,11 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
             for part, view in plan.slices(names[0], parameter):
                 if part is None:
                     view.zero_()
-                elif part in plan.shares:
-                    _read_share(checkpoint, found[part], plan.shares[part], view, device)
                 elif part in plan.forms:
                     form = plan.forms[part]
                     coded[form.weight].append((form, view))
+                elif part in plan.shares:
+                    _read_share(checkpoint, found[part], plan.shares[part], view, device)
                 elif self.config.checkpoint_device is None and (
                     load := _direct(checkpoint, found[part], view)
                 ):
@@ -125,8 +125,8 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
             _place(gm, names, parameter)
         for name in found.keys() & set(buffers):
             _read(checkpoint, found[name], gm.get_buffer(name), device)
-        for forms in coded.values():
-            read_forms(checkpoint, found, forms, device)
+        for weight, forms in coded.items():
+            read_forms(checkpoint, found, forms, device, plan.shares.get(weight))
         _read_later(later)
         direct = sum(load.target.nbytes for _, load in later)
         return direct + getattr(checkpoint, "bytes_read", 0)

@@ -135,11 +135,12 @@ def _plan(
     on_gpu = gpus is not None or bool(here.gpus)
     with as_folder(model) as source:
         runtime: RuntimeConfig = resolve_config(source, folder, None, overrides)
+        ranks = runtime.world_size
         asked = _each(gpus, Gpus(1, here.gpus[0].total if here.gpus else here.total), runtime)
         if cache_dtype is not None:
             runtime.kv_cache_config.dtype = cache_dtype.value
         checkpoint = open_source(runtime.model, revision=runtime.revision).files()
-        ranks = _ranks(checkpoint, runtime, folder, model, gpu=on_gpu)
+        divided = _ranks(checkpoint, runtime, folder, model, gpu=on_gpu)
         spared = cache(partial(spared_bytes, checkpoint) if on_gpu else _nothing_spared)
         counted, facts = counted_or_kept(
             checkpoint,
@@ -148,9 +149,14 @@ def _plan(
             root=folder,
             model=model,
             decides=is_decided
-            and (lambda plan: is_decided(_less(plan, spared()[0]).over(asked.count, asked.memory))),
+            and (
+                lambda plan: is_decided(
+                    _less(plan, spared()[0] // ranks).over(asked.count, asked.memory)
+                )
+            ),
         )
-        counted, facts = _less(counted, spared()[0]), [*ranks, *facts, *spared()[1]]
+        counted = _less(counted, spared()[0] // ranks)
+        facts = [*divided, *facts, *spared()[1]]
     made, lowered = fitted(counted.over(asked.count, asked.memory))
     facts += lowered
     if asked.count > 1:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from onboard.errors import OnboardError
+from onboard.graph.quantise.coded_shares import encoded_share
 from onboard.graph.quantise.four_bit_parts import LINEARS, four_bit_part
 from onboard.graph.quantise.int8_parts import int8_part
 from onboard.graph.weight_load.converted_weights import Source
-from onboard.graph.weight_load.parameters import CACHE_SCALE, Form
+from onboard.graph.weight_load.parameters import CACHE_SCALE, Form, Share
 from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint
 from onboard.graph.weight_load.safetensors_folder import Checkpoint, find_non_finite
 from onboard.graph.weight_load.weight_sources import WRONG_MODEL
@@ -33,8 +34,9 @@ def read_forms(
     found: Mapping[str, Source],
     forms: Forms,
     device: torch.device | str,
+    share: Share | None = None,
 ) -> None:
-    """Fill parameters with their forms of one weight, which is at `found`.
+    """Fill parameters with their forms of one weight, which is at `found`, or of a rank's `share`.
 
     Raises `OnboardError` where shapes differ, or a scale is no number.
     """
@@ -46,7 +48,7 @@ def read_forms(
         else:
             of_weight.append((form, target))
     if of_weight:
-        _read_weight(checkpoint, found[of_weight[0][0].weight], of_weight, device)
+        _read_weight(checkpoint, found[of_weight[0][0].weight], of_weight, device, share)
 
 
 def _scale_beside(
@@ -63,12 +65,17 @@ def _read_weight(
     source: Source,
     forms: Forms,
     device: torch.device | str,
+    share: Share | None,
 ) -> None:
     name = source.names[0]
     if isinstance(checkpoint, QuantisedCheckpoint) and not checkpoint.is_stored(name):
-        _read_encoded(checkpoint, name, forms, device)
+        if share is None:
+            _read_encoded(checkpoint, name, forms, device)
+        else:
+            _fill(name, encoded_share(checkpoint.encoded(name, device), share), forms)
         return
     weight = source.of([checkpoint.read(each, device) for each in source.names])
+    weight = weight if share is None else share.of(weight)
     form = forms[0][0]
     weight = weight.mT if form.transposed else weight
     if weight.dim() == 2:

@@ -13,7 +13,6 @@ from onboard.graph.context import TransformContext
 from onboard.graph.sharding.hints import Hint, hint_of
 from onboard.graph.sharding.rewriting import Rewriting
 from onboard.graph.sharding.shares import bytes_read_by
-from onboard.graph.weight_load.quantised_folder import quantised_checkpoint
 
 _MIB = 2**20
 
@@ -74,7 +73,7 @@ def apply_hints(
 
     Raises:
         IndivisibleError: the ranks do not divide a layer's heads.
-        UsageError: the weights are to stay quantised.
+        UsageError: layer types that the model has not.
     """
     hints = [hint for node in gm.graph.nodes if (hint := hint_of(node)) is not None]
     known = {hint.layer_type for hint in hints}
@@ -83,7 +82,6 @@ def apply_hints(
             f"shard_layers names {unknown[0]!r}, which the model has not",
             hint=f"It has {', '.join(sorted(known))}",
         )
-    _check_weights(context)
     chosen = [hint for hint in hints if layer_types is None or hint.layer_type in layer_types]
     _check_heads(chosen, context.ranks.world_size)
     followed = set(map(id, chosen))
@@ -98,20 +96,6 @@ def apply_hints(
         bytes_read_by(gm),
         whole_bytes,
     )
-
-
-def _check_weights(context: TransformContext) -> None:
-    runtime = context.runtime
-    stays = runtime.quantize != "none" or (
-        context.device.type == "cuda"
-        and not runtime.skip_loading_weights
-        and quantised_checkpoint(context.factory.checkpoint)
-    )
-    if stays:
-        raise UsageError(
-            "weights that stay quantised cannot be divided among ranks yet",
-            hint="Set world_size to 1",
-        )
 
 
 def _check_heads(hints: list[Hint], world_size: int) -> None:

@@ -85,10 +85,21 @@ class Share:
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the rank's part of the whole tensor."""
         for dim, runs in self.kept.items():
-            lengths = [(start, stop - start) for start, stop in runs] or [(0, 0)]
-            parts = [tensor.narrow(dim, *each) for each in lengths]
-            tensor = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+            tensor = of_runs(tensor, dim, runs)
         return tensor
+
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        """The shape of the rank's part."""
+        sizes = {dim: sum(stop - start for start, stop in runs) for dim, runs in self.kept.items()}
+        return tuple(sizes.get(dim, size) for dim, size in enumerate(self.shape))
+
+
+def of_runs(tensor: torch.Tensor, dim: int, runs: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """Return the entries of a dimension in runs, (start, stop) each, one after the other."""
+    lengths = [(start, stop - start) for start, stop in runs] or [(0, 0)]
+    parts = [tensor.narrow(dim, *each) for each in lengths]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 @dataclass

@@ -18,6 +18,7 @@ from onboard.graph.backends import Backend, choose_backend
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, nodes_of, replace_with
 from onboard.graph.new_nodes import insert_call, read_parameter
+from onboard.graph.quantise.coded_shares import weight_of_share
 from onboard.graph.weight_load.experts.mixture_stacks import mixtures, router_linears
 from onboard.graph.weight_load.gemm_fusion import LINEARS, private_parameters, write_out
 from onboard.graph.weight_load.input_scales import (
@@ -81,10 +82,19 @@ def _look_up(gm: GraphModule, context: TransformContext) -> Mapping[str, Quantis
         return {}
     if (checkpoint := quantised_checkpoint(context.factory.checkpoint)) is None:
         return {}
-    names = names_in_checkpoint(gm, context, checkpoint)
-    return {
+    names, shares = names_in_checkpoint(gm, context, checkpoint), weight_plan(gm).shares
+    found = {
         part: checkpoint.weights[name] for part, name in names.items() if name in checkpoint.weights
     }
+    own = {
+        part: weight_of_share(weight, shares[part]) if part in shares else weight
+        for part, weight in found.items()
+    }
+    if decoded := sum(weight is None for weight in own.values()):
+        context.facts.append(
+            f"several ranks: {decoded} quantised weights are decoded, shares take their blocks apart"
+        )
+    return {part: weight for part, weight in own.items() if weight is not None}
 
 
 def names_in_checkpoint(
@@ -113,9 +123,11 @@ def _to_quantise(gm: GraphModule, context: TransformContext) -> dict[str, Quanti
     form = _ON_LOAD[context.runtime.quantize]
     words = context.factory.text_config.vocab_size
     found, stacks = {}, [stack for each in mixtures(gm) for stack in (each.up, each.down)]
+    plan = weight_plan(gm)
     for name in [*_linear_weights(gm), *(stack.name for stack in stacks)]:
-        for part, view in weight_plan(gm).slices(name, gm.get_parameter(name)):
-            if part is not None and view.shape[0] != words:
+        for part, view in plan.slices(name, gm.get_parameter(name)):
+            whole = plan.shares[part].shape if part in plan.shares else view.shape
+            if part is not None and whole[0] != words:
                 found[part] = replace(form, name=part, shape=tuple(view.shape))
     transposed = {stack.name for stack in stacks if stack.transposed}
     return {

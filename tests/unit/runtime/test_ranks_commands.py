@@ -100,7 +100,6 @@ def test_a_division_is_found_once(
         ({"dist_mapping": {"tp": 4}}, UsageError, "tp 4 for 2 ranks", "2"),
         ({"dist_mapping": {"pp": 2}}, UsageError, "pp 2, and layers are in one stage", "1"),
         ({"dist_mapping": {"moe_ep": 3}}, UsageError, "moe_tp 1 and moe_ep 3 for 2", "product"),
-        ({"quantize": "int4"}, UsageError, "stay quantised cannot be divided", "1"),
     ],
 )
 def test_what_ranks_cannot_divide_is_refused_before_they_start(

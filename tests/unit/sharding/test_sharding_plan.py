@@ -177,11 +177,6 @@ def test_a_mapping_that_does_not_fit_is_refused(
         divided(llama, Ranks(0, 2), {"detect_sharding": {"dist_mapping": mapping}})
 
 
-def test_weights_that_stay_quantised_are_refused(llama: Path) -> None:
-    with pytest.raises(UsageError, match="weights that stay quantised cannot be divided"):
-        divided(llama, Ranks(0, 2), quantize="fp8")
-
-
 def _large(folder: Path, **config: Any) -> Path:
     LlamaConfig(
         **{

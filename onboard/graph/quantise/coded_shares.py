@@ -1,0 +1,74 @@
+"""A rank's share of a quantised weight: codes, and the scales of their blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from onboard.graph.weight_load.parameters import Share, of_runs
+from onboard.quantised.encoded import Encoded
+from onboard.quantised.weight import QuantisedWeight
+
+Runs = Sequence[tuple[int, int]]
+_OF_INPUTS = {"groups", "inputs"}
+"""Parts that say something of each input: shares of inputs would have to be put in another order."""
+
+
+def weight_of_share(weight: QuantisedWeight, share: Share) -> QuantisedWeight | None:
+    """Return what a rank has of a matrix; None where its codes cannot stay so: a share takes blocks
+    with one scale apart, or inputs are not in the order of their groups.
+    """
+    if len(weight.shape) != 2 or weight.transposed or share.shape != weight.shape:
+        return None
+    if 1 in share.kept and _OF_INPUTS & weight.parts.keys():
+        return None
+    units = weight.block or (1, weight.shape[1])
+    if not all(
+        _whole_blocks(runs, units[dim], share.shape[dim]) for dim, runs in share.kept.items()
+    ):
+        return None
+    return replace(weight, shape=share.own_shape)
+
+
+def _whole_blocks(runs: Runs, unit: int, size: int) -> bool:
+    """Whether runs take no block apart; one that has all entries serves any of them."""
+    ends = (end for run in runs for end in run)
+    return unit >= size or all(end % unit == 0 or end == size for end in ends)
+
+
+def encoded_share(encoded: Encoded, share: Share) -> Encoded:
+    """Return the codes [outputs, inputs] of a rank, with their scales: of blocks, or of each output
+    where the rank's outputs take blocks apart.
+    """
+    for dim, runs in share.kept.items():
+        if dim == 0 and not _whole_blocks(runs, encoded.rows, share.shape[0]):
+            encoded = _by_outputs(encoded)
+        encoded = _of_dimension(encoded, dim, runs)
+    return encoded
+
+
+def _by_outputs(encoded: Encoded) -> Encoded:
+    """Return the same codes with scales of each output."""
+
+    def each(tensor: Tensor) -> Tensor:
+        return tensor.repeat_interleave(encoded.rows, 0)[: encoded.codes.shape[0]]
+
+    return replace(_with(encoded, each), rows=1)
+
+
+def _of_dimension(encoded: Encoded, dim: int, runs: Runs) -> Encoded:
+    unit = (encoded.rows, encoded.columns)[dim]
+    own = replace(encoded, codes=of_runs(encoded.codes, dim, runs))
+    if unit >= encoded.codes.shape[dim]:  # one block, of which each rank has some
+        return own
+    blocks = [(start // unit, -(-stop // unit)) for start, stop in runs]
+    return _with(own, lambda tensor: of_runs(tensor, dim, blocks))
+
+
+def _with(encoded: Encoded, change: Callable[[Tensor], Tensor]) -> Encoded:
+    """Return codes with what there is of each block changed."""
+    there = {"scale": encoded.scale, "offset": encoded.offset, "zero": encoded.zero}
+    changed = {name: change(each) for name, each in there.items() if each is not None}
+    return replace(encoded, **changed)  # type: ignore[arg-type]

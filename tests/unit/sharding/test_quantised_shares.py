@@ -1,0 +1,144 @@
+"""Ranks compute with codes of their shares of quantised weights; what would take blocks with one
+scale apart is decoded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from onboard.graph.quantise.coded_shares import encoded_share, weight_of_share
+from onboard.graph.weight_load.parameters import Share
+from onboard.quantised.encoded import Encoded
+from onboard.quantised.weight import QuantisedWeight
+from onboard.testing.divided import Divided, divide
+from onboard.verify.error import rmse_ratio
+from tests.support import quantised
+from tests.support.sharding.zoo import ROOT, save_family
+
+KEYS = sorted(path.stem for path in (ROOT / "transforms").rglob("quantize_*_from_config.py"))
+WITH_CODES: dict[str, Any] = {
+    key: {"backend": "torch"} for key in KEYS if key != "quantize_kv_cache_from_config"
+}
+SHAPE = (8, 12)
+
+
+def random_encoded(rows: int, columns: int) -> Encoded:
+    grid = -(-SHAPE[0] // rows), -(-SHAPE[1] // columns)
+    codes = torch.randint(-100, 100, SHAPE, dtype=torch.int8)
+    return Encoded(codes, torch.rand(grid), rows, columns, torch.rand(grid), zero=torch.ones(grid))
+
+
+@pytest.mark.parametrize("block", [(1, 12), (1, 4), (2, 4), (8, 12), (4, 1)])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {0: [(0, 4)]},
+        {0: [(5, 8)]},
+        {1: [(4, 8)]},
+        {0: [(4, 8), (0, 4)]},
+        {0: [(4, 8)], 1: [(8, 12)]},
+    ],
+)
+def test_the_codes_of_a_share_stand_for_its_values(
+    block: tuple[int, int], kept: dict[int, list[tuple[int, int]]]
+) -> None:
+    encoded, share = random_encoded(*block), Share(SHAPE, kept)
+    own = encoded_share(encoded, share)
+    assert own.codes.shape == share.own_shape
+    torch.testing.assert_close(own.values(), share.of(encoded.values()), rtol=0, atol=0)
+
+
+def weight(block: tuple[int, int] | None, **parts: str) -> QuantisedWeight:
+    return QuantisedWeight("w", SHAPE, "int4", parts, lambda _: random_encoded(1, 4), block=block)
+
+
+@pytest.mark.parametrize(
+    ("block", "parts", "kept", "stays"),
+    [
+        ((1, 4), {}, {1: [(4, 8)]}, True),
+        ((1, 4), {}, {1: [(6, 12)]}, False),
+        ((4, 4), {}, {0: [(2, 4)]}, False),
+        (None, {}, {1: [(6, 12)]}, True),  # all inputs of an output have one scale
+        ((1, 4), {"groups": "g"}, {0: [(0, 4)]}, True),
+        ((1, 4), {"groups": "g"}, {1: [(0, 4)]}, False),
+        ((1, 4), {"inputs": "i"}, {1: [(0, 4)]}, False),
+    ],
+)
+def test_blocks_are_not_taken_apart(
+    block: tuple[int, int] | None,
+    parts: dict[str, str],
+    kept: dict[int, list[tuple[int, int]]],
+    stays: bool,
+) -> None:
+    found = weight_of_share(weight(block, **parts), share := Share(SHAPE, kept))
+    assert (found is not None) == stays
+    assert found is None or found.shape == share.own_shape
+
+
+def prompt_of(folder: Path) -> dict[str, torch.Tensor]:
+    ids = load_file(folder / "expected.safetensors")["ids"].view(1, -1)
+    return {"input_ids": ids, "position_ids": torch.arange(ids.shape[1])[None]}
+
+
+def codes(divided: Divided) -> list[int]:
+    """Return the bytes of each rank's codes."""
+    kinds = (torch.float8_e4m3fn, torch.int8, torch.int32)
+    return [
+        sum(each.nbytes for each in graph.parameters() if each.dtype in kinds)
+        for graph in divided.graphs
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variant", "limit"),
+    [
+        ("ct_fp8_static", 1e-5),  # one key head, which both ranks have
+        ("ct_fp8_dynamic", 0.05),  # closings quantise the inputs of a rank by themselves
+        ("ct_w4a16", 1e-5),  # words are of 128 inputs at least
+        ("gptq_desc_act", 1e-5),
+        ("ct_w4a16_qwen3_moe", 1e-5),  # experts by their numbers
+    ],
+)
+def test_two_ranks_compute_with_codes(variant: str, limit: float) -> None:
+    folder = quantised.FOLDER / variant
+    prompt = prompt_of(folder)
+    alone, both = (divide(folder, ROOT, ranks, WITH_CODES) for ranks in (1, 2))
+    [whole] = codes(alone)
+    assert whole > 0
+    assert all(0 < own <= 0.6 * whole for own in codes(both))
+    expected = alone.logits(prompt)[0]
+    for own in both.logits(prompt):
+        assert rmse_ratio(own, expected) < limit
+
+
+def test_blocks_that_shares_take_apart_are_decoded() -> None:
+    """Of blocks of 128 x 128, 144 channels have two, which two ranks do not divide; where a block
+    has all inputs of its outputs, each of these gets its scale.
+    """
+    folder, down = quantised.FOLDER / "hf_fp8_llama", "model.layers.0.mlp.down_proj.weight"
+    alone, both = (divide(folder, ROOT, ranks, WITH_CODES) for ranks in (1, 2))
+    decoded = divide(folder, ROOT, 1).graphs[0].get_parameter(down)
+    scale = "model.layers.0.mlp.gate_proj_up_proj.weight_scale"
+    gate, up = alone.graphs[0].get_parameter(scale).split(144)
+    assert len(gate.unique()) == 2
+    for rank, (graph, context) in enumerate(zip(both.graphs, both.contexts, strict=True)):
+        own = slice(72 * rank, 72 * rank + 72)
+        assert torch.equal(graph.get_parameter(down), decoded[:, own])
+        assert torch.equal(graph.get_parameter(scale), torch.cat([gate[own], up[own]]))
+        assert any("2 quantised weights are decoded" in fact for fact in context.facts)
+
+
+def test_ranks_quantise_their_shares_as_they_are_loaded(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
+    folder = save_family(tmp_path, "llama", 5, **sizes, num_key_value_heads=2, head_dim=64)
+    prompt = {"input_ids": torch.arange(9)[None], "position_ids": torch.arange(9)[None]}
+    alone, both = (divide(folder, ROOT, ranks, WITH_CODES, quantize="int4") for ranks in (1, 2))
+    assert all(0 < own <= 0.5 * codes(alone)[0] for own in codes(both))
+    expected = alone.logits(prompt)[0]
+    for own in both.logits(prompt):
+        assert rmse_ratio(own, expected) < 1e-5
