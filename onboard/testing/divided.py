@@ -93,8 +93,12 @@ def _divided(
         replace(context, ranks=Ranks(rank, world_size), facts=[], history=[])
         for rank in range(world_size)
     ]
-    pipeline = Pipeline(_of_stages(_OWN, settings))
-    graphs = [pipeline.run(own, start=copy_graphs(whole)) for own in contexts]
+    transforms = _of_stages(_OWN, settings)
+    # What is found out of the whole graph is the same for all ranks
+    known = [each.key for each in transforms].index("detect_sharding") + 1
+    hinted = Pipeline(transforms[:known]).run(contexts[0], start=copy_graphs(whole))
+    rest = Pipeline(transforms[known:])
+    graphs = [rest.run(own, start=copy_graphs(hinted)) for own in contexts]
     return Divided(graphs, contexts, note)
 
 
