@@ -32,6 +32,8 @@ _FUNCTIONS = {
     "isinstance",
     "abs",
 }
+_SAYING = ("logger.", "warnings.", "rope_config_validation", "layer_type_validation", "print")
+"""Calls that check or say something, and leave nothing."""
 _METHODS = {"get", "pop", "copy", "items", "keys", "values", "lower", "append"}
 _EXPRESSIONS = (
     *(
@@ -253,7 +255,7 @@ class _Writer:
             self._check(*called.args, *(item.value for item in called.keywords))
             called.func = ast.parse("super().__init__", mode="eval").body
             return [node]
-        if text.startswith(("logger.", "warnings.", "rope_config_validation", "print")):
+        if text.startswith(_SAYING):
             return []
         if isinstance(called.func, ast.Attribute) and called.func.attr in _METHODS:
             self._check(called)

@@ -63,9 +63,16 @@ def tiny_config(config: PretrainedConfig, *, layers: int = 0) -> PretrainedConfi
 
 def one_line(error: BaseException) -> str:
     """Return an exception as one line of text, and where in a repository's own code it comes from."""
-    reason = " ".join(f"{type(error).__name__}: {error}".split())[:300].removesuffix(":")
+    said = str(error) or (_failed_test(error) if isinstance(error, AssertionError) else "")
+    reason = " ".join(f"{type(error).__name__}: {said}".split())[:300].removesuffix(":")
     place = _own_place(error)
     return f"{reason}, at {place}" if place else reason
+
+
+def _failed_test(error: AssertionError) -> str:
+    """Return the line of code that asserts what does not hold."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return (frames[-1].line or "") if frames else ""
 
 
 def of_its_time(version: object) -> str:

@@ -187,3 +187,12 @@ def test_a_line_of_a_longer_module_has_no_blank_line_before_it() -> None:
     assert not source.is_apart(len(lines) + 9)
     blank = next(place for place, line in enumerate(lines, 1) if not line)
     assert source.is_apart(blank + 1)
+
+
+def test_an_assertion_without_a_message_is_told_by_its_test() -> None:
+    sizes = [3]
+    with pytest.raises(AssertionError) as caught:
+        assert all(size < 3 for size in sizes)
+    bare = AssertionError().with_traceback(caught.value.__traceback__)
+    assert one_line(bare) == "AssertionError: assert all(size < 3 for size in sizes)"
+    assert one_line(AssertionError("too long")) == "AssertionError: too long"

@@ -385,6 +385,8 @@ def test_configs_of_own_code_have_layers_of_their_own_kinds() -> None:
 
     def __init__(self, *args, extra=3, **kwargs):
         self.extra = extra
+        self.layer_types = ["full_attention"] * kwargs.get("num_hidden_layers", 32)
+        layer_type_validation(self.layer_types)
         super().__init__(*args, **kwargs)
 """,
         """class Made(PretrainedConfig):
@@ -403,7 +405,10 @@ def test_configs_of_own_code_have_layers_of_their_own_kinds() -> None:
 def test_constructors_that_are_inherited_declared_or_take_positions(
     text: str, config_class: Any
 ) -> None:
-    made = config_class(f"from transformers import LlamaConfig, PretrainedConfig\n\n{text}")
+    head = """from transformers import LlamaConfig, PretrainedConfig
+from transformers.configuration_utils import layer_type_validation
+"""
+    made = config_class(f"{head}\n\n{text}")
     values = {"hidden_size": 64, "vocab_size": 50, "own": 7}
     check_same_values(made, plain_config_class(made), values)
     check_same_values(made, plain_config_class(made), {**values, "extra": 5, "heads": 2})

@@ -131,3 +131,14 @@ def test_a_loss_of_zero_beside_a_result_is_no_difference() -> None:
     assert torch.equal(parts[0], x)
     with pytest.raises(OnboardError, match="differs from transformers"):
         compare_outputs("layer", "Layer", (x, zero), (x, torch.tensor(0.1)))
+
+
+def test_lists_of_tensors_are_compared_one_by_one() -> None:
+    steps = [torch.randn(2, 3) for _ in range(3)]
+    forced, error = compare_outputs("model", "Model", steps, [item.clone() for item in steps])
+    assert error == 0.0
+    assert all(torch.equal(one, other) for one, other in zip(forced, steps, strict=True))
+    with pytest.raises(OnboardError, match="differs from transformers"):
+        compare_outputs("model", "Model", steps, [*steps[:2], steps[2] + 0.1])
+    with pytest.raises(ValueError, match="shorter"):
+        compare_outputs("model", "Model", steps, steps[:2])
