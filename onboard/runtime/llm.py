@@ -15,6 +15,7 @@ from onboard.config import DType, Mode, RuntimeConfig, with_settings
 from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
 from onboard.hub import read_config
+from onboard.media.media_limits import MediaLimits
 from onboard.registry import find_entry
 from onboard.runtime.build import build_engine
 from onboard.runtime.calls.follower import Follower
@@ -27,10 +28,9 @@ from onboard.runtime.calls.prompt_forms import (
     as_priorities,
     as_tokens,
     flattened,
-    processed_inputs,
     text_or_tokens,
-    token_ids,
 )
+from onboard.runtime.calls.prompt_reader import PromptReader
 from onboard.runtime.engine import Engine
 from onboard.runtime.ranks.leading import LedRanks, led_ranks
 from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
@@ -64,6 +64,7 @@ class LLM:
             passed.
         settings: replace single fields of the configuration, for example
             `{"max_seq_len": 4096, "kv_cache_config": {"dtype": "float8_e4m3fn"}}`.
+        media: how much images and sounds may be, and which hosts they are fetched from.
 
     Raises:
         UsageError: a setting that the model or this machine does not allow.
@@ -82,6 +83,7 @@ class LLM:
         batch_invariant: bool = False,
         strict: bool = False,
         settings: Mapping[str, Any] | None = None,
+        media: MediaLimits | None = None,
     ) -> None:
         folder = Path.cwd() if root is None else Path(root).expanduser()
         overrides: dict[str, Any] = {"device": device, "dtype": dtype, "world_size": world_size}
@@ -104,6 +106,7 @@ class LLM:
         if self.ranks is not None:
             weakref.finalize(self, self.ranks.close)
         self.engine.facts.extend([doubted] if doubted else [])
+        self.prompts = PromptReader(self.engine, media)
         self._lock = Lock()
         self._holder: int | None = None
 
@@ -166,24 +169,24 @@ class LLM:
 
         Raises `UsageError` for a prompt that is empty, too long or has unknown tokens.
         """
-        batch = [text_or_tokens(prompt) for prompt in as_batch(prompts)]
+        batch = as_batch(prompts)
         params = as_params(sampling_params, len(batch))
-        inputs = [processed_inputs(prompt) for prompt in as_batch(prompts)]
         priorities = as_priorities(priority, len(batch))
+        media = [self.prompts.media(prompt) for prompt in batch]
         with self._alone():
-            encoded = [self.encode(prompt) for prompt in batch]
+            read = [self.prompts.read(*each) for each in zip(batch, media, strict=True)]
             try:
                 pending = [
-                    self.engine.submit(*each)
-                    for each in zip(encoded, params, inputs, priorities, strict=True)
+                    self.engine.submit(each.tokens, param, each.inputs, first)
+                    for each, param, first in zip(read, params, priorities, strict=True)
                 ]
             except BaseException:
                 self.engine.abort()
                 raise
             self.engine.run(on_step)
         return [
-            request_output(prompt if isinstance(prompt, str) else None, ids, outputs)
-            for prompt, ids, outputs in zip(batch, encoded, pending, strict=True)
+            request_output(each.text, each.tokens, outputs)
+            for each, outputs in zip(read, pending, strict=True)
         ]
 
     def chat(
@@ -195,8 +198,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several, written as the checkpoint's chat template says.
 
-        `tools` (JSON schemas of functions) and `chat_template_kwargs` are for the template. Raises
-        `UsageError` without a template, `OnboardError` if it fails.
+        Contents are texts, or lists of parts: OpenAI's `text`, `image_url` and `input_audio`, and
+        transformers' `{"type": "image", "image": ...}`. `tools` (JSON schemas of functions) and
+        `chat_template_kwargs` are for the template. Raises `UsageError` without a template,
+        `OnboardError` if it fails.
         """
         single = not messages or isinstance(messages[0], Mapping)
         conversations: Any = [messages] if single else messages
@@ -208,17 +213,11 @@ class LLM:
         messages: Messages,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Return the token ids of a conversation up to the beginning of the answer."""
-        tokenizer = self.engine.tokenizer
-        if tokenizer is None:
-            raise UsageError("the checkpoint has no tokenizer, so it has no chat template")
-        text = tokenizer.chat(
-            [dict(each) for each in messages],
-            tools=None if tools is None else [dict(each) for each in tools],
-            **dict(chat_template_kwargs or {}),
-        )
-        return tokenizer.encode_plain(text)
+    ) -> Prompt:
+        """Return a conversation up to the beginning of the answer: its token ids, or its text with
+        its images and sounds.
+        """
+        return self.prompts.conversation(messages, tools, chat_template_kwargs)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = 0
@@ -228,12 +227,11 @@ class LLM:
         Who leaves the loop early cancels the rest. The `LLM` serves nobody else meanwhile:
         `AsyncLLM` serves many.
         """
-        text, params = text_or_tokens(prompt), as_params(sampling_params, 1)[0]
+        media, params = self.prompts.media(prompt), as_params(sampling_params, 1)[0]
         with self._alone():
             try:
-                outputs = self.engine.submit(
-                    self.encode(text), params, processed_inputs(prompt), priority
-                )
+                read = self.prompts.read(prompt, media)
+                outputs = self.engine.submit(read.tokens, params, read.inputs, priority)
                 follower = Follower(outputs, self.engine.texts)
                 while not follower.finished:
                     self.engine.step()
@@ -307,8 +305,4 @@ class LLM:
 
     def encode(self, prompt: str | list[int]) -> list[int]:
         """Return the token ids of a prompt's text; ids stay as they are."""
-        if isinstance(prompt, str) and self.engine.codebooks.count > 1:
-            raise UsageError(
-                "the model's tokens are codes, no text", hint="Give what LLM.pack makes of codes"
-            )
-        return token_ids(prompt, self.engine.tokenizer)
+        return self.prompts.encode(prompt)

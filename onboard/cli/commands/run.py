@@ -16,10 +16,11 @@ from onboard.cli import options
 from onboard.cli.batch_answers import answer_batch
 from onboard.cli.model_argument import check_config, registered_names, say_division
 from onboard.cli.options import CacheForm, Device, DTypeName, ModeName, Precision
+from onboard.cli.prompting.media_options import Audio, GivenMedia, Image
+from onboard.cli.prompting.talk_with_person import converse
 from onboard.cli.result import Result
 from onboard.cli.run_comparison import Compared, Comparison, compare
 from onboard.cli.setting_options import settings_of
-from onboard.cli.talk_with_person import converse
 from onboard.cli.terminal import one_line, progress, shown
 from onboard.errors import UsageError
 from onboard.sources.hub_errors import go_offline
@@ -138,6 +139,8 @@ def run(
     system: _System = None,
     input_: _Input = None,
     output: _Output = None,
+    image: Image = None,
+    audio: Audio = None,
     max_tokens: _MaxTokens = None,
     temperature: _Temperature = 0.0,
     top_p: _TopP = 1.0,
@@ -171,11 +174,9 @@ def run(
     """Generate text with an onboarded model, greedily by default."""
     if offline:
         go_offline()
-    most = max_tokens if max_tokens is not None or chat else MOST_TOKENS
-    chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-    chosen |= {"min_p": min_p, "max_tokens": most, "stop": stop or [], "ignore_eos": ignore_eos}
-    chosen |= {"stop_token_ids": _parse_ids("stop-token-ids", stop_token_ids), "seed": seed, "n": n}
-    way = cache, Comparison(benchmark, enable_pytorch_run), as_json
+    chosen: Any = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+    chosen |= {"seed": seed, "n": n, **_ends(ignore_eos, max_tokens, chat, stop, stop_token_ids)}
+    way = cache, Comparison(benchmark, enable_pytorch_run), as_json, image or [], audio or []
     wanted = _Wanted(prompts or [], token_ids or [], chat, system, input_, output, *way)
     params = wanted.checked({**chosen, "logprobs": logprobs})
     sizes: dict[str, Any] = {"max_seq_len": max_seq_len, "max_batch_size": max_batch_size}
@@ -183,8 +184,21 @@ def run(
     sizes |= {"compile_backend": compile_backend, "kv_cache_config__dtype": kv_cache_dtype}
     given = {"settings": settings_of(set_, revision=revision, **sizes), "config": config}
     where = {"device": device.value, "dtype": _dtype(dtype, precision).value, "mode": mode.value}
-    told = _Told(model, root, given, where, strict, batch_invariant)
+    told = _Told(model, root, given, where, strict, batch_invariant, wanted.media)
     return wanted.answered(told, params, chosen)
+
+
+def _ends(
+    ignore_eos: bool,
+    max_tokens: int | None,
+    chat: bool,
+    stop: list[str] | None,
+    stop_token_ids: str | None,
+) -> dict[str, Any]:
+    """Return the parameters that say when an output ends."""
+    most = max_tokens if max_tokens is not None or chat else MOST_TOKENS
+    ids = _parse_ids("stop-token-ids", stop_token_ids)
+    return {"ignore_eos": ignore_eos, "max_tokens": most, "stop": stop or [], "stop_token_ids": ids}
 
 
 @dataclass(frozen=True)
@@ -199,6 +213,7 @@ class _Told:
     """Device, dtype and mode."""
     strict: bool
     batch_invariant: bool
+    media: GivenMedia
 
 
 def _dtype(dtype: DTypeName, precision: Precision | None) -> DTypeName:
@@ -224,9 +239,21 @@ class _Wanted:
     cache: CacheForm
     comparison: Comparison
     as_json: bool
+    images: list[str]
+    sounds: list[str]
+
+    @property
+    def media(self) -> GivenMedia:
+        """What each prompt is about."""
+        return GivenMedia(self.images, self.sounds)
 
     def checked(self, chosen: Mapping[str, Any]) -> SamplingParams:
         """Return the parameters; raise `UsageError` for what does not go together."""
+        self.media.check(
+            **{"chat": self.chat, "input": self.input, "token-ids": self.token_ids},
+            **{"cache": self.cache is not CacheForm.PAGED, "benchmark": self.comparison.benchmark},
+            **{"enable-pytorch-run": self.comparison.transformers},
+        )
         if self.chat and (self.token_ids or self.input or self.as_json or chosen["n"] > 1):
             raise UsageError("--chat goes with neither --token-ids, --input, --json nor -n")
         is_special = self.chat or self.input is not None
@@ -268,7 +295,7 @@ class _Wanted:
             return answer_batch(
                 told.model, cast("LLM", llm), self.input, self.output, chosen, self.system
             )
-        outputs = _generate(llm, self.texts, params)
+        outputs = _generate(llm, self.media.asked(llm, self.texts), params)
         where = {"model": told.model, "root": told.root, "overrides": told.where, **told.given}
         compared = compare(self.comparison, llm, outputs, params, **where)
         _print_facts(llm)
@@ -354,7 +381,7 @@ def _made(told: _Told, cache: CacheForm) -> LLM | StaticLLM:
         from onboard.runtime.llm import LLM
 
         exact = {"strict": told.strict, "batch_invariant": told.batch_invariant}
-        return LLM(told.model, **{**settings, **exact})
+        return LLM(told.model, **{**settings, **exact}, media=told.media.limits)
     if told.given["settings"].get("world_size", 1) > 1:
         raise UsageError(f"--cache {cache.value} runs on one device", hint="Use --cache paged")
     if told.strict or told.batch_invariant:

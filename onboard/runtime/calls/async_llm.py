@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from threading import Lock
 from typing import Any
 
 import torch
 
+from onboard.media.prompt_media import MediaPart, PromptMedia, read_media
 from onboard.runtime.calls.engine_thread import EngineThread, Ticket, Told
 from onboard.runtime.calls.outputs import Delta, RequestOutput, request_output
 from onboard.runtime.calls.pooling import Pooling, pooled
-from onboard.runtime.calls.prompt_forms import Prompt, as_params, processed_inputs, text_or_tokens
+from onboard.runtime.calls.prompt_forms import Prompt, as_params, text_or_tokens
+from onboard.runtime.calls.prompt_reader import NO_MEDIA, ReadPrompt, parts_of
 from onboard.runtime.llm import LLM, Messages
 from onboard.runtime.sampling_params import SamplingParams
+
+_MEDIA_THREADS = 4
 
 
 class AsyncLLM:
@@ -39,6 +44,8 @@ class AsyncLLM:
         self.llm = llm
         self.thread = EngineThread(llm.engine)
         self._tokenizing = Lock()
+        # Of its own: who waits for a slow host holds up nobody else.
+        self._media_pool = ThreadPoolExecutor(_MEDIA_THREADS, "onboard-media")
 
     async def __aenter__(self) -> AsyncLLM:
         return self
@@ -52,6 +59,7 @@ class AsyncLLM:
         """
         ended = await asyncio.to_thread(self.thread.close, timeout=timeout)
         await asyncio.to_thread(self.llm.close)
+        self._media_pool.shutdown(wait=False, cancel_futures=True)
         return ended
 
     async def stream(
@@ -76,10 +84,7 @@ class AsyncLLM:
             async for _ in deltas:
                 pass
         assert ticket.follower is not None
-        text = text_or_tokens(prompt)
-        return request_output(
-            text if isinstance(text, str) else None, list(ticket.prompt), ticket.follower.outputs
-        )
+        return request_output(ticket.text, list(ticket.prompt), ticket.follower.outputs)
 
     async def chat(
         self,
@@ -123,7 +128,27 @@ class AsyncLLM:
         states = await asyncio.wrap_future(self.thread.hidden_states(tokens))
         return pooled(states, pooling, normalize=normalize)
 
-    def _alone_prompt(self, *args: Any) -> list[int]:
+    async def read_media(self, parts: Sequence[MediaPart]) -> PromptMedia:
+        """Read and decode the images and sounds of one prompt; see `onboard.media.read_media`."""
+        loop, limits = asyncio.get_running_loop(), self.llm.prompts.limits
+        return await loop.run_in_executor(self._media_pool, read_media, parts, limits)
+
+    async def prepare(self, text: str, media: PromptMedia) -> ReadPrompt:
+        """Return a prompt with images and sounds that are decoded, ready to be generated for."""
+        return await asyncio.to_thread(self._read, {"prompt": text}, media)
+
+    async def _read_all(self, prompt: Prompt) -> ReadPrompt:
+        if parts := parts_of(prompt):
+            return await asyncio.to_thread(self._read, prompt, await self.read_media(parts))
+        if isinstance(text_or_tokens(prompt), str):
+            return await asyncio.to_thread(self._read, prompt, NO_MEDIA)
+        return self.llm.prompts.read(prompt)
+
+    def _read(self, prompt: Prompt, media: PromptMedia) -> ReadPrompt:
+        with self._tokenizing:
+            return self.llm.prompts.read(prompt, media)
+
+    def _alone_prompt(self, *args: Any) -> Prompt:
         with self._tokenizing:
             return self.llm.chat_prompt(*args)
 
@@ -135,8 +160,7 @@ class AsyncLLM:
     async def _ticket(
         self, prompt: Prompt, params: SamplingParams | None, priority: int
     ) -> _AsyncTicket:
-        text = text_or_tokens(prompt)
-        tokens = await asyncio.to_thread(self._encode, text) if isinstance(text, str) else text
+        read = await self._read_all(prompt)
         news: asyncio.Queue[Told] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -145,7 +169,9 @@ class AsyncLLM:
                 loop.call_soon_threadsafe(news.put_nowait, told)
 
         one = as_params(params, 1)[0]
-        return _AsyncTicket(tokens, one, tell, processed_inputs(prompt), priority, news=news)
+        return _AsyncTicket(
+            read.tokens, one, tell, read.inputs, priority, news=news, text=read.text
+        )
 
     async def _follow(self, ticket: _AsyncTicket) -> AsyncGenerator[Delta, None]:
         self.thread.submit(ticket)
@@ -166,6 +192,6 @@ class AsyncLLM:
 class _AsyncTicket(Ticket):
     """A ticket whose news an event loop waits for."""
 
-    def __init__(self, *args: Any, news: asyncio.Queue[Told]) -> None:
+    def __init__(self, *args: Any, news: asyncio.Queue[Told], text: str | None) -> None:
         super().__init__(*args)
-        self.news = news
+        self.news, self.text = news, text

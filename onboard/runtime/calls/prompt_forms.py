@@ -13,13 +13,16 @@ from onboard.errors import UsageError
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.runtime.tokenizer import Tokenizer
 
+MEDIA = "multi_modal_data"
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, its token ids (a sequence, tensor or array), or vLLM's `{"prompt": ...}` or
 `{"prompt_token_ids": ...}`.
 
-For a model with several codebooks, `LLM.pack` makes token ids of the codes. A mapping may also have
-`"processed"`: the output of transformers' processor for the prompt's images (`pixel_values` and the
-like); its `input_ids` and `attention_mask` are ignored.
+For a model with several codebooks, `LLM.pack` makes token ids of the codes. A text in a mapping may
+come with vLLM's `"multi_modal_data"`: `{"image": ..., "audio": ...}`, each a file, a URL, what is
+decoded already, or a list of these, in the order of the placeholders in the text. Token ids may come
+with `"processed"`: the output of transformers' processor for the prompt's images (`pixel_values`
+and the like); its `input_ids` and `attention_mask` are ignored.
 """
 
 
@@ -92,6 +95,11 @@ def processed_inputs(prompt: Any) -> dict[str, Any] | None:
     return {
         key: value for key, value in processed.items() if key not in ("input_ids", "attention_mask")
     }
+
+
+def has_media(prompt: Any) -> bool:
+    """Whether a prompt has images or sound."""
+    return isinstance(prompt, Mapping) and bool(prompt.get("processed") or prompt.get(MEDIA))
 
 
 def _as_list(values: Any) -> list[Any]:

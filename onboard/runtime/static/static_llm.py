@@ -23,6 +23,7 @@ from onboard.runtime.calls.prompt_forms import (
     Prompt,
     as_batch,
     as_params,
+    has_media,
     text_or_tokens,
     token_ids,
 )
@@ -117,6 +118,8 @@ class StaticLLM:
         parameters that ask for more than greedy tokens and where they end.
         """
         batch = [text_or_tokens(prompt) for prompt in as_batch(prompts)]
+        if any(map(has_media, as_batch(prompts))):
+            raise UsageError("static caches take text alone", hint="Use LLM")
         params = as_params(sampling_params, len(batch))
         requests = [
             self._request(token_ids(prompt, self.tokenizer), each)

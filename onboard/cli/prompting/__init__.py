@@ -1,0 +1,1 @@
+"""What `onboard run` is asked: images beside prompts, and a conversation with a person."""
