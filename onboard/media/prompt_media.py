@@ -16,7 +16,7 @@ Kind = Literal["image", "audio"]
 """As chat templates call them."""
 _NAMED: Mapping[str, tuple[Kind, str]] = {
     "image_url": ("image", "url"),
-    "input_image": ("image", "url"),
+    "input_image": ("image", "image_url"),
     "image": ("image", "image"),
     "audio_url": ("audio", "url"),
     "input_audio": ("audio", "data"),
@@ -60,8 +60,8 @@ def media_part(part: Mapping[str, Any]) -> MediaPart | None:
     if isinstance(found, MediaPart):
         return found
     if isinstance(found, Mapping):
-        found = found.get(key)
-    if not found or isinstance(found, list | bool | int | float):
+        found = found.get(key, found.get("url"))
+    if not found or isinstance(found, Mapping | list | bool | int | float):
         raise UsageError(f"a part of type {kind_of} has no {key}")
     return MediaPart(kind, found, is_base64=kind_of == "input_audio")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from onboard.errors import OnboardError, UsageError
+from onboard.media.prompt_media import MediaPart, PromptMedia, split_media
 from onboard.runtime.calls.async_llm import AsyncLLM
 from onboard.runtime.calls.outputs import Delta
 from onboard.runtime.sampling_params import SamplingParams
@@ -33,6 +35,8 @@ class Prompt:
     text: str = ""
     turn: str = ""
     """The end of `text` that begins the model's turn."""
+    inputs: dict[str, Any] | None = None
+    """What the towers take of its images and sounds."""
 
 
 class Service:
@@ -73,15 +77,31 @@ class Service:
         tools: Sequence[Mapping[str, Any]] | None,
         options: Mapping[str, Any],
     ) -> Prompt:
-        """Return a conversation as the checkpoint's chat template writes it."""
+        """Return a conversation as the checkpoint's chat template writes it, with its images and
+        sounds.
+
+        Raises `UsageError` for images and sounds that cannot be had, or that the model does not
+        take.
+        """
+        texts, parts = split_media(messages)
+        media = await self._media(parts) if parts else None
         try:
-            written: ChatText = await self._chat_texts.write(messages, tools, options)
+            written: ChatText = await self._chat_texts.write(texts, tools, options)
         except UsageError:
             raise
         except OnboardError as error:  # what it was given is the client's
             raise RefusedError(" ".join(str(error).split()), param="messages") from error
+        if media is not None:
+            read = await self.llm.prepare(written.text, media)
+            return Prompt(read.tokens, written.text, written.turn, read.inputs)
         tokens = await self.llm.tokenize_plain(written.text)
         return Prompt(tokens, written.text, written.turn)
+
+    async def _media(self, parts: Sequence[MediaPart]) -> PromptMedia:
+        """Read images and sounds; a model that takes none says so before anything is fetched."""
+        async with self.admitted():
+            await asyncio.to_thread(lambda: self.llm.llm.prompts.processor)
+            return await self.llm.read_media(parts)
 
     def answer_format(self, tools: Sequence[str]) -> Format:
         """Return how the model writes thoughts and calls."""
@@ -113,7 +133,8 @@ class Service:
         """
         watch = self.metrics.watch(len(prompt.tokens), params)
         try:
-            async with aclosing(self.llm.stream(prompt.tokens, params)) as deltas:
+            given = {"prompt_token_ids": prompt.tokens, "processed": prompt.inputs}
+            async with aclosing(self.llm.stream(given, params)) as deltas:
                 async for delta in deltas:
                     watch.took(len(delta.token_ids))
                     if delta.finish_reason is not None:

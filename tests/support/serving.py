@@ -13,10 +13,12 @@ from typing import Any
 
 import uvicorn
 
+from onboard.media.media_limits import MediaLimits
 from onboard.serve.app import create_app
 from onboard.serve.serve_settings import ServeSettings
 from onboard.serve.server import load_service
 from onboard.serve.service import Service
+from tests.support.runtime.media_models import MediaModel
 from tests.support.runtime.paused import SECONDS, wait_until
 from tests.support.runtime.tiny import Tiny, make_tiny, save_tokenizer
 
@@ -49,7 +51,9 @@ def speaking_model(folder: Path, template: str | None = TEMPLATE, **options: Any
 
 
 @contextmanager
-def served(model: Tiny, **settings: Any) -> Iterator[tuple[str, Service]]:
+def served(
+    model: Tiny | MediaModel, media: MediaLimits | None = None, **settings: Any
+) -> Iterator[tuple[str, Service]]:
     """Serve a model; yield the address and the service."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -63,6 +67,7 @@ def served(model: Tiny, **settings: Any) -> Iterator[tuple[str, Service]]:
         device="cpu",
         dtype="float32",
         settings=limits,
+        media=media,
     )
     config = uvicorn.Config(create_app(service), port=port, log_level="error")
     server = uvicorn.Server(config)

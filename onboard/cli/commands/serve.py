@@ -14,6 +14,7 @@ from onboard.cli import options
 from onboard.cli.extras import import_extra
 from onboard.cli.model_argument import check_config, registered_names, say_division
 from onboard.cli.options import Device, DTypeName, ModeName
+from onboard.cli.prompting.media_options import GivenMedia, MediaDomain
 from onboard.cli.setting_options import settings_of
 from onboard.cli.terminal import one_line
 from onboard.sources.hub_errors import go_offline
@@ -44,6 +45,7 @@ def serve(
         str | None,
         typer.Option(help="Key that clients have to show.", envvar=_KEY, show_default="none"),
     ] = None,
+    allowed_media_domain: MediaDomain = None,
     max_running: _MaxRunning = 256,
     drain_seconds: _DrainSeconds = 30.0,
     config: options.Config = None,
@@ -82,6 +84,7 @@ def serve(
         say_division(model, root, config, where, settings)
         told = libraries.ServeSettings(names=name or [model], **doors, **limits)
         door = libraries.listen(told)
+        where["media"] = GivenMedia(domains=allowed_media_domain or []).limits
         service = libraries.load_service(
             model, told, root=root, config=config, strict=strict, settings=settings, **where
         )

@@ -232,11 +232,20 @@ def _messages(place: int, message: dict[str, Any]) -> list[dict[str, Any]]:
         elif kind in ("thinking", "redacted_thinking"):
             thoughts.append(str(part.get("thinking", "")))
         else:
-            texts.append(dict(part))
+            texts.append(_image(part) if kind == "image" else dict(part))
     found: dict[str, Any] = {"role": role, "content": texts or None}
     found |= {"tool_calls": calls} if calls else {}
     found |= {"reasoning_content": "\n".join(thoughts)} if any(thoughts) else {}
     return [*results, *([found] if texts or calls or not results else [])]
+
+
+def _image(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an image as the chat interface has it."""
+    given = part.get("source")
+    source = given if isinstance(given, Mapping) else {}
+    data = f"data:{source.get('media_type')};base64,{source.get('data')}"
+    url = data if source.get("type") == "base64" else source.get("url")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _call(part: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from onboard.errors import UsageError
+from onboard.media.prompt_media import media_part
 from onboard.serve.refusals import RefusedError
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -13,9 +15,10 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 def as_messages(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages whose contents are text and whose calls have parsed arguments.
+    """Return messages whose contents are text, or parts where there are images or sounds, and
+    whose calls have parsed arguments.
 
-    Raises `RefusedError` for parts other than text.
+    Raises `RefusedError` for other parts.
     """
     if not given:
         raise RefusedError("there is no message", param="messages")
@@ -26,30 +29,39 @@ def _message(place: int, message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(message.get("role"), str):
         raise RefusedError("a message has no role", param=f"messages.{place}.role")
     role = "system" if message["role"] == "developer" else message["role"]
-    message |= {"role": role, "content": _text(place, message.get("content"))}
+    message |= {"role": role, "content": _content(place, message.get("content"))}
     if calls := message.get("tool_calls"):
         message["tool_calls"] = [_call(place, call) for call in calls]
     return message
 
 
-def _text(place: int, content: Any) -> str:
+def _content(place: int, content: Any) -> str | list[dict[str, Any]]:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
         raise RefusedError("a message's content is no text", param=f"messages.{place}.content")
-    parts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == "refusal":
-            parts.append(str(part.get("refusal", "")))
-        elif kind not in _TEXT_PARTS or not isinstance(part.get("text"), str):
-            raise RefusedError(
-                f"a message has a part of type {kind!r:.60}, and text alone is taken",
-                param=f"messages.{place}.content",
-            )
-        else:
-            parts.append(part["text"])
-    return "\n".join(parts)
+    parts = [_part(place, part) for part in content]
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
+
+
+def _part(place: int, part: Any) -> dict[str, Any]:
+    """Return a part of a message: a text, or an image or a sound as it was given."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "refusal":
+        return {"type": "text", "text": str(part.get("refusal", ""))}
+    if kind in _TEXT_PARTS and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    try:
+        if kind is not None and media_part(part) is not None:
+            return dict(part)
+    except UsageError as error:
+        raise RefusedError(str(error), param=f"messages.{place}.content") from None
+    raise RefusedError(
+        f"a message has a part of type {kind!r:.60}, and text, images and sound are taken",
+        param=f"messages.{place}.content",
+    )
 
 
 def _call(place: int, call: Any) -> dict[str, Any]:

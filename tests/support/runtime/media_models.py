@@ -88,7 +88,7 @@ TEXT: dict[str, Any] = {
     "vocab_size": len(TOKENIZER),
     "hidden_size": 64,
     "intermediate_size": 96,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 1024,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
