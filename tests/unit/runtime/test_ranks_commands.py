@@ -232,6 +232,21 @@ def test_a_plan_of_ranks_that_cannot_be_is_refused(
     assert message in capsys.readouterr().err
 
 
+def test_run_says_what_is_divided_before_it_loads(
+    workers: Workers, small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", str(small), "--root", str(ROOT), "--device", "cpu", "--world-size"]
+    prompt = ["--token-ids", "1,2,3", "--max-tokens", "2", "--set", "max_seq_len=64"]
+    assert main.run([*words, "2", *prompt]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("2 ranks divide ")
+    assert said.index("2 ranks divide ") < said.index("loaded") < said.index("rank 1: ")
+    assert main.run([*words, "3", *prompt]) == 2
+    refused = capsys.readouterr().err
+    assert "cannot be divided among 3 ranks. World sizes that divide them: 2, 4" in refused
+    assert "loaded" not in refused
+
+
 @pytest.mark.parametrize(("own", "theirs"), [("", "1"), ("0", "1"), ("1", "2")])
 def test_a_process_that_is_started_is_told_its_own_place_on_the_host(
     monkeypatch: pytest.MonkeyPatch, own: str, theirs: str

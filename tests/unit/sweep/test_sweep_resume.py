@@ -71,7 +71,8 @@ def test_fresh_runs_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"until": "run"}, {"device": "cuda"}, {"seconds": 9.0}, {"gibibytes": 1.0}]
+    "change",
+    [{"until": "run"}, {"device": "cuda"}, {"seconds": 9.0}, {"gibibytes": 1.0}, {"world_size": 2}],
 )
 def test_other_options_are_another_result(change: dict[str, object], tmp_path: Path) -> None:
     sweep(tmp_path)
@@ -113,6 +114,7 @@ def test_the_source_hash_is_of_the_content(monkeypatch: pytest.MonkeyPatch, tmp_
         {"seconds": 0},
         {"gibibytes": -1},
         {"seconds": float("nan")},
+        {"mode": "transformers", "world_size": 2},
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, object]) -> None:
