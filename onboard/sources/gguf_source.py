@@ -10,6 +10,7 @@ import atexit
 import hashlib
 import json
 import os
+import re
 import shutil
 from functools import cache
 from importlib.metadata import version
@@ -30,6 +31,8 @@ TOKENIZER_ERROR = "tokenizer_error.txt"
 _ENDING = ".gguf"
 _TOWERS = "mmproj"
 """What names of files of towers for images begin with."""
+_WEIGHTS = re.compile(r"model.*\.safetensors(\.index\.json)?")
+"""What a model's own weights are called, unlike those of an adapter or a matrix of importance."""
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 _BESIDE = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken")
 
@@ -46,11 +49,13 @@ def is_local(model: str) -> bool:
 
 
 def gguf_of(path: Path) -> Path | None:
-    """Return the GGUF file that a path is, or that a folder without safetensors has; else None."""
+    """Return the GGUF file that a path is, or that a folder without weights in safetensors has; else
+    None.
+    """
     if not path.is_dir():
         return path
     names = [each.name for each in path.iterdir()]
-    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
+    if any(_WEIGHTS.fullmatch(name) for name in names):
         return None
     found = only_gguf(names, str(path))
     return None if found is None else path / found

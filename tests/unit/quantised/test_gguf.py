@@ -236,6 +236,18 @@ def test_one_of_several_files_is_named(tmp_path: Path) -> None:
     assert open_source(str(first)).weights().is_dir()
 
 
+def test_a_folder_runs_whose_only_weights_are_the_files() -> None:
+    """The fixture's folder: beside the file lie other tensors, which are no model's."""
+    from onboard import LLM
+
+    folder = quantised.FOLDER / "gguf_q8_0"
+    assert (folder / "expected.safetensors").is_file()
+    expected = load_file(folder / "expected.safetensors")
+    llm = LLM(folder, device="cpu", dtype="float32", config={"max_seq_len": 64})
+    logits = llm.logits(expected["ids"].tolist())
+    assert (logits - expected["logits"]).norm() / expected["logits"].norm() < 1e-5
+
+
 def test_safetensors_beside_it_come_first(tmp_path: Path) -> None:
     file = written("llama", tmp_path)
     shutil.copyfile(file, tmp_path / "source" / "model.gguf")
