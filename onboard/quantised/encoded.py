@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,6 +13,8 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 """Values of the 16 codes of a four-bit float (OCP Microscaling Formats 1.0, section 5.3.3)."""
 
 
+PIECE = 1 << 24
+"""Elements that are decoded, or encoded, together."""
 LARGEST_FP8 = 448.0
 """Of float8_e4m3fn."""
 SMALLEST_SCALE = 1e-12
@@ -70,6 +73,26 @@ class Encoded:
         if self.inputs is not None:
             weight *= self.inputs
         return weight.transpose(-1, -2) if self.transposed else weight
+
+    def pieces(self) -> Iterator[tuple[int, Encoded]]:
+        """Yield weights of some outputs each, and where they begin: what decoding takes beside the
+        values is then small.
+        """
+        outputs, inputs = self.codes.shape[-2:]
+        shared = 1 if self.rows >= outputs else self.rows
+        size = max(1, PIECE // (inputs * shared)) * shared
+        for start in range(0, outputs, size):
+            yield start, self._outputs(start, min(size, outputs - start))
+
+    def _outputs(self, start: int, count: int) -> Encoded:
+        first = start // self.rows
+        blocks = slice(first, max(first + 1, -(-(start + count) // self.rows)))
+
+        def cut(part: torch.Tensor | None) -> torch.Tensor | None:
+            return None if part is None else part[..., blocks, :]
+
+        codes, scale = self.codes[..., start : start + count, :], self.scale[..., blocks, :]
+        return replace(self, codes=codes, scale=scale, offset=cut(self.offset), zero=cut(self.zero))
 
     def _levels(self) -> torch.Tensor:
         if self.table is None:

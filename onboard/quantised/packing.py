@@ -9,9 +9,11 @@ def unpacked(words: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
     """Return the unsigned numbers of `bits` bits that lie along `dim` of int32 words, the lowest
     bits first: uint8, `32 / bits` as many.
     """
-    shifts = torch.arange(0, 32, bits, device=words.device, dtype=torch.int32)
-    spread = (words.movedim(dim, -1).unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
-    return spread.flatten(-2).to(torch.uint8).movedim(-1, dim)
+    rows, count = words.movedim(dim, -1), 32 // bits
+    spread = torch.empty(*rows.shape, count, device=words.device, dtype=torch.uint8)
+    for place in range(count):  # one by one: a word takes four times a number's room
+        spread[..., place] = (rows >> bits * place) & ((1 << bits) - 1)
+    return spread.flatten(-2).movedim(-1, dim)
 
 
 def nibbles(data: torch.Tensor) -> torch.Tensor:
@@ -22,8 +24,8 @@ def nibbles(data: torch.Tensor) -> torch.Tensor:
 
 
 def signed(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return numbers that are stored with half of their range added: int8."""
-    return (codes.to(torch.int16) - (1 << (bits - 1))).to(torch.int8)
+    """Return uint8 numbers that are stored with half of their range added: int8."""
+    return (codes - (1 << (bits - 1))).view(torch.int8)  # what is below 0 wraps around
 
 
 def twos_complement(nibble: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 from onboard.errors import OnboardError
 from onboard.graph.context import TransformContext
 from onboard.graph.post_load_fusion.constants import fold_again
-from onboard.graph.quantise.read_forms import read_forms
+from onboard.graph.quantise.read_forms import check_finite, read_decoded, read_forms
 from onboard.graph.transform import (
     BaseTransform,
     TransformConfig,
@@ -33,7 +33,7 @@ from onboard.graph.weight_load.parameters import (
     weight_plan,
 )
 from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
-from onboard.graph.weight_load.safetensors_folder import Checkpoint, find_non_finite
+from onboard.graph.weight_load.safetensors_folder import Checkpoint
 from onboard.graph.weight_load.weight_sources import WRONG_MODEL, find_sources
 from onboard.graph.weight_load.weight_stream import Load, stream
 
@@ -152,17 +152,19 @@ def _read(
     target: torch.Tensor,
     device: torch.device | str,
 ) -> None:
-    tensor, name = (
-        source.of([checkpoint.read(name, device) for name in source.names]),
-        source.names[0],
-    )
+    name = source.names[0]
+    is_quantised = isinstance(checkpoint, QuantisedCheckpoint) and not checkpoint.is_stored(name)
+    if is_quantised and source.is_plain:
+        read_decoded(checkpoint, name, target, device)  # type: ignore[arg-type]
+        return
+    tensor = source.of([checkpoint.read(name, device) for name in source.names])
     if tensor.shape != target.shape:
         found, expected = list(tensor.shape), list(target.shape)
         raise OnboardError(
             f"{name} is {found} in the checkpoint and {expected} in the model", hint=WRONG_MODEL
         )
     target.copy_(tensor)
-    _check_finite(name, tensor, target)
+    check_finite(name, tensor, target)
 
 
 def _read_share(
@@ -188,7 +190,7 @@ def _read_share(
         _read(checkpoint, source, whole, device)
         tensor = share.of(whole)
     target.copy_(tensor)
-    _check_finite(name, tensor, target)
+    check_finite(name, tensor, target)
 
 
 def _direct(
@@ -212,20 +214,7 @@ def _direct(
 def _read_later(later: list[tuple[str, Load]]) -> None:
     stream([load for _, load in later])
     for name, load in later:
-        _check_finite(name, load.target, load.target)
-
-
-def _check_finite(name: str, tensor: torch.Tensor, target: torch.Tensor) -> None:
-    if problem := find_non_finite(target):
-        is_ours = find_non_finite(tensor) is None
-        where = (
-            f"does not fit {str(target.dtype).removeprefix('torch.')}"
-            if is_ours
-            else "in the checkpoint"
-        )
-        raise OnboardError(
-            f"{name} holds {problem}: {where}", hint="Use bfloat16" if is_ours else "Fetch it again"
-        )
+        check_finite(name, load.target, load.target)
 
 
 def _allocate(gm: nn.Module, name: str, context: TransformContext) -> torch.Tensor:

@@ -45,7 +45,7 @@ def _ordered_codes(encoded: Encoded) -> Tensor:
     """Return codes from 0 to 15, the inputs of a group side by side."""
     codes = encoded.codes
     if encoded.table is None:
-        codes = (codes + ZERO).to(torch.uint8)
+        codes = (codes + ZERO).view(torch.uint8)
     else:
         assert encoded.table == E2M1
     return codes if encoded.groups is None else codes.index_select(-1, order_of(encoded))

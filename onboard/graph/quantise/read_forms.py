@@ -4,7 +4,7 @@ encoded, once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,8 +19,9 @@ from onboard.graph.weight_load.parameters import CACHE_SCALE, Form, Share
 from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint
 from onboard.graph.weight_load.safetensors_folder import Checkpoint, find_non_finite
 from onboard.graph.weight_load.weight_sources import WRONG_MODEL
+from onboard.ops.linear.fp8_linear import BLOCK
 from onboard.quantised.encode_four_bits import encode_int4, encode_mxfp4
-from onboard.quantised.encoded import Encoded, encode_fp8
+from onboard.quantised.encoded import PIECE, Encoded, encode_fp8
 
 if TYPE_CHECKING:
     from onboard.graph.weight_load.converted import ConvertedCheckpoint
@@ -74,26 +75,90 @@ def _read_weight(
         else:
             _fill(name, encoded_share(checkpoint.encoded(name, device), share), forms)
         return
+    for index, matrix in _matrices(checkpoint, source, share, device):
+        views = [(form, target if index is None else target[index]) for form, target in forms]
+        _encode_pieces(name, matrix.mT if forms[0][0].transposed else matrix, views)
+
+
+def _matrices(
+    checkpoint: Checkpoint | ConvertedCheckpoint,
+    source: Source,
+    share: Share | None,
+    device: torch.device | str,
+) -> Iterator[tuple[int | None, Tensor]]:
+    """Yield a weight, or the matrices of a stack one after the other, with their places: it may be
+    large.
+    """
+    name, *_ = source.names
+    if share is None and source.is_plain and isinstance(checkpoint, Checkpoint):
+        shape = checkpoint.names()[name].shape
+        if len(shape) > 2:
+            for index in range(shape[0]):
+                yield index, checkpoint.read_run(name, 0, index, index + 1, device)[0]
+            return
     weight = source.of([checkpoint.read(each, device) for each in source.names])
     weight = weight if share is None else share.of(weight)
-    form = forms[0][0]
-    weight = weight.mT if form.transposed else weight
-    if weight.dim() == 2:
-        _fill(name, _encode(weight, form), forms)
-        return
-    for index, matrix in enumerate(weight):  # of a stack one after the other: it may be large
-        views = [(form, target[index]) for form, target in forms]
-        _fill(name, _encode(matrix, form), views)
+    yield from enumerate(weight) if weight.dim() > 2 else [(None, weight)]
+
+
+def _encode_pieces(name: str, weight: Tensor, forms: Forms) -> None:
+    """Encode some outputs of a weight after others, each of whole blocks."""
+    outputs, inputs = weight.shape
+    shared = BLOCK if forms[0][0].block == (BLOCK, BLOCK) else 1
+    size = max(1, PIECE // (inputs * shared)) * shared
+    for start in range(0, outputs, size):
+        piece = weight[start : start + size].contiguous()
+        views = [(form, _rows(form, target, start, len(piece))) for form, target in forms]
+        _fill(name, _encode(piece, forms[0][0]), views)
+
+
+def _rows(form: Form, target: Tensor, start: int, count: int) -> Tensor:
+    """Return what a parameter has of some outputs."""
+    shared = BLOCK if form.kind == "scale" and form.block == (BLOCK, BLOCK) else 1
+    return target[start // shared : -(-(start + count) // shared)]
 
 
 def _read_encoded(
     checkpoint: QuantisedCheckpoint, name: str, forms: Forms, device: torch.device | str
 ) -> None:
-    if forms[0][1].dim() < 3 or not forms[0][0].transposed:
+    if len(checkpoint.weights[name].shape) < 3:
         _fill(name, checkpoint.encoded(name, device), forms)
         return
     for index, encoded in enumerate(checkpoint.encoded_stack(name, device)):
         _fill(name, encoded, [(form, target[index]) for form, target in forms])
+
+
+def read_decoded(
+    checkpoint: QuantisedCheckpoint, name: str, target: Tensor, device: torch.device | str
+) -> None:
+    """Fill a parameter with a quantised weight's values: of a stack one matrix after the other, of a
+    matrix some outputs after others.
+
+    Raises `OnboardError` where shapes differ, or a value is no number.
+    """
+    shape = checkpoint.weights[name].shape
+    _require_shape(name, shape, target)
+    is_stack = len(shape) > 2
+    found = (
+        checkpoint.encoded_stack(name, device) if is_stack else [checkpoint.encoded(name, device)]
+    )
+    for index, encoded in enumerate(found):
+        matrix = target[index] if is_stack else target
+        for start, piece in encoded.pieces():
+            values, dim = piece.values(), 1 if piece.transposed else 0
+            view = matrix.narrow(dim, start, values.shape[dim])
+            view.copy_(values)
+            check_finite(name, values, view)
+
+
+def check_finite(name: str, tensor: Tensor, target: Tensor) -> None:
+    """Raise `OnboardError` where what a parameter was filled with, `tensor`, is no number in it."""
+    if problem := find_non_finite(target):
+        is_ours = find_non_finite(tensor) is None
+        dtype = str(target.dtype).removeprefix("torch.")
+        where = f"does not fit {dtype}" if is_ours else "in the checkpoint"
+        hint = "Use bfloat16" if is_ours else "Fetch it again"
+        raise OnboardError(f"{name} holds {problem}: {where}", hint=hint)
 
 
 def _encode(weight: Tensor, form: Form) -> Encoded:
@@ -108,14 +173,18 @@ def _encode(weight: Tensor, form: Form) -> Encoded:
 def _fill(name: str, encoded: Encoded, forms: Forms) -> None:
     for form, target in forms:
         tensor = _form(encoded, form)
-        if tensor.shape != target.shape:
-            found, expected = list(tensor.shape), list(target.shape)
-            raise OnboardError(
-                f"{name} is {found} in the checkpoint and {expected} in the model", hint=WRONG_MODEL
-            )
+        _require_shape(name, tensor.shape, target)
         target.copy_(tensor)
         if problem := find_non_finite(target) or _no_exponent(form, target):
             raise OnboardError(f"{name} holds {problem}: in the checkpoint", hint="Fetch it again")
+
+
+def _require_shape(name: str, shape: Sequence[int], target: Tensor) -> None:
+    if tuple(shape) != tuple(target.shape):
+        found, expected = list(shape), list(target.shape)
+        raise OnboardError(
+            f"{name} is {found} in the checkpoint and {expected} in the model", hint=WRONG_MODEL
+        )
 
 
 def _no_exponent(form: Form, target: Tensor) -> str | None:

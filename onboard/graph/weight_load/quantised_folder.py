@@ -81,12 +81,24 @@ class QuantisedCheckpoint(Checkpoint):
 
     def encoded_stack(self, name: str, device: torch.device | str = "cpu") -> Iterator[Encoded]:
         """Yield the matrices of a quantised stack, whose parts are stacks, too, as codes and
-        scales; codes of one at a time are unpacked.
+        scales; one at a time is read.
         """
         weight = self.weights[name]
-        parts = {role: self.files.read(each, device) for role, each in weight.parts.items()}
-        for matrices in zip(*parts.values(), strict=True):
-            yield self._decoded(name, dict(zip(parts, matrices, strict=True)))
+        for index in range(weight.shape[0]):
+            parts = {
+                role: self._of_matrix(each, index, weight.shape[0], device)
+                for role, each in weight.parts.items()
+            }
+            yield self._decoded(name, parts)
+
+    def _of_matrix(
+        self, name: str, index: int, count: int, device: torch.device | str
+    ) -> torch.Tensor:
+        """Return what a stack's matrix has of a tensor; all have the whole of one that is no stack."""
+        shape = self.files.names()[name].shape
+        if shape[:1] != (count,):
+            return self.files.read(name, device)
+        return self.files.read_run(name, 0, index, index + 1, device)[0]
 
     def _decoded(self, name: str, parts: Mapping[str, torch.Tensor]) -> Encoded:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +24,8 @@ from onboard.untrusted.bounds import DIMENSIONS, HEADER_BYTES, INDEX_BYTES, INTE
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_PIECE = 1 << 24
+"""Elements of eight bits that are looked at together, as they are widened for it."""
 
 _FETCH_AGAIN = "Fetch the checkpoint again"
 _MALFORMED = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
@@ -253,12 +255,17 @@ def find_non_finite(tensor: torch.Tensor) -> str | None:
     """
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return None
-    low, high = (
-        float(bound) for bound in torch.aminmax(tensor if tensor.itemsize > 1 else tensor.float())
-    )
-    if math.isnan(low):
-        return "NaN"
-    return "infinity" if math.isinf(low) or math.isinf(high) else None
+    if tensor.itemsize > 1:
+        pieces: Iterable[torch.Tensor] = [tensor]
+    else:
+        pieces = (piece.float() for piece in torch.split(tensor.reshape(-1), _PIECE))
+    for piece in pieces:
+        low, high = (float(bound) for bound in torch.aminmax(piece))
+        if math.isnan(low):
+            return "NaN"
+        if math.isinf(low) or math.isinf(high):
+            return "infinity"
+    return None
 
 
 def _size(number: object) -> int:

@@ -31,7 +31,8 @@ ZERO = 8
 
 def pack(codes: Tensor) -> Tensor:
     """Return codes [..., inputs] from 0 to 15 as words [..., 16 * ceil(inputs / 128)] int32."""
-    padded = F.pad(codes, (0, -codes.shape[-1] % RUN))
+    rest = -codes.shape[-1] % RUN
+    padded = F.pad(codes, (0, rest)) if rest else codes
     runs = padded.view(*codes.shape[:-1], -1, RUN // WORDS, WORDS)
     words = torch.zeros_like(runs[..., 0, :], dtype=torch.int32)
     for plane in range(RUN // WORDS):  # one by one: a word takes four times a code's room
