@@ -114,6 +114,8 @@ class PackedRows(PackedIntegers):
     group: int | None
     has_zeros: bool = False
     """The scheme is not symmetric: without codes of zero the weights would be others."""
+    has_order: bool = False
+    """Inputs are in groups in any order, which only `weight_g_idx` says."""
 
     def shape(self, rows: int, columns: int) -> tuple[int, int]:
         """Return the weight's outputs and inputs, given the words'."""
@@ -126,7 +128,7 @@ class PackedRows(PackedIntegers):
             "zero": Part(
                 ".weight_zero_point", (blocks(outputs * self.bits, 32), groups), self.has_zeros
             ),
-            "groups": Part(".weight_g_idx", (inputs,), False),
+            "groups": Part(".weight_g_idx", (inputs,), self.has_order),
         }
 
     def decode(self, found: Tensors, group: int) -> Encoded:
@@ -149,6 +151,8 @@ class Gptq(PackedIntegers):
     group: int | None
     zero_is_less: bool = True
     """The stored zero is one less than the zero, as in the format's first version."""
+    has_order: bool = False
+    """Inputs are in groups in any order, which only `g_idx` says."""
 
     def shape(self, rows: int, columns: int) -> tuple[int, int]:
         """Return the weight's outputs and inputs, given the words'."""
@@ -159,7 +163,7 @@ class Gptq(PackedIntegers):
         return {
             "scale": Part(".scales", (groups, outputs)),
             "zero": Part(".qzeros", (groups, outputs * self.bits // 32)),
-            "groups": Part(".g_idx", (inputs,), False),
+            "groups": Part(".g_idx", (inputs,), self.has_order),
         }
 
     def decode(self, found: Tensors, group: int) -> Encoded:

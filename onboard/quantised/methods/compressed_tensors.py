@@ -172,7 +172,8 @@ def _packed_integers(weights: Mapping[str, Any], written: str) -> tuple[Layout, 
     if not (is_packed and bits in (4, 8) and strategy in ("group", "channel")):
         return None
     group = group_of(_NAME, weights) if strategy == "group" else None
-    layout = PackedRows(bits, group, weights.get("symmetric") is False)
+    ordered = group is not None and str(weights.get("actorder")).lower() in ("group", "true")
+    layout = PackedRows(bits, group, weights.get("symmetric") is False, ordered)
     return layout, f"int{bits}" + (f", groups of {group}" if group else "")
 
 
@@ -187,8 +188,11 @@ def _eight_bits(weights: Mapping[str, Any], written: str) -> tuple[Layout, str] 
         return EightBits("_scale"), f"{name} by {strategy}"
     if strategy == "block" and is_block(block):
         return EightBits("_scale", (block[0], block[1])), f"{name}, {block[0]} x {block[1]} blocks"
-    if strategy == "group" and weights.get("group_size") == 32 and kind == "float":
-        return EightBits("_scale", (1, 32)), "mxfp8"
+    if strategy == "group":
+        group = group_of(_NAME, weights)
+        is_mxfp8 = (group, kind) == (32, "float")
+        described = "mxfp8" if is_mxfp8 else f"{name}, groups of {group}"
+        return EightBits("_scale", (1, group) if group else None), described
     return None
 
 

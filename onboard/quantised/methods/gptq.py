@@ -171,7 +171,8 @@ def read_gptq(values: Mapping[str, Any]) -> PackedWords:
             "gptq", f"the format {'marlin' if values.get('is_marlin_format') else written}"
         )
     less = written == "gptq"
-    layout = Gptq(bits, group_of("gptq", values), less)
+    ordered = values.get("desc_act") is True
+    layout = Gptq(bits, group_of("gptq", values), less, ordered)
     return PackedWords("gptq", layout, {}, tuple(_rules(values, less)))
 
 
@@ -191,7 +192,8 @@ def _rules(values: Mapping[str, Any], less: bool) -> Iterator[tuple[re.Pattern[s
         said = {"bits": values["bits"], "group_size": values["group_size"], **own}
         bits = one_of("gptq", said, "bits", (2, 4, 8))
         pattern = pattern_of("gptq", str(rule).removeprefix("+:"))
-        yield pattern, Gptq(bits, group_of("gptq", said), less)
+        ordered = {"desc_act": values.get("desc_act"), **own}["desc_act"] is True
+        yield pattern, Gptq(bits, group_of("gptq", said), less, ordered)
 
 
 def read_awq(values: Mapping[str, Any]) -> PackedWords:
