@@ -30,10 +30,11 @@ from onboard.analysis.block_findings import mask_blocks, module_blocks, rope_blo
 from onboard.analysis.layer_modules import layer_kinds, with_modules
 from onboard.analysis.mixture_traits import active_parameters
 from onboard.analysis.multimodal import unused_parts
-from onboard.analysis.recognise import scan_loops as loops
 from onboard.analysis.recognise.compressors import check_keys_beside
 from onboard.analysis.recognise.position_biases import position_bias
 from onboard.analysis.recognise.recorder import Recording, record
+from onboard.analysis.recognise.scans import scan_loops as loops
+from onboard.analysis.recognise.scans.chunked_scans import stretch_blocks
 from onboard.analysis.repository_source import survey_code
 from onboard.analysis.source import sources_hash, sources_of
 from onboard.analysis.spec import ModelSpec, RepositoryCode, Trait
@@ -171,6 +172,7 @@ def _spec(
         *scan_blocks(recordings[0]),
     ]
     blocks += loops.loop_blocks(recordings, sources[0].path.name)
+    blocks += stretch_blocks(recordings, sources[0].path.name)
     check_keys_beside(tiny, recordings, blocks)
     if not recordings[0].attention or repository.is_installed(full.model_type):
         blocks += mask_blocks(tiny)  # that transformers' own functions make is known

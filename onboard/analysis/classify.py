@@ -15,7 +15,7 @@ from onboard.analysis.recognise.compressors import probe_compressor
 from onboard.analysis.recognise.experts import probe_experts
 from onboard.analysis.recognise.mixtures import probe_mixture
 from onboard.analysis.recognise.recorder import ModuleCall, Recording
-from onboard.analysis.recognise.scan_modules import probe_scan_module
+from onboard.analysis.recognise.scans.scan_modules import probe_scan_module
 from onboard.analysis.source import module_source
 from onboard.hf.architecture import text_config
 

@@ -21,6 +21,7 @@ from onboard.analysis.repository_classes import spare_masks as _spare_masks
 from onboard.analysis.repository_source import PACKAGE, CodeSurvey, survey_code
 from onboard.analysis.tiny.tiny_config import of_its_time, one_line
 from onboard.errors import OnboardError
+from onboard.hf.json_floats import json_floats
 from onboard.hf.old import interfaces, names, own_configs, packages
 from onboard.hf.old.gone import importing
 from onboard.hf.parameters_on import without_memory
@@ -69,7 +70,7 @@ def build_without_memory(config: Mapping[str, Any]) -> Any:
     config_class = CONFIG_MAPPING[str(config["model_type"])]
     model_class = AutoModelForCausalLM._model_mapping[config_class]
     with without_memory(computing=True):
-        return model_class(config_class.from_dict(deepcopy(dict(config))))
+        return model_class(config_class.from_dict(json_floats(deepcopy(dict(config)))))
 
 
 def _standing(

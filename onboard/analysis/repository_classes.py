@@ -18,6 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from onboard.analysis.source import module_source
 from onboard.errors import OnboardError
 from onboard.hf.half_parameters import in_models_dtype, takes_models_dtype
+from onboard.hf.json_floats import json_floats
 from onboard.hf.old import own_configs
 from onboard.hf.parameters_on import without_memory
 from onboard.plain_config import OLD_ROPE_SCALING, add_old_defaults
@@ -42,7 +43,7 @@ def bring_up_to_date(
         if "_init_weights" in vars(own):
             own._init_weights = _keeping_shapes(own._init_weights)
     facts += [*_posted(package), *_of_one_dtype(package), *_plainly_saved(model_class)]
-    made = config_class.from_dict(deepcopy(dict(config)))  # which fills in what lies inside
+    made = config_class.from_dict(json_floats(deepcopy(dict(config))))  # with what lies inside
     with without_memory(computing=True):
         model = model_class(made)
     if not keys or isinstance(keys, list | tuple) or _are_modules(keys, model):

@@ -381,8 +381,8 @@ class ScanModule(_Block):
 
 
 class LoopParameters(Parameters):
-    """Which loop of which method, the op and its arguments; `turned`: in which of these, and of the
-    result, channels or heads come before the sequence.
+    """Which loop (or stretch, by its op) of which method, the op and its arguments; `turned`: in
+    which of these, and of the result, channels or heads come before the sequence.
 
     `joined`: the dimension along which the list that the loop fills makes up the whole; `stacked`:
     its tensors lack it.
@@ -399,7 +399,7 @@ class LoopParameters(Parameters):
 
 
 class Loop(_Block):
-    """A loop along the sequence that is a canonical op."""
+    """A loop along the sequence, or a stretch of statements, that is a canonical op."""
 
     kind: Literal["loop"]
     parameters: LoopParameters

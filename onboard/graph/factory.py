@@ -23,6 +23,7 @@ from onboard.graph.export.config_windows import windowless_layer
 from onboard.hf.architecture import decoder_config, text_config
 from onboard.hf.codebooks import codebooks_of
 from onboard.hf.config_layers import cut_layers, read_layers
+from onboard.hf.json_floats import json_floats
 from onboard.hf.parameters_on import parameters_on
 from onboard.hub import with_own_type
 from onboard.modeling import (
@@ -65,7 +66,7 @@ def read_config(checkpoint: Path, root: Path | None) -> Any:
             f"there is no model file for the model type {model_type}",
             hint="Onboard the model first",
         )
-    return config_class.from_dict(values)
+    return config_class.from_dict(json_floats(values))
 
 
 class ModelFactory:

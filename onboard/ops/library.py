@@ -75,6 +75,9 @@ class OpProperties(TypedDict, total=False):
     """How a module of modeling code, without weights, that computes it is called."""
     looped_as: LoopForm
     """What it takes where modeling code writes it as a loop."""
+    written_out_as: str
+    """Its expression where modeling code writes it out: of `x`, `A`, `B`, `C`, `D`, `dt`, `dt_bias`,
+    `groups`, `least`, `most` and `chunk_size`."""
     hinted: bool
     """Model files say with two more arguments, `layer_type` and `enable_sharding`, how ranks divide
     what it computes; export takes these away."""
@@ -110,6 +113,7 @@ class OpSource:
     called_as: CallForm | None = None
     called_as_module: CallForm | None = None
     looped_as: LoopForm | None = None
+    written_out_as: str = ""
     hinted: bool = False
     marks: bool = False
 

@@ -21,6 +21,7 @@ from onboard.graph.factory import default_dtype
 from onboard.graph.weight_load.converted_weights import Source
 from onboard.graph.weight_load.parameters import move_buffers, set_parameter, tied_names
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
+from onboard.hf.json_floats import json_floats
 from onboard.hf.parameters_on import parameters_on
 from onboard.hub import with_own_type
 from onboard.modeling import first_position, is_registered, registered_config, registered_model
@@ -59,7 +60,7 @@ def read_config(folder: Path) -> Any:
     values = with_own_type(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     own = registered_config(values["model_type"])
     return text_model_config(
-        own.from_dict(values)
+        own.from_dict(json_floats(values))
         if own
         else AutoConfig.from_pretrained(folder, trust_remote_code=False)
     )

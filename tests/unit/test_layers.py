@@ -124,7 +124,7 @@ def is_upward(importer: Room | None, imported: Room | None) -> bool:
         ("onboard.graph.fx", "onboard.ops.norm.norm", False),
         (
             "onboard.codegen.translate.language.frame",
-            "onboard.codegen.translate.mechanisms.loops",
+            "onboard.codegen.translate.mechanisms.scans.loops",
             True,
         ),
         (

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from onboard.analysis.behaviour.thresholds import crossing_prompts
-from onboard.analysis.recognise.watch import lines_run
+from onboard.analysis.recognise.scans.watch import lines_run
 from onboard.analysis.tiny.tiny_model import one_line, prompts
 from onboard.errors import OnboardError
 from onboard.verify.error import rmse_ratio

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from onboard.analysis.recognise.probe import Finding, probe_norm
 from onboard.analysis.recognise.recorder import ModuleCall
-from onboard.analysis.recognise.scan_modules import bound_arguments
+from onboard.analysis.recognise.scans.scan_modules import bound_arguments
 from onboard.ops.sparse.sparse import chosen_keys
 
 _SMALL = (1, 2, 3)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from onboard.analysis.recognise.probe import Finding, probe_norm
 from onboard.analysis.recognise.recorder import ModuleCall, Recording
-from onboard.analysis.recognise.scan_modules import bound_arguments
+from onboard.analysis.recognise.scans.scan_modules import bound_arguments
 from onboard.analysis.spec_blocks import Block
 from onboard.errors import OnboardError
 from onboard.ops.sparse.sparse import chosen_keys

@@ -21,7 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.utils import ModelOutput
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.analysis.recognise.watch import LoopCall, loops_watched
+from onboard.analysis.recognise.scans.watch import LoopCall, loops_watched
 from onboard.errors import OnboardError
 from onboard.ops.sparse.sparse import chosen_keys
 

@@ -29,6 +29,9 @@ def fake_ssm(hidden_states: Tensor, *_: object, **__: object) -> Tensor:
         fixed={"dt_softplus": True, "initial_states": None, "return_final_states": False},
         settings=({"dt_limit": (0.3, 0.9)}, {"chunk_size": 5}),
     ),
+    written_out_as="torch.ops.onboard.torch_ssm(x.unflatten(2, (dt.shape[2], -1)), A,"
+    " B.unflatten(2, (groups, -1)), C.unflatten(2, (groups, -1)), D, dt, dt_bias, [least, most],"
+    " chunk_size).flatten(2)",
     hinted=True,
 )
 def torch_ssm(

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onboard.analysis.recognise.scan_loops import match_loop
-from onboard.analysis.recognise.watch import LoopCall, loops_of, loops_watched
+from onboard.analysis.recognise.scans.scan_loops import match_loop
+from onboard.analysis.recognise.scans.watch import LoopCall, loops_of, loops_watched
 
 
 class _Fading(nn.Module):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from onboard.analysis.recognise.recorder import ModuleCall
-from onboard.analysis.recognise.scan_modules import probe_scan_module
+from onboard.analysis.recognise.scans.scan_modules import probe_scan_module
 
 
 class _Memory(nn.Module):

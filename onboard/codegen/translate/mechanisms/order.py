@@ -25,10 +25,11 @@ from onboard.codegen.translate.mechanisms.counted_positions import CountedPositi
 from onboard.codegen.translate.mechanisms.experts import Mixtures
 from onboard.codegen.translate.mechanisms.layouts.layouts import Layouts
 from onboard.codegen.translate.mechanisms.long_texts import LongTexts
-from onboard.codegen.translate.mechanisms.loops import Loops
 from onboard.codegen.translate.mechanisms.numbers import Numbers
 from onboard.codegen.translate.mechanisms.recurrent import RecurrentMixers
 from onboard.codegen.translate.mechanisms.rescaled import RescaledWeights
+from onboard.codegen.translate.mechanisms.scans.loops import Loops
+from onboard.codegen.translate.mechanisms.scans.written_scans import WrittenScans
 from onboard.codegen.translate.mechanisms.sliced_linears import SlicedLinears
 from onboard.codegen.translate.mechanisms.tables import CutTables
 from onboard.codegen.translate.mechanisms.templates import Templates
@@ -40,6 +41,7 @@ MECHANISMS = Mechanisms(
         Padding(),
         UniformBatches(),
         Tried(),
+        WrittenScans(),
         Templates(),
         Mixtures(),
         RescaledWeights(),

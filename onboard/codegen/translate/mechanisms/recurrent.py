@@ -10,7 +10,7 @@ from copy import deepcopy
 from typing import Any
 
 from onboard.analysis.recognise.mixers import call_forms
-from onboard.analysis.recognise.scan_modules import SETTING, module_forms
+from onboard.analysis.recognise.scans.scan_modules import SETTING, module_forms
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.expressions.objects import attribute_of
 from onboard.codegen.translate.language.frame import Frame, Mechanism
@@ -60,9 +60,7 @@ def _written(function: Any, form: CallForm, values: dict[str, Value]) -> Value:
     """Return the canonical form of a call whose arguments are known."""
     _check(function, form, values)
     code = {key: argument(values[key], key in form.turned) for key in form.parameters}
-    called = _Simplify().visit(
-        _Substitute(code).visit(ast.parse(form.expression, mode="eval").body)
-    )
+    called = _Simplify().visit(substituted(form.expression, code))
     out = Code(called, transposed=bool(form.turned))
     return Items((out, NONE)) if form.with_state else out
 
@@ -99,6 +97,12 @@ def argument(value: Value, turned: bool) -> ast.expr:
     if isinstance(value, Code) and value.transposed:
         return untransposed(value).expr
     return Code(value.code(), transposed=True).code()
+
+
+def substituted(expression: str, code: dict[str, ast.expr]) -> ast.expr:
+    """Return an expression with code in the place of its variables."""
+    found: ast.expr = _Substitute(code).visit(ast.parse(expression, mode="eval").body)
+    return found
 
 
 class _Substitute(ast.NodeTransformer):

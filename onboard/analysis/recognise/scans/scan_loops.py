@@ -7,7 +7,7 @@ some order, what is among the latter, in every call that was seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from onboard.analysis.recognise.recorder import Recording
-from onboard.analysis.recognise.watch import Loop, LoopCall
+from onboard.analysis.recognise.scans.watch import Loop, LoopCall
 from onboard.analysis.spec_blocks import Block, make_block
 from onboard.ops.library import op_sources
 from onboard.ops.written_forms import LoopForm
@@ -54,11 +54,23 @@ class Match:
 
 def loop_blocks(recordings: Sequence[Recording], file: str) -> list[Block]:
     """Return a block for each loop in a method that is a canonical op."""
+    return matched_blocks(recordings, file, match_loop, stretch=False)
+
+
+def matched_blocks(
+    recordings: Sequence[Recording],
+    file: str,
+    match_calls: Callable[[list[LoopCall]], Match | None],
+    *,
+    stretch: bool,
+) -> list[Block]:
+    """Return a block for each loop, or each stretch of statements, that a function says is an op."""
     found: dict[Loop, list[LoopCall]] = {}
     for call in [call for recording in recordings for call in recording.loops]:
-        found.setdefault(call.loop, []).append(call)
+        if call.loop.stretch == stretch:
+            found.setdefault(call.loop, []).append(call)
     matches = {
-        loop: match for loop, calls in found.items() if (match := match_loop(calls)) is not None
+        loop: match for loop, calls in found.items() if (match := match_calls(calls)) is not None
     }
     return [_block(loop, match, file) for loop, match in matches.items()]
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import torch
 
-from onboard.analysis.recognise.scan_loops import loop_forms
-from onboard.analysis.recognise.watch import loops_of
+from onboard.analysis.recognise.scans.scan_loops import loop_forms
+from onboard.analysis.recognise.scans.watch import loops_of
 from onboard.analysis.spec_blocks import LoopParameters
 from onboard.analysis.tiny.tiny_model import first_token_is_plain
 from onboard.codegen.translate.language.args import Args
@@ -136,7 +136,7 @@ def _found(node: ast.For, frame: Frame) -> LoopParameters | None:
     if frame.cls is None:
         return None
     for found in frame.translator.findings.loops.get(frame.cls.cls.__name__, []):
-        places = loops_of(frame.cls.cls, found.method)
+        places = loops_of(frame.cls.cls, found.method) if found.op in loop_forms() else []
         index = found.index
         if index < len(places) and places[index].lineno == node.lineno:
             return found

@@ -1,4 +1,6 @@
-"""Watch loops inside methods of modeling code: the variables before each and after it."""
+"""Watch loops and stretches of statements inside methods of modeling code: the variables before
+each and after it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import linecache
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -21,12 +23,15 @@ from onboard.analysis.source import find_method
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop, by the method that it stands in and its number among the loops there."""
+    """A loop, by the method that it stands in and its number among the loops there; or a stretch of
+    statements likewise.
+    """
 
     class_name: str
     method: str
     index: int
     line: int
+    stretch: bool = False
 
 
 @dataclass
@@ -38,6 +43,10 @@ class LoopCall:
     loop: Loop
     before: dict[str, Any]
     after: dict[str, Any]
+    numbers: dict[str, Any] = field(default_factory=dict)
+    """The module's own numbers and tuples of numbers, by name."""
+    cls: type = object
+    """The module's class."""
 
 
 def loops_of(cls: type, method: str) -> list[ast.For]:
@@ -53,6 +62,27 @@ def _loops(statements: list[ast.stmt]) -> Iterator[ast.For]:
         elif not isinstance(node, ast.For):
             for part in ("body", "orelse"):
                 yield from _loops(getattr(node, part, []))
+
+
+def stretches_of(cls: type, method: str) -> list[list[ast.stmt]]:
+    """Return the stretches of statements in a method that begin with a softplus and end with their
+    block, or before what it does with caches; those without loops.
+    """
+    found = find_method(cls, method)
+    return list(_stretches(found[1].body)) if found is not None else []
+
+
+def _stretches(statements: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
+    for index, node in enumerate(statements):
+        if isinstance(node, ast.Assign) and "softplus(" in ast.unparse(node.value):
+            stretch = statements[index:]
+            while isinstance(stretch[-1], ast.If | ast.Expr | ast.Return):
+                stretch = stretch[:-1]
+            if not any(isinstance(item, ast.For) for each in stretch for item in ast.walk(each)):
+                yield stretch
+            return
+        for part in ("body", "orelse"):
+            yield from _stretches(getattr(node, part, []))
 
 
 @contextmanager
@@ -85,13 +115,16 @@ def _watched(model: nn.Module) -> Iterator[tuple[CodeType, list[tuple[Loop, int]
         for name, function in inspect.getmembers(cls, inspect.isfunction):
             if name.startswith("__") or function.__module__ != cls.__module__:
                 continue
-            loops = loops_of(cls, name)
-            ends = [node.end_lineno or node.lineno for node in loops]
-            keys = [
-                Loop(cls.__name__, name, index, node.lineno) for index, node in enumerate(loops)
+            loops = [
+                (Loop(cls.__name__, name, index, node.lineno), node.end_lineno or node.lineno)
+                for index, node in enumerate(loops_of(cls, name))
+            ]
+            loops += [
+                (Loop(cls.__name__, name, index, each[0].lineno, True), each[-1].end_lineno or 0)
+                for index, each in enumerate(stretches_of(cls, name))
             ]
             if loops:
-                yield inspect.unwrap(function).__code__, list(zip(keys, ends, strict=True))
+                yield inspect.unwrap(function).__code__, loops
 
 
 def lines_run(model: nn.Module, run: Callable[[], object]) -> dict[tuple[Path, int], str]:
@@ -139,7 +172,9 @@ class _Watch:
         if self.inside is not None and (
             event == "return" or not self.inside[0].line <= line <= self.inside[1]
         ):
-            self.calls.append(LoopCall(self.inside[0], self.before, _variables(frame)))
+            cls = type(frame.f_locals.get("self"))
+            after = _variables(frame)
+            self.calls.append(LoopCall(self.inside[0], self.before, after, _numbers(frame), cls))
             self.inside = None
         if self.inside is None and event == "line":
             self.inside = next((item for item in self.loops if item[0].line == line), None)
@@ -156,6 +191,16 @@ def _variables(frame: FrameType) -> dict[str, Any]:
     )
     values = {**frame.f_locals, **{f"self.{key}": value for key, value in own.items()}}
     return {key: _copy(value) for key, value in values.items() if _is_tensors(value)}
+
+
+def _numbers(frame: FrameType) -> dict[str, Any]:
+    own = vars(frame.f_locals.get("self", object))
+    return {f"self.{key}": value for key, value in own.items() if _is_numbers(value)}
+
+
+def _is_numbers(value: Any) -> bool:
+    items = value if isinstance(value, tuple | list) else [value]
+    return all(type(item) in (int, float) for item in items)
 
 
 def _is_tensors(value: Any) -> bool:

@@ -1,0 +1,1 @@
+"""Scans along the sequence, as modules, as loops and as stretches of statements."""

@@ -1,0 +1,1 @@
+"""Scans along the sequence that methods write as loops or in chunks."""
