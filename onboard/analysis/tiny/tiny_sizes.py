@@ -128,6 +128,7 @@ def shrink_sizes(
     if isinstance(values.get(_RATES), dict):
         values[_RATES] = {kind: min(rate, CHUNK) for kind, rate in values[_RATES].items()}
     _shrink_axes(values)
+    _shrink_chunks(values, full)
     _shrink_random_blocks(values)
     values |= _lower_limits(values)
     values |= few_experts(values)
@@ -257,6 +258,15 @@ def _shrink_axes(values: dict[str, Any]) -> None:
     for name in values:
         if re.fullmatch(r"\w+_attn_chunk_length", name):
             values[name] = 4
+
+
+def _shrink_chunks(values: dict[str, Any], full: Mapping[str, Any]) -> None:
+    """Chunks of which a window has a whole number go on doing so."""
+    window, chunk = full.get("window_size"), full.get("chunk_size")
+    if not isinstance(window, int) or not isinstance(chunk, int):
+        return
+    if 0 < chunk < window and window % chunk == 0:
+        values |= {"window_size": CHUNK, "chunk_size": CHUNK // 2}
 
 
 def _shrink_random_blocks(values: dict[str, Any]) -> None:

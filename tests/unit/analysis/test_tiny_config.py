@@ -14,7 +14,13 @@ from onboard.analysis.behaviour.thresholds import build_roomy
 from onboard.analysis.source import module_source
 from onboard.analysis.tiny.tiny_mixers import shrink_mixers
 from onboard.analysis.tiny.tiny_model import build_tiny, load_config, tiny_config
-from onboard.analysis.tiny.tiny_sizes import HIDDEN, REACHED, VOCABULARY, shrink_overrides
+from onboard.analysis.tiny.tiny_sizes import (
+    HIDDEN,
+    REACHED,
+    VOCABULARY,
+    shrink_overrides,
+    shrink_sizes,
+)
 
 
 def _tiny(model_type: str, **values: Any) -> Any:
@@ -172,6 +178,15 @@ def test_heads_that_share_the_width_go_on_doing_so(heads: int, small: int) -> No
     values = {"num_heads": heads, "hidden_size": HIDDEN}
     shrink_mixers(values, {"num_heads": heads, "hidden_size": 72})
     assert values["num_heads"] == small
+
+
+@pytest.mark.parametrize("chunk", [16, 24])
+def test_a_window_of_whole_chunks_stays_one(chunk: int) -> None:
+    full = {"window_size": 64, "chunk_size": chunk}
+    small = dict(full)
+    shrink_sizes(small, full, {})
+    assert small["window_size"] < 9
+    assert (small["window_size"] % small["chunk_size"] == 0) == (chunk == 16)
 
 
 class _Strict(PretrainedConfig):
