@@ -86,6 +86,7 @@ _FUNCTIONAL = """
     normalize one_hot pad prelu relu relu6 rms_norm scaled_dot_product_attention selu sigmoid
     silu softmax softplus softsign tanh unfold
 """
+FROM_IMPORTS["torch.nn"] = re.compile("|".join(name for name in _NN.split() if "." not in name))
 _MATH = "ceil cos e exp floor gcd inf isfinite log log10 log1p log2 nan pi pow prod sin sqrt tanh"
 DOTTED = (
     {f"torch.{name}" for name in (_FUNCTIONS + _TYPES).split()}

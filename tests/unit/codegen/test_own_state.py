@@ -406,3 +406,64 @@ def test_arguments_that_a_constructor_passes_on_get_their_names(
     ours.load_state_dict(original.state_dict())
     x = torch.randn(2, 4, generator=torch.Generator().manual_seed(8))
     assert torch.equal(ours(x), original(x))
+
+
+FIRST_VALUES = """
+class Scale(nn.Module):
+    def __init__(self, size, shift=None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size, size))
+        self.register_parameter("shift", shift)
+        self.bias = nn.Parameter(torch.empty(size))
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            fan_in, _ = nn.init._calculate_fan_in_and_fan_out(self.weight)
+            bound = 1 / math.sqrt(fan_in) if fan_in > 0 else 0
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, x):
+        y = x @ self.weight + self.bias
+        return y if self.shift is None else y + self.shift
+
+
+class Watched(nn.Module):
+    def forward(self, x):
+        return x
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.scale = Scale(config.size)
+        self.seen = Watched()
+
+    def forward(self, x):
+        return self.seen(self.scale(x))
+"""
+
+
+def test_methods_that_give_first_values_are_not_translated(translate: Translate) -> None:
+    state, _, forward = translate(FIRST_VALUES, {"size": 4}, specialised=True)
+    (scale,) = [each for cls, each in state.translator.states.items() if cls.__name__ == "Scale"]
+    assert "reset_parameters" not in _written(scale)
+    assert "seen" not in forward
+    ours, theirs = (
+        _made(text, {"size": 4})
+        for text in (f"{_written(scale)}\n\n\n{_written(state)}", FIRST_VALUES)
+    )
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, 4)
+    assert torch.equal(ours(x), theirs(x))
+
+
+def test_a_method_that_sets_more_than_first_values_is(translate: Translate) -> None:
+    text = FIRST_VALUES.replace(
+        "        if self.bias is not None:\n",
+        "        self.factor = 3.0\n        if self.bias is None:\n",
+    ).replace("y = x @ self.weight", "y = self.factor * x @ self.weight")
+    state, _, _ = translate(text, {"size": 4}, specialised=True)
+    (scale,) = [each for cls, each in state.translator.states.items() if cls.__name__ == "Scale"]
+    assert "3.0" in _written(scale)

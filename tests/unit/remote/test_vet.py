@@ -281,3 +281,10 @@ def test_a_file_on_the_disk_is_looked_at_before_it_is_run(
     path.write_text(_file())
     load_model_file(path)
     assert registered_config("x").__module__.startswith("onboard_generated_modeling_x")
+
+
+def test_classes_of_torch_nn_may_be_imported_by_those_of_their_names_that_are_listed() -> None:
+    vet_model_text("from torch.nn import Linear, Parameter\n")
+    for name in ("Parameter as nn", "Bilinear", "utils", "init", "Module.mro"):
+        with pytest.raises(OnboardError):
+            vet_model_text(f"from torch.nn import {name}\n")

@@ -18,6 +18,7 @@ from onboard.codegen.translate.mechanisms.attention.text_lengths import TextLeng
 from onboard.codegen.translate.mechanisms.attention.windows import Windows
 from onboard.codegen.translate.mechanisms.attention.written import WrittenAttention
 from onboard.codegen.translate.mechanisms.axes import NamedAxes
+from onboard.codegen.translate.mechanisms.constructors.initialised import Initialised
 from onboard.codegen.translate.mechanisms.constructors.taken_away import LeftOut
 from onboard.codegen.translate.mechanisms.constructors.tried import Tried
 from onboard.codegen.translate.mechanisms.convolutions import CausalConvolutions
@@ -42,6 +43,7 @@ MECHANISMS = Mechanisms(
         UniformBatches(),
         Tried(),
         WrittenScans(),
+        Initialised(),
         Templates(),
         Mixtures(),
         RescaledWeights(),

@@ -1,0 +1,70 @@
+"""Methods with which a constructor gives parameters their first values, which checkpoints have
+others for, or their names.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from onboard.analysis.source import find_method, module_source
+from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.statements.assign import store_attribute
+from onboard.codegen.translate.language.values import NONE, Known, Value
+
+_FIRST_VALUES = ("torch.nn.init", "transformers.initialization")
+_ARITHMETIC = ("math", "builtins")
+
+
+class Initialised(Mechanism):
+    """`self.reset_parameters()`."""
+
+    def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value | None:
+        """Nothing, where the method does nothing else; an attribute, for `register_parameter`."""
+        if frame.kind != "init" or frame.cls is None or not frame.translator.specialised:
+            return None
+        match attr, args.positional:
+            case "register_parameter", [Known(value=str() as key), value]:
+                store_attribute(key, value, frame, None)
+                return NONE
+        found = find_method(frame.cls.cls, attr)
+        if found is None or found[0].__module__.startswith(("torch.", "transformers.")):
+            return None
+        namespace = module_source(found[0].__module__).namespace
+        return NONE if _only_initialises(found[1], namespace) else None
+
+
+def _only_initialises(node: ast.FunctionDef, namespace: Mapping[str, Any]) -> bool:
+    """Whether a method calls functions of `torch.nn.init`, and else works out numbers for them."""
+    inside = [item for statement in node.body for item in ast.walk(statement)]
+    for item in inside:
+        match item:
+            case ast.Return(value=ast.expr()) | ast.Raise() | ast.FunctionDef():
+                return False
+            case ast.Attribute(ctx=context) | ast.Subscript(ctx=context):
+                if not isinstance(context, ast.Load):
+                    return False
+    modules = set(_modules_called(inside, namespace))
+    return bool(modules & set(_FIRST_VALUES)) and modules <= {*_FIRST_VALUES, *_ARITHMETIC}
+
+
+def _modules_called(nodes: list[ast.AST], namespace: Mapping[str, Any]) -> Iterator[str | None]:
+    """Yield the module of each function that is called; None for one that is not known."""
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            yield _module_of(node.func, {**vars(builtins), **namespace})
+
+
+def _module_of(function: ast.expr, names: Mapping[str, Any]) -> str | None:
+    match function:
+        case ast.Name(id=key):
+            found = names.get(key)
+        case _:
+            dotted = ast.unparse(function).split(".")
+            found = names.get(dotted[0])
+            for part in dotted[1:]:
+                found = getattr(found, part, None)
+    return getattr(found, "__module__", None)
