@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.serve.refusals import RefusedError
@@ -22,12 +23,15 @@ class Body(BaseModel):
     def read(cls, body: bytes) -> Any:
         """Return a parsed body; raise `RefusedError` for the first thing that is wrong."""
         try:
+            from_json(body, allow_inf_nan=False)  # no JSON has them, so no answer could repeat them
             return cls.model_validate_json(body)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, first["loc"]))
             message = f"{place}: {first['msg']}" if place else str(first["msg"])
             raise RefusedError(message, param=place or None) from None
+        except ValueError as error:
+            raise RefusedError(f"the body is no JSON: {error}") from None
 
 
 class StreamOptions(Body):
