@@ -69,7 +69,12 @@ def served(
         settings=limits,
         media=media,
     )
-    config = uvicorn.Config(create_app(service), port=port, log_level="error")
+    config = uvicorn.Config(
+        create_app(service),
+        port=port,
+        log_level="error",
+        timeout_keep_alive=int(SECONDS),  # a client that is slow finds its connection as it left it
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
