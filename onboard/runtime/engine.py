@@ -390,8 +390,9 @@ class Engine:
             self._end(sequence, tokens[row])
         for row, sequence in step.rows.adjusted:
             assert sequence.adjustments is not None
-            if sequence.finish_reason is None and sequence.adjustments.took(tokens[row]):
-                self._finish(sequence, "stop")
+            end = sequence.adjustments.took(tokens[row]) if sequence.finish_reason is None else None
+            if end is not None:
+                self._finish(sequence, end)
         self.stats.generated_tokens += len(took)
         self.stats.dropped_tokens += len(step.rows.complete) - len(took)
 

@@ -36,12 +36,16 @@ TEMPLATE = (
 
 
 def speaking_model(folder: Path, template: str | None = TEMPLATE, **options: Any) -> Tiny:
-    """A random model with a byte-level tokenizer, whose end-of-text token is 0."""
+    """A random model with a byte-level tokenizer, whose end-of-text token is 0: never the likeliest
+    one, so that answers end by their length.
+    """
     size = save_tokenizer(folder / "tokenizer", TEXT)
     model = make_tiny(
         folder,
         **{"vocab_size": size, "eos_token_id": 0, "max_position_embeddings": 1024, **options},
     )
+    model.hf.get_output_embeddings().weight.data[0] = 0.0
+    model.hf.save_pretrained(model.checkpoint)
     shutil.copytree(folder / "tokenizer", model.checkpoint, dirs_exist_ok=True)
     path = model.checkpoint / "tokenizer_config.json"
     config = json.loads(path.read_text())

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from onboard.errors import UsageError
-from onboard.runtime.constraints.structured import Matcher
+from onboard.runtime.constraints.structured import End, Matcher
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.runtime.tokenizer import Tokenizer
 
@@ -55,9 +55,9 @@ class Adjustments:
             self.matcher.exclude(logits)
         self._end_where_nothing_is_left(logits)
 
-    def took(self, token: int) -> bool:
-        """Follow a token that the request got; return whether the grammar ends with it."""
-        return self.matcher is not None and self.matcher.took(token)
+    def took(self, token: int) -> End:
+        """Follow a token that the request got; return how the grammar ends with it, if it does."""
+        return None if self.matcher is None else self.matcher.took(token)
 
     @staticmethod
     def _keep(logits: torch.Tensor, tokens: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -17,6 +17,8 @@ from onboard.runtime.sampling_params import StructuredOutputs
 from onboard.runtime.tokenizer import Tokenizer
 from onboard.untrusted.bounds import GRAMMAR_BYTES
 
+End = Literal["stop", "length"] | None
+"""How an output ends with a token; None: it goes on."""
 _OBJECT = {"type": "object"}
 _SPACE = r"[ \t]{1,40}|\r?\n[ \t]{0,40}"
 """White space between the tokens of JSON: one line end and its indentation at most. Models that are
@@ -79,10 +81,14 @@ class Matcher:
         logits[: len(kept)].masked_fill_(~kept, float("-inf"))
         logits[len(kept) :] = float("-inf")
 
-    def took(self, token: int) -> bool:
-        """Follow a token; return whether nothing may come behind it."""
+    def took(self, token: int) -> End:
+        """Follow a token; return "stop" if nothing may come behind it, "length" if the grammar is
+        too complex to be followed any further.
+        """
         self._matcher.consume_token(token)
-        return bool(self._matcher.is_stopped())
+        if self._matcher.is_error():
+            return "length"
+        return "stop" if self._matcher.is_stopped() else None
 
 
 def _source(wanted: StructuredOutputs) -> str:

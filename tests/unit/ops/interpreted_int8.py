@@ -19,6 +19,8 @@ from tests.support.ops.seeds import seeded
 ops = torch.ops.onboard
 EXACT, ROUNDED = 1e-6, 3e-2
 """Of float32, and of bfloat16, which the interpreter cuts off."""
+TURNED = 2e-3
+"""Where inputs are quantised behind a norm, whose last bit may turn a code of an input."""
 
 
 @pytest.mark.parametrize("offset", [False, True])
@@ -65,7 +67,7 @@ def test_what_stands_around_a_linear(rows: int, how: str, dtype: torch.dtype, li
     exact = how if rows > 1 else ""
     expected = ops.torch_fused_int8_linear(x, weight.codes, None, *form, exact, *around)
     assert actual.dtype == dtype
-    assert relative_error(actual, expected) < limit
+    assert relative_error(actual, expected) < (max(limit, TURNED) if how else limit)
 
 
 def test_parts_of_the_inputs_and_blocks_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,3 +133,17 @@ def test_what_is_no_constraint_is_refused(llm: LLM, wrong: dict[str, Any], words
 def test_one_constraint_is_given(several: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="nothing, or several"):
         StructuredOutputs(**several)
+
+
+def test_an_answer_that_is_not_followed_to_its_end_is_none(llm: LLM) -> None:
+    """Of 700 properties in any number the parser keeps no account any more: that is no "stop"."""
+    schema = {
+        "type": "object",
+        "properties": {f"p{number}": {"type": "null"} for number in range(700)},
+        "required": ["p699"],
+        "additionalProperties": False,
+    }
+    structure = StructuredOutputs(json_schema=schema)
+    [output] = llm.generate(["a"], SamplingParams(structured_outputs=structure, max_tokens=400))
+    assert output.finish_reason == "length"
+    assert len(output.token_ids) < 400
