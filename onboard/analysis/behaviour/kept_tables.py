@@ -16,8 +16,9 @@ _BEYOND = 9
 
 
 def keeps_table(model: nn.Module, cls: type, attr: str) -> bool:
-    """Whether the forward of a class leaves in an attribute the table that the constructor made, or
-    one with more rows: of a short text, and of one that is longer than the table.
+    """Whether the forward of a class leaves in an attribute the table that the constructor made, or,
+    where the config says how many rows that has, one with more: of a short text, and of one that is
+    longer than the table.
     """
     made = _tables(model, cls, attr)
     if not made or not all(map(_is_table, made)):
@@ -25,11 +26,17 @@ def keeps_table(model: nn.Module, cls: type, attr: str) -> bool:
     rows = max(max(table.shape) for table in made)
     if rows > _MOST_ROWS:
         return False
+    said = rows in _numbers(model)
     return all(
-        _same(one, other)
+        _same(one, other) and (said or one.shape == other.shape)
         for length in (5, rows + _BEYOND)
         for one, other in zip(made, _left(model, cls, attr, length), strict=True)
     )
+
+
+def _numbers(model: nn.Module) -> set[object]:
+    """Return the whole numbers of a model's config."""
+    return {value for value in vars(model.config).values() if type(value) is int}
 
 
 def _tables(model: nn.Module, cls: type, attr: str) -> list[Any]:

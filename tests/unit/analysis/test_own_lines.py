@@ -47,6 +47,7 @@ class Model(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.words = nn.Embedding(200, config.size)
+        self.config = config
         self.tables = Tables(config.size, 12)
         self.notes = []
         for part in range(3):
@@ -86,9 +87,15 @@ def test_a_table_that_a_forward_makes_again_is_known_by_its_numbers(
     how: str, kept: bool, own: Any
 ) -> None:
     module = own(TABLES.replace("HOW", how))
-    model = module.Model(SimpleNamespace(size=4))
+    model = module.Model(SimpleNamespace(size=4, longest=12))
     assert keeps_table(model, module.Tables, "cos") == kept
     assert model.tables.cos.shape[1] == 12  # it was a copy that read the texts
+
+
+def test_a_table_that_grows_from_a_number_of_no_config_is_not_kept(own: Any) -> None:
+    module = own(TABLES.replace("HOW", AGAIN))
+    model = module.Model(SimpleNamespace(size=4, longest=512))
+    assert not keeps_table(model, module.Tables, "cos")
 
 
 def test_lines_are_counted_where_they_begin(own: Any) -> None:
