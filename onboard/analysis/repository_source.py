@@ -190,6 +190,11 @@ def _read(folder: Path, name: str, survey: CodeSurvey) -> list[str]:
         raise OnboardError(
             f"the model's code lacks {_short(name)}", hint="Fetch the repository anew"
         ) from error
+    except OSError as error:  # a name that is too long, say
+        raise OnboardError(
+            f"the model's code {_short(name)} cannot be read ({error.strerror})",
+            hint="Do not trust it",
+        ) from error
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise OnboardError(
             f"{name} of the model's repository is not Python in UTF-8 ({error or type(error).__name__})",
