@@ -9,9 +9,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onboard.errors import NoSuchModelError
+
+if TYPE_CHECKING:
+    from onboard.config import RuntimeConfig
 
 _MOST = 8
 """Names that are listed when none is near."""
@@ -25,9 +28,9 @@ def check_config(
     settings: Mapping[str, Any] | None = None,
     *,
     may_be_file: bool = False,
-) -> None:
-    """Raise `OnboardError` for a folder or a configuration that is none, before torch is imported
-    for nothing.
+) -> RuntimeConfig:
+    """Return the configuration of a run; raise `OnboardError` for a folder or a configuration that
+    is none, before torch is imported for nothing.
 
     `may_be_file`: the model may be a config.json.
     """
@@ -38,32 +41,23 @@ def check_config(
     runtime = with_settings(resolve_config(model, root.expanduser(), config, overrides), settings)
     if not (may_be_file and Path(model).expanduser().is_file()):
         open_source(runtime.model, revision=runtime.revision)
+    return runtime
 
 
-def say_division(
-    model: str,
-    root: Path,
-    config: Path | None,
-    overrides: Mapping[str, Any],
-    settings: Mapping[str, Any] | None = None,
-) -> None:
+def say_division(runtime: RuntimeConfig, model: str, root: Path, told: Mapping[str, Any]) -> None:
     """Print what several ranks will divide, before anything is loaded; nothing for one rank.
 
-    Raises `UsageError` where the ranks cannot divide the model.
+    `told` are the settings of the command line. Raises `UsageError` where the ranks cannot divide
+    the model.
     """
-    from onboard.config import with_settings
-    from onboard.hub import open_source
-    from onboard.runtime.resolve import resolve_config
-
-    folder = root.expanduser()
-    runtime = with_settings(resolve_config(model, folder, config, overrides), settings)
     if runtime.world_size == 1:
         return
+    from onboard.hub import open_source
     from onboard.runtime.ranks.leading import division_for
 
-    asked = {**overrides, **(settings or {})}.get("world_size") is not None
+    asked = told.get("world_size") is not None
     checkpoint = open_source(runtime.model, revision=runtime.revision).files()
-    found = division_for(checkpoint, runtime, root=folder, model=model, must=asked)
+    found = division_for(checkpoint, runtime, root=root.expanduser(), model=model, must=asked)
     if found is not None:
         print(found, *(f"note: {each}" for each in found.facts), sep="\n", file=sys.stderr)
 

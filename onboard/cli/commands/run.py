@@ -362,8 +362,9 @@ def _load(told: _Told, cache: CacheForm) -> LLM | StaticLLM:
     model, root = told.model, told.root
     with registered_names(model, root):
         overrides = {**told.where, "batch_invariant": told.batch_invariant}
-        check_config(model, root, told.given["config"], overrides, told.given["settings"])
-        say_division(model, root, told.given["config"], overrides, told.given["settings"])
+        settings = told.given["settings"]
+        runtime = check_config(model, root, told.given["config"], overrides, settings)
+        say_division(runtime, model, root, {**overrides, **settings})
         start = time.perf_counter()
         with progress(f"loading {model}", None):
             llm = _made(told, cache)

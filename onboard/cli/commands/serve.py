@@ -80,8 +80,8 @@ def serve(
     where["world_size"] = world_size
     libraries = import_extra("onboard.serve.server", "serve", "serving needs")
     with registered_names(model, root):
-        check_config(model, root, config, where, settings)
-        say_division(model, root, config, where, settings)
+        runtime = check_config(model, root, config, where, settings)
+        say_division(runtime, model, root, {**where, **settings})
         told = libraries.ServeSettings(names=name or [model], **doors, **limits)
         door = libraries.listen(told)
         where["media"] = GivenMedia(domains=allowed_media_domain or []).limits

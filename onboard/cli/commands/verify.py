@@ -54,8 +54,8 @@ def verify(
         "mode": mode.value,
     }
     with registered_names(model, root):
-        check_config(model, root, config, overrides, settings)
-        say_division(model, root, config, overrides, settings)
+        runtime = check_config(model, root, config, overrides, settings)
+        say_division(runtime, model, root, {**overrides, **settings})
         report = _verify(
             model,
             None if as_json else print_row,
