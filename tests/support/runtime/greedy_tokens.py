@@ -31,14 +31,14 @@ class GreedyTokens(list[int]):
 
 
 def greedy_tokens(
-    logits: Callable[[list[int]], torch.Tensor], ids: list[int], count: int
+    logits: Callable[[list[int]], torch.Tensor], ids: list[int], count: int, tie: float = TIE
 ) -> GreedyTokens:
     """Return `count` greedy tokens behind `ids`; `logits` [tokens, vocabulary] are those of a text."""
     known, sure = list(ids), count
     for step in range(count):
         last = logits(known)[-1]
         best = last.topk(2).values
-        if best[0] - best[1] < TIE:
+        if best[0] - best[1] < tie:
             sure = min(sure, step)
         known.append(int(last.argmax()))
     return GreedyTokens(known[len(ids) :], sure)

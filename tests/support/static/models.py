@@ -20,6 +20,7 @@ _WINDOW_AND_FULL = {
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "GPT-2": ("gpt2", {"n_positions": 128}),
     "Llama 2": ("llama", {"num_key_value_heads": 4}),
+    "Llama 3.1": ("llama", {"rope_parameters": _LLAMA3}),
     "Llama 3.2": ("llama", {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
     "Qwen 2.5": ("qwen2", {}),
     "Gemma 3": ("gemma3_text", _WINDOW_AND_FULL),
