@@ -117,10 +117,13 @@ def _shrink(config: PretrainedConfig, shortest: int = 0) -> PretrainedConfig:
     kept = first_of_each_kind(layers, full)
     if len(kept) < shortest:
         kept = sorted({*kept, *range(min(shortest, layers.count))})
-    small = _cut(config, values, full, layers, kept)
-    if _has_all_kinds(small, layers):
-        return small
-    return _cut(config, values, full, layers, prefix(layers, kept[-1] + 1))
+    try:
+        small = _cut(config, values, full, layers, kept)
+        if _has_all_kinds(small, layers):
+            return small
+        return _cut(config, values, full, layers, prefix(layers, kept[-1] + 1))
+    except (TypeError, ValueError):  # the class counts its layers in a way of its own
+        return _cut(config, values, full, layers, [*range(layers.count)])
 
 
 def _with_sections(config: PretrainedConfig, values: dict[str, Any]) -> dict[str, Any]:

@@ -95,18 +95,28 @@ def provide(module: str, names: list[str]) -> list[str]:
         target = _new_module(module)
         facts.append(f"{module} is gone; an empty module stands in for it")
     for name in names:
-        if name == "*" or hasattr(target, name) or _is_module(f"{module}.{name}"):
+        if name == "*" or _is_there(target, name):
             continue
         moved = getattr(importlib.import_module("transformers.pytorch_utils"), name, None)
         stand_in = STAND_INS.get(name, moved)
+        what = "has other arguments now" if hasattr(target, name) else "is gone"
         full = f"{module}.{name}"
         if stand_in is None:
             setattr(target, name, Gone(full))
             facts.append(f"{full} is gone; it can be imported, and not called")
         else:
             setattr(target, name, stand_in)
-            facts.append(f"{full} is gone; a stand-in takes its place")
+            facts.append(f"{full} {what}; a stand-in takes its place")
     return facts
+
+
+def _is_there(target: ModuleType, name: str) -> bool:
+    """Whether a module has a name that means what it did: a decorator that writes docstrings has
+    had other arguments each year, and changes nothing.
+    """
+    if STAND_INS.get(name) is _unchanged:
+        return getattr(target, name, None) is _unchanged
+    return hasattr(target, name) or _is_module(f"{target.__name__}.{name}")
 
 
 def _is_module(name: str) -> bool:

@@ -63,6 +63,23 @@ def test_a_text_with_a_letter_for_each_layer_is_cut_with_them() -> None:
     assert (tiny.num_hidden_layers, tiny.hybrid_pattern, tiny.act) == (3, "M-*", "silu")
 
 
+class _Nested(PretrainedConfig):
+    model_type = "nested"
+
+    def __init__(
+        self, num_layers: int = 5, kinds: Any = ((("a", "b"), 2), (("c",), 1)), **rest: Any
+    ) -> None:
+        if sum(len(names) * times for names, times in kinds) != num_layers:
+            raise ValueError("other layers than kinds")
+        self.num_layers, self.kinds = num_layers, kinds
+        super().__init__(**rest)
+
+
+def test_all_layers_stay_where_a_class_counts_them_in_a_way_of_its_own() -> None:
+    tiny: Any = tiny_config(_Nested())
+    assert tiny.num_layers == 5
+
+
 def test_layers_that_code_names_by_number_are_there_to_be_proven() -> None:
     every_second = load_config({"model_type": "qwen3_moe", "decoder_sparse_step": 2})
     tiny = build_tiny(every_second)

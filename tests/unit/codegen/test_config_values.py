@@ -83,6 +83,8 @@ class Toy(nn.Module):
         if config.no_bias:
             for module in self.modules():
                 if hasattr(module, "bias") and isinstance(module.bias, nn.Parameter):
+                    if config.loud and config.loud > 1:
+                        warnings.warn(f"{module.bias} is taken away from {module}")
                     module.register_parameter("bias", None)
 
     def forward(self, x):
@@ -93,7 +95,13 @@ class Toy(nn.Module):
 
 
 def _config(**fields: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {"size": 6, "layers": 2, "kind": "fast", "other": {"kind": "slow"}}
+    found: dict[str, Any] = {
+        "size": 6,
+        "layers": 2,
+        "kind": "fast",
+        "other": {"kind": "slow"},
+        "loud": 0,
+    }
     found |= fields
     return found | {"to_dict": lambda: found}
 

@@ -135,6 +135,25 @@ def test_attention_by_bmm_is_the_canonical_op_with_heads_apart(
     torch.testing.assert_close(run(body, model, x), model(x, causal(7)))
 
 
+HIDDEN_PADDING = """        bias = (torch.arange(1 - s, 1).view(1, 1, 1, s) * slopes)
+        there = torch.ones((b, s), dtype=torch.bool, device=x.device)
+        bias = bias.masked_fill(~there.view(-1, 1, 1, s), -1e9).view(b * self.heads, 1, s)
+"""
+
+
+@torch.no_grad()
+def test_a_mask_of_ones_that_code_makes_itself_hides_nothing(tmp_path: Path) -> None:
+    start, end = ALIBI.index("        bias = ("), ALIBI.index("        scores =")
+    text = ALIBI[:start] + HIDDEN_PADDING + ALIBI[end:]
+    body, model = translated(text, tmp_path, alibi=True)
+    assert "alibi_slopes=" in body
+    assert "masked_fill" not in body
+    x = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(11))
+    torch.testing.assert_close(run(body, model, x), model(x, causal(7)))
+    with pytest.raises(Untranslatable, match="a bias of positions and its masked_fill"):
+        translated(text.replace("~there", "there"), tmp_path, alibi=True)
+
+
 def test_a_rounded_bias_is_no_alibi(tmp_path: Path) -> None:
     with pytest.raises(Untranslatable, match="rounded to half precision"):
         translated(ALIBI.replace("* slopes)", "* slopes.bfloat16())"), tmp_path, alibi=True)

@@ -176,6 +176,19 @@ def test_a_gone_name_is_imported_and_refuses_when_it_is_called() -> None:
     del module.no_such_filtering  # type: ignore[attr-defined]
 
 
+def test_a_decorator_that_writes_docstrings_takes_the_arguments_of_any_year(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "add_code_sample_docstrings"
+    module: Any = importlib.import_module("transformers.utils")
+    with pytest.raises(TypeError):
+        getattr(module, name)(tokenizer_class="Toy")
+    monkeypatch.setattr(module, name, getattr(module, name))
+    [fact] = names.provide("transformers.utils", [name])
+    assert "has other arguments now" in fact
+    assert getattr(module, name)(tokenizer_class="Toy")(len) is len
+
+
 @pytest.mark.parametrize("name", ["HybridCache", "SinkCache", "SlidingWindowCache"])
 def test_a_cache_that_is_gone_can_be_asked_after_and_not_made(name: str) -> None:
     stand_in = names.STAND_INS[name]

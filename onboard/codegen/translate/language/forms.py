@@ -18,6 +18,12 @@ of its corner.
 SQUARE = "square of ones"
 """Form of a matrix of ones with as many rows as columns, of which a triangle may be a mask."""
 
+ALL_TRUE = "truth values, all true"
+"""Form of a mask of padding that code makes itself where it is given none."""
+
+NONE_TRUE = "truth values, none true"
+"""Form of the opposite of `ALL_TRUE`: what it hides is nothing."""
+
 ROWS = "rows"
 """Form of a table's rows at `POSITIONS`: transformers has [sequence, dim], generated code [batch,
 sequence, dim].

@@ -41,9 +41,10 @@ class Pattern:
 
 
 def parsed(text: str) -> Pattern:
-    """Return the groups of a pattern."""
+    """Return the groups of a pattern; `()` and 1 are the same."""
     left, right = (
-        [token.strip("()").split() for token in _TOKEN.findall(side)] for side in text.split("->")
+        [token.strip("()").split() or ["1"] for token in _TOKEN.findall(side)]
+        for side in text.split("->")
     )
     return Pattern(left, right)
 
@@ -99,8 +100,12 @@ def rearranged(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: F
 
 def repeated(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Frame) -> Value:
     """Return `... h d -> ... (h g) d`: each of an axis's parts several times in a row; or
-    `b 1 d -> b h d`: the only part as often.
+    `b 1 d -> b h d`: the only part as often; `s d -> 1 s 1 (d j)` with new axes of size one, too.
     """
+    old = [group for group in pattern.right if group != ["1"]]
+    if old != pattern.right and ["1"] not in pattern.left:
+        value = repeated(tensor, Pattern(pattern.left, old), sizes, frame)
+        return _together(value, Pattern(old, [group[:1] for group in pattern.right]), frame)
     for place, group in enumerate(pattern.right):
         before = pattern.left[place : place + 1]
         match group:

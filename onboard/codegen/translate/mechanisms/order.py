@@ -6,7 +6,7 @@ from onboard.codegen.translate.language.in_order import Mechanisms
 from onboard.codegen.translate.mechanisms.activations import Activations
 from onboard.codegen.translate.mechanisms.attention.biases import PositionBiases
 from onboard.codegen.translate.mechanisms.attention.canonical import CanonicalOps
-from onboard.codegen.translate.mechanisms.attention.causal import CausalMasks, Padding
+from onboard.codegen.translate.mechanisms.attention.causal import CausalMasks
 from onboard.codegen.translate.mechanisms.attention.chosen import ChosenKeys
 from onboard.codegen.translate.mechanisms.attention.compressed import CompressedKeys
 from onboard.codegen.translate.mechanisms.attention.indexer import LightningIndexer
@@ -27,6 +27,7 @@ from onboard.codegen.translate.mechanisms.experts import Mixtures
 from onboard.codegen.translate.mechanisms.layouts.layouts import Layouts
 from onboard.codegen.translate.mechanisms.long_texts import LongTexts
 from onboard.codegen.translate.mechanisms.numbers import Numbers
+from onboard.codegen.translate.mechanisms.padding import Padding
 from onboard.codegen.translate.mechanisms.recurrent import RecurrentMixers
 from onboard.codegen.translate.mechanisms.rescaled import RescaledWeights
 from onboard.codegen.translate.mechanisms.scans.loops import Loops

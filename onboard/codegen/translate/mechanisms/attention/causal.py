@@ -185,19 +185,8 @@ def stands_at_run_time(value: Value) -> Code | None:
 
 _CASTS = {"to", "float", "half", "type", "type_as"}
 _NEW = {"torch.zeros", "torch.ones", "torch.empty"}
-_OF_MASKS = {"to", "bool", "type", "contiguous", "view", "expand", "expand_as", "unsqueeze"}
-
-
-class Padding(Mechanism):
-    """Masks of padding, of which there is none: all ones."""
-
-    def binary(self, op: ast.operator, left: Value, right: Value, frame: Frame) -> Value | None:
-        """`x * ones` is x."""
-        return left if isinstance(op, ast.Mult) and isinstance(right, Ones) else None
-
-    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
-        """In another shape or dtype it is the same."""
-        return owner if isinstance(owner, Ones) and attr in _OF_MASKS else None
+OF_MASKS = {"to", "bool", "type", "contiguous", "view", "expand", "expand_as", "unsqueeze"}
+"""Methods that leave a mask the mask that it is."""
 
 
 class CausalMasks(Mechanism):
@@ -270,7 +259,7 @@ class CausalMasks(Mechanism):
         if (drawn := _drawn(owner, attr, args)) is not None:
             return drawn
         match owner:
-            case Mask() if attr == "get" or attr in _OF_MASKS:
+            case Mask() if attr == "get" or attr in OF_MASKS:
                 return owner
             case Mapping(items=items) if (
                 attr == "get" and items and all(isinstance(v, Mask) for v in items.values())
@@ -309,7 +298,7 @@ def _square(made: Value, args: Args, frame: Frame) -> Value | None:
 def _drawn(owner: Value, attr: str, args: Args) -> Value | None:
     """Return a triangle of such a matrix, in another shape or dtype too, as the mask it may be."""
     match owner, attr, args.positional:
-        case Drawn(), _, _ if attr in _OF_MASKS:
+        case Drawn(), _, _ if attr in OF_MASKS:
             return replace(owner, expr=plain_call(attribute(owner.expr, attr), args).expr)
         case Code(form=str() as form), "tril", [] if form == SQUARE:
             return DrawnSeen(plain_call(attribute(owner.expr, attr), args).expr)

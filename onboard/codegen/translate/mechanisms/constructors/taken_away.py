@@ -50,8 +50,15 @@ def _left_out(node: ast.For) -> str | None:
 
 
 def _is_logged(statement: ast.stmt) -> bool:
-    """Whether a statement is `logger.info(...)`."""
+    """Whether a statement only tells a reader something: `logger.info(...)`, `warnings.warn(...)`,
+    `print(...)`, also under a condition that calls nothing.
+    """
     match statement:
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=logger)))):
-            return logger.lower().startswith("log")
+        case ast.If(test=test, body=notes, orelse=[]):
+            calls = any(isinstance(node, ast.Call) for node in ast.walk(test))
+            return not calls and all(map(_is_logged, notes))
+        case ast.Expr(value=ast.Call(func=ast.Name(id="print"))):
+            return True
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=logger), attr=attr))):
+            return logger.lower().startswith("log") or (logger, attr) == ("warnings", "warn")
     return False
