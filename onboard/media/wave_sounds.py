@@ -5,6 +5,7 @@ Other formats would need a library that parses them in C, for files that strange
 
 from __future__ import annotations
 
+import base64
 import wave
 from dataclasses import dataclass
 from io import BytesIO
@@ -52,6 +53,16 @@ def decode_sound(content: bytes, most_seconds: float) -> Sound:
         raise UsageError("a sound is broken: it has fewer samples than it says")
     samples = _samples(data, found.sampwidth).reshape(-1, found.nchannels)
     return Sound(samples.mean(axis=1, dtype=np.float32), found.framerate)
+
+
+def as_base64(sound: Sound) -> str:
+    """Return a sound as a WAV file of 16 bits, in base64."""
+    whole = np.clip(np.rint(sound.samples * 32768), -32768, 32767).astype("<i2")
+    with BytesIO() as content:
+        with wave.open(content, "wb") as file:
+            file.setparams((1, 2, sound.rate, len(whole), "NONE", ""))
+            file.writeframes(whole.tobytes())
+        return base64.b64encode(content.getvalue()).decode("ascii")
 
 
 def _check(found: Any, most_seconds: float) -> None:

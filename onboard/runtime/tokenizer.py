@@ -8,6 +8,7 @@ from typing import Any
 from onboard.errors import OnboardError, UsageError
 from onboard.hub import open_source
 from onboard.untrusted.bounds import (
+    PARTS,
     TEMPLATE_BYTES,
     TEMPLATE_SECONDS,
     TEXT_BYTES,
@@ -18,7 +19,8 @@ from onboard.untrusted.limited import limited
 from onboard.untrusted.silence import silence
 
 WHOLE_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
-_FILES = (WHOLE_FILE, CONFIG_FILE, "tokenizer.model", "vocab.json", "vocab.txt")
+TEKKEN_FILE = "tekken.json"
+_FILES = (WHOLE_FILE, CONFIG_FILE, "tokenizer.model", "vocab.json", "vocab.txt", TEKKEN_FILE)
 _NOT_RUN = "the tokenizer is tokenizer.json; the class of the repository is not run"
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
@@ -43,6 +45,7 @@ class Tokenizer:
             return None
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+        _check_fillers(checkpoint / TEKKEN_FILE)
         try:
             with silence():  # the Rust library prints names of options that it does not know
                 if (checkpoint / WHOLE_FILE).is_file() and _is_code(checkpoint):
@@ -127,6 +130,15 @@ def _no_tokenizer(checkpoint: Path, error: Exception) -> OnboardError:
     return OnboardError(
         f"the tokenizer in {checkpoint} does not load: {reason}", hint="Fetch the checkpoint again"
     )
+
+
+def _check_fillers(path: Path) -> None:
+    """Raise `OnboardError` where more special tokens are to be made than the bound."""
+    if path.is_file():
+        values = read_json(path, VOCABULARY_BYTES, values=None)
+        config = values.get("config") if isinstance(values, dict) else None
+        count = config.get("default_num_special_tokens") if isinstance(config, dict) else None
+        PARTS.check(count if isinstance(count, int) else 0, path)
 
 
 def _is_code(checkpoint: Path) -> bool:

@@ -14,6 +14,8 @@ from onboard.runtime.sampling_params import SamplingParams
 from onboard.runtime.tokenizer import Tokenizer
 
 MEDIA = "multi_modal_data"
+MESSAGES = "messages"
+"""Of a prompt that a processor makes tokens of itself, beside its sounds."""
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, its token ids (a sequence, tensor or array), or vLLM's `{"prompt": ...}` or
 `{"prompt_token_ids": ...}`.

@@ -12,6 +12,7 @@ from onboard.media.media_limits import MediaLimits
 from onboard.media.prompt_media import MediaPart, PromptMedia, as_parts, read_media, split_media
 from onboard.runtime.calls.prompt_forms import (
     MEDIA,
+    MESSAGES,
     Prompt,
     processed_inputs,
     text_or_tokens,
@@ -59,6 +60,9 @@ class PromptReader:
 
     def read(self, prompt: Prompt, media: PromptMedia = NO_MEDIA) -> ReadPrompt:
         """Return a prompt whose images and sounds are `media`."""
+        if isinstance(prompt, Mapping) and (messages := prompt.get(MESSAGES)):
+            tokens, inputs = self.processor.converse(messages, media)
+            return ReadPrompt(tokens, inputs=inputs)
         given = text_or_tokens(prompt)
         text = given if isinstance(given, str) else None
         if media.images or media.sounds:
@@ -86,11 +90,14 @@ class PromptReader:
         options: Mapping[str, Any] | None = None,
     ) -> Prompt:
         """Return a conversation as the chat template writes it: token ids, or the text with its
-        images and sounds, which are not read yet.
+        images and sounds, which are not read yet. Messages with sounds for a processor that reads
+        them stay messages.
         """
         if (tokenizer := self._engine.tokenizer) is None:
             raise UsageError("the checkpoint has no tokenizer, so it has no chat template")
         written, parts = split_media(messages)
+        if parts and self.processor.reads_messages:
+            return {"prompt": "", MESSAGES: written, MEDIA: parts}
         functions = None if tools is None else [dict(each) for each in tools]
         text = tokenizer.chat(written, tools=functions, **dict(options or {}))
         return {"prompt": text, MEDIA: parts} if parts else tokenizer.encode_plain(text)
@@ -106,7 +113,7 @@ class PromptReader:
         marks = [self.processor.placeholder(part.kind) for part in parts]
         if all(mark and text.count(mark) >= marks.count(mark) for mark in marks):
             return {"prompt": text, MEDIA: list(parts)}
-        if not _has_template(self._engine.tokenizer):
+        if not (self.processor.reads_messages or _has_template(self._engine.tokenizer)):
             return {"prompt": f"{''.join(marks)}{text}", MEDIA: list(parts)}
         content = [{"type": part.kind, part.kind: part} for part in parts]
         return self.conversation(

@@ -4,16 +4,25 @@ inputs of the towers.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from onboard.errors import OnboardError, UsageError
 from onboard.media.prompt_media import Kind, PromptMedia
+from onboard.media.wave_sounds import as_base64
 from onboard.untrusted.bounds import VOCABULARY_BYTES, read_json
 
 _FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 """Where a checkpoint names the class of its processor."""
 _VIDEOS = "video_processor"
+_TAKEN = {"images", "audio"}
+"""What a processor is called with besides text."""
+_READERS = {"tekken.json": "mistral_common"}
+"""A vocabulary whose messages are made into tokens by a package, and its module."""
 _PLACEHOLDERS: dict[Kind, tuple[str, ...]] = {
     "image": ("boi_token", "image_token"),
     "audio": ("audio_token",),
@@ -42,16 +51,29 @@ class MediaProcessor:
                 f"{checkpoint} has no processor of transformers', so its prompts are text alone"
             )
         try:
-            return cls(_without_videos(found).from_pretrained(checkpoint, trust_remote_code=False))
+            made = cls(_without_videos(found).from_pretrained(checkpoint, trust_remote_code=False))
         except UsageError:
             raise
         except Exception as error:  # whatever libraries raise for files that are damaged or missing
             raise UsageError(
                 f"the processor in {checkpoint} does not load: {_line(error)}"
             ) from error
+        if made.reads_messages:
+            _check_readers(checkpoint)
+        return made
+
+    @cached_property
+    def reads_messages(self) -> bool:
+        """Whether it takes sounds in messages alone, of which it makes tokens without a text."""
+        from transformers.processing_utils import ProcessorMixin
+
+        own = type(self.hf).apply_chat_template is not ProcessorMixin.apply_chat_template
+        return own and not _TAKEN & inspect.signature(self.hf.__call__).parameters.keys()
 
     def placeholder(self, kind: Kind) -> str:
         """Return the text that stands for an image or a sound in a prompt, "" if there is none."""
+        if self.reads_messages:
+            return ""
         found = (getattr(self.hf, name, None) for name in _PLACEHOLDERS[kind])
         return next((text for text in found if isinstance(text, str)), "")
 
@@ -61,6 +83,10 @@ class MediaProcessor:
         A text that begins with the tokenizer's first special token gets no second one. Raises
         `UsageError` where the processor refuses them.
         """
+        if self.reads_messages:
+            content = [{"type": "audio"} for _ in media.sounds]
+            message = {"role": "user", "content": [*content, {"type": "text", "text": text}]}
+            return self.converse([message], media)
         first = getattr(self.hf.tokenizer, "bos_token", None)
         options: dict[str, Any] = {"return_tensors": "pt"}
         if first and text.startswith(first):
@@ -70,8 +96,29 @@ class MediaProcessor:
         if media.sounds:
             options |= {"audio": [each.samples for each in media.sounds]}
             options["sampling_rate"] = self._rate(media)
+        return self._made(lambda: self.hf(text=[text], **options))
+
+    def converse(
+        self, messages: Sequence[Mapping[str, Any]], media: PromptMedia
+    ) -> tuple[list[int], dict[str, Any]]:
+        """Return a conversation's token ids, and what the towers take of its sounds, each of which
+        has a part `{"type": "audio"}`; for a processor that reads messages.
+
+        Raises `UsageError` where the processor refuses them.
+        """
+        if media.images:
+            raise UsageError("the model takes no image")
+        self._rate(media)
+        sounds = map(as_base64, media.sounds)
+        filled = [
+            {**message, "content": [_with_sound(part, sounds) for part in message["content"]]}
+            for message in messages
+        ]
+        return self._made(lambda: self.hf.apply_chat_template(filled))
+
+    def _made(self, process: Callable[[], Any]) -> tuple[list[int], dict[str, Any]]:
         try:
-            found = dict(self.hf(text=[text], **options))
+            found = dict(process())
         except Exception as error:  # placeholders and images that do not match, odd sizes, ...
             raise UsageError(
                 f"{type(self.hf).__name__} refuses these images or sounds: {_line(error)}"
@@ -92,6 +139,23 @@ class MediaProcessor:
                 hint=f"Convert it: ffmpeg -i SOUND -ar {wanted} -ac 1 SOUND.wav",
             )
         return int(wanted)
+
+
+def _check_readers(checkpoint: Path) -> None:
+    """Raise `UsageError` unless what reads a vocabulary's messages is installed."""
+    for name, module in _READERS.items():
+        if (checkpoint / name).is_file() and find_spec(module) is None:
+            package = module.replace("_", "-")
+            raise UsageError(
+                f"sounds of a model with {name} need {package}, which is not installed",
+                hint="Run: pip install 'onboard[tekken]'",
+            )
+
+
+def _with_sound(part: Any, sounds: Iterator[str]) -> Any:
+    """Return a part of a message, the next sound in it if it stands for one."""
+    is_sound = isinstance(part, Mapping) and part.get("type") == "audio"
+    return {"type": "audio", "base64": next(sounds)} if is_sound else part
 
 
 def _line(error: Exception) -> str:
