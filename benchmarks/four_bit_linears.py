@@ -19,8 +19,8 @@ import torch
 from linears import CALLS, LAYERS, WEIGHT_BYTES, Layer, microseconds, randn, read_bandwidth
 from torch import Tensor
 
-from onboard.ops.linear import triton_four_bit_linear as launcher
-from onboard.ops.linear.four_bits import RUN
+from onboard.ops.four_bits import triton_four_bit_linear as launcher
+from onboard.ops.four_bits.four_bits import RUN
 from onboard.ops.linear.triton_linear import Tiles
 
 KINDS = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from onboard.ops.linear.four_bits import unpacked
+from onboard.ops.four_bits.four_bits import unpacked
 from tests.support.apart import run_apart
 from tests.support.ops.naive import relative_error
 from tests.support.ops.seeds import seeded
@@ -23,9 +23,14 @@ UNIT = Path(__file__).resolve().parents[1] / "unit" / "ops"
 ops = torch.ops.onboard
 
 
-@pytest.mark.parametrize("name", ["fp8", "four_bits", "quantised_moe", "codes", "rope_attention"])
+@pytest.mark.parametrize("name", ["fp8", "four_bits", "int8", "codes", "rope_attention"])
 def test_kernels_are_right_on_the_device(name: str) -> None:
     run_apart(UNIT, f"interpreted_{name}.py", interpreted=False, ONBOARD_TEST_DEVICE="cuda")
+
+
+def test_mixtures_are_right_on_the_device() -> None:
+    """They place their tensors themselves."""
+    run_apart(UNIT, "interpreted_quantised_moe.py", interpreted=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -19,7 +19,7 @@ from onboard.graph.quantise.schemes import Schemes, group_of
 from onboard.graph.weight_load.input_scales import how_inputs_are_quantised, plan_input_scale
 from onboard.graph.weight_load.parameters import Form, Joined, Part, set_parameter, weight_plan
 from onboard.graph.weight_load.quantised_linears import joined_weights, replace_linears
-from onboard.ops.linear.four_bits import RUN, WORDS
+from onboard.ops.four_bits.four_bits import RUN, WORDS
 from onboard.quantised.weight import QuantisedWeight
 
 _ops, aten = torch.ops.onboard, torch.ops.aten

@@ -1,11 +1,11 @@
-"""Quantised weights of four bits as their kernels read them (`onboard.ops.linear.four_bits`)."""
+"""Quantised weights of four bits as their kernels read them (`onboard.ops.four_bits.four_bits`)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from onboard.ops.linear.four_bits import GROUPS, RUN, ZERO, pack
+from onboard.ops.four_bits.four_bits import GROUPS, RUN, ZERO, pack
 from onboard.quantised.encoded import E2M1, Encoded
 
 LINEARS = {

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from onboard.ops.four_bits.four_bits import E2M1, unpacked
 from onboard.ops.library import register_op
-from onboard.ops.linear.four_bits import E2M1, unpacked
 from onboard.ops.norm.norm import torch_rmsnorm
 
 GROUP = 16

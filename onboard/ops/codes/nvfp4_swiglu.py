@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from onboard.ops.four_bits.four_bit_linear import torch_nvfp4_linear
 from onboard.ops.library import register_op
-from onboard.ops.linear.four_bit_linear import torch_nvfp4_linear
 from onboard.ops.linear.fused import torch_silu_and_mul
 
 

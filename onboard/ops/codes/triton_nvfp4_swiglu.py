@@ -6,8 +6,8 @@ from torch import Tensor
 
 from onboard.ops.codes.nvfp4_codes import GROUP
 from onboard.ops.codes.nvfp4_swiglu import fake_fused_nvfp4_swiglu_mlp
+from onboard.ops.four_bits.triton_four_bit_linear import triton_fused_four_bit_linear
 from onboard.ops.library import register_op
-from onboard.ops.linear.triton_four_bit_linear import triton_fused_four_bit_linear
 
 
 @register_op(fake_fused_nvfp4_swiglu_mlp)

@@ -1,6 +1,6 @@
 """Mixtures of experts whose weights have four bits: references, which run everywhere.
 
-`onboard.ops.linear.four_bits` has the layout of the weights; inputs are not quantised.
+`onboard.ops.four_bits.four_bits` has the layout of the weights; inputs are not quantised.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from onboard.ops.experts.moe import expert_activation, fake_moe, gated, run_experts
 from onboard.ops.experts.quantised_moe import gate_and_up
+from onboard.ops.four_bits.four_bits import unpacked
 from onboard.ops.library import register_op, schema_of
-from onboard.ops.linear.four_bits import unpacked
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from onboard.ops.linear.four_bit_product import RUN, WORDS
-from onboard.ops.linear.four_bit_product import products as four_bit_products
+from onboard.ops.four_bits.four_bit_product import RUN, WORDS
+from onboard.ops.four_bits.four_bit_product import products as four_bit_products
 from onboard.ops.linear.fp8_linear import BLOCK as _BLOCK
 from onboard.ops.linear.fp8_linear import LARGEST as _LARGEST
 from onboard.ops.linear.triton_silu_mul import activate

@@ -24,9 +24,9 @@ from onboard.ops.experts.moe_kernels import (
     sort_kernel,
     up_kernel,
 )
+from onboard.ops.four_bits.four_bit_kernels import HAS_PTX
 from onboard.ops.library import register_op, schema_of
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
-from onboard.ops.linear.four_bit_kernels import HAS_PTX
 from onboard.ops.linear.fp8_kernels import quantise
 from onboard.ops.triton.launch import (
     dot_type,

@@ -11,8 +11,8 @@ from onboard.ops.experts.four_bit_moe import torch_int4_moe
 from onboard.ops.experts.moe import fake_moe
 from onboard.ops.experts.quantised_moe import torch_fp8_moe
 from onboard.ops.experts.triton_moe import Activation, Tiles, Weight, mixture, tiles_for
+from onboard.ops.four_bits.four_bits import RUN
 from onboard.ops.library import register_op, schema_of
-from onboard.ops.linear.four_bits import RUN
 from onboard.ops.triton.launch import last_contiguous, power_of_two, require_device
 
 _SCHEMA = schema_of(torch_fp8_moe.__name__)

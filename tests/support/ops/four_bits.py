@@ -28,7 +28,7 @@ class Weight:
 
 
 def words_of(codes: Tensor) -> Tensor:
-    """Words of codes [outputs, inputs], bit by bit as `onboard.ops.linear.four_bits` says."""
+    """Words of codes [outputs, inputs], bit by bit as `onboard.ops.four_bits.four_bits` says."""
     outputs, inputs = codes.shape
     words = [[0] * (16 * -(-inputs // 128)) for _ in range(outputs)]
     for n, row in enumerate(codes.tolist()):

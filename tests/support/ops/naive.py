@@ -149,7 +149,7 @@ def make_batch(
     cache_dtype: torch.dtype | None = None,
     padding: int = 0,
     spare_columns: int = 2,
-    device: str = "cpu",
+    device: str | None = None,
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> Batch:
     """Random sequences of (new, all) tokens, in pages dealt out at random, with `padding` unused
@@ -208,7 +208,9 @@ def make_batch(
     info = torch.tensor(
         [len(lengths), int(ends[-1]), max(new_tokens), max(n for _, n in lengths)],
         dtype=torch.int32,
+        device="cpu",
     )
+    device = device or str(torch.get_default_device())
     return Batch(*(t.to(device) for t in tensors), info, *(c.to(device) for c in caches), sequences)
 
 

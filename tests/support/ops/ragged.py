@@ -46,11 +46,13 @@ class Row:
         """
         starts, lengths = self.args["cu_seqlens"].tolist(), self.args["kv_lens"].tolist()
         known = torch.zeros(
-            cache.shape[:1] + cache.shape[2:3] if paged else cache.shape[:1], dtype=torch.bool
+            cache.shape[:1] + cache.shape[2:3] if paged else cache.shape[:1],
+            dtype=torch.bool,
+            device="cpu",
         )
         for sequence, length in enumerate(lengths):
             before = length - (starts[sequence + 1] - starts[sequence])
-            position = torch.arange(before)
+            position = torch.arange(before, device="cpu")
             if paged:
                 known[
                     self.args["block_table"][sequence].cpu()[position // PAGE], position % PAGE

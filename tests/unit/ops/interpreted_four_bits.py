@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import onboard.ops  # noqa: F401
-from onboard.ops.linear import triton_four_bit_linear as launcher
-from onboard.ops.linear.four_bits import unpacked
+from onboard.ops.four_bits import triton_four_bit_linear as launcher
+from onboard.ops.four_bits.four_bits import unpacked
 from onboard.ops.linear.triton_linear import Tiles
 from tests.support.ops import four_bits
 from tests.support.ops.naive import relative_error

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import onboard.ops  # noqa: F401
-from onboard.ops.linear.four_bits import pack, unpack, unpacked
+from onboard.ops.four_bits.four_bits import pack, unpack, unpacked
 from tests.support.ops import four_bits
 from tests.support.ops.naive import relative_error
 from tests.support.ops.seeds import seeded

@@ -18,8 +18,8 @@ from onboard.graph.quantise.four_bit_parts import LINEARS, four_bit_part
 from onboard.graph.quantise.int8_parts import int8_part
 from onboard.graph.quantise.schemes import Schemes, group_of
 from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
+from onboard.ops.four_bits.four_bits import unpacked
 from onboard.ops.integers.int8_linear import int8_values
-from onboard.ops.linear.four_bits import unpacked
 from tests.support.quantised_drawing import FORMATS, Layer
 
 NAME = "model.layers.0.mlp.up_proj"

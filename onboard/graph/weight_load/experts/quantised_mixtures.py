@@ -19,7 +19,7 @@ from onboard.graph.weight_load.experts.expert_stacks import free
 from onboard.graph.weight_load.experts.mixture_stacks import Mixture, Stack, mixtures
 from onboard.graph.weight_load.input_scales import InputScales, how_inputs_are_quantised
 from onboard.graph.weight_load.parameters import Form, Joined, Part, set_parameter, weight_plan
-from onboard.ops.linear.four_bits import RUN, WORDS
+from onboard.ops.four_bits.four_bits import RUN, WORDS
 from onboard.ops.linear.fp8_linear import BLOCK
 from onboard.quantised.weight import QuantisedWeight
 

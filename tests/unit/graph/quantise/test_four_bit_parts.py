@@ -6,7 +6,7 @@ import pytest
 
 from onboard.graph.quantise.four_bit_parts import LINEARS, fits_kernels, four_bit_part
 from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
-from onboard.ops.linear.four_bits import unpacked
+from onboard.ops.four_bits.four_bits import unpacked
 from tests.support import quantised
 
 EXACT = 1e-6

@@ -8,8 +8,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
+from onboard.ops.four_bits.four_bits import unpacked
 from onboard.ops.library import register_op
-from onboard.ops.linear.four_bits import unpacked
 from onboard.ops.linear.fused import torch_silu_and_mul
 from onboard.ops.norm.norm import torch_rmsnorm
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from onboard.ops.linear.four_bit_kernels import level, planes, scale_values
-from onboard.ops.linear.four_bits import RUN as _RUN
-from onboard.ops.linear.four_bits import WORDS as _WORDS
-from onboard.ops.linear.four_bits import ZERO as _ZERO
+from onboard.ops.four_bits.four_bit_kernels import level, planes, scale_values
+from onboard.ops.four_bits.four_bits import RUN as _RUN
+from onboard.ops.four_bits.four_bits import WORDS as _WORDS
+from onboard.ops.four_bits.four_bits import ZERO as _ZERO
 from onboard.ops.linear.linear_kernels import finish, joined, prefetch, weight_rows
 from onboard.ops.triton.overlap import wait_for_inputs
 

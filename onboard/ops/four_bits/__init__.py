@@ -1,0 +1,1 @@
+"""Linear layers with weights of four bits: integers and floats in words, two ways to read them."""
