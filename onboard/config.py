@@ -122,9 +122,11 @@ class RuntimeConfig(StrictModel):
     attn_backend: Literal["auto", "torch", "triton"] = "auto"
     """auto: triton on a GPU, torch elsewhere."""
     compile_backend: Literal[
-        "auto", "torch-simple", "torch-compile", "torch-cudagraph", "torch-opt"
+        "auto", "torch-simple", "torch-compile", "torch-cudagraph", "torch-opt", "torch-tensorrt"
     ] = "auto"
-    """auto: torch-cudagraph on a GPU, torch-simple elsewhere."""
+    """auto: torch-cudagraph on a GPU, torch-simple elsewhere; torch-tensorrt: torch.compile with
+    that package, which is not installed with this one.
+    """
     batch_invariant: bool = False
     """A sequence's logits are the same, bit for bit, whatever else is in the batch; slower, and not
     for every model.

@@ -82,6 +82,7 @@ class CompileBackendName(StrEnum):
     COMPILE = "torch-compile"
     CUDAGRAPH = "torch-cudagraph"
     OPT = "torch-opt"
+    TENSORRT = "torch-tensorrt"
 
 
 Model = Annotated[

@@ -5,6 +5,7 @@ neither.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated, Literal
 
 import torch
@@ -30,7 +31,12 @@ from onboard.graph.transform import (
 from onboard.ops.library import declared
 
 PositiveInt = Annotated[int, Field(ge=1)]
-Backend = Literal["auto", "torch-simple", "torch-compile", "torch-cudagraph", "torch-opt"]
+Backend = Literal[
+    "auto", "torch-simple", "torch-compile", "torch-cudagraph", "torch-opt", "torch-tensorrt"
+]
+_OF_ONE_GRAPH = ("torch-simple", "torch-compile", "torch-tensorrt")
+_TENSORRT = "torch_tensorrt"
+"""A package, and the back end of torch.compile that it brings."""
 _OF_PIECES = ("piecewise_enabled", "piecewise_num_tokens")
 
 
@@ -59,12 +65,12 @@ class CompileModelConfig(TransformConfig):
     @model_validator(mode="after")
     def validate_piecewise_backend(self) -> CompileModelConfig:
         """Refuse piecewise fields that the back end would ignore."""
-        if self.piecewise_enabled and self.backend in ("torch-simple", "torch-compile"):
+        if self.piecewise_enabled and self.backend in _OF_ONE_GRAPH:
             raise UsageError(
                 f"compile_model has piecewise_enabled with backend {self.backend!r}",
                 hint="Piecewise CUDA graphs need backend torch-cudagraph or torch-opt",
             )
-        never = self.piecewise_enabled is False or self.backend in ("torch-simple", "torch-compile")
+        never = self.piecewise_enabled is False or self.backend in _OF_ONE_GRAPH
         if self.piecewise_num_tokens is not None and never:
             raise UsageError(
                 "compile_model has piecewise_num_tokens without piecewise_enabled", hint="Enable it"
@@ -84,8 +90,9 @@ class CompileModel(BaseTransform[CompileModelConfig]):
         backend, matches = self._backend(gm, context), 0
         whole = gm
         self._check_inputs(gm, context)
-        if backend in ("torch-compile", "torch-opt"):
-            whole = self._compiled(gm, context)
+        if backend in ("torch-compile", "torch-opt", "torch-tensorrt"):
+            compiler = _TENSORRT if backend == "torch-tensorrt" else "inductor"
+            whole = self._compiled(gm, context, compiler)
             matches += 1
         if backend not in ("torch-cudagraph", "torch-opt"):
             self._note_ignored(("cuda_graph_batch_sizes", *_OF_PIECES), context, backend)
@@ -97,12 +104,12 @@ class CompileModel(BaseTransform[CompileModelConfig]):
             matches += len(captured.sizes) + self._capture_pieces(pieces, context)
         return whole, TransformInfo(num_matches=matches, is_clean=True, has_valid_shapes=True)
 
-    def _compiled(self, gm: nn.Module, context: TransformContext) -> nn.Module:
+    def _compiled(self, gm: nn.Module, context: TransformContext, compiler: str) -> nn.Module:
         branches = sum(in_one_stream(graph) for _, graph in graph_modules(gm))
         if branches:
             fact = f"{self.key}: {branches} branches run in the main stream, torch.compile knows no other"
             context.facts.append(fact)
-        return torch.compile(gm, dynamic=True)  # type: ignore[return-value]
+        return torch.compile(gm, dynamic=True, backend=compiler)  # type: ignore[return-value]
 
     def _note_ignored(self, fields: Sequence[str], context: TransformContext, backend: str) -> None:
         """Record which of `fields` ask for something that does not come."""
@@ -147,6 +154,9 @@ class CompileModel(BaseTransform[CompileModelConfig]):
             if self.config.backend == "auto"
             else self.config.backend
         )
+        if backend == "torch-tensorrt":
+            _import_tensorrt(context)
+            return backend
         obstacle = _obstacle_to_capture(gm, context)
         if backend == "auto":
             if obstacle and context.device.type == "cuda":
@@ -193,6 +203,26 @@ class CompileModel(BaseTransform[CompileModelConfig]):
                 f"{self.key}: no pieces for {pieces.left_out} tokens, their memory is not free"
             )
         return len(pieces.sizes)
+
+
+def _import_tensorrt(context: TransformContext) -> None:
+    """Import the package, which makes its back end known to torch.compile; raise `UsageError` where
+    it cannot be.
+    """
+    if context.device.type != "cuda":
+        raise UsageError(
+            "compile back end torch-tensorrt cannot be used: it compiles for NVIDIA GPUs, and the "
+            f"run is on the {context.device.type}",
+            hint="Use torch-compile",
+        )
+    try:
+        import_module(_TENSORRT)
+    except (ImportError, OSError) as error:  # its libraries may be of another CUDA
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+        raise UsageError(
+            f"compile back end torch-tensorrt cannot be used: {_TENSORRT} is not installed ({reason})",
+            hint="Run: pip install torch-tensorrt (the version of your torch), or use torch-compile",
+        ) from None
 
 
 def _obstacle_to_capture(gm: nn.Module, context: TransformContext) -> str:

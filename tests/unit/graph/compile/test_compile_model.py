@@ -5,9 +5,13 @@ is what a replay does, shows which steps are replayed and what comes of it. test
 thing.
 """
 
+import sys
+from types import ModuleType
+
 import pytest
 import torch
 from onboard.content.transforms.compile.compile_model import CompileModel, CompileModelConfig
+from torch._dynamo.backends import registry
 
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.compile.capture import capture_sizes
@@ -174,6 +178,41 @@ def test_cuda_graphs_need_a_gpu(gm, tmp_path, backend):
         _compile(gm, tmp_path, backend="auto", run=backend)
 
 
+def test_tensorrt_says_what_it_needs(gm, tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match="it compiles for NVIDIA GPUs, and the run is on the cpu"):
+        _compile(gm, tmp_path, backend="torch-tensorrt")
+    with pytest.raises(UsageError, match="torch-tensorrt cannot be used"):
+        _compile(gm, tmp_path, backend="auto", run="torch-tensorrt")
+    context = context_for(tmp_path)
+    context.device = torch.device("cuda")
+    monkeypatch.setitem(sys.modules, "torch_tensorrt", None)
+    with pytest.raises(UsageError, match="torch_tensorrt is not installed") as error:
+        apply("compile_model", gm, context, shapes=False, backend="torch-tensorrt")
+    assert "pip install torch-tensorrt" in error.value.hint
+    assert "\n" not in error.value.message
+
+
+def test_tensorrt_is_asked_where_it_is_installed(gm, tmp_path, monkeypatch):
+    """A stand-in for the package: a back end of torch.compile under its name."""
+    asked = []
+
+    def compiler(graph, inputs, **options):
+        asked.append(graph)
+        return graph.forward
+
+    monkeypatch.setitem(sys.modules, "torch_tensorrt", ModuleType("torch_tensorrt"))
+    monkeypatch.setitem(registry._BACKENDS, "torch_tensorrt", None)
+    monkeypatch.setitem(registry._COMPILER_FNS, "torch_tensorrt", compiler)
+    cache, context = make_cache(), context_for(tmp_path)
+    context.device = torch.device("cuda")
+    compiled, info, _ = apply("compile_model", gm, context, shapes=False, backend="torch-tensorrt")
+    cache.info.set_prefill_example(9)
+    expected = gm(**copied_inputs(cache))
+    assert rmse(compiled(**cache.args), expected) <= 1e-6
+    assert asked
+    assert info.num_matches == 1
+
+
 def test_attention_that_reads_lengths_on_the_host_is_not_captured(gm, tmp_path):
     context = context_for(tmp_path)
     context.device = torch.device("cuda")
@@ -190,6 +229,7 @@ def test_attention_that_reads_lengths_on_the_host_is_not_captured(gm, tmp_path):
     [
         ({"backend": "torch-simple", "piecewise_enabled": True}, "piecewise_enabled"),
         ({"backend": "torch-compile", "piecewise_enabled": True}, "piecewise_enabled"),
+        ({"backend": "torch-tensorrt", "piecewise_enabled": True}, "piecewise_enabled"),
         ({"backend": "torch-simple", "piecewise_num_tokens": [64]}, "piecewise_num_tokens"),
         (
             {
