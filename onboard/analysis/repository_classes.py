@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
@@ -42,12 +43,15 @@ def bring_up_to_date(
             own._tied_weights_keys = None
         if "_init_weights" in vars(own):
             own._init_weights = _keeping_shapes(own._init_weights)
+        if "tie_weights" in vars(own):
+            own.tie_weights = _tying(own.tie_weights)
     facts += [*_posted(package), *_of_one_dtype(package), *_plainly_saved(model_class)]
     made = config_class.from_dict(json_floats(deepcopy(dict(config))))  # with what lies inside
     with without_memory(computing=True):
         model = model_class(made)
     if not keys or isinstance(keys, list | tuple) or _are_modules(keys, model):
-        model_class._tied_weights_keys = _tied(model, made, package)
+        found = bool(keys) and _is_of_late_4(package) or _version(config) in _FINDING_HEADS
+        model_class._tied_weights_keys = _tied(model, made, package, found=found)
         facts.append(f"the weights that transformers 4 ties: {model_class._tied_weights_keys}")
     declared = (model_class._tied_weights_keys or {}).keys()
     if shared := _shared_by_modules(model, in_modules=True).keys() - declared:
@@ -108,6 +112,19 @@ def _keeping_shapes(init: Any) -> Any:
     return keeping
 
 
+def _tying(tie: Any) -> Any:
+    """Have a method that ties weights take the arguments that transformers 5 gives it."""
+    parameters = inspect.signature(tie).parameters
+    if any(item.kind is item.VAR_KEYWORD for item in parameters.values()):
+        return tie
+
+    @functools.wraps(tie)
+    def tying(self: Any, **arguments: Any) -> None:
+        tie(self, **{name: value for name, value in arguments.items() if name in parameters})
+
+    return tying
+
+
 def _posted(package: str) -> list[str]:
     """Have constructors end with `post_init()` where none of the repository's calls it."""
     without = [
@@ -156,14 +173,36 @@ def _are_modules(keys: Mapping[str, str], model: nn.Module) -> bool:
     return all(name in modules for pair in keys.items() for name in pair)
 
 
-def _tied(model: Any, made: Any, package: str) -> dict[str, str]:
+_FINDING_HEADS = range(454, 500)
+"""Versions of transformers that find a model's `lm_head` where its class does not say which module
+is its output embeddings, as major * 100 + minor.
+"""
+_LATE_NAMES = {"TransformersKwargs", "check_model_inputs"}
+"""What transformers has since then, and modeling code imports."""
+
+
+def _version(config: Mapping[str, Any]) -> int | None:
+    """Return the version of transformers that a config.json names, as major * 100 + minor."""
+    named = re.match(r"(\d+)\.(\d+)", str(config.get("transformers_version")))
+    return int(named[1]) * 100 + int(named[2]) if named else None
+
+
+def _is_of_late_4(package: str) -> bool:
+    """Whether a repository's model files import names that came with such a version."""
+    files = {sys.modules[cls.__module__] for cls in _model_classes(package)}
+    return any(_LATE_NAMES & vars(module).keys() for module in files)
+
+
+def _tied(model: Any, made: Any, package: str, *, found: bool) -> dict[str, str]:
     """Return what transformers 4 ties, whatever its lists say, and what the constructor has tied:
-    the output embeddings, of a class that says which they are, to those of the input.
+    the output embeddings, of a class that says which they are or where they are `found` all the
+    same, to those of the input.
     """
     if not made.tie_word_embeddings:
         return {}
     shared = _shared_by_modules(model)
-    if type(model).get_output_embeddings.__module__.split(".")[0] != package:
+    says = type(model).get_output_embeddings.__module__.split(".")[0] == package
+    if not says and not found:
         return shared
     inputs, output = model.get_input_embeddings(), model.get_output_embeddings()
     names = {id(module): name for name, module in model.named_modules()}

@@ -54,7 +54,32 @@ def body_with(method: ast.FunctionDef, call: ast.Call) -> list[ast.stmt] | None:
     }
     if given is None or stored & given.keys():
         return None
-    return [_Replaced(given).visit(statement) for statement in function.body]
+    return [_Replaced(given).visit(statement) for statement in _to_the_end(function.body)]
+
+
+def _to_the_end(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Return statements that do the same without an early `return`: what follows `if test: return`
+    is done where the test fails.
+    """
+    match body:
+        case [ast.Return(value=None), *_]:
+            return []
+        case [ast.If(test=test, body=[*first, ast.Return(value=None)], orelse=[]) as node, *rest]:
+            after = _to_the_end(rest)
+            if first := _to_the_end(first):
+                return [ast.copy_location(ast.If(test, first, after), node)]
+            otherwise = ast.If(_opposite(test), after, [])
+            return [ast.copy_location(otherwise, node)] if after else []
+        case [statement, *rest]:
+            return [statement, *_to_the_end(rest)]
+    return []
+
+
+def _opposite(test: ast.expr) -> ast.expr:
+    match test:
+        case ast.Compare(left=left, ops=[ast.Is()], comparators=other):
+            return ast.copy_location(ast.Compare(left, [ast.IsNot()], other), test)
+    return ast.copy_location(ast.UnaryOp(ast.Not(), test), test)
 
 
 def _bound(called: ast.FunctionDef, call: ast.Call) -> dict[str, ast.expr] | None:

@@ -218,6 +218,29 @@ def test_a_method_that_does_more_is_refused(make: Any, call: str) -> None:
         plain_config_class(make(call, methods=FILLED_IN))
 
 
+EARLY = """
+    def _early(self, factor):
+        if self.kinds is None:
+            return
+        if self.n_layer > 4:
+            self.scale = factor
+            return
+        if self.size == 12:
+            if factor:
+                self.kinds[0] = "first"
+            return
+        self.scale = 2 * factor
+"""
+
+
+@pytest.mark.parametrize("values", [{}, {"n_layer": 5}, {"size": 16}])
+def test_a_method_may_end_early(make: Any, values: dict[str, Any]) -> None:
+    original = make("self._early(3.0)", methods=EARLY)
+    changed = original(**values)
+    assert hasattr(changed, "scale") or changed.kinds[0] == "first"
+    check_same_values(original, plain_config_class(original), values)
+
+
 def test_what_a_method_changes_inside_a_field_is_kept(make: Any) -> None:
     original = make("self._inside()", methods=FILLED_IN)
     check_same_values(original, plain_config_class(original), {"n_layer": 3})

@@ -428,6 +428,43 @@ def test_a_model_that_says_nothing_of_its_embeddings_ties_nothing(
     assert "the weights that transformers 4 ties: {}" in facts
 
 
+@pytest.mark.parametrize(
+    ("version", "imported", "ties"),
+    [("4.53.2", "", False), ("4.57.1", "", True), ("5.0.0", "", False)]
+    + [(None, "from transformers.utils import TransformersKwargs", True)],
+)
+def test_code_for_a_late_transformers_4_need_not_say_which_its_embeddings_are(
+    version: str | None, imported: str, ties: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"repository_code_of_2025_{version}"
+    module = ModuleType(name)
+    text = re.sub(r"    def get_\w+_embeddings.*\n.*\n", "", _OLD).replace("inner", "model")
+    text = text.replace("words", "embed_tokens").replace("head", "lm_head")
+    exec(imported + text, vars(module))
+    monkeypatch.setitem(sys.modules, name, module)
+    own: Any = module
+    own.OldLM._tied_weights_keys = ["lm_head.weight"]
+    config = {"model_type": "old", "n_deep": 3, "transformers_version": version}
+    bring_up_to_date(name, own.OldConfig, own.OldLM, config)
+    tied = {"lm_head.weight": "model.embed_tokens.weight"} if ties else {}
+    assert own.OldLM._tied_weights_keys == tied
+
+
+def test_methods_that_tie_weights_take_what_they_are_given_today(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "repository_code_that_ties_by_itself"
+    module = ModuleType(name)
+    ties = "    def tie_weights(self):\n        self.head.weight = self.inner.words.weight\n"
+    exec(_OLD + ties, vars(module))
+    monkeypatch.setitem(sys.modules, name, module)
+    own: Any = module
+    bring_up_to_date(name, own.OldConfig, own.OldLM, {"model_type": "old", "n_deep": 3})
+    model = own.OldLM(own.OldConfig(n_deep=3))
+    model.tie_weights(recompute_mapping=False)
+    assert model.head.weight is model.inner.words.weight
+
+
 def test_what_a_constructor_ties_itself_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says nothing of its embeddings; a module that lies at two places is no tie."""
     name = "repository_code_that_ties_itself"
