@@ -4,7 +4,7 @@
 is taken out of its word by the instructions that multiply it.
 
 A thread has four neighbouring words (16 bytes), a quad: of each sixteen inputs of a run four
-neighbours. What stands around the layer is as in `linear_kernels.vector_kernel`.
+neighbours. What all rows of the weight need of the inputs is computed once, by a kernel before.
 """
 
 from __future__ import annotations
@@ -73,49 +73,77 @@ def _group(scale_ptr, zero_ptr, first, inputs, GROUP: tl.constexpr, HAS_ZERO: tl
 
 
 @triton.jit
-def _take_quads(
-    sums, squares, words, x_ptr, norm_ptr, scale_ptr, zero_ptr, quad, inputs,
-    HAS_NORM: tl.constexpr, E2M1: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr,
-    BN: tl.constexpr, Q: tl.constexpr,
+def spread_kernel(
+    planes_ptr, totals_ptr, x_ptr, norm_ptr, inputs, quads, eps,
+    HAS_NORM: tl.constexpr, E2M1: tl.constexpr, PARTS: tl.constexpr, Q: tl.constexpr, BK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Add the products of some quads [BN, Q, 4] to the sums [BN, Q], and their squares [Q, 4] to
-    those of the norm.
+    """Write one token's inputs, normalised and enlarged, in the order of words: [8, words] float32;
+    and the sum of each quad's in each of the PARTS of a run that have a scale: [PARTS, quads].
     """
-    PARTS: tl.constexpr = 1 if GROUP >= RUN else RUN // GROUP
+    quad = tl.program_id(0) * Q + tl.arange(0, Q)
+    i = tl.arange(0, 4)
     EACH: tl.constexpr = PLANES // PARTS
-    first = quad // QUADS * RUN
-    column = (first + quad % QUADS * 4)[:, None] + tl.arange(0, 4)[None, :]
+    wait_for_inputs(OVERLAP)
+    factor = 1.0
+    if HAS_NORM:
+        squares = tl.zeros([BK], tl.float32)
+        for start in range(0, inputs, BK):
+            k = start + tl.arange(0, BK)
+            x = tl.load(x_ptr + k, mask=k < inputs, other=0.0).to(tl.float32)
+            squares += x * x
+        factor = tl.rsqrt(tl.sum(squares, 0) / inputs + eps)
+    column = (quad // QUADS * RUN + quad % QUADS * 4)[:, None] + i[None, :]
+    word, inside = quad[:, None] * 4 + i[None, :], (quad < quads)[:, None]
     for part in tl.static_range(PARTS):
-        products = tl.zeros([BN, Q, 4], tl.float32)
         total = tl.zeros([Q, 4], tl.float32)
-        for i in tl.static_range(EACH):
-            k = column + 16 * (part * EACH + i)
+        for plane in tl.static_range(part * EACH, part * EACH + EACH):
+            k = column + 16 * plane
             x = tl.load(x_ptr + k, mask=k < inputs, other=0.0).to(tl.float32)
             if HAS_NORM:
-                squares += x * x
-                x *= tl.load(norm_ptr + k, mask=k < inputs, other=0.0).to(tl.float32)
-            if not E2M1:
-                total += x
-            x = _enlarged(x, part * EACH + i, E2M1)
-            products += _codes(words, part * EACH + i, E2M1) * x[None, :, :]
+                x *= factor * tl.load(norm_ptr + k, mask=k < inputs, other=0.0).to(tl.float32)
+            total += x
+            place = planes_ptr + plane * (quads * 4) + word
+            tl.store(place, _enlarged(x, plane, E2M1), mask=inside)
+        tl.store(totals_ptr + part * quads + quad, tl.sum(total, 1), mask=quad < quads)
+
+
+@triton.jit
+def _take_quads(
+    sums, words, planes_ptr, totals_ptr, scale_ptr, zero_ptr, quad, quads, inputs,
+    E2M1: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, PARTS: tl.constexpr,
+    BN: tl.constexpr, Q: tl.constexpr,
+):  # fmt: skip
+    """Add the products of some quads [BN, Q, 4] to the sums [BN, Q]."""
+    EACH: tl.constexpr = PLANES // PARTS
+    first = quad // QUADS * RUN
+    word, inside = quad[:, None] * 4 + tl.arange(0, 4)[None, :], quad < quads
+    for part in tl.static_range(PARTS):
+        products = tl.zeros([BN, Q, 4], tl.float32)
+        for plane in tl.static_range(part * EACH, part * EACH + EACH):
+            place = planes_ptr + plane * (quads * 4) + word
+            x = tl.load(place, mask=inside[:, None], other=0.0)
+            products += _codes(words, plane, E2M1) * x[None, :, :]
         scale, zero = _group(scale_ptr, zero_ptr, first + part * GROUP, inputs, GROUP, HAS_ZERO)
         if E2M1:
             sums += tl.sum(products, 2) * _BACK * scale
         else:
-            sums += (tl.sum(products, 2) * _BACK - zero * tl.sum(total, 1)[None, :]) * scale
-    return sums, squares
+            total = tl.load(totals_ptr + part * quads + quad, mask=inside, other=0.0)
+            sums += (tl.sum(products, 2) * _BACK - zero * total[None, :]) * scale
+    return sums
 
 
 @triton.jit
 def four_bit_vector_kernel(
-    out_ptr, x_ptr, w_ptr, bias_ptr, residual_ptr, norm_ptr, scale_ptr, zero_ptr, whole_ptr,
-    outputs, inputs, groups, eps,
-    ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr,
+    out_ptr, planes_ptr, totals_ptr, w_ptr, bias_ptr, residual_ptr, scale_ptr, zero_ptr, whole_ptr,
+    outputs, inputs, groups,
+    ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     E2M1: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_WHOLE: tl.constexpr,
-    BN: tl.constexpr, Q: tl.constexpr, OVERLAP: tl.constexpr,
+    PARTS: tl.constexpr, BN: tl.constexpr, Q: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """A program computes BN products, Q quads of each at a time; the words of the next ones are
-    asked for before those are multiplied, the first before the input is waited for.
+    """A program computes BN products of what `spread_kernel` wrote, Q quads of each at a time; the
+    words of the next ones are asked for before those are multiplied, the first before the input is
+    waited for.
     """
     tile = tl.program_id(0)
     weight_row = weight_rows(tile, outputs, ACTIVATION is not None, BN)
@@ -129,20 +157,17 @@ def four_bit_vector_kernel(
     words = tl.load(quad_ptr, mask=(q < quads)[None, :, None], other=0)
     wait_for_inputs(OVERLAP)
     sums = tl.zeros([BN, Q], tl.float32)
-    squares = tl.zeros([Q, 4], tl.float32)
     for start in range(0, quads, Q):
         ahead = start + Q
         later = tl.load(quad_ptr + ahead * 4, mask=(ahead + q < quads)[None, :, None], other=0)
-        sums, squares = _take_quads(
-            sums, squares, words, x_ptr, norm_ptr, scales_ptr, zeros_ptr, start + q, inputs,
-            HAS_NORM, E2M1, GROUP, HAS_ZERO, BN, Q,
+        sums = _take_quads(
+            sums, words, planes_ptr, totals_ptr, scales_ptr, zeros_ptr, start + q, quads, inputs,
+            E2M1, GROUP, HAS_ZERO, PARTS, BN, Q,
         )  # fmt: skip
         words = later
     products = tl.sum(sums, 1)
     if HAS_WHOLE:
         products *= tl.load(whole_ptr + weight_row)
-    if HAS_NORM:
-        products *= tl.rsqrt(tl.sum(tl.sum(squares, 1), 0) / inputs + eps)
     finish(
         products[:, None], out_ptr, bias_ptr, residual_ptr, tile, weight_row, tl.arange(0, 1), 1, outputs,
         ACTIVATION, HAS_BIAS, HAS_RESIDUAL, 1, BN,

@@ -9,8 +9,8 @@ from torch import Tensor
 from onboard.ops.four_bits.four_bit_kernels import HAS_PTX
 from onboard.ops.four_bits.four_bit_linear import fake_fused_four_bit_linear
 from onboard.ops.four_bits.four_bit_product import four_bit_kernel, write_out_kernel
-from onboard.ops.four_bits.four_bit_vector import four_bit_vector_kernel
-from onboard.ops.four_bits.four_bits import RUN
+from onboard.ops.four_bits.four_bit_vector import four_bit_vector_kernel, spread_kernel
+from onboard.ops.four_bits.four_bits import RUN, WORDS
 from onboard.ops.library import register_op
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 from onboard.ops.linear.triton_linear import Tiles, as_rows, compose, counters
@@ -26,6 +26,8 @@ _TOKENS = 64
 _OUTPUTS = 128
 QUAD = RUN // 4
 """Inputs of the four words that a thread of the kernel for one token has."""
+_SPREAD = 32
+"""Quads that a program of the kernel before that one writes."""
 _FEWEST_RUNS = 4
 """Of a part of the inputs that a program sums up."""
 
@@ -98,22 +100,40 @@ def _launch(
     return out
 
 
+def _spread(
+    x: Tensor, norm: Tensor | None, eps: float, levels: str, parts: int
+) -> tuple[Tensor, Tensor]:
+    """Return one token x [1, inputs] as the kernel for it reads it (`spread_kernel`)."""
+    inputs = x.shape[1]
+    words = triton.cdiv(inputs, RUN) * WORDS
+    buffer = torch.empty(8 * words + parts * words // 4, dtype=torch.float32, device=x.device)
+    planes, totals = buffer.split([8 * words, parts * words // 4])
+    spread_kernel[(triton.cdiv(words // 4, _SPREAD),)](
+        planes, totals, x, norm, inputs, words // 4, eps,
+        HAS_NORM=norm is not None, E2M1=levels == "e2m1", PARTS=parts, Q=_SPREAD, BK=4096,
+        num_warps=4, **overlaps(x.device),
+    )  # fmt: skip
+    return planes, totals
+
+
 def _launch_vector(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, norm: Tensor | None, eps: float, act: str,
     scale: Tensor, zero: Tensor | None, whole: Tensor | None, levels: str, group: int,
 ) -> Tensor:  # fmt: skip
-    """Run the kernel for one token x [1, inputs]; return [1, outputs]."""
+    """Run the kernels for one token x [1, inputs]; return [1, outputs]."""
     outputs = len(weight) // 2 if act else len(weight)
     tiles = choose_four_bit_vector_tiles(len(weight), x.shape[1])
     out = x.new_empty(1, outputs)
     programs = triton.cdiv(outputs, tiles.outputs // 2 if act else tiles.outputs)
+    parts = 1 if group >= RUN else RUN // group
+    planes, totals = _spread(x, norm, eps, levels, parts)
     four_bit_vector_kernel[(programs,)](
-        out, x, weight, bias, residual, norm, scale, zero, whole,
-        outputs, x.shape[1], scale.shape[1], eps,
+        out, planes, totals, weight, bias, residual, scale, zero, whole,
+        outputs, x.shape[1], scale.shape[1],
         ACTIVATION=KERNEL_ACTIVATIONS[act] if act else None,
-        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, HAS_NORM=norm is not None,
+        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
         E2M1=levels == "e2m1", GROUP=group, HAS_ZERO=zero is not None, HAS_WHOLE=whole is not None,
-        BN=tiles.outputs, Q=tiles.columns // QUAD, num_warps=tiles.num_warps, **overlaps(x.device),
+        PARTS=parts, BN=tiles.outputs, Q=tiles.columns // QUAD, num_warps=tiles.num_warps, **overlaps(x.device),
     )  # fmt: skip
     return out
 
@@ -141,12 +161,10 @@ def triton_fused_four_bit_linear(
         return fake_fused_four_bit_linear(input, weight, bias, weight_scale, activation=activation)
     x, residual = as_rows(input), None if residual is None else as_rows(residual)
     form = (weight_scale, zero, whole, levels, group)
-    alone = len(x) == 1
-    if norm_weight is not None and (not alone or x.dtype == torch.float16):
-        x, norm_weight = triton_rmsnorm(x, norm_weight, eps), None
-    if alone:
+    if len(x) == 1:
         y = _launch_vector(x, weight, bias, residual, norm_weight, eps, activation, *form)
         return y.view(*input.shape[:-1], y.shape[-1])
+    x = x if norm_weight is None else triton_rmsnorm(x, norm_weight, eps)
     if len(x) <= MOST_ROWS:
         y = _launch(x, weight, bias, residual, activation, *form)
     else:

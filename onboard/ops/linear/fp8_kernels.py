@@ -56,8 +56,8 @@ def _quantise_kernel(
     if GIVEN:
         scale = tl.zeros([GROUPS], tl.float32) + tl.load(given_ptr)
     else:
-        scale = tl.maximum(tl.max(tl.abs(x), 1) / (127.5 if INTEGERS else 448.0), LEAST)
-    codes = x / scale[:, None]
+        scale = tl.maximum(tl.div_rn(tl.max(tl.abs(x), 1), 127.5 if INTEGERS else 448.0), LEAST)
+    codes = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
     if INTEGERS:
         codes = tl.clamp(_nearest(codes), -128.0, 127.0)
     else:
