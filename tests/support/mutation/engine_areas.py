@@ -115,7 +115,7 @@ _LAYERS = ("activation", "norm", "wide_norm", "rope", "linear", "moe", "router",
            "fp8_codes", "fp8_swiglu", "nvfp4_codes", "nvfp4_swiglu",
            "four_bits", "four_bit_linear", "four_bit_product", "four_bit_vector", "quantised_moe", "four_bit_moe",
            "int8_linear", "int8_product", "fused_gated_norm", "fused_gdn_gating", "fused_rope",
-           "gather_logits")  # fmt: skip
+           "gather_logits", "lora")  # fmt: skip
 
 
 def _ops(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from onboard.ops.sampling import triton_sampling as sampling
 from onboard.ops.ssm import triton_cached_ssm as cached_ssm
 from onboard.ops.triton import host_copy, launch
 from tests.support.ops import ragged
+from tests.support.ops.lora import Adapted
 from tests.support.ops.naive import make_batch
 from tests.support.ops.rotated import TURNS, tables, with_rotation
 
@@ -131,6 +132,14 @@ def test_kernels_that_choose_tokens(kernels: list[Any], dtype: torch.dtype) -> N
         kernels,
         {"fill_kernel", "largest_kernel", "choose_kernel", "copy_kernel", "copy_rows_kernel"},
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_kernels_of_adapters(kernels: list[Any], dtype: torch.dtype) -> None:
+    for sizes, rank in (([256, 64, 64], 16), ([384], 512)):
+        adapted = Adapted.drawn(3, 4096, sizes, 2, rank, dtype=dtype)
+        ops.triton_lora(*adapted.arguments())
+    assert_compiled(kernels, {"_down_kernel", "_up_kernel"})
 
 
 MATRIX = {"matrix_kernel", "_rmsnorm_kernel"}

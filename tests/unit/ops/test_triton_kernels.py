@@ -32,6 +32,7 @@ INTERPRETED = tuple(
         "moe",
         "quantised_moe",
         "invariant",
+        "lora",
         "rope_attention",
     )
 )

@@ -1,0 +1,68 @@
+"""The kernels of low-rank adapters against float64; `test_triton_kernels.py` starts this in Triton's
+interpreter.
+
+On a GPU the same tests run as they are (`tests/gpu/test_mixer_kernels.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import onboard.ops  # noqa: F401
+from onboard.runtime.sampling_params import SamplingParams
+from tests.support.ops.lora import Adapted
+from tests.support.ops.naive import relative_error
+from tests.support.ops.ragged import DEVICE
+from tests.support.runtime.adapters import make_adapter
+from tests.support.runtime.tiny import make_tiny
+
+# The interpreter truncates where hardware rounds, hence twice the usual error of bfloat16.
+DTYPES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1.2e-2}
+SHAPES = [
+    (37, 40, [24, 8, 8], 3, 5),
+    (5, 300, [150], 2, 16),
+    (16, 520, [48, 48], 1, 80),
+]
+"""Tokens, inputs, outputs of layers, adapters, rank."""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_token_has_its_own_adapter(
+    dtype: torch.dtype, shape: tuple[int, int, list[int], int, int]
+) -> None:
+    adapted = Adapted.drawn(*shape, dtype=dtype, device=DEVICE)
+    actual = torch.ops.onboard.triton_lora(*adapted.arguments())
+    assert actual.dtype == dtype
+    assert relative_error(actual, adapted.expected()) < DTYPES[dtype]
+
+
+def test_outputs_may_have_gaps_and_no_token_an_adapter() -> None:
+    adapted = Adapted.drawn(20, 40, [24, 8], 2, 16, dtype=torch.float32, device=DEVICE)
+    wide = torch.randn(20, 64, device=DEVICE)
+    adapted.outputs = wide[:, 16:48]
+    adapted.adapters.zero_()
+    actual = torch.ops.onboard.triton_lora(*adapted.arguments())
+    torch.testing.assert_close(actual, wide[:, 16:48], rtol=0, atol=0)
+
+
+def test_a_batch_of_requests(tmp_path: Path) -> None:
+    base = make_tiny(tmp_path, hidden_size=32, num_hidden_layers=1)
+    layers = (["q_proj", "v_proj"], ["k_proj", "gate_proj", "down_proj"])
+    adapters = {
+        str(i): make_adapter(tmp_path / str(i), base, each) for i, each in enumerate(layers)
+    }
+    folders = {name: str(each.folder) for name, each in adapters.items()}
+    engine = base.engine(lora=folders, transforms={"choose_lora_adapters": {"backend": "triton"}})
+    assert any("triton_lora" in str(node.target) for node in engine.gm.graph.nodes)
+    sources = {None: base, **adapters}
+    asked = [
+        engine.submit([3, 4, 5], SamplingParams(max_tokens=4, temperature=0, lora=name))[0]
+        for name in sources
+    ]
+    engine.run()
+    for request, source in zip(asked, sources.values(), strict=True):
+        assert request.generated == source.greedy([3, 4, 5], 4)
