@@ -11,9 +11,19 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from onboard.errors import UsageError
-from onboard.untrusted.bounds import BATCH, CAPTURES, DEVICES, PAGE, SEQUENCE, STEP, TOKENS
+from onboard.untrusted.bounds import (
+    ADAPTERS,
+    BATCH,
+    CAPTURES,
+    DEVICES,
+    PAGE,
+    SEQUENCE,
+    STEP,
+    TOKENS,
+)
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
+ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,127}$"
 CacheDType = Literal["auto", "float32", "float16", "bfloat16", "float8_e4m3fn"]
 Mode = Literal["graph", "hf", "transformers"]
 """Which road a model takes: its generated file, exported; transformers' module, exported; or that
@@ -144,6 +154,10 @@ class RuntimeConfig(StrictModel):
     float8_e4m3fn with scales of rows or of blocks of 128 x 128, and inputs quantised as they come; in
     four bits with scales of groups of 128 inputs (int4) or 32 (mxfp4). The head stays as it is.
     """
+    lora: dict[Annotated[str, Field(pattern=ADAPTER_NAME)], str] = Field(
+        default_factory=dict, max_length=ADAPTERS.most
+    )
+    """Low-rank adapters that requests may name, each with its folder in PEFT's format."""
     skip_loading_weights: bool = False
     """Random weights instead of the checkpoint's."""
     transforms: dict[str, dict[str, Any]] = Field(default_factory=dict)

@@ -15,6 +15,7 @@ import torch
 from onboard.cache.budget import Limits
 from onboard.cache.rows import SequenceRows
 from onboard.cache.step_buffer import (
+    ADAPTER_IDS,
     IntArray,
     Layout,
     StepBuffer,
@@ -65,6 +66,7 @@ class SequenceInfo:
         first_position: int = 0,
         snapshots: int = 0,
         codebooks: Codebooks = ONE_CODEBOOK,
+        adapters: bool = False,
     ) -> None:
         self.max_batch_size = max_batch_size
         self.max_seq_len = max_seq_len
@@ -77,6 +79,8 @@ class SequenceInfo:
         """Number of snapshots of recurrent states, kept for later requests."""
         self.codebooks = codebooks
         """How many codes a token stands for; one for text."""
+        self.adapters = adapters
+        """Whether tokens may have adapters."""
         self.pages_per_sequence = -(-max_seq_len // page_size)
         self.decode_sizes: list[int] = []
         """Batch sizes of the captured decode steps, ascending: a decode batch is padded to the next
@@ -121,6 +125,7 @@ class SequenceInfo:
             groups=groups,
             device=self.device,
             codebooks=self.codebooks.count,
+            adapters=self.adapters,
         )
         self.rows = SequenceRows(
             self.max_batch_size + 1,
@@ -162,6 +167,8 @@ class SequenceInfo:
         owners = slots[step.sequence]
         page, layout = step.positions // self.page_size, self.buffer.layout_for(len(step.positions))
         layout.host["input_ids"][: len(owners)] = self.rows.tokens_at(owners, step.positions)
+        if self.adapters:
+            layout.host[ADAPTER_IDS][: len(owners)] = self.rows.adapters[owners]
         for group, table in enumerate(self.rows.tables):
             self._write_mapping(layout, group, table[owners, page], step.positions)
         self._show(layout, slots)
@@ -204,6 +211,7 @@ class SequenceInfo:
         slots: IntArray | None = None,
         rope_length: int = 0,
         position_ids: IntArray | None = None,
+        adapter: int = 0,
     ) -> None:
         """Write one step of any sequences: prefill, chunked prefill, decode or a mixture.
 
@@ -221,6 +229,7 @@ class SequenceInfo:
                 for models whose rotary table depends on it.
             position_ids: [tokens] positions for the model, where they differ from the index in the
                 sequence (an image's tokens may share one); None: they do not.
+            adapter: of all sequences, 0 for none, or 1 + its index.
         """
         tables = pages[None] if pages.ndim == 2 else pages
         slots = np.zeros(len(lengths), dtype=np.int64) if slots is None else slots
@@ -230,20 +239,10 @@ class SequenceInfo:
         assert len(token_ids) == len(step.positions)
         layout = self.buffer.layout_for(len(token_ids))
         layout.host["input_ids"][: len(token_ids)] = token_ids
+        if self.adapters:
+            layout.host[ADAPTER_IDS][: len(token_ids)] = adapter
         self._shown = self._decoded = None
-        for group, table in enumerate(tables):
-            self._write_mapping(
-                layout,
-                group,
-                table[step.sequence, step.positions // self.page_size],
-                step.positions,
-            )
-            shown = layout.host[table_names(group)[0]][: len(slots)]
-            shown[:, : table.shape[1]] = table
-            shown[:, table.shape[1] : self._filled[: len(slots)].max()] = 0
-        width = max(tables.shape[2], self._filled[: len(slots)].max())
-        self._note_tables(slice(len(slots)), width)
-        self._filled[: len(slots)] = tables.shape[2]
+        self._write_tables(layout, step, tables, len(slots))
         self.rows.write_sampling(layout.host, np.zeros_like(slots), step.kv_lens)
         self._finish(
             layout,
@@ -353,6 +352,24 @@ class SequenceInfo:
         target = layout.host[table_names(group)[1]][: len(positions)]
         np.multiply(pages, self.page_size, out=target, casting="unsafe")
         target += positions % self.page_size
+
+    def _write_tables(self, layout: Layout, step: _Step, tables: IntArray, sequences: int) -> None:
+        """Write block tables [groups, sequences, pages] and slot mappings of other sequences than
+        those before.
+        """
+        for group, table in enumerate(tables):
+            self._write_mapping(
+                layout,
+                group,
+                table[step.sequence, step.positions // self.page_size],
+                step.positions,
+            )
+            shown = layout.host[table_names(group)[0]][:sequences]
+            shown[:, : table.shape[1]] = table
+            shown[:, table.shape[1] : self._filled[:sequences].max()] = 0
+        width = max(tables.shape[2], self._filled[:sequences].max())
+        self._note_tables(slice(sequences), width)
+        self._filled[:sequences] = tables.shape[2]
 
     def _show(self, layout: Layout, slots: IntArray) -> None:
         """Update the block tables: all rows for a new batch, else only rows whose pages changed.

@@ -40,6 +40,8 @@ class SequenceRows:
         """[slots, 4] sampling parameters, in the order of `SAMPLING_NAMES`."""
         self.keys = np.zeros(slots, dtype=np.uint64)
         """[slots] keys of the random numbers."""
+        self.adapters = np.zeros(slots, dtype=np.int64)
+        """[slots] 0, or 1 + the index of the sequence's adapter."""
         self.codebooks = codebooks
         """Number of codes of a token; each needs a random number."""
         self.drawn = self.filtered = False

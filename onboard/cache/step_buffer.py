@@ -36,6 +36,8 @@ HostFields = dict[str, npt.NDArray[Any]]
 _ALIGNMENT = 256  # bytes; Triton specialises on aligned pointers
 _BY_TOKEN = ("input_ids", "position_ids", "logits_gather_indices")
 _TABLE = "block_table"
+ADAPTER_IDS = "adapter_ids"
+"""For each token 0, or 1 + the index of its adapter; only where a run has adapters."""
 SAMPLING_NAMES = ("temperature", "top_k", "top_p", "min_p")
 CHOICE_NAMES = (*SAMPLING_NAMES, "uniform")
 """The arguments of `choose_tokens` after the logits, in its order, each [sequences]."""
@@ -103,8 +105,9 @@ class Layout:
         if (known := self.views.get(sizes)) is not None:
             return known
         views = {name: self.device[name][:count] for name, count in self.counts(sizes).items()}
-        for name in ("input_ids", "position_ids"):
-            views[name] = views[name][None]
+        for name in ("input_ids", "position_ids", ADAPTER_IDS):
+            if name in views:
+                views[name] = views[name][None]
         views["batch_info_host"] = info
         if len(set(sizes)) == 1:
             self.views[sizes] = views
@@ -125,8 +128,9 @@ class StepBuffer:
         groups: int,
         device: torch.device,
         codebooks: int = 1,
+        adapters: bool = False,
     ) -> None:
-        parts = _parts(sequences, tokens, pages_per_sequence, groups, codebooks)
+        parts = _parts(sequences, tokens, pages_per_sequence, groups, codebooks, adapters)
         ends = np.cumsum([_num_bytes(part) for part in parts]).tolist()
         self._host = torch.zeros(ends[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._device = self._host if device.type == "cpu" else self._host.to(device)
@@ -237,8 +241,9 @@ def _layout(
     return Layout(tokens, host, {name: tensor for name, (_, tensor) in fields.items()}, span)
 
 
-def _by_token(tokens: int, groups: int) -> _Shapes:
-    names = [*_BY_TOKEN, *(table_names(group)[1] for group in range(groups))]
+def _by_token(tokens: int, groups: int, adapters: bool) -> _Shapes:
+    own = [ADAPTER_IDS] if adapters else []
+    names = [*_BY_TOKEN, *own, *(table_names(group)[1] for group in range(groups))]
     return dict.fromkeys(names, ((tokens,), torch.int64))
 
 
@@ -262,13 +267,14 @@ def buffer_bytes(
 
 
 def _parts(
-    sequences: int, tokens: int, pages: int, groups: int, codebooks: int
+    sequences: int, tokens: int, pages: int, groups: int, codebooks: int, adapters: bool = False
 ) -> tuple[_Shapes, _Shapes, _Shapes]:
     """Return the three parts of the buffers, in order: a decode step copies the first two, any
     other step the last two.
     """
     by_sequence = _by_sequence(sequences, pages, groups, codebooks)
-    return _by_token(sequences, groups), by_sequence, _by_token(tokens, groups)
+    small, large = (_by_token(each, groups, adapters) for each in (sequences, tokens))
+    return small, by_sequence, large
 
 
 def _num_bytes(shapes: _Shapes) -> int:

@@ -30,7 +30,8 @@ class Comparison:
 
     def check(self, params: SamplingParams) -> None:
         """Raise `UsageError` where answers cannot be compared with greedy ones."""
-        if self.transformers and (not params.greedy or params.n > 1 or params.adjusts_logits):
+        other = params.n > 1 or params.adjusts_logits or params.lora is not None
+        if self.transformers and (not params.greedy or other):
             raise UsageError(
                 "--enable-pytorch-run compares greedy tokens, and something else was asked for",
                 hint="Leave --temperature and -n out",

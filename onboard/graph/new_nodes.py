@@ -13,7 +13,7 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor
 
-from onboard.graph.fx import Target, call
+from onboard.graph.fx import Target, attribute, call
 
 
 def insert_call(
@@ -28,10 +28,10 @@ def insert_call(
 
 
 def read_parameter(gm: fx.GraphModule, before: fx.Node, name: str) -> fx.Node:
-    """Insert a node that reads parameter `name`, as a fake tensor where the values of `before`'s
+    """Insert a node that reads a parameter or buffer, as a fake tensor where the values of `before`'s
     inputs are.
     """
-    parameter = gm.get_parameter(name)
+    parameter = attribute(gm, name)
     with gm.graph.inserting_before(before):
         node = gm.graph.get_attr(name)
     beside = next(

@@ -92,6 +92,7 @@ def _built(
     context = make_context(checkpoint, runtime, root=root, model=model)
     if strict:
         _check_tested(context, _onboard_command(root, model or str(checkpoint)))
+    _check_adapters(context)
     pipeline = Pipeline(
         pipeline_for(context), dump_dir=dump_dir, strict=strict, cache=_graph_cache(context)
     )
@@ -108,12 +109,21 @@ def _built(
         **({} if context.ranks.follows else _text_ends(checkpoint, context)),
         towers=_towers(context) if _takes_more(context) else None,
         rope=length_dependent_rope(context.factory.text_config.to_dict()),
+        adapters=tuple(context.runtime.lora),
         reuse=context.runtime.kv_cache_config.enable_block_reuse,
         overlap=_overlaps(context.runtime, context.device),
         history=context.history,
         facts=context.facts,
         bytes_read=context.bytes_read,
     )
+
+
+def _check_adapters(context: TransformContext) -> None:
+    """Raise `UsageError` for a run that may not have adapters."""
+    if context.runtime.lora and context.runtime.mode != "graph":
+        raise UsageError("adapters need mode graph", hint="Leave --mode out, or merge the adapter")
+    if context.runtime.lora and not context.ranks.is_alone:
+        raise UsageError("adapters run on one device", hint="Set world_size to 1")
 
 
 def _takes_more(context: TransformContext) -> bool:
@@ -167,8 +177,10 @@ def _graph_cache(context: TransformContext) -> GraphCache | None:
     """Return the graph cache, None if graphs are not kept; a multimodal model's graph is not, since
     its towers need what only the export knows.
     """
-    folder = cache_folder()
+    folder, adapters = cache_folder(), context.runtime.lora
     if folder is None or context.factory.mode != "graph" or context.factory.eager_modules:
+        return None
+    if adapters:  # their matrices are in the graph
         return None
     return GraphCache(folder)
 

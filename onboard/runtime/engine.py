@@ -26,6 +26,7 @@ from onboard.errors import UsageError
 from onboard.graph.cache_init.embedded_inputs import with_image_inputs
 from onboard.graph.fx import graph_modules
 from onboard.modeling import Codebooks
+from onboard.runtime.calls.adapter_numbers import adapter_number
 from onboard.runtime.calls.prompt_pass import PromptPass
 from onboard.runtime.calls.request_texts import RequestTexts
 from onboard.runtime.constraints.adjustments import Adjustments, check_token_ids, word_tokens
@@ -64,6 +65,8 @@ class Engine:
     rope: LengthDependentRope | None = None
     towers: Towers | None = None
     """The towers of a multimodal model; None: the model takes text alone."""
+    adapters: Sequence[str] = ()
+    """The names of the adapters that requests may have."""
     reuse: bool = True
     """Whether requests reuse the cached prefix of earlier requests."""
     overlap: bool = False
@@ -137,9 +140,11 @@ class Engine:
 
         `inputs` is the output of transformers' processor for the prompt's images. Requests with a
         smaller `priority` go first, and preempt others when pages run out. Raises `UsageError` if
-        the prompt is empty, too long, or has a token that the model does not know.
+        the prompt is empty, too long, or has a token that the model does not know, and for an
+        adapter that there is not.
         """
         self._check_prompt(prompt, room_for=1)
+        adapter = adapter_number(self.adapters, params.lora)
         if params.stop and self.tokenizer is None:
             raise UsageError(
                 "stop texts need a tokenizer and the checkpoint has none", hint="Use stop_token_ids"
@@ -147,9 +152,9 @@ class Engine:
         images = self._prepare(list(prompt), inputs) if inputs else None
         scores = None
         if params.prompt_logprobs is not None:
-            scores = self.prompt_logprobs(prompt, params.prompt_logprobs)
+            scores = self.prompt_logprobs(prompt, params.prompt_logprobs, params.lora)
         keys = [stream_key(params, index) for index in range(params.n)]
-        outputs = [Request(list(prompt), params, key, priority, images) for key in keys]
+        outputs = [Request(list(prompt), params, key, priority, images, adapter) for key in keys]
         for output in outputs:
             most = self.capacity if params.max_tokens is None else len(prompt) + params.max_tokens
             output.limit = min(most, self.capacity)
@@ -218,7 +223,9 @@ class Engine:
         return pending.step
 
     @torch.inference_mode()
-    def logits(self, input_ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
+    def logits(
+        self, input_ids: Sequence[int] | torch.Tensor, lora: str | None = None
+    ) -> torch.Tensor:
         """Return the logits of every token of one prompt, [tokens, vocabulary] float32 on the CPU.
 
         The prompt is prefilled in chunks through the same graph that generates. Raises `UsageError`
@@ -227,14 +234,14 @@ class Engine:
         tokens = torch.as_tensor(input_ids).flatten().tolist()
         self._check_prompt(tokens, room_for=0)
         with self.together():
-            return self._alone.logits(tokens)
+            return self._alone.logits(tokens, adapter_number(self.adapters, lora))
 
     def can_read(self, prompt: Sequence[int]) -> bool:
         """Whether running requests leave room to compute a prompt for itself."""
         return self.cache.can_lend([len(prompt)])
 
     @torch.inference_mode()
-    def hidden_states(self, prompt: Sequence[int]) -> torch.Tensor:
+    def hidden_states(self, prompt: Sequence[int], lora: str | None = None) -> torch.Tensor:
         """Return the last hidden state of every token, [tokens, hidden] float32 on the CPU.
 
         Raises `UsageError` if the prompt is too long, running requests leave no room for it, or the
@@ -243,10 +250,12 @@ class Engine:
         self._check_prompt(prompt, room_for=0)
         self._check_room(prompt)
         with self.together():
-            return self._alone.hidden_states(prompt)
+            return self._alone.hidden_states(prompt, adapter_number(self.adapters, lora))
 
     @torch.inference_mode()
-    def prompt_logprobs(self, prompt: Sequence[int], count: int) -> list[dict[int, float] | None]:
+    def prompt_logprobs(
+        self, prompt: Sequence[int], count: int, lora: str | None = None
+    ) -> list[dict[int, float] | None]:
         """Return for each token of a prompt but the first its log-probability, and those of the
         `count` most likely ones; the prompt is prefilled for that alone.
 
@@ -254,7 +263,7 @@ class Engine:
         """
         self._check_room(prompt)
         with self.together():
-            return self._alone.logprobs(prompt, count)
+            return self._alone.logprobs(prompt, count, adapter_number(self.adapters, lora))
 
     def _launch(self, step: Step) -> PendingStep:
         """Write a step's numbers and launch it; return without waiting for its tokens."""

@@ -64,6 +64,7 @@ class LLM:
             passed.
         settings: replace single fields of the configuration, for example
             `{"max_seq_len": 4096, "kv_cache_config": {"dtype": "float8_e4m3fn"}}`.
+        lora: low-rank adapters in PEFT's format that prompts may ask for: a name and a folder each.
         media: how much images and sounds may be, and which hosts they are fetched from.
 
     Raises:
@@ -84,12 +85,16 @@ class LLM:
         strict: bool = False,
         settings: Mapping[str, Any] | None = None,
         media: MediaLimits | None = None,
+        lora: Mapping[str, str | Path] | None = None,
     ) -> None:
         folder = Path.cwd() if root is None else Path(root).expanduser()
         overrides: dict[str, Any] = {"device": device, "dtype": dtype, "world_size": world_size}
         overrides |= {"mode": mode, "batch_invariant": batch_invariant}
         resolved = resolve_config(str(model), folder, config, overrides)
-        self.runtime: RuntimeConfig = with_settings(resolved, settings)
+        adapters = {"lora": {name: str(path) for name, path in (lora or {}).items()}}
+        self.runtime: RuntimeConfig = with_settings(
+            with_settings(resolved, settings), adapters if lora else None
+        )
         checkpoint = find_checkpoint(self.runtime)
         doubted = self._doubt(str(model), folder, checkpoint) if config is None else None
         if doubted and strict:
@@ -157,12 +162,14 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         on_step: Callable[[Step], None] | None = None,
         priority: int | Sequence[int] = 0,
+        lora: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         """Generate for one prompt or several; return one `RequestOutput` for each, in order.
 
-        `sampling_params` and `priority` are one value for all prompts or a list with one for each;
-        smaller priorities go first. `on_step` is called after each forward pass and may cancel
-        outputs (`engine.cancel`). `engine.stats` counts steps, preemptions and reused tokens.
+        `sampling_params`, `priority` and `lora`, the name of an adapter, are one value for all
+        prompts or a list with one for each; smaller priorities go first. `on_step` is called after each
+        forward pass and may cancel outputs (`engine.cancel`). `engine.stats` counts steps,
+        preemptions and reused tokens.
 
         Threads may share an `LLM`: one call runs at a time and the others wait, in no particular
         order. Prompts that are to run in one batch belong in one call.
@@ -170,7 +177,7 @@ class LLM:
         Raises `UsageError` for a prompt that is empty, too long or has unknown tokens.
         """
         batch = as_batch(prompts)
-        params = as_params(sampling_params, len(batch))
+        params = as_params(sampling_params, len(batch), lora)
         priorities = as_priorities(priority, len(batch))
         media = [self.prompts.media(prompt) for prompt in batch]
         with self._alone():
@@ -195,6 +202,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, written as the checkpoint's chat template says.
 
@@ -206,7 +214,7 @@ class LLM:
         single = not messages or isinstance(messages[0], Mapping)
         conversations: Any = [messages] if single else messages
         prompts = [self.chat_prompt(each, tools, chat_template_kwargs) for each in conversations]
-        return self.generate(prompts, sampling_params)
+        return self.generate(prompts, sampling_params, lora=lora)
 
     def chat_prompt(
         self,
@@ -220,14 +228,18 @@ class LLM:
         return self.prompts.conversation(messages, tools, chat_template_kwargs)
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = 0
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        priority: int = 0,
+        lora: str | None = None,
     ) -> Generator[Delta, None, None]:
         """Generate for one prompt; yield each output's new text and tokens after every step.
 
         Who leaves the loop early cancels the rest. The `LLM` serves nobody else meanwhile:
         `AsyncLLM` serves many.
         """
-        media, params = self.prompts.media(prompt), as_params(sampling_params, 1)[0]
+        media, params = self.prompts.media(prompt), as_params(sampling_params, 1, lora)[0]
         with self._alone():
             try:
                 read = self.prompts.read(prompt, media)
@@ -239,17 +251,24 @@ class LLM:
             finally:
                 self.engine.abort()
 
-    def logits(self, input_ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
-        """Return the logits of every token of one prompt, [tokens, vocabulary] float32 on the CPU.
+    def logits(
+        self, input_ids: Sequence[int] | torch.Tensor, lora: str | None = None
+    ) -> torch.Tensor:
+        """Return the logits of every token of one prompt, [tokens, vocabulary] float32 on the CPU,
+        computed with an adapter if `lora` names one.
 
         With several codebooks the columns are [codebooks * codes], one codebook after the other.
         """
         tokens = as_tokens(flattened(input_ids))
         with self._alone():
-            return self.engine.logits(tokens)
+            return self.engine.logits(tokens, lora)
 
     def embed(
-        self, prompts: Prompt | Sequence[Prompt], pooling: Pooling = "last", normalize: bool = True
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        lora: str | None = None,
     ) -> torch.Tensor:
         """Return a vector of each prompt's last hidden states, [prompts, hidden] float32 on the CPU.
 
@@ -259,7 +278,7 @@ class LLM:
         """
         batch = [text_or_tokens(prompt) for prompt in as_batch(prompts)]
         with self._alone():
-            states = (self.engine.hidden_states(self.encode(prompt)) for prompt in batch)
+            states = (self.engine.hidden_states(self.encode(prompt), lora) for prompt in batch)
             return torch.stack([pooled(each, pooling, normalize=normalize) for each in states])
 
     @contextmanager

@@ -100,6 +100,8 @@ class SamplingParams(StrictModel):
     """The same for each token of the prompt but the first; they cost a second prefill."""
     n: int = Field(default=1, ge=1, le=OUTPUTS.most)
     """Outputs per prompt."""
+    lora: str | None = None
+    """The adapter that prompt and outputs are computed with; None: the model as it is."""
 
     @model_validator(mode="wrap")
     @classmethod

@@ -71,7 +71,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        found = [_model(service, name) for name in service.settings.names]
+        found = [_model(service, name) for name in service.models]
         ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"], "has_more": False}
         return {"object": "list", "data": found, "models": found, **ends}
 
@@ -91,6 +91,7 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "created_at": datetime.fromtimestamp(service.started, UTC).isoformat(),
         "owned_by": "onboard",
         "root": service.settings.names[0],
+        "parent": service.settings.names[0] if service.adapter(name) else None,
         "max_model_len": service.capacity,
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import uvicorn
@@ -23,7 +23,16 @@ _WAITING = 2048
 def load_service(model: str, told: ServeSettings, **options: Any) -> Service:
     """Load a model; `options` are those of `LLM`."""
     llm = AsyncLLM(model, **options)
+    check_names(told, llm.llm.engine.adapters)
     return Service(llm, told, find_checkpoint(llm.llm.runtime))
+
+
+def check_names(told: ServeSettings, adapters: Collection[str]) -> None:
+    """Raise `UsageError` for an adapter that is called as the model."""
+    if taken := [name for name in adapters if name in told.names]:
+        raise UsageError(
+            f"the model and an adapter are both called {taken[0]!r}", hint="Rename one: --name"
+        )
 
 
 def listen(settings: ServeSettings) -> socket.socket:

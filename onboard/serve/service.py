@@ -61,8 +61,8 @@ class Service:
         """Return the name that the answer has; raise `RefusedError` for a model that is not
         served.
         """
-        if name is not None and name not in self.settings.names:
-            known = ", ".join(self.settings.names)
+        if name is not None and name not in self.models:
+            known = ", ".join(self.models)
             raise RefusedError(
                 f"the model {name!r:.100} is not served here, but {known}",
                 status=404,
@@ -70,6 +70,15 @@ class Service:
                 code="model_not_found",
             )
         return name or self.settings.names[0]
+
+    @property
+    def models(self) -> list[str]:
+        """The names that requests may have for a model: its own, and those of its adapters."""
+        return [*self.settings.names, *self.llm.llm.engine.adapters]
+
+    def adapter(self, model: str) -> str | None:
+        """Return the adapter that a model's name stands for, None for the model itself."""
+        return model if model in self.llm.llm.engine.adapters else None
 
     async def chat_prompt(
         self,

@@ -78,6 +78,8 @@ SEQUENCE = Bound(2**27, "tokens of a sequence", "the longest contexts have ten m
 TOKENS = Bound(2**40, "cached tokens", "a rack of devices holds a billion")
 PAGE = Bound(2**16, "tokens of a page", "kernels have pages of 16 to 1024")
 CAPTURES = Bound(1024, "captured batch sizes", "each is a graph in the device's memory")
+ADAPTERS = Bound(64, "adapters", "every step of a layer looks at each of them")
+LORA_RANK = Bound(512, "for a rank", "adapters in use have 8 to 256")
 DEVICES = Bound(4096, "devices", "a model's configuration names at most some dozen")
 OUTPUTS = Bound(16_384, "outputs of a prompt", "each is a request of its own")
 

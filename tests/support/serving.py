@@ -6,7 +6,7 @@ import json
 import shutil
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,10 @@ def speaking_model(folder: Path, template: str | None = TEMPLATE, **options: Any
 
 @contextmanager
 def served(
-    model: Tiny | MediaModel, media: MediaLimits | None = None, **settings: Any
+    model: Tiny | MediaModel,
+    media: MediaLimits | None = None,
+    lora: Mapping[str, str] | None = None,
+    **settings: Any,
 ) -> Iterator[tuple[str, Service]]:
     """Serve a model; yield the address and the service."""
     with socket.socket() as probe:
@@ -72,6 +75,7 @@ def served(
         dtype="float32",
         settings=limits,
         media=media,
+        lora=lora,
     )
     config = uvicorn.Config(
         create_app(service),

@@ -16,6 +16,7 @@ from onboard.cli import options
 from onboard.cli.batch_answers import answer_batch
 from onboard.cli.model_argument import check_config, registered_names, say_division
 from onboard.cli.options import CacheForm, Device, DTypeName, ModeName, Precision
+from onboard.cli.prompting.adapter_options import Lora, adapters_of, one_adapter
 from onboard.cli.prompting.media_options import Audio, GivenMedia, Image
 from onboard.cli.prompting.talk_with_person import converse
 from onboard.cli.result import Result
@@ -139,6 +140,7 @@ def run(
     system: _System = None,
     input_: _Input = None,
     output: _Output = None,
+    lora: Lora = None,
     image: Image = None,
     audio: Audio = None,
     max_tokens: _MaxTokens = None,
@@ -178,14 +180,13 @@ def run(
     chosen |= {"seed": seed, "n": n, **_ends(ignore_eos, max_tokens, chat, stop, stop_token_ids)}
     way = cache, Comparison(benchmark, enable_pytorch_run), as_json, image or [], audio or []
     wanted = _Wanted(prompts or [], token_ids or [], chat, system, input_, output, *way)
-    params = wanted.checked({**chosen, "logprobs": logprobs})
-    sizes: dict[str, Any] = {"max_seq_len": max_seq_len, "max_batch_size": max_batch_size}
-    sizes |= {"attn_backend": attn_backend, "tokenizer": tokenizer, "world_size": world_size}
+    params = wanted.checked({**chosen, "logprobs": logprobs, "lora": one_adapter(lora, input_)})
+    sizes: Any = {"max_seq_len": max_seq_len, "tokenizer": tokenizer, "lora": adapters_of(lora)}
+    sizes |= {"attn_backend": attn_backend, "max_batch_size": max_batch_size, "revision": revision}
     sizes |= {"compile_backend": compile_backend, "kv_cache_config__dtype": kv_cache_dtype}
-    given = {"settings": settings_of(set_, revision=revision, **sizes), "config": config}
-    where = {"device": device.value, "dtype": _dtype(dtype, precision).value, "mode": mode.value}
-    told = _Told(model, root, given, where, strict, batch_invariant, wanted.media)
-    return wanted.answered(told, params, chosen)
+    given = {"settings": settings_of(set_, world_size=world_size, **sizes), "config": config}
+    how = {"device": device.value, "dtype": _dtype(dtype, precision).value, "mode": mode.value}
+    return wanted.answered(_Told(model, root, given, how, strict, batch_invariant), params, chosen)
 
 
 def _ends(
@@ -213,7 +214,6 @@ class _Told:
     """Device, dtype and mode."""
     strict: bool
     batch_invariant: bool
-    media: GivenMedia
 
 
 def _dtype(dtype: DTypeName, precision: Precision | None) -> DTypeName:
@@ -287,7 +287,7 @@ class _Wanted:
         chosen: Mapping[str, Any],
     ) -> Result | int | None:
         """Load the model and generate it."""
-        llm = _load(told, self.cache)
+        llm = _load(told, self.cache, self.media)
         if self.chat:
             _converse(cast("LLM", llm), params, self.system, self.prompts)
             return None
@@ -358,7 +358,7 @@ def _sampling_params(**values: Any) -> SamplingParams:
         raise UsageError(f"--{name.replace('_', '-')} {found}") from None
 
 
-def _load(told: _Told, cache: CacheForm) -> LLM | StaticLLM:
+def _load(told: _Told, cache: CacheForm, media: GivenMedia) -> LLM | StaticLLM:
     model, root = told.model, told.root
     with registered_names(model, root):
         overrides = {**told.where, "batch_invariant": told.batch_invariant}
@@ -367,7 +367,7 @@ def _load(told: _Told, cache: CacheForm) -> LLM | StaticLLM:
         say_division(runtime, model, root, {**overrides, **settings})
         start = time.perf_counter()
         with progress(f"loading {model}", None):
-            llm = _made(told, cache)
+            llm = _made(told, cache, media)
     seconds = time.perf_counter() - start
     print(f"loaded {model} on {llm.device.type} in {seconds:.1f} s", file=sys.stderr)
     ranks = getattr(llm, "ranks", None)  # static caches have none
@@ -376,13 +376,13 @@ def _load(told: _Told, cache: CacheForm) -> LLM | StaticLLM:
     return llm
 
 
-def _made(told: _Told, cache: CacheForm) -> LLM | StaticLLM:
+def _made(told: _Told, cache: CacheForm, media: GivenMedia) -> LLM | StaticLLM:
     settings: dict[str, Any] = {"root": told.root, **told.given, **told.where}
     if cache is CacheForm.PAGED:
         from onboard.runtime.llm import LLM
 
         exact = {"strict": told.strict, "batch_invariant": told.batch_invariant}
-        return LLM(told.model, **{**settings, **exact}, media=told.media.limits)
+        return LLM(told.model, **{**settings, **exact}, media=media.limits)
     if told.given["settings"].get("world_size", 1) > 1:
         raise UsageError(f"--cache {cache.value} runs on one device", hint="Use --cache paged")
     if told.strict or told.batch_invariant:

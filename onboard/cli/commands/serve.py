@@ -14,6 +14,7 @@ from onboard.cli import options
 from onboard.cli.extras import import_extra
 from onboard.cli.model_argument import check_config, registered_names, say_division
 from onboard.cli.options import Device, DTypeName, ModeName
+from onboard.cli.prompting.adapter_options import Lora, adapters_of
 from onboard.cli.prompting.media_options import GivenMedia, MediaDomain
 from onboard.cli.setting_options import settings_of
 from onboard.cli.terminal import one_line
@@ -26,6 +27,10 @@ _Strict = Annotated[
 _MaxRunning = Annotated[
     int, typer.Option(help="Requests answered at a time; more are told to come again.")
 ]
+_Name = Annotated[
+    list[str] | None,
+    typer.Option("--name", help="Name of the model in requests; repeatable.", show_default="MODEL"),
+]
 _DrainSeconds = Annotated[float, typer.Option(help="How long requests may go on after SIGTERM.")]
 _HERE = ("127.0.0.1", "::1", "localhost")
 
@@ -35,12 +40,8 @@ def serve(
     root: options.Root = Path(),
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0: a free one.")] = 8000,
-    name: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--name", help="Name of the model in requests; repeatable.", show_default="MODEL"
-        ),
-    ] = None,
+    name: _Name = None,
+    lora: Lora = None,
     api_key: Annotated[
         str | None,
         typer.Option(help="Key that clients have to show.", envvar=_KEY, show_default="none"),
@@ -73,9 +74,10 @@ def serve(
         go_offline()
     doors = {"host": host, "port": port, "api_key": api_key}
     limits = {"max_running": max_running, "drain_seconds": drain_seconds}
-    sizes = {"max_seq_len": max_seq_len, "max_batch_size": max_batch_size, "revision": revision}
-    backends = {"attn_backend": attn_backend, "compile_backend": compile_backend}
-    settings = settings_of(set_, **sizes, **backends, kv_cache_config__dtype=kv_cache_dtype)
+    sizes: Any = {"max_seq_len": max_seq_len, "max_batch_size": max_batch_size}
+    sizes |= {"attn_backend": attn_backend, "compile_backend": compile_backend}
+    sizes |= {"lora": adapters_of(lora), "kv_cache_config__dtype": kv_cache_dtype}
+    settings = settings_of(set_, revision=revision, **sizes)
     where: dict[str, Any] = {"device": device.value, "dtype": dtype.value, "mode": mode.value}
     where["world_size"] = world_size
     libraries = import_extra("onboard.serve.server", "serve", "serving needs")

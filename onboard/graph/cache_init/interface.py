@@ -30,6 +30,7 @@ def make_interface(context: TransformContext) -> CachedSequenceInterface:
             first_position=context.first_position,
             snapshots=_snapshots(runtime),
             codebooks=context.codebooks,
+            adapters=bool(runtime.lora),
         ),
         context.ranks,
     )

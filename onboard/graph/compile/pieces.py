@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from onboard.cache.step_buffer import ADAPTER_IDS
 from onboard.graph.fx import placeholders, writes
 from onboard.ops.library import declared, plain_function
 
-TOKEN_INPUTS = ("input_ids", "position_ids")
+TOKEN_INPUTS = ("input_ids", "position_ids", ADAPTER_IDS)
 """Inputs [1, tokens] of which each row concerns one token; zeros are valid."""
 
 

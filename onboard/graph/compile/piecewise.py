@@ -284,9 +284,11 @@ class PiecewiseGraph(nn.Module):
 
     def _captured(self, tokens: int, device: torch.device, recorder: Recorder) -> _Bucket:
         assert self._pieces is not None
+        known = input_names(self.gm)
         inputs = {
             name: torch.zeros((1, tokens), dtype=torch.int64, device=device)
             for name in TOKEN_INPUTS
+            if name in known
         }
         capture = _Capture(self._pieces, _Bucket(tokens, inputs), device, recorder)
         try:

@@ -63,10 +63,10 @@ class TensorMeta:
 
 
 class Checkpoint:
-    """The weights in `folder`: one `model.safetensors`, or shards with an index."""
+    """The weights in `folder`: one file, `model.safetensors` by default, or shards with an index."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, single: str = SINGLE_FILE) -> None:
+        self.folder, self._single = folder, single
         self.bytes_read = 0
         self._open_files: dict[tuple[Path, str], Any] = {}
 
@@ -124,12 +124,12 @@ class Checkpoint:
 
     @cached_property
     def _tensors(self) -> dict[str, tuple[Path, TensorMeta]]:
-        single, index = self.folder / SINGLE_FILE, self.folder / INDEX_FILE
+        single, index = self.folder / self._single, self.folder / INDEX_FILE
         if single.is_file():
             return {name: (single, meta) for name, meta in read_header(single).items()}
         if index.is_file():
             return self._sharded(read_index(index))
-        raise OnboardError(f"{self.folder} has no {SINGLE_FILE}", hint=_what_instead(self.folder))
+        raise OnboardError(f"{self.folder} has no {self._single}", hint=_what_instead(self.folder))
 
     def _sharded(self, weight_map: Mapping[str, str]) -> dict[str, tuple[Path, TensorMeta]]:
         headers = {

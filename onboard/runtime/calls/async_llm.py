@@ -63,23 +63,32 @@ class AsyncLLM:
         return ended
 
     async def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = 0
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        priority: int = 0,
+        lora: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """Generate for one prompt; yield each output's new text and tokens as they come.
+        """Generate for one prompt, with an adapter if `lora` names one; yield each output's new text
+        and tokens as they come.
 
         Who leaves the loop, or is cancelled, cancels the rest. Raises `UsageError` for a prompt
         that is empty, too long or has unknown tokens.
         """
-        ticket = await self._ticket(prompt, sampling_params, priority)
+        ticket = await self._ticket(prompt, sampling_params, priority, lora)
         async with aclosing(self._follow(ticket)) as deltas:
             async for delta in deltas:
                 yield delta
 
     async def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = 0
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        priority: int = 0,
+        lora: str | None = None,
     ) -> RequestOutput:
         """Generate for one prompt; return its outputs when all have ended."""
-        ticket = await self._ticket(prompt, sampling_params, priority)
+        ticket = await self._ticket(prompt, sampling_params, priority, lora)
         async with aclosing(self._follow(ticket)) as deltas:
             async for _ in deltas:
                 pass
@@ -92,10 +101,11 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora: str | None = None,
     ) -> RequestOutput:
         """Answer one conversation, written as the checkpoint's chat template says."""
         prompt = await asyncio.to_thread(self._alone_prompt, messages, tools, chat_template_kwargs)
-        return await self.generate(prompt, sampling_params)
+        return await self.generate(prompt, sampling_params, lora=lora)
 
     async def tokenize(self, text: str) -> list[int]:
         """Return the token ids of a prompt."""
@@ -111,21 +121,28 @@ class AsyncLLM:
 
         return await asyncio.to_thread(alone)
 
-    async def score(self, prompt: list[int], count: int = 0) -> list[dict[int, float] | None]:
+    async def score(
+        self, prompt: list[int], count: int = 0, lora: str | None = None
+    ) -> list[dict[int, float] | None]:
         """Return for each token of a prompt but the first its log-probability, and those of the
         `count` most likely ones.
         """
-        params = SamplingParams(max_tokens=1, prompt_logprobs=count)
+        params = SamplingParams(max_tokens=1, prompt_logprobs=count, lora=lora)
         found = (await self.generate(prompt, params)).prompt_logprobs
         assert found is not None
         return found
 
     async def embed(
-        self, prompt: list[int] | str, pooling: Pooling = "last", *, normalize: bool = True
+        self,
+        prompt: list[int] | str,
+        pooling: Pooling = "last",
+        *,
+        normalize: bool = True,
+        lora: str | None = None,
     ) -> torch.Tensor:
         """Return a vector of one prompt's last hidden states, [hidden]; see `LLM.embed`."""
         tokens = await asyncio.to_thread(self._encode, prompt)
-        states = await asyncio.wrap_future(self.thread.hidden_states(tokens))
+        states = await asyncio.wrap_future(self.thread.hidden_states(tokens, lora))
         return pooled(states, pooling, normalize=normalize)
 
     async def read_media(self, parts: Sequence[MediaPart]) -> PromptMedia:
@@ -158,7 +175,7 @@ class AsyncLLM:
             return self.llm.encode(prompt)
 
     async def _ticket(
-        self, prompt: Prompt, params: SamplingParams | None, priority: int
+        self, prompt: Prompt, params: SamplingParams | None, priority: int, lora: str | None
     ) -> _AsyncTicket:
         read = await self._read_all(prompt)
         news: asyncio.Queue[Told] = asyncio.Queue()
@@ -168,7 +185,7 @@ class AsyncLLM:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(news.put_nowait, told)
 
-        one = as_params(params, 1)[0]
+        one = as_params(params, 1, lora)[0]
         return _AsyncTicket(
             read.tokens, one, tell, read.inputs, priority, news=news, text=read.text
         )

@@ -43,7 +43,7 @@ class EngineThread:
         self.engine = engine
         self.running: list[Ticket] = []
         """The prompts whose outputs have not ended; only the thread changes the list."""
-        self._read: deque[tuple[Sequence[int], Future[torch.Tensor]]] = deque()
+        self._read: deque[tuple[Sequence[int], str | None, Future[torch.Tensor]]] = deque()
         """Prompts whose hidden states are wanted, in order."""
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._closing = False
@@ -65,12 +65,12 @@ class EngineThread:
         """Cancel what has not ended of a prompt; nothing more is told."""
         self._calls.put(lambda: self._cancel(ticket))
 
-    def hidden_states(self, prompt: Sequence[int]) -> Future[torch.Tensor]:
+    def hidden_states(self, prompt: Sequence[int], lora: str | None = None) -> Future[torch.Tensor]:
         """Queue a prompt to be read, between two steps and when there is room; return what
         `Engine.hidden_states` will say of it.
         """
         wanted: Future[torch.Tensor] = Future()
-        self._queue(lambda: self._read.append((prompt, wanted)))
+        self._queue(lambda: self._read.append((prompt, lora, wanted)))
         return wanted
 
     def close(self, *, timeout: float | None = None) -> bool:
@@ -105,14 +105,14 @@ class EngineThread:
         """Read the first prompt that waits for it; let it wait while running outputs have its
         room.
         """
-        prompt, wanted = self._read[0]
+        prompt, lora, wanted = self._read[0]
         if self.running and not self.engine.can_read(prompt):
             return
         self._read.popleft()
         if not wanted.set_running_or_notify_cancel():
             return
         try:
-            wanted.set_result(self.engine.hidden_states(prompt))
+            wanted.set_result(self.engine.hidden_states(prompt, lora))
         except Exception as error:  # a prompt's own fault, whatever it is, is its caller's alone
             wanted.set_exception(error)
 
@@ -145,7 +145,7 @@ class EngineThread:
                 self.engine.cancel(output)
 
     def _cancel_all(self) -> None:
-        for _, wanted in self._read:
+        for *_, wanted in self._read:
             wanted.cancel()
         self._read.clear()
         for ticket in list(self.running):

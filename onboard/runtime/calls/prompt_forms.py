@@ -114,9 +114,32 @@ def _as_list(values: Any) -> list[Any]:
 
 
 def as_params(
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    count: int,
+    lora: str | Sequence[str | None] | None = None,
+) -> list[SamplingParams]:
+    """Return the parameters of each of `count` prompts, with the adapters in `lora`, one for all or
+    one for each; raise `UsageError` for anything else.
+    """
+    each = _each_params(params, count)
+    if lora is None:
+        return each
+    names = [lora] * count if isinstance(lora, str) else lora
+    if not isinstance(names, Sequence) or not all(isinstance(n, str | None) for n in names):
+        raise UsageError(f"lora is {lora!r:.80}", hint="Give the name of an adapter, or a list")
+    if len(names) != count:
+        raise UsageError(
+            f"there are {count} prompts and {len(names)} adapters", hint="Give one for each"
+        )
+    return [
+        one if name is None else one.model_copy(update={"lora": name})
+        for one, name in zip(each, names, strict=True)
+    ]
+
+
+def _each_params(
     params: SamplingParams | Sequence[SamplingParams] | None, count: int
 ) -> list[SamplingParams]:
-    """Return the parameters of each of `count` prompts; raise `UsageError` for anything else."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if not isinstance(params, Sequence) or not all(

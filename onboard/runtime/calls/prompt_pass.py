@@ -34,28 +34,31 @@ class PromptPass:
     ) -> None:
         self._gm, self._cache, self._rope = gm, cache, rope
 
-    def logits(self, prompt: Sequence[int]) -> torch.Tensor:
+    def logits(self, prompt: Sequence[int], adapter: int = 0) -> torch.Tensor:
         """Return the logits of every token, [tokens, vocabulary] float32 on the CPU."""
-        return torch.cat([part.float().cpu() for part in self._rows(self._gm, prompt)])
+        return torch.cat([part.float().cpu() for part in self._rows(self._gm, prompt, adapter)])
 
-    def logprobs(self, prompt: Sequence[int], count: int) -> list[dict[int, float] | None]:
+    def logprobs(
+        self, prompt: Sequence[int], count: int, adapter: int = 0
+    ) -> list[dict[int, float] | None]:
         """Return for each token but the first its log-probability, and those of the `count` most
         likely ones.
         """
         found: list[dict[int, float] | None] = [None]
-        for rows in self._rows(self._gm, prompt):
+        for rows in self._rows(self._gm, prompt, adapter):
             following = prompt[len(found) : len(found) + len(rows)]
             found += logprobs(rows[: len(following)], following, count, self._cache.info.codebooks)
         return found
 
-    def hidden_states(self, prompt: Sequence[int]) -> torch.Tensor:
+    def hidden_states(self, prompt: Sequence[int], adapter: int = 0) -> torch.Tensor:
         """Return the last hidden state of every token, [tokens, hidden] float32 on the CPU.
 
         Raises `UsageError` if the graph does not show it, or other ranks would have to know of it.
         """
         if self._cache.orders is not None:
             raise UsageError("embeddings are computed on one device", hint="Set world_size to 1")
-        return torch.cat([part.float().cpu() for part in self._rows(self._hidden, prompt)])
+        rows = self._rows(self._hidden, prompt, adapter)
+        return torch.cat([part.float().cpu() for part in rows])
 
     @cached_property
     def _hidden(self) -> nn.Module:
@@ -64,13 +67,15 @@ class PromptPass:
             raise UsageError("a model without a graph gives no embeddings", hint="Use mode graph")
         return with_hidden_output(found[0][1])
 
-    def _rows(self, gm: nn.Module, prompt: Sequence[int]) -> Iterator[torch.Tensor]:
+    def _rows(self, gm: nn.Module, prompt: Sequence[int], adapter: int) -> Iterator[torch.Tensor]:
         """Yield what a graph gives for chunks of a prompt, [tokens, ...]."""
         tokens = np.asarray(prompt, dtype=np.int64)
         with self._cache.lent_pages([len(tokens)]) as pages:
-            yield from self._chunks(gm, tokens, pages)
+            yield from self._chunks(gm, tokens, pages, adapter)
 
-    def _chunks(self, gm: nn.Module, tokens: IntArray, pages: IntArray) -> Iterator[torch.Tensor]:
+    def _chunks(
+        self, gm: nn.Module, tokens: IntArray, pages: IntArray, adapter: int
+    ) -> Iterator[torch.Tensor]:
         info = self._cache.info
         size = min(_CHUNK, info.max_num_tokens)
         # The last slot is reserved for this: the scheduler's sequences have those before it
@@ -86,5 +91,6 @@ class PromptPass:
                 np.arange(len(part)),
                 slots=slot,
                 rope_length=table,
+                adapter=adapter,
             )
             yield self._cache.logits(gm)[: len(part)]

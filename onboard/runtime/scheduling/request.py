@@ -34,6 +34,8 @@ class Request:
     """Smaller priorities go first; equal ones in the order of arrival."""
     image_inputs: ImageInputs | None = None
     """Image or sound inputs of the prompt; None for text alone."""
+    adapter: int = 0
+    """0, or 1 + the index of the adapter that its tokens have."""
     tokens: list[int] = field(init=False)
     """The prompt's tokens and those generated so far."""
     logprobs: list[dict[int, float]] = field(default_factory=list)
@@ -83,10 +85,11 @@ class Request:
         self.single = Chunk(self, 1, True)
 
     def digest_salt(self) -> bytes:
-        """Bytes mixed into the first page's digest: the rotary table and the image inputs."""
-        return self.table.to_bytes(8, "little") + (
-            self.image_inputs.digest if self.image_inputs is not None else b""
-        )
+        """Bytes mixed into the first page's digest: the rotary table, the adapter and the image
+        inputs.
+        """
+        numbers = self.table.to_bytes(8, "little") + self.adapter.to_bytes(8, "little")
+        return numbers + (self.image_inputs.digest if self.image_inputs is not None else b"")
 
     def fitting(self, length: int) -> int:
         """Return how many of the next `length` tokens a step can take without splitting the tokens

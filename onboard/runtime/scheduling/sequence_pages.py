@@ -124,6 +124,7 @@ class SequencePages:
         [request.slot], request.rows = self.slots.take(1), self.rows
         self.rows.start(request.slot, request.tokens)
         self.rows.set_sampling(request.slot, request.params.row(), request.key)
+        self.rows.adapters[request.slot] = request.adapter
         request.pages = [[] for _ in self.groups]
         request.num_admitted = len(request.tokens)
         for index, group in enumerate(self.groups):

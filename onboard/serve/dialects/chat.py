@@ -86,6 +86,7 @@ class Chat:
             "max_tokens": body.max_completion_tokens or body.max_tokens,
             "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
             "skip_special_tokens": False,
+            "lora": self.service.adapter(self.model),
         }
         if self.choice.required:
             schema = forced_schema(self.choice, several=body.parallel_tool_calls)

@@ -65,7 +65,9 @@ class Completion:
         if body.max_tokens == 0 and not body.echo:
             raise RefusedError("max_tokens is 0 and the prompt is not wanted", param="max_tokens")
         most = 1 if body.max_tokens == 0 else body.max_tokens
-        return body.params(self.service.defaults, max_tokens=most, logprobs=body.logprobs)
+        further = {"max_tokens": most, "logprobs": body.logprobs}
+        lora = self.service.adapter(self.model)
+        return body.params(self.service.defaults, **further, lora=lora)
 
     async def whole(self) -> dict[str, Any]:
         """Return the whole answer."""
@@ -134,7 +136,7 @@ class Completion:
         text = self.service.text_of(prompt.tokens)
         found = None
         if (most := self.body.logprobs) is not None:
-            scores = await self.service.llm.score(prompt.tokens, most)
+            scores = await self.service.llm.score(prompt.tokens, most, self.params.lora)
             found = self._logprobs(index, prompt.tokens, scores)
         return {"index": index, "text": text, "logprobs": found, "finish_reason": None}
 

@@ -50,7 +50,9 @@ class Embeddings:
         data = []
         async with self.service.admitted():
             for index, prompt in enumerate(self.prompts):
-                vector = await self.service.llm.embed(prompt, pooling, normalize=normalize)
+                vector = await self.service.llm.embed(
+                    prompt, pooling, normalize=normalize, lora=self.service.adapter(self.model)
+                )
                 written = self._written(vector.numpy())
                 data.append({"object": "embedding", "index": index, "embedding": written})
         count = sum(map(len, self.prompts))
