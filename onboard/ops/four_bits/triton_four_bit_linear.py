@@ -107,7 +107,7 @@ def _spread(
     inputs = x.shape[1]
     words = triton.cdiv(inputs, RUN) * WORDS
     buffer = torch.empty(8 * words + parts * words // 4, dtype=torch.float32, device=x.device)
-    planes, totals = buffer.split([8 * words, parts * words // 4])
+    planes, totals = torch.split(buffer, [8 * words, parts * words // 4])
     spread_kernel[(triton.cdiv(words // 4, _SPREAD),)](
         planes, totals, x, norm, inputs, words // 4, eps,
         HAS_NORM=norm is not None, E2M1=levels == "e2m1", PARTS=parts, Q=_SPREAD, BK=4096,
