@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,37 @@ def test_each_item_is_answered_as_the_harness_answers_it(
     found = json.loads(capsys.readouterr().out)
     assert found["differences"]["own_choice"] == [0, 1, 2]
     assert found["differences"]["own_text"] == []
+
+
+@pytest.mark.skipif(not HARNESS, reason="needs lm-eval[hf], the extra eval")
+def test_prompts_are_written_by_the_chat_template(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from onboard.evaluation.harness_model import HarnessModel
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    checkpoint = shutil.copytree(DEMO, tmp_path / "checkpoint")
+    template = "{% for m in messages %}Once, {{ m.content }}{% endfor %}"
+    (checkpoint / "chat_template.jinja").write_text(template)
+    choice, _, text = _tasks(tmp_path)
+    words = ["eval", str(checkpoint), "--root", str(tmp_path), "--device", "cpu", "--json"]
+    words += ["--dtype", "float32", "--task", choice, "--task", text]
+    written: list[str] = []
+    write = HarnessModel.apply_chat_template
+
+    def watched(*args: Any, **options: Any) -> str:
+        written.append(write(*args, **options))
+        return written[-1]
+
+    monkeypatch.setattr(HarnessModel, "apply_chat_template", watched)
+    assert main.run([*words, "--chat", "--compare"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["items"] == {"own_choice": 3, "own_text": 3}
+    assert not any(found["differences"].values()), "transformers' back end has the same texts"
+    assert "Once, The cat sat on the" in written
+    written.clear()
+    assert main.run(words) == 0
+    assert not written
 
 
 def test_items_that_differ_are_an_error(capsys: Capture) -> None:
