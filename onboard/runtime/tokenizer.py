@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ WHOLE_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 TEKKEN_FILE = "tekken.json"
 _FILES = (WHOLE_FILE, CONFIG_FILE, "tokenizer.model", "vocab.json", "vocab.txt", TEKKEN_FILE)
 _NOT_RUN = "the tokenizer is tokenizer.json; the class of the repository is not run"
+_PROBE = "a text to find again"
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -94,14 +96,41 @@ class Tokenizer:
                 "the checkpoint has no chat template", hint="Give prompts as text: generate"
             )
         options = {"add_generation_prompt": True, **options, "tokenize": False}
+        if self.wants_parts:
+            messages = [_in_parts(each) for each in messages]
         try:
-            with limited(TEMPLATE_SECONDS.most, TEMPLATE_BYTES.most):
-                text = self.hf.apply_chat_template(messages, tools=tools, **options)
+            text = self._written(messages, tools=tools, **options)
         except Exception as error:  # whatever it raises of its own, `raise_exception` among it
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise OnboardError(f"the chat template fails ({reason})") from error
         TEXT_BYTES.check(len(text), "what the chat template makes")
-        return str(text)
+        return text
+
+    @cached_property
+    def wants_parts(self) -> bool:
+        """Whether the chat template writes texts that are parts of a message, and loses those that
+        are the message, as templates of models with images may.
+        """
+        asked: dict[str, Any] = {"role": "user", "content": _PROBE}
+        return not self._writes([asked]) and self._writes([_in_parts(asked)])
+
+    def _writes(self, messages: list[dict[str, Any]]) -> bool:
+        try:
+            return _PROBE in self._written(messages, tokenize=False)
+        except Exception:  # whatever it raises of its own: it does not write them
+            return False
+
+    def _written(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        with limited(TEMPLATE_SECONDS.most, TEMPLATE_BYTES.most):
+            return str(self.hf.apply_chat_template(messages, **options))
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose content, if it is a text, is a list of one part."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
 
 
 def tokenizer_folder(name: str, checkpoint: Path) -> Path:

@@ -153,3 +153,34 @@ def test_no_auto_class_is_left_to_ask() -> None:
     assert calls
     for path, call in calls:
         assert "trust_remote_code=False" in map(ast.unparse, call.keywords), f"{path}:{call.lineno}"
+
+
+PARTS = (
+    "{% for m in messages %}[{{ m.role }}]{% for p in m.content | selectattr('type', 'equalto', 'image') %}"
+    "<image>{% endfor %}{% for p in m.content | selectattr('type', 'equalto', 'text') %}"
+    "{{ p.text }}{% endfor %}{% endfor %}"
+)
+TEXTS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+TALK = [
+    {"role": "user", "content": "Who are you?"},
+    {"role": "assistant", "content": "a cat"},
+    {"role": "user", "content": [{"type": "text", "text": "really?"}]},
+]
+
+
+def test_a_template_of_parts_gets_texts_as_parts(folder: Path) -> None:
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer is not None
+    tokenizer.hf.chat_template = PARTS
+    whole = "[user]Who are you?[assistant]a cat[user]really?"
+    assert tokenizer.chat(TALK) == whole
+    parts = [{**TALK[0], "content": [{"type": "text", "text": "Who are you?"}]}]
+    expected = tokenizer.hf.apply_chat_template(parts, tokenize=False)
+    assert tokenizer.chat(TALK[:1]) == expected
+
+
+def test_a_template_of_texts_gets_texts(folder: Path) -> None:
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer is not None
+    tokenizer.hf.chat_template = TEXTS
+    assert tokenizer.chat(TALK[:2]) == "[user]Who are you?[assistant]a cat"
