@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -56,21 +56,27 @@ class ImageInputs:
         added = {name_of_added(layer): rows for layer, rows in self.added.items()}
         return {EMBEDS: self.embeds, **tables, **added}
 
-    @cached_property
-    def digest(self) -> bytes:
-        """Digest of all fields: it is part of the pages' digests, so that only a prompt with the
-        same images reuses them.
+    def digest(self, start: int, end: int) -> bytes:
+        """Digest of what tokens `start` to `end` have: it is part of a page's digest, so that only
+        prompts with the same images reuse the page.
+
+        A block that goes on behind `end` counts as a whole, since its tokens see later ones.
         """
-        arrays = [self.place, np.array(self.after), *([] if self.blocks is None else [self.blocks])]
-        arrays += [np.array([ord(letter) for name in sorted(self.added) for letter in name])]
-        arrays += [
-            each.detach().cpu().contiguous().view(torch.uint8).numpy()
-            for each in self.rows().values()
-        ]
+        while end < len(self) and self._inside(end):
+            end += 1
         whole = hashlib.blake2b(digest_size=16)
-        for array in arrays:
-            whole.update(f"{array.shape} {array.dtype}".encode() + array.tobytes())
+        whole.update(f"{sorted(self.added)} {self.after if end > len(self) else ''}".encode())
+        for array in self._arrays:
+            part = array[start:end]
+            whole.update(f"{part.shape} {part.dtype}".encode() + part.tobytes())
         return whole.digest()
+
+    @cached_property
+    def _arrays(self) -> list[np.ndarray[Any, Any]]:
+        """All fields that tokens have, [tokens, ...] each, on the host."""
+        rows = (each.detach().cpu().contiguous() for each in self.rows().values())
+        numbers = [self.place, *([] if self.blocks is None else [self.blocks])]
+        return [*numbers, *(each.view(torch.uint8).numpy() for each in rows)]
 
     def positions(self, start: int, length: int) -> IntArray:
         """Return the positions of tokens `start` to `start + length`, also of generated tokens."""
@@ -82,7 +88,7 @@ class ImageInputs:
         block.
         """
         end = start + length
-        while self.blocks is not None and start < end < len(self) and self._inside(end):
+        while start < end < len(self) and self._inside(end):
             end -= 1
         return end - start
 
@@ -93,8 +99,9 @@ class ImageInputs:
         return int(np.bincount(self.blocks[self.blocks >= 0]).max())
 
     def _inside(self, end: int) -> bool:
-        assert self.blocks is not None
-        return bool(self.blocks[end] >= 0 and self.blocks[end - 1] == self.blocks[end])
+        return self.blocks is not None and bool(
+            self.blocks[end] >= 0 and self.blocks[end - 1] == self.blocks[end]
+        )
 
 
 def image_rows(step: Step, tokens: int, device: torch.device) -> dict[str, torch.Tensor]:

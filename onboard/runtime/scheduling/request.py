@@ -84,12 +84,13 @@ class Request:
         self.tokens = list(self.prompt)
         self.single = Chunk(self, 1, True)
 
-    def digest_salt(self) -> bytes:
-        """Bytes mixed into the first page's digest: the rotary table, the adapter and the image
-        inputs.
+    def digest_salt(self, start: int, end: int) -> bytes:
+        """Bytes mixed into the digest of a page of tokens: the rotary table, the adapter and the
+        image inputs.
         """
+        images = self.image_inputs
         numbers = self.table.to_bytes(8, "little") + self.adapter.to_bytes(8, "little")
-        return numbers + (self.image_inputs.digest if self.image_inputs is not None else b"")
+        return numbers + (images.digest(start, end) if images else b"")
 
     def fitting(self, length: int) -> int:
         """Return how many of the next `length` tokens a step can take without splitting the tokens

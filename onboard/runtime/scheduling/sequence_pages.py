@@ -363,8 +363,9 @@ class SequencePages:
         """Return the digests of a request's first `pages` pages, which must be full."""
         digests, size = request.digests, self.page_size
         for index in range(len(digests), pages):
-            before = digests[-1] if digests else request.digest_salt()
-            tokens = array("q", request.tokens[index * size : (index + 1) * size])
+            start, end = index * size, (index + 1) * size
+            before = (digests[-1] if digests else b"") + request.digest_salt(start, end)
+            tokens = array("q", request.tokens[start:end])
             digests.append(hashlib.blake2b(before + tokens.tobytes(), digest_size=16).digest())
         return digests[:pages]
 

@@ -85,6 +85,11 @@ def test_tokens_after_files_are_those_of_transformers(model: MediaModel, tmp_pat
     again = llm.generate(prompts[1], params)[0]
     assert again.token_ids == outputs[1].token_ids
     assert llm.stats.reused_tokens > 0
+    before, longer = llm.stats.reused_tokens, f"{texts[1]} and what else?"
+    [more_said] = llm.generate([{**prompts[1], "prompt": longer}], params)
+    media = {argument: decoded, **more}
+    assert more_said.token_ids == model.greedy(longer, TOKENS, **media)
+    assert llm.stats.reused_tokens > before, "the same images begin a longer text"
     swapped = {**prompts[1], "multi_modal_data": {key: [files[1], files[0]]}}
     reused = llm.stats.reused_tokens
     other = llm.generate(swapped, params)[0]
