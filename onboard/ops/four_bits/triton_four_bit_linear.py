@@ -9,8 +9,8 @@ from torch import Tensor
 from onboard.ops.four_bits.four_bit_kernels import HAS_PTX
 from onboard.ops.four_bits.four_bit_linear import fake_fused_four_bit_linear
 from onboard.ops.four_bits.four_bit_product import four_bit_kernel, write_out_kernel
-from onboard.ops.four_bits.four_bit_vector import four_bit_vector_kernel, spread_kernel
-from onboard.ops.four_bits.four_bits import RUN, WORDS
+from onboard.ops.four_bits.four_bit_vector import four_bit_vector_kernel
+from onboard.ops.four_bits.four_bits import RUN
 from onboard.ops.library import register_op
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 from onboard.ops.linear.triton_linear import Tiles, as_rows, compose, counters
@@ -26,8 +26,10 @@ _TOKENS = 64
 _OUTPUTS = 128
 QUAD = RUN // 4
 """Inputs of the four words that a thread of the kernel for one token has."""
-_SPREAD = 32
-"""Quads that a program of the kernel before that one writes."""
+FLOATS_TILES = Tiles(1, 4, 128 * QUAD, num_warps=4)
+"""Of floats and one token: for integers, whose groups are larger, the tensor cores are faster.
+Measured as `choose_four_bit_tiles` was.
+"""
 _FEWEST_RUNS = 4
 """Of a part of the inputs that a program sums up."""
 
@@ -36,7 +38,7 @@ def choose_four_bit_tiles(rows: int, outputs: int, inputs: int, device: torch.de
     """Tiles for `outputs` rows of a weight.
 
     Measured on compute capability 9.0 over the layers of a dense model of 8 billion parameters, for
-    8 and 64 tokens.
+    1, 8 and 64 tokens.
     """
     tokens = min(_TOKENS, max(16, triton.next_power_of_2(rows)))
     blocks, runs = triton.cdiv(rows, tokens), triton.cdiv(inputs, RUN)
@@ -49,12 +51,6 @@ def choose_four_bit_tiles(rows: int, outputs: int, inputs: int, device: torch.de
 def _at_most(wanted: int) -> int:
     """Return the largest power of two that is not above `wanted`, or 1."""
     return 1 << max(1, wanted).bit_length() - 1
-
-
-def choose_four_bit_vector_tiles(outputs: int, inputs: int) -> Tiles:
-    """Tiles for `outputs` rows of a weight and one token: not measured yet."""
-    columns = 16 * RUN if inputs % (32 * RUN) else 32 * RUN
-    return Tiles(1, 4, columns, num_warps=columns // RUN // 8)
 
 
 def write_out(
@@ -100,40 +96,22 @@ def _launch(
     return out
 
 
-def _spread(
-    x: Tensor, norm: Tensor | None, eps: float, levels: str, parts: int
-) -> tuple[Tensor, Tensor]:
-    """Return one token x [1, inputs] as the kernel for it reads it (`spread_kernel`)."""
-    inputs = x.shape[1]
-    words = triton.cdiv(inputs, RUN) * WORDS
-    buffer = torch.empty(8 * words + parts * words // 4, dtype=torch.float32, device=x.device)
-    planes, totals = torch.split(buffer, [8 * words, parts * words // 4])
-    spread_kernel[(triton.cdiv(words // 4, _SPREAD),)](
-        planes, totals, x, norm, inputs, words // 4, eps,
-        HAS_NORM=norm is not None, E2M1=levels == "e2m1", PARTS=parts, Q=_SPREAD, BK=4096,
-        num_warps=4, **overlaps(x.device),
-    )  # fmt: skip
-    return planes, totals
-
-
 def _launch_vector(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, norm: Tensor | None, eps: float, act: str,
-    scale: Tensor, zero: Tensor | None, whole: Tensor | None, levels: str, group: int,
+    scale: Tensor, whole: Tensor | None, group: int,
 ) -> Tensor:  # fmt: skip
-    """Run the kernels for one token x [1, inputs]; return [1, outputs]."""
+    """Run the kernel for one token x [1, inputs] and floats; return [1, outputs]."""
     outputs = len(weight) // 2 if act else len(weight)
-    tiles = choose_four_bit_vector_tiles(len(weight), x.shape[1])
+    tiles = FLOATS_TILES
     out = x.new_empty(1, outputs)
     programs = triton.cdiv(outputs, tiles.outputs // 2 if act else tiles.outputs)
-    parts = 1 if group >= RUN else RUN // group
-    planes, totals = _spread(x, norm, eps, levels, parts)
     four_bit_vector_kernel[(programs,)](
-        out, planes, totals, weight, bias, residual, scale, zero, whole,
-        outputs, x.shape[1], scale.shape[1],
+        out, x, weight, bias, residual, norm, scale, whole,
+        outputs, x.shape[1], scale.shape[1], eps,
         ACTIVATION=KERNEL_ACTIVATIONS[act] if act else None,
-        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
-        E2M1=levels == "e2m1", GROUP=group, HAS_ZERO=zero is not None, HAS_WHOLE=whole is not None,
-        PARTS=parts, BN=tiles.outputs, Q=tiles.columns // QUAD, num_warps=tiles.num_warps, **overlaps(x.device),
+        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, HAS_NORM=norm is not None,
+        GROUP=group, HAS_WHOLE=whole is not None,
+        BN=tiles.outputs, Q=tiles.columns // QUAD, num_warps=tiles.num_warps, **overlaps(x.device),
     )  # fmt: skip
     return out
 
@@ -161,10 +139,13 @@ def triton_fused_four_bit_linear(
         return fake_fused_four_bit_linear(input, weight, bias, weight_scale, activation=activation)
     x, residual = as_rows(input), None if residual is None else as_rows(residual)
     form = (weight_scale, zero, whole, levels, group)
-    if len(x) == 1:
-        y = _launch_vector(x, weight, bias, residual, norm_weight, eps, activation, *form)
+    alone = len(x) == 1 and levels == "e2m1"
+    if norm_weight is not None and (not alone or x.dtype == torch.float16):
+        x, norm_weight = triton_rmsnorm(x, norm_weight, eps), None
+    if alone:
+        around = (bias, residual, norm_weight, eps, activation)
+        y = _launch_vector(x, weight, *around, weight_scale, whole, group)
         return y.view(*input.shape[:-1], y.shape[-1])
-    x = x if norm_weight is None else triton_rmsnorm(x, norm_weight, eps)
     if len(x) <= MOST_ROWS:
         y = _launch(x, weight, bias, residual, activation, *form)
     else:
