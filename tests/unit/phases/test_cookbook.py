@@ -7,6 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from onboard.analysis.spec import Trait
 from onboard.render import render
 from onboard.workflow.phase import RunContext
 from onboard.workflow.phases.cookbook import (
@@ -54,7 +55,23 @@ def test_every_code_cell_compiles_and_names_what_exists(context_for: ContextFact
         ast.parse(source)
     text = notebook_path(context).read_text()
     assert "registry/configs/tiny.yaml" in text
-    assert "onboard serve" not in text
+
+
+def test_it_is_served_and_asked_unless_tokens_are_no_text(context_for: ContextFactory) -> None:
+    context = context_for("org/tiny")
+    cells = _code(_write(context))
+    [serve] = [cell for cell in cells if '"onboard", "serve", MODEL' in cell]
+    [client] = [cell for cell in cells if "OpenAI(" in cell]
+    assert cells.index(serve) < cells.index(client)
+    assert "logprobs.tokens" in client
+    (context.source.files() / "tokenizer.json").write_text("{}")
+    assert "stream=True" in "\n".join(_code(_write(context)))
+    spec = make_spec("org/codes", traits={"codebooks": Trait(value=4, evidence="probe")})
+    registration = {"name": "org/codes", "config": "registry/configs/codes.yaml"}
+    values = notebook_values(
+        spec, registration, hub_id="org/codes", folder=None, generation={}, has_tokenizer=True
+    )
+    assert "OpenAI" not in render(TEMPLATE, None, **values)
 
 
 def test_prompts_are_tokens_without_a_tokenizer_and_text_with_one(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -563,6 +565,10 @@ def test_the_cookbook_runs(root: Path) -> None:
     )
     assert "'Once upon a time, there was' -> '" in printed
     assert "logits (" in printed
+    assert re.search(r"^serving .* at http://127.0.0.1:\d+/v1, process \d+$", printed, re.MULTILINE)
+    text = re.search(r"^'Once upon a time, there was' -> (.*) \(\w+\)$", printed, re.MULTILINE)
+    assert text is not None
+    assert f"{ast.literal_eval(text[1])}\nthe server has ended\n" in printed
 
 
 def test_a_fallback_is_an_error_with_strict(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
