@@ -13,8 +13,9 @@ from typing import Any
 from torch import nn
 from transformers import PretrainedConfig
 
+from onboard.analysis.blocks.spec_mixtures import Mixture
 from onboard.analysis.spec import Trait
-from onboard.analysis.spec_blocks import MIXTURES, Block, Mixture
+from onboard.analysis.spec_blocks import MIXTURES, Block
 
 _FIELDS = {
     "experts": r"(num|n|moe)_((?!shared)\w+_)?experts",

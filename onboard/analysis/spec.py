@@ -11,8 +11,10 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 from ruamel.yaml import YAML
 
+from onboard.analysis.blocks.spec_mixtures import Mixture
+from onboard.analysis.blocks.spec_records import Record
 from onboard.analysis.repository_source import PACKAGE
-from onboard.analysis.spec_blocks import Block, Mixture, Record
+from onboard.analysis.spec_blocks import Block
 from onboard.errors import OnboardError
 from onboard.untrusted.identifiers import AttributePath, FileName, Identifier, ModelType
 from onboard.untrusted.yaml_text import load_yaml

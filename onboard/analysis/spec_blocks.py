@@ -9,15 +9,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    TypeAdapter,
-    model_serializer,
-)
+from pydantic import Field, TypeAdapter
 
+from onboard.analysis.blocks.spec_mixtures import Experts, Mixture
+from onboard.analysis.blocks.spec_records import AnyBlock, Parameters
 from onboard.untrusted.identifiers import (
     NAME,
     AttributePath,
@@ -28,48 +23,7 @@ from onboard.untrusted.identifiers import (
 )
 
 
-class Record(BaseModel):
-    """Part of a spec: no other fields, and no other values when it is changed."""
-
-    # The schema that an editor shows beside spec.yaml says what a field means, as its docstring does.
-    model_config = ConfigDict(
-        extra="forbid", validate_assignment=True, use_attribute_docstrings=True
-    )
-
-
-class Parameters(Record):
-    """What a block's template needs."""
-
-    def given(self) -> dict[str, Any]:
-        """Return what was found, by name; what was not even looked for is left out."""
-        return {key: value for key, value in self if key in self.model_fields_set}
-
-    @model_serializer(mode="wrap")
-    def _without_the_rest(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = handler(self)
-        return {key: value for key, value in fields.items() if key in self.model_fields_set}
-
-
-class _Block(Record):
-    """One class of the Hugging Face module tree that the generated file contains, or a function
-    that its code calls.
-    """
-
-    class_name: Identifier
-    """As in the Hugging Face source, for example `LlamaRMSNorm`."""
-    kind: str
-    """What it computes: each kind has parameters of its own."""
-    path: str
-    """Its first place in the module tree, for example `model.layers.0.mlp`."""
-    source: str
-    """`modeling_llama.py:120`."""
-    parameters: Parameters = Field(default_factory=Parameters)
-    """Names of attributes and arguments in the source, and options, as its kind asks for them."""
-    evidence: list[str] = Field(default_factory=list)
-    """Why its kind is believed: the probe and its error, or the line."""
-
-
-class Plain(_Block):
+class Plain(AnyBlock):
     """A class of which nothing is said but its place."""
 
     kind: Literal["causal_lm", "model", "decoder_layer", "embedding", "linear", "other"]
@@ -83,7 +37,7 @@ class RMSNormParameters(Parameters):
     weightless: bool = False
 
 
-class RMSNorm(_Block):
+class RMSNorm(AnyBlock):
     """A root-mean-square norm of the last dimension."""
 
     kind: Literal["rmsnorm"]
@@ -100,7 +54,7 @@ class LayerNormParameters(Parameters):
     unit_offset: bool = False
 
 
-class LayerNorm(_Block):
+class LayerNorm(AnyBlock):
     """A layer norm of the last dimension."""
 
     kind: Literal["layernorm"]
@@ -113,7 +67,7 @@ class L2NormParameters(Parameters):
     eps: Identifier
 
 
-class L2Norm(_Block):
+class L2Norm(AnyBlock):
     """A vector divided by its length."""
 
     kind: Literal["l2norm"]
@@ -132,7 +86,7 @@ class GatedNormParameters(Parameters):
     norm_before_gate: SelfPath | Literal["True", "False"]
 
 
-class GatedNorm(_Block):
+class GatedNorm(AnyBlock):
     """A root-mean-square norm with a SiLU gate."""
 
     kind: Literal["gated_rmsnorm"]
@@ -154,7 +108,7 @@ class RotaryParameters(Parameters):
     axes: bool = False
 
 
-class Rotary(_Block):
+class Rotary(AnyBlock):
     """RoPE's tables."""
 
     kind: Literal["rotary"]
@@ -178,7 +132,7 @@ class RopeParameters(Parameters):
     """Only another config's model calls it."""
 
 
-class Rope(_Block):
+class Rope(AnyBlock):
     """A function that applies RoPE."""
 
     kind: Literal["rope"]
@@ -192,7 +146,7 @@ class MlpParameters(Parameters):
     activation: str
 
 
-class Mlp(_Block):
+class Mlp(AnyBlock):
     """A feed-forward network."""
 
     kind: Literal["mlp"]
@@ -206,86 +160,11 @@ class AttentionParameters(Parameters):
     kv_b_proj: Identifier | None = None
 
 
-class Attention(_Block):
+class Attention(AnyBlock):
     """A class that calls the attention interface."""
 
     kind: Literal["attention"]
     parameters: AttentionParameters = Field(default_factory=AttentionParameters)
-
-
-class ExpertsParameters(Parameters):
-    """Where the weights of a mixture's experts are, how they are computed with, what their forward
-    is given.
-    """
-
-    layout: Literal["modules", "stacks", "flat"]
-    gate: AttributePath | None = None
-    up: AttributePath | None = None
-    experts: AttributePath | None = None
-    gate_up: AttributePath | None = None
-    down: AttributePath
-    transposed: bool
-    gate_up_bias: AttributePath | None = None
-    down_bias: AttributePath | None = None
-    form: Literal["whole", "halves", "swapped", "alternating"] | None = None
-    down_stack: AttributePath | None = None
-    down_transposed: bool = False
-    limit: AttributePath | None = None
-    alpha: AttributePath | None = None
-    up_offset: float
-    gate_cap: AttributePath | None = None
-    up_cap: AttributePath | None = None
-    act: AttributePath | None = None
-    act_class: Identifier | None = None
-    activation: Identifier
-    gated: bool
-    identity: bool = False
-    x: Identifier
-    indices: Identifier
-    weights: Identifier
-
-
-class Experts(_Block):
-    """The experts of a mixture."""
-
-    kind: Literal["experts"]
-    parameters: ExpertsParameters
-
-
-class MixtureParameters(Parameters):
-    """The list of experts and the linear layers of each; the statements that are the mixture, by
-    the method, the first one's number and how many; their variables.
-
-    `biased`: the layers have biases; `in_rows`: `indices` has a token's experts in its last
-    dimension.
-    """
-
-    experts: Identifier
-    gate: Identifier
-    down: Identifier
-    up: Identifier | None = None
-    biased: bool = False
-    activation: Identifier
-    method: Identifier
-    begin: int
-    count: int
-    result: Identifier
-    x: Identifier
-    indices: Identifier
-    weights: Identifier
-    in_rows: bool
-    router: AttributePath | None = None
-    """The linear layer whose softmax chooses, where the statements choose the experts, too."""
-    chosen: int = 0
-    """How many it chooses then, and whether their weights are made to add up to one."""
-    renormalised: bool = False
-
-
-class Mixture(_Block):
-    """A class whose experts are modules of a list, some statements of which are `torch_moe`."""
-
-    kind: Literal["mixture"]
-    parameters: MixtureParameters
 
 
 class BlockIndexerParameters(Parameters):
@@ -300,7 +179,7 @@ class BlockIndexerParameters(Parameters):
     tables: Identifier
 
 
-class BlockIndexer(_Block):
+class BlockIndexer(AnyBlock):
     """What chooses blocks of keys by the mean of each."""
 
     kind: Literal["block_indexer"]
@@ -331,7 +210,7 @@ class CompressorParameters(PoolParameters):
     passed: dict[Identifier, Identifier]
 
 
-class Compressor(_Block):
+class Compressor(AnyBlock):
     """What makes keys of blocks of tokens."""
 
     kind: Literal["compressor"]
@@ -346,7 +225,7 @@ class PooledIndexerParameters(PoolParameters):
     top_k: AttributePath
 
 
-class PooledIndexer(_Block):
+class PooledIndexer(AnyBlock):
     """What chooses among keys of blocks."""
 
     kind: Literal["pooled_indexer"]
@@ -359,7 +238,7 @@ class ScanParameters(Parameters):
     op: Identifier
 
 
-class Scan(_Block):
+class Scan(AnyBlock):
     """A function that is a canonical op of recurrent mixers."""
 
     kind: Literal["scan"]
@@ -373,7 +252,7 @@ class ScanModuleParameters(Parameters):
     eps: Identifier
 
 
-class ScanModule(_Block):
+class ScanModule(AnyBlock):
     """A class without weights that is a canonical op."""
 
     kind: Literal["scan_module"]
@@ -398,7 +277,7 @@ class LoopParameters(Parameters):
     index: int
 
 
-class Loop(_Block):
+class Loop(AnyBlock):
     """A loop along the sequence, or a stretch of statements, that is a canonical op."""
 
     kind: Literal["loop"]
@@ -425,7 +304,7 @@ class MaskParameters(Parameters):
     returns: list[MaskKind] = Field(default_factory=_usual_masks)
 
 
-class Mask(_Block):
+class Mask(AnyBlock):
     """A function or method that makes causal masks."""
 
     kind: Literal["mask"]

@@ -55,8 +55,8 @@ def check_same_values(
     """Raise `OnboardError` unless the class of a text makes of a config.json what the repository's
     class makes of it.
     """
-    theirs = _fields(config_class.from_dict(deepcopy(dict(values))))
-    ours = _fields(_made(config_class, text).from_dict(deepcopy(dict(values))))
+    theirs = fields(config_class.from_dict(deepcopy(dict(values))))
+    ours = fields(_made(config_class, text).from_dict(deepcopy(dict(values))))
     missing = object()
     for name in sorted(theirs.keys() | ours.keys()):
         one, other = theirs.get(name, missing), ours.get(name, missing)
@@ -76,10 +76,10 @@ def _made(config_class: type[PretrainedConfig], text: str) -> Any:
     return names[config_class.__name__]
 
 
-def _fields(config: PretrainedConfig) -> dict[str, Any]:
+def fields(config: PretrainedConfig) -> dict[str, Any]:
     """Return the public fields, of configs inside too."""
-    fields = {name: value for name, value in vars(config).items() if not name.startswith("_")}
+    public = {name: value for name, value in vars(config).items() if not name.startswith("_")}
     return {
-        name: _fields(value) if isinstance(value, PretrainedConfig) else value
-        for name, value in fields.items()
+        name: fields(value) if isinstance(value, PretrainedConfig) else value
+        for name, value in public.items()
     }

@@ -13,6 +13,7 @@ from onboard.analysis.source import class_node, find_method, module_source
 from onboard.codegen.config_checks import leaves_something
 from onboard.codegen.config_constructors import constructor_of, without_positional
 from onboard.codegen.config_helpers import body_with, written_out
+from onboard.codegen.config_parts import is_part, parts_made
 from onboard.errors import OnboardError
 from onboard.hf.old.own_configs import is_of_transformers, is_own_of_transformers
 from onboard.plain_config import OldFields
@@ -63,7 +64,8 @@ _CLASS_VALUES = ("model_type", "attribute_map", "keys_to_ignore_at_inference")
 
 
 def plain_config_class(config_class: type[PretrainedConfig]) -> str:
-    """Return the text of a class of the same name that makes the same values of the same arguments.
+    """Return the text of a class of the same name that makes the same values of the same arguments,
+    behind those of configs of its own that it makes.
 
     Raises:
         OnboardError: the constructor does something else than assign values computed from its
@@ -79,12 +81,14 @@ def plain_config_class(config_class: type[PretrainedConfig]) -> str:
     body += [f"{key} = {value!r}" for key, value in _class_values(config_class, named).items()]
     body += [line for method in methods for line in ("", *method.splitlines())]
     bases = "PlainConfig" if base is PretrainedConfig else f"OldFields, {base.__name__}"
-    return "\n".join(
+    text = "\n".join(
         [
             f"class {config_class.__name__}({bases}):",
             *("    " + line if line else "" for line in body),
         ]
     )
+    inside = [plain_config_class(each) for each in parts_made(config_class, text)]
+    return "\n\n\n".join([*inside, text])
 
 
 def base_of_transformers(config_class: type[PretrainedConfig]) -> type[PretrainedConfig]:
@@ -236,6 +240,12 @@ class _Writer:
                         ast.Call(ast.Attribute(item.value, "pop", ast.Load()), [item.slice], [])
                     )
                 ]
+            case ast.For(
+                target=ast.Name() as target, iter=ast.List() as over, body=body, orelse=[]
+            ):
+                kept = self._block(body)
+                self._check(over)
+                return [ast.For(target, over, kept, [])] if kept else []
             case ast.If(test=test, body=body, orelse=orelse):
                 return self._if(test, self._block(body), self._block(orelse))
         raise self._refuse(node)
@@ -297,6 +307,8 @@ class _Writer:
         for node in (item for root in roots for item in ast.walk(root)):
             match node:
                 case ast.Call(func=ast.Name(id=function)) if function in _FUNCTIONS:
+                    continue
+                case ast.Call(func=ast.Name(id=function)) if is_part(self.config_class, function):
                     continue
                 case ast.Call(func=ast.Attribute(attr=method)) if method in _METHODS:
                     continue

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from onboard.analysis.spec_blocks import Block, Experts, Mlp, RMSNorm
+from onboard.analysis.blocks.spec_mixtures import Experts
+from onboard.analysis.spec_blocks import Block, Mlp, RMSNorm
 
 _CLASSES = {
     "attention": "Causal self-attention, [batch, seq, hidden] to the same.",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from onboard.analysis.blocks.spec_mixtures import Mixture
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.spec_blocks import (
     Attention,
     Loop,
     LoopParameters,
     Mask,
-    Mixture,
     Rope,
     Scan,
     ScanModule,

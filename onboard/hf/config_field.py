@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from transformers import PretrainedConfig
+
 
 def config_field(config: Any, name: str, otherwise: Any = None) -> Any:
     """Return a field of a config; `otherwise` where it has none, or none for all layers.
@@ -15,3 +17,22 @@ def config_field(config: Any, name: str, otherwise: Any = None) -> Any:
         return getattr(config, name, otherwise)
     except Exception:
         return otherwise
+
+
+def values_of(config: PretrainedConfig, different: bool = False) -> dict[str, Any]:
+    """Return a config's values, or those that are no defaults; of parts that its class does not
+    declare their own alone: classes of such parts may refuse what every config has.
+    """
+    parts = {
+        name: part
+        for name in vars(config).keys() - getattr(config, "sub_configs", {}).keys()
+        if isinstance(part := config_field(config, name), PretrainedConfig)
+    }
+    values: dict[str, Any] = config.to_diff_dict() if different else config.to_dict()
+    return values | {name: own_values(part.to_dict()) for name, part in parts.items()}
+
+
+def own_values(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a config's values without those that every config has by itself."""
+    every = PretrainedConfig().to_dict()
+    return {key: value for key, value in values.items() if every.get(key, values) != value}

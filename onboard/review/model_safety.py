@@ -113,10 +113,20 @@ def _nothing_reached(subject: Subject) -> Outcome:
     text.
     """
     model = subject.model
-    asked = set(_asked_of_configs(model, subject.spec.config_class))
+    known = {*_asked_of_configs(model, subject.spec.config_class), *_own_variables(model)}
     return forbid(
-        model, [node for node in model.all(ast.AST) if node not in asked and _reaches(node)]
+        model, [node for node in model.all(ast.AST) if node not in known and _reaches(node)]
     )
+
+
+def _own_variables(model: Source) -> Iterator[ast.AST]:
+    """Yield the names of variables that a function assigns (a router's `load`, say): they are what
+    it assigned. Those of builtins stay out.
+    """
+    for function in model.all(ast.FunctionDef):
+        names = list(model.all(ast.Name, function))
+        stored = {node.id for node in names if _is_stored(node)} - _DYNAMIC
+        yield from (node for node in names if node.id in stored)
 
 
 def _asked_of_configs(model: Source, config_class: str) -> Iterator[ast.AST]:

@@ -20,6 +20,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from transformers import PretrainedConfig
 
 from onboard import modeling
 from onboard.analysis.behaviour.thresholds import (
@@ -41,9 +42,11 @@ from onboard.analysis.tiny.tiny_model import (
     randomize,
     vocabulary,
 )
+from onboard.codegen.config_checks import fields
 from onboard.codegen.translate.language.trees.syntax import TOO_LONG
 from onboard.codegen.translate.mechanisms.attention import chosen, compressed
 from onboard.errors import OnboardError
+from onboard.hf.config_field import values_of
 from onboard.hf.expert_weights import separate_experts
 from onboard.verify.block_outputs import (
     NOTHING,
@@ -180,18 +183,25 @@ def _config(spec: ModelSpec, reference: nn.Module) -> Any:
         return config
     plain = modeling.registered_config(config.model_type)
     for made in (load_config(spec.config), made_with(reference)):
-        values = made.to_dict()
+        values = values_of(made)
         theirs: Any = type(made).from_dict(values)  # what it makes of its own values may differ
         ours = plain.from_dict(values)
         own = [
             key for key in vars(theirs) if not key.startswith("_") and key != "transformers_version"
         ]
         names = [*own, *theirs.attribute_map, "rope_scaling"]
-        if different := [key for key in names if getattr(ours, key, None) != getattr(theirs, key)]:
+        if different := [key for key in names if not _same(ours, theirs, key)]:
             raise OnboardError(
                 f"the generated {type(ours).__name__} has another {different[0]} than the repository's"
             )
     return ours
+
+
+def _same(ours: Any, theirs: Any, key: str) -> bool:
+    """Whether two configs have the same field, or parts with the same fields."""
+    one, other = getattr(ours, key, None), getattr(theirs, key)
+    parts = all(isinstance(item, PretrainedConfig) for item in (one, other))
+    return bool(fields(one) == fields(other) if parts else one == other)
 
 
 def _same_weights(

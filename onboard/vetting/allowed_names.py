@@ -111,7 +111,7 @@ _ATTRIBUTES = """
     index_add_ index_copy index_copy_ index_fill index_put index_select indices insert int
     is_causal is_complex is_decoder is_floating_point isfinite isinf isnan item items keys kron
     le lerp log log10 log1p log2 log_softmax logical_and logical_not logical_or logit logsumexp
-    long lt masked_fill masked_fill_ masked_scatter masked_scatter_ masked_select matmul max
+    long lower lt masked_fill masked_fill_ masked_scatter masked_scatter_ masked_select matmul max
     maximum mean median min minimum mm mode model_type movedim mT mul mul_ multiply mv
     nan_to_num narrow ndim ne neg new_empty new_full new_ones new_tensor new_zeros nonzero norm
     normal_ num_labels numel ones outer output_attentions output_hidden_states
@@ -126,5 +126,5 @@ _ATTRIBUTES = """
     view_as where xlogy zero_
 """
 ATTRIBUTES = set(_ATTRIBUTES.split())
-"""What may be had of tensors, modules, configs, lists, dictionaries and numbers where these have
-it: arithmetic, shapes and lookups. What none of them has is the file's own or its config's."""
+"""What may be had of tensors, modules, configs, lists, dictionaries, texts and numbers where these
+have it: arithmetic, shapes and lookups. What none of them has is the file's own or its config's."""

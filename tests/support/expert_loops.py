@@ -208,3 +208,78 @@ class Ranked(Mixture):
         shares = shares / shares.sum(dim=-1, keepdim=True)
         outs = torch.stack([expert(x) for expert in self.experts], dim=-1)
         return (outs * shares.unsqueeze(-2)).sum(dim=-1)
+
+
+class Listed(nn.Module):
+    """The weights of all experts in one module, which computes one of them."""
+
+    def __init__(self, experts: int, hidden: int, inner: int) -> None:
+        super().__init__()
+        shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
+        self.gates, self.ups, self.downs = (
+            nn.ParameterList([torch.randn(shape) / 3 for _ in range(experts)]) for shape in shapes
+        )
+
+    def forward(self, x: torch.Tensor, number: int) -> torch.Tensor:
+        y = F.silu(F.linear(x, self.gates[number])) * F.linear(x, self.ups[number])
+        return F.linear(y, self.downs[number])
+
+
+class Stacked(nn.Module):
+    """The same as stacks, which are multiplied from the right."""
+
+    def __init__(self, experts: int, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.w1 = nn.Parameter(torch.randn(experts, hidden, inner) / 3)
+        self.w2 = nn.Parameter(torch.randn(experts, inner, hidden) / 3)
+        self.w3 = nn.Parameter(torch.randn(experts, hidden, inner) / 3)
+
+    def forward(self, x: torch.Tensor, number: int) -> torch.Tensor:
+        return (F.silu(x @ self.w1[number]) * (x @ self.w3[number])) @ self.w2[number]
+
+
+class Flattened(nn.Module):
+    """The same as matrices one below the other."""
+
+    def __init__(self, experts: int, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.experts, self.inner, self.hidden = experts, inner, hidden
+        self.w1, self.w2, self.w3 = (
+            nn.Parameter(torch.randn(experts * inner, hidden) / 3) for _ in range(3)
+        )
+
+    def forward(self, x: torch.Tensor, number: int) -> torch.Tensor:
+        w1, w2, w3 = (
+            w.view(self.experts, self.inner, self.hidden)[number]
+            for w in (self.w1, self.w2, self.w3)
+        )
+        return (F.silu(x @ w1.t()) * (x @ w3.t())) @ w2
+
+
+class Waving(Listed):
+    """No experts that the op has: another activation."""
+
+    def forward(self, x: torch.Tensor, number: int) -> torch.Tensor:
+        y = F.linear(x, self.gates[number]).sin() * F.linear(x, self.ups[number])
+        return F.linear(y, self.downs[number])
+
+
+class OneModule(Mixture):
+    """Sends sorted tokens to experts by their number, and multiplies what these make."""
+
+    def __init__(self, kind: type[nn.Module], scale: float) -> None:
+        super().__init__()
+        self.experts = kind(6, 8, 12)  # type: ignore[assignment]
+        self.scale, self.unused = scale, 0.7
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.view(-1, x.shape[-1])
+        weights, chosen = self.route(flat)
+        order = chosen.flatten().argsort()
+        tokens = order // self.k
+        counts = chosen.flatten().bincount(minlength=6).tolist()
+        parts = flat[tokens].split(counts)
+        outs = torch.cat([self.experts(part, i) for i, part in enumerate(parts) if len(part)])
+        outs = outs * (weights.flatten()[order].view(-1, 1) * self.scale)
+        y = torch.zeros_like(flat).index_add(0, tokens, outs)
+        return y.view(x.shape)

@@ -1,4 +1,5 @@
-"""Recognise mixtures whose experts are modules of a list, however their code sends tokens to them.
+"""Recognise mixtures whose experts are modules of a list, or told by a number, however their code sends
+tokens to them.
 
 Code does so in many ways: masks, sorted tokens and counts of each expert, one-hot permutations,
 branches for training. None of them is read here. The statements around what mentions the list are
@@ -10,40 +11,33 @@ layer, and the largest of it.
 
 from __future__ import annotations
 
-import ast
-import inspect
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 
+from onboard.analysis.recognise.numbered_experts import Numbered, numbered_experts, weights_of
 from onboard.analysis.recognise.probe import Finding
 from onboard.analysis.recognise.recorder import ModuleCall
-from onboard.analysis.source import find_method
+from onboard.analysis.recognise.stretches import (
+    Region,
+    function_of,
+    locals_of,
+    read_first,
+    regions_of,
+    result_of,
+)
 from onboard.ops.linear.activation import ACTIVATIONS
 from onboard.verify.error import rmse_ratio, worst
 from onboard.verify.tolerances import SAME_MIXTURE
 
 KIND = "mixture"
-_RESULT = "result"
-
-
-@dataclass(frozen=True)
-class Region:
-    """Statements of a method, one after the other: `begin` is the first one's number among all of
-    the method's, those inside others too.
-    """
-
-    method: str
-    begin: int
-    statements: tuple[ast.stmt, ...]
-    behind: frozenset[str]
-    """Variables that the method reads behind them."""
+Experts = nn.ModuleList | Numbered
+_OTHER = 1.37
+"""By what a number of a module is multiplied to see what it does."""
 
 
 @dataclass(frozen=True)
@@ -56,25 +50,33 @@ class _Roles:
 
 
 def probe_mixture(module: nn.Module, calls: Sequence[ModuleCall]) -> Finding | None:
-    """Recognise a module with a list of experts, in one of whose methods statements are a mixture.
+    """Recognise a module with a list of experts, or with one module that has the weights of all, in
+    one of whose methods statements are a mixture.
 
     Args:
         module: the candidate.
         calls: what it was called with.
     """
-    for name, experts in module.named_children():
-        if not isinstance(experts, nn.ModuleList) or not calls:
+    for name, child in module.named_children() if calls else ():
+        if (found_experts := _experts(child)) is None:
             continue
-        if (form := _form(experts)) is None:
-            continue
-        seen = _locals_of(module, calls[0])
+        experts, form = found_experts
+        seen = locals_of(module, calls[0])
         for fit in (_fit, _fit_with_router):
-            for region in _regions(type(module), name):
+            for region in regions_of(type(module), name):
                 variables = seen.get((region.method, region.statements[0].lineno))
                 found = None if variables is None else fit(module, experts, region, variables, form)
                 if found is not None:
                     return Finding(KIND, {"experts": name, **found[0], **form}, [found[1]])
     return None
+
+
+def _experts(child: nn.Module) -> tuple[Experts, dict[str, Any]] | None:
+    """Return experts, and how they are made; None for a module of another kind."""
+    if not isinstance(child, nn.ModuleList):
+        return numbered_experts(child)
+    form = _form(child)
+    return None if form is None else (child, form)
 
 
 def _form(experts: nn.ModuleList) -> dict[str, Any] | None:
@@ -116,130 +118,43 @@ def _is_expert(experts: nn.ModuleList, form: dict[str, Any]) -> bool:
 
 
 def _mixed(
-    experts: nn.ModuleList,
+    experts: Experts,
     form: dict[str, Any],
     x: torch.Tensor,
     indices: torch.Tensor,
     weights: torch.Tensor,
 ) -> torch.Tensor:
     """Return what `torch_moe` makes of these experts."""
+    if isinstance(experts, Numbered):
+        settings = (form["up"] is not None, form["activation"])
+        whole: torch.Tensor = torch.ops.onboard.torch_moe(
+            x, indices, weights, *weights_of(experts, form), *settings
+        )
+        return whole
     names = [form[role] for role in ("gate", "down", "up")]
     lists = [[getattr(each, name).weight for each in experts] if name else [] for name in names]
     biases = [
         [getattr(each, name).bias for each in experts] if name and form["biased"] else None
         for name in names
     ]
-    settings = (form["up"] is not None, form["activation"], *biases)
-    out: torch.Tensor = torch.ops.onboard.torch_moe(x, indices, weights, *lists, *settings)
+    rest = (form["up"] is not None, form["activation"], *biases)
+    out: torch.Tensor = torch.ops.onboard.torch_moe(x, indices, weights, *lists, *rest)
     return out
-
-
-def statements_of(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield statements and those inside them, in the order of the text."""
-    for block in blocks_of(body):
-        yield from block
-
-
-def blocks_of(body: Sequence[ast.stmt]) -> Iterator[Sequence[ast.stmt]]:
-    """Yield a body, then those inside it."""
-    yield body
-    for statement in body:
-        for part in ("body", "orelse"):
-            if inner := getattr(statement, part, []):
-                yield from blocks_of(inner)
-
-
-def _regions(cls: type, attr: str) -> Iterator[Region]:
-    """Yield statements of methods that have all of a body's mentions of `self.<attr>` among them,
-    or all behind a branch that returns; those that begin late and end early come first.
-    """
-    for name, _ in inspect.getmembers(cls, inspect.isfunction):
-        found = find_method(cls, name)
-        if found is None or name == "__init__":
-            continue
-        every = list(statements_of(found[1].body))
-        for block in blocks_of(found[1].body):
-            for first in _starts(block):
-                places = [i for i in range(first, len(block)) if _mentions(block[i], attr)]
-                for begin in range(places[0], first - 1, -1) if places else ():
-                    for end in range(places[-1] + 1, len(block) + 1):
-                        part = tuple(block[begin:end])
-                        behind = _read_behind(found[1], part)
-                        yield Region(name, every.index(block[begin]), part, behind)
-
-
-def _starts(block: Sequence[ast.stmt]) -> list[int]:
-    """Return where a body begins, and goes on behind a branch that returns; later ones first."""
-    behind = [
-        place + 1
-        for place, item in enumerate(block)
-        if isinstance(item, ast.If) and isinstance(item.body[-1], ast.Return) and not item.orelse
-    ]
-    return [*reversed(behind), 0]
-
-
-def _mentions(tree: ast.AST, attr: str) -> bool:
-    return any(
-        isinstance(node, ast.Attribute)
-        and node.attr == attr
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
-        for node in ast.walk(tree)
-    )
-
-
-def _read_behind(method: ast.FunctionDef, part: Sequence[ast.stmt]) -> frozenset[str]:
-    end = part[-1].end_lineno or 0
-    return frozenset(
-        node.id
-        for node in ast.walk(method)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.lineno > end
-    )
-
-
-def _locals_of(module: nn.Module, call: ModuleCall) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return the variables before the first run of each line of a module's methods, by method and
-    line.
-    """
-    codes = {
-        inspect.unwrap(function).__code__: name
-        for name, function in inspect.getmembers(type(module), inspect.isfunction)
-    }
-    seen: dict[tuple[str, int], dict[str, Any]] = {}
-
-    def trace(frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
-        method = codes.get(frame.f_code)
-        if method is None or frame.f_locals.get("self") is not module:
-            return None
-        if event == "line":
-            seen.setdefault((method, frame.f_lineno), dict(frame.f_locals))
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        with torch.no_grad():
-            module(*call.args, **call.kwargs)
-    except (RuntimeError, TypeError, ValueError):
-        return {}  # its inputs were changed while it ran
-    finally:
-        sys.settrace(before)
-    return seen
 
 
 def _fit(
     module: nn.Module,
-    experts: nn.ModuleList,
+    experts: Experts,
     region: Region,
     variables: dict[str, Any],
     form: dict[str, Any],
 ) -> tuple[dict[str, Any], str] | None:
     """Return the parameters of a region that is a mixture, and how well it fits."""
-    roles, result = _roles(region, variables, len(experts)), _result(region)
+    roles, result = _roles(region, variables, len(experts)), result_of(region)
     if roles is None or result is None:
         return None
-    function = _function(module, region, variables, result)
-    errors, k = [], variables[roles.indices].numel() // _tokens(variables[roles.x])
+    function = function_of(module, region, variables, result)
+    pairs, k = [], variables[roles.indices].numel() // _tokens(variables[roles.x])
     for spread in (len(experts), k):  # with few of them most experts have no token
         given = _random(roles, variables, spread, k)
         x, indices, weights = (given[name] for name in (roles.x, roles.indices, roles.weights))
@@ -248,11 +163,16 @@ def _fit(
         try:
             with torch.no_grad():
                 actual = function(**{**variables, **given})
+                other = _with_other_numbers(module, function, {**variables, **given})
         except Exception:  # other statements, which these inputs mean nothing to
             return None
-        same = isinstance(actual, torch.Tensor) and actual.shape == x.shape
-        errors.append(rmse_ratio(actual, expected) if same else float("inf"))
-    if not worst(errors) < SAME_MIXTURE:
+        if not isinstance(actual, torch.Tensor) or actual.shape != x.shape:
+            return None
+        pairs.append((actual, other, expected))
+    scale = _scale(module, pairs)
+    factor = 1.0 if scale is None else getattr(module, scale)
+    error = worst([rmse_ratio(actual, factor * expected) for actual, _, expected in pairs])
+    if not error < SAME_MIXTURE:
         return None
     chosen = variables[roles.indices]
     parameters = {
@@ -264,24 +184,54 @@ def _fit(
         "indices": roles.indices,
         "weights": roles.weights,
         "in_rows": chosen.dim() > 1 and chosen.shape[-1] == k,
+        "scale": scale,
     }
-    return parameters, f"probe: torch_moe fits {region.method} with rmse ratio {worst(errors):.1e}"
+    return parameters, f"probe: torch_moe fits {region.method} with rmse ratio {error:.1e}"
+
+
+def _numbers(module: nn.Module) -> dict[str, float]:
+    return {key: value for key, value in vars(module).items() if type(value) is float}
+
+
+def _with_other_numbers(
+    module: nn.Module, function: Callable[..., Any], given: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what a region gives with another value in each attribute that is a float, by name."""
+    other = {}
+    for key, value in _numbers(module).items():
+        setattr(module, key, value * _OTHER)
+        try:
+            other[key] = function(**given)
+        finally:
+            setattr(module, key, value)
+    return other
+
+
+def _scale(
+    module: nn.Module, pairs: Sequence[tuple[torch.Tensor, dict[str, Any], torch.Tensor]]
+) -> str | None:
+    """Return the attribute by which a region multiplies what the experts make; None: none."""
+    for key in _numbers(module):
+        errors = [rmse_ratio(other[key], _OTHER * actual) for actual, other, _ in pairs]
+        if worst(errors) < SAME_MIXTURE:
+            return key
+    return None
 
 
 def _fit_with_router(
     module: nn.Module,
-    experts: nn.ModuleList,
+    experts: Experts,
     region: Region,
     variables: dict[str, Any],
     form: dict[str, Any],
 ) -> tuple[dict[str, Any], str] | None:
     """Return the parameters of a region that is a mixture with its router, and how well it fits."""
-    result = _result(region)
-    names = [n for n in _read(region.statements) if isinstance(variables.get(n), torch.Tensor)]
+    result = result_of(region)
+    names = [n for n in read_first(region.statements) if isinstance(variables.get(n), torch.Tensor)]
     if result is None or len(names) != 1 or variables[names[0]].dim() < 2:
         return None
     given = _texts(variables[names[0]])
-    function = _function(module, region, variables, result)
+    function = function_of(module, region, variables, result)
     try:
         with torch.no_grad():
             made = [function(**{**variables, names[0]: x.clone()}) for x in given]
@@ -312,7 +262,7 @@ def _texts(x: torch.Tensor) -> list[torch.Tensor]:
     return [several, several.flatten(0, -2)[:1].expand(_tokens(x), -1).reshape(x.shape)]
 
 
-def _routers(module: nn.Module, experts: nn.ModuleList) -> Iterator[tuple[str, int, bool]]:
+def _routers(module: nn.Module, experts: Experts) -> Iterator[tuple[str, int, bool]]:
     """Yield the linear layers that give a number an expert, how many experts they may choose, and
     whether their weights add up to one.
     """
@@ -326,7 +276,7 @@ def _routers(module: nn.Module, experts: nn.ModuleList) -> Iterator[tuple[str, i
 
 def _routed(
     module: nn.Module,
-    experts: nn.ModuleList,
+    experts: Experts,
     form: dict[str, Any],
     router: str,
     k: int,
@@ -347,7 +297,7 @@ def _roles(region: Region, variables: dict[str, Any], experts: int) -> _Roles | 
     """
     names = [
         name
-        for name in _read(region.statements)
+        for name in read_first(region.statements)
         if isinstance(variables.get(name), torch.Tensor) and variables[name].dim() > 0
     ]
     chosen = [name for name in names if not variables[name].is_floating_point()]
@@ -359,61 +309,6 @@ def _roles(region: Region, variables: dict[str, Any], experts: int) -> _Roles | 
     choices, rest = divmod(sizes[chosen[0]], _tokens(variables[x]))
     fits = sizes[weights] == sizes[chosen[0]] and rest == 0 and choices <= experts
     return _Roles(x, chosen[0], weights) if fits else None
-
-
-def _read(statements: Sequence[ast.stmt]) -> list[str]:
-    """Return the variables that statements read before they assign them."""
-    read: dict[str, None] = {}
-    made: set[str] = set()
-    for statement in statements:
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
-        whole = {
-            node.id for item in targets for node in ast.walk(item) if isinstance(node, ast.Name)
-        }
-        plain = {name for name in whole if not _loads(name, statement)}
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Name) and node.id not in (made | plain):
-                read[node.id] = None
-        made |= whole
-    return list(read)
-
-
-def _loads(name: str, statement: ast.stmt) -> bool:
-    return any(
-        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
-        for node in ast.walk(statement)
-    )
-
-
-def _result(region: Region) -> str | None:
-    """Return the one variable that a region makes for what comes behind it; `result` where it ends
-    with a return.
-    """
-    inside = [node for item in region.statements for node in ast.walk(item)]
-    returns = [node for node in inside if isinstance(node, ast.Return)]
-    if returns:
-        return _RESULT if returns == [region.statements[-1]] else None
-    stored = {
-        node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
-    left = sorted(stored & region.behind)
-    return left[0] if len(left) == 1 else None
-
-
-def _function(
-    module: nn.Module, region: Region, variables: dict[str, Any], result: str
-) -> Callable[..., Any]:
-    """Return a function of the variables that runs a region and returns what it makes."""
-    text = "\n".join(ast.unparse(item) for item in region.statements)
-    if not isinstance(region.statements[-1], ast.Return):
-        text += f"\nreturn {result}"
-    body = "\n".join(f"    {line}" for line in text.splitlines())
-    found = find_method(type(module), region.method)
-    assert found is not None
-    names = dict(vars(sys.modules[found[0].__module__]))
-    exec(f"def region({', '.join(variables)}):\n{body}", names)  # of code that was run before
-    function: Callable[..., Any] = names["region"]
-    return function
 
 
 def _random(

@@ -24,7 +24,7 @@ from onboard.analysis.tiny.tiny_sizes import (
 )
 from onboard.errors import OnboardError
 from onboard.hf.architecture import find_language_model, is_composite
-from onboard.hf.config_field import config_field
+from onboard.hf.config_field import config_field, own_values
 from onboard.hf.config_layers import Layers, cut_layers, read_layers
 from onboard.hf.hf_model import unquantised
 
@@ -105,7 +105,7 @@ def _shrink(config: PretrainedConfig, shortest: int = 0) -> PretrainedConfig:
         if (part := _part(config, name))
     }
     values |= {
-        name: _own(_shrink(part, shortest).to_dict())
+        name: own_values(_shrink(part, shortest).to_dict())
         for name in vars(config).keys() - config.sub_configs.keys()
         if (part := _part(config, name))
     }
@@ -147,13 +147,7 @@ def _remade(config: PretrainedConfig, values: dict[str, Any]) -> PretrainedConfi
     try:
         return type(config).from_dict(values)
     except (TypeError, ValueError):
-        return type(config).from_dict(_own(values))
-
-
-def _own(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a config's values without those that every config has by itself."""
-    every = PretrainedConfig().to_dict()
-    return {key: value for key, value in values.items() if every.get(key, values) != value}
+        return type(config).from_dict(own_values(values))
 
 
 def _passed_on(config: PretrainedConfig) -> set[str]:

@@ -12,8 +12,8 @@ from typing import Any
 
 from onboard import __version__
 from onboard.agents.role_runs import load_runs
+from onboard.analysis.blocks.spec_mixtures import Experts
 from onboard.analysis.spec import LayerKind, ModelSpec
-from onboard.analysis.spec_blocks import Experts
 from onboard.workflow.checkpoint.checkpoint_size import layer_kinds, max_positions, native_values
 from onboard.workflow.phase import RunContext
 from onboard.workflow.reporting.human_notes import human_notes, reduced_facts

@@ -374,6 +374,23 @@ def test_a_config_is_asked_under_any_name(
     assert item.check(subject).passed is passes
 
 
+@pytest.mark.parametrize(
+    ("text", "passes"),
+    [
+        ("def f(x):\n    load = x.sum()\n    return load", True),
+        ("def f(x):\n    load = torch.load\n    return load(x)", False),
+        ("def f(x):\n    return load(x)", False),
+        ("def f(x):\n    exec = x\n    return exec(x)", False),
+    ],
+)
+def test_a_variable_of_its_own_may_have_any_name_but_a_builtin_s(
+    text: str, passes: bool, llama_spec: ModelSpec
+) -> None:
+    (item,) = (each for each in CHECKLIST if each.id == "T09")
+    subject: Any = SimpleNamespace(model=Source.parse("m.py", text), spec=llama_spec)
+    assert item.check(subject).passed is passes
+
+
 def test_every_item_has_a_violation() -> None:
     assert {violation.item for violation in VIOLATIONS} == {item.id for item in CHECKLIST}
 

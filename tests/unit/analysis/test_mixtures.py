@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ast
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
-from onboard.analysis.recognise.mixtures import probe_mixture, statements_of
+from onboard.analysis.blocks.spec_mixtures import Mixture
+from onboard.analysis.recognise.mixtures import probe_mixture
 from onboard.analysis.recognise.recorder import ModuleCall
+from onboard.analysis.recognise.stretches import statements_of
 from onboard.analysis.source import find_method
 from onboard.analysis.spec import unrun_in
-from onboard.analysis.spec_blocks import Mixture, make_block
+from onboard.analysis.spec_blocks import make_block
 from tests.support import expert_loops
 
 
@@ -23,9 +26,9 @@ def _called(module: nn.Module, seed: int) -> ModuleCall:
         return ModuleCall((x,), {}, module(x))
 
 
-def _made(kind: type[nn.Module]) -> tuple[nn.Module, int]:
+def _made(kind: Callable[[], nn.Module]) -> tuple[nn.Module, int]:
     seed = random.randrange(2**31)
-    print(kind.__name__, "seed", seed)
+    print("seed", seed)
     torch.manual_seed(seed)
     return kind().eval(), seed
 
@@ -100,3 +103,31 @@ def test_experts_and_what_a_router_lies_in_run_in_their_mixture() -> None:
         block = make_block(**place, parameters={**found.parameters, "router": router})
         assert isinstance(block, Mixture)
         assert unrun_in(block) == parts
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.5])
+@pytest.mark.parametrize(
+    ("kind", "layout", "names", "turned"),
+    [
+        (expert_loops.Listed, "lists", ("gates", "downs", "ups"), []),
+        (expert_loops.Stacked, "stacks", ("w1", "w2", "w3"), ["gate", "down", "up"]),
+        (expert_loops.Flattened, "flat", ("w1", "w2", "w3"), ["down"]),
+    ],
+)
+def test_experts_in_one_module_are_told_by_their_number(
+    kind: type[nn.Module], layout: str, names: tuple[str, ...], turned: list[str], scale: float
+) -> None:
+    module, seed = _made(lambda: expert_loops.OneModule(kind, scale))
+    found = probe_mixture(module, [_called(module, seed)])
+    assert found is not None
+    facts = found.parameters
+    assert (facts["experts"], facts["layout"], facts["turned"]) == ("experts", layout, turned)
+    assert tuple(facts[role] for role in ("gate", "down", "up")) == names
+    assert facts["size"] == ("experts" if layout == "flat" else None)
+    assert facts["scale"] == "scale"  # whatever it is in this model
+    assert facts["activation"] == "silu"
+
+
+def test_experts_in_one_module_that_compute_something_else_are_none() -> None:
+    module, seed = _made(lambda: expert_loops.OneModule(expert_loops.Waving, 1.0))
+    assert probe_mixture(module, [_called(module, seed)]) is None

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from onboard.analysis.spec_blocks import LoopParameters, MixtureParameters
+from onboard.analysis.blocks.spec_mixtures import MixtureParameters
+from onboard.analysis.spec_blocks import LoopParameters
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.object_values import Config

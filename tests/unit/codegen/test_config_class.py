@@ -19,6 +19,7 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 from onboard.codegen.config_checks import check_same_values
 from onboard.codegen.config_class import plain_config_class
 from onboard.errors import OnboardError
+from onboard.hf.config_field import values_of
 from onboard.hf.old.own_configs import own_config_class
 from onboard.plain_config import OldFields, PlainConfig, add_old_defaults
 
@@ -449,3 +450,45 @@ class Made(PretrainedConfig):
     )
     with pytest.raises(OnboardError, match="cannot be written anew"):
         plain_config_class(made)
+
+
+PARTS = """from transformers import PretrainedConfig
+
+class Inside(PretrainedConfig):
+    def __init__(self, heads: int = 4, clip=None, **kwargs):
+        super().__init__(**kwargs)
+        self.heads, self.clip = heads, clip
+        for key in ["model_type"]:
+            if key in kwargs:
+                kwargs.pop(key)
+        if kwargs:
+            raise ValueError(kwargs)
+
+class Made(PretrainedConfig):
+    model_type = "made"
+    def __init__(self, size=8, inside=None, **kwargs):
+        self.size = size
+        if inside is None:
+            self.inside = Inside()
+        elif isinstance(inside, dict):
+            self.inside = Inside(**inside)
+        else:
+            self.inside = inside
+        super().__init__(**kwargs)
+"""
+
+
+@pytest.mark.parametrize("inside", [None, {"heads": 6, "clip": 2.5, "model_type": ""}])
+def test_configs_inside_a_config_are_written_before_it(
+    inside: dict[str, Any] | None, config_class: Any
+) -> None:
+    made = config_class(PARTS)
+    values = {"size": 12} | ({} if inside is None else {"inside": inside})
+    check_same_values(made, text := plain_config_class(made), values)
+    names: dict[str, Any] = {"PlainConfig": PlainConfig}
+    exec(text, names)
+    ours = names["Made"].from_dict(values)
+    assert isinstance(ours.inside, names["Inside"])
+    assert ours.inside.heads == (4 if inside is None else 6)
+    again = made.from_dict(values_of(made.from_dict(values)))
+    assert again.inside.clip == ours.inside.clip

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from onboard.codegen.translate.language.config_values import all_fields, of_field
 from tests.unit.codegen.test_own_code import _function, _made, _written
@@ -228,3 +228,63 @@ def test_fields_that_differ_from_layer_to_layer_are_left_alone(specialised: bool
     read = all_fields(ast.Name("config"), config).items
     assert "hidden_size" in read
     assert "head_dim" not in read
+
+
+NAMED = """
+from copy import deepcopy
+from functools import partial
+
+
+def activation(given: dict):
+    config = deepcopy(given)
+    name = config.pop("name")
+    if not hasattr(nn.functional, name):
+        raise ValueError(name)
+    act = getattr(nn.functional, name)
+    return partial(act, **config)
+
+
+class Gate(nn.Module):
+    def __init__(self, part):
+        super().__init__()
+        self.layer = nn.Linear(part.size, part.size)
+        self.act = activation(part.act)
+
+    def forward(self, x):
+        y = self.act(self.layer(x))
+        return {"first": y, "rest": [y * 2, None], "loss": y.sum()}
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.gate = Gate(config.part)
+
+    def combine(self, x, first, rest=None, **kwargs):
+        return x + first + rest[0]
+
+    def forward(self, x):
+        outputs = self.gate(x)
+        return self.combine(x, **outputs) + outputs.get("absent", 1.0)
+"""
+
+
+@pytest.mark.parametrize("act", [{"name": "silu"}, {"name": "gelu", "approximate": "tanh"}])
+def test_functions_that_the_config_names_and_dicts_of_results_are_known(
+    act: dict[str, Any], translate: Translate
+) -> None:
+    part = PretrainedConfig()
+    part.size, part.act = 6, act
+    sizes = {"part": part}
+    state, _, forward = translate(NAMED, sizes, specialised=True)
+    assert "dict" not in forward
+    (gate,) = [each for cls, each in state.translator.states.items() if cls.__name__ == "Gate"]
+    assert f"nn.functional.{act['name']}(" in _written(gate)
+    guards = [ast.unparse(each) for each in gate.guards]
+    assert f"part.act['name'] == '{act['name']}'" in guards
+    assert f"sorted(part.act) == {sorted(act)}" in guards
+    written = f"{_written(gate)}\n\n\n{_written(state)}"
+    ours, theirs = _made(written, sizes), _made(NAMED, sizes)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, 6, generator=torch.Generator().manual_seed(12))
+    assert torch.equal(ours(x), theirs(x))

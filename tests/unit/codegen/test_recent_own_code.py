@@ -15,9 +15,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from onboard.analysis.blocks.spec_mixtures import MixtureParameters
 from onboard.analysis.recognise.mixtures import probe_mixture
 from onboard.analysis.recognise.recorder import ModuleCall
-from onboard.analysis.spec_blocks import MixtureParameters
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import Known
 from onboard.plain_config import ROPE_INIT_FUNCTIONS, PlainConfig
@@ -422,3 +422,57 @@ def test_what_a_constructor_counts_is_left_out_unless_it_is_read(translate: Tran
         translate(
             COUNTED.replace("x * self.factor", "x * self.number"), {"factor": 2.0}, specialised=True
         )
+
+
+NUMBERED = """
+import onboard.ops
+
+
+class Experts(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.count, self.size = config.experts, config.size
+        self.w1 = nn.Parameter(torch.randn(config.experts * 12, config.size))
+        self.w2 = nn.Parameter(torch.randn(config.experts * 12, config.size))
+
+    def forward(self, x, number):
+        w1, w2 = (w.view(self.count, 12, self.size)[number] for w in (self.w1, self.w2))
+        return nn.functional.silu(x @ w1.t()) @ w2
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.router = nn.Linear(config.size, config.experts)
+        self.mlp = Experts(config)
+        self.count, self.scale = config.experts, config.scale
+
+    def forward(self, x):
+        rows = x.reshape(-1, x.shape[-1])
+        weights, chosen = self.router(rows).softmax(-1).topk(2)
+        y = torch.zeros_like(rows)
+        for number in range(self.count):
+            tokens, places = torch.where(chosen == number)
+            if len(tokens) == 0:
+                continue
+            y[tokens] += self.mlp(rows[tokens], number) * weights[tokens, places, None] * self.scale
+        return y.view(x.shape)
+"""
+
+
+def test_experts_of_one_module_are_lists_of_its_weights(translate: Translate) -> None:
+    sizes = {"size": 8, "experts": 5, "scale": random.uniform(1.5, 3.0)}
+    print(sizes)
+    x = torch.randn(2, 9, 8)
+    state, _, _ = translate(NUMBERED, sizes, specialised=True)
+    toy = state.cls(SimpleNamespace(**sizes))
+    found = probe_mixture(toy, [ModuleCall((x,), {}, toy(x))])
+    assert found is not None
+    mixtures = {"Toy": MixtureParameters.model_validate(found.parameters)}
+    state, _, forward = translate(NUMBERED, sizes, specialised=True, mixtures=mixtures)
+    assert "[weight.T for weight in self.mlp.w2.chunk(self.mlp.count)]" in forward
+    (experts,) = [e for cls, e in state.translator.states.items() if cls.__name__ == "Experts"]
+    written = f"import onboard.ops\n\n\n{_written(experts)}\n\n\n{_written(state)}"
+    ours, theirs = _made(written, sizes), _made(NUMBERED, sizes)
+    ours.load_state_dict(theirs.state_dict())
+    torch.testing.assert_close(ours(x), theirs(x))

@@ -99,6 +99,20 @@ def as_mapping(owner: Setting, frame: Frame) -> Mapping:
     return Mapping({key: owner.item(key) for key in owner.value})
 
 
+def own_copy(owner: Setting | Mapping, frame: Frame) -> Value:
+    """Return a copy of a dict, which code may change; of the config's, with the keys that it has
+    here.
+    """
+    if isinstance(owner, Setting):
+        return as_mapping(owner, frame) if isinstance(owner.value, dict) else owner
+    return Mapping(dict(owner.items))
+
+
+def as_name(key: Value, frame: Frame) -> Value:
+    """Return a text of the config as this config has it, guarded; others as they are."""
+    return as_constants(Args([key], {}, []), frame).positional[0]
+
+
 def compared(op: ast.cmpop, left: Value, right: Value, frame: Frame) -> Known | None:
     """Return the value of `left op right` of settings and constants in this config, guarded."""
     sides = (left, right)

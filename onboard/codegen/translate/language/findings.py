@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from onboard.analysis.blocks.spec_mixtures import MixtureParameters
 from onboard.analysis.spec_blocks import (
     AttentionParameters,
     LoopParameters,
-    MixtureParameters,
     RopeParameters,
     ScanModuleParameters,
 )

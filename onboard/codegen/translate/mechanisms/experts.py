@@ -8,9 +8,9 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onboard.analysis.recognise.mixtures import statements_of
+from onboard.analysis.blocks.spec_mixtures import MixtureParameters
+from onboard.analysis.recognise.stretches import statements_of
 from onboard.analysis.source import find_method
-from onboard.analysis.spec_blocks import MixtureParameters
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Instance, ModuleList
 from onboard.codegen.translate.language.trees.syntax import (
@@ -235,11 +235,11 @@ def _last_size(x: ast.expr) -> ast.expr:
 def _mixed(found: MixtureParameters, frame: Frame) -> ast.expr:
     """Return the op's call; note that it reads the weights of the experts."""
     experts = frame.evaluate(attribute(name("self"), found.experts))
-    if not isinstance(experts, ModuleList):
+    if not isinstance(experts, ModuleList | Instance):
         raise Untranslatable(f"experts in self.{found.experts}, which is no list of modules")
     layers = [found.gate, found.down, found.up]
     for state in frame.translator.reached(Instance(experts.made, experts.expr)):
-        state.read_outside.update(layer for layer in layers if layer)
+        state.read_outside.update(layer for layer in [*layers, found.size] if layer)
     x, chosen, weights = (
         frame.code(name(each)) for each in (found.x, found.indices, found.weights)
     )
@@ -248,12 +248,19 @@ def _mixed(found: MixtureParameters, frame: Frame) -> ast.expr:
         x = call(attribute(x, "reshape"), ast.Constant(-1), _last_size(x))
     if not found.in_rows:
         chosen, weights = (_in_rows(each, x) for each in (chosen, weights))
-    lists = [_each(experts, layer, "weight") for layer in layers]
-    biases = [_each(experts, layer, "bias") if layer else ast.Constant(None) for layer in layers]
+    if found.scale is not None:
+        weights = ast.BinOp(weights, ast.Mult(), attribute(name("self"), found.scale))
+    biases: list[ast.expr] = []
+    if isinstance(experts, Instance):
+        lists = [_of_one_module(experts, found, role) for role in ("gate", "down", "up")]
+    else:
+        lists = [_each(experts, layer, "weight") for layer in layers]
+    if found.biased and isinstance(experts, ModuleList):
+        biases = [
+            _each(experts, layer, "bias") if layer else ast.Constant(None) for layer in layers
+        ]
     settings = [ast.Constant(found.up is not None), ast.Constant(found.activation)]
-    mixed = call(
-        op("torch_moe"), x, chosen, weights, *lists, *settings, *(biases if found.biased else [])
-    )
+    mixed = call(op("torch_moe"), x, chosen, weights, *lists, *settings, *biases)
     return call(attribute(mixed, "view_as"), whole) if found.router is not None else mixed
 
 
@@ -261,6 +268,25 @@ def _in_rows(chosen: ast.expr, x: ast.expr) -> ast.expr:
     """Return what is one after the other with a row for each token of `x` [tokens, hidden]."""
     tokens = ast.Subscript(attribute(x, "shape"), ast.Constant(0), ast.Load())
     return call(attribute(chosen, "reshape"), tokens, ast.Constant(-1))
+
+
+def _of_one_module(experts: Instance, found: MixtureParameters, role: str) -> ast.expr:
+    """Return the list of one projection's matrices, of a module that has those of all experts."""
+    layer: str | None = getattr(found, role)
+    if layer is None:
+        return ast.List([], ast.Load())
+    owner = experts.code()
+    match found.layout:
+        case "flat" if found.size is not None:
+            every: ast.expr = call(attribute(owner, layer, "chunk"), attribute(owner, found.size))
+        case "stacks":
+            every = call(attribute(owner, layer, "unbind"))
+        case _:
+            every = attribute(owner, layer)
+    if role in found.turned:
+        element = attribute(name("weight"), "T")
+        return ast.ListComp(element, [ast.comprehension(name("weight", store=True), every, [], 0)])
+    return call(name("list"), every)
 
 
 def _each(experts: ModuleList, layer: str | None, part: str) -> ast.expr:

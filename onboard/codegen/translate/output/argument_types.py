@@ -28,13 +28,30 @@ def written(node: ast.FunctionDef, key: str) -> str | None:
     """Return the plain type that a definition gives a parameter, by annotation or default; None: it
     says nothing.
     """
-    parameter = next(item for item in (*node.args.args, *node.args.kwonlyargs) if item.arg == key)
-    text = ast.unparse(parameter.annotation) if parameter.annotation is not None else ""
+    annotation = _annotation(node, key)
+    text = ast.unparse(annotation) if annotation is not None else ""
     simple = [part.strip() for part in text.split("|") if part.strip() in SIMPLE]
-    default = default_nodes(node).get(key)
+    default = default_nodes(node).get(key) or _default_asked(node, key)
     if not simple and isinstance(default, ast.Constant) and type(default.value).__name__ in SIMPLE:
         return type(default.value).__name__
     return " | ".join(simple) or None
+
+
+def _annotation(node: ast.FunctionDef, key: str) -> ast.expr | None:
+    """Return a parameter's annotation; what falls into `**kwargs` has none."""
+    own = (item for item in (*node.args.args, *node.args.kwonlyargs) if item.arg == key)
+    return next((item.annotation for item in own), None)
+
+
+def _default_asked(node: ast.FunctionDef, key: str) -> ast.expr | None:
+    """Return the default that code names where it asks `**kwargs` for a key."""
+    for item in ast.walk(node):
+        match item:
+            case ast.Call(
+                func=ast.Attribute(attr="get" | "pop"), args=[ast.Constant(value=asked), default]
+            ) if asked == key:
+                return default
+    return None
 
 
 def of_module(node: ast.FunctionDef, key: str) -> str:
@@ -52,9 +69,8 @@ def in_use(node: ast.FunctionDef, key: str) -> str:
     """Return a parameter's type as the code of its function tells it; one without annotation may
     have a default of 1 and stand for any number.
     """
-    parameter = next(item for item in (*node.args.args, *node.args.kwonlyargs) if item.arg == key)
     said = written(node, key)
-    if said not in (None, "int") or (said == "int" and parameter.annotation is not None):
+    if said not in (None, "int") or (said == "int" and _annotation(node, key) is not None):
         return said
     if any(_reads_as_dict(item, key) for item in ast.walk(node)):
         return ANY_DICT

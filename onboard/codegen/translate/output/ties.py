@@ -16,6 +16,7 @@ from torch import nn
 
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.hf.config_field import values_of
 
 FUNCTION = "tie_weights"
 """The function of `onboard.modeling` that generated files tie blocks with."""
@@ -125,7 +126,7 @@ def _field_of(model: Any, block: SharedBlock, count: int) -> str | None:
     Raises:
         Untranslatable: other values of a field give another number of blocks than they say.
     """
-    values: dict[str, Any] = model.config.to_dict()
+    values = values_of(model.config)
     for key in [key for key, value in values.items() if type(value) is int and value == count]:
         try:
             with torch.device("meta"):

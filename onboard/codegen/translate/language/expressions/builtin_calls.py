@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from onboard.codegen.translate.language import config_values
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.expressions import objects
 from onboard.codegen.translate.language.forms import TUPLE
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
+    Closure,
     Config,
     Global,
     Instance,
@@ -22,8 +25,10 @@ from onboard.codegen.translate.language.object_values import (
     Self,
     Super,
 )
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
 from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Mask, Value
+
+_CALLED = "function"
 
 
 def _isinstance(expr: ast.expr, args: Args, frame: Frame) -> Value:
@@ -59,6 +64,8 @@ def _isinstance(expr: ast.expr, args: Args, frame: Frame) -> Value:
 
 def _getattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
     owner, key, *default = args.positional
+    if isinstance(owner, Global):
+        key = config_values.as_name(key, frame)
     if not (isinstance(key, Known) and isinstance(key.value, str)):
         if isinstance(owner, Self):
             raise Untranslatable("an attribute with a computed name")
@@ -80,6 +87,8 @@ def _getattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
 
 
 def _hasattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
+    if isinstance(args.positional[0], Global):
+        args.positional[1] = config_values.as_name(args.positional[1], frame)
     match args.positional:
         case [Config(obj=config), Known(value=str() as key)] if objects.declares(config, key):
             return Known(True)
@@ -134,6 +143,27 @@ def _dict(expr: ast.expr, args: Args, frame: Frame) -> Value:
     return Mapping({**base.items, **args.keywords})
 
 
+def _partial(expr: ast.expr, args: Args, frame: Frame) -> Value:
+    """Return a function of one argument that calls another one with further keywords."""
+    given = config_values.as_constants(args, frame)
+    function, *rest = given.positional
+    if (
+        rest
+        or not isinstance(function, Global)
+        or not all(isinstance(item, Known) for item in given.keywords.values())
+    ):
+        return plain_call(expr, args, args.static())
+    if not given.keywords:
+        return function
+    body = ast.Return(
+        call(name(_CALLED), name("x"), **{k: v.code() for k, v in given.keywords.items()})
+    )
+    node = ast.parse("def partial(x): pass").body[0]
+    assert isinstance(node, ast.FunctionDef)
+    node.body = [ast.copy_location(body, node)]
+    return Closure(ast.fix_missing_locations(node), frame.source, {_CALLED: function})
+
+
 def _fold(function: Callable[..., Any]) -> Callable[[ast.expr, Args, Frame], Value]:
     def handle(expr: ast.expr, args: Args, frame: Frame) -> Value:
         if args.known():
@@ -152,6 +182,7 @@ BUILTINS: dict[Any, Callable[[ast.expr, Args, Frame], Value]] = {
     tuple: _listing(tuple),
     list: _listing(list),
     dict: _dict,
+    functools.partial: _partial,
     super: lambda expr, args, frame: Super(),
     print: lambda expr, args, frame: NONE,
     **{item: _fold(item) for item in (int, float, str, bool, max, abs, round, slice)},

@@ -53,6 +53,7 @@ from onboard.codegen.translate.language.values import (
 )
 
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
+_AUTOCAST = (torch.is_autocast_enabled, torch.is_autocast_cpu_enabled)
 _OF_DICTS = ("items", "keys", "values", "get", "copy")
 _IDENTITIES = (nn.Dropout, nn.Identity)
 _GIVE_THE_MODULE = ("to_empty", "cuda", "cpu", "eval", "requires_grad_")
@@ -250,6 +251,10 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return args.positional[0]
     if obj is copy.deepcopy and isinstance(args.positional[0], Config):
         return replace(args.positional[0], copy=plain_call(expr, args).expr)
+    if obj is copy.deepcopy and isinstance(given := args.positional[0], Setting | Mapping):
+        return config_values.own_copy(given, frame)
+    if obj in _AUTOCAST:
+        return Known(False)  # who runs generated code chooses its dtype
     if obj is is_torchdynamo_compiling:
         return Known(True)  # generated code is made for export
     if obj is importlib.util.find_spec and args.known():

@@ -51,6 +51,7 @@ from onboard.codegen.translate.language.values import (
     Unread,
     Value,
 )
+from onboard.hf.config_field import config_field
 
 CONFIG_FACTS: dict[str, Any] = {
     "use_cache": False,
@@ -157,8 +158,7 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             if (changed := _changed(attr, obj, frame)) is not None:
                 return changed
             # Other fields may differ from layer to layer
-            is_part = attr in getattr(obj, "sub_configs", {})
-            if is_part and isinstance(part := getattr(obj, attr, None), PretrainedConfig):
+            if (part := _part(obj, attr, frame)) is not None:
                 return Config(attribute(expr, attr), part)
             return of_field(attribute(expr, attr), obj, frame) or Code(
                 attribute(expr, attr), static=True
@@ -193,6 +193,13 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
         case Known(value=value) if hasattr(value, attr):
             return Known(getattr(value, attr))
     return Code(attribute(owner.code(), attr))
+
+
+def _part(config: Any, attr: str, frame: Frame) -> PretrainedConfig | None:
+    """Return a config inside a config, which repositories' classes need not declare."""
+    declared = attr in getattr(config, "sub_configs", {}) or frame.translator.specialised
+    part = config_field(config, attr) if declared else None
+    return part if isinstance(part, PretrainedConfig) else None
 
 
 def _changed(attr: str, obj: Any, frame: Frame) -> Value | None:

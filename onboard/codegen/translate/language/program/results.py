@@ -191,6 +191,13 @@ def _shape(values: list[Value], index: int) -> tuple[Value, int]:
                 part, index = _shape([value.fields[key] for value in values], index)  # type: ignore[attr-defined]
                 parts.append(part)
             return Output(dict(zip(fields, parts, strict=True))), index
+        case Mapping(items=items) if items and all(
+            isinstance(v, Mapping) and v.items.keys() == items.keys() for v in values
+        ):
+            for key in items:
+                part, index = _shape([value.items[key] for value in values], index)  # type: ignore[attr-defined]
+                parts.append(part)
+            return Mapping(dict(zip(items, parts, strict=True))), index
     form = first.form if isinstance(first, Code) else None
     kept = (
         isinstance(first, Code)
@@ -216,6 +223,8 @@ def _run_time_parts(shape: Value, value: Value) -> list[Value]:
             ]
         case Output(fields=shapes), Output(fields=fields):
             return [part for key in shapes for part in _run_time_parts(shapes[key], fields[key])]
+        case Mapping(items=shapes), Mapping(items=items):
+            return [part for key in shapes for part in _run_time_parts(shapes[key], items[key])]
     return []
 
 

@@ -1,0 +1,1 @@
+"""What a spec says of blocks: what all have, and mixtures of experts."""

@@ -1,0 +1,93 @@
+"""The blocks of a spec that are mixtures of experts, or the experts of one."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from onboard.analysis.blocks.spec_records import AnyBlock, Parameters
+from onboard.untrusted.identifiers import AttributePath, Identifier
+
+
+class ExpertsParameters(Parameters):
+    """Where the weights of a mixture's experts are, how they are computed with, what their forward
+    is given.
+    """
+
+    layout: Literal["modules", "stacks", "flat"]
+    gate: AttributePath | None = None
+    up: AttributePath | None = None
+    experts: AttributePath | None = None
+    gate_up: AttributePath | None = None
+    down: AttributePath
+    transposed: bool
+    gate_up_bias: AttributePath | None = None
+    down_bias: AttributePath | None = None
+    form: Literal["whole", "halves", "swapped", "alternating"] | None = None
+    down_stack: AttributePath | None = None
+    down_transposed: bool = False
+    limit: AttributePath | None = None
+    alpha: AttributePath | None = None
+    up_offset: float
+    gate_cap: AttributePath | None = None
+    up_cap: AttributePath | None = None
+    act: AttributePath | None = None
+    act_class: Identifier | None = None
+    activation: Identifier
+    gated: bool
+    identity: bool = False
+    x: Identifier
+    indices: Identifier
+    weights: Identifier
+
+
+class Experts(AnyBlock):
+    """The experts of a mixture."""
+
+    kind: Literal["experts"]
+    parameters: ExpertsParameters
+
+
+class MixtureParameters(Parameters):
+    """The list of experts and the linear layers of each; the statements that are the mixture, by
+    the method, the first one's number and how many; their variables.
+
+    `biased`: the layers have biases; `in_rows`: `indices` has a token's experts in its last
+    dimension.
+    """
+
+    experts: Identifier
+    gate: Identifier
+    down: Identifier
+    up: Identifier | None = None
+    biased: bool = False
+    layout: Literal["modules", "lists", "stacks", "flat"] = "modules"
+    """One module an expert in a list, or the weights of all in one module."""
+    size: Identifier | None = None
+    """Of flat matrices, that module's attribute that says how many experts there are."""
+    turned: list[Literal["gate", "down", "up"]] = Field(default_factory=list)
+    """Whose matrices that module has with rows and columns swapped."""
+    scale: Identifier | None = None
+    """The attribute by which the statements multiply what the experts make."""
+    activation: Identifier
+    method: Identifier
+    begin: int
+    count: int
+    result: Identifier
+    x: Identifier
+    indices: Identifier
+    weights: Identifier
+    in_rows: bool
+    router: AttributePath | None = None
+    """The linear layer whose softmax chooses, where the statements choose the experts, too."""
+    chosen: int = 0
+    """How many it chooses then, and whether their weights are made to add up to one."""
+    renormalised: bool = False
+
+
+class Mixture(AnyBlock):
+    """A class whose experts are modules of a list, some statements of which are `torch_moe`."""
+
+    kind: Literal["mixture"]
+    parameters: MixtureParameters

@@ -1,0 +1,182 @@
+"""Stretches of a method's statements that are run alone, with the variables of a recorded call or
+with others in their place.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from onboard.analysis.recognise.recorder import ModuleCall
+from onboard.analysis.source import find_method
+
+_RESULT = "result"
+
+
+@dataclass(frozen=True)
+class Region:
+    """Statements of a method, one after the other: `begin` is the first one's number among all of
+    the method's, those inside others too.
+    """
+
+    method: str
+    begin: int
+    statements: tuple[ast.stmt, ...]
+    behind: frozenset[str]
+    """Variables that the method reads behind them."""
+
+
+def statements_of(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield statements and those inside them, in the order of the text."""
+    for block in blocks_of(body):
+        yield from block
+
+
+def blocks_of(body: Sequence[ast.stmt]) -> Iterator[Sequence[ast.stmt]]:
+    """Yield a body, then those inside it."""
+    yield body
+    for statement in body:
+        for part in ("body", "orelse"):
+            if inner := getattr(statement, part, []):
+                yield from blocks_of(inner)
+
+
+def regions_of(cls: type, attr: str) -> Iterator[Region]:
+    """Yield statements of methods that have all of a body's mentions of `self.<attr>` among them,
+    or all behind a branch that returns; those that begin late and end early come first.
+    """
+    for name, _ in inspect.getmembers(cls, inspect.isfunction):
+        found = find_method(cls, name)
+        if found is None or name == "__init__":
+            continue
+        every = list(statements_of(found[1].body))
+        for block in blocks_of(found[1].body):
+            for first in _starts(block):
+                places = [i for i in range(first, len(block)) if _mentions(block[i], attr)]
+                for begin in range(places[0], first - 1, -1) if places else ():
+                    for end in range(places[-1] + 1, len(block) + 1):
+                        part = tuple(block[begin:end])
+                        behind = _read_behind(found[1], part)
+                        yield Region(name, every.index(block[begin]), part, behind)
+
+
+def _starts(block: Sequence[ast.stmt]) -> list[int]:
+    """Return where a body begins, and goes on behind a branch that returns; later ones first."""
+    behind = [
+        place + 1
+        for place, item in enumerate(block)
+        if isinstance(item, ast.If) and isinstance(item.body[-1], ast.Return) and not item.orelse
+    ]
+    return [*reversed(behind), 0]
+
+
+def _mentions(tree: ast.AST, attr: str) -> bool:
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr == attr
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+        for node in ast.walk(tree)
+    )
+
+
+def _read_behind(method: ast.FunctionDef, part: Sequence[ast.stmt]) -> frozenset[str]:
+    end = part[-1].end_lineno or 0
+    return frozenset(
+        node.id
+        for node in ast.walk(method)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.lineno > end
+    )
+
+
+def locals_of(module: nn.Module, call: ModuleCall) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return the variables before the first run of each line of a module's methods, by method and
+    line.
+    """
+    codes = {
+        inspect.unwrap(function).__code__: name
+        for name, function in inspect.getmembers(type(module), inspect.isfunction)
+    }
+    seen: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def trace(frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
+        method = codes.get(frame.f_code)
+        if method is None or frame.f_locals.get("self") is not module:
+            return None
+        if event == "line":
+            seen.setdefault((method, frame.f_lineno), dict(frame.f_locals))
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with torch.no_grad():
+            module(*call.args, **call.kwargs)
+    except (RuntimeError, TypeError, ValueError):
+        return {}  # its inputs were changed while it ran
+    finally:
+        sys.settrace(before)
+    return seen
+
+
+def read_first(statements: Sequence[ast.stmt]) -> list[str]:
+    """Return the variables that statements read before they assign them."""
+    read: dict[str, None] = {}
+    made: set[str] = set()
+    for statement in statements:
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        whole = {
+            node.id for item in targets for node in ast.walk(item) if isinstance(node, ast.Name)
+        }
+        plain = {name for name in whole if not _loads(name, statement)}
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and node.id not in (made | plain):
+                read[node.id] = None
+        made |= whole
+    return list(read)
+
+
+def _loads(name: str, statement: ast.stmt) -> bool:
+    return any(
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+        for node in ast.walk(statement)
+    )
+
+
+def result_of(region: Region) -> str | None:
+    """Return the one variable that a region makes for what comes behind it; `result` where it ends
+    with a return.
+    """
+    inside = [node for item in region.statements for node in ast.walk(item)]
+    returns = [node for node in inside if isinstance(node, ast.Return)]
+    if returns:
+        return _RESULT if returns == [region.statements[-1]] else None
+    stored = {
+        node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    left = sorted(stored & region.behind)
+    return left[0] if len(left) == 1 else None
+
+
+def function_of(
+    module: nn.Module, region: Region, variables: dict[str, Any], result: str
+) -> Callable[..., Any]:
+    """Return a function of the variables that runs a region and returns what it makes."""
+    text = "\n".join(ast.unparse(item) for item in region.statements)
+    if not isinstance(region.statements[-1], ast.Return):
+        text += f"\nreturn {result}"
+    body = "\n".join(f"    {line}" for line in text.splitlines())
+    found = find_method(type(module), region.method)
+    assert found is not None
+    names = dict(vars(sys.modules[found[0].__module__]))
+    exec(f"def region({', '.join(variables)}):\n{body}", names)  # of code that was run before
+    function: Callable[..., Any] = names["region"]
+    return function
