@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from onboard.errors import UsageError
 if TYPE_CHECKING:
     from onboard.bench.prompts.prompt_times import PromptTimes
     from onboard.runtime.calls.outputs import RequestOutput
+    from onboard.runtime.calls.prompt_forms import Prompt
     from onboard.runtime.llm import LLM
     from onboard.runtime.sampling_params import SamplingParams
     from onboard.runtime.static.static_llm import StaticLLM
@@ -27,6 +29,17 @@ class Comparison:
     def is_wanted(self) -> bool:
         """Whether there is anything to do."""
         return self.benchmark or self.transformers
+
+    def fitted(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a configuration and its settings; what is timed reuses no prefixes of earlier
+        runs, unless the settings say so.
+        """
+        from onboard.config import deep_merge
+
+        if not self.benchmark:
+            return given
+        timed: dict[str, Any] = {"kv_cache_config": {"enable_block_reuse": False}}
+        return {**given, "settings": deep_merge(timed, dict(given["settings"]))}
 
     def check(self, params: SamplingParams) -> None:
         """Raise `UsageError` where answers cannot be compared with greedy ones."""
@@ -61,26 +74,41 @@ class Compared:
 def compare(
     wanted: Comparison,
     llm: LLM | StaticLLM,
+    asked: list[Prompt],
     outputs: list[RequestOutput],
     params: SamplingParams,
     **where: Any,
 ) -> Compared:
-    """Time the prompts of `outputs`, and let transformers answer them, as is wanted.
+    """Time the prompts `asked`, and let transformers answer them, as is wanted.
 
-    `where` has the model and its settings, for transformers.
+    `where` has the model and its settings, for transformers. Both sides get what the processor has
+    made of images and sounds.
     """
     found = Compared()
-    prompts = [output.prompt_token_ids for output in outputs]
+    if not wanted.is_wanted:
+        return found
+    prompts = [_processed(llm, *each) for each in zip(asked, outputs, strict=True)]
     if wanted.benchmark:
         times = _own_times(llm, prompts, params, _longest(outputs))
         found.benchmark["onboard"] = times.as_dict()
     if wanted.transformers:
-        _ask_transformers(found, wanted.benchmark, llm, outputs, params, **where)
+        _ask_transformers(found, wanted.benchmark, llm, prompts, outputs, params, **where)
     return found
 
 
+def _processed(llm: LLM | StaticLLM, prompt: Prompt, output: RequestOutput) -> dict[str, Any]:
+    """Return a prompt's token ids, and the inputs of its images and sounds."""
+    from onboard.runtime.calls.prompt_forms import has_media
+
+    inputs = None
+    if has_media(prompt):
+        reader: Any = llm.prompts  # type: ignore[union-attr]  # static caches take text alone
+        inputs = reader.read(prompt, reader.media(prompt)).inputs
+    return {"prompt_token_ids": output.prompt_token_ids, "processed": inputs}
+
+
 def _own_times(
-    llm: LLM | StaticLLM, prompts: list[list[int]], params: SamplingParams, count: int
+    llm: LLM | StaticLLM, prompts: list[dict[str, Any]], params: SamplingParams, count: int
 ) -> PromptTimes:
     from onboard.bench.prompts.prompt_times import time_prompts
 
@@ -95,6 +123,7 @@ def _ask_transformers(
     found: Compared,
     timed: bool,
     llm: LLM | StaticLLM,
+    prompts: list[dict[str, Any]],
     outputs: list[RequestOutput],
     params: SamplingParams,
     **where: Any,
@@ -103,7 +132,8 @@ def _ask_transformers(
 
     print("running transformers' own model", file=sys.stderr)
     done = run_transformers(
-        prompts=[output.prompt_token_ids for output in outputs],
+        prompts=[each["prompt_token_ids"] for each in prompts],
+        inputs=[each["processed"] for each in prompts],
         output=_longest(outputs),
         device=llm.device,
         ignore_eos=params.ignore_eos,

@@ -69,6 +69,7 @@ def run_transformers(
     output: int,
     device: torch.device,
     *,
+    inputs: Sequence[Mapping[str, Any] | None],
     root: Path,
     config: Path | None,
     overrides: Mapping[str, Any],
@@ -78,7 +79,8 @@ def run_transformers(
 ) -> TransformersRun:
     """Generate greedily with transformers' model, prompt by prompt; `timed` measures it, too.
 
-    The other arguments are those of `LLM`. Raises `OnboardError` for a checkpoint that transformers
+    `inputs` are what the processor has made of each prompt's images and sounds. The other arguments
+    are those of `LLM`. Raises `OnboardError` for a checkpoint that transformers
     cannot load.
     """
     opened = open_subject(
@@ -88,19 +90,32 @@ def run_transformers(
         subject = stack.enter_context(opened)
         dtype = resolve_dtype(subject.runtime.dtype, subject.config, device)
         hf = stack.enter_context(transformers_model(subject, device, dtype))
+        given = [
+            (torch.tensor([list(prompt)], device=device), _moved(each or {}, device, dtype))
+            for prompt, each in zip(prompts, inputs, strict=True)
+        ]
 
         def generate(count: int, ends: bool = False) -> list[list[int]]:
-            return [_greedy(hf, prompt, count, ends, device) for prompt in prompts]
+            return [_greedy(hf, *each, count, ends) for each in given]
 
         tokens = generate(output, not ignore_eos)
         times = time_prompts(generate, len(prompts), output, device) if timed else None
     return TransformersRun(tokens, times)
 
 
+def _moved(inputs: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """Return inputs on the device, numbers with a fraction in the model's dtype."""
+    return {
+        name: each.to(device, dtype if each.is_floating_point() else None)
+        if isinstance(each, torch.Tensor)
+        else each
+        for name, each in inputs.items()
+    }
+
+
 def _greedy(
-    hf: Any, prompt: Sequence[int], count: int, ends: bool, device: torch.device
+    hf: Any, ids: torch.Tensor, inputs: Mapping[str, Any], count: int, ends: bool
 ) -> list[int]:
-    ids = torch.tensor([list(prompt)], device=device)
     options: dict[str, Any] = {} if ends else {"eos_token_id": None, "min_new_tokens": count}
     found = hf.generate(
         ids,
@@ -108,6 +123,7 @@ def _greedy(
         do_sample=False,
         pad_token_id=0,
         max_new_tokens=count,
+        **inputs,
         **options,
     )
     return [int(token) for token in found[0, ids.shape[1] :]]

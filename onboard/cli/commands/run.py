@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -249,15 +249,12 @@ class _Wanted:
 
     def checked(self, chosen: Mapping[str, Any]) -> SamplingParams:
         """Return the parameters; raise `UsageError` for what does not go together."""
-        self.media.check(
-            **{"chat": self.chat, "input": self.input, "token-ids": self.token_ids},
-            **{"cache": self.cache is not CacheForm.PAGED, "benchmark": self.comparison.benchmark},
-            **{"enable-pytorch-run": self.comparison.transformers},
-        )
+        cached = self.cache is not CacheForm.PAGED
+        self.media.check(**{"input": self.input, "token-ids": self.token_ids, "cache": cached})
         if self.chat and (self.token_ids or self.input or self.as_json or chosen["n"] > 1):
             raise UsageError("--chat goes with neither --token-ids, --input, --json nor -n")
         is_special = self.chat or self.input is not None
-        if is_special and (self.cache is not CacheForm.PAGED or self.comparison.is_wanted):
+        if is_special and (cached or self.comparison.is_wanted):
             raise UsageError(
                 "--chat and --input go with neither --cache, --benchmark nor --enable-pytorch-run"
             )
@@ -287,17 +284,19 @@ class _Wanted:
         chosen: Mapping[str, Any],
     ) -> Result | int | None:
         """Load the model and generate it."""
+        told = replace(told, given=self.comparison.fitted(told.given))
         llm = _load(told, self.cache, self.media)
         if self.chat:
-            _converse(cast("LLM", llm), params, self.system, self.prompts)
+            _converse(cast("LLM", llm), params, self.system, self.prompts, self.media)
             return None
         if self.input is not None and self.output is not None:
             return answer_batch(
                 told.model, cast("LLM", llm), self.input, self.output, chosen, self.system
             )
-        outputs = _generate(llm, self.media.asked(llm, self.texts), params)
+        prompts = self.media.asked(llm, self.texts)
+        outputs = _generate(llm, prompts, params)
         where = {"model": told.model, "root": told.root, "overrides": told.where, **told.given}
-        compared = compare(self.comparison, llm, outputs, params, **where)
+        compared = compare(self.comparison, llm, prompts, outputs, params, **where)
         _print_facts(llm)
         if self.as_json:
             return Result(_document(told.model, llm, outputs, compared))
@@ -307,10 +306,12 @@ class _Wanted:
         return None
 
 
-def _converse(llm: LLM, params: SamplingParams, system: str | None, first: list[str]) -> None:
+def _converse(
+    llm: LLM, params: SamplingParams, system: str | None, first: list[str], media: GivenMedia
+) -> None:
     from onboard.serve.answers.talking import Talk
 
-    talk = Talk(llm, params, system)
+    talk = Talk(llm, params, system, media.parts)
     _print_facts(llm)
     converse(talk, first)
     _print_speed(llm)

@@ -67,7 +67,10 @@ class GivenMedia:
         """Raise `UsageError` where images or sounds come with an option that takes none."""
         named = self.images or self.sounds
         if named and (given := next((name for name, value in others.items() if value), None)):
-            raise UsageError(f"--image and --audio go with prompts, not with --{given}")
+            raise UsageError(
+                f"--image and --audio go with prompts and --chat, not with --{given}",
+                hint="Messages of --input name theirs: parts of type image_url and input_audio",
+            )
 
     def asked(self, llm: LLM | StaticLLM, prompts: list[Prompt]) -> list[Prompt]:
         """Return prompts about the images and sounds."""

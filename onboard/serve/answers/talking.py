@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from typing import Any
 
 from onboard.errors import UsageError
+from onboard.media.prompt_media import MediaPart, split_media
+from onboard.runtime.calls.prompt_forms import MEDIA
 from onboard.runtime.llm import LLM
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.serve.answers.answer_pieces import Answer, Piece
@@ -21,7 +23,14 @@ class Talk:
     Raises `UsageError` for a model without a chat template.
     """
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None = None) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        params: SamplingParams,
+        system: str | None = None,
+        about: Sequence[MediaPart] = (),
+    ) -> None:
+        """`about`: images and sounds of the first message, read once."""
         tokenizer = llm.engine.tokenizer
         if tokenizer is None or not getattr(tokenizer.hf, "chat_template", None):
             raise UsageError(
@@ -29,6 +38,7 @@ class Talk:
                 hint="Give prompts as text, without --chat",
             )
         self._llm, self._tokenizer = llm, tokenizer
+        self._about = _read_parts(llm, about)
         self._params = params.model_copy(update={"skip_special_tokens": False})
         self._first = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, Any]] = []
@@ -44,15 +54,20 @@ class Talk:
         Who leaves the loop cuts the answer off; what was said of it stays said. If there is no
         answer (`OnboardError`), the question was not asked.
         """
-        asked: list[dict[str, Any]] = [*self.messages, {"role": "user", "content": text}]
-        written = chat_text(self._tokenizer, asked, None, {"add_generation_prompt": True})
+        asked: list[dict[str, Any]] = [*self.messages, self._question(text)]
+        texts, parts = split_media(asked)
+        written = chat_text(self._tokenizer, texts, None, {"add_generation_prompt": True})
         reader = AnswerReader(
             format_for(self._tokenizer),
             written.text,
             written.turn,
             removed=list(self._tokenizer.hf.all_special_tokens),
         )
-        prompt = self._tokenizer.encode_plain(written.text)
+        prompt = (
+            {"prompt": written.text, MEDIA: parts}
+            if parts
+            else self._tokenizer.encode_plain(written.text)
+        )
         answer, begun = Answer(), False
         try:
             with closing(self._llm.stream(prompt, self._params)) as deltas:
@@ -67,3 +82,21 @@ class Talk:
         finally:
             if begun:
                 self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+
+    def _question(self, text: str) -> dict[str, Any]:
+        """Return what a person says; their first message is about the images and sounds."""
+        if not self._about or any(each["role"] == "user" for each in self.messages):
+            return {"role": "user", "content": text}
+        content = [{"type": part.kind, part.kind: part} for part in self._about]
+        return {"role": "user", "content": [*content, {"type": "text", "text": text}]}
+
+
+def _read_parts(llm: LLM, parts: Sequence[MediaPart]) -> list[MediaPart]:
+    """Return images and sounds as they are decoded, images first."""
+    if not parts:
+        return []
+    if llm.prompts.processor.reads_messages:
+        raise UsageError("the model's sounds come in messages", hint="Leave --chat out")
+    media = llm.prompts.media({"prompt": "", MEDIA: list(parts)})
+    images = [MediaPart("image", each) for each in media.images]
+    return [*images, *(MediaPart("audio", each) for each in media.sounds)]

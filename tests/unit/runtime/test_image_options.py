@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from transformers.image_utils import load_image
 
@@ -73,12 +75,53 @@ def test_what_is_no_image_is_one_line(
 
 def test_images_go_with_prompts_alone(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "in.jsonl").write_text("{}\n")
-    chat, tokens = ["--chat"], ["--token-ids", "1,2"]
+    tokens = ["--token-ids", "1,2"]
     file = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
-    static, compared = ["x", "--cache", "static_v1"], ["x", "--enable-pytorch-run"]
-    for more in (chat, tokens, file, static, compared, ["x", "--benchmark"]):
+    for more in (tokens, file, ["x", "--cache", "static_v1"]):
         assert main.run(["run", "nowhere", *more, "--image", "a.png"]) == UsageError.exit_code
-        assert "go with prompts, not with" in capsys.readouterr().err
+        assert "go with prompts and --chat, not with" in capsys.readouterr().err
+
+
+def test_transformers_is_asked_about_the_same_images(
+    model: MediaModel, file: Path, capsys: Capture
+) -> None:
+    words = ["what is it?", "see <image> here", "--image", str(file)]
+    assert run(model, *words, "--enable-pytorch-run", "--benchmark") == 0
+    found = json.loads(capsys.readouterr().out)
+    texts = ["[user]<image>what is it?[assistant]", "see <image> here"]
+    images = [load_image(str(file))]
+    expected = [model.greedy(text, TOKENS, images=images) for text in texts]
+    assert found["pytorch"] == {"token_ids": expected, "same": [True, True]}
+    assert set(found["benchmark"]) == {"onboard", "transformers"}
+    assert found["stats"]["reused_tokens"] == 0, "a prefill is not timed twice"
+
+
+def test_a_conversation_is_about_images(
+    model: MediaModel, file: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["run", str(model.checkpoint), "what is it?", "--chat", "--image", str(file)]
+    where = ["--root", str(model.root), "--device", "cpu", "--dtype", "float32"]
+    given: list[Any] = []
+    stream = LLM.stream
+
+    def watched(llm: LLM, prompt: Any, *args: Any, **options: Any) -> Any:
+        given.append(llm.prompts.read(prompt, llm.prompts.media(prompt)))
+        return stream(llm, prompt, *args, **options)
+
+    monkeypatch.setattr(LLM, "stream", watched)
+    monkeypatch.setattr("sys.stdin", StringIO("sure?\n/new\nagain\n"))
+    limits = ["--max-tokens", "3", "--max-seq-len", "256"]
+    assert main.run([*words, *where, *limits]) == 0
+    image = load_image(str(file))
+    first, second, third = given
+    assert second.text.startswith(f"{first.text}")
+    assert second.text.endswith("[user]sure?[assistant]")
+    assert third.text == "[user]<image>again[assistant]"
+    for read in given:
+        assert read.text.count("<image>") == 1
+        expected = model.processor(text=[read.text], images=[image], return_tensors="pt")
+        assert read.tokens == expected["input_ids"][0].tolist()
+        assert torch.equal(read.inputs["pixel_values"], expected["pixel_values"])
 
 
 def test_a_host_that_is_typed_is_allowed() -> None:
