@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 
 from onboard.analysis import repository
 from onboard.analysis.behaviour.apart import (
+    check_attention,
     check_batch,
     check_causality,
     check_mask,
@@ -102,6 +103,9 @@ def analyze(
         check_rounding(tiny)
         check_pieces(tiny)
         check_mask(tiny)
+        chosen = getattr(full, "_attn_implementation", None)
+        usual = partial(build_small, tiny_config(full), attention=chosen)
+        check_attention(tiny, usual, _within_windows(full, tiny.config))
     try:
         recordings = _record(tiny)
         notes = cache_notes(build_roomy(full))
@@ -118,6 +122,23 @@ def analyze(
         raise OnboardError(f"{full.model_type} cannot be analysed: {one_line(error)}") from error
     spec.tricky.extend([*notes, *_left_out(tiny)])
     return spec
+
+
+def _within_windows(full: PretrainedConfig, small: Any, longest: int = 40) -> int:
+    """Return the length of a text for a small model that no window cuts that cuts none of the whole
+    model's, by its config.
+    """
+    window, limit, cut = (
+        getattr(config, name, None)
+        for config, name in (
+            (full, "sliding_window"),
+            (full, "max_position_embeddings"),
+            (small, "sliding_window"),
+        )
+    )
+    if isinstance(window, int) and isinstance(limit, int) and isinstance(cut, int):
+        return min(cut, longest) if window >= limit else longest
+    return longest
 
 
 def _made_anew(full: PretrainedConfig) -> nn.Module:

@@ -32,6 +32,13 @@ _FUNCTIONS = {
     "tuple",
     "isinstance",
     "abs",
+    "enumerate",
+    "zip",
+    "sum",
+    "any",
+    "all",
+    "sorted",
+    "round",
 }
 _SAYING = ("logger.", "warnings.", "rope_config_validation", "layer_type_validation", "print")
 """Calls that check or say something, and leave nothing."""
@@ -55,6 +62,7 @@ _EXPRESSIONS = (
         ast.Subscript,
         ast.Slice,
         ast.ListComp,
+        ast.GeneratorExp,
         ast.comprehension,
         ast.Starred,
     ),
@@ -229,6 +237,12 @@ class _Writer:
             case ast.AnnAssign(target=target, value=ast.expr() as value):
                 self._check(value, target)
                 return [ast.Assign([target], value)]
+            case ast.AugAssign(target=target, value=value):
+                self._check(value, target)
+                return [node]
+            case ast.For(target=target, iter=items, body=body, orelse=[]):
+                self._check(items, target)
+                return [ast.For(target, items, kept, [])] if (kept := self._block(body)) else []
             case ast.Try(body=body, orelse=[], finalbody=[]) if not self._block(body):
                 return [kept for item in node.handlers for kept in self._block(item.body)]
             case ast.Delete(targets=[ast.Name()]):

@@ -1,5 +1,5 @@
-"""A text's logits depend on nothing but that text: no later token, no other text of a batch, and no
-mask that hides nothing.
+"""A text's logits depend on nothing but that text: no later token, no other text of a batch, no mask
+that hides nothing, and no name of an attention function.
 """
 
 from __future__ import annotations
@@ -120,6 +120,34 @@ def check_mask(model: nn.Module) -> None:
         raise OnboardError(
             f"{type(model).__name__} computes other logits with an attention_mask of ones than with"
             f" none ({_shown(error)})"
+        )
+
+
+@torch.no_grad()
+def check_attention(model: nn.Module, make: Callable[[], nn.Module], length: int = 40) -> None:
+    """Refuse a model with eager attention that computes something else with the one that users get,
+    which `make` makes it with, for a text of this length: code may leave out a window or a soft cap
+    there.
+
+    Where that one does not run, or is not causal, as masks of today make older code, eager
+    attention is what there is.
+    """
+    inputs = from_zero(prompt(0, length=length, seed=8, tokens=vocabulary(model)))
+    try:
+        usual = make()
+        other = usual(**inputs, use_cache=False).logits
+        causal = change_by_later(usual, inputs) <= NOT_CHANGED
+    except Exception:  # whatever a model's own code raises
+        return
+    if not causal:
+        return
+    one = model(**inputs, use_cache=False).logits
+    if not (error := rmse_ratio(one, other)) <= SAME:
+        name = getattr(usual.config, "_attn_implementation", None)
+        raise OnboardError(
+            f"{type(model).__name__} computes other logits with {name} attention, which users get,"
+            f" than with eager attention ({_shown(error)})",
+            hint='If eager attention is meant, say so in config.json: "attn_implementation": "eager"',
         )
 
 

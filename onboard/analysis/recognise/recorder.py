@@ -4,7 +4,6 @@ give.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -137,7 +136,9 @@ def _copied(output: Any) -> Any:
     """
     if not isinstance(output, ModelOutput):
         return tree_map(_copy, output)
-    kept = copy.copy(output)
+    cls: Any = type(output)
+    kept = cls.__new__(cls)  # its constructor may take no fields by position
+    vars(kept).update(vars(output))
     for key, value in output.items():
         kept[key] = _copied(value)
     return kept

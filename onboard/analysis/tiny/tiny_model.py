@@ -106,14 +106,18 @@ def _with_kept_heads(config: PretrainedConfig, seed: int) -> nn.Module | None:
     return None
 
 
-def build_small(small: PretrainedConfig, seed: int = 0) -> nn.Module:
-    """Return the model of a config that is small already, as `build_tiny` does.
+def build_small(
+    small: PretrainedConfig, seed: int = 0, attention: str | None = "eager"
+) -> nn.Module:
+    """Return the model of a config that is small already, as `build_tiny` does; with the attention
+    that transformers chooses, if `attention` is None.
 
     What the config was before the model's constructor, which may change it, is `made_with(model)`.
     """
     before = copy.deepcopy(small)
     try:
-        model = build_reference(small, attn_implementation="eager", dtype=torch.float32)
+        given = {"attn_implementation": attention} if attention else {}
+        model = build_reference(small, dtype=torch.float32, **given)
     except OnboardError:
         raise
     except Exception as error:

@@ -18,6 +18,7 @@ from onboard.analysis.analyze import analyze
 from onboard.analysis.behaviour.apart import (
     NOT_CHANGED,
     change_by_later,
+    check_attention,
     check_causality,
     check_mask,
     runs_fresh,
@@ -71,6 +72,20 @@ def test_a_mask_of_ones_is_as_good_as_none() -> None:
     check_mask(Peeking(3, 6))
     with pytest.raises(OnboardError, match="with an attention_mask of ones than with none"):
         check_mask(Masked(3, 6))
+
+
+def test_code_that_leaves_out_what_eager_attention_has_is_refused() -> None:
+    eager, usual = Peeking(30, 3), Peeking(30, 4)
+    usual.config = SimpleNamespace(_attn_implementation="sdpa")  # type: ignore[assignment]
+
+    def failing() -> nn.Module:
+        raise ValueError("no sdpa")
+
+    check_attention(eager, failing)
+    check_attention(eager, lambda: eager)
+    check_attention(eager, lambda: Peeking(3, 30))  # it sees later tokens
+    with pytest.raises(OnboardError, match="other logits with sdpa attention, which users get"):
+        check_attention(eager, lambda: usual)
 
 
 @pytest.mark.parametrize("share", [1e-3, 1e-5, float("nan")])

@@ -3,16 +3,33 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.llama import modeling_llama as llama
 
 from onboard.analysis.analyze import analyze
-from onboard.analysis.recognise.recorder import record
+from onboard.analysis.recognise.recorder import _copied, record
 from onboard.analysis.tiny.tiny_model import WINDOW, build_tiny, load_config, prompt
 from onboard.analysis.tiny.tiny_sizes import REACHED
 from onboard.errors import OnboardError
 from onboard.ops.rope.rope import complex_freqs
 from onboard.testing import Call
 from tests.support.families import config_dict
+
+
+class _OwnOutput(BaseModelOutput):
+    def __init__(self, beside: torch.Tensor | None = None, **fields: torch.Tensor) -> None:
+        super().__init__(**fields)
+        self.beside = beside
+
+
+def test_an_output_class_with_a_constructor_of_its_own_is_copied() -> None:
+    given = _OwnOutput(torch.ones(1), last_hidden_state=torch.ones(2))
+    made = _copied(given)
+    given.last_hidden_state.zero_()
+    assert type(made) is _OwnOutput
+    assert torch.equal(made[0], torch.ones(2))
+    assert torch.equal(made.last_hidden_state, torch.ones(2))
+    assert torch.equal(made.beside, torch.ones(1))
 
 
 @pytest.mark.parametrize("order", ["side by side", "halves"])

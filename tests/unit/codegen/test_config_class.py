@@ -242,6 +242,29 @@ def test_a_method_may_end_early(make: Any, values: dict[str, Any]) -> None:
     check_same_values(original, plain_config_class(original), values)
 
 
+LOOP = """
+        self.chosen, self.count = [], 0
+        for index, kind in enumerate(self.kinds):
+            assert isinstance(kind, str)
+            if kind == "window" and any(n_layer > each for each in (2, 3)):
+                self.chosen.append(index)
+                self.count += index
+        for kind in self.kinds:
+            if kind == "none":
+                raise ValueError("none")
+"""
+
+
+@pytest.mark.parametrize(("n_layer", "chosen"), [(2, []), (3, [1]), (5, [1, 3])])
+def test_what_loops_gather_is_gathered(make: Any, n_layer: int, chosen: list[int]) -> None:
+    original = make(LOOP.strip())
+    text = plain_config_class(original)
+    assert text.count("for ") == 3
+    made = original(n_layer=n_layer)
+    assert (made.chosen, made.count) == (chosen, sum(chosen))
+    check_same_values(original, text, {"n_layer": n_layer})
+
+
 def test_what_a_method_changes_inside_a_field_is_kept(make: Any) -> None:
     original = make("self._inside()", methods=FILLED_IN)
     check_same_values(original, plain_config_class(original), {"n_layer": 3})
@@ -290,7 +313,8 @@ def test_helper_functions_that_compute_a_value_are_written_out(make: Any, size: 
         "self.x = eval('1')",
         "self.x = (lambda: 1)()",
         "self.x = getattr(self, '__class__')",
-        "for i in range(3): self.x = i",
+        "for i in open('/etc/passwd'): self.x = i",
+        "while size: size -= 1",
         "with open('x') as f: self.x = 1",
         "[].append(print(1))",
     ],

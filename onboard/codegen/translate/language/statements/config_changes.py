@@ -18,10 +18,12 @@ from onboard.codegen.translate.language.values import NONE, Known, Value
 def states_a_fact(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
     """Whether `config.attr = value` says what every generated model takes for granted."""
     fact = objects.CONFIG_FACTS.get(attr)
+    if attr == "_attn_implementation":
+        fact = frame.translator.implementation
     return (
         isinstance(frame.evaluate(owner), Config)
         and isinstance(value, Known)
-        and value.value is fact
+        and (value.value is fact or isinstance(fact, str) and value.value == fact)
     )
 
 
