@@ -15,13 +15,18 @@ from starlette.exceptions import HTTPException
 from onboard import __version__
 from onboard.errors import OnboardError
 from onboard.serve.chat_page import add_page
+from onboard.serve.described_api import LIFE, REFUSALS, STREAM, request_body
 from onboard.serve.dialects.anthropic_messages import Messages, MessagesBody
 from onboard.serve.dialects.events import guarded, told
+from onboard.serve.dialects.fields import Body
 from onboard.serve.dialects.paths import DIALECTS, Asked, Dialect
 from onboard.serve.dialects.tokens import DetokenizeBody, TokenizeBody
 from onboard.serve.doors import Bodies, Door, refusal_response
 from onboard.serve.refusals import RefusedError
 from onboard.serve.service import Service
+
+Count = Callable[[bytes], Awaitable[dict[str, Any]]]
+"""Tells of the tokens of a body."""
 
 
 def create_app(service: Service) -> FastAPI:
@@ -57,7 +62,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 def _add_facts(app: FastAPI, service: Service) -> None:
     """Add what tells of the server itself."""
 
-    @app.get("/health")
+    @app.get("/health", response_class=Response, responses=LIFE)
     async def health() -> Response:
         return Response(status_code=200 if service.llm.thread.is_alive else 503)
 
@@ -65,7 +70,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     async def version() -> dict[str, str]:
         return {"version": __version__}
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> PlainTextResponse:
         return PlainTextResponse(service.metrics.text())
 
@@ -75,7 +80,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
         ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"], "has_more": False}
         return {"object": "list", "data": found, "models": found, **ends}
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", responses=REFUSALS)
     async def model(name: str) -> dict[str, Any]:
         return _model(service, service.check_model(name))
 
@@ -101,9 +106,9 @@ def _add_generation(app: FastAPI, service: Service, bodies: Bodies) -> None:
 
     def add(path: str, dialect: Dialect) -> None:
         body = dialect.body
-        schema = {"content": {"application/json": {"schema": body.model_json_schema()}}}
+        extra = request_body(path, body)
 
-        @app.post(path, openapi_extra={"requestBody": {**schema, "required": True}})
+        @app.post(path, openapi_extra=extra, responses={**STREAM, **REFUSALS})
         async def generate(request: Request) -> Response:
             try:
                 read = body.read(await bodies.read(request))
@@ -122,8 +127,8 @@ def _add_generation(app: FastAPI, service: Service, bodies: Bodies) -> None:
 def _add_counts(app: FastAPI, service: Service, bodies: Bodies) -> None:
     """Add what tells of tokens."""
 
-    def add(path: str, count: Callable[[bytes], Awaitable[dict[str, Any]]]) -> None:
-        @app.post(path)
+    def add(path: str, form: type[Body], count: Count) -> None:
+        @app.post(path, openapi_extra=request_body(path, form), responses=REFUSALS)
         async def counted(request: Request) -> Response:
             try:
                 return JSONResponse(await count(await bodies.read(request)))
@@ -143,9 +148,9 @@ def _add_counts(app: FastAPI, service: Service, bodies: Bodies) -> None:
         found: dict[str, Any] = DetokenizeBody.read(body).detokenized(service)
         return found
 
-    add("/v1/messages/count_tokens", of_messages)
-    add("/tokenize", of_text)
-    add("/detokenize", of_tokens)
+    add("/v1/messages/count_tokens", MessagesBody, of_messages)
+    add("/tokenize", TokenizeBody, of_text)
+    add("/detokenize", DetokenizeBody, of_tokens)
 
 
 async def _streamed(request: Request, one: Asked) -> Response:
