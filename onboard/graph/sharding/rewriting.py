@@ -17,11 +17,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from onboard.graph.fx import arguments, call, is_op, op_name
-from onboard.graph.sharding.cuts import WHOLE, Cut, Layout, everything
+from onboard.graph.sharding.cuts import WHOLE, Cut, Layout, everything, runs
 from onboard.graph.sharding.demands import is_possible, letters_of, operand_layout
 from onboard.graph.sharding.exchange import Exchange
 from onboard.graph.sharding.hints import Hint, hint_of
-from onboard.graph.sharding.local_calls import localise
+from onboard.graph.sharding.local_calls import EXPERTS, localise
 from onboard.graph.sharding.reshaped_cuts import Size, sizes_of
 from onboard.graph.sharding.shares import Shares
 from onboard.graph.sharding.signatures import Signature, is_cast, says_dtype, shape, signature
@@ -221,7 +221,8 @@ class Rewriting:
         summed = next((letter for letter in cuts if own.is_summed(letter)), None)
         if summed is not None:
             partial = hint.layer_type if hint is not None else "unknown"
-            self._once(node, own)
+            if not self._adds_once(cuts):
+                self._once(node, own)
             own = signature(node) or own
         for operand in own.operands:
             layout = operand_layout(operand.letters, operand.sizes, cuts)
@@ -248,9 +249,17 @@ class Rewriting:
             cuts.pop("K", None)
         return cuts
 
+    def _adds_once(self, cuts: Mapping[str, Cut]) -> bool:
+        """Whether the rank adds what is to be added once: the first does; of ranks that each have
+        other experts, the one that has the first of their channels.
+        """
+        if EXPERTS not in cuts:
+            return self.rank == 0
+        return "c" not in cuts or runs(cuts["c"].entries[self.rank])[0][0] == 0
+
     def _once(self, node: Node, own: Signature) -> None:
-        """Let the first rank alone add what is to be added once."""
-        for operand in own.operands if self.rank else ():
+        """Leave to another rank what is to be added once."""
+        for operand in own.operands:
             if operand.place[0] not in own.once:
                 continue
             if self.shares.is_private(operand.node):
