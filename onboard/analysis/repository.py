@@ -22,7 +22,7 @@ from onboard.analysis.repository_source import PACKAGE, CodeSurvey, survey_code
 from onboard.analysis.tiny.tiny_config import of_its_time, one_line
 from onboard.errors import OnboardError
 from onboard.hf.json_floats import json_floats
-from onboard.hf.old import interfaces, names, own_configs, packages
+from onboard.hf.old import interfaces, names, own_configs, packages, rotary_forms
 from onboard.hf.old.gone import importing
 from onboard.hf.parameters_on import without_memory
 from onboard.hub import known_type, with_own_type
@@ -102,6 +102,7 @@ def _classes(
             with importing(), interfaces.without_registering():
                 model_class = _load(reference)
                 config_class = _config_class(survey, model_type)
+            facts += rotary_forms.give_rotary_forms(PACKAGE)
             break
         except Exception as error:
             module = _not_found(error)

@@ -17,6 +17,7 @@ from onboard import __version__
 from onboard.analysis.blocks.spec_mixtures import Mixture
 from onboard.analysis.multimodal import is_under
 from onboard.analysis.recognise.compressors import COMPRESSOR, INDEXER
+from onboard.analysis.source import gives_its_input
 from onboard.analysis.spec import ModelSpec, unrun_in
 from onboard.analysis.spec_blocks import Mask
 from onboard.analysis.tiny.tiny_model import load_config, tiny_config
@@ -223,9 +224,15 @@ def _blocks(spec: ModelSpec, model: nn.Module, layers: dict[str, str]) -> dict[s
 def _class_names(
     model: nn.Module, layers: dict[str, str], eager: list[str]
 ) -> Iterator[tuple[str, str]]:
-    """Path and class name of the modules in `layers` or in no layer; not torch's own ones."""
+    """Path and class name of the modules in `layers` or in no layer; not torch's own ones, nor places
+    to watch, which are left out.
+    """
     for path, module in model.named_modules():
         in_layer = re.search(r"^(.*?\.\d+)\.", path)
         own = not type(module).__module__.startswith("torch.") and not is_under(path, eager)
-        if own and (in_layer is None or in_layer[1] in layers):
+        if (
+            own
+            and not gives_its_input(type(module))
+            and (in_layer is None or in_layer[1] in layers)
+        ):
             yield path, type(module).__name__

@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from torch import nn
 from transformers import LlamaConfig, PretrainedConfig
 
 from onboard.analysis.spec import LayerKind, ModelSpec, Trait
 from onboard.codegen.equivalence_test import (
     _NOT_ARCHITECTURE,
     _arguments,
+    _class_names,
     generate_test_file,
 )
 from onboard.codegen.measured import Measured
@@ -327,3 +329,23 @@ def test_arguments_keep_their_types_on_the_way_from_the_child() -> None:
         sent = json.dumps({**json.loads(measured.model_dump_json()), "config": text})
         with pytest.raises(ValidationError):
             Measured.model_validate_json(sent)
+
+
+class _Watch(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class _Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.watch = _Watch()
+        self.proj = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.watch(self.proj(x))
+
+
+def test_places_to_watch_are_no_blocks() -> None:
+    model = nn.ModuleDict({"layer": _Layer()})
+    assert list(_class_names(model, {}, [])) == [("layer", "_Layer")]

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers.utils import is_torchdynamo_compiling
 
-from onboard.analysis.source import find_method
+from onboard.analysis.source import gives_its_input
 from onboard.codegen.translate.language import config_values
 from onboard.codegen.translate.language.args import PLACES, Args, is_static_call, plain_call
 from onboard.codegen.translate.language.config_values import Setting
@@ -55,7 +55,6 @@ from onboard.codegen.translate.language.values import (
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
 _AUTOCAST = (torch.is_autocast_enabled, torch.is_autocast_cpu_enabled)
 _OF_DICTS = ("items", "keys", "values", "get", "copy")
-_IDENTITIES = (nn.Dropout, nn.Identity)
 _GIVE_THE_MODULE = ("to_empty", "cuda", "cpu", "eval", "requires_grad_")
 """Methods of modules that change no dtype: who builds a model says where it is."""
 
@@ -107,20 +106,6 @@ def _is_empty(value: Value, frame: Frame) -> bool:
     return False
 
 
-def _gives_its_input(cls: type) -> bool:
-    """Whether modules of a class return what they are given: torch's, or places to watch."""
-    if issubclass(cls, _IDENTITIES):
-        return True
-    found = find_method(cls, "forward")
-    if found is None or cls.__module__.split(".")[0] in ("torch", "transformers"):
-        return False
-    body = [item for item in found[1].body if not isinstance(item, ast.Expr)]
-    match found[1].args.args, body:
-        case [_, ast.arg(arg=given)], [ast.Return(value=ast.Name(id=returned))]:
-            return given == returned
-    return False
-
-
 def call_value(callee: Value, args: Args, frame: Frame) -> Value:
     """Return `callee(*args)`."""
     if (
@@ -131,7 +116,7 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
     match callee:
         case Global(obj=obj, expr=expr):
             return _call_global(obj, expr, args, frame)
-        case Instance() if all(map(_gives_its_input, callee.classes)):
+        case Instance() if all(map(gives_its_input, callee.classes)):
             return args.positional[0]
         case Instance():
             return frame.translator.call_module(callee, args, frame)

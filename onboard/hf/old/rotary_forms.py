@@ -1,0 +1,137 @@
+"""Rotary embeddings of transformers' models as they were before 4.45: made of sizes, not of a config,
+and before 4.38 with tables that are cut to the text's length, in which positions are looked up.
+
+A file that calls them so gets them so; other files get what transformers has.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from onboard.hf.old.gone import Gone
+
+_SIZES = {"dim", "max_position_embeddings", "base"}
+_CLASS, _FUNCTION = "RotaryEmbedding", "apply_rotary_pos_emb"
+
+
+class SizedRotaryEmbedding(nn.Module):
+    """cos and sin of plain RoPE (Su et al. 2021, arXiv:2104.09864), each frequency twice."""
+
+    inv_freq: torch.Tensor
+    cos_cached: torch.Tensor
+    sin_cached: torch.Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        max_position_embeddings: int = 2048,
+        base: float = 10000,
+        device: Any = None,
+        scaling_factor: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if scaling_factor != 1.0:
+            Gone("RoPE with a scaling_factor", "Use a config without rope_scaling").refuse()
+        exponents = torch.arange(0, dim, 2, dtype=torch.int64).float().to(device) / dim
+        self.register_buffer("inv_freq", 1.0 / (base**exponents), persistent=False)
+        rows = torch.arange(max_position_embeddings, device=device, dtype=torch.int64).float()
+        angles = torch.outer(rows, self.inv_freq)
+        self.register_buffer("cos_cached", torch.cat((angles, angles), -1).cos(), persistent=False)
+        self.register_buffer("sin_cached", torch.cat((angles, angles), -1).sin(), persistent=False)
+
+    def forward(
+        self, x: torch.Tensor, position_ids: torch.Tensor | None = None, seq_len: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the tables' first rows [seq_len, dim], or those of positions [batch, seq, dim]."""
+        if position_ids is None:
+            cos, sin = self.cos_cached[:seq_len], self.sin_cached[:seq_len]
+        else:
+            cos, sin = self.cos_cached[position_ids], self.sin_cached[position_ids]
+        return cos.to(dtype=x.dtype), sin.to(dtype=x.dtype)
+
+
+def _turned(x: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
+
+
+def rotated_by_rows(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    position_ids: torch.Tensor,
+    unsqueeze_dim: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return queries and keys, rotated by the rows of their positions in tables [rows, dim]."""
+    cos = cos[position_ids].unsqueeze(unsqueeze_dim)
+    sin = sin[position_ids].unsqueeze(unsqueeze_dim)
+    return (q * cos) + (_turned(q) * sin), (k * cos) + (_turned(k) * sin)
+
+
+def rotated(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    position_ids: torch.Tensor | None = None,
+    unsqueeze_dim: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return queries and keys, rotated by cos and sin [batch, seq, dim]; positions are not read."""
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    return (q * cos) + (_turned(q) * sin), (k * cos) + (_turned(k) * sin)
+
+
+def give_rotary_forms(package: str) -> list[str]:
+    """Give the modules of a package the forms that they call; return what was given."""
+    modules = [module for key, module in sys.modules.items() if key.startswith(f"{package}.")]
+    return [fact for module in modules for fact in _give(module)]
+
+
+def _give(module: ModuleType) -> list[str]:
+    path = getattr(module, "__file__", None)
+    if path is None:
+        return []
+    calls = [node for node in ast.walk(ast.parse(inspect.getsource(module)))]
+    called = [node for node in calls if isinstance(node, ast.Call)]
+    looks_up = any(item.arg == "seq_len" for node in called for item in node.keywords)
+    facts = []
+    for name, found in list(vars(module).items()):
+        own = [node for node in called if isinstance(node.func, ast.Name) and node.func.id == name]
+        if not own or not str(getattr(found, "__module__", "")).startswith("transformers.models."):
+            continue
+        form: Any = None
+        if name.endswith(_CLASS) and inspect.isclass(found) and any(map(_is_sized, own)):
+            form = SizedRotaryEmbedding
+        elif name == _FUNCTION and any(map(_has_positions, own)):
+            form = rotated_by_rows if looks_up else rotated
+        if form is not None and not _takes(found, form):
+            setattr(module, name, form)
+            facts.append(
+                f"{name} of transformers has other arguments now; a stand-in takes its place"
+            )
+    return facts
+
+
+def _is_sized(node: ast.Call) -> bool:
+    """Whether a call says sizes, and no config."""
+    keywords = {item.arg for item in node.keywords}
+    return bool(keywords & _SIZES) and "config" not in keywords
+
+
+def _has_positions(node: ast.Call) -> bool:
+    keywords = {item.arg for item in node.keywords}
+    return "position_ids" in keywords or len(node.args) == 5
+
+
+def _takes(found: Any, form: Any) -> bool:
+    """Whether what transformers has today takes the arguments of a form."""
+    wanted = "dim" if inspect.isclass(found) else "position_ids"
+    return wanted in inspect.signature(found).parameters
