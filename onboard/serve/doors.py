@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from fastapi import Request
@@ -31,7 +31,7 @@ def refusal_response(refusal: RefusedError, path: str = "") -> Response:
 
 
 class Door:
-    """Lets in who shows the key, as OpenAI's or as Anthropic's clients do.
+    """Lets in who shows a key, as OpenAI's or as Anthropic's clients do.
 
     Without a key it keeps out the pages of other sites that a browser on this machine has open:
     they may neither have the browser ask (`Origin`) nor pass themselves off as this server by a
@@ -50,8 +50,8 @@ class Door:
 
     def _refusal(self, scope: Scope) -> RefusedError | None:
         headers = dict(scope["headers"])
-        if (key := self._settings.api_key) is not None:
-            if scope["path"] in _OPEN or _shows(headers, key.encode()):
+        if keys := self._settings.api_keys:
+            if scope["path"] in _OPEN or _shows(headers, keys):
                 return None
             return RefusedError("the API key is wrong, or missing", status=401)
         host, origin = _text(headers.get(b"host", b"")), _text(headers.get(b"origin", b""))
@@ -66,9 +66,11 @@ class Door:
         return None
 
 
-def _shows(headers: Mapping[bytes, bytes], key: bytes) -> bool:
-    shown = headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip()
-    return secrets.compare_digest(shown or headers.get(b"x-api-key", b""), key)
+def _shows(headers: Mapping[bytes, bytes], keys: Sequence[str]) -> bool:
+    """Whether one of the keys is shown; all are compared, so that time does not tell which."""
+    bearer = headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip()
+    shown = bearer or headers.get(b"x-api-key", b"")
+    return any([secrets.compare_digest(shown, key.encode()) for key in keys])
 
 
 def _text(header: bytes) -> str:

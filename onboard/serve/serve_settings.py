@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from onboard.config import StrictModel
@@ -17,8 +19,8 @@ class ServeSettings(StrictModel):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     """0: a free one."""
-    api_key: str | None = Field(default=None, min_length=1)
-    """What clients have to show; None: nothing."""
+    api_keys: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    """Of which clients have to show one; none: they show nothing."""
     max_body_bytes: int = Field(default=8 * _MIB, ge=1024)
     max_bodies_bytes: int = Field(default=256 * _MIB, ge=1024)
     """Of all bodies that are on their way at a time."""

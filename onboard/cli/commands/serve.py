@@ -31,6 +31,14 @@ _Name = Annotated[
     list[str] | None,
     typer.Option("--name", help="Name of the model in requests; repeatable.", show_default="MODEL"),
 ]
+_ApiKey = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Key that clients have to show, one of several; repeatable.",
+        envvar=_KEY,
+        show_default="none",
+    ),
+]
 _DrainSeconds = Annotated[float, typer.Option(help="How long requests may go on after SIGTERM.")]
 _HERE = ("127.0.0.1", "::1", "localhost")
 
@@ -42,10 +50,7 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on; 0: a free one.")] = 8000,
     name: _Name = None,
     lora: Lora = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(help="Key that clients have to show.", envvar=_KEY, show_default="none"),
-    ] = None,
+    api_key: _ApiKey = None,
     allowed_media_domain: MediaDomain = None,
     max_running: _MaxRunning = 256,
     drain_seconds: _DrainSeconds = 30.0,
@@ -72,7 +77,7 @@ def serve(
     """
     if offline:
         go_offline()
-    doors = {"host": host, "port": port, "api_key": api_key}
+    doors = {"host": host, "port": port, "api_keys": api_key or []}
     limits = {"max_running": max_running, "drain_seconds": drain_seconds}
     sizes: Any = {"max_seq_len": max_seq_len, "max_batch_size": max_batch_size}
     sizes |= {"attn_backend": attn_backend, "compile_backend": compile_backend}
@@ -97,6 +102,6 @@ def serve(
 def _say(service: Any, found: Mapping[str, Any]) -> None:
     for fact in found["facts"]:
         print(f"note: {one_line(fact)}", file=sys.stderr)
-    if service.settings.api_key is None and service.settings.host not in _HERE:
+    if not service.settings.api_keys and service.settings.host not in _HERE:
         print(f"note: whoever reaches it may use it; {_KEY} sets a key", file=sys.stderr)
     print(f"serving {found['model']} at {found['address']}, process {os.getpid()}", flush=True)

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -78,7 +79,12 @@ class Chat:
         options["add_generation_prompt"] = body.add_generation_prompt
         if body.continue_final_message:
             options |= {"continue_final_message": True, "add_generation_prompt": False}
-        self.prompt = await self.service.chat_prompt(self.messages, self.tools or None, options)
+        prompt = await self.service.chat_prompt(self.messages, self.tools or None, options)
+        if prompt.inputs is not None and body.truncate_prompt_tokens is not None:
+            raise RefusedError(
+                "a prompt with images or sounds is not cut", param="truncate_prompt_tokens"
+            )
+        self.prompt = replace(prompt, tokens=body.truncated(prompt.tokens))
 
     def _params(self) -> SamplingParams:
         body = self.body

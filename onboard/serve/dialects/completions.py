@@ -58,7 +58,7 @@ class Completion:
             )
         for each in given:
             tokens = each if isinstance(each, list) else await self.service.llm.tokenize(each)
-            self.prompts.append(Prompt(tokens))
+            self.prompts.append(Prompt(self.body.truncated(tokens)))
 
     def _params(self) -> SamplingParams:
         body = self.body

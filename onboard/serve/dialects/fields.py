@@ -66,7 +66,13 @@ class Sampling(Body):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     structured_outputs: dict[str, Any] | None = None
+    truncate_prompt_tokens: int | None = Field(default=None, ge=1)
     priority: int = 0
+
+    def truncated(self, tokens: Tokens) -> Tokens:
+        """Return the last tokens of a prompt, as many as are wanted at most."""
+        most = self.truncate_prompt_tokens
+        return tokens if most is None else tokens[-most:]
 
     def params(self, defaults: Mapping[str, Any], **further: Any) -> SamplingParams:
         """Return the parameters: the request's, else `defaults`; `further` overrides both.

@@ -326,7 +326,7 @@ def test_facts_of_the_server(client: openai.OpenAI, server: tuple[str, Service])
 
 
 def test_a_key_and_a_limit(tmp_path: Any) -> None:
-    with served(speaking_model(tmp_path), api_key="sesame", max_running=1) as (address, service):
+    with served(speaking_model(tmp_path), api_keys=["sesame"], max_running=1) as (address, service):
         url = f"{address}/v1/completions"
         body = {"prompt": "the cat", "max_tokens": 9, "ignore_eos": True}
         assert httpx.post(url, json=body, timeout=SECONDS).status_code == 401

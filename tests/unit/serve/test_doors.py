@@ -47,7 +47,7 @@ def answer(headers: dict[str, str], path: str, **settings: Any) -> httpx.Respons
 def test_pages_of_other_sites_may_not_ask(origin: str) -> None:
     assert status({"Origin": origin}) == 403
     assert status({"Origin": origin}, "/metrics") == 403
-    assert status({"Origin": origin, "x-api-key": "k"}, api_key="k") == 200, "it knows the key"
+    assert status({"Origin": origin, "x-api-key": "k"}, api_keys=["k"]) == 200, "it knows the key"
 
 
 @pytest.mark.parametrize(
@@ -72,21 +72,29 @@ def test_names_that_lead_here_are_not_this_server(host: str) -> None:
     assert status({"Host": host}) == 403
     assert status({"Host": host, "Origin": f"http://{host}"}) == 403
     assert status({"Host": host}, host="0.0.0.0") == 200
-    assert status({"Host": host, "x-api-key": "k"}, api_key="k") == 200
+    assert status({"Host": host, "x-api-key": "k"}, api_keys=["k"]) == 200
 
 
 def test_keys_in_both_ways_and_refusals_in_both_forms() -> None:
     for shown in ({"Authorization": "Bearer sesame"}, {"x-api-key": "sesame"}):
-        assert status(shown, api_key="sesame") == 200
+        assert status(shown, api_keys=["sesame"]) == 200
     for wrong in ({}, {"x-api-key": "Sesame"}, {"Authorization": "sesame2"}, {"x-api-key": ""}):
-        assert status(wrong, api_key="sesame") == 401
-        assert status(wrong, "/health", api_key="sesame") == 200
-    openais = answer({}, "/v1/completions", api_key="sesame").json()
+        assert status(wrong, api_keys=["sesame"]) == 401
+        assert status(wrong, "/health", api_keys=["sesame"]) == 200
+    openais = answer({}, "/v1/completions", api_keys=["sesame"]).json()
     assert openais["error"]["type"] == "authentication_error"
     assert set(openais["error"]) == {"message", "type", "param", "code"}
-    anthropics = answer({}, "/v1/messages", api_key="sesame").json()
+    anthropics = answer({}, "/v1/messages", api_keys=["sesame"]).json()
     assert anthropics["type"] == "error"
     assert anthropics["error"]["type"] == "authentication_error"
+
+
+def test_each_of_several_keys_opens_and_no_other() -> None:
+    keys = ["sesame", "open", "öffne"]
+    for shown, expected in (("sesame", 200), ("open", 200), ("sesameopen", 401), ("", 401)):
+        assert status({"x-api-key": shown}, api_keys=keys) == expected
+    with pytest.raises(ValueError, match="at least 1 character"):
+        ServeSettings(names=["tiny"], api_keys=["sesame", ""])
 
 
 class Line:

@@ -201,3 +201,17 @@ def test_a_stream_that_fails_says_so_in_its_own_words(
         assert last[0] == "event: error"
         assert (document["type"], document["error"]["type"]) == ("error", "api_error")
     assert "not finite" in document["error"]["message"]
+
+
+def test_a_prompt_may_be_cut_from_its_beginning(server: tuple[str, Service]) -> None:
+    ids = post(server, "/tokenize", {"prompt": "the cat sat"}).json()["tokens"]
+    asked = {"temperature": 0, "max_tokens": 4, "prompt": ids}
+    whole = post(server, "/v1/completions", {**asked, "prompt": ids[-2:]}).json()
+    cut = post(server, "/v1/completions", {**asked, "truncate_prompt_tokens": 2}).json()
+    assert cut["usage"]["prompt_tokens"] == 2 < len(ids)
+    assert cut["choices"] == whole["choices"]
+    said = {"messages": USER, "max_tokens": 2, "truncate_prompt_tokens": 3}
+    assert post(server, "/v1/chat/completions", said).json()["usage"]["prompt_tokens"] == 3
+    wrong = post(server, "/v1/completions", {**asked, "truncate_prompt_tokens": 0})
+    assert wrong.status_code == 400
+    assert wrong.json()["error"]["param"] == "truncate_prompt_tokens"
