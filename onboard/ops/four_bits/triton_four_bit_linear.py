@@ -15,7 +15,13 @@ from onboard.ops.library import register_op
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 from onboard.ops.linear.triton_linear import Tiles, as_rows, compose, counters
 from onboard.ops.norm.triton_rmsnorm import triton_rmsnorm
-from onboard.ops.triton.launch import dot_type, overlaps, processors, require_device
+from onboard.ops.triton.launch import (
+    dot_type,
+    overlaps,
+    power_of_two_in,
+    processors,
+    require_device,
+)
 
 MOST_ROWS = 256
 """More tokens are the library's, of a weight that is written out: reading it is then the least part
@@ -44,13 +50,8 @@ def choose_four_bit_tiles(rows: int, outputs: int, inputs: int, device: torch.de
     blocks, runs = triton.cdiv(rows, tokens), triton.cdiv(inputs, RUN)
     programs = triton.cdiv(outputs, _OUTPUTS) * blocks
     most = processors(device) * (4 if tokens == 16 else 3) // 2
-    splits = _at_most(min(most // programs, runs // _FEWEST_RUNS)) if blocks == 1 else 1
+    splits = power_of_two_in(min(most // programs, runs // _FEWEST_RUNS)) if blocks == 1 else 1
     return Tiles(tokens, _OUTPUTS, RUN, num_warps=4, num_stages=3, splits=splits)
-
-
-def _at_most(wanted: int) -> int:
-    """Return the largest power of two that is not above `wanted`, or 1."""
-    return 1 << max(1, wanted).bit_length() - 1
 
 
 def write_out(
@@ -131,8 +132,8 @@ def triton_fused_four_bit_linear(
     eps: float = 0.0,
     activation: str = "",
 ) -> Tensor:
-    """`torch_fused_four_bit_linear` as one kernel for few tokens, behind that of the norm, and
-    around the library's product for more.
+    """`torch_fused_four_bit_linear` as one kernel for few tokens, behind that of the norm, which
+    one token's floats have within, and around the library's product for more.
     """
     require_device(input)
     if not input.numel():

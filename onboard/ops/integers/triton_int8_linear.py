@@ -19,7 +19,14 @@ from onboard.ops.linear.fp8_kernels import quantise
 from onboard.ops.linear.triton_fp8_linear import choose_fp8_tiles
 from onboard.ops.linear.triton_linear import MOST_ROWS, Tiles, as_rows, compose, counters, launch
 from onboard.ops.norm.triton_rmsnorm import triton_rmsnorm
-from onboard.ops.triton.launch import dot_type, overlaps, power_of_two, processors, require_device
+from onboard.ops.triton.launch import (
+    dot_type,
+    overlaps,
+    power_of_two,
+    power_of_two_in,
+    processors,
+    require_device,
+)
 
 _STEP = 128
 """Inputs that a step takes at most, where groups have their own scales."""
@@ -38,7 +45,7 @@ def choose_int8_tiles(
     tokens, step = min(64, max(16, power_of_two(rows))), _even(group)
     programs = triton.cdiv(outputs, 64) * triton.cdiv(rows, tokens)
     wanted = min(2 * processors(device) // programs, inputs // _FEWEST_INPUTS)
-    splits = 1 << max(1, wanted).bit_length() - 1 if rows <= tokens else 1
+    splits = power_of_two_in(wanted) if rows <= tokens else 1
     return Tiles(tokens, 64, step, 4, num_stages=max(4, 512 // step), splits=splits)
 
 

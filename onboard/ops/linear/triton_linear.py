@@ -16,7 +16,13 @@ from onboard.ops.linear.fused import fake_fused_linear
 from onboard.ops.linear.linear_kernels import matrix_kernel, vector_kernel
 from onboard.ops.linear.triton_silu_mul import triton_silu_and_mul
 from onboard.ops.norm.triton_rmsnorm import triton_rmsnorm
-from onboard.ops.triton.launch import dot_type, overlaps, processors, require_device
+from onboard.ops.triton.launch import (
+    dot_type,
+    overlaps,
+    power_of_two_in,
+    processors,
+    require_device,
+)
 
 MOST_ROWS = 64
 """More tokens are the library's: their products are bound by arithmetic, not by the weights."""
@@ -71,7 +77,7 @@ def _splits(programs: int, columns: int, many: int) -> int:
     are at work.
     """
     splits = 1 if programs > many // 3 and columns < 8192 else min(columns // 512, many // programs)
-    return 1 << max(1, splits).bit_length() - 1
+    return power_of_two_in(splits)
 
 
 def choose_invariant_tiles(

@@ -76,6 +76,11 @@ def power_of_two(size: int) -> int:
     return int(triton.next_power_of_2(size))
 
 
+def power_of_two_in(size: int) -> int:
+    """Return the largest power of two that is not above `size`, or 1."""
+    return 1 << max(1, size).bit_length() - 1
+
+
 def tile_width(size: int) -> int:
     """Return the width of a matrix tile that holds `size` channels; the hardware's products start
     at 16.
@@ -98,4 +103,4 @@ def splits_for(wanted: int, most_keys: int, tile: int, most: int) -> int:
     may bake it in.
     """
     most_useful: int = min(wanted, triton.cdiv(most_keys, tile), most)
-    return 1 << (max(1, most_useful).bit_length() - 1)
+    return power_of_two_in(most_useful)
