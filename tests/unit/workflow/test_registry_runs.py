@@ -4,6 +4,7 @@ at once is lost.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -275,6 +276,7 @@ here._run(root, jobs=2)
 def _start(root: Path, seconds: float) -> subprocess.Popen[str]:
     path = os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "AGENT_SECONDS": str(seconds)}
+    environment["AGENT_OF"] = str(root)
     program = PROGRAM.format(root=str(root))
     return subprocess.Popen(
         [sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True
@@ -286,6 +288,18 @@ def _lines(root: Path) -> set[str]:
     lines = path.read_text().splitlines() if path.exists() else []
     assert len({json.loads(line)["name"] for line in lines}) == len(lines), "no entry has two rows"
     return set(lines)
+
+
+def _is_any_left(root: Path) -> bool:
+    """Whether a process of a root's run lives. Told by the environment, which a child has from its
+    fork on: its command line is its parent's until it has become an agent.
+    """
+    mark = f"AGENT_OF={root}\0".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in path.read_bytes():
+                return True
+    return False
 
 
 def _kill_with(number: int, root: Path, more: int) -> set[str]:
@@ -300,8 +314,7 @@ def _kill_with(number: int, root: Path, more: int) -> set[str]:
     process.send_signal(number)
     process.communicate()
     assert process.returncode == -number
-    agents = ["pgrep", "-f", str(root / "agent.py")]
-    while subprocess.run(agents, stdout=subprocess.DEVNULL).returncode == 0:
+    while _is_any_left(root):
         time.sleep(0.05)  # what it had just started tells of its call a moment later
     after = _lines(root)
     assert len(after) >= len(before) + more
