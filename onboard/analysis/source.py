@@ -58,14 +58,19 @@ class ModuleSource:
         return f"{self.path.name}:{getattr(node, 'lineno', 0)}"
 
 
-@cache
 def module_source(name: str) -> ModuleSource:
     """Import and parse the module called `name`."""
-    module = importlib.import_module(name)
+    return _parsed(importlib.import_module(name))
+
+
+@cache
+def _parsed(module: ModuleType) -> ModuleSource:
+    """Parse a module, which may have the name of one that was imported before."""
     file = inspect.getsourcefile(module)
     if file is None:
         raise OnboardError(
-            f"module {name} has no Python source", hint="Install transformers from a source wheel"
+            f"module {module.__name__} has no Python source",
+            hint="Install transformers from a source wheel",
         )
     path = Path(file)
     text = path.read_text(encoding="utf-8")

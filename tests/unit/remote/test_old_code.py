@@ -33,6 +33,7 @@ from onboard.analysis.cut_tables import cut_tables, rows_for_each_text
 from onboard.analysis.repository import make_package, only_if
 from onboard.analysis.repository_classes import bring_up_to_date, give_masks, spare_masks
 from onboard.analysis.repository_source import PACKAGE
+from onboard.analysis.source import module_source
 from onboard.analysis.tiny.tiny_model import begins_at_zero, counts_positions, is_table
 from onboard.analysis.tiny.tiny_sizes import keep_heads
 from onboard.errors import ConsentRequiredError, OnboardError
@@ -487,6 +488,19 @@ def test_it_is_said_under_which_test_alone_code_has_a_name(tmp_path: Path) -> No
         where = ("has_kernels()", "modeling_x.py:2")
         assert [only_if(name) for name in ("quick", "WIDE")] == [where] * 2
         assert [only_if(name) for name in ("OTHER", "unheard")] == [None] * 2
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
+            del sys.modules[name]
+
+
+def test_code_that_is_imported_anew_is_read_with_its_new_classes(tmp_path: Path) -> None:
+    """As it is where a constructor asks for a package that is stood in for."""
+    (tmp_path / "modeling_x.py").write_text("class Part:\n    pass\n")
+    try:
+        for _ in range(2):
+            make_package(tmp_path)
+            module = importlib.import_module(f"{PACKAGE}.modeling_x")
+            assert module_source(module.__name__).namespace["Part"] is module.Part
     finally:
         for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
             del sys.modules[name]
