@@ -67,6 +67,8 @@ def compare_outputs(path: str, class_name: str, output: Any, expected: Any) -> t
             path, class_name, chosen_keys(output, target.shape[-1]).float(), target.float()
         )
         return output, error
+    if output.shape == target.shape and output.numel() == 0:  # of an expert without tokens
+        return target, 0.0
     target = _laid_out_as(output, target)
     if output.shape != target.shape:
         raise OnboardError(

@@ -31,6 +31,8 @@ from onboard.hf.hf_model import unquantised
 _SECTIONS = [16, 24, 24]
 """Of time, height and width, in the ratio that Qwen2-VL has (arXiv:2409.12191)."""
 
+KEPT_SIZES: dict[type, frozenset[str]] = {}
+"""Config class -> fields that small configs of it keep: code has their numbers as literals."""
 KEPT_HEADS: dict[type, dict[str, bool]] = {}
 """What small configs keep of the checkpoint's heads, by the class of the config, where models run
 with that alone: `size`, `number`.
@@ -97,6 +99,7 @@ def _shrink(config: PretrainedConfig, shortest: int = 0) -> PretrainedConfig:
     full = config.to_dict()
     values = dict(full)
     shrink_sizes(values, full, config.attribute_map)
+    values |= {name: full[name] for name in KEPT_SIZES.get(type(config), ())}
     if type(config) in KEPT_HEADS:
         keep_heads(values, full, config.attribute_map, **KEPT_HEADS[type(config)])
     values |= {

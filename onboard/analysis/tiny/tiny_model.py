@@ -16,8 +16,15 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from onboard.analysis import repository
+from onboard.analysis.behaviour.code_numbers import code_of, literals
 from onboard.analysis.tiny.own_failures import refuse_own_code
-from onboard.analysis.tiny.tiny_config import KEPT_HEADS, WAYS_TO_KEEP, one_line, tiny_config
+from onboard.analysis.tiny.tiny_config import (
+    KEPT_HEADS,
+    KEPT_SIZES,
+    WAYS_TO_KEEP,
+    one_line,
+    tiny_config,
+)
 from onboard.analysis.tiny.tiny_sizes import ORIGINAL_POSITIONS, VOCABULARY, WINDOW
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.hf.architecture import (
@@ -43,6 +50,8 @@ __all__ = [
 _NORM = 0.7
 _LAST = 8
 """Tokens: what becomes of one may show only once a block of them is whole."""
+_LEAST, _MOST = 16, 1 << 16
+"""Numbers that may be sizes of the checkpoint, and no others that code has."""
 _BELOW_LENGTH: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -89,6 +98,8 @@ def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
         return model
     if (kept := _with_kept_heads(config, seed)) is not None:
         return kept
+    if (kept := _with_kept_sizes(config, model, seed)) is not None:
+        return kept
     refuse_own_code(model, from_zero(prompt(0, seed=3, tokens=vocabulary(model))))
     return model
 
@@ -103,6 +114,27 @@ def _with_kept_heads(config: PretrainedConfig, seed: int) -> nn.Module | None:
         if runs_as_it_is(model):
             return model
     del KEPT_HEADS[type(config)]
+    return None
+
+
+def _with_kept_sizes(config: PretrainedConfig, model: nn.Module, seed: int) -> nn.Module | None:
+    """Return a small model that keeps the sizes that stand in its code as numbers; None where that
+    does not help.
+    """
+    full, small = config.to_dict(), tiny_config(config).to_dict()
+    written = {number for number in literals(*code_of(model)) if _LEAST < number <= _MOST}
+    changed = (name for name, value in full.items() if value != small.get(name))
+    names = frozenset(name for name in changed if type(full[name]) is int and full[name] in written)
+    if not names:
+        return None
+    KEPT_SIZES[type(config)] = names
+    try:
+        kept = build_small(tiny_config(config), seed)
+        if runs_as_it_is(kept):
+            return kept
+    except OnboardError:
+        pass  # what is said of the small model says more
+    del KEPT_SIZES[type(config)]
     return None
 
 

@@ -124,6 +124,13 @@ def test_sizes_that_a_block_reads_off_its_data_must_be_the_same() -> None:
         compare_outputs("gate", "Gate", [3, 0, 2], [3, 1, 1])
 
 
+def test_what_an_expert_makes_of_no_tokens_has_no_error() -> None:
+    nothing = torch.zeros(0, 4)
+    assert compare_outputs("expert", "Expert", nothing, nothing.clone())[1] == 0.0
+    with pytest.raises(OnboardError, match="shape"):
+        compare_outputs("expert", "Expert", nothing, torch.zeros(0, 5))
+
+
 def test_a_loss_of_zero_beside_a_result_is_no_difference() -> None:
     x, zero = torch.randn(2, 3, 4), torch.tensor(0.0)
     parts, error = compare_outputs("layer", "Layer", (x, zero), (x, zero.clone()))

@@ -1,0 +1,57 @@
+"""Sizes of the checkpoint that code has as numbers, too: small models keep them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.remote_models import CODE
+
+SIZES = """
+import json, sys
+from pathlib import Path
+from onboard.analysis.repository import install
+from onboard.analysis.tiny.tiny_model import build_tiny, load_config
+from onboard.errors import OnboardError
+for folder in map(Path, sys.argv[1:]):
+    config = json.loads((folder / "config.json").read_text())
+    install(folder, config)
+    try:
+        made = build_tiny(load_config(config)).config
+    except OnboardError as error:
+        print(error)
+    else:
+        print(made.intermediate_size, made.vocab_size == config["vocab_size"])
+"""
+
+
+def _checkpoint(folder: Path, said: int, written: int) -> str:
+    """Write one of `fused2023` whose config has another width than the number in its code."""
+    shutil.copytree(CODE / "fused2023", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    code = folder / "modeling_boreal.py"
+    text = code.read_text()
+    wide = "self.down_proj = nn.Linear(intermediate_size"
+    assert wide in text
+    code.write_text(text.replace(wide, f"self.down_proj = nn.Linear({written}"))
+    path = folder / "config.json"
+    sizes = {"intermediate_size": said, "vocab_size": 9000, "model_type": folder.name}
+    path.write_text(json.dumps(json.loads(path.read_text()) | sizes))
+    return str(folder)
+
+
+def test_a_size_that_code_has_as_a_number_stays(tmp_path: Path) -> None:
+    folders = [_checkpoint(tmp_path / f"wide{said}", said, 176) for said in (176, 192)]
+    # in a process of its own, for this one must never have the code imported
+    made = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SIZES, *folders],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr[-3000:]
+    kept, refused = made.stdout.strip().splitlines()
+    assert kept == "176 False"  # and no other field of the checkpoint's
+    assert "the model's own code fails on a small model of this config" in refused
