@@ -27,6 +27,7 @@ from onboard.graph.cache_init.embedded_inputs import with_image_inputs
 from onboard.graph.fx import graph_modules
 from onboard.modeling import Codebooks
 from onboard.runtime.calls.adapter_numbers import adapter_number
+from onboard.runtime.calls.endings import ending, has_ended_with
 from onboard.runtime.calls.prompt_pass import PromptPass
 from onboard.runtime.calls.request_texts import RequestTexts
 from onboard.runtime.constraints.adjustments import Adjustments, check_token_ids, word_tokens
@@ -135,11 +136,13 @@ class Engine:
         params: SamplingParams,
         inputs: Mapping[str, Any] | None = None,
         priority: int = 0,
+        generated: Sequence[Sequence[int]] = (),
     ) -> list[Request]:
         """Queue a prompt; return its `params.n` requests, which `step` advances.
 
         `inputs` is the output of transformers' processor for the prompt's images. Requests with a
-        smaller `priority` go first, and preempt others when pages run out. Raises `UsageError` if
+        smaller `priority` go first, and preempt others when pages run out. `generated`: tokens that
+        the outputs have already, each goes on behind its own. Raises `UsageError` if
         the prompt is empty, too long, or has a token that the model does not know, and for an
         adapter that there is not.
         """
@@ -161,8 +164,9 @@ class Engine:
             output.last_tokens = params.last_tokens(self.eos_token_ids)
             output.adjustments = self._adjustments(params)
             output.prompt_logprobs = scores
-        for output in outputs:
-            self.scheduler.add(output)
+        for output, tokens in zip(outputs, generated or [()] * params.n, strict=True):
+            if not has_ended_with(output, tokens, self.texts):
+                self.scheduler.add(output)
         return outputs
 
     def cancel(self, output: Request) -> bool:
@@ -395,8 +399,8 @@ class Engine:
                 if (most := sequence.params.logprobs) is not None:
                     rows = pending.logits[row : row + 1]
                     sequence.logprobs += logprobs(rows, [tokens[row]], most, self.codebooks)
-        for row, sequence in took if step.may_end(tokens) else ():
-            self._end(sequence, tokens[row])
+        for _, sequence in took if step.may_end(tokens) else ():
+            self._end(sequence)
         for row, sequence in step.rows.adjusted:
             assert sequence.adjustments is not None
             end = sequence.adjustments.took(tokens[row]) if sequence.finish_reason is None else None
@@ -405,15 +409,10 @@ class Engine:
         self.stats.generated_tokens += len(took)
         self.stats.dropped_tokens += len(step.rows.complete) - len(took)
 
-    def _end(self, sequence: Request, token: int) -> None:
-        """Finish a sequence if `token`, its latest, ends it."""
-        params = sequence.params
-        if token in sequence.last_tokens:
-            self._finish(sequence, "stop", token if token in params.stop_token_ids else None)
-        elif params.stop and (by := self.texts.stopped_by(sequence)) is not None:
-            self._finish(sequence, "stop", by)
-        elif len(sequence.tokens) >= sequence.limit:
-            self._finish(sequence, "length")
+    def _end(self, sequence: Request) -> None:
+        """Finish a sequence if its latest token ends it."""
+        if (end := ending(sequence, self.texts)) is not None:
+            self._finish(sequence, *end)
 
     def _finish(self, sequence: Request, reason: FinishReason, by: str | int | None = None) -> None:
         sequence.stop_reason = by

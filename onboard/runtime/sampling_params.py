@@ -94,9 +94,11 @@ class SamplingParams(StrictModel):
     """Texts that the output may not have, each as the tokenizer writes it."""
     structured_outputs: StructuredOutputs | None = None
     """What the output has to be: JSON of a schema, a text of an expression or a grammar."""
-    logprobs: int | None = Field(default=None, ge=0)
-    """Return the log-probabilities of the chosen token and of this many most likely tokens."""
-    prompt_logprobs: int | None = Field(default=None, ge=0)
+    logprobs: int | None = Field(default=None, ge=-1)
+    """Return the log-probabilities of the chosen token and of this many most likely tokens; -1: of
+    all.
+    """
+    prompt_logprobs: int | None = Field(default=None, ge=-1)
     """The same for each token of the prompt but the first; they cost a second prefill."""
     n: int = Field(default=1, ge=1, le=OUTPUTS.most)
     """Outputs per prompt."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import signal
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from onboard.errors import UsageError
+from onboard.errors import OnboardError, UsageError
 from onboard.runtime.calls.async_llm import AsyncLLM
 from onboard.runtime.resolve import find_checkpoint
 from onboard.serve.app import create_app
@@ -57,21 +61,61 @@ def listen(settings: ServeSettings) -> socket.socket:
 
 def serve(service: Service, door: socket.socket) -> None:
     """Answer requests until SIGINT or SIGTERM; those that run then may end, in
-    `settings.drain_seconds`. Raises `OnboardError` where other ranks of the model have failed.
+    `settings.drain_seconds`. Raises `OnboardError` where they had not ended by then, or where other
+    ranks of the model have failed.
     """
-    settings = service.settings
-    config = uvicorn.Config(
-        create_app(service),
-        timeout_graceful_shutdown=int(settings.drain_seconds),
-        access_log=settings.log_prompts,
-        log_level=logging.WARNING,
-    )
-    server, ranks = uvicorn.Server(config), service.llm.llm.ranks
+    server, ranks = Server(create_app(service), service.settings), service.llm.llm.ranks
     if ranks is not None:
         ranks.workers.when_failed.append(lambda: setattr(server, "should_exit", True))
-    server.run(sockets=[door])
+    server.stay(door)
     if ranks is not None and (failure := ranks.workers.failure) is not None:
         raise failure
+
+
+class Server(uvicorn.Server):
+    """Serves an application, and counts the requests that it cuts off at its end."""
+
+    def __init__(self, app: ASGIApp, settings: ServeSettings) -> None:
+        self._app, self.num_cut = app, 0
+        config = uvicorn.Config(
+            self._answer,
+            interface="asgi3",
+            timeout_graceful_shutdown=int(settings.drain_seconds),
+            access_log=settings.log_prompts,
+            log_level=logging.WARNING,
+        )
+        super().__init__(config)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:  # nobody else cancels
+            self.num_cut += 1
+            raise
+
+    def stay(self, door: socket.socket) -> None:
+        """Run to the end; raise `OnboardError` if requests were cut off.
+
+        SIGTERM is what an orderly end is asked for with, so it is none that the process dies of.
+        """
+        with _termination_is_an_end():
+            self.run(sockets=[door])
+        if self.num_cut:
+            seconds = self.config.timeout_graceful_shutdown
+            raise OnboardError(
+                f"requests that were cut off after {seconds} seconds: {self.num_cut}",
+                hint="Give them longer: --drain-seconds",
+            )
+
+
+@contextmanager
+def _termination_is_an_end() -> Iterator[None]:
+    """Ignore the signal that uvicorn sends to its own process behind an orderly end."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def describe(service: Service, door: socket.socket) -> Mapping[str, Any]:

@@ -68,14 +68,18 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         priority: int = 0,
         lora: str | None = None,
+        generated: Sequence[Sequence[int]] = (),
     ) -> AsyncGenerator[Delta, None]:
         """Generate for one prompt, with an adapter if `lora` names one; yield each output's new text
         and tokens as they come.
 
-        Who leaves the loop, or is cancelled, cancels the rest. Raises `UsageError` for a prompt
+        `generated` are the tokens that a stream elsewhere had brought when it was cut off, of each
+        output: they come first, one delta an output, and what follows is what would have followed
+        there. Who leaves the loop, or is cancelled, cancels the rest. Raises `UsageError` for a prompt
         that is empty, too long or has unknown tokens.
         """
         ticket = await self._ticket(prompt, sampling_params, priority, lora)
+        ticket.generated = generated
         async with aclosing(self._follow(ticket)) as deltas:
             async for delta in deltas:
                 yield delta

@@ -32,6 +32,8 @@ class Ticket:
     """Called by the engine's thread; it must not block."""
     inputs: dict[str, Any] | None = None
     priority: int = 0
+    generated: Sequence[Sequence[int]] = ()
+    """Tokens that the outputs have already; they are told first, alone."""
     follower: Follower | None = None
     """None until the engine has the request."""
 
@@ -129,13 +131,15 @@ class EngineThread:
     def _start(self, ticket: Ticket) -> None:
         try:
             outputs = self.engine.submit(
-                ticket.prompt, ticket.params, ticket.inputs, ticket.priority
+                ticket.prompt, ticket.params, ticket.inputs, ticket.priority, ticket.generated
             )
         except Exception as error:  # a prompt's own fault, whatever it is, is its caller's alone
             ticket.tell(error)
             return
         ticket.follower = Follower(outputs, self.engine.texts)
         self.running.append(ticket)
+        if ticket.generated:
+            self._tell(ticket)
 
     def _cancel(self, ticket: Ticket) -> None:
         if ticket in self.running:

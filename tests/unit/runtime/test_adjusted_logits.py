@@ -205,3 +205,17 @@ def test_prompt_logprobs_are_the_models(llm: LLM, speaking: Tiny, tmp_path: Path
         assert set(found) == {prompt[position + 1], *row.topk(2).indices.tolist()}
         for token, value in found.items():
             assert value == pytest.approx(float(row[token]), abs=1e-4)
+
+
+def test_all_logprobs_are_those_of_the_vocabulary(llm: LLM, speaking: Tiny) -> None:
+    prompt = llm.encode("the dog sat on the cat")
+    params = SamplingParams(max_tokens=1, logprobs=-1, prompt_logprobs=-1)
+    output = llm.generate([prompt], params)[0]
+    expected = speaking.logits(prompt).double().log_softmax(-1)
+    assert output.logprobs is not None
+    assert output.prompt_logprobs is not None
+    for row, found in zip(expected, [*output.prompt_logprobs[1:], output.logprobs[0]], strict=True):
+        assert found is not None
+        assert sorted(found) == list(range(len(row)))
+        for token, value in found.items():
+            assert value == pytest.approx(float(row[token]), abs=1e-4)

@@ -8,7 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from tests.support.runtime.paused import SECONDS, wait_until
@@ -35,13 +38,16 @@ def _ask(where: tuple[str, int], path: str, body: dict[str, object]) -> socket.s
     return connection
 
 
-def test_the_command_serves_and_drains(tmp_path: Path) -> None:
-    """The door is closed behind a client whose answer has only begun, and it gets the rest."""
+@contextmanager
+def _command(tmp_path: Path, drain_seconds: float) -> Iterator[tuple[Any, tuple[str, int], str]]:
+    """Start the command; yield its process, where it listens, and the path of its interface."""
     model = speaking_model(tmp_path)
     command = [sys.executable, "-m", "onboard", "serve", str(model.checkpoint), "--root"]
     command += [str(model.root), "--device", "cpu", "--port", "0", "--name", "tiny"]
-    command += ["--drain-seconds", str(int(SECONDS))]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+    command += ["--drain-seconds", str(int(drain_seconds))]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -49,11 +55,21 @@ def test_the_command_serves_and_drains(tmp_path: Path) -> None:
         address = urlsplit(line.split()[3].rstrip(","))
         assert address.hostname
         assert address.port
-        where = (address.hostname, address.port)
-        # Scores make it some 5 MB, more than the system keeps for a connection.
-        body = {"prompt": "the cat", "max_tokens": 900, "ignore_eos": True, "stream": True}
-        body |= {"n": 3, "logprobs": 100}
-        with _ask(where, f"{address.path}/completions", body) as connection:
+        yield process, (address.hostname, address.port), address.path
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# Scores make it some 5 MB, more than the system keeps for a connection.
+LONG = {"prompt": "the cat", "max_tokens": 900, "ignore_eos": True, "stream": True}
+LONG |= {"n": 3, "logprobs": 100}
+
+
+def test_the_command_serves_and_drains(tmp_path: Path) -> None:
+    """The door is closed behind a client whose answer has only begun, and it gets the rest."""
+    with _command(tmp_path, SECONDS) as (process, where, path):
+        with _ask(where, f"{path}/completions", LONG) as connection:
             found = connection.recv(16)
             process.send_signal(signal.SIGTERM)
             wait_until(lambda: not _lets_in(where))
@@ -61,7 +77,16 @@ def test_the_command_serves_and_drains(tmp_path: Path) -> None:
                 found += part
         assert found.startswith(b"HTTP/1.1 200")
         assert b"data: [DONE]\n\n" in found[-64:], "it was cut off"
-        assert process.wait(SECONDS) in (0, -signal.SIGTERM)
-    finally:
-        process.kill()
-        process.wait()
+        assert process.wait(SECONDS) == 0
+
+
+def test_a_request_that_is_cut_off_is_told_and_no_orderly_end(tmp_path: Path) -> None:
+    with (
+        _command(tmp_path, 1) as (process, where, path),
+        _ask(where, f"{path}/completions", LONG) as connection,
+    ):
+        connection.recv(16)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) == 1
+        last = process.stderr.read().splitlines()[-1]
+        assert last.startswith("onboard: requests that were cut off after 1 seconds: 1. ")

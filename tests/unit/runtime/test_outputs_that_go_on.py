@@ -1,0 +1,72 @@
+"""Outputs that go on behind tokens that they have got elsewhere are what they are in one piece."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from onboard import LLM, AsyncLLM, SamplingParams, StructuredOutputs
+from tests.support.runtime.tiny import Tiny
+from tests.support.serving import speaking_model
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return speaking_model(tmp_path_factory.mktemp("speaking"))
+
+
+def random_params(rng: random.Random) -> SamplingParams:
+    held = rng.choice([None, {"regex": "[a-d ]{1,20}x"}, {"choice": ["the cat sat", "the dog"]}])
+    return SamplingParams(
+        max_tokens=rng.randint(2, 30),
+        min_tokens=rng.choice([0, 2]),
+        temperature=1.0,
+        seed=rng.randrange(1000),
+        stop=rng.choice([[], ["a"], ["at", " s"]]),
+        ignore_eos=rng.random() < 0.5,
+        n=rng.randint(1, 3),
+        logprobs=rng.choice([None, 2]),
+        include_stop_str_in_output=rng.random() < 0.5,
+        repetition_penalty=rng.choice([1.0, 1.4]),
+        frequency_penalty=rng.choice([0.0, 0.7]),
+        structured_outputs=None if held is None else StructuredOutputs(**held),
+    )
+
+
+def test_they_go_on_as_they_would_have(speaking: Tiny) -> None:
+    """Each output is cut at a random place, some before their first token, some behind the last."""
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    limits = {"max_batch_size": 4, "max_seq_len": 256}
+    options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "settings": limits}
+    many = AsyncLLM.over(LLM(speaking.checkpoint, root=speaking.root, **options))
+
+    async def check(params: SamplingParams) -> None:
+        whole = (await many.generate("the dog", params)).outputs
+        cuts = [rng.choice([0, len(out.token_ids), rng.randrange(64)]) for out in whole]
+        had = [out.token_ids[:cut] for out, cut in zip(whole, cuts, strict=True)]
+        text, tokens = [""] * params.n, [[] for _ in whole]
+        ends: list[Any] = [None] * params.n
+        async for delta in many.stream("the dog", params, generated=had):
+            if not tokens[delta.index]:
+                assert not had[delta.index] or delta.token_ids == had[delta.index], "not alone"
+            assert delta.logprobs is None or len(delta.logprobs) == len(delta.token_ids)
+            text[delta.index] += delta.text
+            tokens[delta.index] += delta.token_ids
+            ends[delta.index] = delta.finish_reason, delta.stop_reason
+        expected = [
+            (out.text, out.token_ids, (out.finish_reason, out.stop_reason)) for out in whole
+        ]
+        assert list(zip(text, tokens, ends, strict=True)) == expected
+
+    async def all_of_them() -> None:
+        async with many:
+            for _ in range(60):
+                await check(random_params(rng))
+            assert not many.thread.running
+
+    asyncio.run(all_of_them())
