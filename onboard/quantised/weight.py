@@ -107,6 +107,11 @@ class QuantisedWeight:
         return self.encoding or self.kind
 
     @property
+    def inputs(self) -> int:
+        """How many numbers an output is the product of."""
+        return self.shape[-2] if self.transposed else self.shape[-1]
+
+    @property
     def has_offset(self) -> bool:
         """Whether something is added to its codes, or subtracted."""
         return self.offset or "zero" in self.parts
@@ -130,6 +135,21 @@ class QuantisedWeight:
         return (*self.parts.values(), *self.unread)
 
 
+class Layout(Protocol):
+    """How a weight lies in the files."""
+
+    @property
+    def kind(self) -> str:
+        """As `QuantisedWeight.kind`."""
+
+    @property
+    def block(self) -> tuple[int, int] | None:
+        """As `QuantisedWeight.block`."""
+
+    def size(self, outputs: int, inputs: int) -> int:
+        """Return the bytes of a weight with its scales."""
+
+
 class Method(Protocol):
     """How a checkpoint is quantised."""
 
@@ -139,6 +159,11 @@ class Method(Protocol):
 
     def weights(self, files: Files) -> Mapping[str, QuantisedWeight]:
         """Return the quantised weights by name; raise `OnboardError` for what does not fit."""
+
+    def layout_of(self, module: str) -> Layout | None:
+        """Return how a layer's weight lies in files that are not here, as far as the config says it;
+        None: not as codes that ops compute with.
+        """
 
 
 def neighbours(

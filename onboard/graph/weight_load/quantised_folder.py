@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from onboard.errors import OnboardError
+from onboard.graph.quantise.kernel_forms import has_kernels
 from onboard.graph.weight_load.gguf_folder import Gguf, gguf_files
 from onboard.graph.weight_load.safetensors_folder import Checkpoint, TensorMeta
 from onboard.quantised.encoded import Encoded
@@ -25,10 +26,6 @@ from onboard.untrusted.bounds import read_json
 
 _CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_scale")
 """Scales of what attention keeps; `model.layers.0.self_attn.k_proj.k_scale` in ModelOpt's files."""
-
-
-KERNEL_KINDS = ("fp8", "int8", "int4", "mxfp4", "nvfp4")
-"""Codes that there are kernels for (the transforms `quantize_*_from_config`)."""
 
 
 class QuantisedCheckpoint(Checkpoint):
@@ -127,7 +124,7 @@ class QuantisedCheckpoint(Checkpoint):
         return {
             name: weight.held_bytes or sum(stored[part].nbytes for part in weight.parts.values())
             for name, weight in self.weights.items()
-            if weight.computed_as in KERNEL_KINDS
+            if has_kernels(weight.computed_as, weight.block, weight.inputs)
         }
 
     def part(self, weight: QuantisedWeight, role: str) -> torch.Tensor:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from onboard.graph.weight_load.safetensors_folder import TensorMeta
 
 
+_WHOLE_BYTES = 4
 INVERSE_SCALE = ".input_global_scale"
 """A scale of a layer's inputs that these are multiplied by."""
 
@@ -50,6 +51,16 @@ class FourBitFloats:
     def kind(self) -> str:
         """The format's name."""
         return "nvfp4" if self.whole else "mxfp4"
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """What shares a scale."""
+        return 1, self.group
+
+    def size(self, outputs: int, inputs: int) -> int:
+        """Return the bytes of a weight with its scales."""
+        scales = outputs * (inputs // self.group)
+        return outputs * inputs // 2 + scales + (_WHOLE_BYTES if self.whole else 0)
 
     def find(
         self, tensors: Mapping[str, TensorMeta], name: str, activations: Activations

@@ -52,6 +52,19 @@ class EightBits:
     """Outputs and inputs of a block; None: scales of a tensor or of outputs."""
     divisor: float = 1.0
     """The scale is divided by it (LLM.int8 has the largest value, not the step)."""
+    kind: str = "fp8"
+    """The codes of files that are not here."""
+    scale_bytes: int = 4
+    """Of a scale in files that are not here."""
+    of_outputs: bool = False
+    """In such files, without blocks: each output has a scale."""
+
+    def size(self, outputs: int, inputs: int) -> int:
+        """Return the bytes of a weight with its scales, as far as a config says it."""
+        scales = outputs if self.of_outputs else 1
+        if self.block is not None:
+            scales = blocks(outputs, self.block[0]) * blocks(inputs, self.block[1])
+        return outputs * inputs + scales * self.scale_bytes
 
     def find(
         self, tensors: Mapping[str, TensorMeta], name: str, activations: Activations

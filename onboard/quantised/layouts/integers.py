@@ -5,6 +5,7 @@ Layouts: those of compressed-tensors, AutoGPTQ (and GPTQModel), AutoAWQ and Mode
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ class PackedIntegers(ABC):
     codes: ClassVar[str]
     """How the name of the words ends."""
     words: ClassVar[torch.dtype] = torch.int32
+    scale_bytes: ClassVar[int] = 2
+    """Of a scale in files that are not here."""
     unread: ClassVar[Mapping[str, str]] = {}
     """How names of tensors end that say nothing of the weight, by what they are."""
     bits: int
@@ -69,6 +72,24 @@ class PackedIntegers(ABC):
     @abstractmethod
     def decode(self, found: Tensors, group: int) -> Encoded:
         """Return the weight, given its parts."""
+
+    @property
+    def kind(self) -> str:
+        """The codes."""
+        return f"int{self.bits}"
+
+    @property
+    def block(self) -> tuple[int, int] | None:
+        """What shares a scale; None: all of an output's inputs."""
+        return None if self.group is None else (1, self.group)
+
+    def size(self, outputs: int, inputs: int) -> int:
+        """Return the bytes of a weight with what its scheme needs beside the codes."""
+        beside = self.beside(outputs, inputs, blocks(inputs, self.group or inputs))
+        needed = {role: part.shape for role, part in beside.items() if part.needed and part.shape}
+        widths = {"scale": self.scale_bytes}
+        parts = (math.prod(shape) * widths.get(role, 4) for role, shape in needed.items())
+        return outputs * inputs * self.bits // 8 + sum(parts)
 
     def find(
         self, tensors: Mapping[str, TensorMeta], name: str, activations: Activations
@@ -92,11 +113,11 @@ class PackedIntegers(ABC):
         return QuantisedWeight(
             name,
             (outputs, inputs),
-            f"int{self.bits}",
+            self.kind,
             neighbours(tensors, stem, {"codes": self.codes, **endings}),
             partial(self.decode, group=group),
             activations,
-            None if self.group is None else (1, self.group),
+            self.block,
             unread=tuple(neighbours(tensors, stem, self.unread).values()),
             scale_dtype=tensors[stem + beside["scale"].ending].dtype,
         )
@@ -153,6 +174,13 @@ class Gptq(PackedIntegers):
     """The stored zero is one less than the zero, as in the format's first version."""
     has_order: bool = False
     """Inputs are in groups in any order, which only `g_idx` says."""
+    stores_order: bool = True
+    """Files have `g_idx` even where it says nothing."""
+
+    def size(self, outputs: int, inputs: int) -> int:
+        """Return the bytes of a weight with what its writers put beside the codes."""
+        unasked = self.stores_order and not self.has_order
+        return super().size(outputs, inputs) + 4 * inputs * unasked
 
     def shape(self, rows: int, columns: int) -> tuple[int, int]:
         """Return the weight's outputs and inputs, given the words'."""
@@ -229,7 +257,7 @@ class PairedRows(PackedIntegers):
     complement.
     """
 
-    codes, words, bits = ".weight", torch.uint8, 4
+    codes, words, bits, scale_bytes = ".weight", torch.uint8, 4, 4
     # The second scale is that of the first one's form in a kernel
     unread = {"input": ".input_scale", "whole": ".weight_scale_2"}
     group: int

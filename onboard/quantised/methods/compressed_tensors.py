@@ -95,6 +95,11 @@ class CompressedTensors:
         kinds = dict.fromkeys(group.description for group in self.groups)
         return f"{_NAME}, {' and '.join(kinds)}"
 
+    def layout_of(self, module: str) -> Layout | None:
+        """Return how a layer lies in the files; None: no group targets it."""
+        ranked = self._ranked(module)
+        return ranked[1].layout if ranked else None
+
     def weights(self, files: Files) -> dict[str, QuantisedWeight]:
         """Return the quantised weights by name."""
         tensors = files.names()
@@ -112,12 +117,16 @@ class CompressedTensors:
         return found
 
     def _group_of(self, module: str) -> Group:
+        if (ranked := self._ranked(module)) is None:
+            raise refusal(_NAME, f"{module}, which no group of its config targets")
+        return ranked[1]
+
+    def _ranked(self, module: str) -> tuple[int, Group] | None:
+        """Return the group that means a module most closely, None where none does."""
         ranked = [
             (rank, group) for group in self.groups if (rank := group.rank(module)) is not None
         ]
-        if not ranked:
-            raise refusal(_NAME, f"{module}, which no group of its config targets")
-        return min(ranked, key=lambda each: each[0])[1]
+        return min(ranked, key=lambda each: each[0], default=None)
 
 
 def _rank(target: str, module: str) -> int | None:
@@ -185,14 +194,18 @@ def _eight_bits(weights: Mapping[str, Any], written: str) -> tuple[Layout, str] 
     name = {"float": "fp8", "int": "int8"}.get(kind, kind)
     strategy, block = weights.get("strategy"), _sides(weights.get("block_structure"))
     if strategy in ("tensor", "channel"):
-        return EightBits("_scale"), f"{name} by {strategy}"
+        rows = EightBits("_scale", kind=name, scale_bytes=2, of_outputs=strategy == "channel")
+        return rows, f"{name} by {strategy}"
     if strategy == "block" and is_block(block):
-        return EightBits("_scale", (block[0], block[1])), f"{name}, {block[0]} x {block[1]} blocks"
+        layout = EightBits("_scale", (block[0], block[1]), kind=name, scale_bytes=2)
+        return layout, f"{name}, {block[0]} x {block[1]} blocks"
     if strategy == "group":
         group = group_of(_NAME, weights)
         is_mxfp8 = (group, kind) == (32, "float")
         described = "mxfp8" if is_mxfp8 else f"{name}, groups of {group}"
-        return EightBits("_scale", (1, group) if group else None), described
+        width = 1 if is_mxfp8 else 2
+        runs = (1, group) if group else None
+        return EightBits("_scale", runs, kind=name, scale_bytes=width), described
     return None
 
 

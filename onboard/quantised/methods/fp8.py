@@ -27,6 +27,7 @@ _KEYS = {
     "kv_cache_quant_targets",
     "ignore_patterns",
 }
+_MXFP8 = (1, 32)
 _SCALES = ("_scale_inv", "_scale")
 """What a scale is called behind its weight's name: DeepSeek's and AutoFP8's; both are multiplied
 by."""
@@ -66,6 +67,10 @@ class Fp8:
         if self.block is None:
             return "fp8"
         return f"fp8, {self.block[0]} x {self.block[1]} blocks"
+
+    def layout_of(self, module: str) -> EightBits:
+        """Return how every layer lies in the files: the scales of mxfp8 are bytes."""
+        return EightBits(_SCALES[0], self.block, scale_bytes=1 if self.block == _MXFP8 else 4)
 
     def weights(self, files: Files) -> dict[str, QuantisedWeight]:
         """Return the weights with scales by name."""

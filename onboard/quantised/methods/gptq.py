@@ -64,6 +64,7 @@ _GPTQ_KEYS = {
     "parallel_packing",
     "dynamic",
 }
+_LEFT = "-:"
 _OWN_KEYS = {"bits", "group_size", "sym", "desc_act", "mse", "damp_percent", "static_groups"}
 _AWQ_KEYS = {
     "quant_method",
@@ -141,6 +142,8 @@ class PackedWords:
     own: Mapping[str, Gptq]
     rules: tuple[tuple[re.Pattern[str], Gptq], ...] = ()
     """Patterns of layers that have their own; the first that matches counts."""
+    left: tuple[str, ...] = ()
+    """Patterns of layers that are left out, as their tensors show."""
 
     @property
     def description(self) -> str:
@@ -149,13 +152,21 @@ class PackedWords:
         group = f", groups of {self.layout.group}" if self.layout.group else ""
         return f"{self.name}, {bits} bits{group}"
 
+    def layout_of(self, module: str) -> Gptq | Awq | None:
+        """Return how a layer lies in the files; None: it is left out, or has two bits."""
+        layout = self._layout_of(module)
+        left = any(pattern_of(self.name, text).match(module) for text in self.left)
+        return None if left or layout.bits not in (4, 8) else layout
+
+    def _layout_of(self, module: str) -> Gptq | Awq:
+        ruled = (layout for pattern, layout in self.rules if pattern.match(module))
+        return self.own.get(module) or next(ruled, self.layout)
+
     def weights(self, files: Files) -> dict[str, QuantisedWeight]:
         """Return the quantised weights by name."""
         tensors, found = files.names(), {}
         for stem in stems(tensors, ".qweight"):
-            ruled = (layout for pattern, layout in self.rules if pattern.match(stem))
-            layout = self.own.get(stem) or next(ruled, self.layout)
-            weight = layout.find(tensors, f"{stem}.weight", NOT_QUANTISED)
+            weight = self._layout_of(stem).find(tensors, f"{stem}.weight", NOT_QUANTISED)
             assert weight is not None, f"{stem}.qweight is there"
             found[weight.name] = weight
         return found
@@ -173,18 +184,20 @@ def read_gptq(values: Mapping[str, Any]) -> PackedWords:
     less = written == "gptq"
     ordered = values.get("desc_act") is True
     layout = Gptq(bits, group_of("gptq", values), less, ordered)
-    return PackedWords("gptq", layout, {}, tuple(_rules(values, less)))
+    left = (str(rule) for rule in values.get("dynamic") or {} if str(rule).startswith(_LEFT))
+    texts = tuple(rule.removeprefix(_LEFT) for rule in left)
+    return PackedWords("gptq", layout, {}, tuple(_rules(values, less)), texts)
 
 
 def _rules(values: Mapping[str, Any], less: bool) -> Iterator[tuple[re.Pattern[str], Gptq]]:
     """Yield the patterns of GPTQModel's `dynamic` that give layers bits and groups of their own; those
-    after "-:" name layers that are not quantised, as their tensors show.
+    after "-:" name layers that are not quantised.
     """
     dynamic = values.get("dynamic") or {}
     if not isinstance(dynamic, Mapping):
         raise refusal("gptq", f"dynamic = {str(dynamic)[:60]}")
     for rule, own in dynamic.items():
-        if str(rule).startswith("-:"):
+        if str(rule).startswith(_LEFT):
             continue
         if not isinstance(own, Mapping):
             raise refusal("gptq", f"dynamic of {str(rule)[:60]}")
@@ -225,8 +238,12 @@ def read_auto_round(values: Mapping[str, Any]) -> PackedWords:
     if not packing.endswith(("auto_gptq", "gptqmodel")):
         raise refusal(name, f"packing_format = {packing[:60]}")
     less = packing.endswith("auto_gptq")
-    general = Gptq(bits, group_of(name, values), less)
-    return PackedWords(name, general, dict(_own_layers(values, less)))
+    general, own = (
+        _of_auto_round(bits, group_of(name, values), less),
+        dict(_own_layers(values, less)),
+    )
+    left = (str(layer) for layer in values.get("extra_config") or {} if layer not in own)
+    return PackedWords(name, general, own, left=tuple(f"{re.escape(each)}$" for each in left))
 
 
 def _own_layers(values: Mapping[str, Any], less: bool) -> Any:
@@ -238,4 +255,8 @@ def _own_layers(values: Mapping[str, Any], less: bool) -> Any:
             raise refusal("auto-round", f"extra_config of {str(layer)[:60]}")
         said = {"bits": values["bits"], "group_size": values["group_size"], **own}
         if said["bits"] in (2, 4, 8):
-            yield str(layer), Gptq(said["bits"], group_of("auto-round", said), less)
+            yield str(layer), _of_auto_round(said["bits"], group_of("auto-round", said), less)
+
+
+def _of_auto_round(bits: int, group: int | None, less: bool) -> Gptq:
+    return Gptq(bits, group, less, stores_order=False)

@@ -31,6 +31,7 @@ _KEYS = {
     "moe_quant_algo",
 }
 Layout = EightBits | FourBitFloats | PairedRows
+_MIXED = "MIXED_PRECISION"
 _PER_TENSOR = Activations("tensor")
 _SCALE = ".weight_scale"
 
@@ -56,7 +57,7 @@ class ModelOpt:
         algorithm = str(said.get("quant_algo")).upper()
         own = {str(name): _algorithm(each) for name, each in layers.items()}
         for name, group in [(algorithm, _group_size(said)), *own.values()]:
-            if name != "MIXED_PRECISION":
+            if name != _MIXED:
                 _layout(name, group)
         return cls(algorithm, _group_size(said), own)
 
@@ -64,6 +65,11 @@ class ModelOpt:
     def description(self) -> str:
         """In words."""
         return f"{_NAME}, {self.algorithm}"
+
+    def layout_of(self, module: str) -> Layout | None:
+        """Return how a layer lies in the files; None: where layers differ it has no algorithm."""
+        algorithm, group = self._of_layer(module)
+        return None if algorithm == _MIXED else _layout(algorithm, group)[0]
 
     def weights(self, files: Files) -> dict[str, QuantisedWeight]:
         """Return the quantised weights by name."""
@@ -107,9 +113,9 @@ def _layout(algorithm: str, group: int) -> tuple[Layout, Activations]:
         case "FP8":
             return EightBits("_scale"), _PER_TENSOR
         case "FP8_PER_CHANNEL_PER_TOKEN":
-            return EightBits("_scale"), Activations("token")
+            return EightBits("_scale", of_outputs=True), Activations("token")
         case "MXFP8":
-            return EightBits("_scale", (1, 32)), Activations("group", group=32)
+            return EightBits("_scale", (1, 32), scale_bytes=1), Activations("group", group=32)
         case "FP8_PB_WO" | "FP8_PB_REAL":
             return EightBits("_scale", (128, 128)), Activations()
         case "NVFP4" | "NVFP4_AWQ":

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from onboard.quantised.layouts import normal_float4
-from onboard.quantised.layouts.float4 import expert_blocks
+from onboard.quantised.layouts.float4 import FourBitFloats, expert_blocks
 from onboard.quantised.layouts.float8 import EightBits, stems
 from onboard.quantised.methods.settings import check_keys, one_of, refusal
 from onboard.quantised.weight import Activations, Files, QuantisedWeight
@@ -23,6 +23,10 @@ class Mxfp4:
     """gpt-oss: stacks of experts as blocks and scales."""
 
     description: str = "mxfp4, groups of 32"
+
+    def layout_of(self, module: str) -> FourBitFloats:
+        """Return how stacks lie in the files."""
+        return FourBitFloats(32)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Mxfp4:
@@ -76,6 +80,10 @@ class BitsAndBytes:
         """In words."""
         return f"bitsandbytes, {self.kind}"
 
+    def layout_of(self, module: str) -> EightBits | None:
+        """Return how a layer lies in the files; four bits are decoded."""
+        return EightBits("_scale", kind="int8", of_outputs=True) if self.kind == "int8" else None
+
     def weights(self, files: Files) -> dict[str, QuantisedWeight]:
         """Return the quantised weights by name."""
         if self.kind == "int8":
@@ -109,6 +117,10 @@ class FbgemmFp8:
     """Rows in float8 with a scale each."""
 
     description: str = "fbgemm_fp8"
+
+    def layout_of(self, module: str) -> EightBits:
+        """Return how every layer lies in the files."""
+        return EightBits("_scale", of_outputs=True)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> FbgemmFp8:

@@ -8,6 +8,7 @@ import fnmatch
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,11 @@ def spared_bytes(folder: Path) -> tuple[int, list[str]]:
         return 0, []
     if has_weights(folder):
         return _by_headers(folder), []
-    bits = _bits(said_in_config(config) or {})
-    if bits is None:
-        return 0, []
     try:
-        elements = _quantised_elements(folder, config)
+        spared = _by_config(folder, config)
+        return spared, [BY_CONFIG] if spared else []
     except OnboardError as error:  # code of its own, which is not run here
         return 0, [f"weights are counted as if they were decoded ({error.message})"]
-    return int(elements * (2 - bits / 8)), [BY_CONFIG]
 
 
 def _by_headers(folder: Path) -> int:
@@ -55,50 +53,62 @@ def _by_headers(folder: Path) -> int:
     return sum(math.prod(shapes[name].shape) * 2 - size for name, size in kept.items())
 
 
-def _bits(said: Mapping[str, Any]) -> float | None:
-    """Return the bits of an element with its share of the scales; None: not known, or decoded."""
-    method = str(said.get("quant_method", "")).lower()
-    groups = said.get("config_groups")
-    first: Any = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
-    own: Any = first.get("weights") if isinstance(first, Mapping) else None
-    weights: Mapping[str, Any] = own if isinstance(own, Mapping) else {}
-    algorithm = str(said.get("quant_algo", "")).upper()
-    if method in ("fp8", "fbgemm_fp8") or algorithm.startswith("FP8"):
-        return 8.0
-    if method == "mxfp4" or algorithm == "MXFP4":
-        return 4 + 8 / 32
-    if algorithm.startswith("NVFP4"):
-        return 4 + 8 / 16
-    if method in ("gptq", "awq") and said.get("bits") == 4:
-        return 4 + 16 / _group(said)
-    if weights.get("type") == "float" and weights.get("num_bits") == 8:
-        return 8.0
-    if weights.get("num_bits") == 4:
-        return 4 + 16 / _group(weights)
-    return None
+def _by_config(folder: Path, config: Mapping[str, Any]) -> int:
+    """Return the same where each matrix that the config quantises lies as its scheme says."""
+    from onboard.graph.quantise.kernel_forms import has_kernels
+    from onboard.quantised.read_method import read_method
+
+    method = read_method(config, folder)
+    assert method is not None, "a config says how it is quantised"
+    excluded = [str(each) for each in _names(_said(config, folder))]
+    only_stacks = method.description.startswith("mxfp4")
+    spared = 0
+    for matrix in _matrices(folder):
+        layout = method.layout_of(matrix.module)
+        is_left = any(_is_meant(pattern, matrix.module) for pattern in excluded)
+        if layout is None or is_left or only_stacks > matrix.is_stack:
+            continue
+        if has_kernels(layout.kind, layout.block, matrix.inputs):
+            decoded = 2 * matrix.outputs * matrix.inputs
+            spared += matrix.count * (decoded - layout.size(matrix.outputs, matrix.inputs))
+    return spared
 
 
-def _group(values: Mapping[str, Any]) -> int:
-    size = values.get("group_size")
-    return size if type(size) is int and size > 0 else 128
+def _said(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    beside = (values for _, values in said_in_files(folder))
+    said = said_in_config(config) or next(beside, {})
+    inner = said.get("quantization")
+    return inner if isinstance(inner, Mapping) else said
 
 
-def _quantised_elements(folder: Path, config: Mapping[str, Any]) -> int:
-    """Return how many elements of the config's model are quantised: matrices in layers that it does
-    not leave out; of mxfp4 the stacks of experts.
+@dataclass(frozen=True)
+class _Matrix:
+    """Weights of one shape, one or as many as experts have."""
+
+    module: str
+    count: int
+    outputs: int
+    inputs: int
+    is_stack: bool = False
+
+
+def _matrices(folder: Path) -> Iterator[_Matrix]:
+    """Yield the linear layers in the layers of a config's model, and its stacks of experts; gate and
+    up are two.
     """
+    from torch import nn
+
     from onboard.workflow.checkpoint.parameter_count import build_on_meta
 
-    said = said_in_config(config) or {}
-    excluded = [str(each) for each in _names(said)]
-    only_stacks = said.get("quant_method") == "mxfp4"
-    return sum(
-        parameter.numel()
-        for name, parameter in build_on_meta(folder).named_parameters()
-        if parameter.dim() > 1 and _IN_LAYERS.search(name) and parameter.is_floating_point()
-        if not only_stacks or _STACKS.search(name)
-        if not any(_is_meant(pattern, name.removesuffix(".weight")) for pattern in excluded)
-    )
+    model = build_on_meta(folder)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and _IN_LAYERS.search(name):
+            yield _Matrix(name, 1, module.out_features, module.in_features)
+    for name, parameter in model.named_parameters():
+        if _STACKS.search(name) and parameter.dim() == 3:
+            count, outputs, inputs = parameter.shape
+            pieces = 2 if "gate_up" in name else 1
+            yield _Matrix(name, count * pieces, outputs // pieces, inputs, is_stack=True)
 
 
 def _names(said: Mapping[str, Any]) -> Iterator[Any]:
