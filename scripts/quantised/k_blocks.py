@@ -62,7 +62,9 @@ def _symmetric(blocks: Floats) -> Bytes:
     parts = blocks.reshape(-1, 16, 16)
     steps = np.abs(parts).max(-1) / 31.5
     scale = (steps.max(-1, keepdims=True) / 127).astype(np.float16).astype(np.float32)
-    scales = np.divide(steps, scale, out=np.zeros_like(steps), where=scale > 0).round()
+    scales = (
+        np.divide(steps, scale, out=np.zeros_like(steps), where=scale > 0).round().clip(max=127)
+    )
     step = (scale * scales)[..., None]
     codes = np.divide(parts, step, out=np.zeros_like(parts), where=step > 0).round()
     codes = (codes.clip(-32, 31) + 32).astype(np.uint8).reshape(-1, 2, 4, 32)

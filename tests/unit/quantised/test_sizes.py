@@ -52,7 +52,7 @@ def test_a_gpu_keeps_codes_that_it_has_kernels_for(variant: str) -> None:
 
 
 UNSAID = {
-    "hf_fp8_ue8m0": "powers of two are stored as bytes",
+    "hf_fp8_ue8m0": "in which dtype scales are stored",
     "modelopt_int4_awq": "two layers have factors of inputs",
     "modelopt_w4a8_awq": "two layers have factors of inputs",
     "torchao_fp8": "what its writer made of the config",
