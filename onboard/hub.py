@@ -27,6 +27,7 @@ from onboard.sources.gguf_source import (
     prepared_folder,
 )
 from onboard.sources.hub_errors import explain_hub_error, first_line
+from onboard.sources.language_part import language_folder, stored_shapes
 from onboard.untrusted.bounds import INDEX_BYTES, check_config, check_folder, read_json
 
 WEIGHTS_FILE = "model.safetensors"
@@ -106,10 +107,14 @@ class LocalSource:
         return read_config(self.files())
 
     def files(self) -> Path:
-        """Return the folder itself; of a GGUF file one with its config and tokenizer."""
+        """Return the folder itself; of a GGUF file one with its config and tokenizer, of a model
+        whose towers are code one with the language model inside.
+        """
         path = Path(self.model).expanduser().resolve()
-        file = gguf_of(path)
-        return path if file is None else prepared_folder(file)
+        if (file := gguf_of(path)) is not None:
+            return prepared_folder(file)
+        weights = _weight_files(path)
+        return language_folder(path, weights, lambda: stored_shapes(path, weights)) or path
 
     def weights(self) -> Path:
         """Return the same folder; raise `OnboardError` when a file of weights is missing from it."""
@@ -138,11 +143,17 @@ class HubSource:
 
     def files(self) -> Path:
         """Fetch config, code and tokenizer on the first call; return the snapshot's folder, or of a
-        GGUF file, which is fetched whole, one with its config and tokenizer.
+        GGUF file, which is fetched whole, one with its config and tokenizer, or of a model whose
+        towers are code one with the language model inside.
         """
-        if (file := self._gguf) is None:
-            return self._snapshot
-        return prepared_folder(file, beside=self._snapshot)
+        if (file := self._gguf) is not None:
+            return prepared_folder(file, beside=self._snapshot)
+        here, weights = self._snapshot, _weight_files(self._snapshot)
+        return language_folder(here, weights, lambda: self._shapes(weights)) or here
+
+    def _shapes(self, weights: list[str]) -> dict[str, tuple[int, ...]]:
+        found = {name: tensor.shape for name, tensor in self.tensors.items()}
+        return found or stored_shapes(self._snapshot, weights)
 
     def weights(self) -> Path:
         """Fetch the safetensors files that the index names, and no other format; return the
@@ -150,11 +161,10 @@ class HubSource:
         """
         if self._gguf is not None:
             return self.files()
-        shards = shard_names(self.files()) or [WEIGHTS_FILE]
         # By commit, so that weights and config are of one revision even when the branch moves on in
         # between.
-        folder = self._fetch(self.revision, allow_patterns=shards)
-        return _complete(self.model, folder)
+        self._fetch(self.revision, allow_patterns=_weight_files(self._snapshot))
+        return _complete(self.model, self.files())
 
     @cached_property
     def tensors(self) -> dict[str, StoredTensor]:
@@ -339,6 +349,10 @@ def known_type(model_type: str) -> str | None:
 
     known = model_type.removesuffix(OWN_CODE)
     return known if known in CONFIG_MAPPING_NAMES else None
+
+
+def _weight_files(folder: Path) -> list[str]:
+    return shard_names(folder) or [WEIGHTS_FILE]
 
 
 def shard_names(folder: Path) -> list[str]:

@@ -69,6 +69,7 @@ OLD_DEFAULTS: dict[str, Any] = {
     "prefix": None,
     "task_specific_params": None,
     "problem_type": None,
+    "_attn_implementation_autoset": False,
     "max_length": 20,
     "min_length": 0,
     "do_sample": False,

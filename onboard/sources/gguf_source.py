@@ -6,24 +6,19 @@ is kept in the user's cache, and made again when one of the files has changed.
 
 from __future__ import annotations
 
-import atexit
-import hashlib
 import json
-import os
 import re
 import shutil
-from functools import cache
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 from onboard.errors import OnboardError
 from onboard.sources.file_config import config_of
 from onboard.sources.gguf_header import read_header
+from onboard.sources.made_folders import kept_folders, make_whole, name_of_made
 from onboard.untrusted.bounds import check_folder
 from onboard.untrusted.silence import silence
-from onboard.user_cache import user_cache
 
 GGUF_FILE = "model.gguf"
 """Its name in the folder that is made."""
@@ -90,49 +85,20 @@ def prepared_folder(file: Path, beside: Path | None = None) -> Path:
         if path.suffix in _BESIDE and path.is_file()
     }
     made = {} if "config.json" in others else config_of(header)
-    folder = _cache() / _key(file, others, made)
+    folder = kept_folders("gguf") / name_of_made((file, *others.values()), made)
     if not folder.is_dir():
-        _make(folder, file, others, made)
+        make_whole(folder, partial(_fill, file=file, others=others, made=made))
     return folder
 
 
-def _key(file: Path, others: dict[str, Path], made: dict[str, Any]) -> str:
-    states = [
-        (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns)
-        for path in (file, *others.values())
-    ]
-    parts = [states, made, version("transformers")]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
-
-
-@cache
-def _cache() -> Path:
-    """Return where such folders are kept; of a user without a cache while this process runs."""
-    if (kept := user_cache("gguf")) is not None:
-        kept.mkdir(parents=True, exist_ok=True)
-        return kept
-    folder = mkdtemp(prefix="onboard-gguf-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
-
-
-def _make(folder: Path, file: Path, others: dict[str, Path], made: dict[str, Any]) -> None:
-    """Make the folder, all of it or nothing."""
-    scratch = Path(mkdtemp(dir=folder.parent))
-    try:
-        (scratch / GGUF_FILE).symlink_to(file.resolve())
-        for name, path in others.items():
-            shutil.copyfile(path, scratch / name)
-        if made:
-            (scratch / "config.json").write_text(json.dumps(made, indent=2), encoding="utf-8")
-        if not any(name in others for name in _VOCABULARIES):
-            _convert_tokenizer(scratch)
-        os.rename(scratch, folder)
-    except OSError:
-        if not folder.is_dir():  # another process was not first either
-            raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+def _fill(folder: Path, file: Path, others: dict[str, Path], made: dict[str, Any]) -> None:
+    (folder / GGUF_FILE).symlink_to(file.resolve())
+    for name, path in others.items():
+        shutil.copyfile(path, folder / name)
+    if made:
+        (folder / "config.json").write_text(json.dumps(made, indent=2), encoding="utf-8")
+    if not any(name in others for name in _VOCABULARIES):
+        _convert_tokenizer(folder)
 
 
 def _convert_tokenizer(folder: Path) -> None:

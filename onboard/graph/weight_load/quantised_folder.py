@@ -231,10 +231,10 @@ def _refuse_codes(left: Mapping[str, TensorMeta]) -> None:
 
 
 def decoded_state(folder: Path) -> dict[str, torch.Tensor] | None:
-    """Return all weights of a checkpoint that is quantised or a GGUF file, decoded; None where
-    transformers reads the files itself.
+    """Return all weights of a checkpoint that is quantised, a GGUF file or a part of another,
+    decoded; None where transformers reads the files itself.
     """
-    if type(checkpoint := open_checkpoint(folder)) is Checkpoint:
+    if type(checkpoint := open_checkpoint(folder)) is Checkpoint and not checkpoint.prefix:
         return None
     return {name: checkpoint.read(name) for name in checkpoint.names()}
 

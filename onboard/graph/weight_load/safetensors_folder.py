@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from onboard.errors import OnboardError
+from onboard.sources.language_part import part_of
 from onboard.untrusted.bounds import DIMENSIONS, HEADER_BYTES, INDEX_BYTES, INTEGER, read_json
 
 SINGLE_FILE = "model.safetensors"
@@ -68,6 +69,9 @@ class Checkpoint:
     def __init__(self, folder: Path, single: str = SINGLE_FILE) -> None:
         self.folder, self._single = folder, single
         self.bytes_read = 0
+        part = part_of(folder)
+        self.prefix = "" if part is None else part.prefix
+        """What the names begin with in the files, of a model that is a part of another."""
         self._open_files: dict[tuple[Path, str], Any] = {}
 
     def names(self) -> dict[str, TensorMeta]:
@@ -89,7 +93,8 @@ class Checkpoint:
         file, meta = self._tensors[name]
         self.bytes_read += meta.nbytes
         with _readable(file):
-            return self._opened(file, device).get_tensor(name)  # type: ignore[no-any-return]
+            opened = self._opened(file, device)
+            return opened.get_tensor(self.prefix + name)  # type: ignore[no-any-return]
 
     def read_run(
         self, name: str, dim: int, start: int, stop: int, device: torch.device | str = "cpu"
@@ -100,7 +105,7 @@ class Checkpoint:
         file, meta = self._tensors[name]
         self.bytes_read += meta.nbytes // max(1, meta.shape[dim]) * (stop - start)
         with _readable(file):
-            part = self._opened(file, device).get_slice(name)
+            part = self._opened(file, device).get_slice(self.prefix + name)
             return part[(*[slice(None)] * dim, slice(start, stop))]  # type: ignore[no-any-return]
 
     def _opened(self, file: Path, device: torch.device | str) -> Any:
@@ -124,6 +129,14 @@ class Checkpoint:
 
     @cached_property
     def _tensors(self) -> dict[str, tuple[Path, TensorMeta]]:
+        """Where each tensor is, by the name that it has in the model."""
+        return {
+            name.removeprefix(self.prefix): place
+            for name, place in self._in_files().items()
+            if name.startswith(self.prefix)
+        }
+
+    def _in_files(self) -> dict[str, tuple[Path, TensorMeta]]:
         single, index = self.folder / self._single, self.folder / INDEX_FILE
         if single.is_file():
             return {name: (single, meta) for name, meta in read_header(single).items()}

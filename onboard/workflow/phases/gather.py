@@ -14,6 +14,7 @@ from onboard.analysis.repository_source import survey_code
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.gpu import device_memory, gigabytes
 from onboard.hub import OWN_CODE, has_weights, known_type
+from onboard.sources.language_part import part_of
 from onboard.untrusted.bounds import FILES
 from onboard.workflow.checkpoint.parameter_count import (
     ModelSize,
@@ -67,7 +68,7 @@ class Gather(Phase):
         method = read_method(config, folder)  # before headers are asked for
         tensors = stored_tensors(context.source, method)
         counts, notes = _measure_own_code(context) if remote_code else _measure(folder, tensors)
-        notes += _code_notes(config, remote_code=remote_code)
+        notes += _code_notes(config, remote_code=remote_code) + _part_notes(folder)
         gpu = bool(device_memory(context.options.device).gpus)
         size = estimate_size(context.source, context.options.dtype, counts, tensors, gpu=gpu)
         notes += check_vocabulary(folder, config, generates=context.options.weights)
@@ -145,6 +146,14 @@ def _code_notes(config: Mapping[str, Any], *, remote_code: bool) -> list[str]:
     if not remote_code and _auto_map(config):
         return ["auto_map names no AutoModelForCausalLM: the reference is transformers' own class"]
     return []
+
+
+def _part_notes(folder: Path) -> list[str]:
+    """Say which part of a model this is, where the others are code that nobody has agreed to run."""
+    if (part := part_of(folder)) is None:
+        return []
+    own = f"the language model inside, whose tensors are {part.prefix}*"
+    return [f"{own}; towers and processor are code of the repository, and text needs none of it"]
 
 
 def _seen(folder: Path, config: dict[str, Any]) -> str:

@@ -57,10 +57,10 @@ FROM_METADATA = ["llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe"]
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    from onboard.sources import gguf_source
+    from onboard.sources import made_folders
 
     monkeypatch.setenv("ONBOARD_CACHE", str(tmp_path_factory.mktemp("cache")))
-    gguf_source._cache.cache_clear()
+    made_folders.kept_folders.cache_clear()
 
 
 def folder_of(variant: str) -> Path:

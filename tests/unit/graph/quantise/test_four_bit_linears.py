@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from onboard import LLM, SamplingParams
 from onboard.hub import open_source
 from onboard.quantised.encode_four_bits import encode_int4, encode_mxfp4
-from onboard.sources import gguf_source
+from onboard.sources import made_folders
 from tests.support import quantised
 from tests.support.checkpoints import save_checkpoint
 
@@ -91,7 +91,7 @@ def test_codes_of_a_gguf_file(
     """All types with kernels are computed with, in layers that are cut where these differ."""
     pytest.importorskip("gguf", reason='the extra "gguf" is not installed')
     monkeypatch.setenv("ONBOARD_CACHE", str(tmp_path))
-    gguf_source._cache.cache_clear()
+    made_folders.kept_folders.cache_clear()
     folder = open_source(str(quantised.FOLDER / variant / "model.gguf")).weights()
     codes, decoded = run(folder, "torch"), run(folder, "auto")
     assert (matches(codes), matches(decoded)) == (count, 0)
