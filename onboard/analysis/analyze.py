@@ -97,16 +97,10 @@ def analyze(
     """
     full = load_config(config, trust_remote_code=trust_remote_code)
     tiny = build_tiny(full)
-    check_rows(tiny)
-    if repository.is_installed(full.model_type):
-        check_repeats(partial(_made_anew, full), vocabulary(tiny))
-        check_rounding(tiny)
-        check_pieces(tiny)
-        check_mask(tiny)
-        chosen = getattr(full, "_attn_implementation", None)
-        usual = partial(build_small, tiny_config(full), attention=chosen)
-        check_attention(tiny, usual, _within_windows(full, tiny.config))
     try:
+        check_rows(tiny)
+        if repository.is_installed(full.model_type):
+            _check_own_code(full, tiny)
         recordings = _record(tiny)
         notes = cache_notes(build_roomy(full))
     except OnboardError:
@@ -122,6 +116,17 @@ def analyze(
         raise OnboardError(f"{full.model_type} cannot be analysed: {one_line(error)}") from error
     spec.tricky.extend([*notes, *_left_out(tiny)])
     return spec
+
+
+def _check_own_code(full: PretrainedConfig, tiny: nn.Module) -> None:
+    """Refuse what a repository's code may do with texts that transformers' own does not."""
+    check_repeats(partial(_made_anew, full), vocabulary(tiny))
+    check_rounding(tiny)
+    check_pieces(tiny)
+    check_mask(tiny)
+    chosen = getattr(full, "_attn_implementation", None)
+    usual = partial(build_small, tiny_config(full), attention=chosen)
+    check_attention(tiny, usual, _within_windows(full, tiny.config))
 
 
 def _within_windows(full: PretrainedConfig, small: Any, longest: int = 40) -> int:

@@ -157,6 +157,7 @@ class _Writer:
     def __init__(self, config_class: type[PretrainedConfig]) -> None:
         self.config_class = config_class
         self.unread = _unread_fields(config_class)
+        self.taken: set[str] = set()
 
     def constructor(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """Return the constructor without annotations, checks and messages."""
@@ -172,6 +173,7 @@ class _Writer:
                 self._check(default)
         plain = [ast.arg(item.arg) for item in node.args.args]
         keywords = [ast.arg(item.arg) for item in node.args.kwonlyargs]
+        self.taken = {item.arg for item in (*plain, *keywords)}
         rest = ast.arg(node.args.kwarg.arg) if node.args.kwarg else None
         arguments = ast.arguments([], plain, None, keywords, kw_defaults, rest, defaults)
         return ast.FunctionDef(
@@ -278,7 +280,7 @@ class _Writer:
         if text.startswith("super(") and text.endswith(").__init__"):
             self._check(*called.args, *(item.value for item in called.keywords))
             called.func = ast.parse("super().__init__", mode="eval").body
-            return [node]
+            return [*self._given_up(called), node]
         if text.startswith(_SAYING):
             return []
         if isinstance(called.func, ast.Attribute) and called.func.attr in _METHODS:
@@ -288,6 +290,14 @@ class _Writer:
             case ast.Attribute(value=ast.Name(id="self"), attr=attr):
                 return self._own_method(node, called, attr)
         raise self._refuse(node)
+
+    def _given_up(self, called: ast.Call) -> list[ast.stmt]:
+        """Drop from the other arguments what the base class is told in another way: a config that
+        is saved has it, too.
+        """
+        others = [ast.unparse(item.value) for item in called.keywords if item.arg is None]
+        told = [item.arg for item in called.keywords if item.arg and item.arg not in self.taken]
+        return [ast.parse(f"{rest}.pop({key!r}, None)").body[0] for rest in others for key in told]
 
     def _own_method(self, node: ast.Expr, called: ast.Call, name: str) -> list[ast.stmt]:
         """Return what a method leaves in attributes: nothing, if it only checks."""

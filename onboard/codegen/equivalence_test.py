@@ -20,13 +20,13 @@ from onboard.analysis.recognise.compressors import COMPRESSOR, INDEXER
 from onboard.analysis.source import gives_its_input
 from onboard.analysis.spec import ModelSpec, unrun_in
 from onboard.analysis.spec_blocks import Mask
+from onboard.analysis.tiny.tiny_config import arguments_of
 from onboard.analysis.tiny.tiny_model import load_config, tiny_config
 from onboard.codegen.format import format_python
 from onboard.codegen.measured import Measured
 from onboard.codegen.model_file import first_position_expression
 from onboard.errors import OnboardError
 from onboard.hf.codebooks import codebooks_of
-from onboard.hf.config_field import values_of
 from onboard.hf.hf_model import without_missing_towers
 from onboard.hf.parameters_on import without_memory
 from onboard.modeling import Codebooks
@@ -130,7 +130,7 @@ def _arguments(config: Any, written: Mapping[str, Any]) -> dict[str, Any]:
     in config.json.
     """
     different: set[str] = set()
-    for values in (values_of(config, different=True), values_of(config)):
+    for values in (arguments_of(config, different=True), arguments_of(config)):
         arguments = _of_architecture(values)
         if not (different := _different(config, arguments)):
             return arguments

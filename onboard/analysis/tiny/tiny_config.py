@@ -24,7 +24,7 @@ from onboard.analysis.tiny.tiny_sizes import (
 )
 from onboard.errors import OnboardError
 from onboard.hf.architecture import find_language_model, is_composite
-from onboard.hf.config_field import config_field, own_values
+from onboard.hf.config_field import config_field, own_values, values_of
 from onboard.hf.config_layers import Layers, cut_layers, read_layers
 from onboard.hf.hf_model import unquantised
 
@@ -169,6 +169,12 @@ def _passed_on(config: PretrainedConfig) -> set[str]:
         if item.arg
     }
     return told - {item.arg for item in (*found[1].args.args, *found[1].args.kwonlyargs)}
+
+
+def arguments_of(config: PretrainedConfig, different: bool = False) -> dict[str, Any]:
+    """Return a config's values that its class makes one of; `different`: without defaults."""
+    told = _passed_on(config)
+    return {key: value for key, value in values_of(config, different).items() if key not in told}
 
 
 def _part(config: PretrainedConfig, name: str) -> PretrainedConfig | None:

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from onboard.hf.old import attention_forms, einops_forms, recurrent_forms
+from onboard.hf.old import attention_forms, distributions, einops_forms, recurrent_forms
 from onboard.hf.old.gone import Gone
 
 
@@ -37,6 +37,7 @@ FORMS: dict[str, Any] = {
     "accelerate.init_empty_weights": contextlib.nullcontext,
     "transformers_stream_generator.init_stream_support": _nothing,
     **attention_forms.FORMS,
+    **distributions.FORMS,
     **recurrent_forms.FORMS,
 }
 """What names of packages that are missing compute, in inference."""

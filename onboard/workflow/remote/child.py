@@ -74,9 +74,10 @@ def _reply(request: dict[str, Any], code: Path, config: dict[str, Any]) -> dict[
         block = getattr(error, "block", "")
         return {"error": error.message, "hint": error.hint, "block": block}
     except BaseException as error:  # whatever the repository's code raises
+        from onboard.analysis.tiny.tiny_config import one_line
+
         traceback.print_exc()
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        return {"error": f"the model's code failed ({reason})"}
+        return {"error": f"the model's code failed ({one_line(error)})"}
 
 
 def _work(request: dict[str, Any], code: Path, config: dict[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers.models.prophetnet.modeling_prophetnet import ProphetNetNgramSelfAttention
 
 from onboard.analysis.analyze import analyze
@@ -152,3 +152,17 @@ def test_a_model_that_fails_on_a_second_text_runs_made_anew() -> None:
     assert runs_fresh(Keeping, VOCABULARY)
     kept = Keeping()
     assert not runs_fresh(lambda: kept, VOCABULARY)
+
+
+def test_a_model_that_fails_while_it_is_looked_at_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("of some\nsize")
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", fails)
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    with pytest.raises(
+        OnboardError, match=r"llama model does not run: RuntimeError: of some size$"
+    ):
+        analyze(config, model="toy")

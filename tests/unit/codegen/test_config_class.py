@@ -16,6 +16,7 @@ import pytest
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
+from onboard.analysis.tiny.tiny_config import arguments_of
 from onboard.codegen.config_checks import check_same_values
 from onboard.codegen.config_class import plain_config_class
 from onboard.errors import OnboardError
@@ -516,3 +517,23 @@ def test_configs_inside_a_config_are_written_before_it(
     assert ours.inside.heads == (4 if inside is None else 6)
     again = made.from_dict(values_of(made.from_dict(values)))
     assert again.inside.clip == ours.inside.clip
+
+
+def test_what_the_base_is_told_is_not_taken_from_a_saved_config(config_class: Any) -> None:
+    """The repository's class fails on its own values, which are those of the file behind a test."""
+    text = """
+from transformers import PretrainedConfig
+
+class Made(PretrainedConfig):
+    def __init__(self, size=4, eos_token_id=2, **kwargs):
+        self.size = size
+        super().__init__(eos_token_id=eos_token_id, pad_token_id=eos_token_id, **kwargs)
+"""
+    original = config_class(text)
+    names: dict[str, Any] = {"PlainConfig": PlainConfig}
+    exec(plain_config_class(original), names)
+    made = names["Made"](size=8, eos_token_id=3)
+    saved = names["Made"].from_dict(made.to_dict())
+    assert (saved.size, saved.eos_token_id, saved.pad_token_id) == (8, 3, 3)
+    assert "pad_token_id" not in arguments_of(original(size=8))
+    assert arguments_of(original(size=8))["size"] == 8

@@ -58,15 +58,17 @@ class Toy(nn.Module):
         kinds = {"dtype": config.torch_dtype}
         self.first = nn.Linear(config.size, config.size, device=device, dtype=config.torch_dtype)
         self.second = nn.Linear(config.size, 1, bias=False, device=device, **kinds)
+        self.register_buffer("steps", torch.arange(3.0).type(config.torch_dtype), persistent=False)
 
     def forward(self, x):
-        return self.second(self.first(x))
+        return self.second(self.first(x)) + self.steps
 """
     config = {"size": 4, "torch_dtype": torch.float16}
     _, init, _ = translate(text, config, specialised=True)
     assert "dtype" not in init
     assert "device" not in init
     assert "nn.Linear(config.size, 1, bias=False)" in init
+    assert "torch.arange(3.0), persistent" in init
 
 
 def test_what_a_module_or_nothing_has_is_known(translate: Translate) -> None:

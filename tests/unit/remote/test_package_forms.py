@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import random
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 from onboard.errors import OnboardError
 from onboard.hf.old import attention_forms as attention
-from onboard.hf.old import packages
+from onboard.hf.old import distributions, packages
 from onboard.hf.old import recurrent_forms as recurrent
 from onboard.verify.error import rmse_ratio
 
@@ -239,3 +240,12 @@ def test_groups_of_channels_are_normalised_with_a_gate(first: bool, draw: Any) -
     _near(recurrent.rmsnorm_fn(x, weight, **given), expected)
     plain = x / (x.square().mean(-1, keepdim=True) + 0.01).sqrt() * weight + 1.0
     _near(recurrent.rmsnorm_fn(x, weight, torch.ones(8), eps=0.01), plain)
+
+
+def test_what_is_installed_is_told_without_pkg_resources() -> None:
+    forms = {name.rpartition(".")[2]: form for name, form in distributions.FORMS.items()}
+    parse, found = forms["parse_version"], forms["get_distribution"]("torch")
+    assert found.version == metadata.version("torch")
+    assert parse("2.9") < parse("2.10.1") < found.parsed_version < parse("99")
+    with pytest.raises(forms["DistributionNotFound"], match="no_such_package"):
+        forms["get_distribution"]("no_such_package")

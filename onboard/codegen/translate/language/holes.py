@@ -55,6 +55,7 @@ class Result(Value):
         return (
             not self.transposed
             and isinstance(shape, Items)
+            and not shape.names
             and all(isinstance(item, Hole) for item in shape.items)
         )
 

@@ -220,9 +220,7 @@ class Code(Value):
             and self.form != other.form
             and COMPLEX in (self.form, other.form)
         ):
-            raise Untranslatable(
-                "an argument that is a complex RoPE table here and something else there"
-            )
+            raise Untranslatable("an argument that is a complex RoPE table here, and not there")
         return either(self, other)
 
     def as_parameter(self, parameter: str) -> Code:
@@ -278,6 +276,8 @@ class Items(Value):
     """A tuple or list of known length."""
 
     items: tuple[Value, ...]
+    names: tuple[str, ...] = ()
+    """Of the items of a named tuple."""
     lazy = True
 
     @property
@@ -317,7 +317,7 @@ class Items(Value):
 
     def mapped(self, change: Callable[[Value], Value]) -> Items:
         """Return changed items."""
-        return Items(tuple(map(change, self.items)))
+        return replace(self, items=tuple(map(change, self.items)))
 
     def fact(self) -> Value:
         """Return that it is a tuple at run time, of constants or a complex table, or any other."""

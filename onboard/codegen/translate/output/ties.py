@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from onboard.analysis.tiny.tiny_config import arguments_of
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
-from onboard.hf.config_field import values_of
 
 FUNCTION = "tie_weights"
 """The function of `onboard.modeling` that generated files tie blocks with."""
@@ -126,7 +126,7 @@ def _field_of(model: Any, block: SharedBlock, count: int) -> str | None:
     Raises:
         Untranslatable: other values of a field give another number of blocks than they say.
     """
-    values = values_of(model.config)
+    values = arguments_of(model.config)
     for key in [key for key, value in values.items() if type(value) is int and value == count]:
         try:
             with torch.device("meta"):

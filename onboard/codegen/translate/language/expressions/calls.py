@@ -259,6 +259,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return NONE  # nothing was before the text
     if objects.is_output(obj):
         return objects.output(obj, args.positional, args.keywords)
+    if (whole := objects.named_tuple(obj, args)) is not None:
+        return whole
     if obj is nn.utils.skip_init and args.positional:  # weights come from a checkpoint
         others = {key: value for key, value in args.keywords.items() if key != "device"}
         return call_value(args.positional[0], Args(args.positional[1:], others, []), frame)

@@ -20,8 +20,10 @@ from transformers.cache_utils import Cache
 from transformers.utils import ModelOutput
 
 from onboard.analysis.source import find_method
+from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.config_values import Setting, of_field
 from onboard.codegen.translate.language.expressions import branch_types
+from onboard.codegen.translate.language.expressions.usual_names import usual_name
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Choice,
@@ -44,6 +46,7 @@ from onboard.codegen.translate.language.trees.syntax import (
 from onboard.codegen.translate.language.values import (
     NONE,
     Code,
+    Items,
     Known,
     Mapping,
     Mask,
@@ -82,6 +85,8 @@ def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
         return known_as
     if obj is None or isinstance(obj, bool | int | float | str):
         return Known(obj)
+    if frame.translator.specialised and (usual := usual_name(obj, identifier)) is not None:
+        return Global(obj, usual)
     frame.translator.remember_global(identifier, obj, frame.source)
     return Global(obj, name(identifier))
 
@@ -167,6 +172,8 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return _global_attribute(obj, attr, expr)
         case Output(fields=fields):
             return fields.get(attr, NONE)
+        case Items(items=items, names=names) if attr in names:
+            return items[names.index(attr)]
         case Instance(expr=expr) if f"{ast.unparse(expr)}.{attr}" in frame.env.values:
             return frame.env.values[f"{ast.unparse(expr)}.{attr}"]  # as this forward left it
         case Instance(classes=(cls,), expr=expr) if frame.translator.translates(cls):
@@ -271,6 +278,16 @@ def declares(config: object, attr: str) -> bool:
 def is_output(cls: object) -> bool:
     """Whether a class is a transformers output."""
     return isinstance(cls, type) and issubclass(cls, ModelOutput)
+
+
+def named_tuple(cls: object, args: Args) -> Items | None:
+    """Return the value of `cls(...)` for a class of named tuples; None for any other class."""
+    names = getattr(cls, "_fields", None)
+    if not (isinstance(cls, type) and issubclass(cls, tuple) and names) or args.stars:
+        return None
+    defaults = {key: Known(value) for key, value in getattr(cls, "_field_defaults", {}).items()}
+    given = defaults | dict(zip(names, args.positional, strict=False)) | args.keywords
+    return Items(tuple(given[name] for name in names), names)
 
 
 def is_cache(cls: object) -> bool:

@@ -78,7 +78,7 @@ def tensor_method(owner: Code, attr: str, args: Args) -> Value:
     if attr == "contiguous" and (owner.transposed or _is_reshaped(owner.expr)):
         return owner
     if (
-        attr == "to"
+        attr in ("to", "type")  # the latter of no dtype: a constructor's is what the builder says
         and len(args.positional) == 1
         and not args.keywords
         and _is_device(args.positional[0])

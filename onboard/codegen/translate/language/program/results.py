@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from dataclasses import replace
 
 from onboard.codegen.translate.language.frame import Frame, Program
 from onboard.codegen.translate.language.holes import Hole, Result, fill
@@ -183,7 +184,7 @@ def _shape(values: list[Value], index: int) -> tuple[Value, int]:
             for column in zip(*(value.items for value in values), strict=True):  # type: ignore[attr-defined]
                 part, index = _shape(list(column), index)
                 parts.append(part)
-            return Items(tuple(parts)), index
+            return replace(first, items=tuple(parts)), index
         case Output(fields=fields) if all(
             isinstance(v, Output) and v.fields.keys() == fields.keys() for v in values
         ):

@@ -1,0 +1,93 @@
+"""Names that repositories' files import in other ways, and classes of named tuples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tests.unit.codegen.test_own_code import _made, _written
+
+Translate = Callable[..., tuple[Any, str, str]]
+
+BARE = """
+import torch as th
+import torch.nn.functional as functional
+from math import sqrt
+from torch import arange, cat as joined, float32
+from torch.nn import Linear
+from torch.nn.functional import softmax
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.proj = Linear(config.size, config.size)
+        self.scale = 1 / sqrt(config.size)
+
+    def forward(self, x):
+        steps = arange(x.shape[-1], dtype=float32)
+        both = joined((self.proj(x) * self.scale, th.cos(steps).expand(x.shape)), dim=-1)
+        return softmax(functional.silu(both), dim=-1)
+"""
+
+
+def test_what_is_imported_by_its_own_name_is_pytorchs(translate: Translate) -> None:
+    state, init, forward = translate(BARE, {"size": 4}, specialised=True)
+    written = _written(state)
+    assert "nn.Linear(" in init
+    assert "math.sqrt(" in init
+    for usual in ("torch.arange(", "torch.cat(", "torch.cos(", "F.softmax(", "F.silu("):
+        assert usual in forward
+    text = f"import torch.nn.functional as F\n\n\n{written}"
+    original, ours = _made(BARE, {"size": 4}), _made(text, {"size": 4})
+    ours.load_state_dict(original.state_dict())
+    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(5))
+    assert torch.equal(ours(x), original(x))
+
+
+NAMED = """
+from typing import NamedTuple, Optional
+
+
+class Pair(NamedTuple):
+    hidden: torch.Tensor
+    kept: Optional[torch.Tensor] = None
+
+
+class Part(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.proj = nn.Linear(config.size, config.size)
+
+    def forward(self, x, keep=False):
+        y = self.proj(x)
+        if keep:
+            return Pair(y, kept=x)
+        return Pair(hidden=y)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.part = Part(config)
+
+    def forward(self, x):
+        first = self.part(x)
+        y, nothing = self.part(first.hidden, keep=False)
+        if first.kept is not None or nothing is not None:
+            y = y * 2
+        return y + self.part(y)[0] + self.part(y, keep=True).kept
+"""
+
+
+def test_named_tuples_are_tuples_whose_items_have_names(translate: Translate) -> None:
+    state, _, forward = translate(NAMED, {"size": 4}, specialised=True)
+    assert "Pair" not in forward
+    states = [each for each in state.translator.states.values() if each.cls.__name__ == "Part"]
+    written = "\n\n\n".join(map(_written, [*states, state]))
+    original, ours = _made(NAMED, {"size": 4}), _made(written, {"size": 4})
+    ours.load_state_dict(original.state_dict())
+    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(6))
+    assert torch.equal(ours(x), original(x))
