@@ -104,10 +104,13 @@ def _quantise_experts(model: nn.Module, context: TransformContext) -> int:
     weights = {rename(name): weight for name, weight in checkpoint.weights.items()}
     for path, module in model.named_modules():
         mine = {name: each for name, each in weights.items() if name.startswith(f"{path}.")}
-        hows = {how_inputs_are_quantised(weight) for weight in mine.values()}
-        if mine and _stacks(module) and len(hows) == 1 and hows != {""}:
-            scales = _scales(module, path, mine, checkpoint) if hows == {"tensor"} else {}
-            module.forward = _expert_forward(module, hows.pop(), scales)
+        hows = {(how_inputs_are_quantised(each), each.activations.dtype) for each in mine.values()}
+        if len(hows) != 1 or not _stacks(module):
+            continue
+        how, dtype = hows.pop()
+        if how:
+            scales = _scales(module, path, mine, checkpoint) if how == "tensor" else {}
+            module.forward = _expert_forward(module, how, dtype, scales)
             found += 1
     if found:
         # Other implementations multiply the rows of all experts in one call
@@ -144,12 +147,12 @@ def _scales(
     return found
 
 
-def _expert_forward(module: nn.Module, how: str, scales: _Scales) -> Callable[..., Any]:
+def _expert_forward(module: nn.Module, how: str, dtype: str, scales: _Scales) -> Callable[..., Any]:
     original = module.forward
 
     @wraps(original)
     def forward(*arguments: Any, **keywords: Any) -> Any:
-        with _QuantisedInputs(_stacks(module), how, scales):
+        with _QuantisedInputs(_stacks(module), how, dtype, scales):
             return original(*arguments, **keywords)
 
     return forward
@@ -158,10 +161,12 @@ def _expert_forward(module: nn.Module, how: str, scales: _Scales) -> Callable[..
 class _QuantisedInputs(TorchFunctionMode):
     """Quantises the inputs of linear products whose weight is one of a stack's."""
 
-    def __init__(self, stacks: Mapping[str, nn.Parameter], how: str, scales: _Scales) -> None:
+    def __init__(
+        self, stacks: Mapping[str, nn.Parameter], how: str, dtype: str, scales: _Scales
+    ) -> None:
         super().__init__()
         self.names = {_place(stack): name for name, stack in stacks.items()}
-        self.how, self.scales = how, scales
+        self.how, self.dtype, self.scales = how, dtype, scales
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -173,8 +178,8 @@ class _QuantisedInputs(TorchFunctionMode):
 
     def _quantised(self, name: str, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         expert = weight.storage_offset() // weight.numel()
-        scale = self.scales[name][expert].to(x.device) if name in self.scales else None
-        return dequantised(*quantise_rows(x, self.how, scale)).to(x.dtype)
+        scale = self.scales[name][expert] if name in self.scales else None
+        return _Inputs(self.how, scale, self.dtype).near(x).to(x.dtype)
 
 
 def _place(tensor: torch.Tensor) -> int:

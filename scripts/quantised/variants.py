@@ -81,6 +81,12 @@ _COMPRESSED: dict[str, Writer] = {
         ignore=("lm_head", "re:.*mlp.gate$"),
         moe_intermediate_size=32,
     ),
+    "ct_w8a8_qwen3_moe": _compressed(
+        "W8A8",
+        shape="qwen3_moe",
+        ignore=("lm_head", "re:.*mlp.gate$"),
+        moe_intermediate_size=32,
+    ),
     "ct_w4a16_qwen3_moe": _compressed(
         "W4A16",
         shape="qwen3_moe",

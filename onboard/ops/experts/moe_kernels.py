@@ -1,13 +1,11 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
 # (The kernels are written in Triton's language: their arguments have Triton's types.)
-"""Kernels of a mixture of experts: pairs of a token and a chosen expert are sorted by expert, and
-multiplied in groups.
+"""Kernels of a mixture of experts: pairs of a token and a chosen expert, sorted by expert
+(`sort_kernels.py`), are multiplied in blocks of BLOCK_M.
 
-A counting sort (Knuth, The Art of Computer Programming, vol. 3, section 5.2) brings the pairs of
-each expert together and cuts them into blocks of BLOCK_M rows. A program of a product takes one
-block and a slice of its expert's weights, so that with few tokens every weight of a chosen expert
-is read once. Nothing depends on values on the host: grids have room for the most blocks that there
-can be, and programs without one end at once.
+A program of a product takes one block and a slice of its expert's weights, so that with few tokens
+every weight of a chosen expert is read once. Nothing depends on values on the host: grids have room
+for the most blocks that there can be, and programs without one end at once.
 """
 
 from __future__ import annotations
@@ -17,144 +15,14 @@ import triton.language as tl
 
 from onboard.ops.four_bits.four_bit_product import RUN, WORDS
 from onboard.ops.four_bits.four_bit_product import products as four_bit_products
+from onboard.ops.integers.int8_product import products as int8_products
+from onboard.ops.linear.fp8_kernels import nearest
 from onboard.ops.linear.fp8_linear import BLOCK as _BLOCK
 from onboard.ops.linear.fp8_linear import LARGEST as _LARGEST
 from onboard.ops.linear.triton_silu_mul import activate
 from onboard.ops.triton.overlap import wait_for_inputs
 
 BLOCK, LARGEST = tl.constexpr(_BLOCK), tl.constexpr(_LARGEST)
-
-
-@triton.jit
-def _load_ids(ids_ptr, pair, pairs, EXPERTS: tl.constexpr):
-    """Return the experts of pairs; those that are not here, and what is no pair, have number
-    EXPERTS.
-    """
-    expert = tl.load(ids_ptr + pair, mask=pair < pairs, other=EXPERTS).to(tl.int32)
-    return tl.where((expert >= 0) & (expert < EXPERTS), expert, EXPERTS)
-
-
-@triton.jit
-def _count(ids_ptr, start, stop, EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, ROWS: tl.constexpr):
-    """Return how many of the pairs start..stop each expert has."""
-    column = tl.arange(0, BLOCK_E)
-    counts = tl.zeros([BLOCK_E], tl.int32)
-    for first in range(start, stop, ROWS):
-        expert = _load_ids(ids_ptr, first + tl.arange(0, ROWS), stop, EXPERTS)
-        counts += tl.sum(
-            ((expert[:, None] == column[None, :]) & (column < EXPERTS)[None, :]).to(tl.int32), 0
-        )
-    return counts
-
-
-@triton.jit
-def _write_blocks(
-    blocks_ptr,
-    totals,
-    program,
-    programs,
-    blocks,
-    BLOCK_E: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
-    """Write this program's share of the table of blocks.
-
-    A block is (expert, first place, end of its expert's places); one without rows has an end of 0.
-    """
-    column, ends = tl.arange(0, BLOCK_E), tl.cumsum(totals, 0)
-    each = (totals + BLOCK_M - 1) // BLOCK_M
-    last_blocks = tl.cumsum(each, 0)
-    first_blocks = last_blocks - each
-    for first in range(program * ROWS, blocks, programs * ROWS):
-        block = first + tl.arange(0, ROWS)
-        mine = (block[:, None] >= first_blocks[None, :]) & (block[:, None] < last_blocks[None, :])
-        expert = tl.sum(tl.where(mine, column[None, :], 0), 1)
-        end = tl.sum(tl.where(mine, ends[None, :], 0), 1)
-        begin = (
-            tl.sum(tl.where(mine, (ends - totals - first_blocks * BLOCK_M)[None, :], 0), 1)
-            + block * BLOCK_M
-        )
-        tl.store(blocks_ptr + block * 3, expert, mask=block < blocks)
-        tl.store(blocks_ptr + block * 3 + 1, begin, mask=block < blocks)
-        tl.store(blocks_ptr + block * 3 + 2, end, mask=block < blocks)
-
-
-@triton.jit(do_not_specialize=["pairs", "blocks"])
-def sort_kernel(
-    order_ptr, blocks_ptr, ids_ptr, pairs, blocks,
-    EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
-    PLACED: tl.constexpr, COMPARED: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """Sort few pairs at once: each of PLACED pairs looks at all others to find its place."""
-    wait_for_inputs(OVERLAP)
-    pair = tl.program_id(0) * PLACED + tl.arange(0, PLACED)
-    expert = _load_ids(ids_ptr, pair, pairs, EXPERTS)
-    place = tl.zeros([PLACED], tl.int32)
-    for first in range(0, pairs, COMPARED):
-        other = first + tl.arange(0, COMPARED)
-        theirs = _load_ids(ids_ptr, other, pairs, EXPERTS)[None, :]
-        earlier = (theirs == expert[:, None]) & (other[None, :] < pair[:, None])
-        place += tl.sum(((theirs < expert[:, None]) | earlier).to(tl.int32), 1)
-    tl.store(order_ptr + place, pair, mask=(pair < pairs) & (expert < EXPERTS))
-    totals = _count(ids_ptr, 0, pairs, EXPERTS, BLOCK_E, ROWS)
-    _write_blocks(
-        blocks_ptr, totals, tl.program_id(0), tl.num_programs(0), blocks, BLOCK_E, ROWS, BLOCK_M
-    )
-
-
-@triton.jit(do_not_specialize=["pairs", "chunk"])
-def count_kernel(
-    counts_ptr,
-    ids_ptr,
-    pairs,
-    chunk,
-    EXPERTS: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """Count the pairs of each expert in one chunk."""
-    start = tl.program_id(0) * chunk
-    counts = _count(ids_ptr, start, tl.minimum(start + chunk, pairs), EXPERTS, BLOCK_E, ROWS)
-    tl.store(counts_ptr + tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E), counts)
-
-
-@triton.jit(do_not_specialize=["pairs", "chunk", "chunks", "blocks"])
-def place_kernel(
-    order_ptr, blocks_ptr, counts_ptr, starts_ptr, ids_ptr, pairs, chunk, chunks, blocks,
-    EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
-    MOST_CHUNKS: tl.constexpr, PLACED: tl.constexpr, COMPARED: tl.constexpr,
-):  # fmt: skip
-    """Place one chunk's pairs behind those of earlier chunks, and write a share of the table of
-    blocks.
-    """
-    program, column, row = (
-        tl.program_id(0),
-        tl.arange(0, BLOCK_E),
-        tl.arange(0, MOST_CHUNKS)[:, None],
-    )
-    counts = tl.load(counts_ptr + row * BLOCK_E + column[None, :], mask=row < chunks, other=0)
-    totals = tl.sum(counts, 0)
-    starts_ptr += program * BLOCK_E
-    tl.store(
-        starts_ptr + column,
-        tl.cumsum(totals, 0) - totals + tl.sum(tl.where(row < program, counts, 0), 0),
-    )
-    tl.debug_barrier()  # all starts are written
-    start = program * chunk
-    stop = tl.minimum(start + chunk, pairs)
-    for first in range(start, stop, PLACED):
-        pair = first + tl.arange(0, PLACED)
-        expert = _load_ids(ids_ptr, pair, stop, EXPERTS)
-        place = tl.load(starts_ptr + expert, mask=expert < EXPERTS, other=0)
-        for low in range(start, first + PLACED, COMPARED):
-            other = low + tl.arange(0, COMPARED)
-            theirs = _load_ids(ids_ptr, other, stop, EXPERTS)[None, :]
-            place += tl.sum(
-                ((theirs == expert[:, None]) & (other[None, :] < pair[:, None])).to(tl.int32), 1
-            )
-        tl.store(order_ptr + place, pair, mask=expert < EXPERTS)
-    _write_blocks(blocks_ptr, totals, program, chunks, blocks, BLOCK_E, ROWS, BLOCK_M)
 
 
 @triton.jit
@@ -192,12 +60,13 @@ def _product(
 
     SCALES says how w is quantised, and where `scale_ptr` [BLOCK_N] points: 0 it is not, 1 to a
     row's scale, 2 to those of its blocks of BLOCK columns. A_SCALES says the same of a, or 3: it is
-    to be quantised with the scale at `a_scale_ptr`.
+    to be quantised with the scale at `a_scale_ptr`. Integers are summed up as integers.
     """
     k = tl.arange(0, BLOCK_K)
     a_ptr += a_row[:, None] * a_stride + k[None, :]
     w_ptr += w_row[None, :] * K + k[:, None]
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    SUMS: tl.constexpr = tl.int32 if tl.int8 == DOT_TYPE else tl.float32
+    total = tl.zeros([BLOCK_M, BLOCK_N], SUMS)
     given = tl.load(a_scale_ptr) if A_SCALES == 3 else 1.0
     for first in range(0, K, BLOCK_K):
         if K % BLOCK_K == 0:
@@ -207,7 +76,10 @@ def _product(
             a = tl.load(a_ptr + first, mask=real[:, None] & (first + k < K)[None, :], other=0.0)
             w = tl.load(w_ptr + first, mask=w_real[None, :] & (first + k < K)[:, None], other=0.0)
         if A_SCALES == 3:
-            a = tl.clamp(a.to(tl.float32) / given, -LARGEST, LARGEST).to(tl.float8e4nv)
+            if tl.int8 == DOT_TYPE:
+                a = tl.clamp(nearest(tl.div_rn(a.to(tl.float32), given)), -128.0, 127.0)
+            else:
+                a = tl.clamp(a.to(tl.float32) / given, -LARGEST, LARGEST).to(tl.float8e4nv)
         if SCALES == 2 or A_SCALES == 2:
             step = tl.dot(a.to(DOT_TYPE), w.to(DOT_TYPE), input_precision="ieee")
             if SCALES == 2:
@@ -216,14 +88,17 @@ def _product(
                 step *= tl.load(a_scale_ptr + first // BLOCK, mask=real, other=0.0)[:, None]
             total += step
         else:
-            total = tl.dot(a.to(DOT_TYPE), w.to(DOT_TYPE), total, input_precision="ieee")
+            total = tl.dot(
+                a.to(DOT_TYPE), w.to(DOT_TYPE), total, input_precision="ieee", out_dtype=SUMS
+            )
+    sums = total.to(tl.float32)
     if SCALES == 1:
-        total *= tl.load(scale_ptr, mask=w_real, other=0.0)[None, :]
+        sums *= tl.load(scale_ptr, mask=w_real, other=0.0)[None, :]
     if A_SCALES == 1:
-        total *= tl.load(a_scale_ptr, mask=real, other=0.0)[:, None]
+        sums *= tl.load(a_scale_ptr, mask=real, other=0.0)[:, None]
     if A_SCALES == 3:
-        total *= given
-    return total
+        sums *= given
+    return sums
 
 
 @triton.jit
@@ -266,7 +141,7 @@ def _rows_product(
     BLOCK_M: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr, DOT_TYPE: tl.constexpr,
 ):  # fmt: skip
     """Return rows of x times rows of an expert, of ROWS, [BLOCK_M, WIDTH] float32: of its numbers
-    or, with LEVELS, of what its words of four-bit codes stand for.
+    or, with LEVELS, of what its codes stand for, in words of four bits or integers of eight.
     """
     if LEVELS is None:
         return _product(
@@ -274,6 +149,16 @@ def _rows_product(
             _input_scales(x_scale_ptr, expert, x_row, K, X_SCALES),
             _scales_of(scale_ptr, expert, row, ROWS, PART, K, SCALES),
             K, BLOCK_M, WIDTH, BLOCK_K, DOT_TYPE, X_SCALES, SCALES,
+        )  # fmt: skip
+    elif LEVELS == "int8":
+        PARTS: tl.constexpr = (K + GROUP - 1) // GROUP
+        wide = expert * ROWS + tl.minimum(row, ROWS - 1)
+        return tl.trans(
+            int8_products(
+                w_ptr + wide * K, x_ptr + x_row * x_stride, scale_ptr + wide * PARTS,
+                zero_ptr + wide * PARTS if HAS_ZERO else scale_ptr, real, 0, K, K,
+                HAS_ZERO, GROUP, K % BLOCK_K == 0, BLOCK_M, WIDTH, BLOCK_K, STAGES, DOT_TYPE,
+            )
         )  # fmt: skip
     else:
         RUNS: tl.constexpr = (K + RUN - 1) // RUN

@@ -18,12 +18,10 @@ from onboard.ops.experts.fused_moe import torch_moe_fused
 from onboard.ops.experts.moe import fake_moe
 from onboard.ops.experts.moe_kernels import (
     combine_experts_kernel,
-    count_kernel,
     down_kernel,
-    place_kernel,
-    sort_kernel,
     up_kernel,
 )
+from onboard.ops.experts.sort_kernels import count_kernel, place_kernel, sort_kernel
 from onboard.ops.four_bits.four_bit_kernels import HAS_PTX
 from onboard.ops.library import register_op, schema_of
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
@@ -81,17 +79,18 @@ class Weight:
     """What one of the products reads of all experts."""
 
     values: Tensor
-    """[experts, rows, inputs]; with a scale they are float8_e4m3fn."""
+    """[experts, rows, inputs]; with a scale they are float8_e4m3fn or int8."""
     bias: Tensor | None
     scale: Tensor | None = None
     """Of rows [experts, rows] or of blocks of 128 x 128 [experts, blocks, blocks], float32."""
     input_scale: Tensor | None = None
     """[experts] float32, where inputs are quantised with it."""
     levels: str | None = None
-    """Of four-bit codes, of which `values` are words: see `four_bits.Levels`."""
+    """Of four-bit codes, of which `values` are words (see `four_bits.Levels`); or "int8"."""
     group: int = 0
-    """Inputs that share a scale [experts, rows, groups] of four-bit codes, and a zero."""
+    """With levels: inputs that share a scale [experts, rows, groups], and a zero."""
     zero: Tensor | None = None
+    """Codes of zero; of integers of eight bits what is added, float32."""
     whole: Tensor | None = None
     """[experts, rows] float32."""
 
@@ -101,10 +100,10 @@ class Weight:
 
     def constants(self) -> dict[str, Any]:
         """Return the kernels' compile-time arguments."""
-        eight_bits = self.scale is not None and self.levels is None
+        scale = self.scale if self.levels is None else None
         return {
             # 0 there are none, 1 of rows, 2 of blocks
-            "SCALES": self.scale.dim() - 1 if self.scale is not None and eight_bits else 0,
+            "SCALES": 0 if scale is None else scale.dim() - 1,
             "LEVELS": self.levels,
             "GROUP": self.group,
             "HAS_ZERO": self.zero is not None,
@@ -123,19 +122,17 @@ class Inputs:
     """0 there are none, 1 of rows, 2 of groups of 128, 3 of experts: rows are quantised as they are
     read.
     """
+    dtype: torch.dtype
+    """What is multiplied."""
 
     @staticmethod
     def of(rows: Tensor, quantize: str, weight: Weight) -> Inputs:
-        """Return rows, quantised if they are to be; see `quantise_rows`."""
+        """Return rows, quantised as the weight is if they are to be; see `quantise_rows`."""
+        dtype = weight.values.dtype if quantize else rows.dtype
         if quantize in ("token", "group"):
-            codes, scale = quantise(rows.contiguous(), quantize, None)
-            return Inputs(codes, scale, 2 if quantize == "group" else 1)
-        return Inputs(rows, weight.input_scale, 3) if quantize else Inputs(rows, None, 0)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What is multiplied."""
-        return torch.float8_e4m3fn if self.scales else self.rows.dtype
+            codes, scale = quantise(rows.contiguous(), quantize, None, dtype=dtype)
+            return Inputs(codes, scale, 2 if quantize == "group" else 1, dtype)
+        return Inputs(rows, weight.input_scale if quantize else None, 3 if quantize else 0, dtype)
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import triton
 from torch import Tensor
 
 from onboard.ops.experts.four_bit_moe import torch_int4_moe
+from onboard.ops.experts.int8_moe import torch_int8_moe
 from onboard.ops.experts.moe import fake_moe
 from onboard.ops.experts.quantised_moe import torch_fp8_moe
 from onboard.ops.experts.triton_moe import Activation, Tiles, Weight, mixture, tiles_for
 from onboard.ops.four_bits.four_bits import RUN
+from onboard.ops.integers.triton_int8_linear import even_step, widened
 from onboard.ops.library import register_op, schema_of
 from onboard.ops.triton.launch import last_contiguous, power_of_two, require_device
 
@@ -119,3 +122,48 @@ def _four_bits(
     activation = Activation(is_gated_mlp, act_fn, limit, alpha, up_offset, order)
     tiles = four_bit_tiles(selected_experts.numel(), len(w2_stacked_weight))
     return _launch(x, selected_experts, routing_weights, up, down, activation, tiles, "")
+
+
+@register_op(fake_moe, schema=schema_of(torch_int8_moe.__name__))
+def triton_int8_moe(
+    x: Tensor, selected_experts: Tensor, routing_weights: Tensor,
+    w3_w1_stacked_weight: Tensor, w2_stacked_weight: Tensor,
+    w3_w1_weight_scale: Tensor, w2_weight_scale: Tensor,
+    w3_w1_weight_offset: Tensor | None = None, w2_weight_offset: Tensor | None = None,
+    group: int = 128, is_gated_mlp: bool = True, act_fn: str = "silu",
+    w3_w1_stacked_bias: Tensor | None = None, w2_stacked_bias: Tensor | None = None,
+    limit: float | None = None, alpha: float | None = None, up_offset: float = 0.0,
+    gate_cap: float | None = None, up_cap: float | None = None,
+    order: str = "up_gate", quantize: str = "",
+    w3_w1_input_scale: Tensor | None = None, w2_input_scale: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """`torch_int8_moe` as the kernels of `triton_moe_fused`; a single token's inputs are not
+    quantised, as those of `triton_fp8_moe`.
+    """
+    assert gate_cap is None, "no kernel caps the gate"
+    assert up_cap is None, "no kernel caps what is gated"
+    how = "" if x.numel() == x.shape[-1] else quantize
+    activation = Activation(is_gated_mlp, act_fn, limit, alpha, up_offset, order)
+    tiles = tiles_for(selected_experts.numel(), len(w2_stacked_weight), x.dtype)
+    up = _integers(
+        w3_w1_stacked_weight, w3_w1_stacked_bias, w3_w1_weight_scale, w3_w1_weight_offset,
+        w3_w1_input_scale, group, how,
+    )  # fmt: skip
+    down = _integers(
+        w2_stacked_weight, w2_stacked_bias, w2_weight_scale, w2_weight_offset,
+        w2_input_scale, group, how,
+    )  # fmt: skip
+    if not how:
+        step = min(even_step(each.group) for each in (up, down))
+        tiles = replace(tiles, k=min(tiles.k, step))
+    return _launch(x, selected_experts, routing_weights, up, down, activation, tiles, how)
+
+
+def _integers(
+    codes: Tensor, bias: Tensor | None, scale: Tensor, offset: Tensor | None,
+    input_scale: Tensor | None, group: int, how: str,
+) -> Weight:  # fmt: skip
+    """Return weights of all experts: of rows where inputs are integers, too, else of groups."""
+    if how:
+        return Weight(codes, bias, scale[..., 0].float(), input_scale)
+    return Weight(codes, bias, scale, None, "int8", widened(group, codes.shape[-1]), offset)

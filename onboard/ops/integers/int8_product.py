@@ -55,7 +55,7 @@ def int8_vector_kernel(
 
 
 @triton.jit
-def _products(
+def products(
     rows_ptr, x_ptr, scale_ptr, offset_ptr, inside, low, high, inputs,
     HAS_OFFSET: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, TYPE: tl.constexpr,
@@ -106,7 +106,7 @@ def int8_matrix_kernel(
         prefetch(rows_ptr + low, tl.zeros([BN], tl.int32) + ahead)
     wait_for_inputs(OVERLAP)
     row = tl.program_id(0) % blocks * BM + tl.arange(0, BM)
-    sums = _products(
+    sums = products(
         rows_ptr, x_ptr + row.to(tl.int64) * inputs, scale_ptr + wide * groups,
         offset_ptr + wide * groups if HAS_OFFSET else scale_ptr, row < rows, low, high, inputs,
         HAS_OFFSET, GROUP, EVEN, BM, BN, BK, STAGES, TYPE,

@@ -42,14 +42,14 @@ def choose_int8_tiles(
     """Tiles for `outputs` rows of a weight and exact inputs: not measured yet."""
     if rows == 1:
         return Tiles(1, 4, 1024, num_warps=4)
-    tokens, step = min(64, max(16, power_of_two(rows))), _even(group)
+    tokens, step = min(64, max(16, power_of_two(rows))), even_step(group)
     programs = triton.cdiv(outputs, 64) * triton.cdiv(rows, tokens)
     wanted = min(2 * processors(device) // programs, inputs // _FEWEST_INPUTS)
     splits = power_of_two_in(wanted) if rows <= tokens else 1
     return Tiles(tokens, 64, step, 4, num_stages=max(4, 512 // step), splits=splits)
 
 
-def _even(group: int) -> int:
+def even_step(group: int) -> int:
     """Return the largest power of two, up to a run, that divides a group; a whole output's is one
     run after the other.
     """
@@ -62,7 +62,7 @@ def int8_write_out(
     """Return a weight's values [outputs, inputs] (`int8_values`) in `dtype`."""
     outputs, inputs = weight.shape
     out = torch.empty(outputs, inputs, dtype=dtype, device=weight.device)
-    group, step = _widened(group, inputs), _even(_widened(group, inputs))
+    group, step = widened(group, inputs), even_step(widened(group, inputs))
     int8_write_out_kernel[(triton.cdiv(outputs, 32), triton.cdiv(inputs, step))](
         out, weight, scale, offset, outputs, inputs, scale.shape[1],
         HAS_OFFSET=offset is not None, GROUP=group, BN=32, BK=step, num_warps=4, **overlaps(weight.device),
@@ -70,7 +70,7 @@ def int8_write_out(
     return out
 
 
-def _widened(group: int, inputs: int) -> int:
+def widened(group: int, inputs: int) -> int:
     """Return the group, a power of two where it is all of an output's inputs: steps divide it."""
     return max(_STEP, power_of_two(inputs)) if group >= inputs else group
 
@@ -81,7 +81,7 @@ def _in_groups(
 ) -> Tensor:  # fmt: skip
     """The product for few tokens x [rows, inputs], with scales of groups."""
     rows, inputs = x.shape
-    group = _widened(group, inputs)
+    group = widened(group, inputs)
     tiles = choose_int8_tiles(rows, len(weight), inputs, group, x.device)
     outputs = len(weight) // 2 if act else len(weight)
     out = x.new_empty(rows, outputs)

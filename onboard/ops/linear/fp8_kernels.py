@@ -19,7 +19,7 @@ from onboard.ops.triton.overlap import wait_for_inputs
 
 
 @triton.jit
-def _nearest(x):
+def nearest(x):
     """Return the nearest integers, of two alike the even one: where 1.5 * 2^23 has its last bit."""
     x = tl.clamp(x, -4194304.0, 4194304.0)
     return (x + 12582912.0) - 12582912.0
@@ -59,7 +59,7 @@ def _quantise_kernel(
         scale = tl.maximum(tl.div_rn(tl.max(tl.abs(x), 1), 127.5 if INTEGERS else 448.0), LEAST)
     codes = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
     if INTEGERS:
-        codes = tl.clamp(_nearest(codes), -128.0, 127.0)
+        codes = tl.clamp(nearest(codes), -128.0, 127.0)
     else:
         codes = tl.clamp(codes, -448.0, 448.0)
     place = row.to(tl.int64) * columns + column

@@ -114,7 +114,7 @@ _RECURRENCES = ("causal_conv", "cached_causal_conv", "ssm", "cached_ssm", "repla
 _LAYERS = ("activation", "norm", "wide_norm", "rope", "linear", "moe", "router", "fused_moe", "fused", "fp8_linear",
            "fp8_codes", "fp8_swiglu", "nvfp4_codes", "nvfp4_swiglu",
            "four_bits", "four_bit_linear", "four_bit_product", "four_bit_vector", "quantised_moe", "four_bit_moe",
-           "int8_linear", "int8_product", "fused_gated_norm", "fused_gdn_gating", "fused_rope",
+           "int8_moe", "int8_linear", "int8_product", "fused_gated_norm", "fused_gdn_gating", "fused_rope",
            "gather_logits", "lora")  # fmt: skip
 
 

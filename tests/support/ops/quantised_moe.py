@@ -66,6 +66,36 @@ def _fp8(rows: int, columns: int, parts: int, scheme: str) -> tuple[Tensor, Tens
     return codes, scale, values
 
 
+def int8_case(
+    *, order: str, inner: int, group: int, offset: bool = False, tensor: bool = False
+) -> Case:
+    """Return a mixture in integers of eight bits, in groups of inputs; without an order it has no
+    gate.
+    """
+    rows = (2 if order else 1) * inner
+    scales: dict[str, Tensor] = {}
+    codes, values = [], []
+    for name, shape in (("w3_w1", (rows, HIDDEN)), ("w2", (HIDDEN, inner))):
+        stored = torch.randint(-128, 128, (EXPERTS, *shape), dtype=torch.int8)
+        groups = (EXPERTS, shape[0], -(-shape[1] // group))
+        scale = shape[1] ** -0.5 / 80 * (0.5 + torch.rand(groups))
+        scales[f"{name}_weight_scale"] = scale
+        spread = torch.arange(shape[1]) // group
+        value = stored.double() * scale.double()[..., spread]
+        if offset:
+            added = shape[1] ** -0.5 * torch.randn(groups)
+            scales[f"{name}_weight_offset"] = added
+            value += added.double()[..., spread]
+        codes.append(stored)
+        values.append(value)
+    if tensor:
+        scales["w3_w1_input_scale"] = 0.02 + 0.02 * torch.rand(EXPERTS)
+        scales["w2_input_scale"] = 0.002 + 0.002 * torch.rand(EXPERTS)
+    selected = torch.stack([torch.randperm(EXPERTS)[:TOP] for _ in range(TOKENS)])
+    inputs = [torch.randn(TOKENS, HIDDEN), selected, torch.rand(TOKENS, TOP)]
+    return Case([*inputs, *codes], scales, (values[0], values[1]))
+
+
 def four_bit_case(kind: str, *, order: str, inner: int, group: int, bias: bool = False) -> Case:
     """Return a mixture with weights of a kind of `four_bits.weight`; without an order it has no
     gate.
@@ -97,6 +127,12 @@ def quantised(x: Tensor, how: str, scale: Tensor | None) -> Tensor:
     return (x.float() / step).clamp(-LARGEST, LARGEST).to(FP8).double() * step.double()
 
 
+def integers(x: Tensor, how: str, scale: Tensor | None) -> Tensor:
+    """Return what is left of one input [columns] in integers of eight bits, float64."""
+    step = x.float().abs().max() / 127.5 if how == "token" else scale
+    return (x.float() / step).round().clamp(-128, 127).double() * step.double()
+
+
 def naive(
     case: Case,
     order: str,
@@ -117,7 +153,8 @@ def naive(
         name = ("w3_w1", "w2")[weight]
         scale = case.scales.get(f"{name}_input_scale")
         if quantize:
-            row = quantised(row, quantize, None if scale is None else scale[expert])
+            left = integers if case.tensors[3].dtype == torch.int8 else quantised
+            row = left(row, quantize, None if scale is None else scale[expert])
         bias = case.scales.get(f"{name}_stacked_bias")
         return case.values[weight][expert] @ row + (0.0 if bias is None else bias[expert].double())
 

@@ -14,7 +14,7 @@ import onboard.ops  # noqa: F401
 from onboard.ops.experts import triton_moe as launcher
 from onboard.ops.linear.fp8_linear import quantise_rows
 from tests.support.ops.naive import relative_error
-from tests.support.ops.quantised_moe import Case, four_bit_case, fp8_case, naive
+from tests.support.ops.quantised_moe import Case, four_bit_case, fp8_case, int8_case, naive
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ops = torch.ops.onboard
@@ -32,7 +32,7 @@ def _seed() -> None:
 def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs are rounded to the nearest code: the interpreter, unlike a GPU, cuts them off."""
 
-    def nearest(x: Tensor, how: str, given: Tensor | None) -> tuple[Tensor, Tensor]:
+    def nearest(x: Tensor, how: str, given: Tensor | None, **_: Any) -> tuple[Tensor, Tensor]:
         codes, scale = quantise_rows(x, how, given)
         return codes.contiguous(), scale
 
@@ -118,6 +118,42 @@ def test_words(kind: str, tokens: int, order: str, dtype: torch.dtype) -> None:
     options = {"order": order} if order else {"is_gated_mlp": False}
     actual = op(*tensors, **scales, group=group, **options).cpu()
     assert relative_error(actual, naive(case, order)) < SAME[dtype]
+
+
+INTEGERS = [
+    *((tokens, 16, True, "up_gate", dtype) for tokens in (1, 5) for dtype in SAME),
+    (3, 32, False, "interleaved", torch.float32),
+    (3, 256, False, "", torch.float32),
+    (5, 48, True, "gate_up", torch.float32),
+]
+
+
+@pytest.mark.parametrize(("tokens", "group", "offset", "order", "dtype"), INTEGERS)
+def test_integers(tokens: int, group: int, offset: bool, order: str, dtype: torch.dtype) -> None:
+    case = cut(int8_case(order=order, inner=48, group=group, offset=offset), tokens, dtype)
+    options = {"order": order} if order else {"is_gated_mlp": False}
+    actual = integers(case, group=group, **options)
+    assert relative_error(actual, naive(case, order)) < SAME[dtype]
+
+
+def integers(case: Case, **options: Any) -> Tensor:
+    tensors = [each.to(DEVICE) for each in case.tensors]
+    scales = {name: each.to(DEVICE) for name, each in case.scales.items()}
+    return ops.triton_int8_moe(*tensors, **scales, **options).cpu()
+
+
+@pytest.mark.parametrize("quantize", ["token", "tensor"])
+def test_inputs_as_integers(quantize: str) -> None:
+    case = int8_case(order="up_gate", inner=48, group=256, tensor=quantize == "tensor")
+    case = cut(case, 3)
+    actual = integers(case, group=256, quantize=quantize)
+    expected = naive(case, "up_gate", quantize)
+    # What lies between the products is a rounding apart, which may be another code
+    assert relative_error(actual, expected) < 1e-3
+    assert relative_error(actual, naive(case, "up_gate")) > 2e-3
+    one = cut(case, 1)
+    exact = integers(one, group=256, quantize=quantize)
+    assert relative_error(exact, naive(one, "up_gate")) < 1e-6
 
 
 @pytest.mark.parametrize("tokens", [1, 7])

@@ -11,7 +11,7 @@ from torch import Tensor
 import onboard.ops  # noqa: F401
 from onboard.errors import UsageError
 from tests.support.ops.naive import relative_error
-from tests.support.ops.quantised_moe import Case, four_bit_case, fp8_case, naive
+from tests.support.ops.quantised_moe import Case, four_bit_case, fp8_case, int8_case, naive
 
 ops = torch.ops.onboard
 SCHEMES = {"rows": ops.torch_fp8_moe, "blocks": ops.torch_finegrained_fp8_moe}
@@ -64,6 +64,40 @@ def test_registration_with_words_is_sound(kind: str) -> None:
     options["group"] = group
     utilities = ("test_schema", "test_faketensor") if kind != "nvfp4" else "test_faketensor"
     torch.library.opcheck(op.default, (*case.tensors, *scales), options, test_utils=utilities)
+
+
+INTEGERS = [(16, True), (32, False), (256, False)]
+"""Groups, and whether they have offsets; the last are rows."""
+
+
+@pytest.mark.parametrize(("group", "offset"), INTEGERS)
+@pytest.mark.parametrize("order", ["up_gate", "interleaved", ""])
+def test_each_expert_computes_with_its_integers(order: str, group: int, offset: bool) -> None:
+    case = int8_case(order=order, inner=48, group=group, offset=offset)
+    options = {"order": order} if order else {"is_gated_mlp": False}
+    actual = ops.torch_int8_moe(*case.tensors, **case.scales, group=group, **options)
+    assert relative_error(actual, naive(case, order)) < 1e-6
+
+
+@pytest.mark.parametrize("quantize", ["token", "tensor"])
+def test_inputs_are_integers_too(quantize: str) -> None:
+    case = int8_case(order="gate_up", inner=48, group=256, tensor=quantize == "tensor")
+    options = {"group": 256, "order": "gate_up"}
+    actual = ops.torch_int8_moe(*case.tensors, **case.scales, **options, quantize=quantize)
+    expected = naive(case, "gate_up", quantize)
+    # What lies between the products is a rounding apart, which may be another code
+    assert relative_error(actual, expected) < 1e-3
+    exact = ops.torch_int8_moe(*case.tensors, **case.scales, **options)
+    assert relative_error(exact, expected) > 2e-3
+
+
+def test_registration_with_integers_is_sound() -> None:
+    case = int8_case(order="up_gate", inner=48, group=16, offset=True)
+    scales = [case.scales.pop(f"{name}_weight_scale") for name in ("w3_w1", "w2")]
+    arguments = (*case.tensors, *scales)
+    checks = ("test_schema", "test_faketensor")
+    options = {**case.scales, "group": 16}
+    torch.library.opcheck(ops.torch_int8_moe.default, arguments, options, test_utils=checks)
 
 
 @pytest.mark.parametrize("quantize", ["token", "group", "tensor"])

@@ -401,6 +401,25 @@ def test_kernels_of_mixtures_with_codes(kernels: list[Any], quantize: str) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("quantize", ["", "token", "tensor"])
+def test_kernels_of_mixtures_with_integers(kernels: list[Any], quantize: str) -> None:
+    up, down = (torch.zeros(8, rows, 256, dtype=torch.int8) for rows in (512, 256))
+    given = [torch.ones(8)] * 2 if quantize == "tensor" else [None, None]
+    for group in (256,) if quantize else (32, 256):
+        scales = [torch.ones(8, rows, 256 // group) for rows in (512, 256)]
+        offsets = [None, None] if quantize else scales
+        for tokens in (1, 16, 1024):
+            x, chosen = torch.empty(tokens, 256).bfloat16(), torch.zeros(tokens, 2).long()
+            arguments = (x, chosen, torch.rand(tokens, 2), up, down, *scales, *offsets, group)
+            ops.triton_int8_moe(
+                *arguments, quantize=quantize, w3_w1_input_scale=given[0], w2_input_scale=given[1]
+            )
+    names = {kernel.metadata.name for kernel in kernels}
+    assert {"up_kernel", "down_kernel"} <= names
+    assert_compiled(kernels, names)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [1, 1024])
 def test_kernels_of_mixtures_with_words(kernels: list[Any], tokens: int) -> None:
     up, down = (torch.zeros(8, rows, 32, dtype=torch.int32) for rows in (512, 256))

@@ -102,6 +102,7 @@ def codes(divided: Divided) -> list[int]:
         ("ct_w4a16", 1e-5),  # words are of 128 inputs at least
         ("gptq_desc_act", 1e-5),
         ("ct_w4a16_qwen3_moe", 1e-5),  # experts by their numbers
+        ("ct_w8a8_qwen3_moe", 0.05),  # inputs, too, are integers
     ],
 )
 def test_two_ranks_compute_with_codes(variant: str, limit: float) -> None:

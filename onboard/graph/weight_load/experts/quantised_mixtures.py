@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from onboard.graph.fx import arguments, replace_with
 from onboard.graph.new_nodes import insert_call, read_parameter
-from onboard.graph.quantise.four_bit_parts import LINEARS, fits_kernels
+from onboard.graph.quantise.kernel_forms import has_kernels
 from onboard.graph.weight_load.experts.expert_stacks import free
 from onboard.graph.weight_load.experts.mixture_stacks import Mixture, Stack, mixtures
 from onboard.graph.weight_load.input_scales import InputScales, how_inputs_are_quantised
@@ -23,16 +23,22 @@ from onboard.ops.four_bits.four_bits import RUN, WORDS
 from onboard.ops.linear.fp8_linear import BLOCK
 from onboard.quantised.weight import QuantisedWeight
 
-EXPERT_KEYS = ("quantize_fp8_moe_from_config", "quantize_finegrained_fp8_moe_from_config")
+EXPERT_KEYS = (
+    "quantize_fp8_moe_from_config",
+    "quantize_finegrained_fp8_moe_from_config",
+    "quantize_int8_moe_from_config",
+)
 """The transforms that let experts compute with quantised inputs."""
 ROWS = "fp8_moe"
 BLOCKS = "finegrained_fp8_moe"
 _FP8_OPS = {None: ROWS, (BLOCK, BLOCK): BLOCKS}
 """The op, without its back end, for eight-bit weights with a block."""
+_EIGHT_BITS = ("fp8", "int8")
+"""Codes of weights whose inputs may be quantised, too."""
 _CODES = ("codes", "words")
 """Parts that are a stack's parameter."""
 _OTHER_PARTS = {"groups", "inputs"}
-"""Parts of four-bit weights that mixtures' ops do not take."""
+"""Parts of integers and four-bit weights that mixtures' ops do not take."""
 
 
 def _op_for(weight: QuantisedWeight, inputs: int) -> str | None:
@@ -40,7 +46,7 @@ def _op_for(weight: QuantisedWeight, inputs: int) -> str | None:
     kind = weight.computed_as
     if kind == "fp8":
         return None if "zero" in weight.parts else _FP8_OPS.get(weight.block)
-    fits = kind in LINEARS and fits_kernels(_group(weight, inputs), inputs)
+    fits = has_kernels(kind, weight.block, inputs)
     return f"{kind}_moe" if fits and not _OTHER_PARTS & weight.parts.keys() else None
 
 
@@ -107,7 +113,9 @@ class Quantiser:
         """
         found, names = self._of(stack), weight_plan(self.gm).parts(stack.name)
         ops = {_op_for(each, stack.inputs) for each in found}
-        forms = {(each.block, each.scale_dtype, *sorted(each.parts)) for each in found}
+        forms = {
+            (each.block, each.scale_dtype, each.has_offset, *sorted(each.parts)) for each in found
+        }
         if len(found) != len(names) or len(ops) != 1 or len(forms) != 1:
             return None
         if len(names) == 1:
@@ -123,13 +131,13 @@ class Quantiser:
         stacks = (mixture.up, mixture.down)
         groups = [_group(self._of(stack)[0], stack.inputs) for stack in stacks]
         whole = all(group >= stack.inputs for group, stack in zip(groups, stacks, strict=True))
-        four_bits = self._of(mixture.up)[0].kind != "fp8"
-        return max(groups) if whole or groups[0] == groups[1] or not four_bits else None
+        in_groups = self._of(mixture.up)[0].kind != "fp8"
+        return max(groups) if whole or groups[0] == groups[1] or not in_groups else None
 
     def _replace(self, mixture: Mixture) -> None:
         values: dict[str, Any] = dict(arguments(mixture.node))
         first = self._of(mixture.up)[0]
-        how = how_inputs_are_quantised(first) if first.kind == "fp8" else ""
+        how = how_inputs_are_quantised(first) if first.computed_as in _EIGHT_BITS else ""
         values |= {"order": mixture.order, "quantize": how, "group": self._shared_group(mixture)}
         stacks = {"w3_w1": mixture.up, "w2": mixture.down}
         if how == "tensor":
@@ -174,6 +182,9 @@ class Quantiser:
             return {"scale": (torch.float32, size, columns), "codes": codes}
         groups = [-(-stack.inputs // _group(weight, stack.inputs))]
         kinds = {"scale": (weight.scale_dtype, 1, groups)}
+        if weight.computed_as == "int8":
+            offset = {"offset": (torch.float32, 1, groups)} if weight.has_offset else {}
+            return kinds | offset | {"codes": (torch.int8, 1, [stack.inputs])}
         if "zero" in weight.parts:
             kinds["zero"] = (torch.uint8, 1, groups)
         if "whole" in weight.parts:

@@ -288,6 +288,7 @@ def test_mixtures_and_routers_use_the_kernels(on_gpu):
     [
         ("ct_fp8_qwen3_moe", "fp8_moe"),
         ("hf_fp8_qwen3_moe", "finegrained_fp8_moe"),
+        ("ct_w8a8_qwen3_moe", "int8_moe"),
         ("ct_w4a16_qwen3_moe", "int4_moe"),
         ("mxfp4_gpt_oss", "mxfp4_moe"),
         ("modelopt_nvfp4_qwen3_moe", "nvfp4_moe"),

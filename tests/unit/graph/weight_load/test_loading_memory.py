@@ -26,7 +26,7 @@ from tests.support.checkpoints import save_checkpoint
 
 KINDS = ("fp8", "finegrained_fp8", "int8", "int4", "mxfp4", "nvfp4")
 KEYS = [f"quantize_{kind}_linear_from_config" for kind in KINDS]
-KEYS += [f"quantize_{kind}_moe_from_config" for kind in KINDS if kind != "int8"]
+KEYS += [f"quantize_{kind}_moe_from_config" for kind in KINDS]
 MOST = 5
 """Bytes for each element of the largest matrix: 1 GiB for 200 million elements."""
 
@@ -108,7 +108,8 @@ def largest(folder: Path) -> int:
 QUICK = [("gptq", "torch"), ("ct_fp8_dynamic", "auto"), ("mxfp4_gpt_oss", "torch")]
 QUICK += [("mxfp4_gpt_oss", "auto")]
 VARIANTS = [
-    "hf_fp8_qwen3_moe", "gptq", "awq", "ct_w4a16_qwen3_moe", "ct_nvfp4", "ct_w8a8", "ct_fp8_dynamic",
+    "hf_fp8_qwen3_moe", "gptq", "awq", "ct_w4a16_qwen3_moe", "ct_nvfp4", "ct_w8a8",
+    "ct_w8a8_qwen3_moe", "ct_fp8_dynamic",
 ]  # fmt: skip
 OTHERS = [
     pytest.param(variant, backend, marks=pytest.mark.exhaustive)

@@ -63,14 +63,17 @@ def transformers_logits(folder: Path, ids: list[int]) -> torch.Tensor:
         return reference(torch.tensor([ids])).logits[0]
 
 
-@pytest.mark.parametrize(("variant", "key"), [("ct_fp8_qwen3_moe", 0), ("hf_fp8_qwen3_moe", 1)])
+WRITERS = [("ct_fp8_qwen3_moe", 0), ("hf_fp8_qwen3_moe", 1), ("ct_w8a8_qwen3_moe", 2)]
+
+
+@pytest.mark.parametrize(("variant", "key"), WRITERS)
 def test_inputs_are_quantised_as_their_writer_does(variant: str, key: int) -> None:
     folder = quantised.FOLDER / variant
     expected = load_file(folder / "expected.safetensors")
     ids = expected["ids"].tolist()
     llm = model(folder, (*EIGHT_BIT_KEYS, *EXPERT_KEYS))
     assert error(llm.logits(ids), expected["activation_logits"]) < SAME
-    assert matches(llm) == {EXPERT_KEYS[key]: 1, EXPERT_KEYS[1 - key]: 0}
+    assert matches(llm) == {each: int(each == EXPERT_KEYS[key]) for each in EXPERT_KEYS}
     assert not any("decoded" in fact for fact in llm.engine.facts)
     decoded = model(folder, EXPERT_KEYS, "auto")
     assert error(decoded.logits(ids), expected["logits"]) < SAME
@@ -197,6 +200,38 @@ def test_an_experts_inputs_have_the_scale_of_the_checkpoint(tmp_path: Path) -> N
 
     same = edited("ct_fp8_qwen3_moe", tmp_path / "same", both)
     assert error(shared.logits(ids), transformers_logits(same, ids)) < SAME
+
+
+def test_integers_with_scales_of_inputs(tmp_path: Path) -> None:
+    folder = edited("ct_w8a8_qwen3_moe", tmp_path / "static", static)
+    ids = load_file(folder / "expected.safetensors")["ids"].tolist()
+    llm = model(folder, EXPERT_KEYS)
+    assert error(llm.logits(ids), transformers_logits(folder, ids)) < SAME
+    assert matches(llm)["quantize_int8_moe_from_config"] == 1
+    said = "quantize_int8_moe_from_config: experts of 1 mixtures have input scales that differ"
+    assert said in llm.engine.facts
+
+
+def test_integers_with_zeros(tmp_path: Path) -> None:
+    """Inputs stay as they are: the model of the decoded weights."""
+
+    def shift(tensors: Tensors, config: dict[str, Any]) -> None:
+        generator = torch.Generator().manual_seed(3)
+        for name in [name for name in tensors if name.endswith("proj.weight")]:
+            rows = (len(tensors[name]), 1)
+            zero = torch.randint(-20, 20, rows, dtype=torch.int8, generator=generator)
+            tensors[f"{name}_zero_point"] = zero
+        group = config["config_groups"]["group_0"]
+        group["weights"]["symmetric"] = False
+        group["input_activations"] = None
+
+    folder = edited("ct_w8a8_qwen3_moe", tmp_path / "zeros", shift)
+    ids = load_file(folder / "expected.safetensors")["ids"].tolist()
+    llm, decoded = model(folder, EXPERT_KEYS), model(folder, ())
+    assert matches(llm)["quantize_int8_moe_from_config"] == 1
+    assert error(llm.logits(ids), decoded.logits(ids)) < SAME
+    without = quantised.FOLDER / "ct_w8a8_qwen3_moe"
+    assert error(llm.logits(ids), model(without, ()).logits(ids)) > 0.01
 
 
 SMALL = {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32}
