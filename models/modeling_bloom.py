@@ -13,7 +13,7 @@ from torch import nn
 from transformers import BloomConfig
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import AlibiSlopes, CausalLMOutput, register_causal_lm
+from onboard.modeling import AlibiSlopes, CausalLMOutput, colwise, register_causal_lm, rowwise
 
 
 def get_alibi_slopes(num_heads: int) -> torch.Tensor:
@@ -62,7 +62,7 @@ class BloomAttention(nn.Module):
 
     def _reshape(self, fused_qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         batch_size, seq_length, _ = fused_qkv.shape
-        fused_qkv = fused_qkv.view(batch_size, seq_length, self.num_heads, 3, self.head_dim)
+        fused_qkv = fused_qkv.view(batch_size, seq_length, -1, 3, self.head_dim)
         query_layer = fused_qkv[..., 0, :]
         key_layer = fused_qkv[..., 1, :]
         value_layer = fused_qkv[..., 2, :]
@@ -72,15 +72,30 @@ class BloomAttention(nn.Module):
         self, hidden_states: torch.Tensor, residual: torch.Tensor, alibi: AlibiSlopes
     ) -> torch.Tensor:
         batch_size, _, _ = hidden_states.shape
-        fused_qkv = self.query_key_value(hidden_states)
+        fused_qkv = colwise(self.query_key_value, hidden_states, layer_type="mha")
         query_layer, key_layer, value_layer = self._reshape(fused_qkv)
 
-        query_layer = query_layer.reshape(batch_size, self.num_heads, -1, self.head_dim)
-        key_layer = key_layer.reshape(batch_size, self.num_heads, -1, self.head_dim)
+        query_layer = torch.ops.onboard.view(
+            query_layer,
+            (batch_size, self.num_heads, -1, self.head_dim),
+            tp_scaled_dim=1,
+            layer_type="mha",
+        )
+        key_layer = torch.ops.onboard.view(
+            key_layer,
+            (batch_size, self.num_heads, -1, self.head_dim),
+            tp_scaled_dim=1,
+            layer_type="mha",
+        )
         context_layer = torch.ops.onboard.torch_attention(
             query_layer,
             key_layer,
-            value_layer.reshape(batch_size, self.num_heads, -1, self.head_dim),
+            torch.ops.onboard.view(
+                value_layer,
+                (batch_size, self.num_heads, -1, self.head_dim),
+                tp_scaled_dim=1,
+                layer_type="mha",
+            ),
             scale=self.inv_norm_factor,
             layout="bnsd",
             alibi_slopes=alibi,
@@ -90,10 +105,9 @@ class BloomAttention(nn.Module):
         seq_length = context_layer.shape[2]
         batch_size = batch_size_and_num_heads // self.num_heads
 
-        context_layer = context_layer.transpose(1, 2).reshape(
-            batch_size, seq_length, self.num_heads * self.head_dim
-        )
-        output_tensor = self.dense(context_layer)
+        context_layer = context_layer.transpose(1, 2).reshape(batch_size, seq_length, -1)
+        dense = rowwise(self.dense, context_layer, layer_type="mha")
+        output_tensor = torch.ops.onboard.all_reduce(dense, layer_type="mha")
         return add(output_tensor, residual)
 
 
@@ -118,8 +132,9 @@ class BloomMLP(nn.Module):
         )
 
     def forward(self, hidden_states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        hidden_states = self.gelu_impl(self.dense_h_to_4h(hidden_states))
-        intermediate_output = self.dense_4h_to_h(hidden_states)
+        hidden_states = self.gelu_impl(colwise(self.dense_h_to_4h, hidden_states, layer_type="mlp"))
+        dense_4h_to_h = rowwise(self.dense_4h_to_h, hidden_states, layer_type="mlp")
+        intermediate_output = torch.ops.onboard.all_reduce(dense_4h_to_h, layer_type="mlp")
         return add(intermediate_output, residual)
 
 

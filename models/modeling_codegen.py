@@ -14,7 +14,7 @@ from transformers import CodeGenConfig
 from transformers.activations import ACT2FN
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, rowwise
 
 
 def create_sinusoidal_positions(num_pos: int, dim: int) -> torch.Tensor:
@@ -52,7 +52,7 @@ class CodeGenAttention(nn.Module):
         return reshaped.reshape(x.shape[:-2] + (-1,) + reshaped.shape[-1:])
 
     def forward(self, hidden_states: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        qkv_split = self.qkv_proj(hidden_states).unflatten(-1, (4, -1))
+        qkv_split = colwise(self.qkv_proj, hidden_states, layer_type="mha").unflatten(-1, (4, -1))
         local_dim = self.head_dim * self.num_attention_heads // 4
         query, value, key = qkv_split.split(local_dim, dim=-1)
         query = self._split_heads(query, self.num_attention_heads, self.head_dim)
@@ -73,7 +73,7 @@ class CodeGenAttention(nn.Module):
             layout="bnsd",
         )
         attn_output = attn_output.transpose(1, 2).contiguous().flatten(-2)
-        return self.out_proj(attn_output)
+        return rowwise(self.out_proj, attn_output, layer_type="mha")
 
 
 class CodeGenMLP(nn.Module):
@@ -87,9 +87,9 @@ class CodeGenMLP(nn.Module):
         self.act = ACT2FN[config.activation_function]
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        hidden_states = self.fc_in(hidden_states)
+        hidden_states = colwise(self.fc_in, hidden_states, layer_type="mlp")
         hidden_states = self.act(hidden_states)
-        return self.fc_out(hidden_states)
+        return rowwise(self.fc_out, hidden_states, layer_type="mlp")
 
 
 class CodeGenBlock(nn.Module):
@@ -107,7 +107,10 @@ class CodeGenBlock(nn.Module):
         hidden_states = self.ln_1(hidden_states)
         attn_outputs = self.attn(hidden_states, position_ids)
         feed_forward_hidden_states = self.mlp(hidden_states)
-        return attn_outputs + feed_forward_hidden_states + residual
+        total = torch.ops.onboard.all_reduce(
+            attn_outputs + feed_forward_hidden_states, layer_type="mha"
+        )
+        return total + residual
 
 
 class CodeGenModel(nn.Module):

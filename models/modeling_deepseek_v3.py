@@ -10,14 +10,17 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import DeepseekV3Config
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, replicated, rowwise
+
+# Hints of ops whose work several ranks divide; on one device they mean nothing
+MLA = {"layer_type": "mla", "enable_sharding": True}
+MOE = {"layer_type": "moe", "enable_sharding": True}
 
 
 def yarn_get_mscale(scale: float, mscale: float) -> float:
@@ -118,11 +121,12 @@ class DeepseekV3Attention(nn.Module):
         if self.q_lora_rank is None:
             q_states = self.q_proj(hidden_states)
         else:
-            q_states = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden_states)))
+            q_a = replicated(self.q_a_proj, hidden_states, layer_type="mla")
+            q_states = colwise(self.q_b_proj, self.q_a_layernorm(q_a), layer_type="mla")
         q_states = q_states.view((batch_size, seq_length, -1, self.qk_head_dim))
         q_pass, q_rot = q_states.split((self.qk_nope_head_dim, self.qk_rope_head_dim), dim=-1)
 
-        compressed_kv = self.kv_a_proj_with_mqa(hidden_states)
+        compressed_kv = replicated(self.kv_a_proj_with_mqa, hidden_states, layer_type="mla")
         kv_nope, k_rot = compressed_kv.split((self.kv_lora_rank, self.qk_rope_head_dim), dim=-1)
         kv_nope = self.kv_a_layernorm(kv_nope).view(batch_size, seq_length, self.kv_lora_rank)
         k_rot = k_rot.view(batch_size, seq_length, 1, self.qk_rope_head_dim)
@@ -134,9 +138,12 @@ class DeepseekV3Attention(nn.Module):
         q_rot, k_rot = rope(q_rot, k_rot, cos, sin, unsqueeze_dim=2)
 
         attn_output = torch.ops.onboard.torch_mla(
-            q_pass, q_rot, kv_nope, k_rot, self.kv_b_proj.weight, scale=self.scaling
+            q_pass, q_rot, kv_nope, k_rot, self.kv_b_proj.weight, scale=self.scaling, **MLA
         )
-        return self.o_proj(attn_output.reshape(batch_size, seq_length, -1))
+        output = rowwise(
+            self.o_proj, attn_output.reshape(batch_size, seq_length, -1), layer_type="mla"
+        )
+        return torch.ops.onboard.all_reduce(output, layer_type="mla")
 
 
 class DeepseekV3Expert(nn.Module):
@@ -167,7 +174,7 @@ class DeepseekV3Experts(nn.ModuleList):
         w2 = [expert.down_proj.weight for expert in self]
         w3 = [expert.up_proj.weight for expert in self]
         return torch.ops.onboard.torch_moe(
-            hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn
+            hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn, **MOE
         )
 
 
@@ -188,7 +195,12 @@ class DeepseekV3TopkRouter(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         hidden_states = hidden_states.view(-1, self.hidden_dim)
-        router_logits = F.linear(hidden_states.type(torch.float32), self.weight.type(torch.float32))
+        router_logits = torch.ops.onboard.torch_linear_simple(
+            hidden_states.type(torch.float32),
+            self.weight.type(torch.float32),
+            tp_mode="none",
+            layer_type="moe",
+        )
         scores = router_logits.sigmoid()
         scores_for_choice = scores + self.e_score_correction_bias
         group_scores = (
@@ -225,7 +237,9 @@ class DeepseekV3MLP(nn.Module):
         self.act_fn = ACT2FN[config.hidden_act]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        gate = colwise(self.gate_proj, x, layer_type="mlp")
+        up = colwise(self.up_proj, x, layer_type="mlp")
+        return rowwise(self.down_proj, self.act_fn(gate) * up, layer_type="mlp")
 
 
 class DeepseekV3MoE(nn.Module):
@@ -274,7 +288,7 @@ class DeepseekV3DecoderLayer(nn.Module):
 
         residual = hidden_states
         hidden_states = self.post_attention_layernorm(hidden_states)
-        hidden_states = self.mlp(hidden_states)
+        hidden_states = torch.ops.onboard.all_reduce(self.mlp(hidden_states), layer_type="mlp")
         return residual + hidden_states
 
 

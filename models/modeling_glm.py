@@ -13,7 +13,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, rowwise
 
 
 class GlmRMSNorm(nn.Module):
@@ -78,9 +78,13 @@ class GlmAttention(nn.Module):
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-        query_states = self.q_proj(hidden_states).view(hidden_shape)
-        key_states = self.k_proj(hidden_states).view(hidden_shape)
-        value_states = self.v_proj(hidden_states).view(hidden_shape)
+        query_states = colwise(self.q_proj, hidden_states, layer_type="mha").view(hidden_shape)
+        key_states = colwise(
+            self.k_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        ).view(hidden_shape)
+        value_states = colwise(
+            self.v_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        ).view(hidden_shape)
         query_states, key_states = torch.ops.onboard.torch_rope_with_complex_freqs(
             query_states, key_states, position_embeddings
         )
@@ -88,7 +92,8 @@ class GlmAttention(nn.Module):
         attn_output = torch.ops.onboard.torch_attention(
             query_states, key_states, value_states, scale=self.scaling
         )
-        return self.o_proj(attn_output.reshape(*input_shape, -1))
+        output = rowwise(self.o_proj, attn_output.reshape(*input_shape, -1), layer_type="mha")
+        return torch.ops.onboard.all_reduce(output, layer_type="mha")
 
 
 class GlmMLP(nn.Module):
@@ -101,11 +106,17 @@ class GlmMLP(nn.Module):
         self.activation_fn = ACT2FN[config.hidden_act]
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        up_states = self.gate_up_proj(hidden_states)
+        up_states = colwise(
+            self.gate_up_proj,
+            hidden_states,
+            layer_type="mlp",
+            output_sizes=[self.gate_up_proj.out_features // 2, self.gate_up_proj.out_features // 2],
+        )
         gate, up_states = up_states.chunk(2, dim=-1)
         up_states = up_states * self.activation_fn(gate)
 
-        return self.down_proj(up_states)
+        output = rowwise(self.down_proj, up_states, layer_type="mlp")
+        return torch.ops.onboard.all_reduce(output, layer_type="mlp")
 
 
 class GlmDecoderLayer(nn.Module):

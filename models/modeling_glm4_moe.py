@@ -7,14 +7,16 @@ modeling_glm4_moe.py sha256 0d65b619340d1287.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import Glm4MoeConfig
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, rowwise
+
+# Hints of ops whose work several ranks divide; on one device they mean nothing
+MOE = {"layer_type": "moe", "enable_sharding": True}
 
 
 class Glm4MoeRMSNorm(nn.Module):
@@ -89,9 +91,13 @@ class Glm4MoeAttention(nn.Module):
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-        query_states = self.q_proj(hidden_states).view(hidden_shape)
-        key_states = self.k_proj(hidden_states).view(hidden_shape)
-        value_states = self.v_proj(hidden_states).view(hidden_shape)
+        query_states = colwise(self.q_proj, hidden_states, layer_type="mha").view(hidden_shape)
+        key_states = colwise(
+            self.k_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        ).view(hidden_shape)
+        value_states = colwise(
+            self.v_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        ).view(hidden_shape)
 
         if self.use_qk_norm:
             query_states = self.q_norm(query_states)
@@ -105,7 +111,8 @@ class Glm4MoeAttention(nn.Module):
             query_states, key_states, value_states, scale=self.scaling
         )
 
-        return self.o_proj(attn_output.reshape(*input_shape, -1))
+        output = rowwise(self.o_proj, attn_output.reshape(*input_shape, -1), layer_type="mha")
+        return torch.ops.onboard.all_reduce(output, layer_type="mha")
 
 
 class Glm4MoeExpert(nn.Module):
@@ -136,7 +143,7 @@ class Glm4MoeExperts(nn.ModuleList):
         w2 = [expert.down_proj.weight for expert in self]
         w3 = [expert.up_proj.weight for expert in self]
         return torch.ops.onboard.torch_moe(
-            hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn
+            hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn, **MOE
         )
 
 
@@ -157,7 +164,12 @@ class Glm4MoeTopkRouter(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         hidden_states = hidden_states.view(-1, self.hidden_dim)
-        router_logits = F.linear(hidden_states.type(torch.float32), self.weight.type(torch.float32))
+        router_logits = torch.ops.onboard.torch_linear_simple(
+            hidden_states.type(torch.float32),
+            self.weight.type(torch.float32),
+            tp_mode="none",
+            layer_type="moe",
+        )
         scores = router_logits.sigmoid()
         scores_for_choice = scores + self.e_score_correction_bias
         group_scores = (
@@ -194,7 +206,9 @@ class Glm4MoeMLP(nn.Module):
         self.act_fn = ACT2FN[config.hidden_act]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        gate = colwise(self.gate_proj, x, layer_type="mlp")
+        up = colwise(self.up_proj, x, layer_type="mlp")
+        return rowwise(self.down_proj, self.act_fn(gate) * up, layer_type="mlp")
 
 
 class Glm4MoeMoE(nn.Module):
@@ -241,7 +255,7 @@ class Glm4MoeDecoderLayer(nn.Module):
 
         residual = hidden_states
         hidden_states = self.post_attention_layernorm(hidden_states)
-        hidden_states = self.mlp(hidden_states)
+        hidden_states = torch.ops.onboard.all_reduce(self.mlp(hidden_states), layer_type="mlp")
         return residual + hidden_states
 
 

@@ -64,7 +64,7 @@ class GPT2Attention(nn.Module):
             query_states, key_states, value_states, scale=self.scaling
         )
 
-        return self.c_proj(attn_output.flatten(-2))
+        return torch.ops.onboard.all_reduce(self.c_proj(attn_output.flatten(-2)), layer_type="mha")
 
 
 class GPT2MLP(nn.Module):
@@ -80,7 +80,7 @@ class GPT2MLP(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         hidden_states = self.c_fc(hidden_states)
         hidden_states = self.act(hidden_states)
-        return self.c_proj(hidden_states)
+        return torch.ops.onboard.all_reduce(self.c_proj(hidden_states), layer_type="mlp")
 
 
 class GPT2Block(nn.Module):

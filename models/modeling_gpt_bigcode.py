@@ -12,7 +12,10 @@ from transformers import GPTBigCodeConfig
 from transformers.activations import ACT2FN
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, rowwise
+
+# Hints of ops whose work several ranks divide; on one device they mean nothing
+MHA = {"layer_type": "mha", "enable_sharding": True}
 
 
 class LayerNorm(nn.LayerNorm):
@@ -40,10 +43,11 @@ class GPTBigCodeAttention(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         if self.multi_query:
-            query, key, value = (
-                self.c_attn(hidden_states)
-                .unsqueeze(1)
-                .split((self.embed_dim, self.kv_dim, self.kv_dim), dim=3)
+            query, key, value = torch.ops.onboard.split_with_sizes(
+                self.c_attn(hidden_states).unsqueeze(1),
+                (self.embed_dim, self.kv_dim, self.kv_dim),
+                dim=3,
+                **MHA,
             )
             query = query.view(*input_shape, -1, self.head_dim)
             query = query.transpose(1, 2).contiguous()
@@ -59,7 +63,8 @@ class GPTBigCodeAttention(nn.Module):
             query, key, value, scale=self.scaling, layout="bnsd"
         )
         attn_output = attn_output.transpose(1, 2).reshape(*input_shape, -1)
-        return self.c_proj(attn_output)
+        output = rowwise(self.c_proj, attn_output, layer_type="mha")
+        return torch.ops.onboard.all_reduce(output, layer_type="mha")
 
 
 class GPTBigCodeMLP(nn.Module):
@@ -73,9 +78,10 @@ class GPTBigCodeMLP(nn.Module):
         self.act = ACT2FN[config.activation_function]
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        hidden_states = self.c_fc(hidden_states)
+        hidden_states = colwise(self.c_fc, hidden_states, layer_type="mlp")
         hidden_states = self.act(hidden_states)
-        return self.c_proj(hidden_states)
+        output = rowwise(self.c_proj, hidden_states, layer_type="mlp")
+        return torch.ops.onboard.all_reduce(output, layer_type="mlp")
 
 
 class GPTBigCodeBlock(nn.Module):

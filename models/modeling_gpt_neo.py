@@ -12,7 +12,7 @@ from transformers import GPTNeoConfig
 from transformers.activations import ACT2FN
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, rowwise
 
 
 class LayerNorm(nn.LayerNorm):
@@ -53,9 +53,9 @@ class GPTNeoSelfAttention(nn.Module):
         return tensor.unflatten(-1, (num_heads, attn_head_size)).transpose(1, 2)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        query = self.q_proj(hidden_states)
-        key = self.k_proj(hidden_states)
-        value = self.v_proj(hidden_states)
+        query = colwise(self.q_proj, hidden_states, layer_type="mha")
+        key = colwise(self.k_proj, hidden_states, layer_type="mha")
+        value = colwise(self.v_proj, hidden_states, layer_type="mha")
 
         query = self._split_heads(query, self.num_heads, self.head_dim)
         key = self._split_heads(key, self.num_heads, self.head_dim)
@@ -75,7 +75,8 @@ class GPTNeoSelfAttention(nn.Module):
         )
         new_shape = attn_output.transpose(1, 2).size()[:-2] + (self.num_heads * self.head_dim,)
         attn_output = attn_output.transpose(1, 2).reshape(new_shape)
-        return self.out_proj(attn_output)
+        output = rowwise(self.out_proj, attn_output, layer_type="mha")
+        return torch.ops.onboard.all_reduce(output, layer_type="mha")
 
 
 class GPTNeoAttention(nn.Module):
@@ -101,9 +102,10 @@ class GPTNeoMLP(nn.Module):
         self.act = ACT2FN[config.activation_function]
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        hidden_states = self.c_fc(hidden_states)
+        hidden_states = colwise(self.c_fc, hidden_states, layer_type="mlp")
         hidden_states = self.act(hidden_states)
-        return self.c_proj(hidden_states)
+        output = rowwise(self.c_proj, hidden_states, layer_type="mlp")
+        return torch.ops.onboard.all_reduce(output, layer_type="mlp")
 
 
 class GPTNeoBlock(nn.Module):

@@ -13,7 +13,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, rowwise
 
 
 class LayerNorm(nn.LayerNorm):
@@ -75,7 +75,12 @@ class GPTNeoXAttention(nn.Module):
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, 3 * self.head_size)
-        qkv = self.query_key_value(hidden_states).view(hidden_shape)
+        qkv = colwise(
+            self.query_key_value,
+            hidden_states,
+            layer_type="mha",
+            tp_min_local_shape=3 * self.head_size,
+        ).view(hidden_shape)
         query_states, key_states, value_states = qkv.chunk(3, dim=-1)
 
         cos, sin = position_embeddings
@@ -86,7 +91,7 @@ class GPTNeoXAttention(nn.Module):
             query_states, key_states, value_states, scale=self.scaling
         )
 
-        return self.dense(attn_output.reshape(*input_shape, -1))
+        return rowwise(self.dense, attn_output.reshape(*input_shape, -1), layer_type="mha")
 
 
 class GPTNeoXMLP(nn.Module):
@@ -99,9 +104,9 @@ class GPTNeoXMLP(nn.Module):
         self.act = ACT2FN[config.hidden_act]
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        hidden_states = self.dense_h_to_4h(hidden_states)
+        hidden_states = colwise(self.dense_h_to_4h, hidden_states, layer_type="mlp")
         hidden_states = self.act(hidden_states)
-        return self.dense_4h_to_h(hidden_states)
+        return rowwise(self.dense_4h_to_h, hidden_states, layer_type="mlp")
 
 
 class GPTNeoXLayer(nn.Module):
@@ -121,7 +126,8 @@ class GPTNeoXLayer(nn.Module):
         attn_output = self.attention(self.input_layernorm(hidden_states), position_embeddings)
         if self.use_parallel_residual:
             mlp_output = self.mlp(self.post_attention_layernorm(hidden_states))
-            hidden_states = mlp_output + attn_output + hidden_states
+            total = torch.ops.onboard.all_reduce(mlp_output + attn_output, layer_type="mlp")
+            hidden_states = total + hidden_states
         else:
             attn_output = attn_output + hidden_states
             mlp_output = self.mlp(self.post_attention_layernorm(attn_output))

@@ -7,13 +7,15 @@ modeling_gpt_oss.py sha256 eb6e2d66fd2a34d3.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import GptOssConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, rowwise
+
+# Hints of ops whose work several ranks divide; on one device they mean nothing
+MOE = {"layer_type": "moe", "enable_sharding": True}
 
 
 class GptOssRMSNorm(nn.Module):
@@ -81,9 +83,13 @@ class GptOssAttention(nn.Module):
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-        query_states = self.q_proj(hidden_states).view(hidden_shape)
-        key_states = self.k_proj(hidden_states).view(hidden_shape)
-        value_states = self.v_proj(hidden_states).view(hidden_shape)
+        query_states = colwise(self.q_proj, hidden_states, layer_type="mha").view(hidden_shape)
+        key_states = colwise(
+            self.k_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        ).view(hidden_shape)
+        value_states = colwise(
+            self.v_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        ).view(hidden_shape)
 
         cos, sin = position_embeddings
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
@@ -102,7 +108,8 @@ class GptOssAttention(nn.Module):
             sliding_window=self.sliding_window,
         )
 
-        return self.o_proj(attn_output.reshape(*input_shape, -1))
+        output = rowwise(self.o_proj, attn_output.reshape(*input_shape, -1), layer_type="mha")
+        return torch.ops.onboard.all_reduce(output, layer_type="mha")
 
 
 class GptOssTopKRouter(nn.Module):
@@ -115,7 +122,9 @@ class GptOssTopKRouter(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.num_local_experts))
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        router_logits = F.linear(hidden_states, self.weight, self.bias)
+        router_logits = torch.ops.onboard.torch_linear_simple(
+            hidden_states, self.weight, self.bias, tp_mode="none", layer_type="moe"
+        )
         router_top_value, router_indices = torch.topk(router_logits, self.top_k, dim=-1)
         router_scores = torch.nn.functional.softmax(
             router_top_value, dim=1, dtype=router_top_value.dtype
@@ -167,6 +176,7 @@ class GptOssExperts(nn.Module):
             limit=self.limit,
             alpha=self.alpha,
             up_offset=1.0,
+            **MOE,
         )
 
 
@@ -183,7 +193,9 @@ class GptOssMLP(nn.Module):
         hidden_states = hidden_states.reshape(-1, hidden_dim)
         router_scores, router_indices = self.router(hidden_states)
         hidden_states = self.experts(hidden_states, router_indices, router_scores)
-        return hidden_states.reshape(batch_size, sequence_length, hidden_dim)
+        return torch.ops.onboard.all_reduce(
+            hidden_states.reshape(batch_size, sequence_length, hidden_dim), layer_type="moe"
+        )
 
 
 class GptOssDecoderLayer(nn.Module):

@@ -14,7 +14,7 @@ from transformers import GPTJConfig
 from transformers.activations import ACT2FN
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, rowwise
 
 
 def create_sinusoidal_positions(num_pos: int, dim: int) -> torch.Tensor:
@@ -61,9 +61,9 @@ class GPTJAttention(nn.Module):
             return tensor.transpose(1, 2)
 
     def forward(self, hidden_states: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        query = self.q_proj(hidden_states)
-        key = self.k_proj(hidden_states)
-        value = self.v_proj(hidden_states)
+        query = colwise(self.q_proj, hidden_states, layer_type="mha")
+        key = colwise(self.k_proj, hidden_states, layer_type="mha")
+        value = colwise(self.v_proj, hidden_states, layer_type="mha")
 
         query = self._split_heads(query, self.num_attention_heads, self.head_dim, True)
         key = self._split_heads(key, self.num_attention_heads, self.head_dim, True)
@@ -82,7 +82,7 @@ class GPTJAttention(nn.Module):
             layout="bnsd",
         )
         attn_output = attn_output.transpose(1, 2).contiguous().flatten(-2)
-        return self.out_proj(attn_output)
+        return rowwise(self.out_proj, attn_output, layer_type="mha")
 
 
 class GPTJMLP(nn.Module):
@@ -96,9 +96,9 @@ class GPTJMLP(nn.Module):
         self.act = ACT2FN[config.activation_function]
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        hidden_states = self.fc_in(hidden_states)
+        hidden_states = colwise(self.fc_in, hidden_states, layer_type="mlp")
         hidden_states = self.act(hidden_states)
-        return self.fc_out(hidden_states)
+        return rowwise(self.fc_out, hidden_states, layer_type="mlp")
 
 
 class GPTJBlock(nn.Module):
@@ -116,7 +116,10 @@ class GPTJBlock(nn.Module):
         hidden_states = self.ln_1(hidden_states)
         attn_outputs = self.attn(hidden_states, position_ids)
         feed_forward_hidden_states = self.mlp(hidden_states)
-        return attn_outputs + feed_forward_hidden_states + residual
+        total = torch.ops.onboard.all_reduce(
+            attn_outputs + feed_forward_hidden_states, layer_type="mha"
+        )
+        return total + residual
 
 
 class GPTJModel(nn.Module):

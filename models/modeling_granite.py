@@ -13,7 +13,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, rowwise
 
 
 class GraniteRMSNorm(nn.Module):
@@ -80,9 +80,13 @@ class GraniteAttention(nn.Module):
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-        query_states = self.q_proj(hidden_states).view(hidden_shape)
-        key_states = self.k_proj(hidden_states).view(hidden_shape)
-        value_states = self.v_proj(hidden_states).view(hidden_shape)
+        query_states = colwise(self.q_proj, hidden_states, layer_type="mha").view(hidden_shape)
+        key_states = colwise(
+            self.k_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        ).view(hidden_shape)
+        value_states = colwise(
+            self.v_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        ).view(hidden_shape)
 
         cos, sin = position_embeddings
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
@@ -92,7 +96,7 @@ class GraniteAttention(nn.Module):
             query_states, key_states, value_states, scale=self.scaling
         )
 
-        return self.o_proj(attn_output.reshape(*input_shape, -1))
+        return rowwise(self.o_proj, attn_output.reshape(*input_shape, -1), layer_type="mha")
 
 
 class GraniteMLP(nn.Module):
@@ -107,7 +111,9 @@ class GraniteMLP(nn.Module):
         self.act_fn = ACT2FN[config.hidden_act]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        gate = colwise(self.gate_proj, x, layer_type="mlp")
+        up = colwise(self.up_proj, x, layer_type="mlp")
+        return rowwise(self.down_proj, self.act_fn(gate) * up, layer_type="mlp")
 
 
 class GraniteDecoderLayer(nn.Module):
@@ -127,12 +133,16 @@ class GraniteDecoderLayer(nn.Module):
         residual = hidden_states
         hidden_states = self.input_layernorm(hidden_states)
         hidden_states = self.self_attn(hidden_states, position_embeddings)
-        hidden_states = residual + hidden_states * self.residual_multiplier
+        hidden_states = residual + torch.ops.onboard.all_reduce(
+            hidden_states * self.residual_multiplier, layer_type="mha"
+        )
 
         residual = hidden_states
         hidden_states = self.post_attention_layernorm(hidden_states)
         hidden_states = self.mlp(hidden_states)
-        return residual + hidden_states * self.residual_multiplier
+        return residual + torch.ops.onboard.all_reduce(
+            hidden_states * self.residual_multiplier, layer_type="mlp"
+        )
 
 
 class GraniteModel(nn.Module):

@@ -7,13 +7,15 @@ modeling_granitemoe.py sha256 80d4d83ac713873a.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import GraniteMoeConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, rowwise
+
+# Hints of ops whose work several ranks divide; on one device they mean nothing
+MOE = {"layer_type": "moe", "enable_sharding": True}
 
 
 class GraniteMoeRMSNorm(nn.Module):
@@ -80,9 +82,13 @@ class GraniteMoeAttention(nn.Module):
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-        query_states = self.q_proj(hidden_states).view(hidden_shape)
-        key_states = self.k_proj(hidden_states).view(hidden_shape)
-        value_states = self.v_proj(hidden_states).view(hidden_shape)
+        query_states = colwise(self.q_proj, hidden_states, layer_type="mha").view(hidden_shape)
+        key_states = colwise(
+            self.k_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        ).view(hidden_shape)
+        value_states = colwise(
+            self.v_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        ).view(hidden_shape)
 
         cos, sin = position_embeddings
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
@@ -92,7 +98,7 @@ class GraniteMoeAttention(nn.Module):
             query_states, key_states, value_states, scale=self.scaling
         )
 
-        return self.o_proj(attn_output.reshape(*input_shape, -1))
+        return rowwise(self.o_proj, attn_output.reshape(*input_shape, -1), layer_type="mha")
 
 
 class GraniteMoeTopKRouter(nn.Module):
@@ -104,7 +110,9 @@ class GraniteMoeTopKRouter(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.num_local_experts, config.hidden_size))
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        router_logits = F.linear(hidden_states, self.weight).float()
+        router_logits = torch.ops.onboard.torch_linear_simple(
+            hidden_states, self.weight, tp_mode="none", layer_type="moe"
+        ).float()
         top_k_logits, top_k_index = router_logits.topk(self.top_k, dim=-1)
         top_k_weights = torch.softmax(top_k_logits, dim=-1).type_as(hidden_states)
         return top_k_weights, top_k_index
@@ -130,7 +138,7 @@ class GraniteMoeExperts(nn.Module):
         w1, w3 = list(gate.unbind()), list(up.unbind())
         w2 = list(self.down_proj.unbind())
         return torch.ops.onboard.torch_moe(
-            hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn
+            hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn, **MOE
         )
 
 
@@ -170,11 +178,15 @@ class GraniteMoeDecoderLayer(nn.Module):
         residual = hidden_states
         hidden_states = self.input_layernorm(hidden_states)
         hidden_states = self.self_attn(hidden_states, position_embeddings)
-        hidden_states = residual + hidden_states * self.residual_multiplier
+        hidden_states = residual + torch.ops.onboard.all_reduce(
+            hidden_states * self.residual_multiplier, layer_type="mha"
+        )
         residual = hidden_states
         hidden_states = self.post_attention_layernorm(hidden_states)
         hidden_states = self.block_sparse_moe(hidden_states)
-        return residual + hidden_states * self.residual_multiplier
+        return residual + torch.ops.onboard.all_reduce(
+            hidden_states * self.residual_multiplier, layer_type="moe"
+        )
 
 
 class GraniteMoeModel(nn.Module):

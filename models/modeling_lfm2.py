@@ -13,7 +13,10 @@ from transformers import Lfm2Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, rowwise
+
+# Hints of ops whose work several ranks divide; on one device they mean nothing
+MLP = {"layer_type": "mlp", "enable_sharding": True}
 
 
 class Lfm2RMSNorm(nn.Module):
@@ -80,9 +83,11 @@ class Lfm2Attention(nn.Module):
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-        query_states = self.q_layernorm(self.q_proj(hidden_states).view(*hidden_shape))
-        key_states = self.k_layernorm(self.k_proj(hidden_states).view(*hidden_shape))
-        value_states = self.v_proj(hidden_states).view(*hidden_shape)
+        q_states = colwise(self.q_proj, hidden_states, layer_type="mha")
+        query_states = self.q_layernorm(q_states.view(*hidden_shape))
+        k_states = colwise(self.k_proj, hidden_states, layer_type="mha")
+        key_states = self.k_layernorm(k_states.view(*hidden_shape))
+        value_states = colwise(self.v_proj, hidden_states, layer_type="mha").view(*hidden_shape)
 
         cos, sin = position_embeddings
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
@@ -91,7 +96,8 @@ class Lfm2Attention(nn.Module):
         attn_output = torch.ops.onboard.torch_attention(
             query_states, key_states, value_states, scale=self.scaling
         )
-        return self.out_proj(attn_output.reshape(*input_shape, -1))
+        output = rowwise(self.out_proj, attn_output.reshape(*input_shape, -1), layer_type="mha")
+        return torch.ops.onboard.all_reduce(output, layer_type="mha")
 
 
 class Lfm2ShortConv(nn.Module):
@@ -116,11 +122,12 @@ class Lfm2ShortConv(nn.Module):
         hidden_states = B * x
 
         hidden_states = torch.ops.onboard.torch_causal_conv1d(
-            hidden_states.transpose(1, 2), self.conv.weight, bias=self.conv.bias
+            hidden_states.transpose(1, 2), self.conv.weight, bias=self.conv.bias, **MLP
         )
         y = C * hidden_states.transpose(1, 2)
         y = y.transpose(-1, -2).contiguous()
-        return self.out_proj(y)
+        output = rowwise(self.out_proj, y, layer_type="mlp")
+        return torch.ops.onboard.all_reduce(output, layer_type="mlp")
 
 
 class Lfm2MLP(nn.Module):
@@ -141,7 +148,10 @@ class Lfm2MLP(nn.Module):
         self.w2 = nn.Linear(intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+        w1 = colwise(self.w1, x, layer_type="mlp")
+        w3 = colwise(self.w3, x, layer_type="mlp")
+        output = rowwise(self.w2, F.silu(w1) * w3, layer_type="mlp")
+        return torch.ops.onboard.all_reduce(output, layer_type="mlp")
 
 
 class Lfm2DecoderLayer(nn.Module):

@@ -11,7 +11,10 @@ from torch import nn
 from transformers import MambaConfig
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, register_causal_lm, rowwise
+
+# Hints of ops whose work several ranks divide; on one device they mean nothing
+SSM = {"layer_type": "ssm", "enable_sharding": True}
 
 
 class MambaRMSNorm(nn.Module):
@@ -63,11 +66,12 @@ class MambaMixer(nn.Module):
             self.conv1d.weight,
             bias=self.conv1d.bias,
             activation=self.activation,
+            **SSM,
         )
+        x_states = rowwise(self.x_proj, hidden_states_B_C, layer_type="ssm")
+        total = torch.ops.onboard.all_reduce(x_states, layer_type="ssm")
         time_step, B, C = torch.split(
-            self.x_proj(hidden_states_B_C),
-            (self.time_step_rank, self.ssm_state_size, self.ssm_state_size),
-            dim=-1,
+            total, (self.time_step_rank, self.ssm_state_size, self.ssm_state_size), dim=-1
         )
         time_step = self.dt_proj.weight @ time_step.transpose(1, 2)
         time_proj_bias = self.dt_proj.bias.float()
@@ -80,9 +84,11 @@ class MambaMixer(nn.Module):
             D=self.D.float(),
             z=gate.transpose(1, 2),
             dt_bias=time_proj_bias,
+            **SSM,
         )
 
-        return self.out_proj(scan_output.to(dtype))
+        output = rowwise(self.out_proj, scan_output.to(dtype), layer_type="ssm")
+        return torch.ops.onboard.all_reduce(output, layer_type="ssm")
 
 
 class MambaBlock(nn.Module):

@@ -11,7 +11,10 @@ from torch import nn
 from transformers import Mamba2Config
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, rowwise
+
+# Hints of ops whose work several ranks divide; on one device they mean nothing
+SSM = {"layer_type": "ssm", "enable_sharding": True}
 
 
 class Mamba2RMSNorm(nn.Module):
@@ -37,7 +40,7 @@ class MambaRMSNormGated(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         return torch.ops.onboard.torch_rmsnorm_gated(
-            hidden_states, self.weight, gate, self.variance_epsilon, self.group_size
+            hidden_states, self.weight, gate, self.variance_epsilon, self.group_size, **SSM
         )
 
 
@@ -76,31 +79,52 @@ class Mamba2Mixer(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         batch_size, seq_len, _ = hidden_states.shape
         dtype = hidden_states.dtype
-        gate, hidden_states_B_C, dt = self.in_proj(hidden_states).split(
-            (self.intermediate_size, self.conv_dim, self.num_heads), dim=-1
+        in_states = colwise(
+            self.in_proj,
+            hidden_states,
+            layer_type="ssm",
+            output_sizes=[
+                self.intermediate_size,
+                self.intermediate_size,
+                self.n_groups * self.ssm_state_size,
+                self.n_groups * self.ssm_state_size,
+                self.num_heads,
+            ],
+        )
+        gate, hidden_states_B_C, dt = torch.ops.onboard.split_with_sizes(
+            in_states, (self.intermediate_size, self.conv_dim, self.num_heads), dim=-1, **SSM
         )
 
         hidden_states_B_C = torch.ops.onboard.torch_causal_conv1d(
-            hidden_states_B_C, self.conv1d.weight, bias=self.conv1d.bias, activation=self.activation
+            hidden_states_B_C,
+            self.conv1d.weight,
+            bias=self.conv1d.bias,
+            activation=self.activation,
+            **SSM,
         )
         groups_ssm_state_size = self.n_groups * self.ssm_state_size
-        hidden_states, B, C = hidden_states_B_C.split(
-            (self.intermediate_size, groups_ssm_state_size, groups_ssm_state_size), dim=-1
+        hidden_states, B, C = torch.ops.onboard.split_with_sizes(
+            hidden_states_B_C,
+            (self.intermediate_size, groups_ssm_state_size, groups_ssm_state_size),
+            dim=-1,
+            **SSM,
         )
         scan_output = torch.ops.onboard.torch_ssm(
-            hidden_states.view(batch_size, seq_len, self.num_heads, self.head_dim),
+            hidden_states.view(batch_size, seq_len, -1, self.head_dim),
             -torch.exp(self.A_log.float()),
-            B.view(batch_size, seq_len, self.n_groups, self.ssm_state_size),
-            C.view(batch_size, seq_len, self.n_groups, self.ssm_state_size),
+            B.view(batch_size, seq_len, -1, self.ssm_state_size),
+            C.view(batch_size, seq_len, -1, self.ssm_state_size),
             self.D,
             dt,
             self.dt_bias,
             self.time_step_limit,
             self.chunk_size,
+            **SSM,
         )
 
         scan_output = self.norm(scan_output.reshape(batch_size, seq_len, -1), gate)
-        return self.out_proj(scan_output.to(dtype))
+        output = rowwise(self.out_proj, scan_output.to(dtype), layer_type="ssm")
+        return torch.ops.onboard.all_reduce(output, layer_type="ssm")
 
 
 class Mamba2Block(nn.Module):

@@ -7,13 +7,15 @@ modeling_mixtral.py sha256 8632c185d14973af.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import MixtralConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, rowwise
+
+# Hints of ops whose work several ranks divide; on one device they mean nothing
+MOE = {"layer_type": "moe", "enable_sharding": True}
 
 
 class MixtralRMSNorm(nn.Module):
@@ -78,9 +80,13 @@ class MixtralAttention(nn.Module):
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-        query_states = self.q_proj(hidden_states).view(hidden_shape)
-        key_states = self.k_proj(hidden_states).view(hidden_shape)
-        value_states = self.v_proj(hidden_states).view(hidden_shape)
+        query_states = colwise(self.q_proj, hidden_states, layer_type="mha").view(hidden_shape)
+        key_states = colwise(
+            self.k_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        ).view(hidden_shape)
+        value_states = colwise(
+            self.v_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        ).view(hidden_shape)
 
         cos, sin = position_embeddings
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
@@ -94,7 +100,8 @@ class MixtralAttention(nn.Module):
             sliding_window=self.config.sliding_window,
         )
 
-        return self.o_proj(attn_output.reshape(*input_shape, -1))
+        output = rowwise(self.o_proj, attn_output.reshape(*input_shape, -1), layer_type="mha")
+        return torch.ops.onboard.all_reduce(output, layer_type="mha")
 
 
 class MixtralTopKRouter(nn.Module):
@@ -107,7 +114,12 @@ class MixtralTopKRouter(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.num_local_experts, self.hidden_dim))
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        router_logits = F.linear(hidden_states.reshape(-1, self.hidden_dim), self.weight)
+        router_logits = torch.ops.onboard.torch_linear_simple(
+            hidden_states.reshape(-1, self.hidden_dim),
+            self.weight,
+            tp_mode="none",
+            layer_type="moe",
+        )
         router_probs = torch.nn.functional.softmax(router_logits.float(), dim=-1)
         router_top_value, router_indices = torch.topk(router_probs, self.top_k, dim=-1)
         router_top_value /= router_top_value.sum(dim=-1, keepdim=True)
@@ -142,7 +154,7 @@ class MixtralExperts(nn.ModuleList):
         w2 = [expert.w2.weight for expert in self]
         w3 = [expert.w3.weight for expert in self]
         return torch.ops.onboard.torch_moe(
-            hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn
+            hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn, **MOE
         )
 
 
@@ -159,7 +171,9 @@ class MixtralSparseMoeBlock(nn.Module):
         hidden_states = hidden_states.view(-1, hidden_states.shape[-1])
         top_k_weights, top_k_index = self.gate(hidden_states)
         hidden_states = self.experts(hidden_states, top_k_index, top_k_weights)
-        return hidden_states.reshape(batch_size, sequence_length, hidden_dim)
+        return torch.ops.onboard.all_reduce(
+            hidden_states.reshape(batch_size, sequence_length, hidden_dim), layer_type="moe"
+        )
 
 
 class MixtralDecoderLayer(nn.Module):

@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, rowwise
 
 
 class OlmoRotaryEmbedding(nn.Module):
@@ -70,9 +70,13 @@ class OlmoAttention(nn.Module):
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-        query_states = self.q_proj(hidden_states)
-        key_states = self.k_proj(hidden_states)
-        value_states = self.v_proj(hidden_states)
+        query_states = colwise(self.q_proj, hidden_states, layer_type="mha")
+        key_states = colwise(
+            self.k_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        )
+        value_states = colwise(
+            self.v_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        )
 
         if self.config.clip_qkv is not None:
             query_states.clamp_(min=-self.config.clip_qkv, max=self.config.clip_qkv)
@@ -91,7 +95,8 @@ class OlmoAttention(nn.Module):
             query_states, key_states, value_states, scale=self.scaling
         )
 
-        return self.o_proj(attn_output.reshape(*input_shape, -1))
+        output = rowwise(self.o_proj, attn_output.reshape(*input_shape, -1), layer_type="mha")
+        return torch.ops.onboard.all_reduce(output, layer_type="mha")
 
 
 class OlmoMLP(nn.Module):
@@ -105,7 +110,10 @@ class OlmoMLP(nn.Module):
         self.act_fn = ACT2FN[config.hidden_act]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        gate = colwise(self.gate_proj, x, layer_type="mlp")
+        up = colwise(self.up_proj, x, layer_type="mlp")
+        output = rowwise(self.down_proj, self.act_fn(gate) * up, layer_type="mlp")
+        return torch.ops.onboard.all_reduce(output, layer_type="mlp")
 
 
 class OlmoLayerNorm(nn.Module):

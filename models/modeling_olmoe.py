@@ -7,13 +7,15 @@ modeling_olmoe.py sha256 5a2b8972118b655f.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import OlmoeConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, replicated, rowwise
+
+# Hints of ops whose work several ranks divide; on one device they mean nothing
+MOE = {"layer_type": "moe", "enable_sharding": True}
 
 
 class OlmoeRMSNorm(nn.Module):
@@ -86,9 +88,9 @@ class OlmoeAttention(nn.Module):
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-        query_states = self.q_norm(self.q_proj(hidden_states))
+        query_states = self.q_norm(replicated(self.q_proj, hidden_states, layer_type="mha"))
         key_states = self.k_norm(self.k_proj(hidden_states))
-        value_states = self.v_proj(hidden_states)
+        value_states = colwise(self.v_proj, hidden_states, layer_type="mha")
 
         if self.config.clip_qkv is not None:
             query_states.clamp_(min=-self.config.clip_qkv, max=self.config.clip_qkv)
@@ -110,7 +112,8 @@ class OlmoeAttention(nn.Module):
             scale=self.scaling,
             sliding_window=getattr(self.config, "sliding_window", None),
         )
-        return self.o_proj(attn_output.reshape(*input_shape, -1))
+        output = rowwise(self.o_proj, attn_output.reshape(*input_shape, -1), layer_type="mha")
+        return torch.ops.onboard.all_reduce(output, layer_type="mha")
 
 
 class OlmoeTopKRouter(nn.Module):
@@ -124,7 +127,12 @@ class OlmoeTopKRouter(nn.Module):
         self.weight = nn.Parameter(torch.zeros(config.num_experts, self.hidden_dim))
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        router_logits = F.linear(hidden_states.reshape(-1, self.hidden_dim), self.weight)
+        router_logits = torch.ops.onboard.torch_linear_simple(
+            hidden_states.reshape(-1, self.hidden_dim),
+            self.weight,
+            tp_mode="none",
+            layer_type="moe",
+        )
         router_probs = torch.nn.functional.softmax(router_logits, dtype=torch.float, dim=-1)
         router_top_value, router_indices = torch.topk(router_probs, self.top_k, dim=-1)
         if self.norm_topk_prob:
@@ -161,7 +169,7 @@ class OlmoeExperts(nn.ModuleList):
         w2 = [expert.down_proj.weight for expert in self]
         w3 = [expert.up_proj.weight for expert in self]
         return torch.ops.onboard.torch_moe(
-            hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn
+            hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn, **MOE
         )
 
 
@@ -177,8 +185,11 @@ class OlmoeSparseMoeBlock(nn.Module):
         batch_size, sequence_length, hidden_dim = hidden_states.shape
         hidden_states = hidden_states.view(-1, hidden_dim)
         top_k_weights, top_k_index = self.gate(hidden_states)
-        return self.experts(hidden_states, top_k_index, top_k_weights).reshape(
-            batch_size, sequence_length, hidden_dim
+        return torch.ops.onboard.all_reduce(
+            self.experts(hidden_states, top_k_index, top_k_weights).reshape(
+                batch_size, sequence_length, hidden_dim
+            ),
+            layer_type="moe",
         )
 
 

@@ -12,7 +12,7 @@ from transformers import OPTConfig
 from transformers.activations import ACT2FN
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, rowwise
 
 
 class LayerNorm(nn.LayerNorm):
@@ -48,16 +48,32 @@ class OPTAttention(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         bsz, tgt_len, _ = hidden_states.size()
-        query_states = self.q_proj(hidden_states) * self.scaling
-        query_states = query_states.view(bsz, -1, self.num_heads, self.head_dim)
+        query_states = colwise(self.q_proj, hidden_states, layer_type="mha") * self.scaling
+        query_states = torch.ops.onboard.view(
+            query_states,
+            (bsz, -1, self.num_heads, self.head_dim),
+            tp_scaled_dim=2,
+            layer_type="mha",
+        )
 
-        key_states = self.k_proj(hidden_states).view(bsz, -1, self.num_heads, self.head_dim)
-        value_states = self.v_proj(hidden_states).view(bsz, -1, self.num_heads, self.head_dim)
+        k_states = colwise(
+            self.k_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        )
+        key_states = torch.ops.onboard.view(
+            k_states, (bsz, -1, self.num_heads, self.head_dim), tp_scaled_dim=2, layer_type="mha"
+        )
+        v_states = colwise(
+            self.v_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        )
+        value_states = torch.ops.onboard.view(
+            v_states, (bsz, -1, self.num_heads, self.head_dim), tp_scaled_dim=2, layer_type="mha"
+        )
         attn_output = torch.ops.onboard.torch_attention(
             query_states, key_states, value_states, scale=1.0
         )
 
-        return self.out_proj(attn_output.reshape(bsz, tgt_len, -1))
+        output = rowwise(self.out_proj, attn_output.reshape(bsz, tgt_len, -1), layer_type="mha")
+        return torch.ops.onboard.all_reduce(output, layer_type="mha")
 
 
 class OPTDecoderLayer(nn.Module):
@@ -94,10 +110,11 @@ class OPTDecoderLayer(nn.Module):
 
         if self.do_layer_norm_before:
             hidden_states = self.final_layer_norm(hidden_states)
-        hidden_states = self.fc1(hidden_states)
+        hidden_states = colwise(self.fc1, hidden_states, layer_type="mlp")
         hidden_states = self.activation_fn(hidden_states)
 
-        hidden_states = self.fc2(hidden_states)
+        fc2 = rowwise(self.fc2, hidden_states, layer_type="mlp")
+        hidden_states = torch.ops.onboard.all_reduce(fc2, layer_type="mlp")
         hidden_states = (residual + hidden_states).view(hidden_states_shape)
         if not self.do_layer_norm_before:
             hidden_states = self.final_layer_norm(hidden_states)

@@ -13,7 +13,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, rowwise
 
 
 class LayerNorm(nn.LayerNorm):
@@ -89,9 +89,13 @@ class PhiAttention(nn.Module):
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-        query_states = self.q_proj(hidden_states).view(hidden_shape)
-        key_states = self.k_proj(hidden_states).view(hidden_shape)
-        value_states = self.v_proj(hidden_states).view(hidden_shape)
+        query_states = colwise(self.q_proj, hidden_states, layer_type="mha").view(hidden_shape)
+        key_states = colwise(
+            self.k_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        ).view(hidden_shape)
+        value_states = colwise(
+            self.v_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        ).view(hidden_shape)
 
         if self.qk_layernorm:
             query_states = self.q_layernorm(query_states)
@@ -117,7 +121,7 @@ class PhiAttention(nn.Module):
         )
 
         attn_output = attn_output.transpose(1, 2).reshape(*input_shape, -1)
-        return self.dense(attn_output)
+        return rowwise(self.dense, attn_output, layer_type="mha")
 
 
 class PhiMLP(nn.Module):
@@ -130,9 +134,9 @@ class PhiMLP(nn.Module):
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        hidden_states = self.fc1(hidden_states)
+        hidden_states = colwise(self.fc1, hidden_states, layer_type="mlp")
         hidden_states = self.activation_fn(hidden_states)
-        return self.fc2(hidden_states)
+        return rowwise(self.fc2, hidden_states, layer_type="mlp")
 
 
 class PhiDecoderLayer(nn.Module):
@@ -152,7 +156,10 @@ class PhiDecoderLayer(nn.Module):
         attn_outputs = self.self_attn(hidden_states, position_embeddings)
 
         feed_forward_hidden_states = self.mlp(hidden_states)
-        return attn_outputs + feed_forward_hidden_states + residual
+        total = torch.ops.onboard.all_reduce(
+            attn_outputs + feed_forward_hidden_states, layer_type="mha"
+        )
+        return total + residual
 
 
 class PhiModel(nn.Module):

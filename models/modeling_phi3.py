@@ -13,7 +13,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, rowwise
 
 
 class Phi3RMSNorm(nn.Module):
@@ -123,7 +123,8 @@ class Phi3Attention(nn.Module):
             sliding_window=self.config.sliding_window,
         )
 
-        return self.o_proj(attn_output.reshape(*input_shape, -1))
+        output = rowwise(self.o_proj, attn_output.reshape(*input_shape, -1), layer_type="mha")
+        return torch.ops.onboard.all_reduce(output, layer_type="mha")
 
 
 class Phi3MLP(nn.Module):
@@ -136,11 +137,17 @@ class Phi3MLP(nn.Module):
         self.activation_fn = ACT2FN[config.hidden_act]
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        up_states = self.gate_up_proj(hidden_states)
+        up_states = colwise(
+            self.gate_up_proj,
+            hidden_states,
+            layer_type="mlp",
+            output_sizes=[self.gate_up_proj.out_features // 2, self.gate_up_proj.out_features // 2],
+        )
         gate, up_states = up_states.chunk(2, dim=-1)
         up_states = up_states * self.activation_fn(gate)
 
-        return self.down_proj(up_states)
+        output = rowwise(self.down_proj, up_states, layer_type="mlp")
+        return torch.ops.onboard.all_reduce(output, layer_type="mlp")
 
 
 class Phi3DecoderLayer(nn.Module):

@@ -14,7 +14,10 @@ from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, replicated, rowwise
+
+# Hints of ops whose work several ranks divide; on one device they mean nothing
+MOE = {"layer_type": "moe", "enable_sharding": True}
 
 
 class Qwen2MoeRMSNorm(nn.Module):
@@ -81,9 +84,13 @@ class Qwen2MoeAttention(nn.Module):
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-        query_states = self.q_proj(hidden_states).view(hidden_shape)
-        key_states = self.k_proj(hidden_states).view(hidden_shape)
-        value_states = self.v_proj(hidden_states).view(hidden_shape)
+        query_states = colwise(self.q_proj, hidden_states, layer_type="mha").view(hidden_shape)
+        key_states = colwise(
+            self.k_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        ).view(hidden_shape)
+        value_states = colwise(
+            self.v_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        ).view(hidden_shape)
 
         cos, sin = position_embeddings
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
@@ -93,7 +100,8 @@ class Qwen2MoeAttention(nn.Module):
             query_states, key_states, value_states, scale=self.scaling
         )
 
-        return self.o_proj(attn_output.reshape(*input_shape, -1))
+        output = rowwise(self.o_proj, attn_output.reshape(*input_shape, -1), layer_type="mha")
+        return torch.ops.onboard.all_reduce(output, layer_type="mha")
 
 
 class Qwen2MoeTopKRouter(nn.Module):
@@ -107,7 +115,12 @@ class Qwen2MoeTopKRouter(nn.Module):
         self.weight = nn.Parameter(torch.zeros(config.num_experts, self.hidden_dim))
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        router_logits = F.linear(hidden_states.reshape(-1, self.hidden_dim), self.weight)
+        router_logits = torch.ops.onboard.torch_linear_simple(
+            hidden_states.reshape(-1, self.hidden_dim),
+            self.weight,
+            tp_mode="none",
+            layer_type="moe",
+        )
         router_probs = torch.nn.functional.softmax(router_logits, dtype=torch.float, dim=-1)
         router_top_value, router_indices = torch.topk(router_probs, self.top_k, dim=-1)
         if self.norm_topk_prob:
@@ -144,7 +157,7 @@ class Qwen2MoeExperts(nn.ModuleList):
         w2 = [expert.down_proj.weight for expert in self]
         w3 = [expert.up_proj.weight for expert in self]
         return torch.ops.onboard.torch_moe(
-            hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn
+            hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn, **MOE
         )
 
 
@@ -159,7 +172,9 @@ class Qwen2MoeMLP(nn.Module):
         self.act_fn = ACT2FN[config.hidden_act]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        gate = colwise(self.gate_proj, x, layer_type="mlp")
+        up = colwise(self.up_proj, x, layer_type="mlp")
+        return rowwise(self.down_proj, self.act_fn(gate) * up, layer_type="mlp")
 
 
 class Qwen2MoeSparseMoeBlock(nn.Module):
@@ -179,11 +194,14 @@ class Qwen2MoeSparseMoeBlock(nn.Module):
         routing_weights, selected_experts = self.gate(hidden_states_reshaped)
         expert_output = self.experts(hidden_states_reshaped, selected_experts, routing_weights)
 
-        shared_expert_output = (
-            F.sigmoid(self.shared_expert_gate(hidden_states_reshaped)) * shared_expert_output
+        shared_expert_gate = replicated(
+            self.shared_expert_gate, hidden_states_reshaped, layer_type="mlp"
         )
+        shared_expert_output = F.sigmoid(shared_expert_gate) * shared_expert_output
         expert_output = expert_output + shared_expert_output
-        return expert_output.reshape(batch_size, sequence_length, hidden_dim)
+        return torch.ops.onboard.all_reduce(
+            expert_output.reshape(batch_size, sequence_length, hidden_dim), layer_type="moe"
+        )
 
 
 class Qwen2MoeDecoderLayer(nn.Module):

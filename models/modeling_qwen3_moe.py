@@ -7,14 +7,16 @@ modeling_qwen3_moe.py sha256 41f7d2f050499c80.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import Qwen3MoeConfig
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, rowwise
+
+# Hints of ops whose work several ranks divide; on one device they mean nothing
+MOE = {"layer_type": "moe", "enable_sharding": True}
 
 
 class Qwen3MoeRMSNorm(nn.Module):
@@ -84,9 +86,15 @@ class Qwen3MoeAttention(nn.Module):
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-        query_states = self.q_norm(self.q_proj(hidden_states).view(hidden_shape))
-        key_states = self.k_norm(self.k_proj(hidden_states).view(hidden_shape))
-        value_states = self.v_proj(hidden_states).view(hidden_shape)
+        q_states = colwise(self.q_proj, hidden_states, layer_type="mha")
+        query_states = self.q_norm(q_states.view(hidden_shape))
+        k_states = colwise(
+            self.k_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        )
+        key_states = self.k_norm(k_states.view(hidden_shape))
+        value_states = colwise(
+            self.v_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        ).view(hidden_shape)
 
         cos, sin = position_embeddings
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
@@ -100,7 +108,8 @@ class Qwen3MoeAttention(nn.Module):
             sliding_window=self.sliding_window,
         )
 
-        return self.o_proj(attn_output.reshape(*input_shape, -1))
+        output = rowwise(self.o_proj, attn_output.reshape(*input_shape, -1), layer_type="mha")
+        return torch.ops.onboard.all_reduce(output, layer_type="mha")
 
 
 class Qwen3MoeExpert(nn.Module):
@@ -131,7 +140,7 @@ class Qwen3MoeExperts(nn.ModuleList):
         w2 = [expert.down_proj.weight for expert in self]
         w3 = [expert.up_proj.weight for expert in self]
         return torch.ops.onboard.torch_moe(
-            hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn
+            hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn, **MOE
         )
 
 
@@ -146,7 +155,12 @@ class Qwen3MoeTopKRouter(nn.Module):
         self.weight = nn.Parameter(torch.zeros(config.num_experts, self.hidden_dim))
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        router_logits = F.linear(hidden_states.reshape(-1, self.hidden_dim), self.weight)
+        router_logits = torch.ops.onboard.torch_linear_simple(
+            hidden_states.reshape(-1, self.hidden_dim),
+            self.weight,
+            tp_mode="none",
+            layer_type="moe",
+        )
         router_probs = torch.nn.functional.softmax(router_logits, dtype=torch.float, dim=-1)
         router_top_value, router_indices = torch.topk(router_probs, self.top_k, dim=-1)
         if self.norm_topk_prob:
@@ -170,7 +184,9 @@ class Qwen3MoeSparseMoeBlock(nn.Module):
         final_hidden_states = self.experts(
             hidden_states_reshaped, selected_experts, routing_weights
         )
-        return final_hidden_states.reshape(batch_size, sequence_length, hidden_dim)
+        return torch.ops.onboard.all_reduce(
+            final_hidden_states.reshape(batch_size, sequence_length, hidden_dim), layer_type="moe"
+        )
 
 
 class Qwen3MoeMLP(nn.Module):

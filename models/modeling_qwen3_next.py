@@ -14,7 +14,11 @@ from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, replicated, rowwise
+
+# Hints of ops whose work several ranks divide; on one device they mean nothing
+DELTA = {"layer_type": "delta", "enable_sharding": True}
+MOE = {"layer_type": "moe", "enable_sharding": True}
 
 
 class Qwen3NextRMSNorm(nn.Module):
@@ -80,6 +84,7 @@ class Qwen3NextRMSNormGated(nn.Module):
             self.variance_epsilon,
             self.weight.shape[0],
             norm_before_gate=True,
+            **DELTA,
         )
 
 
@@ -111,8 +116,10 @@ class Qwen3NextGatedDeltaNet(nn.Module):
         self.out_proj = nn.Linear(self.value_dim, config.hidden_size, bias=False)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        projected_states_qkvz = self.in_proj_qkvz(hidden_states)
-        projected_states_ba = self.in_proj_ba(hidden_states).unflatten(-1, (self.num_k_heads, -1))
+        projected_states_qkvz = colwise(self.in_proj_qkvz, hidden_states, layer_type="delta")
+        projected_states_ba = colwise(self.in_proj_ba, hidden_states, layer_type="delta").unflatten(
+            -1, (self.num_k_heads, -1)
+        )
         v_heads_per_k_head = self.num_v_heads // self.num_k_heads
         v_heads_dim_per_k_head = v_heads_per_k_head * self.head_v_dim
         query, key, value, z = projected_states_qkvz.unflatten(-1, (self.num_k_heads, -1)).split(
@@ -127,9 +134,11 @@ class Qwen3NextGatedDeltaNet(nn.Module):
 
         mixed_qkv = torch.cat((query, key, value), dim=-1)
         mixed_qkv = torch.ops.onboard.torch_causal_conv1d(
-            mixed_qkv, self.conv1d.weight, activation=self.activation
+            mixed_qkv, self.conv1d.weight, activation=self.activation, **DELTA
         )
-        query, key, value = mixed_qkv.split((self.key_dim, self.key_dim, self.value_dim), dim=-1)
+        query, key, value = torch.ops.onboard.split_with_sizes(
+            mixed_qkv, (self.key_dim, self.key_dim, self.value_dim), dim=-1, **DELTA
+        )
         query = query.reshape(*query.shape[:2], -1, self.head_k_dim)
         key = key.reshape(*key.shape[:2], -1, self.head_k_dim)
         value = value.reshape(*value.shape[:2], -1, self.head_v_dim)
@@ -137,10 +146,11 @@ class Qwen3NextGatedDeltaNet(nn.Module):
         beta = b.sigmoid()
         g = -self.A_log.float().exp() * F.softplus(a.float() + self.dt_bias)
         core_attn_out = torch.ops.onboard.torch_gated_delta_rule(
-            query, key, value, g, beta, use_qk_l2norm_in_kernel=True
+            query, key, value, g, beta, use_qk_l2norm_in_kernel=True, **DELTA
         )
         core_attn_out = self.norm(core_attn_out.flatten(0, -2), z.flatten(0, -2)).reshape(z.shape)
-        return self.out_proj(core_attn_out.flatten(2))
+        output = rowwise(self.out_proj, core_attn_out.flatten(2), layer_type="delta")
+        return torch.ops.onboard.all_reduce(output, layer_type="delta")
 
 
 class Qwen3NextAttention(nn.Module):
@@ -165,14 +175,20 @@ class Qwen3NextAttention(nn.Module):
     ) -> torch.Tensor:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
+        q_states = colwise(self.q_proj, hidden_states, layer_type="mha")
         query_states, gate = torch.chunk(
-            self.q_proj(hidden_states).view(*input_shape, -1, self.head_dim * 2), 2, dim=-1
+            q_states.view(*input_shape, -1, self.head_dim * 2), 2, dim=-1
         )
         gate = gate.reshape(*input_shape, -1)
 
         query_states = self.q_norm(query_states.view(hidden_shape))
-        key_states = self.k_norm(self.k_proj(hidden_states).view(hidden_shape))
-        value_states = self.v_proj(hidden_states).view(hidden_shape)
+        k_states = colwise(
+            self.k_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        )
+        key_states = self.k_norm(k_states.view(hidden_shape))
+        value_states = colwise(
+            self.v_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        ).view(hidden_shape)
 
         cos, sin = position_embeddings
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
@@ -183,7 +199,8 @@ class Qwen3NextAttention(nn.Module):
         )
 
         attn_output = attn_output.reshape(*input_shape, -1) * torch.sigmoid(gate)
-        return self.o_proj(attn_output)
+        output = rowwise(self.o_proj, attn_output, layer_type="mha")
+        return torch.ops.onboard.all_reduce(output, layer_type="mha")
 
 
 class Qwen3NextTopKRouter(nn.Module):
@@ -197,7 +214,12 @@ class Qwen3NextTopKRouter(nn.Module):
         self.weight = nn.Parameter(torch.zeros(config.num_experts, self.hidden_dim))
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        router_logits = F.linear(hidden_states.reshape(-1, self.hidden_dim), self.weight)
+        router_logits = torch.ops.onboard.torch_linear_simple(
+            hidden_states.reshape(-1, self.hidden_dim),
+            self.weight,
+            tp_mode="none",
+            layer_type="moe",
+        )
         router_probs = torch.nn.functional.softmax(router_logits, dtype=torch.float, dim=-1)
         router_top_value, router_indices = torch.topk(router_probs, self.top_k, dim=-1)
         if self.norm_topk_prob:
@@ -234,7 +256,7 @@ class Qwen3NextExperts(nn.ModuleList):
         w2 = [expert.down_proj.weight for expert in self]
         w3 = [expert.up_proj.weight for expert in self]
         return torch.ops.onboard.torch_moe(
-            hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn
+            hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn, **MOE
         )
 
 
@@ -249,7 +271,9 @@ class Qwen3NextMLP(nn.Module):
         self.act_fn = ACT2FN[config.hidden_act]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        gate = colwise(self.gate_proj, x, layer_type="mlp")
+        up = colwise(self.up_proj, x, layer_type="mlp")
+        return rowwise(self.down_proj, self.act_fn(gate) * up, layer_type="mlp")
 
 
 class Qwen3NextSparseMoeBlock(nn.Module):
@@ -269,11 +293,14 @@ class Qwen3NextSparseMoeBlock(nn.Module):
         routing_weights, selected_experts = self.gate(hidden_states_reshaped)
         expert_output = self.experts(hidden_states_reshaped, selected_experts, routing_weights)
 
-        shared_expert_output = (
-            F.sigmoid(self.shared_expert_gate(hidden_states_reshaped)) * shared_expert_output
+        shared_expert_gate = replicated(
+            self.shared_expert_gate, hidden_states_reshaped, layer_type="mlp"
         )
+        shared_expert_output = F.sigmoid(shared_expert_gate) * shared_expert_output
         expert_output = expert_output + shared_expert_output
-        return expert_output.reshape(batch_size, sequence_length, hidden_dim)
+        return torch.ops.onboard.all_reduce(
+            expert_output.reshape(batch_size, sequence_length, hidden_dim), layer_type="moe"
+        )
 
 
 class Qwen3NextDecoderLayer(nn.Module):

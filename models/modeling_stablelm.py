@@ -13,7 +13,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.modeling import CausalLMOutput, register_causal_lm
+from onboard.modeling import CausalLMOutput, colwise, register_causal_lm, rowwise
 
 
 class LayerNorm(nn.LayerNorm):
@@ -105,11 +105,17 @@ class StableLmAttention(nn.Module):
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         bsz, q_len, _ = hidden_states.size()
-        query_states = self.q_proj(hidden_states).view(bsz, q_len, self.num_heads, self.head_dim)
-        key_states = self.k_proj(hidden_states)
-        value_states = self.v_proj(hidden_states)
-        key_states = key_states.view(bsz, q_len, self.num_key_value_heads, self.head_dim)
-        value_states = value_states.view(bsz, q_len, self.num_key_value_heads, self.head_dim)
+        query_states = colwise(self.q_proj, hidden_states, layer_type="mha").view(
+            bsz, q_len, -1, self.head_dim
+        )
+        key_states = colwise(
+            self.k_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        )
+        value_states = colwise(
+            self.v_proj, hidden_states, layer_type="mha", tp_min_local_shape=self.head_dim
+        )
+        key_states = key_states.view(bsz, q_len, -1, self.head_dim)
+        value_states = value_states.view(bsz, q_len, -1, self.head_dim)
 
         if self.qk_layernorm:
             query_states = self.q_layernorm(query_states.transpose(1, 2))
@@ -131,7 +137,8 @@ class StableLmAttention(nn.Module):
         )
 
         attn_output = attn_output.transpose(1, 2).reshape(bsz, q_len, -1)
-        return self.o_proj(attn_output)
+        output = rowwise(self.o_proj, attn_output, layer_type="mha")
+        return torch.ops.onboard.all_reduce(output, layer_type="mha")
 
 
 class StableLmMLP(nn.Module):
@@ -145,7 +152,10 @@ class StableLmMLP(nn.Module):
         self.act_fn = ACT2FN[config.hidden_act]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        gate = colwise(self.gate_proj, x, layer_type="mlp")
+        up = colwise(self.up_proj, x, layer_type="mlp")
+        output = rowwise(self.down_proj, self.act_fn(gate) * up, layer_type="mlp")
+        return torch.ops.onboard.all_reduce(output, layer_type="mlp")
 
 
 class StableLmDecoderLayer(nn.Module):

@@ -140,6 +140,48 @@ class DividedLinear(nn.Linear):
         return super().forward(input) / self.divisor
 
 
+def colwise(
+    layer: nn.Linear,
+    input: torch.Tensor,
+    *,
+    layer_type: str,
+    output_sizes: list[int] | None = None,
+    tp_min_local_shape: int | list[int] | None = None,
+) -> torch.Tensor:
+    """Return `layer(input)`, [..., in_features] to [..., out_features], as `torch_linear_simple`
+    with tp_mode "colwise", which says what the hints mean: each rank has some of the outputs.
+    """
+    result: torch.Tensor = torch.ops.onboard.torch_linear_simple(
+        input,
+        layer.weight,
+        layer.bias,
+        tp_mode="colwise",
+        layer_type=layer_type,
+        output_sizes=output_sizes,
+        tp_min_local_shape=tp_min_local_shape,
+    )
+    return result
+
+
+def rowwise(layer: nn.Linear, input: torch.Tensor, *, layer_type: str) -> torch.Tensor:
+    """Return `layer(input)` as `torch_linear_simple` with tp_mode "rowwise": each rank has some of
+    the inputs, and outputs are summands that an `all_reduce` behind it adds up.
+    """
+    return _hinted(layer, input, "rowwise", layer_type)
+
+
+def replicated(layer: nn.Linear, input: torch.Tensor, *, layer_type: str) -> torch.Tensor:
+    """Return `layer(input)` as `torch_linear_simple` with tp_mode "none": each rank has all."""
+    return _hinted(layer, input, "none", layer_type)
+
+
+def _hinted(layer: nn.Linear, input: torch.Tensor, tp_mode: str, layer_type: str) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.onboard.torch_linear_simple(
+        input, layer.weight, layer.bias, tp_mode=tp_mode, layer_type=layer_type
+    )
+    return result
+
+
 def tie_weights(module: nn.Module, source: nn.Module) -> None:
     """Have `module` use the parameters of `source`, a module of the same structure, as its own."""
     for name, parameter in source.named_parameters():

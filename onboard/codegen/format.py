@@ -18,19 +18,26 @@ _STYLE = ("--line-length", str(LINE_LENGTH), "--target-version", "py311", "--iso
 _OWN_IMPORTS = ("--config", 'lint.isort.known-first-party = ["onboard"]', "--config", "src = []")
 _CHECK = ("check", "--fix", "--quiet", "--select", "I,F401,UP", *_OWN_IMPORTS)
 _FORMAT = ("format", "--quiet")
+_CLOSED = ("--config", "format.skip-magic-trailing-comma = true")
 _GAP_AFTER_SUPER = re.compile(r"^( +super\(\)\.__init__\(\)\n)\n+(?= )", re.MULTILINE)
 _LONG_DOCSTRING = re.compile(rf'^(?=.{{{LINE_LENGTH + 1}}})( *)"""(.+)"""$', re.MULTILINE)
 
 
-def format_python(text: str) -> str:
+def format_python(text: str, *, closing: bool = False) -> str:
     """Return `text` with sorted and used imports only, formatted.
+
+    Args:
+        text: Python.
+        closing: calls that stand on several lines, and fit on one, go there.
 
     Raises:
         AssertionError: the text is not Python, which is a fault of the generator.
     """
     fixed = _ruff(_CHECK, text)
     # Statements that were left out leave a gap.
-    return _LONG_DOCSTRING.sub(_wrapped, _ruff(_FORMAT, _GAP_AFTER_SUPER.sub(r"\1", fixed)))
+    return _LONG_DOCSTRING.sub(
+        _wrapped, _ruff((*_FORMAT, *_CLOSED * closing), _GAP_AFTER_SUPER.sub(r"\1", fixed))
+    )
 
 
 def _wrapped(found: re.Match[str]) -> str:

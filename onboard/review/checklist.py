@@ -20,6 +20,7 @@ from onboard.analysis.spec import ModelSpec
 from onboard.analysis.spec_blocks import Block
 from onboard.analysis.tiny.tiny_model import load_config
 from onboard.codegen.equivalence_test import generate_test_file
+from onboard.codegen.hints.hinted_text import hinted
 from onboard.codegen.model_file import generate_model_file
 from onboard.hf.expert_weights import separate_experts
 from onboard.hf.hf_model import without_missing_towers
@@ -90,7 +91,8 @@ class Subject:
     def generated_model(self) -> Source | None:
         """The model file as the generator makes it from the spec; None where it makes none."""
         with suppress(Exception):  # then nothing in the file is the generator's
-            return Source.parse("models/generated.py", generate_model_file(self.spec))
+            text = hinted(generate_model_file(self.spec), self.spec)
+            return Source.parse("models/generated.py", text)
         return None
 
     @cached_property

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from onboard import __version__
+from onboard.codegen.hints.unhinted_text import without_hints
 from onboard.errors import OnboardError, UsageError
 from onboard.gpu import version
 from onboard.graph.factory import ModelFactory
@@ -49,8 +50,8 @@ class Subject:
 
     @cached_property
     def text(self) -> str:
-        """The model file."""
-        return self.factory.model_file().read_text(encoding="utf-8")
+        """The model file, without hints for several ranks: what is exported runs on one device."""
+        return without_hints(self.factory.model_file().read_text(encoding="utf-8"))
 
     @property
     def counterpart(self) -> str | None:

@@ -23,7 +23,7 @@ FROM_IMPORTS = {
     "collections.abc": re.compile(r"Callable|Sequence"),
     "onboard.modeling": re.compile(
         r"AlibiSlopes|CausalLMOutput|Codebooks|DividedLinear|FoldedHeads"
-        r"|leave_out|register_causal_lm|register_config|tie_weights"
+        r"|colwise|leave_out|register_causal_lm|register_config|replicated|rowwise|tie_weights"
     ),
     "onboard.plain_config": re.compile(r"OldFields|PlainConfig|ROPE_INIT_FUNCTIONS"),
     "transformers": re.compile(r"\w+Config"),

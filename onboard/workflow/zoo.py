@@ -89,10 +89,11 @@ def _as_released(spec: ModelSpec, fields: Mapping[str, Any]) -> ModelSpec:
 
 def _family_files(specs: Sequence[ModelSpec], root: Path) -> Iterator[tuple[Path, str]]:
     from onboard.codegen.equivalence_test import generate_test_file
+    from onboard.codegen.hints.hinted_text import hinted
     from onboard.codegen.model_file import generate_model_file
     from onboard.verify.blocks import prove
 
-    text = generate_model_file(specs[0])
+    text = hinted(generate_model_file(specs[0]), specs[0])
     for spec in specs:
         prove(text, spec, export=spec is specs[0])
     family = specs[0].family

@@ -40,7 +40,7 @@ def _fuse(gm: fx.GraphModule, pair: fx.Node, op: torch._ops.OpOverload, wide: bo
     values = arguments(pair)
     for total, residual in (("x", "residual"), ("residual", "x")):
         reduced = values[total]
-        if is_op(reduced, _ops.all_reduce) and only_user(reduced) is pair:
+        if is_op(reduced, _ops.dist_all_reduce) and only_user(reduced) is pair:
             found, norm = arguments(reduced), (values["weight"], values["eps"], values["dtype"])
             rest = *norm, wide, found["layer_type"]
             new = insert_call(gm, pair, op, found["x"], values[residual], *rest, like=pair)

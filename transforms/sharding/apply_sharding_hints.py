@@ -29,7 +29,7 @@ class ApplyShardingHintsConfig(TransformConfig):
 @register_transform("apply_sharding_hints")
 class ApplyShardingHints(GraphTransform[ApplyShardingHintsConfig]):
     """Follow hints node by node: weights shrink to the rank's share before they are loaded, and
-    `all_reduce` and `all_gather` go where shares have to become whole.
+    `dist_all_reduce` and `all_gather` go where shares have to become whole.
 
     Ops that no rule knows get whole inputs, which is a fact. Heads that the ranks cannot divide are
     refused, with the world sizes that divide them.

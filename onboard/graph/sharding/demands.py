@@ -60,7 +60,7 @@ class Demands:
         demand = self.asked.get(node)
         if demand is None:
             return None
-        parts = {index: _completed(_agreed(asked)) for index, asked in demand.parts.items()}
+        parts = {index: _completed(agreed(asked)) for index, asked in demand.parts.items()}
         hint = Hint(demand.layer_type, parts, demand.letters)
         self.hints[node] = hint
         for source, part, layout in inputs_of(node, hint):
@@ -117,7 +117,7 @@ class _Walk(Demands):
 
     def _agrees(self, node: Node, known: Demand) -> None:
         for part, layouts in self.asked[node].parts.items():
-            if part not in known.parts or not _agreed(layouts).same_as(_agreed(known.parts[part])):
+            if part not in known.parts or not agreed(layouts).same_as(agreed(known.parts[part])):
                 raise CannotCutError
 
     def _check(self, node: Node, hint: Hint, seen: set[Node]) -> None:
@@ -157,7 +157,7 @@ def _completed(layout: Layout) -> Layout:
     return layout_of((dim, cut.completed()) for dim, cut in layout.cuts.items())
 
 
-def _agreed(layouts: list[Layout]) -> Layout:
+def agreed(layouts: list[Layout]) -> Layout:
     """Return what serves all who asked: the dimension asked for first, with all that they want of
     it.
     """

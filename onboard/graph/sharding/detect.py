@@ -13,6 +13,7 @@ from onboard.graph.sharding.cuts import Cut, Layout, evenly, layout_of, nearly_e
 from onboard.graph.sharding.demands import (
     Demand,
     Demands,
+    agreed,
     is_linear,
     is_possible,
     is_weight,
@@ -61,16 +62,17 @@ def _said_of(node: Node, said: Mapping[str, FileHint]) -> FileHint | None:
 
 
 def _cut_as_said(demands: Demands, node: Node, said: FileHint) -> None:
-    """Cut a linear layer as its file says; one that is to be whole is so whoever asks."""
+    """Cut a linear layer as its file says, unless what follows needs more on some rank, or all of
+    it; one that is to be whole is so whoever asks.
+    """
     size, ranks = shape(node)[-1], demands.world_size
+    asked, last = demands.asked.pop(node, None), len(shape(node)) - 1
     if said.tp_mode == "rowwise":
-        demands.asked.pop(node, None)
         _close(demands, node, said.layer_type)
-        return
-    cut = said.cut(size, ranks) if said.tp_mode == "colwise" and isinstance(size, int) else None
-    demands.asked.pop(node, None)
-    if cut is not None:
-        demands.ask(node, layout_of([(len(shape(node)) - 1, cut)]), said.layer_type)
+    elif said.tp_mode == "colwise" and asked is not None and isinstance(size, int):
+        cut, needed = said.cut(size, ranks), agreed(asked.parts[0]).cuts.get(last)
+        fits = cut is not None and (needed is None or needed.positions_in(cut) is not None)
+        demands.ask(node, layout_of([(last, cut if fits else needed)]), said.layer_type)
         demands.settle(node)
 
 

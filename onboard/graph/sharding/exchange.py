@@ -29,8 +29,8 @@ class Exchange:
 
     def reduce(self, node: Node, layer_type: str, before: Node) -> Node:
         """Add up what the ranks have."""
-        self._count("all_reduce")
-        return self._call(before, node, ops.all_reduce.default, node, layer_type)
+        self._count("dist_all_reduce")
+        return self._call(before, node, ops.dist_all_reduce.default, node, layer_type)
 
     def gather(
         self, node: Node, dim: int, size: Size, cut: Cut, layer_type: str, before: Node

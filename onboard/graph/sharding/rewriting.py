@@ -56,16 +56,23 @@ class Rewriting:
     """Layer type -> nodes that were cut."""
     made_whole: Counter[str] = field(default_factory=Counter)
     """Op -> how often its inputs had to be made whole, since no rule knows it."""
+    layouts: dict[Node, list[Layout]] = field(default_factory=dict)
+    """What came of each node, before what follows it asked for anything."""
+    summed: dict[Node, str] = field(default_factory=dict)
+    """Node whose summands are added up -> the kind of layer."""
 
     def __post_init__(self) -> None:
         self.exchange = Exchange(self.gm, self.rank)
         self.shares = Shares(self.gm, self.rank)
+        self._origins: dict[Node, Node] = {}
 
     def run(self) -> None:
         """Rewrite all nodes, in order, then cut the parameters."""
         for node in list(self.gm.graph.nodes):
             if node.op == "call_function":
-                self.values[node] = self._called(node)
+                self.values[node] = value = self._called(node)
+                self.layouts[node] = list(value.layouts)
+                self._origins.setdefault(value.node, node)
             elif node.op == "output":
                 node.args = (self.at(node.args[0], WHOLE, node),)
             else:
@@ -111,6 +118,7 @@ class Rewriting:
     def _reduce(self, value: Value, before: Node) -> None:
         """Make a sum over ranks whole, for all who come after."""
         layer_type = value.layouts[0].partial
+        self.summed[self._origins.get(value.node, value.node)] = layer_type
         node = self.exchange.reduce(value.node, layer_type, before)
         if value.addend is not None:
             node = call(self.gm, before, aten.add.Tensor, value.addend, node, like=value.node)

@@ -13,8 +13,8 @@ from onboard.ops.library import register_op
 from onboard.parallel.ranks import current_group, current_ranks
 
 
-@register_op(lambda x, layer_type="unknown": torch.empty_like(x), inserted=True, marks=True)
-def all_reduce(x: Tensor, layer_type: str = "unknown") -> Tensor:
+@register_op(lambda x, layer_type="unknown": torch.empty_like(x), inserted=True)
+def dist_all_reduce(x: Tensor, layer_type: str = "unknown") -> Tensor:
     """Add up a tensor over all ranks.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onboard.ops.collectives.collectives import all_reduce
+from onboard.ops.collectives.collectives import dist_all_reduce
 from onboard.ops.library import register_op
 from onboard.ops.linear.fused import torch_fused_add_rmsnorm
 from onboard.ops.norm.norm import fake_rmsnorm
@@ -44,10 +44,10 @@ def torch_fused_allreduce_residual_rmsnorm(
         residual: [..., size], the same on every rank.
         weight, eps, dtype: as in `torch_fused_add_rmsnorm`.
         wide: the norm is `torch_wide_rmsnorm`.
-        layer_type: as in `all_reduce`.
+        layer_type: as in `dist_all_reduce`.
 
     Returns:
         As `torch_fused_add_rmsnorm` of the sum over the ranks.
     """
     norm = torch_fused_add_wide_rmsnorm if wide else torch_fused_add_rmsnorm
-    return norm(all_reduce(x, layer_type), residual, weight, eps, dtype)
+    return norm(dist_all_reduce(x, layer_type), residual, weight, eps, dtype)

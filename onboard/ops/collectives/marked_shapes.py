@@ -1,7 +1,8 @@
-"""Reshapes and splits whose sizes are those of all ranks together.
+"""What a model file says of ranks beside its layers: where their summands are added up, and which
+sizes in reshapes and splits are those of all ranks together.
 
-A generated model file writes them where a rank has a share of a dimension that the call names; on
-one device they are what PyTorch's are. Export puts those in their place.
+A file computes the whole model, however many ranks there are, until its graph is divided: there the
+sum is its input, and the others are what PyTorch's are. Export puts those in their place.
 """
 
 from __future__ import annotations
@@ -9,6 +10,20 @@ from __future__ import annotations
 from torch import Tensor
 
 from onboard.ops.library import register_op
+
+
+@register_op(marks=True)
+def all_reduce(x: Tensor, layer_type: str = "unknown") -> Tensor:
+    """Mark a value that is a sum over ranks once they divide the layer; `dist_all_reduce` adds up.
+
+    Args:
+        x: any tensor.
+        layer_type: the kind of layer that it ends.
+
+    Returns:
+        The same values, as a new tensor.
+    """
+    return x.clone()
 
 
 @register_op(marks=True)

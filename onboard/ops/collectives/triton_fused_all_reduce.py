@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onboard.ops.collectives.collectives import all_reduce
+from onboard.ops.collectives.collectives import dist_all_reduce
 from onboard.ops.collectives.fused_all_reduce import fake_fused_allreduce_residual_rmsnorm
 from onboard.ops.library import register_op
 from onboard.ops.norm.triton_rmsnorm import triton_fused_add_rmsnorm
@@ -26,4 +26,4 @@ def triton_fused_allreduce_residual_rmsnorm(
 ) -> tuple[Tensor, Tensor]:
     """`torch_fused_allreduce_residual_rmsnorm` with the kernel of the sum and the norm."""
     norm = triton_fused_add_wide_rmsnorm if wide else triton_fused_add_rmsnorm
-    return norm(all_reduce(x, layer_type), residual, weight, eps, dtype)
+    return norm(dist_all_reduce(x, layer_type), residual, weight, eps, dtype)

@@ -90,7 +90,7 @@ def _divided(
 
 def _collectives(graph: fx.GraphModule, times: Occurrences) -> dict[str, int]:
     found: Counter[str] = Counter()
-    for node in nodes_of(graph, ops.all_reduce, ops.all_gather):
+    for node in nodes_of(graph, ops.dist_all_reduce, ops.all_gather):
         layer = layer_of(node, times.stack) if times.stack else None
         found[op_name(node)] += times.of_layer(layer)
     return dict(found)

@@ -239,6 +239,8 @@ class Tensor:
             self.seen_as((*self.shape[:dim], size, *self.shape[dim + 1 :])) for size in sizes
         )
 
+    split_with_sizes = split
+
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
         return self.split(-(-self.shape[self._axis(dim)] // chunks), dim)
 

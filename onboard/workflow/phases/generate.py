@@ -42,7 +42,7 @@ class Generate(Phase):
         text, worst = made.text, made.worst
         path = context.root / "models" / f"modeling_{context.spec.family}.py"
         artifacts = {"model_file": context.relative(path)}
-        if context.files.exists(path) and same_but_revision(context.files.read(path), text):
+        if context.files.exists(path) and _serves_too(context.files.read(path), text):
             context.files.claim(path)
             found = "was there already"
         elif context.files.is_users(path) and not context.files.replacing:
@@ -82,6 +82,7 @@ def _made(context: RunContext) -> _Made:
 
 def _of_transformers(context: RunContext) -> _Made:
     """Return the proven text; where the generator's is wrong, as somebody has mended it."""
+    from onboard.codegen.hints.hinted_text import hinted
     from onboard.codegen.model_file import generate_model_file
     from onboard.verify.blocks import prove
 
@@ -89,11 +90,13 @@ def _of_transformers(context: RunContext) -> _Made:
     text = generate_model_file(context.spec)
     context.doing("proving")
     try:
-        return _Made(text, max(proof.error for proof in prove(text, context.spec)))
+        said = hinted(text, context.spec)
+        return _Made(said, max(proof.error for proof in prove(said, context.spec)))
     except OnboardError as error:
         mended = team.repaired(context, text, error.message)
         if mended is None:
             raise
+    mended = hinted(mended, context.spec)
     return _Made(mended, max(proof.error for proof in prove(mended, context.spec)), team.MENDED)
 
 
@@ -111,6 +114,16 @@ def same_but_revision(first: str, second: str) -> bool:
     has its own of.
     """
     return _REVISION.sub("", first, count=1) == _REVISION.sub("", second, count=1)
+
+
+def _serves_too(found: str, text: str) -> bool:
+    """Whether a file is the new one but for its revision, and for what it says of several ranks:
+    that comes of the branches that one model's config takes.
+    """
+    from onboard.codegen.hints.unhinted_text import same_but_hints
+
+    first, second = (_REVISION.sub("", each, count=1) for each in (found, text))
+    return first == second or same_but_hints(first, second)
 
 
 def _prove_users(path: Path, context: RunContext) -> None:

@@ -82,7 +82,7 @@ def run(
         logits,
         [list(each.tokens) for each in requests],
         [all_logprobs(list(each.logprobs or [])) for each in requests],
-        Counter({name: counts[name] for name in ("all_reduce", "all_gather")}),
+        Counter({name: counts[name] for name in ("dist_all_reduce", "all_gather")}),
         list(engine.facts),
         {entry.key: entry.summary for entry in engine.history},
         {entry.key: entry.num_matches for entry in engine.history},

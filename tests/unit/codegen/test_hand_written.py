@@ -8,6 +8,7 @@ import pytest
 
 from onboard.analysis.analyze import analyze
 from onboard.codegen.format import format_python
+from onboard.codegen.hints.unhinted_text import without_hints
 from onboard.verify.blocks import prove
 from onboard.workflow.zoo import load_zoo
 from tests.support import hand_written
@@ -15,7 +16,9 @@ from tests.support import hand_written
 ROOT = Path(__file__).parents[3]
 FAMILIES = ("qwen3", "deepseek_v3", "mamba2")
 LONGER = 1.3
-"""How many times the lines of a hand-written file a generated one may have."""
+"""How many times the lines of a hand-written file a generated one may have, without what it says of
+several ranks: no file by hand says anything of them.
+"""
 
 
 def _by_hand(family: str) -> str:
@@ -38,7 +41,7 @@ def test_generated_files_are_not_much_longer(family: str) -> None:
     by_hand = _by_hand(family)
     assert format_python(by_hand) == by_hand
     assert format_python(generated) == generated
-    assert _lines(generated) <= LONGER * _lines(by_hand)
+    assert _lines(without_hints(generated)) <= LONGER * _lines(by_hand)
 
 
 def _lines(text: str) -> int:

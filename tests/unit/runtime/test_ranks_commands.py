@@ -71,7 +71,7 @@ def division(mixtral: Path) -> Division:
 def test_the_division_is_that_of_the_ranks(mixtral: Path, division: Division) -> None:
     gm, context = divided(mixtral, Ranks(0, 2))
     calls = Counter(map(op_name, gm.graph.nodes))
-    assert division.collectives == {name: calls[name] for name in ("all_reduce", "all_gather")}
+    assert division.collectives == {name: calls[name] for name in ("dist_all_reduce", "all_gather")}
     summary = next(each.summary for each in context.history if each.key == "apply_sharding_hints")
     mib = (f"{size / 2**20:.1f}" for size in (division.rank_bytes, division.whole_bytes))
     assert summary.endswith("{} of {} MiB of weights".format(*mib))

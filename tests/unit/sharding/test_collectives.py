@@ -20,7 +20,7 @@ def _part(rank: int, *shape: int) -> torch.Tensor:
 
 def _reduced() -> tuple[torch.Tensor, torch.Tensor]:
     x = _part(current_ranks().rank, 4, 5).t()  # strided
-    return torch.ops.onboard.all_reduce(x, layer_type="mlp"), x
+    return torch.ops.onboard.dist_all_reduce(x, layer_type="mlp"), x
 
 
 def _gathered(dim: int, sizes: list[int]) -> torch.Tensor:
@@ -50,7 +50,7 @@ def test_parts_of_unequal_sizes_are_joined(two_ranks: Group, dim: int) -> None:
 def test_one_rank_has_it_all() -> None:
     x = torch.randn(3, 4)
     assert current_ranks() == ALONE
-    for result in (torch.ops.onboard.all_reduce(x), torch.ops.onboard.all_gather(x, 1, [4])):
+    for result in (torch.ops.onboard.dist_all_reduce(x), torch.ops.onboard.all_gather(x, 1, [4])):
         assert torch.equal(result, x)
         assert result.data_ptr() != x.data_ptr()
 
@@ -58,7 +58,7 @@ def test_one_rank_has_it_all() -> None:
 def test_shapes_are_known_without_a_group() -> None:
     x = torch.empty(3, 2, device="meta")
     assert torch.ops.onboard.all_gather(x, -1, SIZES).shape == (3, 5)
-    assert torch.ops.onboard.all_reduce(x).shape == (3, 2)
+    assert torch.ops.onboard.dist_all_reduce(x).shape == (3, 2)
 
 
 def test_a_rank_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def test_the_graph_is_that_of_a_file_without_hints() -> None:
 def test_hints_and_what_is_found_without_them_make_one_graph() -> None:
     found, said = (_of_rank(_graph(FeedForward(hinted=hinted))) for hinted in (False, True))
     assert Counter(_calls(said)) == Counter(_calls(found))
-    assert Counter(_calls(said))["all_reduce"] == 1
+    assert Counter(_calls(said))["dist_all_reduce"] == 1
     shapes = {name: list(each.shape) for name, each in said.named_parameters()}
     assert shapes == {"fused.weight": [INNER, HIDDEN], "down.weight": [HIDDEN, INNER // 2]}
     assert shapes == {name: list(each.shape) for name, each in found.named_parameters()}

@@ -23,7 +23,7 @@ PROMPT = {
 def _exchanged(ranks: Ranks) -> tuple[Ranks, torch.Tensor, torch.Tensor]:
     x = torch.full((2,), float(ranks.rank + 1))
     ops = torch.ops.onboard
-    return current_ranks(), ops.all_reduce(x), ops.all_gather(x, 0, [2, 2, 2])
+    return current_ranks(), ops.dist_all_reduce(x), ops.all_gather(x, 0, [2, 2, 2])
 
 
 def test_threads_exchange_what_processes_do() -> None:
@@ -36,7 +36,7 @@ def test_threads_exchange_what_processes_do() -> None:
 
 def _failing(ranks: Ranks) -> None:
     assert not ranks.rank, f"rank {ranks.rank} fails"
-    torch.ops.onboard.all_reduce(torch.zeros(1))  # which would wait for the other
+    torch.ops.onboard.dist_all_reduce(torch.zeros(1))  # which would wait for the other
 
 
 def test_threads_need_no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def assert_divided(ran: list[Ran], expected: Ran) -> None:
     """The graph that ran has sums, and its weights were read by the share, each once."""
     for own in ran:
         assert own.matches["apply_sharding_hints"] > 0
-        assert own.calls["all_reduce"] > 0
+        assert own.calls["dist_all_reduce"] > 0
         assert own.calls["all_gather"] == 1
         assert own.weight_bytes < 0.75 * expected.weight_bytes
         read = int(own.summaries["load_weights"].removesuffix(" bytes read"))
@@ -110,7 +110,7 @@ def test_a_checkpoint_in_transformers_own_code_is_divided(
     expected = run(saved("llama"), 1, seed, None, "hf")
     ran = two_ranks.run(run, saved("llama"), 2, seed, None, "hf")
     assert_same(ran, expected)
-    assert all(own.calls["all_reduce"] == 2 * EXCHANGES + 1 for own in ran)
+    assert all(own.calls["dist_all_reduce"] == 2 * EXCHANGES + 1 for own in ran)
 
 
 def _remove(folder: Path) -> None:

@@ -46,7 +46,7 @@ def _shapes(gm: fx.GraphModule) -> dict[str, tuple[int, ...]]:
 
 def test_one_rank_has_the_graph_as_it_is(llama: Path) -> None:
     gm, context = divided(llama, ALONE)
-    assert not [name for name in _calls(gm) if name in ("all_reduce", "all_gather")]
+    assert not [name for name in _calls(gm) if name in ("dist_all_reduce", "all_gather")]
     assert not weight_plan(gm).shares
     keys = ("detect_sharding", "apply_sharding_hints", "strip_sharding_hints")
     done = [entry for entry in context.history if entry.key in keys]
@@ -56,9 +56,9 @@ def test_one_rank_has_the_graph_as_it_is(llama: Path) -> None:
 
 def test_a_layer_has_two_sums_and_the_vocabulary_one_and_a_gather(llama: Path) -> None:
     gm, context = divided(llama, Ranks(1, 2))
-    assert _calls(gm)["all_reduce"] == 2 * 2 + 1
+    assert _calls(gm)["dist_all_reduce"] == 2 * 2 + 1
     assert _calls(gm)["all_gather"] == 1
-    assert {arguments(node)["layer_type"] for node in nodes_of(gm, ops.all_reduce)} == {
+    assert {arguments(node)["layer_type"] for node in nodes_of(gm, ops.dist_all_reduce)} == {
         "mha",
         "mlp",
         "vocabulary",
@@ -78,12 +78,12 @@ def test_the_gather_of_logits_comes_behind_the_head_alone(llama: Path) -> None:
 
 def test_parallel_branches_are_summed_once(tmp_path: Path) -> None:
     gm, _ = divided(save_family(tmp_path, "gpt_neox", 1), Ranks(0, 2))
-    assert _calls(gm)["all_reduce"] == 2 + 1
+    assert _calls(gm)["dist_all_reduce"] == 2 + 1
 
 
 def test_shared_and_routed_experts_are_summed_once(tmp_path: Path) -> None:
     gm, _ = divided(save_family(tmp_path, "qwen2_moe", 1), Ranks(0, 2))
-    assert _calls(gm)["all_reduce"] == 2 * 2 + 1
+    assert _calls(gm)["dist_all_reduce"] == 2 * 2 + 1
 
 
 def test_shares_are_of_heads_and_channels(llama: Path) -> None:
@@ -111,7 +111,7 @@ def test_heads_that_ranks_cannot_divide_are_refused(llama: Path) -> None:
 def test_layers_that_are_not_chosen_stay_whole(llama: Path) -> None:
     chosen = {"apply_sharding_hints": {"shard_layers": ["mlp"]}}
     gm, _ = divided(llama, Ranks(0, 2), chosen)
-    assert _calls(gm)["all_reduce"] == 2
+    assert _calls(gm)["dist_all_reduce"] == 2
     assert {name.split(".")[-2] for name in weight_plan(gm).shares} == {
         "gate_proj",
         "up_proj",
@@ -124,7 +124,7 @@ def test_layers_that_are_not_chosen_stay_whole(llama: Path) -> None:
 
 def test_simple_shards_are_gathered_at_once(llama: Path) -> None:
     gm, _ = divided(llama, Ranks(0, 2), {"detect_sharding": {"simple_shard_only": True}})
-    assert _calls(gm)["all_reduce"] == 0
+    assert _calls(gm)["dist_all_reduce"] == 0
     # query, key, value and output; blocks are one op, and 131 words no even number
     assert _calls(gm)["all_gather"] == 2 * 4
 
@@ -195,7 +195,7 @@ def test_eight_ranks_of_a_large_model_are_planned_without_its_weights(
 ) -> None:
     folder = _large(tmp_path, num_hidden_layers=layers)
     gm, context = divided(folder, Ranks(7, 8), skip_loading_weights=True)
-    assert _calls(gm)["all_reduce"] == 2 * layers + 1
+    assert _calls(gm)["dist_all_reduce"] == 2 * layers + 1
     shapes = _shapes(gm)
     assert shapes["model.layers.0.self_attn.q_proj.weight"] == (1024, 8192)
     assert shapes["model.layers.0.self_attn.k_proj.weight"] == (128, 8192)
