@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from tests.unit.codegen.test_own_code import _made, _written
 
 Translate = Callable[..., tuple[Any, str, str]]
@@ -91,3 +93,71 @@ def test_named_tuples_are_tuples_whose_items_have_names(translate: Translate) ->
     ours.load_state_dict(original.state_dict())
     x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(6))
     assert torch.equal(ours(x), original(x))
+
+
+APART = """
+class Part(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.window = config.window
+        self.fast = False
+        self.proj = nn.Linear(config.size, config.size)
+
+    def forward(self, x):
+        if self.fast and self.window is not None:
+            x = x * self.window
+        READS
+        return self.proj(x)
+
+
+class Layer(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.part = Part(config)
+
+    def forward(self, x):
+        return x + self.part(x)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(config) for _ in range(config.layers)])
+        for index, layer in enumerate(self.layers):
+            layer.part.window = config.window if index % 2 == 1 else None
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+"""
+
+
+def test_what_a_constructor_sets_of_some_layers_alone_may_be_there_unread(
+    translate: Translate,
+) -> None:
+    fields = {"size": 4, "layers": 3, "window": 2}
+    text = APART.replace("READS", "")
+    state, _, _ = translate(text, fields, specialised=True)
+    written = [_written(each) for each in reversed(state.translator.states.values())]
+    original, ours = _made(text, fields), _made("\n\n\n".join(written), fields)
+    ours.load_state_dict(original.state_dict())
+    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(7))
+    assert torch.equal(ours(x), original(x))
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        "x = x if self.window is None else x[:, -self.window :]",
+        "if self.window:\n            x = x * 2",
+        "x = x * (self.window or 1)",
+    ],
+)
+def test_what_a_constructor_sets_of_some_layers_alone_is_no_value(
+    reads: str, translate: Translate
+) -> None:
+    with pytest.raises(Untranslatable, match=r"Part.window, which layer.part.window = ... changes"):
+        translate(
+            APART.replace("READS", reads), {"size": 4, "layers": 3, "window": 2}, specialised=True
+        )

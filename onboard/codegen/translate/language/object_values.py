@@ -18,7 +18,7 @@ from onboard.codegen.translate.language.trees.syntax import (
     name,
     same_code,
 )
-from onboard.codegen.translate.language.values import Code, Known, Value, either
+from onboard.codegen.translate.language.values import Code, Known, Unread, Value, either
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,6 +295,11 @@ class Method(Value):
     def same_as(self, other: Method) -> bool:
         """Whether both are the same method of equal owners."""
         return self.name == other.name and self.owner.equals(other.owner)
+
+
+@dataclass(frozen=True, eq=False)
+class SetApart(Unread):
+    """An attribute that the constructor of another module sets, in its own way for each layer."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from onboard.codegen.translate.language import config_values
-from onboard.codegen.translate.language.expressions import calls, objects
+from onboard.codegen.translate.language.expressions import calls, half_tests, objects
 from onboard.codegen.translate.language.expressions.comprehensions import (
     comprehension,
     dict_comprehension,
@@ -33,6 +33,7 @@ from onboard.codegen.translate.language.object_values import (
     MaskMaker,
     ModuleList,
     Repeated,
+    SetApart,
 )
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
 from onboard.codegen.translate.language.values import (
@@ -228,6 +229,8 @@ def _boolop(node: ast.BoolOp, frame: Frame) -> Value:
 
 def _compare(node: ast.Compare, frame: Frame) -> Value:
     left = frame.evaluate(node.left)
+    if isinstance(left, SetApart):
+        left.code()  # which raises: it may be None here, and something there
     if len(node.ops) > 1:
         rest = [frame.evaluate(item) for item in node.comparators]
         return Code(
@@ -238,6 +241,8 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
     if isinstance(left, Known) and isinstance(right, Known):
         return Known(_COMPARE[type(op)](left.value, right.value))
     if (decided := config_values.compared(op, left, right, frame)) is not None:
+        return decided
+    if (decided := half_tests.is_of_a_half(op, left, right, frame)) is not None:
         return decided
     if (known_as := frame.mechanisms.compare(op, left, right)) is not None:
         return known_as

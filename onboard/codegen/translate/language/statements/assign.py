@@ -27,6 +27,7 @@ from onboard.codegen.translate.language.statements import config_changes
 from onboard.codegen.translate.language.statements.kept import (
     is_cast,
     is_made_again,
+    is_set_apart,
     is_so_already,
     is_table,
     is_weight,
@@ -99,6 +100,8 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             config_changes.change_config(variable, attr, frame.settle(value), frame, origin)
         case ast.Subscript():
             _store_item(target, frame.settle(value), frame, origin)
+        case ast.Attribute(value=owner, attr=attr) if is_set_apart(owner, attr, frame):
+            return
         case _:
             raise Untranslatable(f"an assignment to {ast.unparse(target)}")
 

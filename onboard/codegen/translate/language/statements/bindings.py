@@ -11,6 +11,14 @@ from onboard.codegen.translate.language.object_values import Closure
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
 from onboard.codegen.translate.language.values import Known, Unread
 
+_SAYING = ("print(", "logger.", "logging.", "warnings.")
+_OF_MESSAGES = (
+    *(ast.If, ast.Assign, ast.AugAssign, ast.Expr, ast.Pass, ast.Name, ast.expr_context),
+    *(ast.Constant, ast.JoinedStr, ast.FormattedValue, ast.Attribute, ast.Call, ast.keyword),
+    *(ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.operator),
+    *(ast.boolop, ast.unaryop, ast.cmpop),
+)
+
 
 def define(node: ast.FunctionDef, frame: Frame) -> None:
     """Bind a function that is defined inside another one."""
@@ -56,18 +64,49 @@ def first_values(node: ast.Global, source: ModuleSource) -> list[ast.Assign]:
 
 def _assigned(node: ast.Global, source: ModuleSource) -> list[str]:
     """Return the names of `global a, b` that the function around assigns; it only reads others."""
+    stored = {
+        item.id
+        for item in ast.walk(_function_around(node, source))
+        if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)
+    }
+    return [key for key in node.names if key in stored]
+
+
+def _function_around(node: ast.stmt, source: ModuleSource) -> ast.FunctionDef:
     around = [
         item
         for item in ast.walk(source.tree)
         if isinstance(item, ast.FunctionDef)
         and item.lineno <= node.lineno <= (item.end_lineno or 0)
     ]
-    stored = {
-        item.id
-        for item in ast.walk(max(around, key=lambda item: item.lineno))
-        if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)
-    }
-    return [key for key in node.names if key in stored]
+    return max(around, key=lambda item: item.lineno)
+
+
+def only_says(node: ast.If, frame: Frame) -> bool:
+    """Whether a constructor of repositories' code does nothing in a branch but say something: what
+    it assigns there, nothing else reads.
+    """
+    if frame.kind != "init" or not frame.translator.specialised:
+        return False
+    inner = {id(item) for item in ast.walk(node)}
+    if not all(isinstance(item, _OF_MESSAGES) for item in ast.walk(node)):
+        return False
+    if any(isinstance(item, ast.Attribute) and _stores(item) for item in ast.walk(node)):
+        return False
+    stored = {item.id for item in ast.walk(node) if isinstance(item, ast.Name) and _stores(item)}
+    calls = [item for item in ast.walk(node) if isinstance(item, ast.Expr)]
+    said = calls and all(ast.unparse(item).startswith(_SAYING) for item in calls)
+    outer = [
+        item
+        for item in ast.walk(_function_around(node, frame.source))
+        if isinstance(item, ast.Name) and id(item) not in inner and not _stores(item)
+    ]
+    later = {item.id for item in outer if item.lineno > node.lineno}
+    return bool(said) and not stored & later
+
+
+def _stores(node: ast.Name | ast.Attribute) -> bool:
+    return isinstance(node.ctx, ast.Store)
 
 
 def _nothing_yet(key: str, node: ast.Global, source: ModuleSource) -> ast.expr:

@@ -17,6 +17,7 @@ from onboard.codegen.translate.language.statements.assign import Grows, Widened,
 from onboard.codegen.translate.language.statements.by_class import Differing, by_class
 from onboard.codegen.translate.language.statements.first_calls import is_made_first
 from onboard.codegen.translate.language.statements.joins import joined_env, note_conditional
+from onboard.codegen.translate.language.statements.not_numbers import chosen_instead
 from onboard.codegen.translate.language.statements.one_token import only_masks
 from onboard.codegen.translate.language.statements.regrowth import (
     begins_with_a_number,
@@ -141,6 +142,8 @@ def _if(node: ast.If, frame: Frame) -> str | None:
     except Untranslatable:
         if syntax.only_raises(node.body) and not node.orelse:
             return None  # a check of arguments that generated code does not have
+        if bindings.only_says(node, frame):
+            return None
         if frame.translator.specialised and _alike_either_way(node, frame):
             return None
         raise
@@ -152,6 +155,8 @@ def _if(node: ast.If, frame: Frame) -> str | None:
         return _first_call(node, frame)
     if decided is not None:
         return _decided(node, decided, frame)
+    if chosen_instead(node, test, frame):
+        return None
     if not test.is_static and (body := selection.always(node)) is not None:
         execute(body, frame)
         return None

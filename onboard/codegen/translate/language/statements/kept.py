@@ -8,9 +8,11 @@ import torch
 
 from onboard.analysis.behaviour.kept_tables import keeps_table
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.object_values import Instance
+from onboard.codegen.translate.language.object_values import Instance, SetApart
 from onboard.codegen.translate.language.trees.casts import without_casts
 from onboard.codegen.translate.language.values import NONE, Value
+
+_PLAIN = (bool, int, float, str)
 
 
 def is_table(attr: str, value: Value, frame: Frame) -> bool:
@@ -59,3 +61,22 @@ def is_weight(owner: ast.expr, frame: Frame) -> bool:
     path = ast.unparse(owner).removeprefix("self.")
     modules = frame.translator.modules_of(frame.cls.cls)
     return bool(modules) and all(path in dict(each.named_parameters()) for each in modules)
+
+
+def is_set_apart(owner: ast.expr, attr: str, frame: Frame) -> bool:
+    """Whether a constructor of repositories' code sets a number, a text or None of another module,
+    for some layers say; from here on it has no value that anything may read.
+    """
+    if frame.kind != "init" or not frame.translator.specialised:
+        return False
+    made = frame.evaluate(owner)
+    if not isinstance(made, Instance) or not all(map(frame.translator.translates, made.classes)):
+        return False
+    modules = [item for cls in made.classes for item in frame.translator.modules_of(cls)]
+    values = [vars(item).get(attr, item) for item in modules]
+    if not values or not all(value is None or isinstance(value, _PLAIN) for value in values):
+        return False
+    reason = f"{made.classes[0].__name__}.{attr}, which {ast.unparse(owner)}.{attr} = ... changes"
+    for state in frame.translator.reached(made):
+        state.attributes[attr] = SetApart(reason)
+    return True

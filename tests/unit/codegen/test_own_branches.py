@@ -1,0 +1,139 @@
+"""Branches of repositories' code that generated code has no use for, or has in another form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from onboard.analysis.behaviour import half
+from onboard.analysis.behaviour.half import same_in_half
+from onboard.analysis.tiny.tiny_model import VOCABULARY
+from onboard.codegen.translate.language.expressions import half_tests
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from tests.unit.codegen.test_own_code import _made, _written
+
+Translate = Callable[..., tuple[Any, str, str]]
+
+NUMBERS = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.size = config.size
+
+    def forward(self, x):
+        if not self.training and ASKED:
+            x = torch.nan_to_num(x, nan=0.0, posinf=9.0)
+        return x + self.size
+"""
+ASKED = [
+    "torch.isnan(x).any()",
+    "(torch.isnan(x).any() or torch.isinf(x).any())",
+    "not torch.isfinite(x).all()",
+]
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_numbers_that_are_none_are_replaced_without_a_branch(
+    asked: str, translate: Translate
+) -> None:
+    text = NUMBERS.replace("ASKED", asked)
+    state, _, forward = translate(text, {"size": 2}, specialised=True)
+    assert "if " not in forward
+    assert "torch.where(" in forward
+    original, ours = _made(text, {"size": 2}).eval(), _made(_written(state), {"size": 2})
+    plain = torch.randn(2, 3, generator=torch.Generator().manual_seed(8))
+    for odd in (0.0, float("nan"), float("inf")):
+        x = plain.clone()
+        x[0, 1] = odd
+        for wide in (x, torch.cat([x, torch.full((1, 3), float("inf"))])):
+            assert torch.equal(ours(wide).nan_to_num(7.0), original(wide).nan_to_num(7.0))
+
+
+HALF = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+
+    def forward(self, x):
+        if x.dtype in (torch.float16, torch.bfloat16) and x.shape[-1] % 4 == 0:
+            x = x.relu()
+        else:
+            x = x.clamp(min=0)
+        return x
+"""
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_paths_of_half_precision_are_left_out_where_they_lead_to_the_same(
+    same: bool, translate: Translate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(half_tests, "same_in_half", lambda model: same)
+    _, _, forward = translate(HALF, {}, specialised=True)
+    assert ("relu" not in forward) is same
+    assert ("dtype" not in forward) is same
+
+
+class _Doubled(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        factor = 2 if input.dtype in (torch.float16, torch.bfloat16) else 1
+        return factor * super().forward(input)
+
+
+def test_a_model_that_computes_something_else_in_half_precision_is_told() -> None:
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    model = LlamaForCausalLM(config).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    assert same_in_half(model)
+    half._FOUND.clear()
+    odd = model.model.layers[0].mlp.up_proj = _Doubled(32, 32, bias=False)
+    nn.init.normal_(odd.weight, std=0.3)
+    assert not same_in_half(model.eval())
+
+
+SAYING = """
+import os
+
+_SAID = False
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.proj = nn.Linear(config.size, config.size)
+        global _SAID
+        rank = os.environ.get("RANK") or "0"
+        if not _SAID and rank == "0":
+            _SAID = True
+            note = f"size {config.size}"
+            if config.size > 3:
+                note += ", which is much"
+            DOES
+
+    def forward(self, x):
+        return self.proj(x)
+"""
+
+
+def test_what_a_constructor_says_once_is_left_out(translate: Translate) -> None:
+    _, init, _ = translate(SAYING.replace("DOES", "print(note)"), {"size": 4}, specialised=True)
+    lines = ["super().__init__()", "self.proj = nn.Linear(config.size, config.size)"]
+    assert init.strip().splitlines() == lines
+
+
+@pytest.mark.parametrize("does", ["self.note = note", "self.proj.requires_grad_(False)"])
+def test_what_a_constructor_does_once_is_not(does: str, translate: Translate) -> None:
+    with pytest.raises(Untranslatable, match="the global _SAID"):
+        translate(SAYING.replace("DOES", does), {"size": 4}, specialised=True)
