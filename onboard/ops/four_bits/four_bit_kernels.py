@@ -33,9 +33,7 @@ _INTEGERS = tl.constexpr(
 
 A code in the last bits of 128 is 128 and the code.
 """
-_FLOATS = tl.constexpr(
-    tuple(
-        f"""{{
+_FLOAT_BITS = """
         .reg .b32 both, sign, low, high, big, none;
         mov.b32 big, 0x7E807E80;
         mov.b32 none, 0x80008000;
@@ -47,16 +45,50 @@ _FLOATS = tl.constexpr(
         and.b32 both, both, 0x80008000;
         lop3.b32 low, low, 0x01C001C0, sign, 0xEA;
         lop3.b32 high, high, 0x01C001C0, both, 0xEA;
+"""
+"""By byte: a pair of each of the byte's planes, in the last bits of exponent and first of mantissa of
+bfloat16, where a code is what it stands for times 2^-126.
+"""
+_FLOATS = tl.constexpr(
+    tuple(
+        f"""{{
+        {_FLOAT_BITS.format(select=select)}
         fma.rn.bf16x2 $0, low, big, none;
         fma.rn.bf16x2 $1, high, big, none;
         }}"""
         for select in _SELECT
     )
 )
-"""By byte: two words to a pair of each of the byte's planes.
-
-Where exponent and mantissa end in those of bfloat16, a code is what it stands for times 2^-126.
+"""By byte: two words to a pair of each of the byte's planes."""
+_EXPONENT_SCALED = tl.constexpr(
+    tuple(
+        f"""{{
+        {_FLOAT_BITS.format(select=select)}
+        fma.rn.bf16x2 low, low, big, none;
+        fma.rn.bf16x2 high, high, big, none;
+        fma.rn.bf16x2 $0, low, $4, none;
+        fma.rn.bf16x2 $1, high, $5, none;
+        }}"""
+        for select in _SELECT
+    )
+)
+"""The same times a scale of each plane, a power of two twice: as far as bfloat16 reaches no product is
+rounded.
 """
+_FACTOR_SCALED = tl.constexpr(
+    tuple(
+        f"""{{
+        {_FLOAT_BITS.format(select=select)}
+        fma.rn.bf16x2 $0, low, $4, none;
+        fma.rn.bf16x2 $1, high, $5, none;
+        }}"""
+        for select in _SELECT
+    )
+)
+"""The same times 2^-10, given scales in E4M3 times 2^116: their four bits and the code's two make six
+of the eight that bfloat16 has, and no exponent is beyond it.
+"""
+_FACTOR, BACK = tl.constexpr(2.0**116), tl.constexpr(2.0**10)
 
 
 @triton.jit
@@ -81,6 +113,39 @@ def planes(words, zero, BYTE: tl.constexpr, E2M1: tl.constexpr, TYPE: tl.constex
         low = level(words >> (8 * BYTE), zero, E2M1)
         high = level(words >> (8 * BYTE + 4), zero, E2M1)
         return low.to(TYPE), high.to(TYPE)
+
+
+@triton.jit
+def scale_factor(scale, TYPE: tl.constexpr, PTX: tl.constexpr):
+    """Return scales in E8M0 or E4M3 as `scaled_planes` takes them."""
+    if scale.dtype == tl.uint8:
+        if PTX and tl.bfloat16 == TYPE:
+            bits = tl.maximum(scale.to(tl.int32) << 7, 64)  # 2^-127 is no normal bfloat16
+            return bits.to(tl.int16).to(tl.bfloat16, bitcast=True)
+        else:
+            return scale_values(scale).to(TYPE)
+    elif PTX and tl.bfloat16 == TYPE:
+        return (scale.to(tl.float32) * _FACTOR).to(tl.bfloat16)
+    else:
+        return scale.to(TYPE)
+
+
+@triton.jit
+def scaled_planes(
+    words, low_scale, high_scale, BYTE: tl.constexpr, IS_EXPONENT: tl.constexpr, TYPE: tl.constexpr, PTX: tl.constexpr
+):  # fmt: skip
+    """Return `planes` of four-bit floats, times the scales [rows, 1] of the inputs in each, exactly:
+    with PTX and scales in E4M3 they are a `BACK`th of it.
+    """
+    if PTX and tl.bfloat16 == TYPE:
+        ASM: tl.constexpr = _EXPONENT_SCALED[BYTE] if IS_EXPONENT else _FACTOR_SCALED[BYTE]
+        return tl.inline_asm_elementwise(
+            ASM, "=&r,=&r,r,r,r,r", [words, low_scale, high_scale],
+            dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        low, high = planes(words, 0.0, BYTE, True, TYPE, False)
+        return low * low_scale, high * high_scale
 
 
 @triton.jit

@@ -9,7 +9,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from onboard.ops.four_bits.four_bit_kernels import level, planes, scale_values
+from onboard.ops.four_bits.four_bit_kernels import (
+    BACK,
+    level,
+    planes,
+    scale_factor,
+    scale_values,
+    scaled_planes,
+)
 from onboard.ops.four_bits.four_bits import RUN as _RUN
 from onboard.ops.four_bits.four_bits import WORDS as _WORDS
 from onboard.ops.four_bits.four_bits import ZERO as _ZERO
@@ -56,6 +63,68 @@ def products(
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, TYPE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Return the products [BN, BM] of rows of the weight and of x over the runs low .. high."""
+    IN_WEIGHT: tl.constexpr = E2M1 and tl.float16 != TYPE
+    KIND: tl.constexpr = scale_ptr.dtype.element_ty
+    if IN_WEIGHT and (tl.uint8 == KIND or tl.float8e4nv == KIND):
+        return _scaled_products(
+            rows_ptr, x_ptr, scale_ptr, inside, low, high, inputs,
+            GROUP, EVEN, BM, BN, STAGES, TYPE, PTX,
+        )  # fmt: skip
+    else:
+        return _products_by_group(
+            rows_ptr, x_ptr, scale_ptr, zero_ptr, inside, low, high, inputs,
+            E2M1, GROUP, HAS_ZERO, EVEN, BM, BN, STAGES, TYPE, PTX,
+        )  # fmt: skip
+
+
+@triton.jit
+def _factor(
+    scale_ptr, inputs, column, GROUP: tl.constexpr, TYPE: tl.constexpr, PTX: tl.constexpr
+):  # fmt: skip
+    """Return the scales [BN, 1] of the group that an input belongs to."""
+    scale = tl.load(scale_ptr + tl.minimum(column, inputs - 1) // GROUP)
+    return scale_factor(scale, TYPE, PTX)[:, None]
+
+
+@triton.jit
+def _scaled_products(
+    rows_ptr, x_ptr, scale_ptr, inside, low, high, inputs,
+    GROUP: tl.constexpr, EVEN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, TYPE: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """Return the products where codes times scales are exact in TYPE: one sum over all groups, which
+    the tensor cores keep.
+    """
+    IS_EXPONENT: tl.constexpr = scale_ptr.dtype.element_ty == tl.uint8
+    sums = tl.zeros([BN, BM], tl.float32)
+    for run in tl.range(low, high, num_stages=STAGES):
+        words = tl.load(rows_ptr[:, None] + run * WORDS + tl.arange(0, WORDS)[None, :])
+        for byte in tl.static_range(4):
+            column = run * RUN + byte * 32
+            low_scale = _factor(scale_ptr, inputs, column, GROUP, TYPE, PTX)
+            if GROUP == 16:
+                high_scale = _factor(scale_ptr, inputs, column + 16, GROUP, TYPE, PTX)
+            else:
+                high_scale = low_scale
+            first, second = scaled_planes(
+                words, low_scale, high_scale, byte, IS_EXPONENT, TYPE, PTX
+            )
+            x = _inputs(x_ptr, column, inside, inputs, EVEN, TYPE)
+            y = _inputs(x_ptr, column + 16, inside, inputs, EVEN, TYPE)
+            sums = tl.dot(first, x, sums, input_precision="ieee")
+            sums = tl.dot(second, y, sums, input_precision="ieee")
+    if PTX and tl.bfloat16 == TYPE and not IS_EXPONENT:
+        sums *= BACK
+    return sums
+
+
+@triton.jit
+def _products_by_group(
+    rows_ptr, x_ptr, scale_ptr, zero_ptr, inside, low, high, inputs,
+    E2M1: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, EVEN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, TYPE: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """Return the products, those of a group's codes scaled before they are added."""
     sums = tl.zeros([BN, BM], tl.float32)
     for run in tl.range(low, high, num_stages=STAGES):
         words = tl.load(rows_ptr[:, None] + run * WORDS + tl.arange(0, WORDS)[None, :])

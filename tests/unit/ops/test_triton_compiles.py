@@ -195,6 +195,9 @@ def test_kernels_of_four_bit_linears(
         loop = kernel.asm["ttgir"].split("scf.for")[1].split("scf.yield")[0]
         assert loop.count("warp_group_dot ") == 8
         assert not re.search(r"convert_layout .*tensor<\d+x\d+x", loop)
+        # Scaled floats are one sum over all groups, which only the tensor cores touch
+        assert ("arith.addf" in loop) == (levels == "int4")
+    ops.triton_fused_four_bit_linear(torch.empty(16, 4096).half(), words, *rest)
     ops.triton_fused_four_bit_linear(torch.empty(300, 4096).bfloat16(), words, *rest)
     assert kernels[-1].metadata.name == "write_out_kernel"
     ops.triton_fused_four_bit_linear(torch.empty(1, 4096).bfloat16(), words, *rest)
