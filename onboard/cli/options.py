@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from onboard.sources.hub_errors import go_offline
+
 
 class Device(StrEnum):
     """Device to run the model on."""
@@ -85,6 +87,12 @@ class CompileBackendName(StrEnum):
     TENSORRT = "torch-tensorrt"
 
 
+def _stay_offline(asked: bool) -> bool:
+    if asked:
+        go_offline()
+    return asked
+
+
 Model = Annotated[
     str,
     typer.Argument(
@@ -152,6 +160,11 @@ RandomWeights = Annotated[
     ),
 ]
 Offline = Annotated[
-    bool, typer.Option("--offline", help="Use the local Hugging Face cache only; no network.")
+    bool,
+    typer.Option(
+        "--offline",
+        callback=_stay_offline,
+        help="Use the local Hugging Face cache only; no network.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

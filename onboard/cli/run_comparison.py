@@ -129,7 +129,13 @@ def _ask_transformers(
     **where: Any,
 ) -> None:
     from onboard.bench.prompts.prompt_times import run_transformers
+    from onboard.runtime.multimodal.own_towers import is_read_by_own_code
 
+    if any(is_read_by_own_code(each["processed"]) for each in prompts):
+        raise UsageError(
+            "--enable-pytorch-run compares with transformers, which has no towers of this model",
+            hint="Leave it out, or the images",
+        )
     print("running transformers' own model", file=sys.stderr)
     done = run_transformers(
         prompts=[each["prompt_token_ids"] for each in prompts],

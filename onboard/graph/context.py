@@ -13,6 +13,7 @@ from onboard.cache.budget import lowered
 from onboard.config import SettledConfig
 from onboard.modeling import ONE_CODEBOOK, Codebooks
 from onboard.parallel.ranks import ALONE, Ranks
+from onboard.untrusted.consent import NO_CONSENT, Consent
 
 if TYPE_CHECKING:
     from onboard.graph.cache_init.cached_hf import AttentionLayer
@@ -69,6 +70,8 @@ class TransformContext:
     """
     codebooks: Codebooks = ONE_CODEBOOK
     """What a token stands for."""
+    consent: Consent = NO_CONSENT
+    """What the user has agreed to have run."""
     facts: list[str] = field(default_factory=list)
     """Visible facts: fallbacks, skipped matches, unused graphs. The report and the log show
     each.

@@ -29,9 +29,12 @@ from onboard.runtime.length_dependent_rope import length_dependent_rope
 from onboard.runtime.limits import ON_CPU, ON_GPU, Defaults, settled
 from onboard.runtime.tested_file import why_untested
 from onboard.runtime.tokenizer import Tokenizer, tokenizer_folder
+from onboard.sources.language_part import part_of
 from onboard.untrusted.bounds import read_json
+from onboard.untrusted.consent import NO_CONSENT, Consent
 
 if TYPE_CHECKING:
+    from onboard.runtime.multimodal.own_towers import OwnTowers
     from onboard.runtime.multimodal.towers import Towers
 
 log = logging.getLogger("onboard.runtime")
@@ -46,6 +49,7 @@ def build_engine(
     observer: Observer | None = None,
     dump_dir: Path | None = None,
     strict: bool = False,
+    consent: Consent = NO_CONSENT,
 ) -> Engine:
     """Build the model's cached graph, its caches and the engine around them.
 
@@ -57,13 +61,16 @@ def build_engine(
         observer: called after each transform.
         dump_dir: folder for dumps of the graph after each transform.
         strict: raise an error for a fallback, or for a model file whose tests did not pass.
+        consent: what may be run of a repository's code, to read images.
 
     Raises:
         OnboardError: the model was not onboarded, or its memory does not suffice.
         UsageError: the configuration does not fit the model or the machine.
     """
     with _enough_memory():
-        return _built(checkpoint, runtime, root, model, observer, dump_dir, strict)
+        context = make_context(checkpoint, runtime, root=root, model=model)
+        context.consent = consent
+        return _built(context, root, model or str(checkpoint), observer, dump_dir, strict)
 
 
 @contextmanager
@@ -81,17 +88,16 @@ def _enough_memory() -> Iterator[None]:
 
 
 def _built(
-    checkpoint: Path,
-    runtime: RuntimeConfig,
+    context: TransformContext,
     root: Path | None,
-    model: str | None,
+    model: str,
     observer: Observer | None,
     dump_dir: Path | None,
     strict: bool,
 ) -> Engine:
-    context = make_context(checkpoint, runtime, root=root, model=model)
+    runtime = context.runtime
     if strict:
-        _check_tested(context, _onboard_command(root, model or str(checkpoint)))
+        _check_tested(context, _onboard_command(root, model))
     _check_adapters(context)
     pipeline = Pipeline(
         pipeline_for(context), dump_dir=dump_dir, strict=strict, cache=_graph_cache(context)
@@ -106,7 +112,7 @@ def _built(
     return Engine(
         gm,
         context.cache,
-        **({} if context.ranks.follows else _text_ends(checkpoint, context)),
+        **({} if context.ranks.follows else _text_ends(context.factory.checkpoint, context)),
         towers=_towers(context) if _takes_more(context) else None,
         rope=length_dependent_rope(context.factory.text_config.to_dict()),
         adapters=tuple(context.runtime.lora),
@@ -128,11 +134,20 @@ def _check_adapters(context: TransformContext) -> None:
 
 def _takes_more(context: TransformContext) -> bool:
     """Whether prompts may have more than text, whose towers one device has."""
-    if not context.factory.eager_modules or context.runtime.batch_invariant:
+    if not _has_towers(context) or context.runtime.batch_invariant:
         return False
     if context.ranks.led:
         context.facts.append("several ranks: prompts are text alone, towers run on one device")
     return not context.ranks.led
+
+
+def _has_towers(context: TransformContext) -> bool:
+    return bool(context.factory.eager_modules) or _has_own_towers(context)
+
+
+def _has_own_towers(context: TransformContext) -> bool:
+    """Whether the model is the language part of one whose towers are code of its repository."""
+    return context.runtime.mode == "graph" and part_of(context.factory.checkpoint) is not None
 
 
 def _text_ends(checkpoint: Path, context: TransformContext) -> dict[str, Any]:
@@ -180,15 +195,18 @@ def _graph_cache(context: TransformContext) -> GraphCache | None:
     folder, adapters = cache_folder(), context.runtime.lora
     if folder is None or context.factory.mode != "graph" or context.factory.eager_modules:
         return None
+    if context.consent.code and _has_own_towers(context):
+        return None
     if adapters:  # their matrices are in the graph
         return None
     return GraphCache(folder)
 
 
-def _towers(context: TransformContext) -> Towers:
+def _towers(context: TransformContext) -> Towers | OwnTowers:
+    from onboard.runtime.multimodal.own_towers import OwnTowers
     from onboard.runtime.multimodal.towers import Towers
 
-    return Towers(context)
+    return OwnTowers(context) if _has_own_towers(context) else Towers(context)
 
 
 def check_cached(gm: nn.Module, context: TransformContext) -> None:
@@ -221,7 +239,7 @@ def _check_invariant(context: TransformContext) -> None:
             f"batch_invariant is set, and nothing does it in mode {context.runtime.mode}",
             hint="Use mode graph, with make_batch_invariant enabled",
         )
-    if context.factory.eager_modules:
+    if _has_towers(context):
         context.facts.append(
             "batch_invariant: prompts are text alone, towers may round differently"
         )

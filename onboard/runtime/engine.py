@@ -44,6 +44,7 @@ from onboard.runtime.scheduling.sequence_pages import SequencePages
 from onboard.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from onboard.runtime.multimodal.own_towers import OwnTowers
     from onboard.runtime.multimodal.towers import Towers
 
 
@@ -64,7 +65,7 @@ class Engine:
     vocab_size: int | None = None
     """Prompts may hold token ids below it; None: unknown, so not checked."""
     rope: LengthDependentRope | None = None
-    towers: Towers | None = None
+    towers: Towers | OwnTowers | None = None
     """The towers of a multimodal model; None: the model takes text alone."""
     adapters: Sequence[str] = ()
     """The names of the adapters that requests may have."""

@@ -38,6 +38,7 @@ from onboard.runtime.sampling_params import SamplingParams
 from onboard.runtime.scheduling.engine_stats import EngineStats
 from onboard.runtime.scheduling.request import Step
 from onboard.runtime.tested_file import why_not_run
+from onboard.untrusted.consent import Consent
 
 Messages = Sequence[Mapping[str, Any]]
 """A conversation: messages with `role` and `content`, and what else the chat template reads."""
@@ -66,6 +67,9 @@ class LLM:
             `{"max_seq_len": 4096, "kv_cache_config": {"dtype": "float8_e4m3fn"}}`.
         lora: low-rank adapters in PEFT's format that prompts may ask for: a name and a folder each.
         media: how much images and sounds may be, and which hosts they are fetched from.
+        trust_remote_code: towers and processor that are code of the model's repository may run, in
+            a sandbox, where a prompt has images.
+        unsandboxed: they may run where the system has no sandbox.
 
     Raises:
         UsageError: a setting that the model or this machine does not allow.
@@ -86,6 +90,8 @@ class LLM:
         settings: Mapping[str, Any] | None = None,
         media: MediaLimits | None = None,
         lora: Mapping[str, str | Path] | None = None,
+        trust_remote_code: bool = False,
+        unsandboxed: bool = False,
     ) -> None:
         folder = Path.cwd() if root is None else Path(root).expanduser()
         overrides: dict[str, Any] = {"device": device, "dtype": dtype, "world_size": world_size}
@@ -105,8 +111,11 @@ class LLM:
             checkpoint, self.runtime, root=folder, model=str(model), must=asked
         )
         """The other ranks; None where there are none."""
-        self.engine: Engine = (self.ranks.build if self.ranks else build_engine)(
-            checkpoint, self.runtime, **named
+        consent = Consent(trust_remote_code, unsandboxed)
+        self.engine: Engine = (
+            self.ranks.build(checkpoint, self.runtime, **named)
+            if self.ranks
+            else build_engine(checkpoint, self.runtime, **named, consent=consent)
         )
         if self.ranks is not None:
             weakref.finalize(self, self.ranks.close)

@@ -49,7 +49,7 @@ def write_logits(config: Mapping[str, Any], order: Order, output: BinaryIO) -> i
     one, then those in float32 with the weights as the run's dtype rounds them. Return how long a
     row is.
     """
-    read, dtype = _Weights(order.stored), getattr(torch, order.dtype)
+    read, dtype = StoredWeights(order.stored), getattr(torch, order.dtype)
     rounded: dict[str, torch.dtype] = {}
     if dtype != torch.float32:
         model = _loaded(config, order.overrides, read, dtype, rounded)
@@ -59,7 +59,7 @@ def write_logits(config: Mapping[str, Any], order: Order, output: BinaryIO) -> i
     return _write(_loaded(config, order.overrides, read, torch.float32, rounded), order, output)
 
 
-class _Weights:
+class StoredWeights:
     """Tensors of a checkpoint, mapped from open files."""
 
     def __init__(self, stored: Mapping[str, Stored]) -> None:
@@ -89,7 +89,7 @@ class _Weights:
 def _loaded(
     config: Mapping[str, Any],
     overrides: Mapping[str, int],
-    weights: _Weights,
+    weights: StoredWeights,
     dtype: torch.dtype,
     rounded: Mapping[str, torch.dtype],
 ) -> Any:

@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import load_file
 
 from onboard.cli.main import run
-from onboard.workflow.remote import client
+from onboard.workflow.remote import code_session
 from onboard.workflow.remote.sandbox import Limits, missing
 from onboard.workflow.run_model.run_model import main as run_agent
 from tests.support.checkpoints import edit_config, save_checkpoint, tree
@@ -172,7 +172,7 @@ def test_hostile_code_is_stopped_and_leaves_files_as_they_were(
     code, message = HOSTILE[kind]
     (checkpoint / "c.py").write_text(f"{code}\n")
     seconds = 20.0 if kind == "loop" else 300.0
-    monkeypatch.setattr(client, "LIMITS", Limits(seconds=seconds, gibibytes=2.0))
+    monkeypatch.setattr(code_session, "LIMITS", Limits(seconds=seconds, gibibytes=2.0))
     before = tree(tmp_path)
     assert run([str(checkpoint), "--root", str(root), "--device", "cpu", *consent()]) == 1
     last = capsys.readouterr().err.strip().splitlines()[-1]
@@ -191,7 +191,7 @@ def test_a_repository_that_tries_everything_gets_nowhere(
     checkpoint, root = _hostile(tmp_path / "checkpoint"), tmp_path / "root"
     walls = standing()
     limits = Limits(seconds=300.0, gibibytes=2.0, file_gibibytes=0.1)
-    monkeypatch.setattr(client, "LIMITS", limits)
+    monkeypatch.setattr(code_session, "LIMITS", limits)
     with places_of(tmp_path) as places:
         monkeypatch.setenv("HF_TOKEN", places["token"])
         (checkpoint / "c.py").write_text(put_attempts(checkpoint, places, walls))

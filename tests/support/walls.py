@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from onboard.workflow.remote.client import Session
+from onboard.workflow.remote.code_session import Session
 from onboard.workflow.remote.sandbox import WALLS, missing
 from tests.support import lesser_kernel
 

@@ -40,7 +40,11 @@ FLOORS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("ops",), ("hf",), ("quantised",)),
     (
         ("verify.error", "verify.tolerances"),
-        ("workflow.remote.sandbox", "workflow.remote.walls", "workflow.processes.orphans"),
+        (
+            *("workflow.remote.sandbox", "workflow.remote.walls", "workflow.processes.orphans"),
+            *("workflow.remote.code_session", "workflow.remote.channel", "workflow.remote.frames"),
+            *("workflow.remote.replies", "workflow.remote.handed"),
+        ),
     ),
 )
 Room = tuple[int, tuple[str, ...]]

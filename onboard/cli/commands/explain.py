@@ -13,7 +13,6 @@ from onboard.cli.model_argument import registered_names
 from onboard.cli.result import Result
 from onboard.cli.terminal import shown
 from onboard.gpu_kinds import read_bandwidth
-from onboard.sources.hub_errors import go_offline
 
 _Gpu = Annotated[
     str | None,
@@ -44,8 +43,6 @@ def explain(
     What transformers has and what the generated file has, what each graph transform did and why
     others did nothing, and the least time that a token takes. Measures nothing.
     """
-    if offline:
-        go_offline()
     if gpu is not None:
         read_bandwidth(gpu)  # a wrong name is found before torch is imported
     with registered_names(model, root):

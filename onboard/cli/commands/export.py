@@ -15,7 +15,6 @@ from onboard.cli.model_argument import check_config, registered_names
 from onboard.cli.options import Device, DTypeName
 from onboard.cli.result import Result
 from onboard.errors import UsageError
-from onboard.sources.hub_errors import go_offline
 
 
 class Target(StrEnum):
@@ -80,8 +79,6 @@ def export(
 
     Only a file whose tests passed is exported; the package's README lists what was proven.
     """
-    if offline:
-        go_offline()
     given = {"form": cache, "length": max_seq_len, "device": device, "dtype": dtype}
     program = _program_options(to, given)
     with registered_names(model, root):

@@ -17,7 +17,6 @@ from onboard.cli.result import Result
 from onboard.errors import ConsentRequiredError, UsageError
 from onboard.gpu import gib
 from onboard.gpu_kinds import Gpus, known_gpus, parse_gpus
-from onboard.sources.hub_errors import go_offline
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -90,8 +89,6 @@ def plan(
 
     Exit codes: 0 it fits; 2 the request is invalid; 3 it does not fit.
     """
-    if offline:
-        go_offline()
     gpus = None if gpu is None else parse_gpus(gpu)
     overrides = _overrides(dtype.value, mode.value, context, batch) | {"world_size": world_size}
     decides = None if exact else partial(_is_decided, model, batch)

@@ -16,15 +16,21 @@ from onboard.cli import options
 from onboard.cli.batch_answers import answer_batch
 from onboard.cli.model_argument import check_config, registered_names, say_division
 from onboard.cli.options import CacheForm, Device, DTypeName, ModeName, Precision
+from onboard.cli.prompting import sampling_options
 from onboard.cli.prompting.adapter_options import Lora, adapters_of, one_adapter
-from onboard.cli.prompting.media_options import Audio, GivenMedia, Image
+from onboard.cli.prompting.media_options import (
+    Audio,
+    GivenMedia,
+    Image,
+    TrustRemoteCode,
+    Unsandboxed,
+)
 from onboard.cli.prompting.talk_with_person import converse
 from onboard.cli.result import Result
 from onboard.cli.run_comparison import Compared, Comparison, compare
 from onboard.cli.setting_options import settings_of
 from onboard.cli.terminal import one_line, progress, shown
 from onboard.errors import UsageError
-from onboard.sources.hub_errors import go_offline
 
 if TYPE_CHECKING:
     from onboard.runtime.calls.outputs import RequestOutput
@@ -88,29 +94,6 @@ _PyTorch = Annotated[
         "--enable-pytorch-run", help="Let transformers' own model answer, too, and compare."
     ),
 ]
-_Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0: greedy.")]
-_TopP = Annotated[
-    float, typer.Option(help="Sample from the most likely tokens with this total probability.")
-]
-_TopK = Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0: all.")]
-_MinP = Annotated[
-    float, typer.Option(help="Minimum probability of a token, relative to the most likely one.")
-]
-_Seed = Annotated[int | None, typer.Option(help="Seed of sampling.")]
-_Stop = Annotated[
-    list[str] | None,
-    typer.Option(metavar="TEXT", help="Stop text that ends the output; repeatable."),
-]
-_IgnoreEos = Annotated[
-    bool, typer.Option("--ignore-eos", help="Do not stop at the end-of-text token.")
-]
-_N = Annotated[int, typer.Option("-n", help="Number of outputs for each prompt.")]
-_StopTokenIds = Annotated[
-    str | None, typer.Option(metavar="ID,ID,...", help="Stop tokens that end the output.")
-]
-_Logprobs = Annotated[
-    int | None, typer.Option(help="Log-probabilities to report for each token (with --json).")
-]
 _BatchInvariant = Annotated[
     bool,
     typer.Option(
@@ -144,16 +127,16 @@ def run(
     image: Image = None,
     audio: Audio = None,
     max_tokens: _MaxTokens = None,
-    temperature: _Temperature = 0.0,
-    top_p: _TopP = 1.0,
-    top_k: _TopK = 0,
-    min_p: _MinP = 0.0,
-    seed: _Seed = None,
-    stop: _Stop = None,
-    ignore_eos: _IgnoreEos = False,
-    n: _N = 1,
-    stop_token_ids: _StopTokenIds = None,
-    logprobs: _Logprobs = None,
+    temperature: sampling_options.Temperature = 0.0,
+    top_p: sampling_options.TopP = 1.0,
+    top_k: sampling_options.TopK = 0,
+    min_p: sampling_options.MinP = 0.0,
+    seed: sampling_options.Seed = None,
+    stop: sampling_options.Stop = None,
+    ignore_eos: sampling_options.IgnoreEos = False,
+    n: sampling_options.N = 1,
+    stop_token_ids: sampling_options.StopTokenIds = None,
+    logprobs: sampling_options.Logprobs = None,
     world_size: options.WorldSize = None,
     max_seq_len: options.MaxSeqLen = None,
     max_batch_size: options.MaxBatchSize = None,
@@ -169,24 +152,37 @@ def run(
     enable_pytorch_run: _PyTorch = False,
     batch_invariant: _BatchInvariant = False,
     strict: _Strict = False,
+    trust_remote_code: TrustRemoteCode = False,
+    unsandboxed: Unsandboxed = False,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> Result | int | None:
     """Generate text with an onboarded model, greedily by default."""
-    if offline:
-        go_offline()
     chosen: Any = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
     chosen |= {"seed": seed, "n": n, **_ends(ignore_eos, max_tokens, chat, stop, stop_token_ids)}
     way = cache, Comparison(benchmark, enable_pytorch_run), as_json, image or [], audio or []
     wanted = _Wanted(prompts or [], token_ids or [], chat, system, input_, output, *way)
     params = wanted.checked({**chosen, "logprobs": logprobs, "lora": one_adapter(lora, input_)})
-    sizes: Any = {"max_seq_len": max_seq_len, "tokenizer": tokenizer, "lora": adapters_of(lora)}
-    sizes |= {"attn_backend": attn_backend, "max_batch_size": max_batch_size, "revision": revision}
-    sizes |= {"compile_backend": compile_backend, "kv_cache_config__dtype": kv_cache_dtype}
+    sizes = _sizes(max_seq_len, max_batch_size, kv_cache_dtype, attn_backend, compile_backend)
+    sizes |= {"tokenizer": tokenizer, "lora": adapters_of(lora), "revision": revision}
     given = {"settings": settings_of(set_, world_size=world_size, **sizes), "config": config}
     how = {"device": device.value, "dtype": _dtype(dtype, precision).value, "mode": mode.value}
-    return wanted.answered(_Told(model, root, given, how, strict, batch_invariant), params, chosen)
+    exact = strict, batch_invariant, trust_remote_code, unsandboxed
+    return wanted.answered(_Told(model, root, given, how, *exact), params, chosen)
+
+
+def _sizes(
+    max_seq_len: int | None,
+    max_batch_size: int | None,
+    kv_cache_dtype: Any,
+    attn_backend: Any,
+    compile_backend: Any,
+) -> dict[str, Any]:
+    """Return the settings of limits and back ends."""
+    found = {"max_seq_len": max_seq_len, "max_batch_size": max_batch_size}
+    found |= {"attn_backend": attn_backend, "compile_backend": compile_backend}
+    return {**found, "kv_cache_config__dtype": kv_cache_dtype}
 
 
 def _ends(
@@ -214,6 +210,8 @@ class _Told:
     """Device, dtype and mode."""
     strict: bool
     batch_invariant: bool
+    trust_remote_code: bool
+    unsandboxed: bool
 
 
 def _dtype(dtype: DTypeName, precision: Precision | None) -> DTypeName:
@@ -383,7 +381,8 @@ def _made(told: _Told, cache: CacheForm, media: GivenMedia) -> LLM | StaticLLM:
         from onboard.runtime.llm import LLM
 
         exact = {"strict": told.strict, "batch_invariant": told.batch_invariant}
-        return LLM(told.model, **{**settings, **exact}, media=media.limits)
+        code = {"trust_remote_code": told.trust_remote_code, "unsandboxed": told.unsandboxed}
+        return LLM(told.model, **{**settings, **exact, **code}, media=media.limits)
     if told.given["settings"].get("world_size", 1) > 1:
         raise UsageError(f"--cache {cache.value} runs on one device", hint="Use --cache paged")
     if told.strict or told.batch_invariant:

@@ -15,7 +15,6 @@ from onboard.cli.result import Result
 from onboard.cli.setting_options import settings_of
 from onboard.cli.terminal import one_line
 from onboard.errors import OnboardError
-from onboard.sources.hub_errors import go_offline
 
 if TYPE_CHECKING:
     from onboard.verify.transforms.stages import VerifyReport
@@ -44,8 +43,6 @@ def verify(
     Compares the logits of prefill, chunked prefill, and cached and batched decode, eager and
     compiled. Exit code 1 if they differ.
     """
-    if offline:
-        go_offline()
     settings = settings_of(set_, revision=revision, world_size=world_size)
     overrides = {
         "device": device.value,

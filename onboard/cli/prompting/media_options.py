@@ -27,6 +27,17 @@ Audio = Annotated[
     list[str] | None,
     typer.Option("--audio", metavar="FILE|URL", help="A sound (WAV), likewise; repeatable."),
 ]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Allow the repository's own Python code to read images, in a sandbox.",
+    ),
+]
+Unsandboxed = Annotated[
+    bool,
+    typer.Option("--unsandboxed", help="Allow that code to run where the system has no sandbox."),
+]
 MediaDomain = Annotated[
     list[str] | None,
     typer.Option(

@@ -102,6 +102,7 @@ def _without_cuda() -> list[str]:
     torch.Tensor.cuda = _itself  # type: ignore[method-assign]
     torch.nn.Module.cuda = _itself  # type: ignore[method-assign]
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
+    torch.cuda.get_device_capability = _capability
     torch.cuda.stream = contextlib.nullcontext  # type: ignore[assignment]
     for name in ("current_stream", "default_stream"):
         setattr(torch.cuda, name, _no_stream)
@@ -110,6 +111,11 @@ def _without_cuda() -> list[str]:
 
 def _itself(self: Any, *_: Any, **__: Any) -> Any:
     return self
+
+
+def _capability(device: Any = None) -> tuple[int, int]:
+    """Return that of the oldest GPU that flash_attn runs on: its functions are stood in for."""
+    return 8, 0
 
 
 def _no_stream(device: Any = None) -> None:

@@ -19,7 +19,8 @@ from onboard.runtime.calls.prompt_forms import (
     token_ids,
 )
 from onboard.runtime.engine import Engine
-from onboard.runtime.multimodal.media_processor import MediaProcessor, load_processor
+from onboard.runtime.multimodal.media_processor import MediaProcessor
+from onboard.runtime.multimodal.own_towers import OwnProcessor
 from onboard.runtime.tokenizer import Tokenizer
 
 NO_MEDIA = PromptMedia()
@@ -46,12 +47,11 @@ class PromptReader:
         self.limits = limits or MediaLimits()
 
     @cached_property
-    def processor(self) -> MediaProcessor:
+    def processor(self) -> MediaProcessor | OwnProcessor:
         """The checkpoint's processor; raises `UsageError` for a model that takes text alone."""
         if (towers := self._engine.towers) is None:
             raise UsageError("the model takes text alone", hint="Leave images and sound out")
-        factory = towers.context.factory
-        return load_processor(factory.checkpoint, factory.config)
+        return towers.processor
 
     def media(self, prompt: Prompt) -> PromptMedia:
         """Read and decode a prompt's images and sounds; raise `UsageError` for what is none."""
@@ -110,7 +110,10 @@ class PromptReader:
         """
         if not parts:
             return text
-        marks = [self.processor.placeholder(part.kind) for part in parts]
+        marks = [
+            self.processor.placeholder(part.kind, sum(other.kind == part.kind for other in before))
+            for part, before in ((each, parts[:at]) for at, each in enumerate(parts))
+        ]
         if all(mark and text.count(mark) >= marks.count(mark) for mark in marks):
             return {"prompt": text, MEDIA: list(parts)}
         if not (self.processor.reads_messages or _has_template(self._engine.tokenizer)):

@@ -70,8 +70,10 @@ class MediaProcessor:
         own = type(self.hf).apply_chat_template is not ProcessorMixin.apply_chat_template
         return own and not _TAKEN & inspect.signature(self.hf.__call__).parameters.keys()
 
-    def placeholder(self, kind: Kind) -> str:
-        """Return the text that stands for an image or a sound in a prompt, "" if there is none."""
+    def placeholder(self, kind: Kind, place: int = 0) -> str:
+        """Return the text that stands for an image or a sound in a prompt, "" if there is none; it
+        is the same for all of them, whatever their `place`.
+        """
         if self.reads_messages:
             return ""
         found = (getattr(self.hf, name, None) for name in _PLACEHOLDERS[kind])

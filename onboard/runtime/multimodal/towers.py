@@ -23,6 +23,7 @@ from onboard.graph.weight_load.weight_names import match_names, module_renaming
 from onboard.ops.attention.block_attention import allowed
 from onboard.runtime.multimodal.added_states import added_states
 from onboard.runtime.multimodal.image_inputs import ImageInputs
+from onboard.runtime.multimodal.media_processor import MediaProcessor, load_processor
 
 _TAKEN = ("inputs_embeds", "position_ids", "attention_mask")
 _TEXT_ONLY = "This model runs with text alone"
@@ -43,6 +44,11 @@ class Towers:
 
     def __init__(self, context: TransformContext) -> None:
         self.context = context
+
+    @cached_property
+    def processor(self) -> MediaProcessor:
+        """The checkpoint's processor; raises `UsageError` without one."""
+        return load_processor(self.context.factory.checkpoint, self.context.factory.config)
 
     @cached_property
     def embedding(self) -> str:

@@ -17,10 +17,12 @@ from onboard.errors import OnboardError
 from onboard.gpu import gigabytes, system_memory
 from onboard.graph.context import TransformContext
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
+from onboard.graph.weight_load.stored_places import open_files
 from onboard.hub import read_config
 from onboard.verify.hf_logits import Asked, Reference
-from onboard.workflow.remote.client import LIMITS, Session, agree
+from onboard.workflow.remote.code_session import LIMITS, Session, agree
 from onboard.workflow.remote.handed import small_files
+from onboard.workflow.remote.messages import REPLIES
 
 _MEMORY_SHARE = 0.8
 _SECONDS = 3600.0
@@ -38,31 +40,22 @@ def own_logits(
     places = Checkpoint(context.factory.checkpoint)
     with ExitStack() as stack:
         output = stack.enter_context(tempfile.TemporaryFile())
-        names = sorted({places.place(name)[0] for name in places.names()})
-        files = {path: stack.enter_context(path.open("rb")).fileno() for path in names}
-        session = stack.enter_context(_session(places, [output.fileno(), *files.values()]))
+        files, stored = open_files(places, stack)
+        session = stack.enter_context(_session(places, [output.fileno(), *files]))
         agree(session, unsandboxed=unsandboxed)
         folder = context.factory.checkpoint
         session.give(read_config(folder), small_files(folder))
-        order = _order(context, asked, places, files)
-        reply = session.ask("logits", {"order": order, "output": output.fileno()}, own_code=True)
+        order = _order(context, asked, stored)
+        wanted = {"order": order, "output": output.fileno()}
+        reply = session.ask("logits", wanted, REPLIES["logits"], own_code=True)
         if reply.error is not None:
             raise OnboardError(reply.error, hint=reply.hint)
         return _reference(output, asked, reply.result or 0, context.dtype)
 
 
 def _order(
-    context: TransformContext, asked: Sequence[Asked], places: Checkpoint, files: dict[Any, int]
+    context: TransformContext, asked: Sequence[Asked], stored: dict[str, Any]
 ) -> dict[str, Any]:
-    stored = {}
-    for name in places.names():
-        path, meta = places.place(name)
-        stored[name] = {
-            "file": files[path],
-            "offset": meta.offset,
-            "shape": list(meta.shape),
-            "dtype": str(meta.dtype).removeprefix("torch."),
-        }
     return {
         "asked": [[each.ids, each.rows] for each in asked],
         "stored": stored,

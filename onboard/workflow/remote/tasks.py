@@ -13,6 +13,8 @@ from typing import Any
 from onboard.analysis.spec import ModelSpec
 from onboard.errors import CONSENT
 
+_MEDIA: dict[Path, Any] = {}
+"""What `open_media` has made, for `read_media`."""
 _MOST_OUTPUT = 2**19
 """Letters of what tests print that are kept."""
 
@@ -89,6 +91,21 @@ def logits(folder: Path, config: dict[str, Any], order: dict[str, Any], output: 
         return write_logits(config, Order.model_validate(order), file)
 
 
+def open_media(folder: Path, config: dict[str, Any], opening: dict[str, Any]) -> dict[str, Any]:
+    """Make the model's processor and towers; return what is to be known of them."""
+    from onboard.workflow.remote.own_media import Opening, OwnMedia
+
+    media = _MEDIA[folder] = OwnMedia(folder, config, Opening.model_validate(opening))
+    return {"embedding": media.embedding, "facts": list(dict.fromkeys(media.facts))}
+
+
+def read_media(folder: Path, config: dict[str, Any], asked: dict[str, Any]) -> list[int]:
+    """Return the token ids of a text with images, and write the embeddings of its tokens."""
+    from onboard.workflow.remote.own_media import Asked
+
+    return _MEDIA[folder].read(Asked.model_validate(asked))  # type: ignore[no-any-return]
+
+
 def run_pytest(
     folder: Path,
     config: dict[str, Any],
@@ -133,6 +150,6 @@ TASKS: dict[str, Callable[..., Any]] = {
     task.__name__: task
     for task in (
         *(measure, analyze, generate, check, logits, recorded, port),
-        *(measure_model, run_pytest, review),
+        *(measure_model, run_pytest, review, open_media, read_media),
     )
 }

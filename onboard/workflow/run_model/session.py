@@ -23,6 +23,8 @@ from onboard.runtime.build import make_context
 from onboard.runtime.calls.outputs import RequestOutput
 from onboard.runtime.limits import LIMITS, PROOF, max_positions
 from onboard.runtime.llm import LLM
+from onboard.runtime.multimodal.own_towers import OwnTowers
+from onboard.runtime.multimodal.towers import Towers
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.verify.comparison import Kind, Observed, Passage, passages
 from onboard.verify.held_out import stories
@@ -230,7 +232,9 @@ class Session:
             self.llm.engine.towers,
             self.context.factory.text_config.vocab_size,
         )
-        if towers is None:
+        if isinstance(towers, OwnTowers):
+            self.notes.append("no prompt with an image was read: towers are the repository's code")
+        if not isinstance(towers, Towers):
             return []
         try:
             prompts = media_prompts(towers.model, self.context.dtype)

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from onboard.errors import OnboardError
-from onboard.workflow.remote import client
 from onboard.workflow.remote.channel import Channel
-from onboard.workflow.remote.client import Session
+from onboard.workflow.remote.code_session import LIMITS, OPEN_SESSIONS, Session
 from onboard.workflow.remote.handed import small_files
-from onboard.workflow.remote.messages import Generated, Reply
+from onboard.workflow.remote.messages import Generated
+from onboard.workflow.remote.replies import Reply
 
 _HEAD = """
 REPLIES = {replies}
@@ -113,7 +113,7 @@ def test_a_reply_that_breaks_the_schema_ends_the_process(
     session = Session.__new__(Session)
     closed: list[bool] = []
     monkeypatch.setattr(session, "channel", _Says(reply), raising=False)
-    monkeypatch.setattr(session, "limits", client.LIMITS, raising=False)
+    monkeypatch.setattr(session, "limits", LIMITS, raising=False)
     monkeypatch.setattr(session, "close", lambda: closed.append(True))
     with pytest.raises(OnboardError, match="sent what is no reply") as raised:
         session._exchange({}, Reply[Generated])
@@ -153,7 +153,7 @@ def test_a_snapshot_of_the_cache_is_handed_over(tmp_path: Path) -> None:
 
 _PARENT = """
 import os, sys
-from onboard.workflow.remote.client import Session
+from onboard.workflow.remote.code_session import Session
 session = Session("k")
 print(session.process.pid, flush=True)
 os.kill(os.getpid(), 9)
@@ -181,4 +181,4 @@ def test_a_session_says_its_walls_and_leaves_no_folder() -> None:
     assert session.hello.walls
     session.close()
     assert not folder.exists()
-    assert "test" not in client._SESSIONS
+    assert "test" not in OPEN_SESSIONS

@@ -21,6 +21,7 @@ import pytest
 
 from onboard.errors import ConsentRequiredError
 from onboard.workflow.remote import client
+from onboard.workflow.remote.code_session import OPEN_SESSIONS
 from onboard.workflow.remote.sandbox import WALLS, environment, missing
 from onboard.workflow.remote.walls import seccomp
 from tests.support.escapes import ATTEMPTS, try_harmless
@@ -103,7 +104,7 @@ def test_where_a_wall_is_missing_nothing_runs_unasked(
     with pytest.raises(ConsentRequiredError, match=rf"{wall}: .*--unsandboxed") as raised:
         client.walls(context)
     assert raised.value.exit_code == 3
-    assert not client._SESSIONS
+    assert not OPEN_SESSIONS
 
     options.unsandboxed = True
     walls = client.walls(context)
