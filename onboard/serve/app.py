@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +14,7 @@ from starlette.exceptions import HTTPException
 from onboard import __version__
 from onboard.errors import OnboardError
 from onboard.serve.chat_page import add_page
+from onboard.serve.connected import while_connected
 from onboard.serve.described_api import LIFE, REFUSALS, STREAM, request_body
 from onboard.serve.dialects.anthropic_messages import Messages, MessagesBody
 from onboard.serve.dialects.events import guarded, told
@@ -42,8 +42,7 @@ def create_app(service: Service) -> FastAPI:
     app = FastAPI(
         title="onboard", version=__version__, lifespan=life, docs_url=None, redoc_url=None
     )
-    for kind in (RefusedError, OnboardError, HTTPException):
-        app.add_exception_handler(kind, _refuse)
+    add_refusals(app)
     app.add_middleware(Door, settings=service.settings)
     bodies = Bodies(service.settings)
     add_page(app)
@@ -53,7 +52,14 @@ def create_app(service: Service) -> FastAPI:
     return app
 
 
-async def _refuse(request: Request, error: Exception) -> Response:
+def add_refusals(app: FastAPI) -> None:
+    """Have errors of an application told in the words of the interface that was asked."""
+    for kind in (RefusedError, OnboardError, HTTPException):
+        app.add_exception_handler(kind, refuse)
+
+
+async def refuse(request: Request, error: Exception) -> Response:
+    """Return what a client is told of an error."""
     if isinstance(error, HTTPException):
         error = RefusedError(str(error.detail), status=error.status_code)
     return refusal_response(told(error), request.url.path)
@@ -116,9 +122,9 @@ def _add_generation(app: FastAPI, service: Service, bodies: Bodies) -> None:
                 await one.prepare()
                 if read.stream:
                     return await _streamed(request, one)
-                return JSONResponse(await _while_connected(request, one.whole()))
+                return JSONResponse(await while_connected(request, one.whole()))
             except Exception as error:
-                return await _refuse(request, error)
+                return await refuse(request, error)
 
     for path, dialect in DIALECTS.items():
         add(path, dialect)
@@ -133,7 +139,7 @@ def _add_counts(app: FastAPI, service: Service, bodies: Bodies) -> None:
             try:
                 return JSONResponse(await count(await bodies.read(request)))
             except Exception as error:
-                return await _refuse(request, error)
+                return await refuse(request, error)
 
     async def of_messages(body: bytes) -> dict[str, Any]:
         one = Messages(service, MessagesBody.read(body))
@@ -157,29 +163,8 @@ async def _streamed(request: Request, one: Asked) -> Response:
     """Return a stream; its first event is waited for, so that what is wrong has its status."""
     events = one.events()
     try:
-        first = await _while_connected(request, anext(events))
+        first = await while_connected(request, anext(events))
     except BaseException:
         await events.aclose()
         raise
     return StreamingResponse(guarded(first, events, one.failed), media_type="text/event-stream")
-
-
-async def _while_connected(request: Request, work: Any) -> Any:
-    """Return what `work` returns; cancel it when the client goes away."""
-    task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise RefusedError("the client went away", status=499)
-        return task.result()
-    finally:
-        for each in (task, watcher):
-            each.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await each
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

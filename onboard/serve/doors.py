@@ -19,12 +19,13 @@ from onboard.serve.serve_settings import ServeSettings
 _OPEN = ("/health", "/version", "/metrics", "/")
 """Paths that need no key."""
 _WEB = ("http", "https")
-_MESSAGES = "/v1/messages"
+MESSAGES = "/v1/messages"
+"""Where errors are told in Anthropic's words."""
 
 
 def refusal_response(refusal: RefusedError, path: str = "") -> Response:
     """Return what a client gets, in the form of the interface that has the path."""
-    anthropics = path.startswith(_MESSAGES)
+    anthropics = path.startswith(MESSAGES)
     body = refusal.body_of_messages() if anthropics else refusal.body()
     headers = {"Retry-After": "1"} if refusal.status == 429 else None
     return JSONResponse(body, refusal.status, headers)

@@ -118,12 +118,11 @@ def _termination_is_an_end() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def describe(service: Service, door: socket.socket) -> Mapping[str, Any]:
+def describe(told: ServeSettings, door: socket.socket) -> Mapping[str, str]:
     """Return what a user is told when the server has started."""
     host, port = door.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     return {
         "address": f"http://{shown}:{port}/v1",
-        "model": service.settings.names[0],
-        "facts": list(service.llm.llm.engine.facts),
+        "model": told.names[0],
     }

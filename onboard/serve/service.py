@@ -21,6 +21,7 @@ from onboard.serve.answers.chat_texts import ChatText, ChatTexts
 from onboard.serve.answers.formats import Format, format_for
 from onboard.serve.prometheus import Metrics
 from onboard.serve.refusals import RefusedError
+from onboard.serve.request_scope import request_scope
 from onboard.serve.serve_settings import ServeSettings
 from onboard.untrusted.bounds import read_json
 
@@ -134,21 +135,27 @@ class Service:
             return str(token)
         return tokenizer.decode([token], skip_special_tokens=False)
 
-    async def follow(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[Delta, None]:
-        """Generate for one prompt of a request that is admitted, and yield what comes; leaving
-        cancels it.
+    async def follow(
+        self, prompt: Prompt, params: SamplingParams, number: int = 0
+    ) -> AsyncGenerator[Delta, None]:
+        """Generate for prompt `number` of a request that is admitted, and yield what comes; leaving
+        cancels it. Who asks for the next delta has written all of the last one.
 
         Raises `UsageError` for a prompt that is too long.
         """
         watch = self.metrics.watch(len(prompt.tokens), params)
+        scope = request_scope()
         try:
             given = {"prompt_token_ids": prompt.tokens, "processed": prompt.inputs}
-            async with aclosing(self.llm.stream(given, params)) as deltas:
+            sent = scope.sent_of(number, params.n)
+            async with aclosing(self.llm.stream(given, params, generated=sent)) as deltas:
                 async for delta in deltas:
-                    watch.took(len(delta.token_ids))
+                    place = number, delta.index
+                    watch.took(0 if scope.is_sent(place) else len(delta.token_ids))
                     if delta.finish_reason is not None:
                         watch.ended(delta.finish_reason)
                     yield delta
+                    scope.took(place, delta.token_ids)
         finally:
             watch.done()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,6 +40,20 @@ _ApiKey = Annotated[
     ),
 ]
 _DrainSeconds = Annotated[float, typer.Option(help="How long requests may go on after SIGTERM.")]
+_Replicas = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Serve by as many replicas on a Ray cluster, a GPU or more each; SIGHUP restarts them.",
+        show_default="none, in this process",
+    ),
+]
+_Address = Annotated[
+    str | None,
+    typer.Option(
+        help="Address of the replicas' Ray cluster.", show_default="RAY_ADDRESS, or on this machine"
+    ),
+]
 _HERE = ("127.0.0.1", "::1", "localhost")
 
 
@@ -59,6 +73,8 @@ def serve(
     dtype: options.InDType = DTypeName.AUTO,
     mode: options.Mode = ModeName.GRAPH,
     world_size: options.WorldSize = None,
+    replicas: _Replicas = None,
+    address: _Address = None,
     max_seq_len: options.MaxSeqLen = None,
     max_batch_size: options.MaxBatchSize = None,
     kv_cache_dtype: options.KVCacheDType = None,
@@ -92,16 +108,45 @@ def serve(
         told = libraries.ServeSettings(names=name or [model], **doors, **limits)
         door = libraries.listen(told)
         where["media"] = GivenMedia(domains=allowed_media_domain or []).limits
-        service = libraries.load_service(
-            model, told, root=root, config=config, strict=strict, settings=settings, **where
-        )
-    _say(service, libraries.describe(service, door))
+        given = {"root": root, "config": config, "strict": strict, "settings": settings, **where}
+        if replicas is not None:
+            _serve_replicas(model, told, door, replicas, address, libraries, given)
+            return
+        service = libraries.load_service(model, told, **given)
+    _say(told, libraries.describe(told, door), service.llm.llm.engine.facts)
     libraries.serve(service, door)
 
 
-def _say(service: Any, found: Mapping[str, Any]) -> None:
-    for fact in found["facts"]:
+def _serve_replicas(
+    model: str,
+    told: Any,
+    door: Any,
+    replicas: int,
+    address: str | None,
+    libraries: Any,
+    given: Mapping[str, Any],
+) -> None:
+    from onboard.parallel.ray_cluster import cluster_address, import_ray
+
+    where = cluster_address(address)
+    import_ray("--replicas needs", where)
+    front = import_extra("onboard.serve.replicas.front_server", "ray", "--replicas needs")
+    found = libraries.describe(told, door)
+    front.serve_replicas(
+        model,
+        told,
+        door,
+        replicas=replicas,
+        address=where,
+        gpus=0 if given["device"] == "cpu" else given["world_size"] or 1,
+        say=lambda facts: _say(told, found, facts),
+        **given,
+    )
+
+
+def _say(told: Any, found: Mapping[str, Any], facts: Sequence[str]) -> None:
+    for fact in facts:
         print(f"note: {one_line(fact)}", file=sys.stderr)
-    if not service.settings.api_keys and service.settings.host not in _HERE:
+    if not told.api_keys and told.host not in _HERE:
         print(f"note: whoever reaches it may use it; {_KEY} sets a key", file=sys.stderr)
     print(f"serving {found['model']} at {found['address']}, process {os.getpid()}", flush=True)

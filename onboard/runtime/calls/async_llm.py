@@ -74,7 +74,7 @@ class AsyncLLM:
         and tokens as they come.
 
         `generated` are the tokens that a stream elsewhere had brought when it was cut off, of each
-        output: they come first, one delta an output, and what follows is what would have followed
+        output: they come first, one by one, and what follows is what would have followed
         there. Who leaves the loop, or is cancelled, cancels the rest. Raises `UsageError` for a prompt
         that is empty, too long or has unknown tokens.
         """

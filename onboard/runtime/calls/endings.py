@@ -31,7 +31,10 @@ def has_ended_with(request: Request, tokens: Sequence[int], texts: RequestTexts)
     """
     if not tokens:
         return False
-    request.tokens += tokens
+    for token in tokens:
+        request.tokens.append(token)
+        # What is certain of a text depends on when one looked before.
+        request.given.append(len(texts.certain(request)))
     if request.params.logprobs is not None:
         request.logprobs += [{token: 0.0} for token in tokens]
     end = ending(request, texts)

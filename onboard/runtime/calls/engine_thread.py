@@ -33,7 +33,7 @@ class Ticket:
     inputs: dict[str, Any] | None = None
     priority: int = 0
     generated: Sequence[Sequence[int]] = ()
-    """Tokens that the outputs have already; they are told first, alone."""
+    """Tokens that the outputs have already; they are told first."""
     follower: Follower | None = None
     """None until the engine has the request."""
 

@@ -43,6 +43,10 @@ class Request:
     """An entry for each token of the prompt, None for the first; None if they are not wanted."""
     adjustments: Adjustments | None = None
     """What is done to its logits before a token is chosen; None: nothing."""
+    given: list[int] = field(default_factory=list)
+    """An entry for each generated token that it had when it was queued: the length of the text that
+    was certain then.
+    """
     text: str = ""
     """The generated text, set when the request finishes."""
     finish_reason: FinishReason | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -15,6 +14,7 @@ from onboard.serve.dialects.chat import Chat, ChatBody
 from onboard.serve.dialects.events import event
 from onboard.serve.dialects.fields import Body
 from onboard.serve.refusals import RefusedError
+from onboard.serve.request_scope import request_scope
 from onboard.serve.service import Service
 
 _PREFIXES: Any = {"text": "", "reasoning": "", "call": "toolu_"}
@@ -53,7 +53,7 @@ class Messages:
     def __init__(self, service: Service, body: MessagesBody) -> None:
         self.body = body
         self.chat = Chat(service, as_chat(body))
-        self.id = f"msg_{uuid.uuid4().hex}"
+        self.id = f"msg_{request_scope().new_name()}"
         self._stop = "stop"
         self._sequence: str | None = None
         self._tokens = 0
@@ -131,7 +131,8 @@ class Messages:
 
 
 def _blocks() -> Blocks:
-    return Blocks(_PREFIXES, iter(lambda: uuid.uuid4().hex[:24], None))
+    scope = request_scope()
+    return Blocks(_PREFIXES, iter(lambda: scope.new_name()[:24], None))
 
 
 def _event(kind: str, **fields: Any) -> bytes:

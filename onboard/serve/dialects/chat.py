@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -21,6 +19,7 @@ from onboard.serve.dialects.events import DONE, event
 from onboard.serve.dialects.fields import Body, Sampling, usage
 from onboard.serve.dialects.tool_choice import forced_schema, names_of, tool_choice
 from onboard.serve.refusals import RefusedError
+from onboard.serve.request_scope import request_scope
 from onboard.serve.service import Prompt, Service
 
 
@@ -61,7 +60,8 @@ class Chat:
                 " may have",
                 param="n",
             )
-        self.id, self.created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+        scope = request_scope()
+        self.id, self.created = f"chatcmpl-{scope.new_name()}", scope.created
         self.messages = as_messages(body.messages)
         self.tools = [] if body.tool_choice == "none" else functions(body.tools)
         self.choice = tool_choice(body.tool_choice, self.tools)
@@ -231,7 +231,7 @@ def _choice(index: int, delta: Mapping[str, Any]) -> dict[str, Any]:
 
 def call_id() -> str:
     """Return a new name for a call, by which its result is given."""
-    return f"call_{uuid.uuid4().hex[:24]}"
+    return f"call_{request_scope().new_name()[:24]}"
 
 
 def _call(piece: CallPiece) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -16,6 +14,7 @@ from onboard.serve.dialects.events import DONE, event
 from onboard.serve.dialects.fields import Sampling, Tokens, usage
 from onboard.serve.dialects.merging import merged
 from onboard.serve.refusals import RefusedError
+from onboard.serve.request_scope import request_scope
 from onboard.serve.service import Prompt, Service
 
 _ENDS = {"stop": "stop", "length": "length", "abort": "stop"}
@@ -39,7 +38,8 @@ class Completion:
         self.model = service.check_model(body.model)
         if body.suffix:
             raise RefusedError("text that is put in between is not made here", param="suffix")
-        self.id, self.created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+        scope = request_scope()
+        self.id, self.created = f"cmpl-{scope.new_name()}", scope.created
         self.prompts: list[Prompt] = []
         self.params = self._params()
         self._offsets: dict[int, int] = {}
@@ -73,15 +73,17 @@ class Completion:
         """Return the whole answer."""
         choices = [_empty(index) for index in range(len(self.prompts) * self.body.n)]
         async with aclosing(self._parts()) as parts:
-            async for choice in parts:
-                _join(choices[choice["index"]], choice)
+            async for some in parts:
+                for choice in some:
+                    _join(choices[choice["index"]], choice)
         return {**self._head(choices), "usage": self._usage()}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer as it comes."""
         async with aclosing(self._parts()) as parts:
-            async for choice in parts:
-                yield event(self._head([choice]))
+            async for some in parts:
+                for choice in some:
+                    yield event(self._head([choice]))
         if self.body.wants_usage:
             yield event({**self._head([]), "usage": self._usage()})
         yield DONE
@@ -103,27 +105,33 @@ class Completion:
             "choices": choices,
         }
 
-    async def _parts(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield parts of the outputs of all prompts, which run at once, and count their tokens."""
+    async def _parts(self) -> AsyncGenerator[list[dict[str, Any]], None]:
+        """Yield parts of the outputs of all prompts, which run at once, and count their tokens: all
+        that a delta brings.
+        """
         streams = [self._parts_of(number, prompt) for number, prompt in enumerate(self.prompts)]
         async with self.service.admitted(), aclosing(merged(streams)) as parts:
-            async for part in parts:
-                yield part
+            async for some in parts:
+                yield some
 
-    async def _parts_of(self, number: int, prompt: Prompt) -> AsyncGenerator[dict[str, Any], None]:
-        async with aclosing(self.service.follow(prompt, self.params)) as deltas:
+    async def _parts_of(
+        self, number: int, prompt: Prompt
+    ) -> AsyncGenerator[list[dict[str, Any]], None]:
+        async with aclosing(self.service.follow(prompt, self.params, number)) as deltas:
             echoed: set[int] = set()
             async for delta in deltas:
                 index = number * self.body.n + delta.index
                 self._cached[number] = delta.num_cached_tokens
+                found = []
                 if self.body.echo and delta.index not in echoed:
                     echoed.add(delta.index)
-                    yield await self._echo(index, prompt)
+                    found.append(await self._echo(index, prompt))
                 if self.body.max_tokens != 0:
                     self._tokens += len(delta.token_ids)
-                    yield self._part(index, delta)
+                    found.append(self._part(index, delta))
                 elif delta.finish_reason is not None:
-                    yield {**_empty(index), "finish_reason": "length"}
+                    found.append({**_empty(index), "finish_reason": "length"})
+                yield found
 
     def _part(self, index: int, delta: Delta) -> dict[str, Any]:
         found = None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
-import uuid
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -17,6 +15,7 @@ from onboard.serve.dialects.chat import Chat, ChatBody
 from onboard.serve.dialects.events import event
 from onboard.serve.dialects.fields import Body
 from onboard.serve.refusals import RefusedError
+from onboard.serve.request_scope import request_scope
 from onboard.serve.service import Service
 
 _PREFIXES: Any = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
@@ -64,8 +63,9 @@ class Response:
                 )
         self.body = body
         self.chat = Chat(service, as_chat(body))
-        self.id, self.created = f"resp_{uuid.uuid4().hex}", int(time.time())
-        self._blocks = Blocks(_PREFIXES, iter(lambda: uuid.uuid4().hex, None))
+        scope = request_scope()
+        self.id, self.created = f"resp_{scope.new_name()}", scope.created
+        self._blocks = Blocks(_PREFIXES, iter(scope.new_name, None))
         self._tokens = 0
         self._cut = False
         self._number = itertools.count()

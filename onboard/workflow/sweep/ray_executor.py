@@ -9,41 +9,27 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import socket
 import tarfile
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onboard.errors import OnboardError, UsageError
+from onboard.errors import OnboardError
+from onboard.parallel.ray_cluster import cluster, cluster_address, import_ray, last_line
 from onboard.workflow.run_state import current_versions
 from onboard.workflow.sweep.executors import Started, Worker
 from onboard.workflow.sweep.job import Job
 from onboard.workflow.sweep.store import source_hash
 from onboard.workflow.sweep.target_record import TargetRecord
 
-_OBJECTS = 128 * 2**20
-"""Bytes of a local cluster's object store: of a job comes back about one megabyte."""
 _PATIENCE = 60.0
 """Seconds that a cluster may take to start the first slot, or the next one when all were lost."""
+_NEEDING = "--executor ray needs"
 _FAREWELL = 10.0
 """Seconds that the slots have to end what they are doing."""
-_KNOCK = 10.0
-"""Seconds that the head node may take to open a connection."""
-_ADDRESS = "Give host:port of its head node, as `ray start --head` prints it"
-LOCAL = "local"
-_SHORT = "/tmp"
-"""Sockets lie below Ray's folder, and their paths may not be longer than 107 bytes: no TMPDIR."""
-
-_QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": "^",  # every line: what dies is in its record
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
 
 
 class Slot:
@@ -104,8 +90,9 @@ class RayExecutor:
 
     def run(self, jobs: Sequence[Job], started: Started) -> Iterator[tuple[Job, TargetRecord]]:
         """Run the jobs in order, each on the slot that is free next."""
-        ray = import_ray()
-        with _cluster(ray, self.address, self.workers) as folder:
+        ray = import_ray(_NEEDING, self.address)
+        cores = self.workers or len(os.sched_getaffinity(0))
+        with cluster(ray, self.address, cores) as folder:
             resource = "GPU" if self.uses_gpus else "CPU"
             room = int(ray.cluster_resources().get(resource, 0))
             slots = _Slots(ray, folder, {f"num_{resource.lower()}s": 1}, jobs, started)
@@ -183,7 +170,7 @@ class _Slots:
             return None
         except self.ray.exceptions.RayError as error:
             raise OnboardError(
-                f"a node of the Ray cluster cannot run onboard: {_last_line(error)}",
+                f"a node of the Ray cluster cannot run onboard: {last_line(error)}",
                 hint="Install the same onboard there",
             ) from error
         if found != self.expected:
@@ -212,7 +199,7 @@ class _Slots:
             record, files = self.ray.get(future)
         except self.ray.exceptions.RayError as error:
             self.ray.kill(actor)
-            detail = f"its Ray slot was lost: {_last_line(error)}"
+            detail = f"its Ray slot was lost: {last_line(error)}"
             return (
                 None,
                 job,
@@ -232,78 +219,10 @@ class _Slots:
             self.ray.kill(actor)
 
 
-def _last_line(error: BaseException) -> str:
-    return next(
-        (line.strip() for line in reversed(str(error).splitlines()) if line.strip()),
-        type(error).__name__,
-    )
-
-
-def import_ray() -> Any:
-    """Return the module, told to be quiet: by default it reports its use, and prints to stdout."""
-    os.environ.update(_QUIET)
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            "--executor ray needs Ray, which is missing", hint="pip install 'onboard[ray]'"
-        ) from error
-    return ray
-
-
-@contextmanager
-def _cluster(ray: Any, address: str, workers: int | None) -> Iterator[str | None]:
-    """Connect to a cluster; a local one is started, and gone afterwards with the folder that it
-    has.
-    """
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-    folder = tempfile.mkdtemp(prefix="ray-", dir=_SHORT) if address == LOCAL else None
-    if folder:
-        cores = workers or len(os.sched_getaffinity(0))
-        options |= {
-            "num_cpus": cores,
-            "include_dashboard": False,
-            "object_store_memory": _OBJECTS,
-            "_temp_dir": folder,
-        }
-    try:
-        _connect(ray, address, options)
-        yield folder
-    finally:
-        ray.shutdown()
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _connect(ray: Any, address: str, options: dict[str, Any]) -> None:
-    try:
-        ray.init(address=address, **options)
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise UsageError(
-            f"no connection to a Ray cluster at {address}: {_last_line(error)}", hint=_ADDRESS
-        ) from error
-
-
-def _check(address: str) -> None:
-    """Raise `UsageError` for what is no address, or where nobody listens: Ray itself would try for
-    minutes.
-    """
-    if address in (LOCAL, "auto"):
-        return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise UsageError(f"{address!r} is no address of a Ray cluster", hint=_ADDRESS)
-    try:
-        socket.create_connection((host, int(port)), timeout=_KNOCK).close()
-    except (OSError, OverflowError) as error:
-        raise UsageError(f"there is no Ray cluster at {address}: {error}", hint=_ADDRESS) from error
-
-
 def ray_executor(device: str, jobs: int | None, address: str | None) -> RayExecutor:
     """Return an executor on the cluster at `address`, at the one that RAY_ADDRESS names, or on a
     local one.
     """
-    import_ray()
-    address = address or os.environ.get("RAY_ADDRESS") or LOCAL
-    _check(address)
+    address = cluster_address(address)
+    import_ray(_NEEDING, address)
     return RayExecutor(address, jobs, device == "cuda")

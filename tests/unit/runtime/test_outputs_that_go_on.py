@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from onboard import LLM, AsyncLLM, SamplingParams, StructuredOutputs
+from onboard.runtime.calls.outputs import Delta
 from tests.support.runtime.tiny import Tiny
 from tests.support.serving import speaking_model
 
@@ -36,6 +37,14 @@ def random_params(rng: random.Random) -> SamplingParams:
     )
 
 
+def of(deltas: list[Delta], index: int) -> list[Delta]:
+    return [delta for delta in deltas if delta.index == index]
+
+
+def told(deltas: list[Delta]) -> list[Any]:
+    return [(each.text, each.token_ids, each.finish_reason, each.stop_reason) for each in deltas]
+
+
 def test_they_go_on_as_they_would_have(speaking: Tiny) -> None:
     """Each output is cut at a random place, some before their first token, some behind the last."""
     seed = random.randrange(1 << 30)
@@ -46,22 +55,16 @@ def test_they_go_on_as_they_would_have(speaking: Tiny) -> None:
     many = AsyncLLM.over(LLM(speaking.checkpoint, root=speaking.root, **options))
 
     async def check(params: SamplingParams) -> None:
-        whole = (await many.generate("the dog", params)).outputs
-        cuts = [rng.choice([0, len(out.token_ids), rng.randrange(64)]) for out in whole]
-        had = [out.token_ids[:cut] for out, cut in zip(whole, cuts, strict=True)]
-        text, tokens = [""] * params.n, [[] for _ in whole]
-        ends: list[Any] = [None] * params.n
-        async for delta in many.stream("the dog", params, generated=had):
-            if not tokens[delta.index]:
-                assert not had[delta.index] or delta.token_ids == had[delta.index], "not alone"
-            assert delta.logprobs is None or len(delta.logprobs) == len(delta.token_ids)
-            text[delta.index] += delta.text
-            tokens[delta.index] += delta.token_ids
-            ends[delta.index] = delta.finish_reason, delta.stop_reason
-        expected = [
-            (out.text, out.token_ids, (out.finish_reason, out.stop_reason)) for out in whole
-        ]
-        assert list(zip(text, tokens, ends, strict=True)) == expected
+        whole = [delta async for delta in many.stream("the dog", params)]
+        lengths = [sum(len(each.token_ids) for each in of(whole, i)) for i in range(params.n)]
+        cuts = [rng.choice([0, length, rng.randrange(64)]) for length in lengths]
+        tokens = [[t for each in of(whole, i) for t in each.token_ids] for i in range(params.n)]
+        had = [each[:cut] for each, cut in zip(tokens, cuts, strict=True)]
+        again = [delta async for delta in many.stream("the dog", params, generated=had)]
+        for index in range(params.n):
+            assert told(of(again, index)) == told(of(whole, index))
+            for delta in of(again, index):
+                assert delta.logprobs is None or len(delta.logprobs) == len(delta.token_ids)
 
     async def all_of_them() -> None:
         async with many:

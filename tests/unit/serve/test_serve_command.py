@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
+
+from onboard.cli.main import run
 from tests.support.runtime.paused import SECONDS, wait_until
 from tests.support.serving import speaking_model
 
@@ -90,3 +93,13 @@ def test_a_request_that_is_cut_off_is_told_and_no_orderly_end(tmp_path: Path) ->
         assert process.wait(SECONDS) == 1
         last = process.stderr.read().splitlines()[-1]
         assert last.startswith("onboard: requests that were cut off after 1 seconds: 1. ")
+
+
+def test_replicas_need_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = speaking_model(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    words = ["serve", str(model.checkpoint), "--root", str(model.root), "--port", "0"]
+    assert run([*words, "--device", "cpu", "--replicas", "2"], debug=False) == 2
+    assert capsys.readouterr().err.endswith("Ray, which is missing. pip install 'onboard[ray]'\n")

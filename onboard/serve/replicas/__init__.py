@@ -1,0 +1,1 @@
+"""One model served by several replicas: requests are sent on, and sent again where one is lost."""
