@@ -59,12 +59,13 @@ def inner_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the config of the language model inside of a model that brings code and has no
     vocabulary of its own; None for any other model.
     """
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    brings_code = isinstance(config.get("auto_map"), dict)
-    if not brings_code or config.get("model_type") in CONFIG_MAPPING_NAMES:
+    if not isinstance(config.get("auto_map"), dict):
         return None
     if "vocab_size" in config or "quantization_config" in config:
+        return None
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # loads torch
+
+    if config.get("model_type") in CONFIG_MAPPING_NAMES:
         return None
     found = [each for each in config.values() if isinstance(each, dict) and _is_causal(each)]
     if len(found) != 1:
