@@ -9,4 +9,5 @@
 | `hinted_text.py` | hints written into the text, and proven |
 | `spans.py`, `named_lines.py` | edits of the text; long statements become several |
 | `unhinted_text.py` | the text without them |
+| `same_text.py` | whether texts are the same but for them |
 """

@@ -23,7 +23,7 @@ from onboard.codegen.hints.marked_sites import Marked, marked
 from onboard.codegen.hints.named_lines import with_named_lines
 from onboard.codegen.hints.site_hints import left_out, op_hint, split_hint, sums, view_hint
 from onboard.codegen.hints.small_division import Division, divided, graph_of, rewritten, small_model
-from onboard.codegen.hints.spans import Edits
+from onboard.codegen.hints.spans import UNSAID, Edits
 from onboard.graph.fx import arguments, is_op, op_name
 from onboard.graph.sharding.cuts import Layout
 from onboard.graph.sharding.detect import detect
@@ -56,7 +56,7 @@ def hinted(text: str, spec: ModelSpec) -> str:
     except Exception as error:
         reason = re.sub(r"[^A-Za-z0-9 .,:;()_+-]", "_", one_line(error))[:_LONGEST]
         docstring_end = text.index('\n"""\n', 3)
-        note = f"\n\nNothing is said of several ranks: {reason}"
+        note = f"\n\n{UNSAID}{reason}"
         return format_python(text[:docstring_end] + note + text[docstring_end:])
 
 
@@ -79,8 +79,6 @@ def with_hints(text: str, reference: nn.Module) -> str:
     gm = graph_of(model, reference)
     copy.assign(gm)
     division = divided(gm)
-    if division is None:
-        return text
     hinted = _written(text, copy, division, model)
     _prove(hinted, division, reference)
     return hinted.text

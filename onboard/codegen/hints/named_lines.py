@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import keyword
 from collections.abc import Iterator
-from itertools import count, pairwise
+from itertools import count
 
 from onboard.codegen.format import format_python
 from onboard.codegen.hints.spans import LAYERS, OPS, Spans
@@ -134,40 +134,3 @@ def _moved(text: str, statement: ast.stmt, named: list[tuple[ast.Call, str]]) ->
     for call, name in named:
         spans.replace(spans.start(call), spans.end(call), name)
     return format_python(spans.done(), closing=True)
-
-
-def inline_once_read(function: ast.FunctionDef) -> None:
-    """Put values that have a name for the next statement alone in the place of the name: the text
-    as it would be without lines of their own, in one form whoever named them.
-    """
-    while any(_inlined(block, function) for block in _blocks(function)):
-        pass
-
-
-def _blocks(function: ast.FunctionDef) -> list[list[ast.stmt]]:
-    found = [getattr(node, name, []) for node in ast.walk(function) for name in ("body", "orelse")]
-    return [each for each in found if isinstance(each, list)]
-
-
-def _inlined(block: list[ast.stmt], function: ast.FunctionDef) -> bool:
-    for place, (first, second) in enumerate(pairwise(block)):
-        if not isinstance(first, ast.Assign) or not isinstance(second, ast.Assign | ast.Return):
-            continue
-        name = ast.unparse(first.targets[0])
-        uses = [
-            node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == name
-        ]
-        here = [node for node in ast.walk(second) if node in uses]
-        if len(uses) == 2 and len(here) == 1 and isinstance(here[0].ctx, ast.Load):
-            _Replacing(here[0], first.value).visit(second)
-            del block[place]
-            return True
-    return False
-
-
-class _Replacing(ast.NodeTransformer):
-    def __init__(self, old: ast.Name, new: ast.expr) -> None:
-        self.old, self.new = old, new
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return self.new if node is self.old else node

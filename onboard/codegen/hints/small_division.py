@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from onboard import modeling
 from onboard.analysis.tiny.tiny_model import made_with, prompt, vocabulary
 from onboard.codegen.hints.marked_sites import MARK, mark
+from onboard.errors import OnboardError
 from onboard.graph.export.to_graph import export_to_graph
 from onboard.graph.shapes import propagate_shapes
 from onboard.graph.sharding.cuts import Layout
@@ -101,8 +102,12 @@ def graph_of(model: nn.Module, reference: nn.Module) -> GraphModule:
     return export_to_graph(model, inputs, dict.fromkeys(inputs, dims), _CPU)
 
 
-def divided(gm: GraphModule) -> Division | None:
-    """Return how ranks divide a graph; None where no number of ranks divides its heads."""
+def divided(gm: GraphModule) -> Division:
+    """Return how ranks divide a graph.
+
+    Raises:
+        OnboardError: no number of ranks divides its heads, or it has nothing to divide.
+    """
     propagate_shapes(gm, _CPU)
     found = {size: detect(gm, Distribution(size)) for size in WORLD_SIZES}
     fits = {
@@ -111,7 +116,9 @@ def divided(gm: GraphModule) -> Division | None:
         if hints and not any("heads" in hint.refused for hint in hints.values())
     }
     if not fits:
-        return None
+        refused = {hint.refused: None for each in found.values() for hint in each.values()}
+        what = ", ".join(filter(None, refused)) or "any layer"
+        raise OnboardError(f"no number of ranks from 2 to {max(WORLD_SIZES)} divides {what}")
     return Division(gm, fits, *rewritten(gm, next(iter(fits.values()))))
 
 

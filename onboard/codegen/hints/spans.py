@@ -13,6 +13,8 @@ LAYERS = {"colwise": "colwise", "rowwise": "rowwise", "none": "replicated"}
 """`tp_mode` -> the function of `onboard.modeling` that computes a layer with it."""
 _CONSTANT = '{} = {{"layer_type": "{}", "enable_sharding": True}}\n'
 MEANING = "# Hints of ops whose work several ranks divide; on one device they mean nothing\n"
+UNSAID = "Nothing is said of several ranks: "
+"""What a file's docstring says, with the reason, where there are no hints."""
 _IMPORT = f"from onboard.modeling import {', '.join(LAYERS.values())}\n"
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ast
-import io
-import tokenize
-from contextlib import suppress
+import re
 
 from onboard.codegen.format import format_python
-from onboard.codegen.hints.named_lines import inline_once_read
-from onboard.codegen.hints.spans import LAYERS, MEANING, OPS, Spans, is_constant
+from onboard.codegen.hints.spans import LAYERS, MEANING, OPS, UNSAID, Spans, is_constant
 from onboard.ops.library import op_sources
 
-_LINEAR = "torch.nn.functional.linear"
+LINEAR = "torch.nn.functional.linear"
 _HINTS = {"layer_type", "enable_sharding"}
+_UNSAID = re.compile(rf"\n\n{UNSAID}.*(?=\n\"\"\"\n)")
 _SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
 
 
@@ -21,6 +19,7 @@ def without_hints(text: str) -> str:
     """Return a model file's text that says nothing of ranks, and computes the same; one that says
     nothing of them as it is.
     """
+    text = _UNSAID.sub("", text, count=1)
     removing, tree = _Removing(text), ast.parse(text)
     removing.constants(tree)
     for node in [each for each in ast.walk(tree) if isinstance(each, ast.Call)]:
@@ -30,51 +29,6 @@ def without_hints(text: str) -> str:
         elif called.startswith(OPS):
             removing.visit(node, called.removeprefix(OPS))
     return format_python(removing.done()) if removing.edits else text
-
-
-def same_but_hints(first: str, second: str) -> bool:
-    """Whether two model files differ in what they say of ranks at most."""
-    with suppress(SyntaxError):  # what is no Python is no model file
-        return _canonical(first) == _canonical(second)
-    return False
-
-
-def _canonical(text: str) -> tuple[str, list[str]]:
-    """Return what a text says without hints, and its comments."""
-    plain = without_hints(text)
-    words = tokenize.generate_tokens(io.StringIO(plain).readline)
-    comments = [word.string for word in words if word.type == tokenize.COMMENT]
-    tree = _OneWay().visit(ast.parse(plain))
-    for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
-        inline_once_read(function)
-    return ast.dump(tree), comments
-
-
-class _OneWay(ast.NodeTransformer):
-    """Writes reshapes and the function of linear layers in one way: of what hints were on, the way
-    is not known any more.
-    """
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        self.generic_visit(node)
-        if isinstance(node.func, ast.Attribute) and node.func.attr in ("view", "reshape"):
-            node.func.attr = "reshape"
-            if len(node.args) == 1 and isinstance(node.args[0], ast.Tuple):
-                node.args = list(node.args[0].elts)
-        return node
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        self.generic_visit(node)
-        is_short = isinstance(node.value, ast.Name) and node.value.id == "F"
-        if is_short and node.attr == "linear":
-            return ast.parse(_LINEAR, mode="eval").body
-        return node
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        return None  # of functions that hints take the place of
-
-    def visit_Import(self, node: ast.Import) -> None:
-        return None
 
 
 class _Removing(Spans):
@@ -98,7 +52,7 @@ class _Removing(Spans):
     def visit(self, node: ast.Call, op: str) -> None:
         """Take the hints off a call of an op."""
         if op == "torch_linear_simple":
-            self.replace(self.start(node), self.start(node.args[0]), f"{_LINEAR}(")
+            self.replace(self.start(node), self.start(node.args[0]), f"{LINEAR}(")
             self.replace(self.end(node.args[-1]), self.end(node), ")")
         elif op == "view":
             self._method(node, "reshape", 2)

@@ -120,7 +120,7 @@ def _serves_too(found: str, text: str) -> bool:
     """Whether a file is the new one but for its revision, and for what it says of several ranks:
     that comes of the branches that one model's config takes.
     """
-    from onboard.codegen.hints.unhinted_text import same_but_hints
+    from onboard.codegen.hints.same_text import same_but_hints
 
     first, second = (_REVISION.sub("", each, count=1) for each in (found, text))
     return first == second or same_but_hints(first, second)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from torch import nn
+from transformers import LlamaConfig
 
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny.tiny_model import (
@@ -25,8 +26,10 @@ from onboard.analysis.tiny.tiny_model import (
 from onboard.codegen.hints import hinted_text
 from onboard.codegen.hints.hinted_text import hinted, with_hints
 from onboard.codegen.hints.linear_hints import LinearHint, LinearHints
+from onboard.codegen.hints.same_text import same_but_hints
 from onboard.codegen.hints.small_division import graph_of, small_model
-from onboard.codegen.hints.unhinted_text import same_but_hints, without_hints
+from onboard.codegen.hints.unhinted_text import without_hints
+from onboard.errors import OnboardError
 from onboard.graph.sharding.file_hints import FileHint, hints_of_file
 from onboard.parallel.in_one_process import on_all_ranks
 from onboard.parallel.ranks import Ranks
@@ -165,6 +168,23 @@ def test_another_computation_is_not_the_same_but_for_hints() -> None:
     assert not same_but_hints(text, "no Python")
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ("x.view(a, self.heads, b)", "x.view(a, -1, b)", True),
+        ("x.view(a, self.heads, b)", "x.view(a, -1, c)", False),
+        ("x.view(a, self.heads, -1)", "x.view(a, -1, b)", False),
+        ("x.view(a, self.heads, b)", "x.view(a, self.groups, b)", False),
+        ("x.sum(-1)", "x.sum(1)", False),
+        ('"""A."""\n', '"""A.\n\nNothing is said of several ranks: 1 heads\n"""\n', False),
+        ('"""A.\n"""\n', '"""A.\n\nNothing is said of several ranks: 1 heads\n"""\n', True),
+    ],
+)
+def test_sizes_left_to_others_and_reasons_are_hints(first: str, second: str, same: bool) -> None:
+    assert same_but_hints(first, second) is same
+    assert same_but_hints(second, first) is same
+
+
 def test_hints_that_divide_otherwise_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof of a text finds hints that are not those of the division."""
     own = LinearHints.of
@@ -191,3 +211,18 @@ def test_a_file_without_hints_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Nothing is said of several ranks: RuntimeError: no _graph_" in str(
         ast.get_docstring(ast.parse(found))
     )
+
+
+def test_heads_that_no_ranks_divide_are_named() -> None:
+    config = LlamaConfig(
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        hidden_size=8,
+        head_dim=8,
+        intermediate_size=12,
+        num_hidden_layers=1,
+        vocab_size=16,
+    )
+    text = without_hints(text_of("llama"))
+    with pytest.raises(OnboardError, match="no number of ranks from 2 to 8 divides 1 heads"):
+        with_hints(text, build_small(config))

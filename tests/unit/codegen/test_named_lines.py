@@ -7,7 +7,8 @@ import ast
 import pytest
 
 from onboard.codegen.format import format_python
-from onboard.codegen.hints.named_lines import inline_once_read, with_named_lines
+from onboard.codegen.hints.named_lines import with_named_lines
+from onboard.codegen.hints.same_text import inline_once_read
 
 HEAD = "class Block:\n    def forward(self, x, mask=None):\n"
 MLP = 'layer_type="mlp"'

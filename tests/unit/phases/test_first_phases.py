@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from onboard.analysis.spec import ModelSpec
 from onboard.cli.progress import PlainObserver
 from onboard.codegen import model_file
-from onboard.codegen.hints.unhinted_text import same_but_hints
+from onboard.codegen.hints.same_text import same_but_hints
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.hub import LocalSource
 from onboard.workflow.checkpoint import parameter_count as size
