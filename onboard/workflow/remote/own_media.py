@@ -80,7 +80,8 @@ class OwnMedia:
         self.model = _model(folder, config, self.facts)
         self.processor = _processor(folder, self.facts)
         self.inner = _language_model(self.model, opening)
-        _fill(self.model, self.inner, opening.prefix, StoredWeights(opening.stored), self.dtype)
+        kept = f"{opening.prefix}{self.embedding}."
+        _fill(self.model, opening.prefix, kept, StoredWeights(opening.stored), self.dtype)
         self._check_text_alone()
 
     @property
@@ -231,13 +232,12 @@ def _language_model(model: Any, opening: Opening) -> Any:
     return inner
 
 
-def _fill(model: Any, inner: Any, prefix: str, weights: StoredWeights, dtype: torch.dtype) -> None:
-    """Give the model the weights of all but its language model, and the embedding of tokens."""
-    kept = {id(each) for each in inner.get_input_embeddings().parameters()}
+def _fill(model: Any, prefix: str, kept: str, weights: StoredWeights, dtype: torch.dtype) -> None:
+    """Give the model the weights of all that does not begin with `prefix`, and what begins with
+    `kept`: the embedding of tokens.
+    """
     state = model.state_dict(keep_vars=True)
-    wanted = [
-        name for name, each in state.items() if not name.startswith(prefix) or id(each) in kept
-    ]
+    wanted = [name for name in state if not name.startswith(prefix) or name.startswith(kept)]
     found = match_names(list(state), weights.names(), module_renaming(model))
     if missing := [name for name in wanted if name not in found]:
         raise OnboardError(f"the checkpoint has no {missing[0]}")
@@ -272,9 +272,12 @@ def _processor(folder: Path, facts: list[str]) -> Any:
 
 def _stand_in(folder: Path) -> list[str]:
     """Stand in for what the repository's files import and is not here; return what to say of it."""
-    from onboard.hf.old import names, packages
+    from onboard.hf.old import image_forms, names, packages
 
-    facts = []
+    facts: list[str] = []
+    if packages.missing(["torchvision"]):
+        packages.FORMS.update(image_forms.FORMS)
+        facts += packages.stand_in("torchvision") + image_forms.stand_in_for_torchvision()
     for path in sorted(folder.glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         modules = [
