@@ -16,6 +16,7 @@ from onboard.untrusted.bounds import (
     BATCH,
     CAPTURES,
     DEVICES,
+    DRAFTS,
     PAGE,
     SEQUENCE,
     STEP,
@@ -101,6 +102,17 @@ class DistMapping(StrictModel):
     """Stages of layers."""
 
 
+class SpeculativeConfig(StrictModel):
+    """Drafts of the next tokens, which one step checks together; tokens are the same without."""
+
+    draft: str = ""
+    """Who drafts: `ngram` finds the last tokens earlier in the text, else it is the folder or id of an
+    onboarded model with the same vocabulary; empty: nobody.
+    """
+    num_tokens: int = Field(default=4, ge=1, le=DRAFTS.most)
+    """Most tokens of a draft."""
+
+
 class RuntimeConfig(StrictModel):
     """Everything that a run of one model needs besides the checkpoint; the content of a standalone
     YAML file.
@@ -149,6 +161,7 @@ class RuntimeConfig(StrictModel):
     """Overrides of the Hugging Face config (for example `num_hidden_layers: 2` for a reduced
     run).
     """
+    speculative: SpeculativeConfig = Field(default_factory=SpeculativeConfig)
     quantize: Literal["none", "fp8", "fp8-block", "int4", "mxfp4"] = "none"
     """Linear layers of an unquantised checkpoint in fewer bits, by its weights alone: in
     float8_e4m3fn with scales of rows or of blocks of 128 x 128, and inputs quantised as they come; in

@@ -151,6 +151,7 @@ class SequenceInfo:
         *,
         rope_length: int = 0,
         position_ids: IntArray | None = None,
+        logits_rows: IntArray | None = None,
     ) -> None:
         """Write one step of the running sequences in `slots`: the next `lengths` [sequences]
         uncached tokens of each; None: one token each.
@@ -173,7 +174,8 @@ class SequenceInfo:
             self._write_mapping(layout, group, table[owners, page], step.positions)
         self._show(layout, slots)
         self.rows.write_sampling(layout.host, slots, step.kv_lens)
-        self._finish(layout, step, slots, step.ends - 1, rope_length, position_ids)
+        wanted = step.ends - 1 if logits_rows is None else logits_rows
+        self._finish(layout, step, slots, wanted, rope_length, position_ids)
 
     def _decode_on(self, slots: IntArray, starts: IntArray) -> None:
         """Write the next decode step of an unchanged batch: only the numbers that have changed.

@@ -240,6 +240,17 @@ class CachedSequenceInterface:
             filtered=info.rows.filtered,
         )
 
+    def choose_rows(self, logits: torch.Tensor, slots: IntArray, lengths: IntArray) -> torch.Tensor:
+        """Choose a token from each of several rows of a sequence's logits [rows, vocabulary]; return
+        them, [rows].
+
+        `lengths` [rows] are the tokens of the sequence in each of `slots` [rows] that a row has read.
+        """
+        rows = self.info.rows
+        numbers = {**rows.choice_of(slots, lengths), "state_slots": slots, "kv_lens": lengths}
+        args = {name: torch.from_numpy(each).to(self.info.device) for name, each in numbers.items()}
+        return self.latest.choose(logits, args, drawn=rows.drawn, filtered=rows.filtered)
+
     def _names(self, gm: nn.Module) -> list[str]:
         """Return the names of the inputs of `gm`; kept until its graph changes."""
         size = len(gm.graph.nodes) if hasattr(gm, "graph") else 0  # type: ignore[union-attr, arg-type]

@@ -29,7 +29,7 @@ class SequenceRows:
         codebooks: int = 1,
     ) -> None:
         self.tokens = np.zeros((slots, max_seq_len), dtype=np.int32 if codebooks == 1 else np.int64)
-        """[slots, max_seq_len] tokens of each sequence at its admission."""
+        """[slots, max_seq_len] tokens of each sequence at its admission, and drafts."""
         self.num_tokens = np.zeros(slots, dtype=np.int64)
         """[slots] how many these are."""
         self.latest = np.zeros(slots, dtype=np.int64)
@@ -78,6 +78,21 @@ class SequenceRows:
             positions < self.num_tokens[slots], self.tokens[slots, positions], self.latest[slots]
         )
 
+    def put(self, slot: int, start: int, tokens: Sequence[int]) -> None:
+        """Write tokens from position `start` on, for the next step to read; those that the model does
+        not choose itself are overwritten later.
+        """
+        self.tokens[slot, start : start + len(tokens)] = tokens
+        self.num_tokens[slot] = start + len(tokens)
+
+    def rewind(self, slot: int, num_cached: int, latest: int) -> None:
+        """Set how many leading tokens count as cached, and the latest token, which comes after
+        them.
+        """
+        self.num_cached[slot] = num_cached
+        self.num_tokens[slot] = min(self.num_tokens[slot], num_cached)
+        self.latest[slot] = latest
+
     def set_sampling(self, slot: int, sampling: Sequence[float], key: int) -> None:
         """Set the sampling parameters of a row and the key of its random numbers."""
         self.sampling[slot] = sampling
@@ -89,6 +104,14 @@ class SequenceRows:
         """
         self._write_parameters(host, self.sampling[slots].T)
         self.write_uniforms(host, slots, lengths)
+
+    def choice_of(self, slots: IntArray, lengths: IntArray) -> dict[str, IntArray]:
+        """Return sampling parameters and random numbers by `CHOICE_NAMES`, for a token after `lengths`
+        [rows] tokens of the sequence in each of `slots` [rows]; the sequences are those of the last
+        `write_sampling`.
+        """
+        parameters = dict(zip(SAMPLING_NAMES, self.sampling[slots].T, strict=True))
+        return {**parameters, CHOICE_NAMES[-1]: uniforms(self.keys[slots], lengths)}
 
     def write_uniforms(self, host: HostFields, slots: IntArray, lengths: IntArray) -> None:
         """Write the random numbers alone; the sequences are those of the last `write_sampling`.

@@ -93,6 +93,14 @@ def _stay_offline(asked: bool) -> bool:
     return asked
 
 
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ngram|MODEL",
+        help="Who proposes tokens that a step checks together: the text itself, or a small model.",
+        show_default="nobody",
+    ),
+]
 Model = Annotated[
     str,
     typer.Argument(

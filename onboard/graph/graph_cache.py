@@ -45,6 +45,7 @@ _NOT_IN_KEY = {
         "max_batch_size",
         "max_num_tokens",
         "overlap",
+        "speculative",
         "kv_cache_config",
         "cuda_graph_config",
     ),

@@ -27,6 +27,11 @@ from onboard.parallel.ranks import ALONE, Ranks, current_ranks
 from onboard.runtime.engine import Engine
 from onboard.runtime.length_dependent_rope import length_dependent_rope
 from onboard.runtime.limits import ON_CPU, ON_GPU, Defaults, settled
+from onboard.runtime.speculation.choose_drafter import (
+    check_drafts,
+    check_vocabularies,
+    drafter_of,
+)
 from onboard.runtime.tested_file import why_untested
 from onboard.runtime.tokenizer import Tokenizer, tokenizer_folder
 from onboard.sources.language_part import part_of
@@ -96,6 +101,7 @@ def _built(
     strict: bool,
 ) -> Engine:
     runtime = context.runtime
+    drafter = drafter_of(runtime, root, _build_drafting)
     if strict:
         _check_tested(context, _onboard_command(root, model))
     _check_adapters(context)
@@ -109,7 +115,8 @@ def _built(
         gm = _run_checked(pipeline, context, observer)
     if runtime.batch_invariant:
         _check_invariant(context)
-    return Engine(
+    check_drafts(context)
+    engine = Engine(
         gm,
         context.cache,
         **({} if context.ranks.follows else _text_ends(context.factory.checkpoint, context)),
@@ -120,8 +127,17 @@ def _built(
         overlap=_overlaps(context.runtime, context.device),
         history=context.history,
         facts=context.facts,
+        drafter=drafter,
         bytes_read=context.bytes_read,
     )
+    check_vocabularies(engine)
+    return engine
+
+
+def _build_drafting(
+    checkpoint: Path, runtime: RuntimeConfig, root: Path | None, name: str
+) -> Engine:
+    return build_engine(checkpoint, runtime, root=root, model=name)
 
 
 def _check_adapters(context: TransformContext) -> None:

@@ -18,29 +18,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import fx, nn
+from torch import nn
 
 from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.cache.next_token import Chosen
 from onboard.errors import UsageError
-from onboard.graph.cache_init.embedded_inputs import with_image_inputs
-from onboard.graph.fx import graph_modules
 from onboard.modeling import Codebooks
 from onboard.runtime.calls.adapter_numbers import adapter_number
 from onboard.runtime.calls.endings import ending, has_ended_with
 from onboard.runtime.calls.prompt_pass import PromptPass
 from onboard.runtime.calls.request_texts import RequestTexts
-from onboard.runtime.constraints.adjustments import Adjustments, check_token_ids, word_tokens
+from onboard.runtime.constraints.adjusted_logits import adjusted_logits
+from onboard.runtime.constraints.adjustments import wanted_adjustments
 from onboard.runtime.constraints.structured import Grammars
 from onboard.runtime.length_dependent_rope import LengthDependentRope
 from onboard.runtime.logprobs import logprobs
-from onboard.runtime.multimodal.image_inputs import ImageInputs, image_rows
+from onboard.runtime.multimodal.image_inputs import ImageInputs
+from onboard.runtime.multimodal.image_steps import ImageSteps
 from onboard.runtime.sampling_params import SamplingParams, stream_key
 from onboard.runtime.scheduling.engine_stats import EngineStats
 from onboard.runtime.scheduling.pending_step import PendingStep, TokenReceiver
 from onboard.runtime.scheduling.request import FinishReason, Request, Step, StepRows
 from onboard.runtime.scheduling.scheduler import Scheduler
 from onboard.runtime.scheduling.sequence_pages import SequencePages
+from onboard.runtime.speculation.drafted_steps import DraftedSteps
+from onboard.runtime.speculation.drafter import Drafter
 from onboard.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -77,6 +79,10 @@ class Engine:
     """
     history: list[Any] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
+    drafter: Drafter | None = None
+    """Who proposes tokens, which steps then check; None: each step chooses one token a request. With
+    it no step is launched ahead.
+    """
     bytes_read: int = 0
     """Of the checkpoint's files, for the weights; 0 where they are random."""
     together: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -109,7 +115,16 @@ class Engine:
         # Position offsets on the device, by slot, and the step whose offsets were written last
         self._shifts = np.zeros(info.num_slots, dtype=np.int64)
         self._shifted: StepRows | None = None
-        self._image_graphs: dict[tuple[bool, bool, tuple[str, ...]], fx.GraphModule] = {}
+        self._images = ImageSteps(self.gm, cache, self.towers)
+        parts = (
+            self.gm,
+            cache,
+            self._images,
+            self.scheduler,
+            self.stats,
+            self.vocab_size or math.inf,
+        )
+        self._drafted = None if self.drafter is None else DraftedSteps(self.drafter, *parts)
 
     @property
     def codebooks(self) -> Codebooks:
@@ -153,6 +168,8 @@ class Engine:
             raise UsageError(
                 "stop texts need a tokenizer and the checkpoint has none", hint="Use stop_token_ids"
             )
+        if self.codebooks.count > 1 and params.adjusts_logits:
+            raise UsageError("tokens of several codebooks are drawn as the model says")
         images = self._prepare(list(prompt), inputs) if inputs else None
         scores = None
         if params.prompt_logprobs is not None:
@@ -163,7 +180,9 @@ class Engine:
             most = self.capacity if params.max_tokens is None else len(prompt) + params.max_tokens
             output.limit = min(most, self.capacity)
             output.last_tokens = params.last_tokens(self.eos_token_ids)
-            output.adjustments = self._adjustments(params)
+            output.adjustments = wanted_adjustments(
+                params, self.eos_token_ids, self.vocab_size, self.tokenizer, self._grammars
+            )
             output.prompt_logprobs = scores
         for output, tokens in zip(outputs, generated or [()] * params.n, strict=True):
             if not has_ended_with(output, tokens, self.texts):
@@ -212,7 +231,14 @@ class Engine:
         # launched ahead is ignored if all its sequences have ended. The device runs it all the
         # same: it writes to freed pages and slots, which later steps write before they read.
         pending = self._ahead if self._ahead is not None and self._ahead.step.is_live() else None
-        pending = pending or self._launch(self.scheduler.schedule())
+        if self._drafted is not None:
+            self._drafted.draft()
+        pending = pending or self.launch(self.scheduler.schedule())
+        if self._drafted is not None and pending.drafted is not None:
+            for request, token, row in self._drafted.take_in(pending):
+                self._take(request, token, pending.logits, row)
+            self._count(pending.step, time.perf_counter() - start)
+            return pending.step
         # 2. The tokens that this step reads are known to the host since the last call, so the pages
         # that it fills can be published for reuse, before the next step is scheduled.
         self.scheduler.settle(pending.step)
@@ -221,7 +247,7 @@ class Engine:
         # runs behind this step on the same stream, so they are there by then.
         # Changed logits depend on the tokens so far, so these have to be known first.
         may = self.overlap and self.rope is None and not pending.step.rows.adjusted
-        self._ahead = self._launch_ahead() if may else None
+        self._ahead = self._launch_ahead() if may and self.drafter is None else None
         # 4. Wait for this step's tokens. The device works on the next step meanwhile.
         self._take_in(pending)
         self._count(pending.step, time.perf_counter() - start)
@@ -270,17 +296,19 @@ class Engine:
         with self.together():
             return self._alone.logprobs(prompt, count, adapter_number(self.adapters, lora))
 
-    def _launch(self, step: Step) -> PendingStep:
+    def launch(self, step: Step) -> PendingStep:
         """Write a step's numbers and launch it; return without waiting for its tokens."""
         if self.cache.has_shifts:
             self._set_shifts(step)
         positions = step.position_ids(shifted=self.cache.has_shifts)
+        if step.num_drafts and self._drafted is not None:
+            return self._drafted.launch(step, positions)
         self.cache.info.set_rows(
             step.rows.slots, step.lengths, rope_length=step.rope_length, position_ids=positions
         )
-        tokens, logits = self._run_with_images(step) if step.reads_images() else self._run(step)
+        tokens, logits = self._run(step)
         if step.rows.adjusted:
-            tokens = self.cache.choose_again(_adjusted(logits(), step.rows.adjusted))
+            tokens = self.cache.choose_again(adjusted_logits(logits(), step.rows.adjusted))
         self.scheduler.launched(step)
         # After the launch, so that the event comes after the kernels that write the tokens; before
         # any later launch, so that waiting for it does not wait for that one, too.
@@ -303,12 +331,14 @@ class Engine:
         scheduling needs them.
         """
         step = self.scheduler.schedule_ahead()
-        return None if step is None else self._launch(step)
+        return None if step is None else self.launch(step)
 
     def _run(self, step: Step) -> Chosen:
         """Run the graph; record a fact if CUDA graphs were captured and a decode step replayed
         none.
         """
+        if step.reads_images():
+            return self.cache.next_tokens(self._images.graph(step))
         before = self._replays
         chosen = self.cache.next_tokens(self.gm)
         if (
@@ -334,26 +364,6 @@ class Engine:
                 hint=f"Raise max_num_tokens ({self.cache.info.max_num_tokens})",
             )
         return images
-
-    def _run_with_images(self, step: Step) -> Chosen:
-        """Run a step that prefills prompts with images: their embeddings come from the towers."""
-        parts = [chunk.sequence.image_inputs for chunk in step.chunks if chunk.reads_images()]
-        rope = any(part.tables is not None for part in parts if part is not None)
-        blocks = any(part.blocks is not None for part in parts if part is not None)
-        assert self.towers is not None
-        added = tuple(sorted({layer for part in parts if part is not None for layer in part.added}))
-        if (key := (rope, blocks, added)) not in self._image_graphs:
-            (_, graph), *_ = graph_modules(self.gm)
-            embedding = self.towers.embedding
-            self._image_graphs[key] = with_image_inputs(
-                graph, embedding, rope=rope, blocks=blocks, added=added
-            )
-        info = self.cache.info
-        info.inputs = {
-            **info.inputs,
-            **image_rows(step, info.inputs["input_ids"].shape[1], info.device),
-        }
-        return self.cache.next_tokens(self._image_graphs[key])
 
     @property
     def _replays(self) -> int:
@@ -410,6 +420,19 @@ class Engine:
         self.stats.generated_tokens += len(took)
         self.stats.dropped_tokens += len(step.rows.complete) - len(took)
 
+    def _take(self, sequence: Request, token: int, logits: torch.Tensor | None, row: int) -> None:
+        """Append a token, and finish the sequence if that ends it."""
+        sequence.tokens.append(token)
+        self.stats.generated_tokens += 1
+        if logits is not None and (most := sequence.params.logprobs) is not None:
+            chosen = logits[row : row + 1]
+            sequence.logprobs += logprobs(chosen, [token], most, self.codebooks)
+        self._end(sequence)
+        if sequence.adjustments is not None and sequence.finish_reason is None:
+            end = sequence.adjustments.took(token)
+            if end is not None:
+                self._finish(sequence, end)
+
     def _end(self, sequence: Request) -> None:
         """Finish a sequence if its latest token ends it."""
         if (end := ending(sequence, self.texts)) is not None:
@@ -419,29 +442,3 @@ class Engine:
         sequence.stop_reason = by
         self.scheduler.finish(sequence, reason)
         self.texts.finish(sequence)
-
-    def _adjustments(self, params: SamplingParams) -> Adjustments | None:
-        """Return what a request wants done to its logits; None for most."""
-        if not params.adjusts_logits:
-            return None
-        if self.codebooks.count > 1:
-            raise UsageError("tokens of several codebooks are drawn as the model says")
-        check_token_ids(params, self.vocab_size)
-        last = params.last_tokens(self.eos_token_ids)
-        wanted = params.structured_outputs
-        return Adjustments(
-            params,
-            last_tokens=last,
-            eos=min(self.eos_token_ids, default=0),
-            words=word_tokens(params.bad_words, self.tokenizer),
-            matcher=None if wanted is None else self._grammars.matcher(wanted),
-        )
-
-
-def _adjusted(logits: torch.Tensor, wanted: Sequence[tuple[int, Request]]) -> torch.Tensor:
-    """Return logits [rows, vocabulary] as the requests of some rows want them, float32."""
-    changed = logits.to(torch.float32, copy=True)
-    for row, request in wanted:
-        assert request.adjustments is not None
-        request.adjustments.apply(changed[row], request.prompt, request.generated)
-    return changed

@@ -73,6 +73,11 @@ class Tokenizer:
         text: str = self.hf.decode(tokens, skip_special_tokens=skip_special_tokens)
         return text
 
+    def vocabulary(self) -> dict[str, int]:
+        """Return the ids of all tokens by their texts."""
+        tokens: dict[str, int] = self.hf.get_vocab()
+        return tokens
+
     @property
     def special_tokens(self) -> dict[str, int]:
         """The texts of tokens that stand outside the vocabulary's words, and their ids."""

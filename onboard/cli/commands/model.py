@@ -15,7 +15,6 @@ from onboard.cli.options import Device, DTypeName, InDType, ModeName, Offline, O
 from onboard.cli.result import Result
 from onboard.cli.terminal import shown
 from onboard.errors import OnboardError, UntranslatableError
-from onboard.sources.hub_errors import go_offline
 from onboard.workflow.phases import PHASES
 
 if TYPE_CHECKING:
@@ -101,8 +100,6 @@ def onboard(
     debug: _Debug = False,
 ) -> Result | int:
     """Run the phases for one model; `ABOUT` is what the help says of it."""
-    if offline:
-        go_offline()
     from onboard.agents.role_settings import load_settings
     from onboard.workflow.phase import RunOptions
 

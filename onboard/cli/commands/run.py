@@ -143,6 +143,7 @@ def run(
     kv_cache_dtype: options.KVCacheDType = None,
     attn_backend: options.AttnBackend = None,
     compile_backend: options.AnyCompileBackend = None,
+    draft: options.Draft = None,
     revision: options.Revision = None,
     set_: options.Set = None,
     precision: _Precision = None,
@@ -166,6 +167,7 @@ def run(
     params = wanted.checked({**chosen, "logprobs": logprobs, "lora": one_adapter(lora, input_)})
     sizes = _sizes(max_seq_len, max_batch_size, kv_cache_dtype, attn_backend, compile_backend)
     sizes |= {"tokenizer": tokenizer, "lora": adapters_of(lora), "revision": revision}
+    sizes |= {"speculative__draft": draft}
     given = {"settings": settings_of(set_, world_size=world_size, **sizes), "config": config}
     how = {"device": device.value, "dtype": _dtype(dtype, precision).value, "mode": mode.value}
     exact = strict, batch_invariant, trust_remote_code, unsandboxed
@@ -325,6 +327,8 @@ def _print_speed(llm: LLM | StaticLLM) -> None:
     speed = f"{stats.tokens_per_second:.1f} tokens/s"
     print(f"{stats.generated_tokens} tokens in {stats.seconds:.1f} s ({speed})", file=sys.stderr)
     print(stats.cache_line(), file=sys.stderr)
+    if (drafts := stats.draft_line()) is not None:
+        print(drafts, file=sys.stderr)
 
 
 def _prompts(texts: list[str], token_ids: list[str]) -> list[Prompt]:

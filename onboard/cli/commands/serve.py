@@ -18,7 +18,6 @@ from onboard.cli.prompting.adapter_options import Lora, adapters_of
 from onboard.cli.prompting.media_options import GivenMedia, MediaDomain
 from onboard.cli.setting_options import settings_of
 from onboard.cli.terminal import one_line
-from onboard.sources.hub_errors import go_offline
 
 _KEY = "ONBOARD_API_KEY"
 _Strict = Annotated[
@@ -80,6 +79,7 @@ def serve(
     kv_cache_dtype: options.KVCacheDType = None,
     attn_backend: options.AttnBackend = None,
     compile_backend: options.AnyCompileBackend = None,
+    draft: options.Draft = None,
     revision: options.Revision = None,
     set_: options.Set = None,
     strict: _Strict = False,
@@ -91,13 +91,12 @@ def serve(
     It speaks OpenAI's interfaces and Anthropic's messages, and listens on this machine alone unless
     --host says otherwise.
     """
-    if offline:
-        go_offline()
     doors = {"host": host, "port": port, "api_keys": api_key or []}
     limits = {"max_running": max_running, "drain_seconds": drain_seconds}
     sizes: Any = {"max_seq_len": max_seq_len, "max_batch_size": max_batch_size}
     sizes |= {"attn_backend": attn_backend, "compile_backend": compile_backend}
     sizes |= {"lora": adapters_of(lora), "kv_cache_config__dtype": kv_cache_dtype}
+    sizes |= {"speculative__draft": draft}
     settings = settings_of(set_, revision=revision, **sizes)
     where: dict[str, Any] = {"device": device.value, "dtype": dtype.value, "mode": mode.value}
     where["world_size"] = world_size

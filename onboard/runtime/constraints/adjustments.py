@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from onboard.errors import UsageError
-from onboard.runtime.constraints.structured import End, Matcher
+from onboard.runtime.constraints.structured import End, Grammars, Matcher
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.runtime.tokenizer import Tokenizer
 
@@ -80,6 +80,27 @@ class Adjustments:
         """Without a look at the values on the host: NaN is still found by whoever chooses."""
         nothing = logits.isneginf().all()
         logits[self._eos] = torch.where(nothing, 0.0, logits[self._eos])
+
+
+def wanted_adjustments(
+    params: SamplingParams,
+    eos_token_ids: frozenset[int],
+    vocabulary: int | None,
+    tokenizer: Tokenizer | None,
+    grammars: Grammars,
+) -> Adjustments | None:
+    """Return what a request wants done to its logits; None for most."""
+    if not params.adjusts_logits:
+        return None
+    check_token_ids(params, vocabulary)
+    wanted = params.structured_outputs
+    return Adjustments(
+        params,
+        last_tokens=params.last_tokens(eos_token_ids),
+        eos=min(eos_token_ids, default=0),
+        words=word_tokens(params.bad_words, tokenizer),
+        matcher=None if wanted is None else grammars.matcher(wanted),
+    )
 
 
 def _unique(logits: torch.Tensor, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,6 +13,10 @@ class EngineStats:
     prompt_tokens: int = 0
     """Prefilled tokens, those recomputed after a preemption included."""
     generated_tokens: int = 0
+    drafted_tokens: int = 0
+    """Proposed tokens that steps checked."""
+    accepted_tokens: int = 0
+    """Those of them that were right."""
     seconds: float = 0.0
     """Wall-clock time of all steps, sampling included."""
     preemptions: int = 0
@@ -58,6 +62,13 @@ class EngineStats:
             f"at most {self.most_pages} of {self.pages} cache pages in use, {self.preemptions} preemptions, "
             f"{self.reused_tokens} tokens reused from {self.prefix_hits} known prefixes"
         )
+
+    def draft_line(self) -> str | None:
+        """Return what came of drafts as one line of text; None if there were none."""
+        if not self.drafted_tokens:
+            return None
+        right = f"{self.accepted_tokens} of {self.drafted_tokens} drafted tokens were right"
+        return f"{right}; {self.generated_tokens} tokens in {self.steps} steps"
 
     def as_dict(self) -> dict[str, float]:
         """Return all figures, for reports."""

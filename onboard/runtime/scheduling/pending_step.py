@@ -13,6 +13,7 @@ from onboard.cache.step_buffer import IntArray
 from onboard.errors import NotFiniteError
 from onboard.ops.sampling.sampling import NOT_A_TOKEN
 from onboard.runtime.scheduling.request import Step
+from onboard.runtime.speculation.drafted_rows import DraftedRows
 
 # Steps whose tokens may be on their way: the one that the host waits for, and the one launched
 # ahead of it. An event is recorded again only after its step's tokens were read.
@@ -26,16 +27,24 @@ class PendingStep:
     step: Step
     tokens: Callable[[], list[int]]
     logits: torch.Tensor | None
-    """[sequences, vocabulary] if a sequence's log-probabilities are wanted, else None."""
+    """[rows, vocabulary] if a sequence's log-probabilities are wanted, else None; a row for each
+    sequence, or draft.
+    """
+    drafted: DraftedRows | None = None
+    """The rows of logits of a step with drafts."""
 
     def chosen(self) -> list[int]:
-        """Wait for the step; return one token for each sequence, perhaps followed by padding.
+        """Wait for the step; return one token for each sequence, perhaps followed by padding, or for
+        each row of a step with drafts.
 
         Raises `NotFiniteError` if a token was chosen from NaN or infinite logits.
         """
         tokens, complete = self.tokens(), self.step.rows.complete
-        if NOT_A_TOKEN in tokens and any(
-            tokens[row] == NOT_A_TOKEN and each.finish_reason is None for row, each in complete
+        if NOT_A_TOKEN in tokens and (
+            self.drafted is not None
+            or any(
+                tokens[row] == NOT_A_TOKEN and each.finish_reason is None for row, each in complete
+            )
         ):
             raise NotFiniteError("the logits are not finite", hint="Use dtype bfloat16 or float32")
         return tokens

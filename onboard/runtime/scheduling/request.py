@@ -81,6 +81,9 @@ class Request:
     last_step: int = -1
     """Number of the last step that computed tokens of the request."""
 
+    drafts: list[int] = field(default_factory=list)
+    """Tokens that may come next; the next step checks them."""
+
     single: Chunk = field(init=False, repr=False)
     """The chunk of one token, shared by all decode steps of the request."""
 
@@ -111,6 +114,10 @@ class Request:
         """The generated tokens."""
         return self.tokens[len(self.prompt) :]
 
+    def drop(self, count: int) -> None:
+        """Take back the last `count` tokens."""
+        del self.tokens[len(self.tokens) - count :]
+
     @property
     def num_generated(self) -> int:
         """Number of generated tokens."""
@@ -137,12 +144,14 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """The next `length` uncached tokens of a sequence."""
+    """The next `length` uncached tokens of a sequence, drafts included."""
 
     sequence: Request
     length: int
     completes: bool
     """Whether the chunk ends with the sequence's last token, so that the next one is chosen."""
+    drafts: tuple[int, ...] = ()
+    """Tokens after the sequence's last one, which the step checks."""
 
     def reads_images(self) -> bool:
         """Whether the chunk includes precomputed embeddings of images or sound."""
@@ -180,6 +189,8 @@ class Step:
     rope_length: int = 0
     chunks: list[Chunk] = field(default_factory=list)
     num_tokens: int = 0
+    num_drafts: int = 0
+    """Number of drafts in its chunks."""
     num_filling: int = 0
     """Prompt tokens computed in this step, including tokens recomputed after a preemption."""
     ends: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -199,6 +210,12 @@ class Step:
         self.num_tokens += length
         if pending > 1:
             self.num_filling += length
+
+    def add_drafted(self, chunk: Chunk) -> None:
+        """Add a chunk with drafts."""
+        self.chunks.append(chunk)
+        self.num_tokens += chunk.length
+        self.num_drafts += len(chunk.drafts)
 
     @cached_property
     def rows(self) -> StepRows:

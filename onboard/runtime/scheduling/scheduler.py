@@ -20,8 +20,11 @@ import numpy as np
 from onboard.errors import OnboardError
 from onboard.runtime.length_dependent_rope import LengthDependentRope
 from onboard.runtime.scheduling.decode_run import DecodeRun
-from onboard.runtime.scheduling.request import FinishReason, Request, Step
+from onboard.runtime.scheduling.request import Chunk, FinishReason, Request, Step
 from onboard.runtime.scheduling.sequence_pages import SequencePages
+
+MOST_ROWS = 256
+"""Rows of logits of a step with drafts; each is as long as the vocabulary."""
 
 _in_order = attrgetter("order")
 
@@ -51,6 +54,8 @@ class Scheduler:
         """Requests without pages, in order."""
         self.running: list[Request] = []
         """Admitted requests, in order; the last one is preempted first."""
+        self.has_drafts = False
+        """Whether running requests have drafts for the next step."""
         self.num_preemptions = 0
         self.num_steps = 0
         self._num_arrived = self._num_retired = 0
@@ -157,6 +162,42 @@ class Scheduler:
         if current:
             rows.latest[slots[current]] = [tokens[row] for row in current]
 
+    def accept(self, step: Step, chosen: Sequence[Sequence[int]]) -> None:
+        """Append what a step with drafts chose, for each chunk the drafts that were right and one
+        token more; what it computed of the others does not count as cached.
+        """
+        assert step.lengths is not None
+        starts, rows = step.ends - step.lengths, self.memory.rows
+        for chunk, tokens in zip(step.chunks, chosen, strict=True):
+            chunk.length = len(tokens) if chunk.drafts else chunk.length
+            chunk.sequence.tokens += tokens
+        step.lengths = np.array([chunk.length for chunk in step.chunks])
+        step.ends = starts + step.lengths
+        for row, (slot, end) in enumerate(zip(step.rows.slots, step.ends, strict=True)):
+            if step.chunks[row].completes:
+                rows.rewind(slot, end, chosen[row][-1])
+        self.settle(step)
+
+    def rewind(self, sequence: Request, tokens: Sequence[int], limit: int) -> None:
+        """Give a sequence, whose pages nobody reuses, other tokens after its prompt, which all count
+        as its prompt then, and another limit; what it has cached of the same tokens stays.
+        """
+        same, most = len(sequence.prompt), min(len(sequence.tokens), len(tokens))
+        while same < most and sequence.tokens[same] == tokens[same]:
+            same += 1
+        if slot := sequence.slot:
+            cached = min(sequence.num_cached, same, len(tokens) - 1)
+            self.memory.rows.rewind(slot, cached, tokens[-1])
+            self.memory.rows.put(slot, cached, tokens[cached:])
+        sequence.prompt, sequence.tokens, sequence.limit = list(tokens), list(tokens), limit
+        self._last, self._run = Step(), None
+
+    def forget_windows(self, step: Step) -> None:
+        """Free the pages that a prompt's chunks have left behind their windows."""
+        for chunk in step.chunks:
+            if not chunk.completes:
+                self.memory.computed(chunk.sequence, 0)
+
     def finish(self, sequence: Request, reason: FinishReason) -> None:
         """Retire a running sequence and free its pages."""
         sequence.finish_reason = reason
@@ -217,7 +258,7 @@ class Scheduler:
         limit is reached or pages are missing.
         """
         run = self._run
-        if run is None or run.at_limit:
+        if run is None or run.at_limit or self.has_drafts:
             return False
         if not all(self.memory.reserve(run.chunks[row].sequence, 1) for row in run.due):
             return False
@@ -232,7 +273,10 @@ class Scheduler:
             if not sequence.slot or length >= sequence.limit or sequence.table != step.rope_length:
                 continue  # no slot: preempted by a sequence before it
             pending, budget = sequence.num_pending, self.max_num_tokens - step.num_tokens
-            if pending == 1 and length <= sequence.room and budget > 0:
+            drafted = self._drafted(sequence, step, len(running) - place)
+            if drafted is not None:
+                step.add_drafted(drafted)
+            elif pending == 1 and length <= sequence.room and budget > 0:
                 # The fast path for decode, also beside a prompt's chunk
                 step.chunks.append(sequence.single)
                 step.num_tokens += 1
@@ -258,6 +302,21 @@ class Scheduler:
             sequence.num_cached + length <= sequence.room or self._reserve(sequence, length)
         ):
             step.add(sequence, length, pending)
+
+    def _drafted(self, sequence: Request, step: Step, later: int) -> Chunk | None:
+        """Return the next chunk of a sequence with as many drafts as the step and the cache have room
+        for beside `later` sequences; None without any.
+        """
+        if not sequence.drafts:
+            return None
+        drafts, sequence.drafts = sequence.drafts, []
+        room = self.max_num_tokens - step.num_tokens - later - 1
+        rows = MOST_ROWS - step.num_drafts - len(self.running)
+        most = min(len(drafts), room, rows, sequence.limit - sequence.length - 1)
+        length = self.memory.chunk(sequence, 1 + most) if most > 0 else 1
+        if length <= 1 or not self.memory.reserve(sequence, length):
+            return None
+        return Chunk(sequence, length, True, tuple(drafts[: length - 1]))
 
     def _fitting(self, sequence: Request, budget: int) -> int:
         """Return the size of a sequence's next chunk in a step with room for `budget` tokens."""
@@ -324,6 +383,7 @@ class Scheduler:
         """Preempt a sequence: free its pages and queue it; its tokens are computed again later."""
         if sequence.length > len(sequence.tokens):
             raise _TokensNeededError
+        sequence.drafts = []
         self._retire(sequence)
         insort(self.waiting, sequence, key=_in_order)
         sequence.num_preemptions += 1

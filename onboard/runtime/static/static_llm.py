@@ -51,6 +51,9 @@ class StaticStats:
         """Generated tokens, by all of the time."""
         return self.generated_tokens / self.seconds if self.seconds else 0.0
 
+    def draft_line(self) -> None:
+        """Return nothing: there are no drafts."""
+
     def cache_line(self) -> str:
         """Return what a person is told of the caches."""
         return "static caches: as long as prompt and output, copied in every step"
@@ -78,6 +81,8 @@ class StaticLLM:
         folder = Path.cwd() if root is None else Path(root).expanduser()
         overrides = {"device": device, "dtype": dtype, "mode": mode}
         runtime = with_settings(resolve_config(str(model), folder, config, overrides), settings)
+        if runtime.speculative.draft:
+            raise UsageError("drafts need a paged cache", hint="Leave --draft or --cache out")
         checkpoint = find_checkpoint(runtime)
         graph = static_graph(checkpoint, runtime, form, root=folder, model=str(model))
         self.gm: fx.GraphModule = graph[0]

@@ -17,7 +17,6 @@ from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.cli.result import Result
 from onboard.cli.setting_options import settings_of
 from onboard.errors import UsageError
-from onboard.sources.hub_errors import go_offline
 
 if TYPE_CHECKING:
     from onboard.bench.subject import Subject
@@ -97,8 +96,6 @@ def bench(
 
     Prompts are random tokens; decoding is greedy. Writes bench.json, roofline.svg and startup.svg.
     """
-    if offline:
-        go_offline()
     own = settings_of(set_, revision=revision, world_size=world_size)
     overrides = {"device": device.value, "dtype": dtype.value, "mode": mode.value}
     with registered_names(model, root):

@@ -15,7 +15,6 @@ from onboard.cli.result import Result
 from onboard.cli.setting_options import settings_of
 from onboard.cli.terminal import one_line
 from onboard.errors import OnboardError, UsageError
-from onboard.sources.hub_errors import go_offline
 
 if TYPE_CHECKING:
     from onboard.verify.divergence.divergence import Divergence
@@ -82,8 +81,6 @@ def kld(
     KL(A || B) over the whole vocabulary, agreement of the most likely tokens, and the perplexity
     of both. One model is in memory at a time.
     """
-    if offline:
-        go_offline()
     both = {"device": device.value, "dtype": dtype.value}
     settings = [_settings(model, own, both) for model, own in ((a, set_a), (b, set_b))]
     with registered_names(_plain(a), root), registered_names(_plain(b), root):

@@ -14,7 +14,6 @@ from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.cli.result import Result
 from onboard.cli.setting_options import settings_of
 from onboard.errors import OnboardError
-from onboard.sources.hub_errors import go_offline
 
 _Tasks = Annotated[
     list[str],
@@ -54,8 +53,6 @@ def evaluate(
 
     With --compare transformers answers the same items, and exit code 1 says that some differ.
     """
-    if offline:
-        go_offline()
     harness = import_extra("onboard.evaluation.harness_run", "eval", "tasks need")
     wanted = harness.Wanted(task, limit, num_fewshot, chat)
     settings = settings_of(set_)

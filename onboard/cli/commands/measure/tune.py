@@ -16,7 +16,6 @@ from onboard.cli.commands.measure.bench import numbers
 from onboard.cli.options import Device, DTypeName
 from onboard.cli.result import Result
 from onboard.cli.terminal import one_line
-from onboard.sources.hub_errors import go_offline
 
 if TYPE_CHECKING:
     from onboard.bench.tuning.tune import Trial, Tuning
@@ -59,8 +58,6 @@ def tune(
     The best choices are written to the model's configuration. A choice is kept if it is faster by
     more than the noise of the measurements and its logits differ by rounding alone.
     """
-    if offline:
-        go_offline()
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
     _say(f"seed {seed}")
     overrides = {"device": device.value, "dtype": dtype.value}

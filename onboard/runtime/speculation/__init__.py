@@ -1,0 +1,1 @@
+"""Speculative decoding: drafts of the next tokens, all checked by one step of the model."""
