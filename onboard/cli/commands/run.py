@@ -164,14 +164,12 @@ def run(
     chosen |= {"seed": seed, "n": n, **_ends(ignore_eos, max_tokens, chat, stop, stop_token_ids)}
     way = cache, Comparison(benchmark, enable_pytorch_run), as_json, image or [], audio or []
     wanted = _Wanted(prompts or [], token_ids or [], chat, system, input_, output, *way)
-    params = wanted.checked({**chosen, "logprobs": logprobs, "lora": one_adapter(lora, input_)})
     sizes = _sizes(max_seq_len, max_batch_size, kv_cache_dtype, attn_backend, compile_backend)
-    sizes |= {"tokenizer": tokenizer, "lora": adapters_of(lora), "revision": revision}
-    sizes |= {"speculative__draft": draft}
+    sizes |= {"revision": revision, **_beside(tokenizer, lora, draft)}
     given = {"settings": settings_of(set_, world_size=world_size, **sizes), "config": config}
     how = {"device": device.value, "dtype": _dtype(dtype, precision).value, "mode": mode.value}
-    exact = strict, batch_invariant, trust_remote_code, unsandboxed
-    return wanted.answered(_Told(model, root, given, how, *exact), params, chosen)
+    told = _Told(model, root, given, how, strict, batch_invariant, trust_remote_code, unsandboxed)
+    return wanted.answered(told, chosen, {"logprobs": logprobs, "lora": one_adapter(lora, input_)})
 
 
 def _sizes(
@@ -185,6 +183,11 @@ def _sizes(
     found = {"max_seq_len": max_seq_len, "max_batch_size": max_batch_size}
     found |= {"attn_backend": attn_backend, "compile_backend": compile_backend}
     return {**found, "kv_cache_config__dtype": kv_cache_dtype}
+
+
+def _beside(tokenizer: str | None, lora: list[str] | None, draft: str | None) -> dict[str, Any]:
+    """Return the settings of what works beside the checkpoint."""
+    return {"tokenizer": tokenizer, "lora": adapters_of(lora), "speculative__draft": draft}
 
 
 def _ends(
@@ -280,10 +283,11 @@ class _Wanted:
     def answered(
         self,
         told: _Told,
-        params: SamplingParams,
         chosen: Mapping[str, Any],
+        further: Mapping[str, Any],
     ) -> Result | int | None:
-        """Load the model and generate it."""
+        """Load the model and generate it, with `chosen` and, of prompts, `further` parameters."""
+        params = self.checked({**chosen, **further})
         told = replace(told, given=self.comparison.fitted(told.given))
         llm = _load(told, self.cache, self.media)
         if self.chat:

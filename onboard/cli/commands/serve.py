@@ -42,6 +42,7 @@ _DrainSeconds = Annotated[float, typer.Option(help="How long requests may go on 
 _Replicas = Annotated[
     int | None,
     typer.Option(
+        metavar="N",
         min=1,
         help="Serve by as many replicas on a Ray cluster, a GPU or more each; SIGHUP restarts them.",
         show_default="none, in this process",
