@@ -137,3 +137,78 @@ def test_what_a_constructor_says_once_is_left_out(translate: Translate) -> None:
 def test_what_a_constructor_does_once_is_not(does: str, translate: Translate) -> None:
     with pytest.raises(Untranslatable, match="the global _SAID"):
         translate(SAYING.replace("DOES", does), {"size": 4}, specialised=True)
+
+
+TIMED = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(config.size, config.size) for _ in range(3)])
+
+    def forward(self, x):
+        import time
+        took = {f"layer_{index}": [] for index in range(len(self.layers))}
+        begun = time.perf_counter()
+        for index, layer in enumerate(self.layers):
+            start = time.time()
+            x = layer(x)
+            took[f"layer_{index}"].append(time.time() - start)
+        return x, time.perf_counter() - begun
+"""
+
+
+def test_a_forward_takes_no_time(translate: Translate) -> None:
+    state, _, forward = translate(TIMED, {"size": 4}, specialised=True)
+    assert "time." not in forward
+    assert "took" not in forward
+    original, ours = _made(TIMED, {"size": 4}), _made(_written(state), {"size": 4})
+    ours.load_state_dict(original.state_dict())
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(9))
+    assert torch.equal(ours(x), original(x)[0])
+
+
+LEFT = """
+class Part(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.proj = nn.Linear(config.size, config.size)
+
+    def forward(self, x):
+        self.seen = x.mean()
+        return self.proj(x)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.part = Part(config)
+        self.part(torch.zeros(1, config.size))
+
+    def forward(self, x):
+        return self.part(x) * self.part.seen
+"""
+
+
+def test_a_list_that_nothing_reads_may_be_filled_with_anything(translate: Translate) -> None:
+    text = LEFT.replace(
+        "return self.part(x) * self.part.seen",
+        "seen = []\n        for _ in range(2):\n            x = self.part(x)\n"
+        "            seen.append(self.part.seen)\n            x = x + 1\n        READ\n        return x",
+    )
+    state, _, forward = translate(text.replace("READ", ""), {"size": 4}, specialised=True)
+    assert "seen" not in forward
+    written = [_written(each) for each in reversed(state.translator.states.values())]
+    original, ours = (
+        _made(text.replace("READ", ""), {"size": 4}),
+        _made("\n\n\n".join(written), {"size": 4}),
+    )
+    ours.load_state_dict(original.state_dict())
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(9))
+    assert torch.equal(ours(x), original(x))
+    with pytest.raises(Untranslatable, match=r"Part\.seen, which its forward leaves there"):
+        translate(text.replace("READ", "x = x * seen[0]"), {"size": 4}, specialised=True)
+
+
+def test_what_one_forward_leaves_for_another_is_refused_by_name(translate: Translate) -> None:
+    with pytest.raises(Untranslatable, match=r"Part\.seen, which its forward leaves there"):
+        translate(LEFT, {"size": 4}, specialised=True)

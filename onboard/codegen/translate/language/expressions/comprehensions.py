@@ -104,8 +104,11 @@ def dict_comprehension(node: ast.DictComp, frame: Frame) -> Value:
         else None
     )
     loop = ast.comprehension(generator.target, over, tests, 0)
+    made = value.code()
+    if isinstance(node.value, ast.List) and isinstance(made, ast.Tuple):
+        made = ast.List(made.elts, ast.Load())  # which may grow
     return Code(
-        ast.DictComp(key, value.code(), [loop]),
+        ast.DictComp(key, made, [loop]),
         _is_static(generator, env) and value.is_static,
         form=form,
     )

@@ -346,7 +346,17 @@ def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) ->
             return replace(value, expr=path)
         case Code(static=static, optional=optional):
             return Code(path, static or _is_number(state, attr, frame), optional=optional)
+    if not own and frame.translator.specialised and _is_left(state.cls, attr):
+        raise Untranslatable(f"{state.cls.__name__}.{attr}, which its forward leaves there")
     return module_fact(attr) or _class_attribute(state, attr, path, frame)
+
+
+def _is_left(cls: type, attr: str) -> bool:
+    """Whether a forward assigns an attribute of its module."""
+    found = find_method(cls, "forward")
+    nodes = [] if found is None else [*ast.walk(found[1])]
+    stored = [item for item in nodes if isinstance(getattr(item, "ctx", None), ast.Store)]
+    return any(ast.unparse(item) == f"self.{attr}" for item in stored)
 
 
 def _is_number(state: ClassState, attr: str, frame: Frame) -> bool:

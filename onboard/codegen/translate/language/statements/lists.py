@@ -14,8 +14,14 @@ from onboard.codegen.translate.language.object_values import (
     Repeated,
     joined_ways,
 )
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
-from onboard.codegen.translate.language.values import Code, Items, Value
+from onboard.codegen.translate.language.trees.syntax import (
+    Untranslatable,
+    attribute,
+    call,
+    name,
+    with_place,
+)
+from onboard.codegen.translate.language.values import Code, Items, Unread, Value
 
 
 class Filled(Exception):
@@ -96,9 +102,17 @@ def append(node: ast.expr, frame: Frame) -> bool:
         case _:
             return False
     known = frame.env.values.get(place)
+    if isinstance(known, Unread):
+        return True
     if not isinstance(known, Items | ModuleList):
         return False
-    value = frame.settle(frame.evaluate(item))
+    try:
+        value = frame.settle(frame.evaluate(item))
+    except Untranslatable as error:
+        if not isinstance(known, Items) or not _may_stay_unread(target, error, frame):
+            raise
+        frame.env.values[place] = Unread(with_place(error, str(error)))
+        return True
     if isinstance(known, Items):
         if frame.loops:
             raise Filled(place, isinstance(value, Instance))
@@ -112,6 +126,15 @@ def append(node: ast.expr, frame: Frame) -> bool:
     frame.emit(ast.Expr(call(attribute(known.expr, "append"), value.code())), node)
     frame.env.values[place] = ModuleList(joined_ways(known.made, value.made), known.expr)
     return True
+
+
+def _may_stay_unread(target: ast.expr, error: Untranslatable, frame: Frame) -> bool:
+    """Whether a forward of repositories' code may go on without a translation of what it adds to a
+    list of its own: nothing may read that then.
+    """
+    if not (frame.translator.specialised and frame.kind == "forward"):
+        return False
+    return isinstance(target, ast.Name) and type(error) is Untranslatable
 
 
 def is_from(filled: Filled, outside: Env, start: Env) -> bool:
@@ -132,11 +155,18 @@ def exist(filled: Filled, frame: Frame, origin: ast.AST) -> None:
 
 
 def grown(start: Env, end: Env) -> dict[str, Value]:
-    """Return the lists of modules to which a loop's body appended modules made in other ways."""
+    """Return the lists of modules to which a loop's body appended modules made in other ways, and
+    those that nothing may read since it appended something else.
+    """
     return {
         key: value
         for key, value in end.values.items()
-        if isinstance(value, ModuleList)
+        if _is_unread_now(start.values.get(key), value)
+        or isinstance(value, ModuleList)
         and isinstance(old := start.values.get(key), ModuleList)
         and len(joined_ways(old.made, value.made)) > len(old.made)
     }
+
+
+def _is_unread_now(before: Value | None, after: Value) -> bool:
+    return isinstance(before, Items) and isinstance(after, Unread)

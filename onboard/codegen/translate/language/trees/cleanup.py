@@ -46,10 +46,13 @@ def _of_callers(body: Sequence[ast.stmt]) -> frozenset[str]:
     written = {
         node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
+    methods = [node for node in nodes if isinstance(node, ast.Attribute)]
+    grown = {id(node.value) for node in methods if _grows(node)}
     owners = [
         node.value
         for node in nodes
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+        if isinstance(node, ast.Subscript)
+        and (isinstance(node.ctx, ast.Store) or id(node) in grown)
     ]
     return frozenset(
         f"{owner.id}{_ITEMS}"
@@ -146,8 +149,20 @@ def _dead_in(statement: ast.stmt, live: set[str]) -> ast.stmt | None:
         ):
             if f"self.{key}" not in live:
                 return None
+        case ast.Expr(
+            value=ast.Call(
+                func=ast.Attribute(value=ast.Subscript(value=ast.Name(id=variable))) as function
+            )
+        ) if _grows(function):
+            if not {variable, f"{variable}{_ITEMS}"} & live:
+                return None
     live.update(places_read(statement))
     return statement
+
+
+def _grows(function: ast.Attribute) -> bool:
+    """Whether a method is one that only adds to a list."""
+    return function.attr in ("append", "extend")
 
 
 def _dead_assign(
