@@ -118,16 +118,15 @@ class QuantisedWeight:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of integers of eight bits with their scales and offsets, where these are not as in
-        the files; else 0.
+        """The bytes of integers with their scales and offsets, where these are not as in the files;
+        else 0.
         """
-        if self.encoding != "int8":
+        if not self.encoding:
             return 0
-        group = self.shape[-1] if self.block is None else self.block[1]
+        inputs, bits = self.shape[-1], 4 if self.encoding == "int4" else 8
+        group = inputs if self.block is None else self.block[1]
         numbers = self.scale_dtype.itemsize + 4 * self.offset
-        return math.prod(self.shape[:-1]) * (
-            self.shape[-1] + numbers * blocks(self.shape[-1], group)
-        )
+        return math.prod(self.shape[:-1]) * (inputs * bits // 8 + numbers * blocks(inputs, group))
 
     @property
     def tensors(self) -> tuple[str, ...]:

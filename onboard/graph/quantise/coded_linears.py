@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 from onboard.graph.fx import arguments, replace_with
 from onboard.graph.new_nodes import insert_call, read_parameter
 from onboard.graph.quantise.four_bit_parts import LINEARS as FOUR_BITS
+from onboard.graph.quantise.four_bit_parts import zero_dtype
 from onboard.graph.quantise.schemes import Schemes, group_of
 from onboard.graph.weight_load.input_scales import how_inputs_are_quantised, plan_input_scale
 from onboard.graph.weight_load.parameters import Form, Joined, Part, set_parameter, weight_plan
@@ -97,8 +98,8 @@ class CodedLinears:
         if self.kind == "int8":
             offset = {"offset": (torch.float32, groups)} if weight.has_offset else {}
             return {"codes": (torch.int8, [inputs])} | kinds | offset
-        if "zero" in weight.parts:
-            kinds["zero"] = (torch.uint8, groups)
+        if weight.has_offset:
+            kinds["zero"] = (zero_dtype(weight), groups)
         if "whole" in weight.parts:
             kinds["whole"] = (torch.float32, [])
         return {"words": (torch.int32, [-(-inputs // RUN) * WORDS])} | kinds

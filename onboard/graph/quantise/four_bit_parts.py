@@ -7,6 +7,7 @@ from torch import Tensor
 
 from onboard.ops.four_bits.four_bits import GROUPS, RUN, ZERO, pack
 from onboard.quantised.encoded import E2M1, Encoded
+from onboard.quantised.weight import QuantisedWeight
 
 LINEARS = {
     "int4": "torch_int4_linear",
@@ -21,6 +22,11 @@ def fits_kernels(group: int, inputs: int) -> bool:
     return group in GROUPS or group % RUN == 0 or group >= inputs
 
 
+def zero_dtype(weight: QuantisedWeight) -> torch.dtype:
+    """Return what holds the zeros of a weight that has some: codes, or what is added to values."""
+    return torch.uint8 if "zero" in weight.parts else torch.float32
+
+
 def four_bit_part(encoded: Encoded, kind: str) -> Tensor:
     """Return a part of a weight [..., outputs, inputs] for the ops: its "words", "scale", "zero" or
     "whole"; or, [inputs], the "order" in which these have the inputs, and the "inputs"' factors.
@@ -32,6 +38,8 @@ def four_bit_part(encoded: Encoded, kind: str) -> Tensor:
             return encoded.scale
         case "zero" if encoded.zero is not None:
             return (encoded.zero + ZERO).to(torch.uint8)
+        case "zero" if encoded.offset is not None:
+            return encoded.offset.float()
         case "whole" if encoded.whole is not None:
             return encoded.whole.expand(encoded.codes.shape[:-1])
         case "order":
@@ -42,10 +50,10 @@ def four_bit_part(encoded: Encoded, kind: str) -> Tensor:
 
 
 def _ordered_codes(encoded: Encoded) -> Tensor:
-    """Return codes from 0 to 15, the inputs of a group side by side."""
+    """Return codes from 0 to 15, the inputs of a group side by side; those with offsets are."""
     codes = encoded.codes
     if encoded.table is None:
-        codes = (codes + ZERO).view(torch.uint8)
+        codes = (codes if encoded.offset is not None else codes + ZERO).view(torch.uint8)
     else:
         assert encoded.table == E2M1
     return codes if encoded.groups is None else codes.index_select(-1, order_of(encoded))

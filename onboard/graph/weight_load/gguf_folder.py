@@ -43,11 +43,11 @@ class _Form:
 
 _FORMS = {
     "Q4_0": _Form("int4"),
-    "Q4_1": _Form("int8", offset=True),
+    "Q4_1": _Form("int4", offset=True),
     "Q5_0": _Form("int8"),
     "Q5_1": _Form("int8", offset=True),
     "Q8_0": _Form("int8"),
-    "Q4_K": _Form("int8", scale_dtype=torch.float32, offset=True),
+    "Q4_K": _Form("int4", scale_dtype=torch.float32, offset=True),
     "Q5_K": _Form("int8", scale_dtype=torch.float32, offset=True),
     "Q6_K": _Form("int8", group=16, scale_dtype=torch.float32),
 }

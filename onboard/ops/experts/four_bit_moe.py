@@ -101,7 +101,7 @@ def torch_int4_moe(
             many rows unless gated): eight codes a word, as `four_bits` lays them.
         w2_stacked_weight: [experts, hidden, 16 * ceil(intermediate / 128)] int32.
         w3_w1_weight_scale, w2_weight_scale: [experts, rows, ceil(inputs / group)].
-        w3_w1_weight_zero, w2_weight_zero: the same in uint8, the codes of zero; None: 8.
+        w3_w1_weight_zero, w2_weight_zero: the same, as `torch_int4_linear` has them.
         w3_w1_weight_whole, w2_weight_whole: None; `torch_nvfp4_moe` has them.
         group: 16, 32, 64, or at least 128.
         is_gated_mlp, act_fn, limit, alpha, up_offset, gate_cap, up_cap: as for `torch_moe`.

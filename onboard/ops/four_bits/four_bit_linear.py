@@ -62,7 +62,7 @@ def torch_int4_linear(
         weight: [out, 16 * ceil(in / 128)] int32: eight codes a word, as `four_bits` lays them.
         bias: [out] or None.
         weight_scale: [out, ceil(in / group)], of any float type.
-        zero: [out, ceil(in / group)] uint8; None: 8.
+        zero: [out, ceil(in / group)] uint8; None: 8. Of float32 it is what code 0 stands for.
         whole: [out] float32, further scales; or None.
         levels: what codes stand for, as `four_bits.Levels`.
         group: 16, 32, 64, or at least 128.

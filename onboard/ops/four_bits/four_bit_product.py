@@ -32,15 +32,19 @@ AHEAD = tl.constexpr(8)
 def _group(
     scale_ptr, zero_ptr, inputs, column, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
-    """Return the scales [BN] of the group that an input belongs to, float32, and its zeros' codes
-    [BN, 1].
+    """Return the scales [BN] of the group that an input belongs to, float32, its zeros' codes [BN, 1]
+    and what is added to its values, [BN].
     """
     group = tl.minimum(column, inputs - 1) // GROUP
     scale = scale_values(tl.load(scale_ptr + group))
-    if HAS_ZERO:
-        return scale, tl.load(zero_ptr + group).to(tl.float32)[:, None]
+    if not HAS_ZERO:
+        return scale, tl.full([BN, 1], ZERO, tl.float32), scale
     else:
-        return scale, tl.full([BN, 1], ZERO, tl.float32)
+        zero = tl.load(zero_ptr + group).to(tl.float32)
+        if zero_ptr.dtype.element_ty == tl.uint8:
+            return scale, zero[:, None], scale
+        else:
+            return scale, tl.zeros([BN, 1], tl.float32), zero
 
 
 @triton.jit
@@ -124,27 +128,45 @@ def _products_by_group(
     E2M1: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, EVEN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, TYPE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Return the products, those of a group's codes scaled before they are added."""
+    """Return the products, those of a group's codes scaled before they are added; where zeros are of
+    a float type they are added to each value, which is a group's inputs' sum times them.
+    """
+    ADDED: tl.constexpr = HAS_ZERO and zero_ptr.dtype.element_ty != tl.uint8
     sums = tl.zeros([BN, BM], tl.float32)
     for run in tl.range(low, high, num_stages=STAGES):
         words = tl.load(rows_ptr[:, None] + run * WORDS + tl.arange(0, WORDS)[None, :])
         step = tl.zeros([BN, BM], tl.float32)
-        scale, zero = _group(scale_ptr, zero_ptr, inputs, run * RUN, GROUP, HAS_ZERO, BN)
+        total = tl.zeros([BM], tl.float32)
+        scale, zero, added = _group(scale_ptr, zero_ptr, inputs, run * RUN, GROUP, HAS_ZERO, BN)
         for byte in tl.static_range(4):
             column = run * RUN + byte * 32
             if byte > 0 and (byte * 32) % GROUP == 0:
-                scale, zero = _group(scale_ptr, zero_ptr, inputs, column, GROUP, HAS_ZERO, BN)
+                scale, zero, added = _group(
+                    scale_ptr, zero_ptr, inputs, column, GROUP, HAS_ZERO, BN
+                )
             first, second = planes(words, zero, byte, E2M1, TYPE, PTX)
             x = _inputs(x_ptr, column, inside, inputs, EVEN, TYPE)
             y = _inputs(x_ptr, column + 16, inside, inputs, EVEN, TYPE)
             step = tl.dot(first, x, step, input_precision="ieee")
+            if ADDED:
+                total += tl.sum(x.to(tl.float32), 0)
             if GROUP == 16:
                 sums += step * scale[:, None]
-                scale, zero = _group(scale_ptr, zero_ptr, inputs, column + 16, GROUP, HAS_ZERO, BN)
+                if ADDED:
+                    sums += added[:, None] * total[None, :]
+                    total = tl.zeros([BM], tl.float32)
+                scale, zero, added = _group(
+                    scale_ptr, zero_ptr, inputs, column + 16, GROUP, HAS_ZERO, BN
+                )
                 step = tl.zeros([BN, BM], tl.float32)
             step = tl.dot(second, y, step, input_precision="ieee")
+            if ADDED:
+                total += tl.sum(y.to(tl.float32), 0)
             if byte == 3 or (byte * 32 + 32) % GROUP == 0:
                 sums += step * scale[:, None]
+                if ADDED:
+                    sums += added[:, None] * total[None, :]
+                    total = tl.zeros([BM], tl.float32)
                 step = tl.zeros([BN, BM], tl.float32)
     return sums
 
@@ -212,10 +234,12 @@ def write_out_kernel(
     zeros_ptr = zero_ptr + row * groups if HAS_ZERO else scales_ptr
     for plane in tl.static_range(8):
         column = run * RUN + plane * WORDS
-        scale, zero = _group(scales_ptr, zeros_ptr, inputs, column, GROUP, HAS_ZERO, BN)
+        scale, zero, added = _group(scales_ptr, zeros_ptr, inputs, column, GROUP, HAS_ZERO, BN)
         if HAS_WHOLE:
             scale *= tl.load(whole_ptr + row)
         values = level(words >> (4 * plane), zero, E2M1) * scale[:, None]
+        if HAS_ZERO and zero_ptr.dtype.element_ty != tl.uint8:
+            values += added[:, None]
         place = row[:, None] * inputs + (column + i)[None, :]
         tl.store(
             out_ptr + place, values.to(out_ptr.dtype.element_ty),

@@ -61,20 +61,24 @@ def unpacked(
     Args:
         words: [..., outputs, 16 * ceil(inputs / 128)] int32.
         scale: [..., outputs, ceil(inputs / group)] of any float type, or uint8 exponents.
-        zero: like scale, uint8: the code that stands for zero; None: 8.
+        zero: like scale, uint8: the code that stands for zero; None: 8. Of float32 it is what code 0
+            stands for, which is added to codes times scales.
         whole: [..., outputs] float32, a further scale; or None.
         levels: as `Levels`.
         group: inputs that share a scale: one of `GROUPS`, or at least a run.
         inputs: how many there are.
     """
     codes = unpack(words, inputs)
-    if levels == "e2m1":
-        values = torch.tensor(E2M1, device=words.device)[codes.int()]
-    else:
-        values = codes.float() - (ZERO if zero is None else _spread(zero.float(), group, inputs))
     scales = scale_values(scale)
-    scales = scales if whole is None else scales * whole.unsqueeze(-1)
-    return values * _spread(scales, group, inputs)
+    scales = _spread(scales if whole is None else scales * whole.unsqueeze(-1), group, inputs)
+    if levels == "e2m1":
+        return torch.tensor(E2M1, device=words.device)[codes.int()] * scales
+    if zero is None:
+        return (codes.float() - ZERO) * scales
+    spread = _spread(zero.float(), group, inputs)
+    if zero.is_floating_point():
+        return codes.float() * scales + spread
+    return (codes.float() - spread) * scales
 
 
 def _spread(groups: Tensor, group: int, inputs: int) -> Tensor:

@@ -38,7 +38,9 @@ def words_of(codes: Tensor) -> Tensor:
 
 
 def weight(kind: str, outputs: int, inputs: int, group: int) -> Weight:
-    """A random weight of a kind: "int4", "zeros" (int4 with codes of zero), "mxfp4", "nvfp4"."""
+    """A random weight of a kind: "int4", "zeros" (int4 with codes of zero), "added" (int4 with what
+    code 0 stands for), "mxfp4", "nvfp4".
+    """
     codes = torch.randint(0, 16, (outputs, inputs))
     groups = -(-inputs // group)
     zero = whole = None
@@ -56,6 +58,10 @@ def weight(kind: str, outputs: int, inputs: int, group: int) -> Weight:
         scale = (torch.rand(outputs, groups) / 8).half()
         numbers = scale.double()
     column = torch.arange(inputs) // group
+    if kind == "added":
+        added = torch.randn(outputs, groups) / 8
+        values = codes * numbers[:, column] + added.double()[:, column]
+        return Weight(words_of(codes), scale, added, None, levels, group, values)
     if kind == "zeros":
         zero = torch.randint(0, 17, (outputs, groups), dtype=torch.uint8)
         level = codes.double() - zero.double()[:, column]

@@ -23,6 +23,9 @@ KINDS = [
     ("int4", 256),
     ("zeros", 32),
     ("zeros", 64),
+    ("added", 16),
+    ("added", 32),
+    ("added", 128),
     ("mxfp4", 32),
     ("nvfp4", 16),
 ]

@@ -94,6 +94,7 @@ def test_inputs_with_an_experts_scale(scheme: str) -> None:
 FOUR_BITS = {
     "int4": (ops.triton_int4_moe, 64),
     "zeros": (ops.triton_int4_moe, 256),
+    "added": (ops.triton_int4_moe, 32),
     "mxfp4": (ops.triton_mxfp4_moe, 32),
     "nvfp4": (ops.triton_nvfp4_moe, 16),
 }

@@ -19,6 +19,7 @@ KINDS = [
     ("int4", 384),
     ("zeros", 32),
     ("zeros", 128),
+    ("added", 32),
     ("mxfp4", 32),
     ("nvfp4", 16),
 ]

@@ -39,6 +39,7 @@ def test_each_expert_computes_with_its_codes(scheme: str, order: str, inner: int
 FOUR_BITS = {
     "int4": (ops.torch_int4_moe, 64),
     "zeros": (ops.torch_int4_moe, 256),
+    "added": (ops.torch_int4_moe, 32),
     "mxfp4": (ops.torch_mxfp4_moe, 32),
     "nvfp4": (ops.torch_nvfp4_moe, 16),
 }

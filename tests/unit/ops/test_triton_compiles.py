@@ -169,14 +169,15 @@ def test_linear_kernels(
 @pytest.mark.parametrize(
     ("levels", "scales", "group", "zero"),
     [
-        ("int4", torch.bfloat16, 128, False),
-        ("int4", torch.float16, 32, True),
-        ("e2m1", torch.uint8, 32, False),
-        ("e2m1", torch.float8_e4m3fn, 16, False),
+        ("int4", torch.bfloat16, 128, None),
+        ("int4", torch.float16, 32, torch.uint8),
+        ("int4", torch.float32, 32, torch.float32),
+        ("e2m1", torch.uint8, 32, None),
+        ("e2m1", torch.float8_e4m3fn, 16, None),
     ],
 )
 def test_kernels_of_four_bit_linears(
-    kernels: list[Any], levels: str, scales: torch.dtype, group: int, zero: bool,
+    kernels: list[Any], levels: str, scales: torch.dtype, group: int, zero: torch.dtype | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Words go to the tensor cores through registers: no other layout comes between."""
@@ -185,7 +186,7 @@ def test_kernels_of_four_bit_linears(
     monkeypatch.setattr(four_bit_linear, "processors", lambda device: 132)
     words = torch.empty(4096, 512, dtype=torch.int32)
     scale = torch.empty(4096, 4096 // group, dtype=scales)
-    zeros = torch.empty(4096, 4096 // group, dtype=torch.uint8) if zero else None
+    zeros = None if zero is None else torch.empty(4096, 4096 // group, dtype=zero)
     whole = torch.empty(4096) if group == 16 else None
     rest = (None, scale, zeros, whole, levels, group)
     for rows in (16, 64):

@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from onboard.graph.fx import arguments, replace_with
 from onboard.graph.new_nodes import insert_call, read_parameter
+from onboard.graph.quantise.four_bit_parts import zero_dtype
 from onboard.graph.quantise.kernel_forms import has_kernels
 from onboard.graph.weight_load.experts.expert_stacks import free
 from onboard.graph.weight_load.experts.mixture_stacks import Mixture, Stack, mixtures
@@ -185,8 +186,8 @@ class Quantiser:
         if weight.computed_as == "int8":
             offset = {"offset": (torch.float32, 1, groups)} if weight.has_offset else {}
             return kinds | offset | {"codes": (torch.int8, 1, [stack.inputs])}
-        if "zero" in weight.parts:
-            kinds["zero"] = (torch.uint8, 1, groups)
+        if weight.has_offset:
+            kinds["zero"] = (zero_dtype(weight), 1, groups)
         if "whole" in weight.parts:
             kinds["whole"] = (torch.float32, 1, [])
         return kinds | {"words": (torch.int32, 1, [-(-stack.inputs // RUN) * WORDS])}

@@ -78,15 +78,25 @@ def test_codes_say_what_the_decoded_model_says(variant: str, count: int) -> None
 
 
 GGUF = [
-    ("gguf_q4_0", LINEARS + 1, ["1 weights in q8_0", "7 weights in q4_0"]),  # and the head
-    ("gguf_q8_0", LINEARS + 1, ["8 weights in q8_0"]),
-    ("gguf_k_mixed", LINEARS + 2, ["2 weights in q5_k", "3 weights in q4_k", "3 weights in q6_k"]),
+    ("gguf_q4_0", LINEARS + 1, LINEARS, ["1 weights in q8_0", "7 weights in q4_0"]),  # and the head
+    ("gguf_q8_0", LINEARS + 1, 0, ["8 weights in q8_0"]),
+    (
+        "gguf_k_mixed",
+        LINEARS + 3,
+        2,  # two of the three are one layer
+        ["2 weights in q5_k", "3 weights in q4_k", "3 weights in q6_k"],
+    ),
 ]
 
 
-@pytest.mark.parametrize(("variant", "count", "facts"), GGUF)
+@pytest.mark.parametrize(("variant", "count", "four_bits", "facts"), GGUF)
 def test_codes_of_a_gguf_file(
-    variant: str, count: int, facts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variant: str,
+    count: int,
+    four_bits: int,
+    facts: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All types with kernels are computed with, in layers that are cut where these differ."""
     pytest.importorskip("gguf", reason='the extra "gguf" is not installed')
@@ -97,6 +107,8 @@ def test_codes_of_a_gguf_file(
     assert (matches(codes), matches(decoded)) == (count, 0)
     said = [fact for fact in codes.engine.facts if "are computed with as they are" in fact]
     assert sorted(said) == [f"{fact} (gguf) are computed with as they are" for fact in facts]
+    words = [each for each in codes.engine.gm.parameters() if each.dtype == torch.int32]
+    assert len(words) == four_bits
     ids = [3, 1, 4, 1, 5, 9, 2, 6]
     assert error(codes.logits(ids), decoded.logits(ids)) < SAME
     assert greedy(codes, ids[:5]) == greedy(decoded, ids[:5])
@@ -139,3 +151,27 @@ def test_random_weights_are_those_of_a_fresh_model(kind: str, tmp_path: Path) ->
     codes = run(tmp_path, "auto", quantize=kind, skip_loading_weights=True).logits([1, 2, 3])
     plain = run(tmp_path, "auto", skip_loading_weights=True).logits([1, 2, 3])
     assert 0.5 < float(codes.std() / plain.std()) < 2
+
+
+Q4_1 = [("llama", 2 * LINEARS + 1), ("qwen3_moe", 9)]
+"""Two layers and the head; those with mixtures have two products of attention, a router and one mixture."""
+
+
+@pytest.mark.parametrize(("model_type", "count"), Q4_1)
+def test_codes_with_offsets(
+    model_type: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Q4_1 adds a number to each code: linears and experts compute with words of such codes."""
+    pytest.importorskip("gguf", reason='the extra "gguf" is not installed')
+    from tests.unit.quantised.test_gguf import written
+
+    monkeypatch.setenv("ONBOARD_CACHE", str(tmp_path / "cache"))
+    made_folders.kept_folders.cache_clear()
+    folder = open_source(str(written(model_type, tmp_path, "Q4_1"))).weights()
+    transforms = {key: {"backend": "torch"} for key in (*KEYS, "quantize_int4_moe_from_config")}
+    codes, decoded = run(folder, "torch", transforms=transforms), run(folder, "auto")
+    taken = [entry for entry in codes.engine.history if entry.key in transforms]
+    assert sum(entry.num_matches for entry in taken) == count
+    assert error(codes.logits([3, 1, 4, 1, 5]), decoded.logits([3, 1, 4, 1, 5])) < SAME
+    zeros = [name for name, _ in codes.engine.gm.named_parameters() if name.endswith("_zero")]
+    assert len(zeros) >= count
