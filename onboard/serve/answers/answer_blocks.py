@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from onboard.serve.answers.answer_pieces import CallPiece, Piece, ReasoningPiece
+from onboard.serve.answers.answer_pieces import ArgumentsPiece, CallPiece, Piece, ReasoningPiece
 
 Kind = Literal["text", "reasoning", "call"]
 
@@ -46,6 +46,9 @@ class Blocks:
 
     def feed(self, piece: Piece) -> Iterator[Change]:
         """Yield what a piece changes."""
+        if isinstance(piece, ArgumentsPiece):
+            yield from self._grow(piece.text)
+            return
         kind: Kind = "text"
         if isinstance(piece, CallPiece):
             kind = "call"
@@ -55,9 +58,13 @@ class Blocks:
             yield from self.end()
             self._open = self._new(kind, piece.name if isinstance(piece, CallPiece) else "")
             yield Change("open", self._open)
-        text = piece.arguments if isinstance(piece, CallPiece) else piece.text
+        yield from self._grow(piece.arguments if isinstance(piece, CallPiece) else piece.text)
+
+    def _grow(self, text: str) -> Iterator[Change]:
+        assert self._open is not None
         self._open.text += text
-        yield Change("grow", self._open, text)
+        if text:
+            yield Change("grow", self._open, text)
 
     def end(self) -> Iterator[Change]:
         """Yield what the end of the answer changes."""

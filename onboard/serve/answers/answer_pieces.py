@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -22,16 +22,24 @@ class ReasoningPiece:
 
 @dataclass(frozen=True)
 class CallPiece:
-    """A call of a tool, whole."""
+    """A call of a tool: whole, or its beginning."""
 
     number: int
     """Which call of the answer, from 0."""
     name: str
     arguments: str
-    """A JSON object, as text."""
+    """A JSON object, as text; as much of it as is there."""
 
 
-Piece = TextPiece | ReasoningPiece | CallPiece
+@dataclass(frozen=True)
+class ArgumentsPiece:
+    """More of the arguments of the call that has begun last."""
+
+    number: int
+    text: str
+
+
+Piece = TextPiece | ReasoningPiece | CallPiece | ArgumentsPiece
 
 
 @dataclass
@@ -46,6 +54,9 @@ class Answer:
         """Put one more piece behind the others."""
         if isinstance(piece, CallPiece):
             self.calls.append(piece)
+        elif isinstance(piece, ArgumentsPiece):
+            last = self.calls[-1]
+            self.calls[-1] = replace(last, arguments=last.arguments + piece.text)
         elif isinstance(piece, ReasoningPiece):
             self.reasoning += piece.text
         else:

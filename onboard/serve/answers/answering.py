@@ -10,7 +10,7 @@ from typing import Protocol
 
 from onboard.runtime.calls.outputs import Delta
 from onboard.runtime.sampling_params import SamplingParams
-from onboard.serve.answers.answer_pieces import CallPiece, Piece, TextPiece
+from onboard.serve.answers.answer_pieces import ArgumentsPiece, CallPiece, Piece, TextPiece
 from onboard.serve.service import Prompt, Service
 
 
@@ -52,20 +52,26 @@ class ForcedCalls:
     """Reads an answer that was held to JSON because a call of a tool is required.
 
     `name` is the function of the only call, whose arguments the answer is; None: it is a list of
-    objects with name and parameters.
+    objects with name and parameters. `in_pieces`: arguments of the only call are told as they come.
     """
 
-    def __init__(self, name: str | None) -> None:
+    def __init__(self, name: str | None, *, in_pieces: bool = False) -> None:
         self._name = name
         self._text = ""
+        self._passes_on = in_pieces and name is not None
 
     def feed(self, text: str) -> Iterator[Piece]:
-        """Keep the text: JSON is read as a whole."""
+        """Pass the text on as arguments, or keep it: a list of calls is read as a whole."""
+        if self._passes_on and text:
+            if not self._text:
+                yield CallPiece(0, self._name or "", "")
+            yield ArgumentsPiece(0, text)
         self._text += text
-        yield from ()
 
     def end(self) -> Iterator[Piece]:
         """Yield the calls; text that is cut off stays text."""
+        if self._passes_on:
+            return
         try:
             value = json.loads(self._text)
             named = [{"name": self._name, "parameters": value}] if self._name else value

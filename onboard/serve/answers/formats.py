@@ -144,6 +144,17 @@ CHANNELS: Format = {
 }
 """Harmony (gpt-oss): channels for analysis, for calls and for what the user reads."""
 
+
+def names_its_calls(shape: Format) -> bool | None:
+    """Return whether a mark names a call of which the arguments stand alone; False: an object has
+    name and arguments, None: it is written in another way.
+    """
+    calls = shape["fields"].get("tool_calls") or {}
+    if calls.get("content") != "json" or calls.get("transform") not in (_CALL, _WHOLE_CALL):
+        return None
+    return bool(calls["transform"] == _CALL)
+
+
 PLAIN = _format(None)
 """Text, perhaps behind thoughts."""
 

@@ -8,8 +8,16 @@ from typing import Any
 
 from transformers.utils.chat_parsing import ResponseParser
 
-from onboard.serve.answers.answer_pieces import CallPiece, Piece, ReasoningPiece, TextPiece, Tools
-from onboard.serve.answers.formats import BEGINNING, Format
+from onboard.serve.answers.answer_pieces import (
+    ArgumentsPiece,
+    CallPiece,
+    Piece,
+    ReasoningPiece,
+    TextPiece,
+    Tools,
+)
+from onboard.serve.answers.call_pieces import GrowingCall
+from onboard.serve.answers.formats import BEGINNING, Format, names_its_calls
 
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """What templates call thoughts."""
@@ -22,6 +30,8 @@ class AnswerReader:
         shape: how the model writes; None: what it writes is text, whatever is in it.
         prompt: what the model was given; `turn` is its end, the beginning of the model's turn.
         removed: texts of special tokens, which no client sees.
+        in_pieces: whether the arguments of calls are told as they come, where the way they are
+            written allows it. They are then what the model writes, whatever becomes of it.
     """
 
     def __init__(
@@ -31,12 +41,17 @@ class AnswerReader:
         turn: str,
         tools: Tools | None = None,
         removed: Sequence[str] = (),
+        *,
+        in_pieces: bool = False,
     ) -> None:
         self._removed = [mark for mark in removed if mark]
         self._calls = 0
         self._raw = ""
         self._begins = False
         self._parser: Any = None
+        self._names_calls = names_its_calls(shape) if shape is not None and in_pieces else None
+        self._growing: GrowingCall | None = None
+        """The call that is being written, if its arguments are told as they come."""
         if shape is not None:
             ours = shape.get("start_anchor") == BEGINNING
             prefix = BEGINNING + turn.rstrip() if ours else prompt
@@ -57,25 +72,52 @@ class AnswerReader:
             events = self._parser.finalize()[1] if text is None else self._parser.feed(text)
         except (ValueError, KeyError):
             self._parser = None
-            yield from self._text(self._raw + (text or ""))
+            told = self._growing is not None and self._growing.begun
+            yield from self._text(("" if told else self._raw) + (text or ""))
             return
-        for event in events:
-            yield from self._pieces(event)
+        for place, event in enumerate(events):
+            ends = any(later["type"] == "region_close" for later in events[place:])
+            yield from self._pieces(event, ends)
 
-    def _pieces(self, event: dict[str, Any]) -> Iterator[Piece]:
+    def _pieces(self, event: dict[str, Any], ends: bool) -> Iterator[Piece]:
+        """Yield the pieces of an event of the parser; `ends`: its region has ended already."""
         kind, field = event["type"], event["field"]
         if kind == "region_open":
             self._begins, self._raw = True, ""
+            self._growing = None if ends or field != "tool_calls" else self._begun_call()
         elif kind == "region_chunk" and field in _THOUGHTS:
             yield from (ReasoningPiece(shown) for shown in self._shown(event["text"]))
         elif kind == "region_chunk" and field == "content":
             yield from self._text(event["text"])
         elif kind == "region_chunk":
             self._raw += event["text"]
+            yield from self._grow(event["text"])
+        elif field == "tool_calls" and self._growing is not None and self._growing.begun:
+            self._calls += 1
+            yield from self._text(self._growing.behind)
         elif field == "tool_calls":
             values = event["value"] if isinstance(event["value"], list) else [event["value"]]
             for value in values:
                 yield from self._call(value)
+
+    def _begun_call(self) -> GrowingCall | None:
+        """Return a call that begins; None if it is told when it is whole."""
+        if self._names_calls is None:
+            return None
+        # The parser's own attribute: its events do not have what a mark has named.
+        name = getattr(self._parser, "_captures", {}).get("name")
+        return GrowingCall(name) if self._names_calls is bool(name) else None
+
+    def _grow(self, text: str) -> Iterator[Piece]:
+        """Yield what more text of a call tells of it."""
+        if (call := self._growing) is None:
+            return
+        had, more = call.begun, call.more(text)
+        if call.begun and not had:
+            assert call.name is not None
+            yield CallPiece(self._calls, call.name, "")
+        if more:
+            yield ArgumentsPiece(self._calls, more)
 
     def _call(self, call: Any) -> Iterator[Piece]:
         name, arguments = _called(call)

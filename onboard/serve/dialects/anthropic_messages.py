@@ -175,6 +175,7 @@ def as_chat(body: MessagesBody) -> ChatBody:
         messages += _messages(place, message)
     return ChatBody(
         model=body.model,
+        stream=body.stream,
         messages=messages,
         max_tokens=body.max_tokens,
         tools=_tools(body.tools or []) or None,

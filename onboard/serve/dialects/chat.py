@@ -11,7 +11,13 @@ from pydantic import Field
 
 from onboard.runtime.calls.outputs import Delta
 from onboard.runtime.sampling_params import SamplingParams
-from onboard.serve.answers.answer_pieces import Answer, CallPiece, Piece, ReasoningPiece
+from onboard.serve.answers.answer_pieces import (
+    Answer,
+    ArgumentsPiece,
+    CallPiece,
+    Piece,
+    ReasoningPiece,
+)
 from onboard.serve.answers.answering import ForcedCalls, News, Reader, answers
 from onboard.serve.answers.reader import AnswerReader
 from onboard.serve.dialects.conversation import as_messages, functions
@@ -103,14 +109,13 @@ class Chat:
 
     def _reader(self) -> Callable[[], Reader]:
         if self.choice.required:
-            return lambda: ForcedCalls(self.choice.name)
+            return lambda: ForcedCalls(self.choice.name, in_pieces=self.body.stream)
         names = names_of(self.tools)
         shape = self.service.answer_format(names)
         if self.params.structured_outputs is not None:
             return lambda: AnswerReader(None, "", "", removed=self.service.special_texts)
-        return lambda: AnswerReader(
-            shape, self.prompt.text, self.prompt.turn, self.tools, self.service.special_texts
-        )
+        given = shape, self.prompt.text, self.prompt.turn, self.tools, self.service.special_texts
+        return lambda: AnswerReader(*given, in_pieces=self.body.stream)
 
     async def news(self) -> AsyncGenerator[News, None]:
         """Generate, and yield what comes."""
@@ -243,6 +248,9 @@ def delta_of(piece: Piece) -> dict[str, Any]:
     """Return a piece as a stream has it."""
     if isinstance(piece, CallPiece):
         return {"tool_calls": [{"index": piece.number, **_call(piece)}]}
+    if isinstance(piece, ArgumentsPiece):
+        more = {"index": piece.number, "function": {"arguments": piece.text}}
+        return {"tool_calls": [more]}
     if isinstance(piece, ReasoningPiece):
         return {"reasoning_content": piece.text, "reasoning": piece.text}
     return {"content": piece.text}

@@ -209,6 +209,7 @@ def as_chat(body: ResponsesBody) -> ChatBody:
         messages += _messages(given)
     return ChatBody(
         model=body.model,
+        stream=body.stream,
         messages=messages,
         max_tokens=body.max_output_tokens,
         tools=_tools(body.tools or []) or None,

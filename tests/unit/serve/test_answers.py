@@ -8,6 +8,7 @@ import random
 import pytest
 
 from onboard.serve.answers.answer_pieces import Answer
+from onboard.serve.answers.call_pieces import GrowingObject
 from onboard.serve.answers.formats import (
     CHANNELS,
     FENCED_JSON,
@@ -181,10 +182,14 @@ CASES: dict[str, tuple[Format, str, str, str, str, list[tuple[str, object]]]] = 
 }
 
 
-def read(shape: Format, turn: str, pieces: list[str]) -> Answer:
+def reader_of(shape: Format, turn: str, in_pieces: bool) -> AnswerReader:
+    removed = ["<|eot_id|>", "<|im_end|>", "</s>"]
     prompt = "<user>the weather?" + turn
-    reader = AnswerReader(shape, prompt, turn, TOOLS, removed=["<|eot_id|>", "<|im_end|>"])
-    answer = Answer()
+    return AnswerReader(shape, prompt, turn, TOOLS, removed, in_pieces=in_pieces)
+
+
+def read(shape: Format, turn: str, pieces: list[str], in_pieces: bool = False) -> Answer:
+    reader, answer = reader_of(shape, turn, in_pieces), Answer()
     for text in pieces:
         for piece in reader.feed(text):
             answer.add(piece)
@@ -193,8 +198,9 @@ def read(shape: Format, turn: str, pieces: list[str]) -> Answer:
     return answer
 
 
+@pytest.mark.parametrize("in_pieces", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_answers_are_read_however_they_are_cut(name: str) -> None:
+def test_answers_are_read_however_they_are_cut(name: str, in_pieces: bool) -> None:
     shape, turn, written, thoughts, text, calls = CASES[name]
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
@@ -205,10 +211,88 @@ def test_answers_are_read_however_they_are_cut(name: str) -> None:
         pairs = zip([0, *places], [*places, len(written)], strict=True)
         cuts.append([written[start:end] for start, end in pairs])
     for pieces in cuts:
-        answer = read(shape, turn, pieces)
+        answer = read(shape, turn, pieces, in_pieces)
         assert (answer.reasoning, answer.text) == (thoughts, text)
         assert [(call.name, json.loads(call.arguments)) for call in answer.calls] == calls
         assert [call.number for call in answer.calls] == list(range(len(calls)))
+
+
+LONG = json.dumps({"city": 'a "quoted" {brace} \\ and \n' * 9, "days": [1, {"a": {}}]})
+WRITTEN = {
+    # how it is written; the mark before the arguments, and what comes behind them
+    "hermes": (TAGGED_JSON, '<tool_call>\n{"name": "weather", "arguments": ', "}\n</tool_call>"),
+    "llama": (BARE, '{"name": "weather", "parameters": ', "}<|eot_id|>"),
+    "mistral": (NAMED_JSON, "[TOOL_CALLS]weather[ARGS]", "</s>"),
+    "deepseek": (
+        FENCED_JSON,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    "harmony": (
+        CHANNELS,
+        "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>",
+        "<|call|>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_arguments_are_told_as_they_are_written(name: str) -> None:
+    shape, before, behind = WRITTEN[name]
+    reader, answer, told = reader_of(shape, "", True), Answer(), []
+    for text in [*before, *LONG]:
+        for piece in reader.feed(text):
+            answer.add(piece)
+        told.append(answer.calls[0].arguments if answer.calls else "")
+    for place in range(60, len(LONG), 20):
+        so_far = told[len(before) + place]
+        assert LONG.startswith(so_far)
+        assert place - len(so_far) < 40, "it came late"
+    for piece in reader.feed(behind):
+        answer.add(piece)
+    for piece in reader.end():
+        answer.add(piece)
+    assert [(call.name, call.arguments) for call in answer.calls] == [("weather", LONG)]
+    assert not answer.text
+    # A call that is cut off has as much as there is
+    cut = read(shape, "", [before, LONG[:100]], in_pieces=True)
+    assert [(call.name, call.arguments) for call in cut.calls] == [("weather", LONG[:100])]
+    # and what is written behind a call, but within its marks, is text
+    odd = read(shape, "", [before, LONG, " And more.", behind], in_pieces=True)
+    assert (odd.calls[0].arguments, odd.text.rstrip("}")) == (LONG, " And more.")
+
+
+@pytest.mark.parametrize("shape", [TAGGED_JSON, BARE])
+@pytest.mark.parametrize("written", ['{"arguments": {}, "name": "time"}', '{"name": "time"}'])
+def test_a_call_that_begins_in_another_way_comes_whole(shape: Format, written: str) -> None:
+    if shape is BARE and written.startswith('{"arg'):
+        return  # nothing marks it
+    marks = ("<tool_call>", "</tool_call>") if shape is TAGGED_JSON else ("", "<|eot_id|>")
+    answer = read(shape, "", [marks[0], *written, marks[1]], in_pieces=True)
+    assert [(call.name, call.arguments) for call in answer.calls] == [("time", "{}")]
+
+
+def test_an_object_ends_where_json_ends_it() -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+
+    def value(depth: int) -> object:
+        if depth and rng.random() < 0.6:
+            some = [value(depth - 1) for _ in range(rng.randrange(3))]
+            return some if rng.random() < 0.5 else {random_text(): each for each in some}
+        return rng.choice([1, None, random_text()])
+
+    def random_text() -> str:
+        return "".join(rng.choice('{}[]"\\ ab\n') for _ in range(rng.randrange(6)))
+
+    for _ in range(300):
+        text = json.dumps({random_text(): value(4)})
+        whole, growing, found = text + rng.choice(["", "}", " {", "x"]), GrowingObject(), ""
+        while whole:
+            size = rng.randint(1, 9)
+            found, whole = found + growing.more(whole[:size]), whole[size:]
+        assert found == text
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,13 @@ def test_a_required_tool_is_called(client: openai.OpenAI, choice: Any) -> None:
         assert 0 <= json.loads(call.function.arguments)["days"] <= 9
     chunks = list(client.chat.completions.create(max_tokens=300, seed=1, stream=True, **options))
     deltas = [call for c in chunks for call in c.choices[0].delta.tool_calls or []]
-    assert [d.function.arguments for d in deltas] == [c.function.arguments for c in calls]
+    told: dict[int, str] = {}
+    for delta in deltas:
+        told[delta.index] = told.get(delta.index, "") + delta.function.arguments
+    expected = [json.loads(call.function.arguments) for call in calls]
+    assert [json.loads(each) for each in told.values()] == expected
+    assert [delta.function.name for delta in deltas if delta.id] == ["weather"] * len(calls)
+    assert (len(deltas) > len(calls)) == (choice != "required"), "not in pieces"
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 

@@ -172,7 +172,9 @@ def test_a_message(claude: anthropic.Anthropic, expected: str) -> None:
 
 
 def test_a_stop_sequence_is_named(claude: anthropic.Anthropic, expected: str) -> None:
-    stops = [expected[4:6], "never said"]
+    # Bytes that are no character are held back until the next one: no text to stop at.
+    whole = [character for character in expected[4:] if character not in "\ufffd\n"]
+    stops = [whole[0], "never said"]
     options: Any = {"model": "tiny", "max_tokens": 12, "extra_body": {"temperature": 0}}
     options |= {"messages": USER, "stop_sequences": stops}
     found = claude.messages.create(**options)
