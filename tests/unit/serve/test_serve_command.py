@@ -15,9 +15,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import torch
+from transformers import AutoTokenizer
 
 from onboard.cli.main import run
 from tests.support.runtime.paused import SECONDS, wait_until
+from tests.support.runtime.tiny import Tiny
 from tests.support.serving import speaking_model
 
 
@@ -42,12 +45,13 @@ def _ask(where: tuple[str, int], path: str, body: dict[str, object]) -> socket.s
 
 
 @contextmanager
-def _command(tmp_path: Path, drain_seconds: float) -> Iterator[tuple[Any, tuple[str, int], str]]:
+def _command(
+    model: Tiny, drain_seconds: float, *more: str
+) -> Iterator[tuple[Any, tuple[str, int], str]]:
     """Start the command; yield its process, where it listens, and the path of its interface."""
-    model = speaking_model(tmp_path)
     command = [sys.executable, "-m", "onboard", "serve", str(model.checkpoint), "--root"]
     command += [str(model.root), "--device", "cpu", "--port", "0", "--name", "tiny"]
-    command += ["--drain-seconds", str(int(drain_seconds))]
+    command += ["--drain-seconds", str(int(drain_seconds)), *more]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
     )
@@ -71,7 +75,7 @@ LONG |= {"n": 3, "logprobs": 100}
 
 def test_the_command_serves_and_drains(tmp_path: Path) -> None:
     """The door is closed behind a client whose answer has only begun, and it gets the rest."""
-    with _command(tmp_path, SECONDS) as (process, where, path):
+    with _command(speaking_model(tmp_path), SECONDS) as (process, where, path):
         with _ask(where, f"{path}/completions", LONG) as connection:
             found = connection.recv(16)
             process.send_signal(signal.SIGTERM)
@@ -85,7 +89,7 @@ def test_the_command_serves_and_drains(tmp_path: Path) -> None:
 
 def test_a_request_that_is_cut_off_is_told_and_no_orderly_end(tmp_path: Path) -> None:
     with (
-        _command(tmp_path, 1) as (process, where, path),
+        _command(speaking_model(tmp_path), 1) as (process, where, path),
         _ask(where, f"{path}/completions", LONG) as connection,
     ):
         connection.recv(16)
@@ -93,6 +97,36 @@ def test_a_request_that_is_cut_off_is_told_and_no_orderly_end(tmp_path: Path) ->
         assert process.wait(SECONDS) == 1
         last = process.stderr.read().splitlines()[-1]
         assert last.startswith("onboard: requests that were cut off after 1 seconds: 1. ")
+
+
+def test_two_ranks_serve_and_leave_nothing(tmp_path: Path) -> None:
+    """The likeliest tokens have the log-probabilities that transformers gives them."""
+    model = speaking_model(tmp_path)
+    body = {"prompt": "the cat", "max_tokens": 1, "temperature": 0, "logprobs": 5}
+    with _command(model, SECONDS, "--world-size", "2", "--dtype", "float32") as started:
+        process, where, path = started
+        ranks = _children(process.pid)
+        with _ask(where, f"{path}/completions", body) as connection:
+            answer = b""
+            while b'"usage"' not in answer and (part := connection.recv(1 << 16)):
+                answer += part
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) == 0
+        wait_until(lambda: not any(Path(f"/proc/{rank}/stat").exists() for rank in ranks))
+    assert ranks, "no process follows the first"
+    found = json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["logprobs"]
+    tokens = AutoTokenizer.from_pretrained(model.checkpoint)("the cat", return_tensors="pt")
+    with torch.no_grad():
+        logits = model.hf.float()(tokens["input_ids"]).logits[0, -1]
+    expected = logits.log_softmax(dim=-1).topk(5).values
+    assert found["token_logprobs"] == pytest.approx([float(expected[0])], abs=1e-4)
+    for value in found["top_logprobs"][0].values():  # tokens with one text are one there
+        assert (expected - value).abs().min() < 1e-4
+
+
+def _children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(each) for path in found for each in path.read_text().split()]
 
 
 def test_replicas_need_ray(
