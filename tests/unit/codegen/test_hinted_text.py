@@ -77,13 +77,20 @@ def share(model: nn.Module, said: dict[str, FileHint], rank: int) -> nn.Module:
     return own
 
 
-def error_when_followed(text: str, reference: nn.Module) -> float:
-    """Return how far two ranks that follow a file to the letter are from one rank."""
-    model = small_model(text.replace(SUM, "torch.ops.onboard.dist_all_reduce("), reference)
-    weights = reference.state_dict()
+def _filled(text: str, reference: nn.Module) -> nn.Module:
+    """Return the model of a file with the reference's weights, and random ones where it has others:
+    what a file makes is not all initialised.
+    """
+    model, weights = small_model(text, reference), reference.state_dict()
     torch.manual_seed(0)
     for name, tensor in model.state_dict().items():
         tensor.copy_(weights[name] if name in weights else torch.randn_like(tensor) * 0.1)
+    return model
+
+
+def error_when_followed(text: str, reference: nn.Module) -> float:
+    """Return how far two ranks that follow a file to the letter are from one rank."""
+    model = _filled(text.replace(SUM, "torch.ops.onboard.dist_all_reduce("), reference)
     said = dict(hints_of_file(graph_of(small_model(text, reference), reference)))
     inputs = prompt(2, length=11, batch=3, tokens=vocabulary(reference))
 
@@ -100,7 +107,7 @@ def error_when_followed(text: str, reference: nn.Module) -> float:
 def test_a_model_that_is_not_divided_computes_the_whole_on_every_rank() -> None:
     """What a file says of ranks means nothing until its graph is divided."""
     reference = reference_of("mixtral")
-    model = small_model(text_of("mixtral"), reference)
+    model = _filled(text_of("mixtral"), reference)
     inputs = prompt(2, length=11, batch=3, tokens=vocabulary(reference))
     with torch.no_grad():
         expected = model(**inputs).logits
