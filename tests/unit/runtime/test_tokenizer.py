@@ -138,19 +138,28 @@ def test_a_tokenizer_that_is_code_alone_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+SANDBOXED, TASKS = "workflow/remote/own_media.py", "workflow/remote/tasks.py"
+"""What runs a repository's processor, and what does so behind walls."""
+
+
 def test_no_auto_class_is_left_to_ask() -> None:
     """Each `Auto....from_pretrained` of the package says that code of repositories is not to be
-    run.
+    run; one runs it, and only the sandbox's tasks import its module.
     """
+    package = Path(onboard.__file__).parent
     calls = [
         (path, call)
-        for path in sorted(Path(onboard.__file__).parent.rglob("*.py"))
+        for path in sorted(package.rglob("*.py"))
+        if path != package / SANDBOXED
         if "from_pretrained" in (text := path.read_text(encoding="utf-8"))
         for call in ast.walk(ast.parse(text))
         if isinstance(call, ast.Call)
         and re.match(r"Auto\w+\.from_pretrained$", ast.unparse(call.func))
     ]
     assert calls
+    name = f".{Path(SANDBOXED).stem} import"
+    importing = [path for path in package.rglob("*.py") if name in path.read_text("utf-8")]
+    assert importing == [package / TASKS]
     for path, call in calls:
         assert "trust_remote_code=False" in map(ast.unparse, call.keywords), f"{path}:{call.lineno}"
 
