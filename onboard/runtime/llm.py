@@ -32,6 +32,7 @@ from onboard.runtime.calls.prompt_forms import (
 )
 from onboard.runtime.calls.prompt_reader import PromptReader
 from onboard.runtime.engine import Engine
+from onboard.runtime.multimodal.own_towers import OwnTowers
 from onboard.runtime.ranks.leading import LedRanks, led_ranks
 from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
 from onboard.runtime.sampling_params import SamplingParams
@@ -125,9 +126,11 @@ class LLM:
         self._holder: int | None = None
 
     def close(self) -> None:
-        """End the processes of other ranks; without them there is nothing to do."""
+        """End the processes of other ranks, and the one in which code of a repository reads images."""
         if self.ranks is not None:
             self.ranks.close()
+        if isinstance(self.engine.towers, OwnTowers):
+            self.engine.towers.close()
 
     def __enter__(self) -> Self:
         return self

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from onboard.errors import OnboardError, UsageError
+from onboard.errors import ConsentRequiredError, OnboardError, UsageError
 from onboard.media.prompt_media import MediaPart, PromptMedia, split_media
 from onboard.runtime.calls.async_llm import AsyncLLM
 from onboard.runtime.calls.outputs import Delta
@@ -110,7 +110,10 @@ class Service:
     async def _media(self, parts: Sequence[MediaPart]) -> PromptMedia:
         """Read images and sounds; a model that takes none says so before anything is fetched."""
         async with self.admitted():
-            await asyncio.to_thread(lambda: self.llm.llm.prompts.processor)
+            try:
+                await asyncio.to_thread(lambda: self.llm.llm.prompts.processor)
+            except ConsentRequiredError:  # which is not a client's to give
+                raise RefusedError("the model takes text alone", param="messages") from None
             return await self.llm.read_media(parts)
 
     def answer_format(self, tools: Sequence[str]) -> Format:

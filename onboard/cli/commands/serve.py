@@ -15,7 +15,12 @@ from onboard.cli.extras import import_extra
 from onboard.cli.model_argument import check_config, registered_names, say_division
 from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.cli.prompting.adapter_options import Lora, adapters_of
-from onboard.cli.prompting.media_options import GivenMedia, MediaDomain
+from onboard.cli.prompting.media_options import (
+    GivenMedia,
+    MediaDomain,
+    TrustRemoteCode,
+    Unsandboxed,
+)
 from onboard.cli.setting_options import settings_of
 from onboard.cli.terminal import one_line
 
@@ -84,6 +89,8 @@ def serve(
     revision: options.Revision = None,
     set_: options.Set = None,
     strict: _Strict = False,
+    trust_remote_code: TrustRemoteCode = False,
+    unsandboxed: Unsandboxed = False,
     offline: options.Offline = False,
     debug: options.Debug = False,
 ) -> None:
@@ -97,8 +104,7 @@ def serve(
     sizes: Any = {"max_seq_len": max_seq_len, "max_batch_size": max_batch_size}
     sizes |= {"attn_backend": attn_backend, "compile_backend": compile_backend}
     sizes |= {"lora": adapters_of(lora), "kv_cache_config__dtype": kv_cache_dtype}
-    sizes |= {"speculative__draft": draft}
-    settings = settings_of(set_, revision=revision, **sizes)
+    settings = settings_of(set_, revision=revision, speculative__draft=draft, **sizes)
     where: dict[str, Any] = {"device": device.value, "dtype": dtype.value, "mode": mode.value}
     where["world_size"] = world_size
     libraries = import_extra("onboard.serve.server", "serve", "serving needs")
@@ -108,6 +114,7 @@ def serve(
         told = libraries.ServeSettings(names=name or [model], **doors, **limits)
         door = libraries.listen(told)
         where["media"] = GivenMedia(domains=allowed_media_domain or []).limits
+        where |= {"trust_remote_code": trust_remote_code, "unsandboxed": unsandboxed}
         given = {"root": root, "config": config, "strict": strict, "settings": settings, **where}
         if replicas is not None:
             _serve_replicas(model, told, door, replicas, address, libraries, given)

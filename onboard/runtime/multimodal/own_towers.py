@@ -69,7 +69,11 @@ class OwnTowers:
 
     @cached_property
     def processor(self) -> OwnProcessor:
-        """What makes token ids and embeddings of prompts."""
+        """What makes token ids and embeddings of prompts.
+
+        Raises `ConsentRequiredError` where nobody has agreed to run the repository's code.
+        """
+        _check_consent(self.context)
         return OwnProcessor(self)
 
     @property
@@ -77,6 +81,11 @@ class OwnTowers:
         """Path of the token embedding."""
         assert self._session is not None, "a prompt with images has been read"
         return self._session.opened.embedding
+
+    def close(self) -> None:
+        """End the process; the next image starts another."""
+        if self._session is not None:
+            self._session.close()
 
     def prepare(self, tokens: list[int], inputs: Mapping[str, Any]) -> ImageInputs:
         """Return what has been read of a prompt; raise `UsageError` for anything else."""
@@ -147,7 +156,6 @@ class _MediaSession:
     def __init__(self, context: TransformContext) -> None:
         part = part_of(context.factory.checkpoint)
         assert part is not None
-        _check_consent(context, part)
         self._files = ExitStack()  # what is open as long as this
         self._pixels, self._rows = _shared(self._files), _shared(self._files)
         with ExitStack() as stack:
@@ -176,6 +184,11 @@ class _MediaSession:
     def is_alive(self) -> bool:
         """Whether it can be asked."""
         return self._closed.alive and self._child.process.poll() is None
+
+    def close(self) -> None:
+        """End the process."""
+        self._closed()
+        self._files.close()
 
     def read(self, text: str, images: Sequence[Any]) -> tuple[list[int], torch.Tensor]:
         """Return token ids and embeddings [tokens, hidden] float32."""
@@ -220,7 +233,9 @@ def _told(facts: list[str]) -> list[str]:
     return [*told, f"{rest} things of older transformers are stood in for"] if rest else told
 
 
-def _check_consent(context: TransformContext, part: LanguagePart) -> None:
+def _check_consent(context: TransformContext) -> None:
+    part = part_of(context.factory.checkpoint)
+    assert part is not None
     if not context.consent.code:
         raise ConsentRequiredError(
             "images of this model are read by Python code of its repository, which would be run",

@@ -149,6 +149,12 @@ def test_a_process_that_has_ended_is_started_anew(llm: LLM, pictures: list[Path]
     session._child.process.wait()
     [after] = llm.generate(prompt, GREEDY)
     assert after.token_ids == before.token_ids
+    last = llm.engine.towers._session
+    assert last is not None
+    assert last is not session
+    llm.close()
+    assert last._child.process.poll() is not None
+    assert llm.generate(prompt, GREEDY)[0].token_ids == before.token_ids
 
 
 @pytest.mark.slow

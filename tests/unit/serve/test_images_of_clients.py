@@ -19,7 +19,9 @@ import httpx
 import pytest
 from PIL import Image
 
+from onboard.errors import ConsentRequiredError
 from onboard.media.media_limits import MediaLimits
+from onboard.runtime.calls.prompt_reader import PromptReader
 from tests.support.https_server import HOST, Network, content, network, redirect
 from tests.support.runtime.media_models import MediaModel, make_media_model
 from tests.support.serving import served, speaking_model
@@ -193,3 +195,19 @@ def test_a_model_of_text_alone_fetches_nothing(tmp_path: Path, net: Network) -> 
     assert answer.status_code == 400
     assert "text alone" in json.dumps(answer.json())
     assert len(net.connected) == connected
+
+
+def test_nobody_asks_a_client_to_agree_to_code(
+    model: MediaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code of a repository that would read images is the server's matter."""
+
+    def refused(_: PromptReader) -> None:
+        raise ConsentRequiredError("code would be run", hint="Run again in /a/folder")
+
+    monkeypatch.setattr(PromptReader, "processor", property(refused))
+    with served(model) as (address, _):
+        answer = asked(address, part(url(png(RED))))
+    assert answer.status_code == 400
+    assert "the model takes text alone" in answer.text
+    assert "/a/folder" not in answer.text
