@@ -89,6 +89,19 @@ class OldLM(OldBase):
 """
 
 
+@pytest.fixture(autouse=True)
+def old_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give transformers' classes what models of old code need; a table of its own is left as it was
+    to the tests that follow.
+    """
+    table = dict(interfaces.ROPE_INIT_FUNCTIONS)
+    monkeypatch.setattr(interfaces, "ROPE_INIT_FUNCTIONS", table)
+    with monkeypatch.context() as patch:
+        for process_wide in ("_masks_by_old_names", "_without_cuda"):
+            patch.setattr(interfaces, process_wide, list)
+        interfaces.restore_old_interfaces()
+
+
 def test_a_known_model_type_with_own_code_goes_by_a_type_of_its_own() -> None:
     own = with_own_type({"model_type": "llama", "auto_map": AUTO_MAP})
     assert own["model_type"] == "llama_own_code"
@@ -393,12 +406,6 @@ def test_what_the_old_list_of_weights_meant_is_tied(monkeypatch: pytest.MonkeyPa
     exec(_OLD, vars(module))
     monkeypatch.setitem(sys.modules, name, module)
     own: Any = module
-    # A table of transformers' own is left as it was to the tests that follow.
-    table = dict(interfaces.ROPE_INIT_FUNCTIONS)
-    monkeypatch.setattr(interfaces, "ROPE_INIT_FUNCTIONS", table)
-    for process_wide in ("_masks_by_old_names", "_without_cuda"):
-        monkeypatch.setattr(interfaces, process_wide, list)
-    interfaces.restore_old_interfaces()
     facts = bring_up_to_date(name, own.OldConfig, own.OldLM, {"model_type": "old", "n_deep": 3})
     model = own.OldLM(own.OldConfig(n_deep=3))
     assert model.head.weight is model.inner.words.weight
