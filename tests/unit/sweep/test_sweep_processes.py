@@ -236,7 +236,8 @@ def run(job):
     time.sleep(60)
 
 def wait(*_):
-    while not (job.folder / "pid").exists():
+    path = job.folder / "pid"
+    while not (path.exists() and path.read_text()):
         time.sleep(0.01)
     Finalized()
     time.sleep(60)
