@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.support.drawing import draw_for, drawing_for, drawn_from, name_the_draw
 
 if TYPE_CHECKING:
     from tests.support.warm import Warm
@@ -16,6 +18,8 @@ os.environ["ONBOARD_CACHE"] = ""
 # A job in the background ignores interrupts, and so would every process that the tests start and
 # then interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+name_the_draw()
+draw_for("")
 
 
 DRAWN = {
@@ -29,13 +33,33 @@ generated files.
 """
 
 
+def pytest_report_header() -> str:
+    """Say how a run is repeated."""
+    return f"draws: ONBOARD_DRAW={name_the_draw()} repeats them"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Draw anew for each test."""
+    draw_for(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, Any, Any]:
+    """What tests share is drawn by its own name, whichever of them comes first."""
+    if fixturedef.scope == "function":
+        return (yield)
+    with drawing_for(f"{request.node.nodeid} {fixturedef.argname}"):
+        return (yield)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Draw models of each lot; the others' tests are left to runs of all that is marked
     exhaustive.
     """
-    from tests.support.drawing import drawn_from
-
     lots = {item: found for item in items if (found := _lot(item)) is not None}
     drawn = {
         lot: drawn_from({model for each, model in lots.values() if each == lot}, DRAWN[lot])

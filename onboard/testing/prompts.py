@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Sequence
 
 import torch
+
+from onboard.verify import seeds
 
 
 def fresh_seed() -> int:
     """Return the seed in the environment variable ONBOARD_SEED, a random one without it; print
     which it is.
     """
-    seed = int(os.environ.get("ONBOARD_SEED") or secrets.randbelow(2**31))
+    seed = seeds.fresh_seed()
     print(f"ONBOARD_SEED={seed}")
     return seed
 

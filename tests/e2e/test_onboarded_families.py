@@ -53,7 +53,7 @@ def _onboard(warm: Warm, checkpoint: Path, root: Path) -> None:
 
 
 def _assert_equal(checkpoint: Path, root: Path, label: str) -> None:
-    seed = random.SystemRandom().randrange(2**31)
+    seed = random.randrange(2**31)
     print(f"{label} seed {seed}")
     draw = random.Random(seed)
     reference = AutoModelForCausalLM.from_pretrained(

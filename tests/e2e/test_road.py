@@ -196,7 +196,7 @@ def test_killed_at_random_moments(kills: int, hostile: Finished, tmp_path: Path)
     """Each run goes on where the one before was killed; a root that gets done is followed by a new
     one.
     """
-    seed = random.SystemRandom().randrange(2**31)
+    seed = random.randrange(2**31)
     print(f"seed {seed}")
     moments, killed, roots = random.Random(seed), 0, [tmp_path / "root0"]
     while killed < kills:

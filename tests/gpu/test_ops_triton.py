@@ -4,6 +4,7 @@ shows timings.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,7 +29,7 @@ PAGE = 32
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    seed = int(torch.seed() % 2**31)
+    seed = random.randrange(2**31)
     torch.manual_seed(seed)
     print(f"seed {seed}")
 

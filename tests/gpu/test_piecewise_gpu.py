@@ -49,7 +49,7 @@ def _compile(backend: str, **fields: Any) -> tuple[CapturedDecode, TransformCont
 
 
 def _set_batch(cache: Any, lengths: list[int], starts: list[int]) -> None:
-    tokens = np.random.default_rng().integers(0, VOCABULARY, sum(lengths))
+    tokens = np.random.default_rng(random.getrandbits(64)).integers(0, VOCABULARY, sum(lengths))
     pages = np.arange(1, 1 + 4 * len(lengths)).reshape(len(lengths), 4)
     cache.info.set_batch(tokens, np.array(starts), np.array(lengths), pages)
 

@@ -1,20 +1,55 @@
-"""Which of many like cases a run of the tests takes: some always, a few by chance, and all where
-`exhaustive` runs.
+"""What a run of the tests draws: inputs, by each test's own name, and which of many like cases it
+takes: some always, a few by chance, and all where `exhaustive` runs.
 """
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Collection
+import secrets
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 import pytest
+import torch
 from _pytest.mark import ParameterSet
+
+DRAW = "ONBOARD_DRAW"
+"""Environment variable: the word that all of a run's draws follow from. A run that was given none
+takes a fresh one, and names it.
+"""
+
+
+def name_the_draw() -> str:
+    """Return the word of this run; its processes inherit it."""
+    return os.environ.setdefault(DRAW, secrets.token_hex(4))
+
+
+def draw_for(name: str) -> None:
+    """Let what is drawn from now on, by child processes, too, follow from the run's word and from
+    `name` alone: not from what has run before, nor in which process.
+    """
+    random.seed(f"{os.environ[DRAW]} {name}")
+    torch.manual_seed(random.getrandbits(63))
+    os.environ["ONBOARD_SEED"] = str(random.randrange(2**31))
+
+
+@contextmanager
+def drawing_for(name: str) -> Iterator[None]:
+    """`draw_for` within the context, and then as before."""
+    state, tensors, seed = random.getstate(), torch.get_rng_state(), os.environ["ONBOARD_SEED"]
+    draw_for(name)
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        torch.set_rng_state(tensors)
+        os.environ["ONBOARD_SEED"] = seed
 
 
 def drawn_from(cases: Collection[str], count: int) -> list[str]:
     """Return `count` of `cases`, or all if they are fewer; the processes of one run draw alike."""
-    draw = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID"))
+    draw = random.Random(os.environ[DRAW])
     return draw.sample(sorted(cases), min(count, len(cases)))
 
 
@@ -22,8 +57,7 @@ def some_of(cases: Collection[str], always: Collection[str], by_chance: int) -> 
     """Return `cases` as parameters; those that are in `always` and `by_chance` others are not
     marked exhaustive.
 
-    The processes of one run draw alike, by that run's own number; their tests' names say what was
-    drawn.
+    The processes of one run draw alike; their tests' names say what was drawn.
     """
     assert set(always) <= set(cases)
     drawn = drawn_from(set(cases) - set(always), by_chance)

@@ -39,7 +39,7 @@ FLOORS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("cache",),),
     (("ops",), ("hf",), ("quantised",)),
     (
-        ("verify.error", "verify.tolerances"),
+        ("verify.error", "verify.seeds", "verify.tolerances"),
         (
             *("workflow.remote.sandbox", "workflow.remote.walls", "workflow.processes.orphans"),
             *("workflow.remote.code_session", "workflow.remote.channel", "workflow.remote.frames"),

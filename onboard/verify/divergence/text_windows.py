@@ -13,6 +13,7 @@ from onboard.errors import UsageError
 from onboard.hf.text_tokens import text_tokens
 from onboard.runtime.tokenizer import Tokenizer
 from onboard.verify.held_out import HELD_OUT_FILE, stories
+from onboard.verify.seeds import fresh_seed
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def random_source(config: Any, positions: int, seed: int | None) -> Source:
     """Return random tokens of a text model's config, with the seed, which is random where it is
     None.
     """
-    seed = random.SystemRandom().randrange(2**31) if seed is None else seed
+    seed = fresh_seed() if seed is None else seed
     drawn = random.Random(seed).choices(text_tokens(config), k=positions + 1)
     return Source("random tokens", drawn, seed=seed)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from onboard.runtime.ranks.leading import LedRanks, led_ranks
 from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
 from onboard.verify.error import rmse_ratio
 from onboard.verify.hf_logits import Asked, reference_logits
+from onboard.verify.seeds import fresh_seed
 from onboard.verify.tolerances import FLOOR_OF_STAGES, MARGIN_OF_STAGES, SAME
 from onboard.verify.transforms.trial import Trial, follow_trial, matched
 from onboard.verify.ways import Prompt
@@ -117,7 +117,7 @@ def verify_model(
             hint="Leave it out",
         )
     checkpoint, asked = find_checkpoint(runtime), "world_size" in (settings or {})
-    seed = random.SystemRandom().randrange(2**31) if seed is None else seed
+    seed = fresh_seed() if seed is None else seed
     ranks = led_ranks(checkpoint, runtime, root=folder, model=str(model), must=asked)
     with nullcontext() if ranks is None else closing(ranks):
         trial = Trial(checkpoint, runtime, folder, str(model), seed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import secrets
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from onboard.analysis.spec import RepositoryCode
 from onboard.content import content_path
 from onboard.errors import CONSENT, OnboardError
 from onboard.render import TEST_SUITE, TEST_TEMPLATE
+from onboard.verify.seeds import fresh_seed
 from onboard.workflow import team
 from onboard.workflow.lock import WORK, exclusive
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
@@ -234,7 +234,7 @@ def run_tests(
     """Run a test file of `root` with pytest; return {command, output, tests}, `tests` as the plugin
     wrote them, in a folder below `scratch`.
     """
-    seed = str(secrets.randbelow(2**31))
+    seed = str(fresh_seed())
     arguments = ["-v", "--no-header", "-p", "no:cacheprovider", "-p", "onboard.testing.plugin"]
     arguments += [str(test_file)] if gpu else ["-m", "not gpu", str(test_file)]
     with tempfile.TemporaryDirectory(dir=scratch) as folder:

@@ -25,7 +25,6 @@ transformers' own float32 does.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -47,6 +46,7 @@ from onboard.runtime.llm import LLM
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.testing import continue_distinct
 from onboard.verify.error import rmse_ratio
+from onboard.verify.seeds import fresh_seed
 from onboard.verify.tolerances import SAME
 from onboard.workflow.sweep.exact import InFloat64
 from onboard.workflow.sweep.inputs.judge_prompts import (
@@ -80,7 +80,7 @@ def judge(
     """Compare what `LLM` gives for `checkpoint` under `root`, on as many ranks, with transformers;
     `seed` None: a fresh one.
     """
-    seed = secrets.randbelow(2**31) if seed is None else seed
+    seed = fresh_seed() if seed is None else seed
     verdict = Verdict(seed=seed, world_size=world_size)
     try:
         with closing(_Judging(checkpoint, root, device, verdict)) as judging:

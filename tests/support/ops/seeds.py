@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import torch
 
 
 def seeded() -> None:
     """Seed torch with a number that is printed."""
-    torch.manual_seed(seed := int(torch.seed() % 2**31))
+    torch.manual_seed(seed := random.randrange(2**31))
     print(f"seed {seed}")

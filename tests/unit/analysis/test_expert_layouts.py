@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,7 +48,7 @@ def _separate(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _call(module: nn.Module, lead: tuple[int, ...], beyond: int = 0) -> ModuleCall:
-    seed = torch.seed()
+    torch.manual_seed(seed := random.randrange(2**31))
     print(f"seed {seed}")
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,7 +65,7 @@ def test_attention_is_named_by_what_its_heads_share(fields: dict[str, Any], expe
 
 @pytest.fixture(scope="module")
 def mixtral() -> MixtralForCausalLM:
-    torch.manual_seed(torch.seed() % 2**31)
+    torch.manual_seed(random.randrange(2**31))
     config = MixtralConfig(
         hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
         num_local_experts=5, num_experts_per_tok=2, vocab_size=30, head_dim=8,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import random
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -78,7 +79,7 @@ def _registered(module: ModuleType, stage: Stages) -> Any:
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    seed = int(torch.seed() % 2**31)
+    seed = random.randrange(2**31)
     print(f"seed {seed}")
     torch.manual_seed(seed)
 

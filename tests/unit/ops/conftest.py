@@ -13,6 +13,6 @@ if (device := os.environ.get("ONBOARD_TEST_DEVICE")) is not None:  # by `tests/g
 @pytest.fixture(autouse=True)
 def _fresh_seed() -> None:
     """Fresh random inputs in every run; pytest shows the printed seed when a test fails."""
-    seed = random.SystemRandom().randrange(2**31)
+    seed = random.randrange(2**31)
     torch.manual_seed(seed)
     print(f"seed {seed}")

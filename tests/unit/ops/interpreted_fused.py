@@ -6,6 +6,8 @@ On a GPU the same tests run as they are (`tests/gpu/test_mixer_kernels.py`).
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from tests.support.ops.ragged import DEVICE
 ops = torch.ops.onboard
 
 # The interpreter truncates where hardware rounds, hence twice the usual error of bfloat16.
-DTYPES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1.2e-2}
+DTYPES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 2.5e-2}
 HEADS = [
     *((torch.float32, dim, size) for dim, size in ((8, 8), (24, 24), (80, 32), (7, 2))),
     (torch.float16, 20, 6),
@@ -28,7 +30,7 @@ HEADS = [
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    seed = int(torch.seed() % 2**31)
+    seed = random.randrange(2**31)
     torch.manual_seed(seed)
     print(f"seed {seed}")
 

@@ -26,7 +26,7 @@ from tests.support.ops.naive import (
 ops = torch.ops.onboard
 
 # The interpreter truncates where hardware rounds, hence twice the usual error of bfloat16.
-DTYPES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1.2e-2}
+DTYPES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 2.5e-2}
 SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, -0.5])
 SLOPES = 0.3 ** torch.arange(6)
 VARIANTS = {

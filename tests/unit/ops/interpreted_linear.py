@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from tests.support.ops.naive import relative_error
 
 ops = torch.ops.onboard
 
-DTYPES = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+DTYPES = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2.5e-2}
 SIZES = {"even": (256, 64), "ragged": (2100, 10), "wide": (96, 150)}
 AROUND = {
     "nothing": (),
@@ -28,7 +30,7 @@ def make(
     """Arguments of a fused linear; the input's rows differ in size, so that each needs its own
     norm.
     """
-    torch.manual_seed(seed := int(torch.seed() % 2**31))
+    torch.manual_seed(seed := random.randrange(2**31))
     print(f"seed {seed}")
     gated = "gate" in around
     x = torch.randn(1, rows, columns) * torch.rand(rows, 1) * 5
@@ -79,7 +81,8 @@ def test_slices_of_wider_tensors() -> None:
 
 def test_a_large_float16_input_is_normalised() -> None:
     arguments = make(2, 64, 16, ("norm",), torch.float16)
-    arguments[0] = arguments[0] * 4000  # times the norm's weight, no float16 holds it
+    # The largest is near the largest float16: times the norm's weight, no float16 holds it.
+    arguments[0] = arguments[0] / arguments[0].abs().max() * 60_000
     arguments[4] = arguments[4] * 10
     actual = ops.triton_fused_linear(*arguments)
     assert (

@@ -20,7 +20,7 @@ from tests.support.runtime.adapters import make_adapter
 from tests.support.runtime.tiny import make_tiny
 
 # The interpreter truncates where hardware rounds, hence twice the usual error of bfloat16.
-DTYPES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1.2e-2}
+DTYPES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 2.5e-2}
 SHAPES = [
     (37, 40, [24, 8, 8], 3, 5),
     (5, 300, [150], 2, 16),

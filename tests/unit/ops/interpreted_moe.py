@@ -14,7 +14,7 @@ from tests.support.ops.naive import relative_error
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ops = torch.ops.onboard
-ERRORS = {torch.float32: 1e-6, torch.bfloat16: 1.2e-2}
+ERRORS = {torch.float32: 1e-6, torch.bfloat16: 2.5e-2}
 
 
 def _mixture(

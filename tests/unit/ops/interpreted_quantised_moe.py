@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -19,12 +20,12 @@ from tests.support.ops.quantised_moe import Case, four_bit_case, fp8_case, int8_
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ops = torch.ops.onboard
 SCHEMES = {"rows": ops.triton_fp8_moe, "blocks": ops.triton_finegrained_fp8_moe}
-SAME = {torch.float32: 1e-6, torch.bfloat16: 1.2e-2}
+SAME = {torch.float32: 1e-6, torch.bfloat16: 2.5e-2}
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    torch.manual_seed(seed := int(torch.seed() % 2**31))
+    torch.manual_seed(seed := random.randrange(2**31))
     print(f"seed {seed}")
 
 

@@ -187,7 +187,7 @@ def test_types_of_numbers(kind: str, tmp_path: Path) -> None:
     expected = load_file(tmp_path / "source" / "model.safetensors")
     assert isinstance(checkpoint, QuantisedCheckpoint) == (kind == "Q8_0")
     for name, tensor in expected.items():
-        limit = 0.004 if kind == "Q8_0" else 0.002 if kind == "F16" else 0.008
+        limit = 0.005 if kind == "Q8_0" else 0.002 if kind == "F16" else 0.008
         error = (checkpoint.read(name).float() - tensor).abs().max() / tensor.abs().max()
         assert error < limit, name
 

@@ -79,7 +79,7 @@ def expected(checkpoint: Path, prompts: list[list[int]]) -> list[tuple[list[int]
 
 @pytest.mark.parametrize("model_type", some_of(TYPES, always=("llama",), by_chance=3))
 def test_both_modes_are_transformers_own_model(model_type: str, tmp_path: Path) -> None:
-    seed = random.SystemRandom().randrange(2**31)
+    seed = random.randrange(2**31)
     print(f"seed {seed}")
     draw = random.Random(seed)
     checkpoint = checkpoint_of(model_type, tmp_path / model_type)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,9 @@ def test_numbers_are_those_that_others_compute() -> None:
 
 
 def test_uniform_numbers_depend_on_key_and_place_alone() -> None:
-    keys = np.random.default_rng().integers(2**63, size=50_000).astype(np.uint64)
+    keys = (
+        np.random.default_rng(random.getrandbits(64)).integers(2**63, size=50_000).astype(np.uint64)
+    )
     places = np.arange(50_000) % 97
     numbers = uniforms(keys, places)
     assert numbers.min() >= 0

@@ -20,7 +20,7 @@ from tests.support.runtime.simulated_cache import PAGE, Simulation, alone, make_
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    seed = random.SystemRandom().randrange(2**31)
+    seed = random.randrange(2**31)
     print(f"seed {seed}")
     random.seed(seed)
 

@@ -32,7 +32,7 @@ FAMILIES = {"gemma2": [None, WINDOW], "mistral": [WINDOW]}
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """A random checkpoint of a family that ships; its model file is the shipped one."""
-    seed = random.SystemRandom().randrange(2**31)
+    seed = random.randrange(2**31)
     print(f"weights seed {seed}")
     torch.manual_seed(seed)
     config = AutoConfig.for_model(request.param, **_CONFIG)
@@ -62,7 +62,7 @@ def _engine(model: Tiny, **runtime: object) -> Engine:
 
 
 def _prompts(*lengths: int) -> list[list[int]]:
-    seed = random.SystemRandom().randrange(2**31)
+    seed = random.randrange(2**31)
     print(f"prompts seed {seed}")
     draw = random.Random(seed)
     return [[draw.randrange(97) for _ in range(length)] for length in lengths]

@@ -63,7 +63,8 @@ def test_a_message_that_is_too_long(
     monkeypatch.setattr("sys.stdin", io.StringIO("the cat\n" + "the dog " * 600 + "\nthe cat\n"))
     assert main.run(words(model, "--max-tokens", "4")) == 2
     printed = capsys.readouterr()
-    assert printed.out.count("\n") == 1
+    [answer] = answers(model, ["the cat"], None, 4)
+    assert printed.out == f"{answer}\n"
     assert "a sequence can have" in printed.err
 
 

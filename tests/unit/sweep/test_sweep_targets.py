@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import secrets
+import random
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def test_folders_are_safe_and_apart(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_random_everywhere_and_loads_again(tmp_path: Path) -> None:
-    seed = secrets.randbelow(2**31)
+    seed = random.randrange(2**31)
     print(f"seed {seed}")
     made = make_checkpoint(Target(name="qwen2"), tmp_path / "one", seed)
     make_checkpoint(Target(name="qwen2"), tmp_path / "two", seed + 1)

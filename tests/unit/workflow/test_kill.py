@@ -54,7 +54,7 @@ def test_killed_at_random_moments(
     model: Path, undisturbed: tuple[dict[str, str], float], tmp_path: Path
 ) -> None:
     expected, seconds = undisturbed
-    seed = random.SystemRandom().randrange(2**31)
+    seed = random.randrange(2**31)
     print(f"seed {seed}")
     moments = random.Random(seed)
     killed = 0

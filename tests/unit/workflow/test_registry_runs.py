@@ -302,6 +302,16 @@ def _is_any_left(root: Path) -> bool:
     return False
 
 
+def _wait_until_none_is_left(root: Path) -> None:
+    """What it had just started tells of its call a moment later; a process that becomes another
+    program has no environment for an instant.
+    """
+    quiet = 0
+    while quiet < 4:
+        quiet = 0 if _is_any_left(root) else quiet + 1
+        time.sleep(0.05)
+
+
 def _kill_with(number: int, root: Path, more: int) -> set[str]:
     """Run until there are `more` rows and end it with a signal; return the rows, of which none was
     lost or changed.
@@ -314,8 +324,7 @@ def _kill_with(number: int, root: Path, more: int) -> set[str]:
     process.send_signal(number)
     process.communicate()
     assert process.returncode == -number
-    while _is_any_left(root):
-        time.sleep(0.05)  # what it had just started tells of its call a moment later
+    _wait_until_none_is_left(root)
     after = _lines(root)
     assert len(after) >= len(before) + more
     assert before <= after

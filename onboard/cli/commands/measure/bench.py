@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,6 +16,7 @@ from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.cli.result import Result
 from onboard.cli.setting_options import settings_of
 from onboard.errors import UsageError
+from onboard.verify.seeds import fresh_seed
 
 if TYPE_CHECKING:
     from onboard.bench.subject import Subject
@@ -130,7 +130,7 @@ def _settings(
 
     batches, contexts, tokens = _DEFAULTS[resolve_device(device).type]
     sizes = {"batch": numbers("batch", batches), "context": numbers("context", contexts), **chosen}
-    seed = random.SystemRandom().randrange(2**31) if seed is None else seed
+    seed = fresh_seed() if seed is None else seed
     return Settings(
         grid(sizes["batch"], sizes["context"], output_len or tokens), seed, repeats, peers, profile
     )

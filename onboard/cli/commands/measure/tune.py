@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from onboard.cli.commands.measure.bench import numbers
 from onboard.cli.options import Device, DTypeName
 from onboard.cli.result import Result
 from onboard.cli.terminal import one_line
+from onboard.verify.seeds import fresh_seed
 
 if TYPE_CHECKING:
     from onboard.bench.tuning.tune import Trial, Tuning
@@ -58,7 +58,7 @@ def tune(
     The best choices are written to the model's configuration. A choice is kept if it is faster by
     more than the noise of the measurements and its logits differ by rounding alone.
     """
-    seed = random.SystemRandom().randrange(2**31) if seed is None else seed
+    seed = fresh_seed() if seed is None else seed
     _say(f"seed {seed}")
     overrides = {"device": device.value, "dtype": dtype.value}
     folder = root.expanduser()

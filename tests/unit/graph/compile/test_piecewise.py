@@ -107,7 +107,7 @@ def _captured(gm, sizes=(8, 32)):
 
 
 def _set_batch(cache, lengths, starts) -> None:
-    tokens = np.random.default_rng().integers(0, VOCABULARY, sum(lengths))
+    tokens = np.random.default_rng(random.getrandbits(64)).integers(0, VOCABULARY, sum(lengths))
     pages = np.arange(1, 1 + 4 * len(lengths)).reshape(len(lengths), 4)
     cache.info.set_batch(tokens, np.array(starts), np.array(lengths), pages)
 
