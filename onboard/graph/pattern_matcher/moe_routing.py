@@ -1,8 +1,8 @@
 """Recognises the router of a mixture of experts by what it does.
 
-What lies between the router's logits and the mixture is run on random logits, and compared with
-`torch_moe_router` under every setting that the nodes in between allow. Only an equal one takes
-their place.
+What lies between the router's logits and the mixture is run on random logits, with several random
+biases, and compared with `torch_moe_router` under every setting that the nodes in between allow.
+Only an equal one takes their place.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from onboard.verify.tolerances import ROUTER
 
 aten = torch.ops.aten
 _TOKENS = 301
-_BIAS_SCALE = 0.05
-"""Of random biases: some tokens' choices then depend on it, and some on the scores."""
+_BIAS_SCALES = (0.05, 0.05, 0.05, 0.2, 0.2, 0.2)
+"""Of random biases: some tokens' choices then depend on it, and some on the scores. One of few
+experts may be nearly the same for all, and then changes no choice: several are not.
+"""
 
 Options = dict[str, Any]
 """Arguments of `torch_moe_router` behind `bias`, which is a node."""
@@ -49,6 +51,25 @@ class Routing:
     def constants(self) -> list[Node]:
         """What is read from the model."""
         return [node for node in self.nodes if node.op == "get_attr"]
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Random inputs of a router, and the weight of every expert [tokens, experts] that comes of
+    them.
+    """
+
+    logits: Tensor
+    bias: Tensor | None
+    expected: Tensor
+    tolerance: float
+
+    def fits(self, has_bias: bool, options: Options) -> bool:
+        """Whether `torch_moe_router` gives the same."""
+        bias = self.bias if has_bias else None
+        weights, experts = torch.ops.onboard.torch_moe_router(self.logits, **options, bias=bias)
+        actual = _dense(self.logits, experts, weights)
+        return torch.allclose(actual, self.expected, rtol=self.tolerance, atol=self.tolerance)
 
 
 def match_routings(gm: GraphModule) -> tuple[int, list[Node]]:
@@ -97,36 +118,32 @@ def _settings(
     """Return (whether a constant is the bias, options) under which `torch_moe_router` does what the
     nodes do.
     """
-    shape = routing.logits.meta["val"].shape
-    logits = (
-        torch.randn(*[1] * (len(shape) - 2), _TOKENS, int(shape[-1]))
-        * torch.linspace(0.3, 6, _TOKENS)[:, None]
-    )
-    constants = {node: _random_like(gm, node) for node in routing.constants}
+    generator = torch.Generator().manual_seed(29)
     try:
-        experts, weights = _run(routing, logits, constants)
-        expected = _dense(logits, experts, weights)
+        trials = [_trial(gm, routing, scale, generator) for scale in _BIAS_SCALES]
     except (RuntimeError, TypeError, ValueError, IndexError):  # not a router of this form
         return None
+    candidates = [*known, *_candidates(routing, trials[0].bias is not None)]
+    return next((each for each in candidates if all(trial.fits(*each) for trial in trials)), None)
+
+
+def _trial(gm: GraphModule, routing: Routing, scale: float, generator: torch.Generator) -> _Trial:
+    """Run the nodes on random logits [..., tokens, experts], with random constants."""
+    shape = routing.logits.meta["val"].shape
+    size = (*[1] * (len(shape) - 2), _TOKENS, int(shape[-1]))
+    logits = torch.randn(size, generator=generator) * torch.linspace(0.3, 6, _TOKENS)[:, None]
+    constants = {node: _random_like(gm, node, scale, generator) for node in routing.constants}
+    experts, weights = _run(routing, logits, constants)
     bias = next((value for value in constants.values() if value.shape == shape[-1:]), None)
-    tolerance = ROUTER.get(weights.dtype, 0.0)
-    for has_bias, options in [*known, *_candidates(routing, bias is not None)]:
-        weights, experts = torch.ops.onboard.torch_moe_router(
-            logits, **options, bias=bias if has_bias else None
-        )
-        if torch.allclose(
-            _dense(logits, experts, weights), expected, rtol=tolerance, atol=tolerance
-        ):
-            return has_bias, options
-    return None
+    return _Trial(logits, bias, _dense(logits, experts, weights), ROUTER.get(weights.dtype, 0.0))
 
 
-def _random_like(gm: GraphModule, node: Node) -> Tensor:
+def _random_like(gm: GraphModule, node: Node, scale: float, generator: torch.Generator) -> Tensor:
     tensor = attr_tensor(gm, node)
     assert tensor is not None
     if not tensor.is_floating_point():
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
-    return (torch.randn(tensor.shape) * _BIAS_SCALE).to(tensor.dtype)
+    return (torch.randn(tensor.shape, generator=generator) * scale).to(tensor.dtype)
 
 
 def _run(routing: Routing, logits: Tensor, constants: dict[Node, Tensor]) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import onboard.ops  # noqa: F401
 from onboard.graph.fx import ancestors, arguments, nodes_of, placeholders
-from onboard.graph.pattern_matcher.moe_routing import _width
+from onboard.graph.pattern_matcher.moe_routing import _BIAS_SCALES, _routing, _trial, _width
 from tests.support.graph.fusion import apply, exported
 from tests.support.graph.harness import rmse
 
@@ -72,12 +72,12 @@ def biased_weights(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Model(nn.Module):
-    def __init__(self, route) -> None:
+    def __init__(self, route, experts: int = EXPERTS) -> None:
         super().__init__()
-        self.router = nn.Linear(HIDDEN, EXPERTS, bias=False)
-        self.register_buffer("bias", torch.randn(EXPERTS) * 0.1)
-        self.up = nn.ParameterList(torch.randn(6, HIDDEN) for _ in range(EXPERTS))
-        self.down = nn.ParameterList(torch.randn(HIDDEN, 6) for _ in range(EXPERTS))
+        self.router = nn.Linear(HIDDEN, experts, bias=False)
+        self.register_buffer("bias", torch.randn(experts) * 0.1)
+        self.up = nn.ParameterList(torch.randn(6, HIDDEN) for _ in range(experts))
+        self.down = nn.ParameterList(torch.randn(HIDDEN, 6) for _ in range(experts))
         self.route = route
 
     def forward(self, x: Tensor) -> Tensor:
@@ -147,6 +147,28 @@ def test_a_bias_that_happens_to_be_zero_still_counts():
     model.bias.copy_(gm.get_buffer("bias"))
     x = torch.randn(3, 7, HIDDEN)
     assert rmse(gm(x), model(x)) <= 1e-6
+
+
+def two_groups(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    scores = logits.sigmoid()
+    by_group = (scores + bias).view(-1, 2, 2)
+    group = by_group.sum(-1).argmax(-1, keepdim=True)
+    kept = torch.zeros_like(by_group[..., 0]).scatter(1, group, 1).bool()
+    experts = by_group.masked_fill(~kept.unsqueeze(-1), float("-inf")).view(-1, 4).topk(2)[1]
+    return experts, scores.gather(-1, experts)
+
+
+def test_a_bias_counts_also_where_few_choices_depend_on_it():
+    """One random bias is often nearly the same for both groups, and then changes no choice."""
+    gm = exported(Model(two_groups, 4), 2, 3, HIDDEN, device="cpu")
+    routing = _routing(gm, nodes_of(gm, torch.ops.onboard.torch_moe)[0])
+    for seed in torch.randint(2**31, (150,)).tolist():
+        generator = torch.Generator().manual_seed(seed)
+        trials = [_trial(gm, routing, scale, generator) for scale in _BIAS_SCALES]
+        options = {"top_k": 2, "normalize": False, "scoring": "sigmoid", "groups": 2}
+        options |= {"top_groups": 1, "group_top": 2}
+        assert all(trial.fits(True, options) for trial in trials)
+        assert not all(trial.fits(False, options) for trial in trials)
 
 
 def test_the_width_of_a_tensor_is_known_where_it_is_a_fixed_number():
