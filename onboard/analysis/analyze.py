@@ -206,7 +206,7 @@ def _spec(
     kinds = layer_kinds(
         whole, tiny, recordings[0], {b.class_name for b in blocks if b.kind in MIXTURES}, eager
     )
-    found = traits(text_config(full), tiny, recordings[0], blocks)
+    found = traits(full, tiny, recordings[0], blocks)
     return ModelSpec(
         model=model,
         revision=revision,

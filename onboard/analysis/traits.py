@@ -15,15 +15,16 @@ from onboard.hf.architecture import text_config
 
 
 def traits(
-    config: PretrainedConfig, tiny: nn.Module, recording: Recording, blocks: list[Block]
+    whole: PretrainedConfig, tiny: nn.Module, recording: Recording, blocks: list[Block]
 ) -> dict[str, Trait]:
-    """Return what applies to this model, in reading order."""
+    """Return what applies to a model of this config, in reading order."""
+    config = text_config(whole)
     found = {
         **_attention(config, text_config(tiny.config), recording),
         **_from_blocks(blocks),
         **mixture(config, blocks),
         **_rope(config, blocks),
-        **_from_config(config),
+        **_from_config(whole, config),
     }
     order = (
         "attention",
@@ -107,7 +108,8 @@ def _rope(config: Any, blocks: list[Block]) -> dict[str, Trait]:
     return {"rope": Trait(value=", ".join(kinds), evidence="config.json: rope_parameters")}
 
 
-def _from_config(config: Any) -> dict[str, Trait]:
+def _from_config(whole: Any, text: Any) -> dict[str, Trait]:
+    """Return what fields say: a multimodal model's own where it has them, else its text model's."""
     out = {}
     names = {
         "tie_word_embeddings": "tied_embeddings",
@@ -115,7 +117,7 @@ def _from_config(config: Any) -> dict[str, Trait]:
         "logit_scale": "logit_scale",
     }
     for key, trait in names.items():
-        value = getattr(config, key, None)
+        value = getattr(whole, key, getattr(text, key, None))
         if value is not None:
             out[trait] = Trait(value=value, evidence=f"config.json: {key}")
     return out

@@ -11,6 +11,7 @@ from transformers import AutoConfig
 from onboard.analysis.multimodal import is_under
 from onboard.analysis.source import sources_hash, sources_of
 from onboard.analysis.tiny.tiny_model import VOCABULARY, build_tiny, tiny_config
+from onboard.analysis.traits import _from_config
 from onboard.errors import OnboardError
 from onboard.hf.architecture import causal_lm_class, decoder_config
 
@@ -44,6 +45,14 @@ def test_channels_are_shared_out_to_the_axes_of_positions() -> None:
     text = small.text_config
     head_dim = text.hidden_size // text.num_attention_heads
     assert sum(text.rope_parameters["mrope_section"]) == head_dim // 2
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_embeddings_are_tied_as_the_whole_config_says(tied: bool) -> None:
+    config: Any = AutoConfig.for_model("qwen2_5_vl", tie_word_embeddings=tied)
+    small: Any = build_tiny(config)
+    own = small.get_output_embeddings().weight is small.get_input_embeddings().weight
+    assert _from_config(config, config.text_config)["tied_embeddings"].value is tied is own
 
 
 def test_the_class_that_a_checkpoint_names_counts() -> None:
