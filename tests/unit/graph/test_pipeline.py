@@ -2,18 +2,16 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from torch import fx, nn
 from torch.export import Dim
 
-from onboard.config import Mode
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.assembly.assemble import load_pipeline
 from onboard.graph.context import TransformContext
@@ -31,6 +29,7 @@ from onboard.graph.transform import (
     transform_keys,
 )
 from onboard.graph.weight_load.parameters import join_parameters, weight_plan
+from tests.support.graph.covered_transforms import COVERED
 from tests.support.graph.harness import EXPORT, make_context, random_inputs, randomize, run_only
 
 
@@ -71,24 +70,6 @@ def test_a_wrong_override_names_the_place_and_the_remedy(
         load_pipeline(overrides)
 
 
-KNOWN = re.findall(r"\w+", """
-    insert_cached_attention insert_cached_mla_attention insert_cached_ssm_attention insert_cached_causal_conv
-    insert_cached_delta_rule insert_cached_gated_delta_rule insert_cached_residual_add initialize_mrope_delta_cache
-    initialize_cache resize_kv_cache detect_hf_attn_layers transformers_replace_cached_attn
-    fuse_causal_conv_activation multi_stream_moe multi_stream_mla_attn multi_stream_gemm cleanup_identity_dtype_cast
-    compile_model
-    fuse_gemms_mixed_children fuse_gemms fuse_fp4_gemms fuse_fp8_gemms fuse_fp8_linear fuse_trtllm_attn_quant_fp8
-    fuse_nvfp4_linear fuse_relu2_quant_nvfp4 fuse_nvfp4_swiglu fuse_finegrained_fp8_swiglu fuse_finegrained_fp8_linear
-    fuse_mxfp4_moe fuse_moe fuse_fp8_moe fuse_finegrained_fp8_moe fuse_nvfp4_moe fuse_allreduce_residual_rmsnorm
-    fuse_rmsnorm fuse_rmsnorm_quant_nvfp4 fuse_gdn_gating fuse_l2norm fuse_silu_mul fuse_swiglu fuse_add_rms_norm
-    fuse_rmsnorm_quant_fp8 gather_logits_before_lm_head fuse_rope_into_trtllm_attention fuse_rope_into_trtllm_mla
-    optimize_rope mlir_elementwise_fusion
-""")  # fmt: skip
-"""The transforms of the reference text on cache initialisation, compilation and fusion behind
-loading.
-"""
-
-
 FIELDS: dict[str, dict[str, Any]] = {
     "fuse_fp8_linear": {"backend": "torch"},
     "fuse_nvfp4_linear": {"backend": "trtllm"},
@@ -106,7 +87,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "fuse_silu_mul": {"backend": "flashinfer"},
     "fuse_swiglu": {"enabled": True},
     "fuse_rope_into_trtllm_attention": {"fuse_qkv_passthrough": True},
-    **{key: {"backend": None} for key in KNOWN if key.startswith("insert_cached_")},
+    **{key: {"backend": None} for key in COVERED if key.startswith("insert_cached_")},
     "insert_cached_ssm_attention": {"backend": None, "ssm_replay": False},
     "transformers_replace_cached_attn": {"backend": None},
     "compile_model": {
@@ -116,15 +97,6 @@ FIELDS: dict[str, dict[str, Any]] = {
     },
 }
 """Fields that the texts name, with their defaults; what has no other default here."""
-
-
-def test_every_transform_of_the_reference_texts_is_there() -> None:
-    assert len(set(KNOWN)) == 48
-    assert set(KNOWN) <= transform_keys().keys()
-    listed = {
-        transform.key for mode in get_args(Mode) for transform in load_pipeline({}, mode=mode)
-    }
-    assert set(KNOWN) <= listed
 
 
 @pytest.mark.parametrize("key", FIELDS)
