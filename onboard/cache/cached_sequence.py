@@ -16,6 +16,7 @@ from onboard.cache.next_token import ChoosesTokens, Chosen, LatestTokens, wanted
 from onboard.cache.pages import PageAllocator, PageGroup
 from onboard.cache.resources import CacheResource, StateResource
 from onboard.cache.step_buffer import IntArray, table_names
+from onboard.cache.token_masks import TokenMasks, masked
 from onboard.parallel.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
@@ -228,12 +229,35 @@ class CachedSequenceInterface:
             )
         return chosen[0], lambda: wanted_logits(chosen[1], inputs, self._names(gm))
 
-    def choose_again(self, logits: torch.Tensor) -> torch.Tensor:
-        """Choose the tokens of the step that was launched last from other logits, [rows,
-        vocabulary]; return them, [rows].
+    def choose_again(
+        self,
+        logits: torch.Tensor,
+        masks: TokenMasks,
+        gm: nn.Module,
+        changed: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Choose the tokens of the step that `gm` has run last again, from those that `masks` allow;
+        return them, [rows].
+
+        `logits` [rows, vocabulary] are the step's own; `changed` are others to choose from.
         """
+        if self.orders is not None and self.ranks.told_tokens:
+            self.orders.choose_again()
+        if changed is None and isinstance(gm, ChoosesTokens):
+            tokens = gm.choose_again(self.info.inputs, masks)
+            if tokens is not None:
+                return tokens
+        wanted = logits if changed is None else changed
+        return self._choose_again(masked(wanted, masks.on(wanted.device)))
+
+    def hear_choice(self) -> None:
+        """Take the tokens that the first rank has chosen again for the step launched last."""
+        rows = len(self.info.inputs["state_slots"])
+        self._choose_again(torch.zeros((rows, 0), device=self.info.device))
+
+    def _choose_again(self, logits: torch.Tensor) -> torch.Tensor:
         info = self.info
-        return self.latest.choose(
+        return self.latest.choose_for_all(
             logits,
             {**info.inputs, **info.choice},
             drawn=info.rows.drawn,

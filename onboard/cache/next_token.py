@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from onboard.cache.step_buffer import CHOICE_NAMES
+from onboard.cache.token_masks import TokenMasks
 from onboard.modeling import ONE_CODEBOOK, Codebooks
 from onboard.ops import has_triton
 from onboard.ops.sampling.sampling import NOT_A_TOKEN, choose_tokens
@@ -103,13 +104,26 @@ class LatestTokens:
             **{name: args[name] for name in names} | {"input_ids": self.fill(args["input_ids"])}
         )
         wanted = wanted_logits(output, args, names)
+        return self.choose_for_all(wanted, args, drawn=drawn, filtered=filtered), output
+
+    def choose_for_all(
+        self,
+        logits: Tensor,
+        args: Mapping[str, Tensor],
+        *,
+        drawn: bool = True,
+        filtered: bool = True,
+    ) -> Tensor:
+        """Do what `choose` does, on the rank that chooses; all have its tokens behind it, if they
+        need them. Of the logits of other ranks only the number of rows counts.
+        """
         if self._ranks.follows:
-            tokens = torch.zeros(len(wanted), dtype=torch.int64, device=wanted.device)
+            tokens = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
         else:
-            tokens = self.choose(wanted, args, drawn=drawn, filtered=filtered)
+            tokens = self.choose(logits, args, drawn=drawn, filtered=filtered)
         if self._ranks.told_tokens:
             self._tell(tokens, args["state_slots"])
-        return tokens, output
+        return tokens
 
     def _tell(self, tokens: Tensor, slots: Tensor) -> None:
         """Give all ranks the tokens that the first one has chosen, on the devices: the next step may
@@ -154,6 +168,12 @@ class ChoosesTokens(nn.Module):
 
         A captured step is recognised by the identity of both mappings: `SequenceInfo.inputs` and
         the caches.
+        """
+        raise NotImplementedError
+
+    def choose_again(self, inputs: Mapping[str, Tensor], masks: TokenMasks) -> Tensor | None:
+        """Choose the tokens of the step that was replayed last again, from the allowed ones; return
+        them, [rows], or None if that was not captured.
         """
         raise NotImplementedError
 

@@ -35,6 +35,8 @@ class Order(IntEnum):
     FORGET = 4
     END = 5
     """Give the model up."""
+    CHOOSE_AGAIN = 6
+    """Hear the tokens that were chosen again for the last step."""
 
 
 class Orders:
@@ -51,6 +53,10 @@ class Orders:
     def compute(self) -> None:
         """Have the step run that was written last, whose logits are wanted."""
         self._step(Order.LOGITS)
+
+    def choose_again(self) -> None:
+        """Have the tokens taken that are chosen again for the last step."""
+        self._say(Order.CHOOSE_AGAIN)
 
     def copy_state(self, source: int, target: int) -> None:
         """Have recurrent states copied from one slot to another."""
@@ -82,6 +88,8 @@ def obey(order: bytes, cache: CachedSequenceInterface, gm: nn.Module) -> bool:
         case Order.CHOOSE:
             _read(rest, cache.info)
             cache.next_tokens(gm)
+        case Order.CHOOSE_AGAIN:
+            cache.hear_choice()
         case Order.LOGITS:
             _read(rest, cache.info)
             cache.call(gm)

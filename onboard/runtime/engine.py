@@ -28,12 +28,11 @@ from onboard.runtime.calls.adapter_numbers import adapter_number
 from onboard.runtime.calls.endings import ending, has_ended_with
 from onboard.runtime.calls.prompt_pass import PromptPass
 from onboard.runtime.calls.request_texts import RequestTexts
-from onboard.runtime.constraints.adjusted_logits import adjusted_logits
+from onboard.runtime.constraints.adjusted_logits import changed_logits, token_masks
 from onboard.runtime.constraints.adjustments import wanted_adjustments
-from onboard.runtime.constraints.structured import Grammars
+from onboard.runtime.constraints.structured import Grammars, Matcher
 from onboard.runtime.length_dependent_rope import LengthDependentRope
 from onboard.runtime.logprobs import logprobs
-from onboard.runtime.multimodal.image_inputs import ImageInputs
 from onboard.runtime.multimodal.image_steps import ImageSteps
 from onboard.runtime.sampling_params import SamplingParams, stream_key
 from onboard.runtime.scheduling.engine_stats import EngineStats
@@ -111,7 +110,7 @@ class Engine:
         self._receiver = TokenReceiver(cache.latest)
         self._ahead: PendingStep | None = None
         self.texts = RequestTexts(self.tokenizer)
-        self._grammars = Grammars(self.tokenizer, self.vocab_size)
+        self.grammars = Grammars(self.tokenizer, self.vocab_size)
         # Position offsets on the device, by slot, and the step whose offsets were written last
         self._shifts = np.zeros(info.num_slots, dtype=np.int64)
         self._shifted: StepRows | None = None
@@ -153,12 +152,14 @@ class Engine:
         inputs: Mapping[str, Any] | None = None,
         priority: int = 0,
         generated: Sequence[Sequence[int]] = (),
+        grammar: Matcher | None = None,
     ) -> list[Request]:
         """Queue a prompt; return its `params.n` requests, which `step` advances.
 
         `inputs` is the output of transformers' processor for the prompt's images. Requests with a
         smaller `priority` go first, and preempt others when pages run out. `generated`: tokens that
-        the outputs have already, each goes on behind its own. Raises `UsageError` if
+        the outputs have already, each goes on behind its own. `grammar` is what `grammars` have made
+        of `params.structured_outputs`; None: it is made here. Raises `UsageError` if
         the prompt is empty, too long, or has a token that the model does not know, and for an
         adapter that there is not.
         """
@@ -170,10 +171,11 @@ class Engine:
             )
         if self.codebooks.count > 1 and params.adjusts_logits:
             raise UsageError("tokens of several codebooks are drawn as the model says")
-        images = self._prepare(list(prompt), inputs) if inputs else None
+        images = self._images.prepare(list(prompt), inputs) if inputs else None
         scores = None
         if params.prompt_logprobs is not None:
             scores = self.prompt_logprobs(prompt, params.prompt_logprobs, params.lora)
+        grammar = grammar or self.grammars.matcher(params.structured_outputs)
         keys = [stream_key(params, index) for index in range(params.n)]
         outputs = [Request(list(prompt), params, key, priority, images, adapter) for key in keys]
         for output in outputs:
@@ -181,7 +183,11 @@ class Engine:
             output.limit = min(most, self.capacity)
             output.last_tokens = params.last_tokens(self.eos_token_ids)
             output.adjustments = wanted_adjustments(
-                params, self.eos_token_ids, self.vocab_size, self.tokenizer, self._grammars
+                params,
+                self.eos_token_ids,
+                self.vocab_size,
+                self.tokenizer,
+                grammar and grammar.copy(),
             )
             output.prompt_logprobs = scores
         for output, tokens in zip(outputs, generated or [()] * params.n, strict=True):
@@ -239,15 +245,18 @@ class Engine:
                 self._take(request, token, pending.logits, row)
             self._count(pending.step, time.perf_counter() - start)
             return pending.step
+        # The tokens before this step's are known, and with them what its requests may get: the host
+        # finds out while the device computes the step.
+        if pending.step.rows.adjusted:
+            self._choose_again(pending)
         # 2. The tokens that this step reads are known to the host since the last call, so the pages
         # that it fills can be published for reuse, before the next step is scheduled.
         self.scheduler.settle(pending.step)
         # 3. Launch the next step before waiting for this one's tokens: the device always has work.
         # Its input ids are placeholder tokens, which the device replaces by this step's tokens; it
         # runs behind this step on the same stream, so they are there by then.
-        # Changed logits depend on the tokens so far, so these have to be known first.
-        may = self.overlap and self.rope is None and not pending.step.rows.adjusted
-        self._ahead = self._launch_ahead() if may and self.drafter is None else None
+        may = self.overlap and self.rope is None and self.drafter is None
+        self._ahead = self._launch_ahead() if may else None
         # 4. Wait for this step's tokens. The device works on the next step meanwhile.
         self._take_in(pending)
         self._count(pending.step, time.perf_counter() - start)
@@ -307,14 +316,22 @@ class Engine:
             step.rows.slots, step.lengths, rope_length=step.rope_length, position_ids=positions
         )
         tokens, logits = self._run(step)
-        if step.rows.adjusted:
-            tokens = self.cache.choose_again(adjusted_logits(logits(), step.rows.adjusted))
         self.scheduler.launched(step)
         # After the launch, so that the event comes after the kernels that write the tokens; before
         # any later launch, so that waiting for it does not wait for that one, too.
         arriving = self._receiver.receive(tokens, step.rows.slots, step.ends)
         # Logits are a static output of a captured step: cloned before a replay overwrites them.
-        return PendingStep(step, arriving, logits().clone() if step.rows.wants_logprobs else None)
+        kept = logits().clone() if step.rows.wants_logprobs else None
+        return PendingStep(step, arriving, kept, of_step=logits)
+
+    def _choose_again(self, pending: PendingStep) -> None:
+        """Choose the tokens of the step that was launched last as its requests want them."""
+        step = pending.step
+        assert pending.of_step is not None
+        own, wanted = pending.of_step(), step.rows.adjusted
+        masks, changed = token_masks(wanted, *own.shape), changed_logits(own, wanted)
+        tokens = self.cache.choose_again(own, masks, self.gm, changed)
+        pending.tokens = self._receiver.receive(tokens, step.rows.slots, step.ends)
 
     def _set_shifts(self, step: Step) -> None:
         """Write the position offsets of a step's sequences to the device, if they have changed."""
@@ -350,20 +367,6 @@ class Engine:
             if fact not in self.facts:
                 self.facts.append(fact)
         return chosen
-
-    def _prepare(self, prompt: list[int], inputs: Mapping[str, Any]) -> ImageInputs:
-        if self.towers is None:
-            raise UsageError(
-                "a prompt has more than text and the model takes text alone",
-                hint="Leave the images out",
-            )
-        images = self.towers.prepare(prompt, inputs)
-        if images.longest_block() > self.cache.info.max_num_tokens:
-            raise UsageError(
-                f"an image has {images.longest_block()} tokens, which have to come in one step",
-                hint=f"Raise max_num_tokens ({self.cache.info.max_num_tokens})",
-            )
-        return images
 
     @property
     def _replays(self) -> int:

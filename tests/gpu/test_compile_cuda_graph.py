@@ -7,9 +7,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from onboard.cache.token_masks import TokenMasks
 from onboard.config import RuntimeConfig
 from onboard.graph.compile.cuda_graph import CapturedDecode
 from onboard.graph.context import TransformContext
@@ -103,3 +105,25 @@ def test_the_host_does_not_write_a_step_before_the_replay_has_read_the_last() ->
         found.append(tokens.clone())
     assert [each.tolist() for each in found] == [each.tolist() for each in expected]
     assert captured.replays == 5
+
+
+@torch.inference_mode()
+def test_the_second_choice_is_captured_behind_each_step() -> None:
+    """Some rows have one token left, which is not the likeliest; the others choose as they did."""
+    captured, context, _ = _compile("torch-cudagraph")
+    cache = context.cache
+    for size in (8, 3, 1, 5, 8):
+        set_decode_batch(cache, size)
+        tokens, logits = cache.next_tokens(captured)
+        first, own = tokens.tolist(), logits().float().cpu()
+        second, masks = own.topk(2).indices[:, 1].tolist(), TokenMasks(*own.shape)
+        for row in range(0, size, 2):
+            only = np.arange(8 * len(masks.of(row, last=0))) == second[row]
+            masks.of(row, last=0)[:] = np.packbits(only, bitorder="little")
+        chosen = cache.choose_again(logits(), masks, captured)
+        step = captured._captured[cache.info.inputs["input_ids"].shape[1]]
+        assert step.again is not None
+        assert chosen is step.again.tokens
+        assert chosen.tolist()[:size] == [
+            (first if row % 2 else second)[row] for row in range(size)
+        ]

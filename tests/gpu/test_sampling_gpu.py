@@ -75,3 +75,32 @@ def test_overlapped_steps_give_the_tokens_of_the_others(tmp_path: Path) -> None:
     assert engines[0].stats.steps_ahead == 0
     assert engines[1].stats.steps_ahead > 10
     assert engines[1].stats.graph_replays > 10
+
+
+def test_constrained_requests_are_replayed_and_launched_ahead(tmp_path: Path) -> None:
+    """Excluded tokens and penalties beside free requests: the tokens of steps that wait."""
+    model = make_tiny(tmp_path)
+    settings = {"device": "cuda", "kv_cache_config": {"tokens_per_block": 4}}
+    prompts = [[random.randrange(97) for _ in range(length)] for length in (5, 17, 9, 11)]
+    each = [
+        {"allowed_token_ids": list(range(10, 60))},
+        {},
+        {"min_tokens": 20, "stop_token_ids": list(range(0, 97, 3))},
+        {"repetition_penalty": 1.3},
+    ]
+    answers, stats = [], []
+    for overlap in (False, True):
+        engine = model.engine(overlap=overlap, **settings)
+        for chosen in (each, each[:3]):
+            outputs = [
+                engine.submit(prompt, SamplingParams(max_tokens=30, seed=at, **one))[0]
+                for at, (prompt, one) in enumerate(zip(prompts, chosen, strict=False))
+            ]
+            engine.run()
+            answers.append([output.generated for output in outputs])
+        stats.append(engine.stats)
+    assert answers[0] == answers[2]
+    assert answers[1] == answers[3]
+    assert set(answers[0][0]) <= set(range(10, 60))
+    assert (stats[0].steps_ahead, stats[1].steps_ahead > 20) == (0, True)
+    assert stats[1].graph_replays > 20

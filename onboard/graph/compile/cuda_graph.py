@@ -19,7 +19,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from onboard.cache.cached_sequence import CachedSequenceInterface, input_names
-from onboard.cache.next_token import ChoosesTokens
+from onboard.cache.next_token import ChoosesTokens, wanted_logits
+from onboard.cache.token_masks import MaskBuffer, TokenMasks, masked
 from onboard.errors import OnboardError
 
 _WARM_UP_RUNS = (
@@ -37,6 +38,17 @@ class _Captured:
     """[sequences] the chosen tokens; each replay overwrites them."""
     output: Any
     """What the graph module returned; each replay overwrites it."""
+    again: _Again | None = None
+    """None where tokens are not chosen a second time by a graph."""
+
+
+@dataclass(frozen=True)
+class _Again:
+    """The second choice behind a captured step, from its logits and with masks."""
+
+    graph: torch.cuda.CUDAGraph
+    tokens: torch.Tensor
+    """[sequences] each replay overwrites them."""
 
 
 class CapturedDecode(ChoosesTokens):
@@ -55,6 +67,7 @@ class CapturedDecode(ChoosesTokens):
         self.eager_calls = 0
         """Number of calls that ran eagerly: prefill, mixed batches, other decode batch sizes."""
         self._captured: dict[int, _Captured] = {}
+        self._masks: MaskBuffer | None = None
 
     @property
     def graph(self) -> torch.fx.Graph:
@@ -83,7 +96,34 @@ class CapturedDecode(ChoosesTokens):
             graph, (tokens, output) = _capture(
                 partial(self._step, cache, args, names, size), size, pool
             )
-            self._captured[size] = _Captured(graph, cache.info.inputs, cache.caches, tokens, output)
+            again = self._captured_again(cache, args, wanted_logits(output, args, names), pool)
+            self._captured[size] = _Captured(
+                graph, cache.info.inputs, cache.caches, tokens, output, again
+            )
+
+    def _captured_again(
+        self,
+        cache: CachedSequenceInterface,
+        args: Mapping[str, torch.Tensor],
+        logits: torch.Tensor,
+        pool: Any,
+    ) -> _Again | None:
+        """Capture the second choice from a captured step's logits: a graph of its own, so that
+        steps without it stay as they are.
+        """
+        if cache.ranks.told_tokens or cache.info.codebooks.count > 1:
+            return None
+        size, vocabulary = logits.shape
+        if self._masks is None:  # the largest size comes first
+            self._masks = MaskBuffer(size, vocabulary, logits.device)
+        masks = self._masks
+
+        def choose() -> torch.Tensor:
+            return cache.latest.choose(
+                masked(logits, masks.fetch(size)), args, drawn=True, filtered=True
+            )
+
+        return _Again(*_capture(choose, size, pool))
 
     def _step(
         self,
@@ -123,6 +163,18 @@ class CapturedDecode(ChoosesTokens):
             raise OnboardError(problem, hint="Compile the model last")
         self._replay(captured)
         return captured.tokens, captured.output
+
+    def choose_again(
+        self, inputs: Mapping[str, torch.Tensor], masks: TokenMasks
+    ) -> torch.Tensor | None:
+        """Replay the second choice behind the step that was replayed last."""
+        captured = self._captured.get(inputs["input_ids"].shape[1])
+        if captured is None or captured.inputs is not inputs or captured.again is None:
+            return None
+        assert self._masks is not None
+        self._masks.write(masks)
+        captured.again.graph.replay()
+        return captured.again.tokens
 
     def _replay(self, captured: _Captured) -> None:
         captured.graph.replay()

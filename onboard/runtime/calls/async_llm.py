@@ -17,10 +17,12 @@ from onboard.runtime.calls.outputs import Delta, RequestOutput, request_output
 from onboard.runtime.calls.pooling import Pooling, pooled
 from onboard.runtime.calls.prompt_forms import Prompt, as_params, text_or_tokens
 from onboard.runtime.calls.prompt_reader import NO_MEDIA, ReadPrompt, parts_of
+from onboard.runtime.constraints.structured import Matcher
 from onboard.runtime.llm import LLM, Messages
 from onboard.runtime.sampling_params import SamplingParams
 
 _MEDIA_THREADS = 4
+_GRAMMAR_THREADS = 2
 
 
 class AsyncLLM:
@@ -46,6 +48,8 @@ class AsyncLLM:
         self._tokenizing = Lock()
         # Of its own: who waits for a slow host holds up nobody else.
         self._media_pool = ThreadPoolExecutor(_MEDIA_THREADS, "onboard-media")
+        # Grammars of clients may be large: other requests are computed and read meanwhile.
+        self._grammar_pool = ThreadPoolExecutor(_GRAMMAR_THREADS, "onboard-grammars")
 
     async def __aenter__(self) -> AsyncLLM:
         return self
@@ -59,7 +63,8 @@ class AsyncLLM:
         """
         ended = await asyncio.to_thread(self.thread.close, timeout=timeout)
         await asyncio.to_thread(self.llm.close)
-        self._media_pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._media_pool, self._grammar_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
         return ended
 
     async def stream(
@@ -190,9 +195,24 @@ class AsyncLLM:
                 loop.call_soon_threadsafe(news.put_nowait, told)
 
         one = as_params(params, 1, lora)[0]
-        return _AsyncTicket(
+        grammar = await self._grammar(one)
+        ticket = _AsyncTicket(
             read.tokens, one, tell, read.inputs, priority, news=news, text=read.text
         )
+        ticket.grammar = grammar
+        return ticket
+
+    async def _grammar(self, params: SamplingParams) -> Matcher | None:
+        grammars, wanted = self.llm.engine.grammars, params.structured_outputs
+        if wanted is None or not self.thread.is_alive:  # the thread will say so
+            return None
+
+        def read() -> Matcher | None:
+            with self._tokenizing:
+                _ = grammars.tokens
+            return grammars.matcher(wanted)
+
+        return await asyncio.get_running_loop().run_in_executor(self._grammar_pool, read)
 
     async def _follow(self, ticket: _AsyncTicket) -> AsyncGenerator[Delta, None]:
         self.thread.submit(ticket)

@@ -15,6 +15,7 @@ import torch
 from onboard.errors import OnboardError, UsageError
 from onboard.runtime.calls.follower import Follower
 from onboard.runtime.calls.outputs import Delta
+from onboard.runtime.constraints.structured import Matcher
 from onboard.runtime.engine import Engine
 from onboard.runtime.sampling_params import SamplingParams
 
@@ -34,6 +35,8 @@ class Ticket:
     priority: int = 0
     generated: Sequence[Sequence[int]] = ()
     """Tokens that the outputs have already; they are told first."""
+    grammar: Matcher | None = None
+    """What its outputs follow; None: nothing, or the engine's thread makes it of the params."""
     follower: Follower | None = None
     """None until the engine has the request."""
 
@@ -131,7 +134,12 @@ class EngineThread:
     def _start(self, ticket: Ticket) -> None:
         try:
             outputs = self.engine.submit(
-                ticket.prompt, ticket.params, ticket.inputs, ticket.priority, ticket.generated
+                ticket.prompt,
+                ticket.params,
+                ticket.inputs,
+                ticket.priority,
+                ticket.generated,
+                ticket.grammar,
             )
         except Exception as error:  # a prompt's own fault, whatever it is, is its caller's alone
             ticket.tell(error)

@@ -1,21 +1,24 @@
 """Changes of one request's logits before its next token is chosen from them.
 
-The order is vLLM's: tokens are excluded, biases added, penalties taken off; temperature and filters
-come after that. Log-probabilities that a request gets back are those of before.
+Biases are added, penalties taken off, and tokens excluded, by masks that the host finds; temperature
+and filters come after that. Log-probabilities that a request gets back are those of before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from onboard.errors import UsageError
-from onboard.runtime.constraints.structured import End, Grammars, Matcher
+from onboard.runtime.constraints.structured import End, Matcher
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.runtime.tokenizer import Tokenizer
 
-_NEVER = float("-inf")
+Bits = npt.NDArray[np.uint8]
+"""[bytes] a bit for each token, the first token's first: whether it may come."""
 
 
 class Adjustments:
@@ -33,37 +36,40 @@ class Adjustments:
         self.params = params
         self.matcher = matcher
         """The grammar that the output follows, None if it need not follow one."""
-        self._eos = eos
+        self.eos = eos
+        """What comes where nothing else may."""
         self._last_tokens = sorted(last_tokens)
         self._words = words
+        allowed = params.allowed_token_ids
+        self._allowed = None if allowed is None else np.array(allowed)
 
-    def apply(self, logits: torch.Tensor, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """Change `logits` [vocabulary] float32 in place; `output` are the tokens so far.
+    @property
+    def changes_values(self) -> bool:
+        """Whether logits get other values, besides those of excluded tokens."""
+        params = self.params
+        penalties = params.presence_penalty or params.frequency_penalty
+        return bool(penalties or params.logit_bias) or params.repetition_penalty != 1.0
 
-        Where nothing is left to choose, the text ends.
-        """
-        if self.params.allowed_token_ids is not None:
-            self._keep(logits, self.params.allowed_token_ids)
-        excluded = [word[-1] for word in self._words if _ends_with(output, word[:-1])]
-        excluded += self._last_tokens if len(output) < self.params.min_tokens else []
-        if excluded:
-            logits[excluded] = _NEVER
+    def change(self, logits: torch.Tensor, prompt: Sequence[int], output: Sequence[int]) -> None:
+        """Change `logits` [vocabulary] float32 in place; `output` are the tokens so far."""
         for token, bias in self.params.logit_bias.items():
             logits[token] += bias
         self._penalise(logits, prompt, output)
+
+    def exclude(self, kept: Bits, output: Sequence[int]) -> None:
+        """Clear the bits of the tokens that may not come behind `output`, the tokens so far."""
+        if self._allowed is not None:
+            kept &= _bits_of(self._allowed, len(kept))
+        excluded = [word[-1] for word in self._words if _ends_with(output, word[:-1])]
+        excluded += self._last_tokens if len(output) < self.params.min_tokens else []
+        if excluded:
+            kept &= ~_bits_of(np.array(excluded), len(kept))
         if self.matcher is not None:
-            self.matcher.exclude(logits)
-        self._end_where_nothing_is_left(logits)
+            self.matcher.exclude(kept)
 
     def took(self, token: int) -> End:
         """Follow a token that the request got; return how the grammar ends with it, if it does."""
         return None if self.matcher is None else self.matcher.took(token)
-
-    @staticmethod
-    def _keep(logits: torch.Tensor, tokens: Sequence[int]) -> None:
-        kept = logits[list(tokens)]
-        logits.fill_(_NEVER)
-        logits[list(tokens)] = kept
 
     def _penalise(self, logits: torch.Tensor, prompt: Sequence[int], output: Sequence[int]) -> None:
         params = self.params
@@ -76,31 +82,34 @@ class Adjustments:
             seen, counts = _unique(logits, output)
             logits[seen] -= params.frequency_penalty * counts + params.presence_penalty
 
-    def _end_where_nothing_is_left(self, logits: torch.Tensor) -> None:
-        """Without a look at the values on the host: NaN is still found by whoever chooses."""
-        nothing = logits.isneginf().all()
-        logits[self._eos] = torch.where(nothing, 0.0, logits[self._eos])
-
 
 def wanted_adjustments(
     params: SamplingParams,
     eos_token_ids: frozenset[int],
     vocabulary: int | None,
     tokenizer: Tokenizer | None,
-    grammars: Grammars,
+    matcher: Matcher | None,
 ) -> Adjustments | None:
-    """Return what a request wants done to its logits; None for most."""
+    """Return what a request wants done to its logits; None for most. The request has the matcher for
+    itself.
+    """
     if not params.adjusts_logits:
         return None
     check_token_ids(params, vocabulary)
-    wanted = params.structured_outputs
     return Adjustments(
         params,
         last_tokens=params.last_tokens(eos_token_ids),
         eos=min(eos_token_ids, default=0),
         words=word_tokens(params.bad_words, tokenizer),
-        matcher=None if wanted is None else grammars.matcher(wanted),
+        matcher=matcher,
     )
+
+
+def _bits_of(tokens: npt.NDArray[np.int64], size: int) -> Bits:
+    """Return `size` bytes with the bits of some tokens."""
+    each = np.zeros(8 * size, dtype=np.bool_)
+    each[tokens] = True
+    return np.packbits(each, bitorder="little")
 
 
 def _unique(logits: torch.Tensor, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:

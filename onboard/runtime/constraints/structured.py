@@ -10,7 +10,8 @@ import json
 from functools import cached_property
 from typing import Any, Literal
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from onboard.errors import UsageError
 from onboard.runtime.sampling_params import StructuredOutputs
@@ -33,26 +34,30 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
 
-    def matcher(self, wanted: StructuredOutputs) -> Matcher:
-        """Return the matcher of one output.
+    def matcher(self, wanted: StructuredOutputs | None) -> Matcher | None:
+        """Return the matcher of one output, None where nothing is wanted; it takes tens of
+        milliseconds for large schemas, and any thread may ask.
 
         Raises `UsageError` for a schema, an expression or a grammar that is none.
         """
+        if wanted is None:
+            return None
         source = _source(wanted)
         if len(source) > GRAMMAR_BYTES.most:
             raise UsageError(
                 f"structured_outputs has {len(source):,} bytes",
                 hint=f"At most {GRAMMAR_BYTES.most:,} are taken",
             )
-        guidance = _llguidance()
-        if problem := guidance.LLMatcher.validate_grammar(source, self._tokens):
+        matcher = _llguidance().LLMatcher(self.tokens, source)
+        if matcher.is_error():
             raise UsageError(
-                f"structured_outputs is not understood: {' '.join(problem.split())[:200]}"
+                f"structured_outputs is not understood: {_in_one_line(matcher.get_error())}"
             )
-        return Matcher(guidance.LLMatcher(self._tokens, source))
+        return Matcher(matcher)
 
     @cached_property
-    def _tokens(self) -> Any:
+    def tokens(self) -> Any:
+        """The tokenizer as llguidance reads it, once; the tokenizer serves nobody else meanwhile."""
         if self._tokenizer is None:
             raise UsageError("structured_outputs need a tokenizer and the checkpoint has none")
         _llguidance()
@@ -63,7 +68,7 @@ class Grammars:
         except (
             Exception
         ) as error:  # whatever the library raises for a tokenizer that it cannot read
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            reason = _in_one_line(f"{type(error).__name__}: {error}")
             raise UsageError(f"structured_outputs cannot use this tokenizer ({reason})") from error
 
 
@@ -73,13 +78,15 @@ class Matcher:
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
 
-    def exclude(self, logits: torch.Tensor) -> None:
-        """Exclude from `logits` [vocabulary] the tokens with which the output cannot go on."""
-        words = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.int32)
-        bits = (words[:, None] >> torch.arange(32, dtype=torch.int32)) & 1
-        kept = bits.flatten().bool()[: len(logits)].to(logits.device)
-        logits[: len(kept)].masked_fill_(~kept, float("-inf"))
-        logits[len(kept) :] = float("-inf")
+    def copy(self) -> Matcher:
+        """Return another matcher at the same place."""
+        return Matcher(self._matcher.deep_copy())
+
+    def exclude(self, kept: npt.NDArray[np.uint8]) -> None:
+        """Clear in `kept` [bytes] the bits of tokens with which the output cannot go on."""
+        found = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)[: len(kept)]
+        kept[: len(found)] &= found
+        kept[len(found) :] = 0
 
     def took(self, token: int) -> End:
         """Follow a token; return "stop" if nothing may come behind it, "length" if the grammar is
@@ -107,8 +114,12 @@ def _source(wanted: StructuredOutputs) -> str:
         return str(matcher.grammar_from_lark(wanted.grammar))
     except (ValueError, TypeError) as error:
         raise UsageError(
-            f"structured_outputs is not understood: {' '.join(str(error).split())[:200]}"
+            f"structured_outputs is not understood: {_in_one_line(str(error))}"
         ) from error
+
+
+def _in_one_line(text: str) -> str:
+    return " ".join(text.split())[:200]
 
 
 def _one_of(choices: list[str]) -> str:

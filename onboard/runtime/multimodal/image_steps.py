@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from torch import fx, nn
 
 from onboard.cache.cached_sequence import CachedSequenceInterface
+from onboard.errors import UsageError
 from onboard.graph.cache_init.embedded_inputs import with_image_inputs
 from onboard.graph.fx import graph_modules
-from onboard.runtime.multimodal.image_inputs import image_rows
+from onboard.runtime.multimodal.image_inputs import ImageInputs, image_rows
 from onboard.runtime.scheduling.request import Step
 
 if TYPE_CHECKING:
@@ -27,6 +29,25 @@ class ImageSteps:
     ) -> None:
         self._gm, self._cache, self._towers = gm, cache, towers
         self._graphs: dict[tuple[bool, bool, tuple[str, ...]], fx.GraphModule] = {}
+
+    def prepare(self, prompt: list[int], inputs: Mapping[str, Any]) -> ImageInputs:
+        """Return the image inputs of a prompt, from the output of transformers' processor.
+
+        Raises `UsageError` for a model that takes text alone, and an image that no step has room for.
+        """
+        if self._towers is None:
+            raise UsageError(
+                "a prompt has more than text and the model takes text alone",
+                hint="Leave the images out",
+            )
+        images = self._towers.prepare(prompt, inputs)
+        most = self._cache.info.max_num_tokens
+        if images.longest_block() > most:
+            raise UsageError(
+                f"an image has {images.longest_block()} tokens, which have to come in one step",
+                hint=f"Raise max_num_tokens ({most})",
+            )
+        return images
 
     def graph(self, step: Step) -> fx.GraphModule:
         """Return the graph that runs a step whose numbers are written, and add its image inputs to

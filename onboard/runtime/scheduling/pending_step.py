@@ -32,6 +32,8 @@ class PendingStep:
     """
     drafted: DraftedRows | None = None
     """The rows of logits of a step with drafts."""
+    of_step: Callable[[], torch.Tensor] | None = None
+    """Returns the logits [rows, vocabulary], until the next step is launched."""
 
     def chosen(self) -> list[int]:
         """Wait for the step; return one token for each sequence, perhaps followed by padding, or for

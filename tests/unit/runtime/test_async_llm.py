@@ -15,7 +15,7 @@ import torch
 from onboard import LLM, AsyncLLM, SamplingParams, StructuredOutputs
 from onboard.errors import NotFiniteError, OnboardError, UsageError
 from onboard.runtime.calls.outputs import Delta
-from tests.support.runtime.paused import paused
+from tests.support.runtime.paused import SECONDS, paused
 from tests.support.runtime.tiny import Tiny, make_tiny, save_tokenizer
 
 TEXT = "the cat sat on the mat and the dog sat on the cat — naïve 日本"
@@ -100,6 +100,33 @@ def test_who_leaves_a_stream_cancels_the_rest(llm: LLM) -> None:
     stream.close()
     assert not llm.engine.scheduler.busy
     assert llm.generate(["the cat"], SamplingParams(max_tokens=2))[0].token_ids
+
+
+def test_grammars_are_read_beside_the_engine(many: AsyncLLM, monkeypatch: Any) -> None:
+    """While a grammar is read, which lasts here until another request has ended, others run."""
+    began, done, threads = threading.Event(), threading.Event(), []
+    right = many.llm.engine.grammars.matcher
+
+    def slow(wanted: Any) -> Any:
+        if wanted is not None:
+            threads.append(threading.current_thread())
+            began.set()
+            assert done.wait(SECONDS)
+        return right(wanted)
+
+    monkeypatch.setattr(many.llm.engine.grammars, "matcher", slow)
+    choice = SamplingParams(structured_outputs=StructuredOutputs(choice=["cat"]), n=2)
+
+    async def both() -> Any:
+        async with many:
+            slowly = asyncio.create_task(many.generate("the", choice))
+            await asyncio.to_thread(began.wait, SECONDS)
+            await many.generate("the dog", SamplingParams(max_tokens=5))
+            done.set()
+            return await slowly
+
+    assert [each.text for each in asyncio.run(both()).outputs] == ["cat", "cat"]
+    assert [thread is many.thread._thread for thread in threads] == [False]
 
 
 def test_many_callers_get_what_they_would_alone(llm: LLM, many: AsyncLLM) -> None:

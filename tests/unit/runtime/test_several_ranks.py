@@ -150,6 +150,24 @@ def test_steps_launched_ahead_read_the_tokens_that_the_first_rank_chose(
     assert found == expected
 
 
+def test_tokens_chosen_again_by_the_first_rank_are_read_by_steps_launched_ahead(
+    workers: Workers, llama: Path, alone: LLM, seed: int
+) -> None:
+    """The other rank has heard of the first choice when the second one is made."""
+    prompts = ragged_prompts(int(alone.engine.vocab_size or 0), (3, 17, 9), seed)
+    odd = list(range(1, int(alone.engine.vocab_size or 0), 2))
+    params = [
+        GREEDY.model_copy(update={"repetition_penalty": 1.4}),
+        GREEDY,
+        GREEDY.model_copy(update={"allowed_token_ids": odd}),
+    ]
+    expected = [output.token_ids for output in alone.generate(prompts, params)]
+    with load(llama, 2, overlap=True) as both:
+        found = [output.token_ids for output in both.generate(prompts, params)]
+        assert both.engine.stats.steps_ahead > 0
+    assert found == expected
+
+
 def test_requests_that_lose_their_pages_come_back(
     workers: Workers, llama: Path, expected: list[list[int]], seed: int
 ) -> None:

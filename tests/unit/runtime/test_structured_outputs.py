@@ -13,24 +13,29 @@ import pytest
 
 from onboard import LLM, SamplingParams, StructuredOutputs
 from onboard.errors import UsageError
+from onboard.testing.soak import in_double
 from tests.support.runtime.tiny import Tiny, make_tiny, save_tokenizer
 
 TEXT = '{"name": "cat", "age": 3, "tags": ["a", "b"], "ok": true, "none": null} yes no maybe'
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     folder = tmp_path_factory.mktemp("speaking")
     size = save_tokenizer(folder / "tokenizer", TEXT)
-    model: Tiny = make_tiny(folder, vocab_size=size, eos_token_id=0, max_position_embeddings=1024)
+    model = make_tiny(folder, vocab_size=size, eos_token_id=0, max_position_embeddings=1024)
     shutil.copytree(folder / "tokenizer", model.checkpoint, dirs_exist_ok=True)
-    return LLM(
-        model.checkpoint,
-        root=model.root,
-        device="cpu",
-        dtype="float32",
-        settings={"max_seq_len": 512, "max_batch_size": 16},
-    )
+    return model
+
+
+def load(model: Tiny, **settings: Any) -> LLM:
+    wanted = {"max_seq_len": 512, "max_batch_size": 16, **settings}
+    return LLM(model.checkpoint, model.root, device="cpu", dtype="float32", settings=wanted)
+
+
+@pytest.fixture(scope="module")
+def llm(speaking: Tiny) -> LLM:
+    return load(speaking)
 
 
 def texts(llm: LLM, wanted: list[StructuredOutputs], seed: int, **options: Any) -> list[str]:
@@ -105,6 +110,32 @@ def test_a_neighbour_without_constraint_is_as_alone(llm: LLM) -> None:
     together = llm.generate(["yes", "no"], [free, bound])
     assert together[0].token_ids == alone
     assert together[1].text == "maybe"
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_requests_of_all_kinds_in_one_batch_are_as_alone(speaking: Tiny, overlap: bool) -> None:
+    """Schemas, expressions, penalties, exclusions and none of them; also where a step is launched
+    before the tokens are known that its masks follow.
+    """
+    rng = random.Random(seed := random.randrange(1 << 30))
+    print(f"seed {seed}")
+    each: list[dict[str, Any]] = []
+    for _ in range(3):
+        schema = StructuredOutputs(json_schema=random_schema(rng))
+        each += [{}, {"structured_outputs": schema}, {"repetition_penalty": 1.3, "logprobs": 1}]
+        each += [{"structured_outputs": StructuredOutputs(regex="[a-c]{3,30}"), "min_tokens": 4}]
+        each += [{"bad_words": ["yes"], "allowed_token_ids": rng.sample(range(200), k=40)}]
+    prompts = [rng.choices(range(1, 200), k=rng.randint(1, 9)) for _ in each]
+    params = [
+        SamplingParams(max_tokens=30, temperature=rng.choice([0.0, 1.0]), seed=at, **one)
+        for at, one in enumerate(each)
+    ]
+    alone, batch = load(speaking, max_batch_size=1), load(speaking, overlap=overlap)
+    for one in (alone, batch):
+        in_double(one.engine)
+    expected = [output.token_ids for output in alone.generate(prompts, params)]
+    assert [output.token_ids for output in batch.generate(prompts, params)] == expected
+    assert (batch.stats.steps_ahead > 20) is overlap
 
 
 def test_vllms_name_for_a_schema(llm: LLM) -> None:

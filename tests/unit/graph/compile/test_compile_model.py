@@ -6,13 +6,16 @@ thing.
 """
 
 import sys
-from types import ModuleType
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from onboard.content.transforms.compile.compile_model import CompileModel, CompileModelConfig
 from torch._dynamo.backends import registry
 
+from onboard.cache.token_masks import TokenMasks
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.compile.capture import capture_sizes
 from onboard.graph.compile.cuda_graph import CapturedDecode, _Captured
@@ -302,6 +305,39 @@ def test_a_captured_step_has_its_tokens_and_other_steps_choose_theirs(gm):
     tokens, logits = cache.next_tokens(decode)
     assert tokens.tolist() == logits().argmax(-1).tolist()
     assert (decode.replays, decode.eager_calls) == (1, 1)
+
+
+@torch.inference_mode()
+def test_the_second_choice_behind_a_replay_is_the_captured_one(gm, monkeypatch):
+    """The capture itself is stood in for by the function again, which is what a replay does."""
+    cache = make_cache()
+
+    def captured(choose, size, pool):
+        tokens = choose().clone()
+        return SimpleNamespace(replay=lambda: tokens.copy_(choose())), tokens
+
+    decode = _captured(gm, cache, [2, 4])
+    monkeypatch.setattr("onboard.graph.compile.cuda_graph._capture", captured)
+    for size in (4, 2):
+        cache.info.set_decode_example(size, 16)
+        step, args = decode._captured[size], {**cache.args, **cache.info.choice}
+        again = decode._captured_again(cache, args, step.output[0], None)
+        decode._captured[size] = replace(step, again=again)
+    for size in (3, 1, 4, 2):
+        set_decode_batch(cache, size)
+        _, logits = cache.next_tokens(decode)
+        masks = TokenMasks(*logits().shape)
+        second = logits().topk(2).indices[:, 1].tolist()
+        masks.of(0, last=0)[:] = np.packbits(np.arange(64) == second[0], bitorder="little")
+        first = logits().argmax(-1).tolist()
+        chosen = cache.choose_again(logits(), masks, decode)
+        assert chosen is decode._captured[2 if size < 3 else 4].again.tokens
+        assert chosen.tolist() == [second[0], *first[1:]]
+    cache.info.set_prefill_example(9)
+    _, logits = cache.next_tokens(decode)
+    masks = TokenMasks(*logits().shape)
+    masks.of(0, last=7)[:] = 0
+    assert cache.choose_again(logits(), masks, decode).tolist()[0] == 7
 
 
 def test_a_token_that_only_the_device_knows_is_read_there(gm):
