@@ -84,4 +84,16 @@ ZEROS = "zeros"
 """Form of a tensor that was made of zeros."""
 
 TUPLE = "tuple"
-"""Form of a tuple of tensors, where it may be None."""
+"""Form of a tuple."""
+
+LIST = "list"
+"""Form of a list, which generated code may have as a tuple."""
+
+TUPLES = "list of tuples"
+"""Form of a list whose items are tuples."""
+
+TUPLE_OR_NOT = "tuple or not"
+"""Form of what is a tuple on one way through the code, and none on another."""
+
+LIST_OR_NOT = "list or not"
+"""Form of what is a list on one way through the code, and none on another."""

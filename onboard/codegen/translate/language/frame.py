@@ -138,7 +138,7 @@ class Frame:
             self.emit(ast.Assign([name(variable, store=True)], value.expr), origin)
             value = replace(value, expr=name(variable))
         if isinstance(value, Items) and self.translator.specialised:
-            value = Items(tuple(map(self.settle, value.items)))  # a loop may read them many times
+            value = value.mapped(self.settle)  # a loop may read them many times
         if isinstance(value, Mapping):
             value = Mapping(
                 {

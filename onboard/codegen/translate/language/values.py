@@ -278,6 +278,8 @@ class Items(Value):
     items: tuple[Value, ...]
     names: tuple[str, ...] = ()
     """Of the items of a named tuple."""
+    kind: str = TUPLE
+    """`TUPLE`, or `LIST`."""
     lazy = True
 
     @property
@@ -326,7 +328,8 @@ class Items(Value):
                 return Code(name("_"), form=whole.form)
         if self.items and all(isinstance(i, Code) and i.form == ROWS for i in self.items):
             return Code(name("_"), form=SEVERAL_ROWS)
-        return Code(name("_"), all(isinstance(item.fact(), Known) for item in self.items))
+        static = all(isinstance(item.fact(), Known) for item in self.items)
+        return Code(name("_"), static, form=self.kind)
 
 
 class _Entries(Value):
@@ -434,14 +437,7 @@ def either(one: Value, other: Value) -> Code:
     """Return what two facts have in common: whether it is static, whether it may be None."""
     static = all(item.is_static and not item.lazy for item in (one, other))
     optional = one.may_be_none or other.may_be_none
-    return Code(name("_"), static, form=tuple_or_none(one, other), optional=optional)
-
-
-def tuple_or_none(*values: Value) -> str | None:
-    """Return the form of what is one value or another, if each is None or such a tuple."""
-    known = {value.form for value in values if isinstance(value, Code)}
-    others = all(isinstance(value, Code) or value.equals(NONE) for value in values)
-    return TUPLE if others and known == {TUPLE} else None
+    return Code(name("_"), static, optional=optional)
 
 
 def untransposed(value: Value) -> Code:

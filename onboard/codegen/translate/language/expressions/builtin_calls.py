@@ -5,17 +5,18 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import nn
 
 from onboard.codegen.translate.language import config_values
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.expressions import objects
-from onboard.codegen.translate.language.forms import TUPLE
+from onboard.codegen.translate.language.forms import LIST, TUPLE
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.holes import Result
 from onboard.codegen.translate.language.object_values import (
     Closure,
     Config,
@@ -25,6 +26,7 @@ from onboard.codegen.translate.language.object_values import (
     Self,
     Super,
 )
+from onboard.codegen.translate.language.sequences import is_one_of, sequence_of
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
 from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Mask, Value
 
@@ -32,34 +34,38 @@ _CALLED = "function"
 
 
 def _isinstance(expr: ast.expr, args: Args, frame: Frame) -> Value:
-    value, classes = args.positional
-    match value, classes:
-        case Known(value=known), Global(obj=cls):
-            return Known(isinstance(known, cls))
-        case Known(value=known), Items(items=options) if all(
-            isinstance(item, Global) for item in options
-        ):
-            return Known(
-                isinstance(known, tuple(item.obj for item in options if isinstance(item, Global)))
-            )
-        case Mapping(), Global(obj=cls):
-            return Known(cls is dict)
-        case Items(), Global(obj=cls):
-            return Known(cls in (tuple, list))
-        case Mask(), _:
+    value, asked = args.positional
+    classes = _classes(asked)
+    match value:
+        case Known(value=known) if classes:
+            return Known(isinstance(known, classes))
+        case Mapping() if classes:
+            return Known(issubclass(dict, classes))
+        case Mask():
             return Known(False)
-        case Instance(), Global():
+        case Instance() if isinstance(asked, Global):
             return plain_call(expr, args, static=True)
-        case Code(form=str() as form, optional=True), Global(obj=cls) if form == TUPLE:
+        case Items() | Result() | Code() if classes and _is_decided(value, classes):
+            decided = is_one_of(value, classes)
+            if decided is None:
+                return plain_call(expr, args)
             there = ast.Compare(value.code(), [ast.IsNot()], [ast.Constant(None)])
-            return Code(there) if cls is tuple else Known(False)
-        case Code(static=False), Global(obj=cls) if cls is not nn.Parameter:
-            return Known(cls is torch.Tensor)
-        case Code(static=False), Items(items=options):
-            return Known(
-                any(isinstance(item, Global) and item.obj is torch.Tensor for item in options)
-            )
+            return Code(there) if decided and value.may_be_none else Known(decided)
     return plain_call(expr, args, args.static())
+
+
+def _classes(asked: Value) -> tuple[type, ...]:
+    """Return the classes that code asks for; none: they are not known."""
+    options = asked.items if isinstance(asked, Items) else (asked,)
+    known = [item.obj for item in options if isinstance(item, Global)]
+    return tuple(known) if len(known) == len(options) else ()
+
+
+def _is_decided(value: Value, classes: tuple[type, ...]) -> bool:
+    """Whether what is known of a value tells its class: a tensor may be a parameter."""
+    if sequence_of(value) is not None:
+        return True
+    return not value.is_static and nn.Parameter not in classes
 
 
 def _getattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
@@ -115,14 +121,16 @@ def _len(expr: ast.expr, args: Args, frame: Frame) -> Value:
     return _fold(len)(expr, args, frame)
 
 
-def _listing(kind: type) -> Callable[[ast.expr, Args, Frame], Value]:
+def _listing(form: str) -> Callable[[ast.expr, Args, Frame], Value]:
     def handle(expr: ast.expr, args: Args, frame: Frame) -> Value:
         match args.positional:
             case []:
-                return Items(())
-            case [Items() | Repeated()]:
+                return Items((), kind=form)
+            case [Items() as items]:
+                return replace(items, kind=form)
+            case [Repeated()]:
                 return args.positional[0]
-        return plain_call(expr, args, args.static())
+        return replace(plain_call(expr, args, args.static()), form=form)
 
     return handle
 
@@ -179,8 +187,8 @@ BUILTINS: dict[Any, Callable[[ast.expr, Args, Frame], Value]] = {
     getattr: _getattr,
     hasattr: _hasattr,
     len: _len,
-    tuple: _listing(tuple),
-    list: _listing(list),
+    tuple: _listing(TUPLE),
+    list: _listing(LIST),
     dict: _dict,
     functools.partial: _partial,
     super: lambda expr, args, frame: Super(),

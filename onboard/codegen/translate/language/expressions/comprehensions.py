@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from dataclasses import replace
 
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.expressions import dicts
-from onboard.codegen.translate.language.forms import MAYBE
+from onboard.codegen.translate.language.forms import LIST, MAYBE, TUPLE, TUPLES
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Result
 from onboard.codegen.translate.language.object_values import (
@@ -16,6 +17,7 @@ from onboard.codegen.translate.language.object_values import (
     ModuleList,
     Repeated,
 )
+from onboard.codegen.translate.language.sequences import sequence_of
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, call, name, same_code
 from onboard.codegen.translate.language.values import (
     NONE,
@@ -39,7 +41,10 @@ def comprehension(
     """
     generator = _only_loop(node, frame)
     if (items := _known_items(generator, frame)) is not None and not before:
-        return _unrolled(node.elt, generator.target, items, frame)
+        made = _unrolled(node.elt, generator.target, items, frame)
+        if isinstance(made, Items) and isinstance(node, ast.ListComp):
+            return replace(made, kind=LIST)
+        return made
     over, env = _loop_variables(generator, frame)
     with frame.branch(env) as statements:
         for assignment in before:
@@ -53,7 +58,9 @@ def comprehension(
         return ModuleList(element.made, type(node)(element.code(), expr.generators))
     if element.equals(NONE) and not tests:
         return Repeated(element, expr)
-    return Code(expr, _is_static(generator, env) and element.is_static)
+    kind = TUPLES if sequence_of(element) == TUPLE else LIST
+    form = kind if isinstance(node, ast.ListComp) else None
+    return Code(expr, _is_static(generator, env) and element.is_static, form=form)
 
 
 def _of_classes_here(module: Instance, loop: ast.comprehension, frame: Frame) -> Instance:
@@ -207,7 +214,8 @@ def iteration(node: ast.expr, frame: Frame) -> tuple[ast.expr, Value | None]:
 def _over(value: Value) -> tuple[ast.expr, Value]:
     if isinstance(value, ModuleList):
         return value.expr, Instance(value.made, name("item"))
-    return value.code(), Code(name("item"), value.is_static)
+    pairs = isinstance(value, Code) and value.form == TUPLES
+    return value.code(), Code(name("item"), value.is_static, form=TUPLE if pairs else None)
 
 
 def bind_target(target: ast.expr, element: Value | None, env: Env) -> None:
@@ -216,7 +224,9 @@ def bind_target(target: ast.expr, element: Value | None, env: Env) -> None:
         case ast.Name(id=variable), Instance(made=made):
             env.values[variable] = Instance(made, name(variable))
         case ast.Name(id=variable), _:
-            env.values[variable] = Code(name(variable), element is not None and element.is_static)
+            static = element is not None and element.is_static
+            form = None if element is None else sequence_of(element)
+            env.values[variable] = Code(name(variable), static, form=form)
         case ast.Tuple(elts=targets), Items(items=items) if len(targets) == len(items):
             for part, item in zip(targets, items, strict=True):
                 bind_target(part, item, env)

@@ -15,6 +15,7 @@ from onboard.codegen.translate.language.object_values import (
     Instance,
     ModuleList,
 )
+from onboard.codegen.translate.language.sequences import sequence_of_all
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import NONE, Code, Known, Mask, PaddingMask, Value
 
@@ -73,7 +74,9 @@ def conditional(node: ast.IfExp, frame: Frame) -> Value:
             return Code(expr)
     optional = any(each.may_be_none for each in (body, orelse))
     forms = {side.form for side in (body, orelse) if isinstance(side, Code)}
-    form = forms.pop() if optional and len(forms) == 1 else None
+    form = sequence_of_all((body, orelse))
+    if form is None and optional and len(forms) == 1:
+        form = forms.pop()
     return Code(
         expr, test.is_static and body.is_static and orelse.is_static, optional=optional, form=form
     )

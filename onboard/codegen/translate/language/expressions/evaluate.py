@@ -25,6 +25,7 @@ from onboard.codegen.translate.language.expressions.module_lists import (
     parts_of,
     slice_modules,
 )
+from onboard.codegen.translate.language.forms import LIST, TUPLE
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Closure,
@@ -35,6 +36,7 @@ from onboard.codegen.translate.language.object_values import (
     Repeated,
     SetApart,
 )
+from onboard.codegen.translate.language.sequences import sequence_of
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
 from onboard.codegen.translate.language.values import (
     NONE,
@@ -161,7 +163,7 @@ def binary(op: ast.operator, left: Value, right: Value, frame: Frame) -> Value:
     if isinstance(op, ast.Add) and left.equals(Known(0)) and isinstance(right, Code):
         return right
     if isinstance(op, ast.Add) and isinstance(left, Items) and isinstance(right, Items):
-        return Items(left.items + right.items)
+        return Items(left.items + right.items, kind=left.kind)
     if isinstance(op, ast.Add) and any(isinstance(side, ModuleList) for side in (left, right)):
         before, after = parts_of(left), parts_of(right)
         if before is not None and after is not None:
@@ -179,7 +181,9 @@ def binary(op: ast.operator, left: Value, right: Value, frame: Frame) -> Value:
     base = left.code()
     if isinstance(op, ast.Pow) and isinstance(left, Known) and left.value < 0:
         base = ast.UnaryOp(ast.USub(), Known(-left.value).code())  # -2 ** x would be -(2 ** x)
-    return Code(ast.BinOp(base, op, right.code()), left.is_static and right.is_static)
+    longer = sequence_of(left) if isinstance(op, ast.Add) else None
+    static = left.is_static and right.is_static
+    return Code(ast.BinOp(base, op, right.code()), static, form=longer)
 
 
 def _unary(node: ast.UnaryOp, frame: Frame) -> Value:
@@ -287,7 +291,8 @@ def _constants(value: Value) -> Value:
 def _sequence(node: ast.Tuple | ast.List | ast.Set, frame: Frame) -> Value:
     if any(isinstance(item, ast.Starred) for item in node.elts):
         return _starred(node, frame)
-    return Items(tuple(frame.settle(frame.evaluate(item)) for item in node.elts))
+    items = tuple(frame.settle(frame.evaluate(item)) for item in node.elts)
+    return Items(items, kind=_kind(node))
 
 
 def _starred(node: ast.Tuple | ast.List | ast.Set, frame: Frame) -> Value:
@@ -309,8 +314,12 @@ def _starred(node: ast.Tuple | ast.List | ast.Set, frame: Frame) -> Value:
     return (
         Code(ast.Set(out) if isinstance(node, ast.Set) else type(node)(out, ast.Load()))
         if opaque
-        else Items(tuple(items))
+        else Items(tuple(items), kind=_kind(node))
     )
+
+
+def _kind(node: ast.expr) -> str:
+    return LIST if isinstance(node, ast.List) else TUPLE
 
 
 def _dict(node: ast.Dict, frame: Frame) -> Value:

@@ -17,6 +17,8 @@ from onboard.codegen.translate.language.forms import (
     ROWS,
     SEVERAL_ROWS,
     TRIANGLE,
+    TUPLE,
+    TUPLES,
 )
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
@@ -59,7 +61,7 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
         case Items(items=items), Known(value=int() as position):
             return items[position]
         case Items(items=items), Known(value=slice() as part):
-            return Items(items[part])
+            return Items(items[part], kind=owner.kind)
         case Known(value=None), _:
             raise Untranslatable(f"an item of None at {frame.source.location(node)}")
         case Known(value=known), Known(value=key):
@@ -120,6 +122,8 @@ def _of_form(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> V
             return _of_each_row(owner, rest, node)
         case Code(form=str() as form), Known(value=int()) if form == SEVERAL_ROWS:
             return Code(ast.Subscript(owner.expr, index.code(), ast.Load()), form=ROWS)
+        case Code(form=str() as form), Known(value=int()) if form == TUPLES:
+            return Code(ast.Subscript(owner.code(), index.code(), ast.Load()), form=TUPLE)
         case Code(form=str() as form), Known(value=int() as part) if form == COMPLEX:
             return Half(owner, part)
         case Code(form=str() as form), _ if form == f"dict of {COMPLEX}":

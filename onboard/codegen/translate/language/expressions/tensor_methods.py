@@ -16,6 +16,7 @@ from onboard.codegen.translate.language.forms import (
     ROWS_OF_TEXT,
     TABLE,
     TRIANGLE,
+    TUPLE,
     UPCAST,
 )
 from onboard.codegen.translate.language.object_values import Global
@@ -38,6 +39,7 @@ _POINTWISE = {
 _CASTS = {"to", "type", "bool", "contiguous"}
 _OF_EACH_ROW = {"to", "float", "type", "type_as", "half", "bfloat16", "cos", "sin", "contiguous"}
 _MOVES = {"transpose", "permute", "view", "reshape", "contiguous", "unsqueeze", "expand"}
+_PARTS = {"chunk", "split", "tensor_split", "unbind"}
 _ALONG_LAST = {"chunk", "split", "mean", "sum", "norm", "softmax"}
 
 
@@ -86,10 +88,12 @@ def tensor_method(owner: Code, attr: str, args: Args) -> Value:
         return owner
     if owner.transposed and (attr in _POINTWISE or (attr in _ALONG_LAST and _last_dim(args))):
         called = plain_call(attribute(owner.expr, attr), args)
-        return Code(called.expr, transposed=True)
+        return Code(called.expr, transposed=True, form=TUPLE if attr in _PARTS else None)
     if owner.transposed and attr == "view":
         attr = "reshape"  # a transposed tensor has no view of another shape
     called = plain_call(attribute(owner.code(), attr), args, owner.static and args.static())
+    if attr in _PARTS:
+        return replace(called, form=TUPLE)
     return replace(called, form=UPCAST) if owner.form == UPCAST and attr in _MOVES else called
 
 

@@ -10,6 +10,7 @@ from onboard.codegen.translate.language.frame import Frame, Program
 from onboard.codegen.translate.language.holes import Hole, Result, fill
 from onboard.codegen.translate.language.object_values import Config
 from onboard.codegen.translate.language.program.argument_facts import default_fact, default_nodes
+from onboard.codegen.translate.language.sequences import sequence_of_all
 from onboard.codegen.translate.language.state import Routine
 from onboard.codegen.translate.language.trees import cleanup
 from onboard.codegen.translate.language.trees.syntax import name, same_code
@@ -199,7 +200,7 @@ def _shape(values: list[Value], index: int) -> tuple[Value, int]:
                 part, index = _shape([value.items[key] for value in values], index)  # type: ignore[attr-defined]
                 parts.append(part)
             return Mapping(dict(zip(items, parts, strict=True))), index
-    form = first.form if isinstance(first, Code) else None
+    form = sequence_of_all(values) or (first.form if isinstance(first, Code) else None)
     kept = (
         isinstance(first, Code)
         and first.returned
@@ -248,7 +249,7 @@ def same_code_of(results: Sequence[Value]) -> Code | None:
     """
     codes = [item.expr for item in results if isinstance(item, Code | Result) and _is_plain(item)]
     same = len(codes) == len(results) and all(same_code(codes[0], item) for item in codes)
-    return Code(codes[0]) if same else None
+    return Code(codes[0], form=sequence_of_all(results)) if same else None
 
 
 def _is_plain(result: Code | Result) -> bool:

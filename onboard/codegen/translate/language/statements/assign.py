@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from onboard.analysis.source import class_node
 from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.expressions.items import index_code
-from onboard.codegen.translate.language.forms import COMPLEX, MAYBE, ROWS, SEVERAL_ROWS
+from onboard.codegen.translate.language.forms import COMPLEX, MAYBE, ROWS, SEVERAL_ROWS, TUPLE
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole, Result
 from onboard.codegen.translate.language.object_values import (
@@ -165,11 +165,11 @@ def _store_name(variable: str, value: Value, frame: Frame, origin: ast.AST) -> N
     frame.env.values[variable] = frame.bind_result(value, names, origin)
 
 
-def _form_of_all(shape: Value) -> str | None:
-    """Return the form of a tuple whose parts are all rows of tables."""
+def _form_of_all(shape: Value) -> str:
+    """Return the form of a tuple, whose parts may all be rows of tables."""
     parts = shape.parts()
     rows = [isinstance(part, Hole) and part.form == ROWS for part in parts]
-    return SEVERAL_ROWS if rows and all(rows) else None
+    return SEVERAL_ROWS if rows and all(rows) else TUPLE
 
 
 def _unpack(targets: list[ast.expr], value: Value, frame: Frame, origin: ast.AST) -> None:

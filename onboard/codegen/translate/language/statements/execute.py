@@ -12,6 +12,7 @@ from onboard.codegen.translate.language.expressions.comprehensions import bind_t
 from onboard.codegen.translate.language.expressions.decisions import decided_here, is_of_config
 from onboard.codegen.translate.language.expressions.evaluate import binary, condition
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.sequences import sequence_of_all
 from onboard.codegen.translate.language.statements import bindings, lists, loop_changes
 from onboard.codegen.translate.language.statements.assign import Grows, Widened, store
 from onboard.codegen.translate.language.statements.by_class import Differing, by_class
@@ -36,7 +37,6 @@ from onboard.codegen.translate.language.values import (
     Mask,
     Unread,
     Value,
-    tuple_or_none,
 )
 
 GOES_ON, RETURNS, RAISES = "goes on", "returns", "raises"
@@ -404,7 +404,7 @@ def _widen(key: str, end: Value, frame: Frame, node: ast.AST) -> None:
     if isinstance(end, Unread):
         raise Untranslatable(end.reason)
     value = frame.env.values[key]
-    form = tuple_or_none(value, end)
+    form = sequence_of_all((value, end))
     frame.bind(key, Code(value.code(), form=form, optional=value.may_be_none), node)
 
 

@@ -6,9 +6,9 @@ import ast
 from dataclasses import replace
 
 from onboard.codegen.translate.language.env import Env
-from onboard.codegen.translate.language.forms import TUPLE
 from onboard.codegen.translate.language.frame import Frame, Sides
 from onboard.codegen.translate.language.object_values import Instance, ModuleList, joined_ways
+from onboard.codegen.translate.language.sequences import sequence_of_all
 from onboard.codegen.translate.language.trees.syntax import (
     Untranslatable,
     attribute,
@@ -17,13 +17,11 @@ from onboard.codegen.translate.language.trees.syntax import (
 )
 from onboard.codegen.translate.language.values import (
     Code,
-    Items,
     Known,
     Mapping,
     Mask,
     PaddingMask,
     Value,
-    tuple_or_none,
 )
 
 Branch = tuple[list[ast.stmt], Env]
@@ -95,12 +93,5 @@ def _joined(key: str, sides: Sides, frame: Frame) -> Value:
             new = call(attribute(new, "contiguous")) if lies else new
             statements.append(ast.Assign([name(key, store=True)], new))
     optional = any(each.may_be_none for each in values)
-    form = tuple_or_none(*map(_as_tuple, values)) if optional else None
-    return Code(name(key), all(each.is_static for each in values), form=form, optional=optional)
-
-
-def _as_tuple(value: Value) -> Value:
-    """Return a tuple of tensors as code of that form."""
-    parts = value.items if isinstance(value, Items) else ()
-    tensors = [isinstance(part, Code) and not part.static and part.form is None for part in parts]
-    return Code(value.code(), form=TUPLE) if tensors and all(tensors) else value
+    static = all(each.is_static for each in values)
+    return Code(name(key), static, form=sequence_of_all(values), optional=optional)

@@ -7,6 +7,7 @@ import ast
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.expressions.comprehensions import comprehension
 from onboard.codegen.translate.language.expressions.module_lists import joined
+from onboard.codegen.translate.language.forms import LIST
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Instance,
@@ -116,7 +117,7 @@ def append(node: ast.expr, frame: Frame) -> bool:
     if isinstance(known, Items):
         if frame.loops:
             raise Filled(place, isinstance(value, Instance))
-        frame.env.values[place] = Items((*known.items, value))
+        frame.env.values[place] = Items((*known.items, value), kind=LIST)
         return True
     if not isinstance(value, Instance):
         return False
@@ -151,7 +152,9 @@ def exist(filled: Filled, frame: Frame, origin: ast.AST) -> None:
     items = ast.List([each.code() for each in known.items], ast.Load())
     frame.emit(ast.Assign([name(filled.variable, store=True)], items), origin)
     made = tuple(way for item in known.items if isinstance(item, Instance) for way in item.made)
-    frame.env.values[filled.variable] = ModuleList(made, place) if filled.modules else Code(place)
+    frame.env.values[filled.variable] = (
+        ModuleList(made, place) if filled.modules else Code(place, form=LIST)
+    )
 
 
 def grown(start: Env, end: Env) -> dict[str, Value]:

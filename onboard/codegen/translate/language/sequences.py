@@ -1,0 +1,63 @@
+"""What is known of whether a value is a tuple or a list, also where code has handed it on."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+import torch
+
+from onboard.codegen.translate.language.forms import (
+    LIST,
+    LIST_OR_NOT,
+    SEVERAL_ROWS,
+    TUPLE,
+    TUPLE_OR_NOT,
+    TUPLES,
+)
+from onboard.codegen.translate.language.holes import Hole, Result
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.values import NONE, Code, Items, Value
+
+_FORMS = (TUPLE, LIST, TUPLE_OR_NOT, LIST_OR_NOT)
+_ALSO: dict[str | None, str] = {SEVERAL_ROWS: TUPLE, TUPLES: LIST}
+_TYPES: dict[str | None, type] = {TUPLE: tuple, LIST: list}
+
+
+def sequence_of(value: Value) -> str | None:
+    """Return the form of a tuple or a list, and of what may be one; None: it is none."""
+    match value:
+        case Items():
+            return None if value.whole is not None else value.kind
+        case Result(shape=shape):
+            return sequence_of(shape)
+        case Code(form=form) | Hole(form=form):
+            return _ALSO.get(form, form if form in _FORMS else None)
+    return None
+
+
+def sequence_of_all(values: Iterable[Value]) -> str | None:
+    """Return the form of what is one value or another; None among them does not count."""
+    kinds = {sequence_of(value) for value in values if not value.equals(NONE)}
+    if len(kinds) < 2:
+        return kinds.pop() if kinds else None
+    return TUPLE_OR_NOT if kinds <= {None, TUPLE, TUPLE_OR_NOT} else LIST_OR_NOT
+
+
+def is_one_of(value: Value, classes: tuple[type, ...]) -> bool | None:
+    """Return whether a tuple, a list or a tensor is of one of some classes; None: that shows at run
+    time.
+
+    Raises:
+        Untranslatable: it may be a list, which generated code has as a tuple.
+    """
+    kind = sequence_of(value)
+    if kind == LIST_OR_NOT:
+        raise Untranslatable(f"whether {_named(value)} is a list, which it is on one way only")
+    if kind == TUPLE_OR_NOT:
+        return None
+    return issubclass(_TYPES.get(kind, torch.Tensor), classes)
+
+
+def _named(value: Value) -> str:
+    return ast.unparse(value.code())
