@@ -367,3 +367,42 @@ def test_repeated_heads_that_something_else_reads_are_repeated(reader: str, tmp_
     body, model = translated(GROUPED.replace("REPEAT", change), tmp_path, groups=2)
     x = torch.randn(2, 7, 32)
     torch.testing.assert_close(run(body, model, x), model(x, causal(7)))
+
+
+CAPPED = (
+    HEAD
+    + PROJECTIONS
+    + """
+    def forward(self, x, mask):
+        b, s, d = x.shape
+        q, k, v = (each.view(b, s, self.heads, -1).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        w = torch.matmul(q, k.transpose(2, 3)) * 0.25
+        CAP
+        w = nn.functional.softmax(w + mask, dim=-1)
+        return torch.matmul(w, v).transpose(1, 2).reshape(b, s, d)
+"""
+)
+CAPS = [
+    ("w = 3 * torch.tanh(w / 3)", "0.25, None, None, 3, 'bnsd')"),
+    ("w = w / 2.5\n        w = w.tanh() * 2.5", "0.25, None, None, 2.5, 'bnsd')"),
+    ("w = torch.tanh(w)", "0.25, None, None, 1.0, 'bnsd')"),
+    ("w = 2.0 * torch.tanh(w / 3.0)", "None, None, 2.0, 'bnsd')"),
+]
+
+
+@pytest.mark.parametrize(("cap", "said"), CAPS)
+@torch.no_grad()
+def test_scores_with_a_soft_cap_are_the_canonical_op(cap: str, said: str, tmp_path: Path) -> None:
+    body, model = translated(CAPPED.replace("CAP", cap), tmp_path)
+    assert "torch_attention" in body
+    assert "tanh" not in body
+    assert said in body
+    x = 3 * torch.randn(2, 7, 32)
+    torch.testing.assert_close(run(body, model, x), model(x, causal(7)))
+
+
+@torch.no_grad()
+def test_a_cap_behind_the_mask_is_none_of_the_op(tmp_path: Path) -> None:
+    text = CAPPED.replace("CAP", "w = torch.tanh(w + mask)").replace("w + mask, dim", "w, dim")
+    with pytest.raises(Untranslatable, match="read once they are masked"):
+        translated(text, tmp_path)

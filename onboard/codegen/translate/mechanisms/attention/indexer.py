@@ -25,7 +25,7 @@ from onboard.codegen.translate.language.trees.syntax import (
     same_code,
 )
 from onboard.codegen.translate.language.values import Code, Known, Mask, Output, Unread, Value
-from onboard.codegen.translate.mechanisms.attention.scores import Scores
+from onboard.codegen.translate.mechanisms.attention.scores import Scores, capped
 from onboard.codegen.translate.mechanisms.attention.written import unmasked_call, unmasked_method
 
 _RECTIFIERS = (nn.functional.relu, torch.relu)
@@ -90,7 +90,7 @@ def _rectified(scores: Scores, expr: ast.expr) -> IndexScores | None:
     added.
     """
     key = None if scores.key is None else _shared(scores.key.expr)
-    if key is None or scores.bias or scores.slopes or scores.gate or scores.masked or scores.normed:
+    if key is None or capped(scores, scores.expr) is None:
         return None
     return IndexScores(expr, query=scores.query, key=Code(key), scale=scores.scale)
 

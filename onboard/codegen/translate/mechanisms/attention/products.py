@@ -33,6 +33,7 @@ from onboard.codegen.translate.mechanisms.attention.repeats import Repeated
 from onboard.codegen.translate.mechanisms.attention.scores import (
     SOFTMAXES,
     Scores,
+    capped,
     combined,
     scaled,
     selected,
@@ -70,6 +71,8 @@ def call_of(obj: Any, args: Args, expr: ast.expr) -> Value | None:
             return product(left, right, expr)
         case [scores, *_] if obj in SOFTMAXES:
             return softmax(scores)
+        case [Scores() as scores] if obj is torch.tanh:
+            return capped(scores, expr)
         case [condition, Scores() as scores, _] if obj is torch.where:
             return selected(condition, scores, expr)
         case [Scores(causal=True) as scores, _] if obj in (torch.max, torch.maximum):
@@ -236,7 +239,8 @@ def _attention(weights: Scores, value: Code) -> Code:
     bias = weights.bias or constant(None)
     assert weights.beyond is None or weights.window is not None
     none, window = constant(None), weights.window or constant(None)
-    settings = [bias, constant(0.0), constant(True), scale, none, window, none]
+    cap = weights.cap or none
+    settings = [bias, constant(0.0), constant(True), scale, none, window, cap]
     slopes = [] if weights.slopes is None else [ast.keyword("alibi_slopes", weights.slopes)]
     layout = constant("bsnd" if by_sequence else "bnsd")
     called = ast.Call(op("torch_attention"), [*qkv, *settings, layout], slopes)

@@ -39,6 +39,7 @@ from onboard.codegen.translate.mechanisms.attention.causal import Windowed
 SOFTMAXES = (nn.functional.softmax, torch.softmax)
 _SHAPES = {"view", "reshape", "to", "float", "type", "type_as", "contiguous"}
 _READS = {"size", "dim"}
+_ONE = ast.Constant(1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +55,8 @@ class Scores(Code):
     bias: ast.expr | None = None
     slopes: ast.expr | None = None
     """Of a bias that is linear in the key's position."""
+    cap: ast.expr | None = None
+    """c of c * tanh(q k^T * scale / c)."""
     gate: Code | None = None
     """The triangle that the scores were multiplied with, to be made a mask of."""
     causal: bool = False
@@ -80,9 +83,10 @@ class Scores(Code):
         ]
 
     def made_of(self) -> list[ast.expr]:
-        """Return the code of query, key, scale, bias and slopes, those that there are."""
+        """Return the code of query, key, scale, bias, slopes and cap, those that there are."""
         tensors = [item.code() for item in (self.query, self.key, self.gate) if item is not None]
-        return tensors + [item for item in (self.scale, self.bias, self.slopes) if item is not None]
+        others = (self.scale, self.bias, self.slopes, self.cap)
+        return tensors + [item for item in others if item is not None]
 
     def mentions(self, variable: str) -> bool:
         """Whether what it is made of reads a variable."""
@@ -98,9 +102,8 @@ class Scores(Code):
             return None if value is None else renamed(value, old, new)
 
         query, key = tensor(self.query), tensor(self.key)
-        scale, bias, slopes = (code(item) for item in (self.scale, self.bias, self.slopes))
-        gate = tensor(self.gate)
-        return replace(self, query=query, key=key, scale=scale, bias=bias, slopes=slopes, gate=gate)
+        changed = {item: code(getattr(self, item)) for item in ("scale", "bias", "slopes", "cap")}
+        return replace(self, query=query, key=key, gate=tensor(self.gate), **changed)
 
 
 def combined(operator: ast.operator, left: Value, right: Value, expr: ast.expr) -> Value | None:
@@ -167,20 +170,38 @@ def _is_minimum(expr: ast.expr) -> bool:
 
 
 def scaled(scores: Scores, operator: ast.operator, factor: ast.expr, expr: ast.expr) -> Scores:
-    """Return scores times or divided by a number, and all that was added to them."""
-    old = scores.scale or ast.Constant(1.0)
-    scale = (
-        factor
-        if scores.scale is None and isinstance(operator, ast.Mult)
-        else ast.BinOp(old, operator, factor)
-    )
-    bias, slopes = (
-        None if part is None else ast.BinOp(part, operator, factor)
-        for part in (scores.bias, scores.slopes)
-    )
-    return replace(
-        scores, expr=scores.expr if scores.masked else expr, scale=scale, bias=bias, slopes=slopes
-    )
+    """Return scores times or divided by a number, and their cap and all that was added to them."""
+    changed = {
+        part: _times(getattr(scores, part), operator, factor) for part in ("bias", "slopes", "cap")
+    }
+    scale = scores.scale
+    if scale is None:
+        scale = factor if isinstance(operator, ast.Mult) else ast.BinOp(_ONE, operator, factor)
+    else:
+        scale = _times(scale, operator, factor)
+    return replace(scores, expr=scores.expr if scores.masked else expr, scale=scale, **changed)
+
+
+def _times(part: ast.expr | None, operator: ast.operator, factor: ast.expr) -> ast.expr | None:
+    """Return `part operator factor`; x of `x / factor * factor`, as caps have it."""
+    match part:
+        case None:
+            return None
+        case ast.BinOp(left=inner, op=ast.Div(), right=divisor) if isinstance(
+            operator, ast.Mult
+        ) and same_code(divisor, factor):
+            return inner
+        case ast.Constant(value=1.0) if isinstance(operator, ast.Mult):
+            return factor
+    return ast.BinOp(part, operator, factor)
+
+
+def capped(scores: Scores, expr: ast.expr) -> Value | None:
+    """Return `tanh(scores)`, scores with a cap of one; None where something was added before."""
+    added = scores.bias or scores.slopes or scores.gate or scores.cap
+    if type(scores) is not Scores or added or scores.masked or scores.normed:
+        return None
+    return replace(scores, expr=expr, cap=_ONE)
 
 
 def method(scores: Scores, attr: str, args: Args, expr: ast.expr) -> Value | None:
@@ -198,6 +219,8 @@ def method(scores: Scores, attr: str, args: Args, expr: ast.expr) -> Value | Non
         return replace(scores, expr=plain)
     if attr == "softmax":
         return softmax(scores)
+    if attr in ("tanh", "tanh_"):
+        return capped(scores, expr)
     if attr in ("masked_fill", "masked_fill_") and isinstance(args.positional[0], Mask):
         return replace(scores, masked=True, causal=True)
     if attr == "size" and not scores.normed and (size := _size(scores, args)) is not None:

@@ -31,6 +31,7 @@ from onboard.codegen.translate.mechanisms.attention.products import added, call_
 from onboard.codegen.translate.mechanisms.attention.scores import (
     SOFTMAXES,
     Scores,
+    capped,
     combined,
     method,
     softmax,
@@ -41,6 +42,7 @@ _FUNCTIONS = (
     torch.bmm,
     torch.matmul,
     *SOFTMAXES,
+    torch.tanh,
     torch.where,
     torch.max,
     torch.maximum,
@@ -99,6 +101,8 @@ class WrittenAttention(Mechanism):
         match callee, args.positional:
             case Instance(classes=(cls,)), [first, *_] if cls is nn.Softmax:
                 return with_window(softmax(first), frame)
+            case Instance(classes=(cls,), expr=expr), [Scores() as scores] if cls is nn.Tanh:
+                return capped(scores, unmasked_call(expr, args)) if scores.attends else None
         return None
 
     def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
