@@ -133,8 +133,30 @@ def find_method(cls: type, name: str) -> tuple[type, ast.FunctionDef] | None:
         methods = [
             item for item in (node.body if node else []) if isinstance(item, ast.FunctionDef)
         ]
-        return next(((owner, method) for method in methods if method.name == name), None)
+        found = next(((owner, method) for method in methods if method.name == name), None)
+        if found is not None or not _only_wraps(owner, name):
+            return found
     return None
+
+
+def _only_wraps(cls: type, name: str) -> bool:
+    """Whether a class has a method around the one that it inherits, as transformers gives it to
+    subclasses of its layers.
+    """
+    inner = inspect.unwrap(vars(cls)[name]) if inspect.isfunction(vars(cls)[name]) else None
+    inherited = (vars(base).get(name) for base in cls.__mro__[1:])
+    return any(inspect.isfunction(item) and inspect.unwrap(item) is inner for item in inherited)
+
+
+def function_node(function: Any) -> ast.FunctionDef | None:
+    """Return the definition of a function of a module, or of a class's static method; else None."""
+    source = module_source(function.__module__)
+    owner = source.classes.get(function.__qualname__.rpartition(".")[0])
+    if owner is None:
+        return source.functions.get(function.__name__)
+    methods = [item for item in owner.body if isinstance(item, ast.FunctionDef)]
+    static = [item for item in methods if "staticmethod" in map(ast.unparse, item.decorator_list)]
+    return next((item for item in static if item.name == function.__name__), None)
 
 
 def location(cls: type) -> str:

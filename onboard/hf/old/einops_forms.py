@@ -1,4 +1,4 @@
-"""`rearrange` and `repeat` of einops, for tensors: patterns of named axes, as its documentation
+"""`rearrange`, `repeat` and `einsum` of einops, for tensors: patterns of named axes, as its documentation
 has them.
 """
 
@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+import string
 
 import torch
 
@@ -32,6 +33,22 @@ def repeat(tensor: torch.Tensor, pattern: str, **sizes: int) -> torch.Tensor:
             ordered = ordered.unsqueeze(place)
     spread = ordered.expand([found[name] for name in wanted])
     return spread.reshape([math.prod(found[name] for name in axis) for axis in right])
+
+
+def einsum(*tensors_and_pattern: torch.Tensor | str) -> torch.Tensor:
+    """Return the product of tensors whose axes the pattern names, summed over those that its right
+    side lacks.
+    """
+    *tensors, pattern = tensors_and_pattern
+    return torch.einsum(in_letters(str(pattern)), *tensors)
+
+
+def in_letters(pattern: str) -> str:
+    """Return a pattern of named axes as `torch.einsum` has it, a letter for each name."""
+    names = dict.fromkeys(re.findall(r"\w+", pattern))
+    letters = dict(zip(names, string.ascii_letters, strict=False))
+    spelled = re.sub(r"\w+", lambda name: letters[name[0]], pattern)
+    return re.sub(r"\s+", "", spelled)
 
 
 def axes_of(pattern: str, dimensions: int) -> tuple[Axes, Axes]:

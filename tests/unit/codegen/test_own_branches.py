@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from onboard.analysis.behaviour.half import same_in_half
 from onboard.analysis.tiny.tiny_model import VOCABULARY
 from onboard.codegen.translate.language.expressions import half_tests
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.hf.old import einops_forms
 from tests.unit.codegen.test_own_code import _made, _written
 
 Translate = Callable[..., tuple[Any, str, str]]
@@ -212,3 +215,147 @@ def test_a_list_that_nothing_reads_may_be_filled_with_anything(translate: Transl
 def test_what_one_forward_leaves_for_another_is_refused_by_name(translate: Translate) -> None:
     with pytest.raises(Untranslatable, match=r"Part\.seen, which its forward leaves there"):
         translate(LEFT, {"size": 4}, specialised=True)
+
+
+EITHER = """
+class Dense(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.proj = nn.Linear(size, size)
+
+    def forward(self, x):
+        return self.proj(x)
+
+
+class Mixture(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.proj = nn.Linear(size, size)
+
+    def forward(self, x):
+        return self.proj(x).relu(), x.sum(-1)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.mlp = Dense(config.size)
+        if config.sparse:
+            self.mlp = Mixture(config.size)
+        else:
+            self.mlp = Dense(config.size)
+
+    def forward(self, x):
+        y = self.mlp(x)
+        if isinstance(y, tuple):
+            y, scores = y
+        else:
+            scores = None
+        return x + y
+"""
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_what_is_a_tensor_or_a_tuple_is_asked_for_at_run_time(
+    sparse: bool, translate: Translate
+) -> None:
+    """All layers of the small model have one of both classes, and others of this config may not."""
+    config = {"size": 4, "sparse": sparse}
+    state, _, forward = translate(EITHER, config)
+    assert "isinstance(y, tuple)" in forward
+    text = EITHER[: EITHER.index("class Toy")] + _written(state)
+    original = _made(EITHER, config)
+    ours = _made(text, config)
+    ours.load_state_dict(original.state_dict())
+    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(9))
+    assert torch.equal(ours(x), original(x))
+
+
+CARRIED = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(config.size, config.size) for _ in range(3)])
+
+    def forward(self, x):
+        seen = list()
+        for layer in self.layers:
+            x = layer(x)
+            seen.append(x)
+        return BaseModelOutputWithPast(last_hidden_state=x, hidden_states=seen)
+"""
+
+
+def test_what_every_step_of_a_loop_adds_to_a_list_is_carried_on(translate: Translate) -> None:
+    state, _, forward = translate(CARRIED, {"size": 4}, specialised=True)
+    original = _made(CARRIED, {"size": 4})
+    ours = _made(_written(state), {"size": 4})
+    ours.load_state_dict(original.state_dict())
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(9))
+    found = ours(x)
+    found = found[0] if isinstance(found, tuple) else found
+    assert torch.equal(found, original(x).last_hidden_state)
+
+
+HANDED = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.size = config.size
+        self.factor = Toy.powers(config.size)
+
+    @staticmethod
+    def powers(size):
+        return 2.0 ** size
+
+    def forward(self, x):
+        return scaled(self, x) * self.factor
+
+
+def scaled(module, x):
+    return x / module.size
+"""
+
+
+def test_static_methods_and_functions_that_are_given_the_module(translate: Translate) -> None:
+    state, _, _ = translate(HANDED, {"size": 4}, specialised=True)
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(9))
+    assert torch.equal(_made(_written(state), {"size": 4})(x), _made(HANDED, {"size": 4})(x))
+
+
+NAMED = """
+from einops import einsum, repeat
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        rates = repeat(torch.arange(1, config.size + 1), "n -> d n", d=3)
+        self.rates = nn.Parameter(torch.log(rates))
+
+    def forward(self, x):
+        step = x[..., :3]
+        decay = einsum(step, self.rates, "b l d_in, d_in n -> b d_in l n")
+        return einsum(decay, x, "b d l n, b l n -> b l d").exp()
+"""
+
+
+def test_products_of_named_axes_are_those_of_letters(
+    translate: Translate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    einops = ModuleType("einops")
+    for function in (einops_forms.einsum, einops_forms.repeat):
+        monkeypatch.setattr(einops, function.__name__, function, raising=False)
+    monkeypatch.setitem(sys.modules, "einops", einops)
+    state, init, forward = translate(NAMED, {"size": 4}, specialised=True)
+    assert "repeat(" not in init
+    assert "torch.einsum('abc,cd->acbd', " in forward
+    x = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(3))
+    ours = _made(_written(state), {"size": 4})
+    rates = torch.arange(1, 5).log().expand(3, 4)
+    assert torch.equal(ours.rates, rates)
+    expected = [
+        [[(x[b, s, d] * rates[d] * x[b, s]).sum().exp() for d in range(3)] for s in range(5)]
+        for b in range(2)
+    ]
+    torch.testing.assert_close(ours(x), torch.tensor(expected))

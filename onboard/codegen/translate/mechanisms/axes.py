@@ -14,8 +14,9 @@ from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.expressions.tensor_methods import tensor_method
 from onboard.codegen.translate.language.forms import ROWS
 from onboard.codegen.translate.language.frame import Frame, Mechanism
-from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
 from onboard.codegen.translate.language.values import Code, Items, Known, Value
+from onboard.hf.old.einops_forms import in_letters
 
 _TOKEN = re.compile(r"\.\.\.|\w+|\([^()]*\)")
 _REST = "..."
@@ -53,9 +54,15 @@ class NamedAxes(Mechanism):
     """Functions of einops."""
 
     def call(self, function: Any, expr: Any, args: Args, frame: Frame) -> Value | None:
-        """`rearrange` and `repeat` of a tensor."""
+        """`rearrange` and `repeat` of a tensor, `einsum` of several."""
         einops = sys.modules.get("einops")
         match args.positional:
+            case [*tensors, Known(value=str() as text)] if (
+                einops is not None and function is getattr(einops, "einsum", None)
+            ):
+                letters = ast.Constant(in_letters(text))
+                made = attribute(name("torch"), "einsum")
+                return Code(call(made, letters, *(tensor.code() for tensor in tensors)))
             case [Code(static=False) as tensor, pattern] if einops is not None:
                 if (spelled := _spelled(pattern)) is None:
                     return None
@@ -100,7 +107,7 @@ def rearranged(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: F
 
 def repeated(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Frame) -> Value:
     """Return `... h d -> ... (h g) d`: each of an axis's parts several times in a row; or
-    `b 1 d -> b h d`: the only part as often; `s d -> 1 s 1 (d j)` with new axes of size one, too.
+    `b 1 d -> b h d`: the only part as often; `s d -> 1 s 1 (d j)` with new axes of size one, too; or as `_spread` does.
     """
     old = [group for group in pattern.right if group != ["1"]]
     if old != pattern.right and ["1"] not in pattern.left:
@@ -119,7 +126,22 @@ def repeated(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Fra
                 if plain == pattern.left:
                     dim = Known(_dimension(pattern, pattern.left, place))
                     return _method(tensor, "repeat_interleave", [sizes[new], dim], frame)
+    if (spread := _spread(tensor, pattern, sizes, frame)) is not None:
+        return spread
     raise Untranslatable("an einops pattern that repeats in another way")
+
+
+def _spread(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Frame) -> Value | None:
+    """Return `n -> d n`: the tensor along new axes; None for another pattern."""
+    new = [group for group in pattern.right if group not in pattern.left]
+    kept = [group for group in pattern.right if group in pattern.left]
+    if pattern.offset != 0 or kept != pattern.left or not all(group[0] in sizes for group in new):
+        return None
+    value: Value = tensor
+    for place, group in enumerate(pattern.right):
+        value = _method(value, "unsqueeze", [Known(place)], frame) if group in new else value
+    every = [sizes[group[0]] if group in new else Known(-1) for group in pattern.right]
+    return _method(value, "expand", every, frame)
 
 
 def _dimension(pattern: Pattern, groups: list[list[str]], place: int) -> int:

@@ -151,8 +151,10 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
         return known_as
     match owner:
         case Self():
-            assert frame.cls is not None
-            return attribute_of(frame.cls, attr, name("self"), frame)
+            state = frame.cls or frame.caller
+            if state is None:
+                raise Untranslatable(f"{attr} of a module that a function is given")
+            return attribute_of(state, attr, name("self"), frame)
         case Config(expr=expr, obj=obj):
             if (kept := frame.env.values.get(f"{ast.unparse(expr)}.{attr}")) is not None:
                 return kept  # as this constructor left it

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from onboard.analysis.source import ModuleSource, find_method, module_source
+from onboard.analysis.source import ModuleSource, find_method, function_node, module_source
 from onboard.analysis.tiny.tiny_model import counts_positions
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.config_values import as_constants, gives_settings
@@ -310,7 +310,7 @@ class Translator(Program):
         its translation.
         """
         source = module_source(function.__module__)
-        node = source.functions.get(function.__name__)
+        node = function_node(function)
         if node is None:
             raise Untranslatable(f"the helper {function.__name__}")
         return self.call_source(node, source, args, frame)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.expressions.comprehensions import comprehension
@@ -46,7 +47,8 @@ def comprehended(node: ast.For, frame: Frame) -> tuple[ast.expr, Value] | None:
             ),
         ]:
             known = frame.env.values.get(variable)
-            if not (isinstance(known, Items) and not known.items and all(map(_is_local, before))):
+            is_new = isinstance(known, Items) and not known.items
+            if not is_new or not all(map(_is_local, before)) or _carries(before):
                 return None
             loop = ast.comprehension(node.target, node.iter, [], 0)
             made = ast.copy_location(ast.ListComp(item, [loop]), node)
@@ -93,6 +95,18 @@ def _is_local(statement: ast.stmt) -> bool:
         and len(statement.targets) == 1
         and isinstance(statement.targets[0], ast.Name)
     )
+
+
+def _carries(statements: Sequence[ast.stmt]) -> bool:
+    """Whether assignments to variables read what the loop's step before has left in one of them."""
+    stored: set[str] = set()
+    early: set[str] = set()
+    for statement in statements:
+        assert isinstance(statement, ast.Assign)
+        read = {item.id for item in ast.walk(statement.value) if isinstance(item, ast.Name)}
+        early |= read - stored
+        stored |= {item.id for item in statement.targets if isinstance(item, ast.Name)}
+    return bool(early & stored)
 
 
 def append(node: ast.expr, frame: Frame) -> bool:

@@ -150,7 +150,9 @@ def _argument(key: str, value: Value, turned: bool) -> ast.expr:
 
 
 def _before_softplus(value: Value, frame: Frame) -> Value:
-    """Return what a variable is the softplus of, under a name of its own."""
+    """Return what a variable is the softplus of: under a name of its own, where the method says it,
+    else worked out.
+    """
     if isinstance(value, Code) and isinstance(value.expr, ast.Name):
         variable = value.expr.id
         stores = [item for item in frame.out if variable in _stored(item)]
@@ -166,7 +168,10 @@ def _before_softplus(value: Value, frame: Frame) -> Value:
                 frame.out.insert(frame.out.index(made), ast.copy_location(before, made))
                 frame.env.values[own] = replace(value, expr=name(own))
                 return frame.env.values[own]
-    raise Untranslatable("a scan whose steps are the softplus of nothing known")
+    wide = frame.fresh("steps")
+    frame.emit(ast.Assign([name(wide, store=True)], call(attribute(value.code(), "float"))))
+    inverse = ast.parse(f"{wide} + torch.log(-torch.expm1(-{wide}))", mode="eval").body
+    return Code(inverse)
 
 
 def _stored(statement: ast.stmt) -> set[str]:
