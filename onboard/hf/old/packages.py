@@ -17,7 +17,13 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from onboard.hf.old import attention_forms, distributions, einops_forms, recurrent_forms
+from onboard.hf.old import (
+    attention_forms,
+    distributions,
+    einops_forms,
+    linear_attention_forms,
+    recurrent_forms,
+)
 from onboard.hf.old.gone import Gone
 
 
@@ -32,12 +38,14 @@ def _nothing(*_: Any, **__: Any) -> None:
 FORMS: dict[str, Any] = {
     "einops.rearrange": einops_forms.rearrange,
     "einops.repeat": einops_forms.repeat,
+    "einops.einsum": einops_forms.einsum,
     "timm.models.layers.drop_path": _first,
     "timm.layers.drop_path": _first,
     "accelerate.init_empty_weights": contextlib.nullcontext,
     "transformers_stream_generator.init_stream_support": _nothing,
     **attention_forms.FORMS,
     **distributions.FORMS,
+    **linear_attention_forms.FORMS,
     **recurrent_forms.FORMS,
 }
 """What names of packages that are missing compute, in inference."""
@@ -64,7 +72,7 @@ class _Absent(ModuleType):
 
 def _to_install() -> str:
     """Return the command that installs every package that is stood in for in part."""
-    wanted = sorted(_FINDER.packages.difference(WHOLE))
+    wanted = sorted(_FINDER.packages.difference(WHOLE) or _FINDER.packages)
     names = (_INSTALLED_AS.get(name, name.replace("_", "-")) for name in wanted)
     return f"pip install {' '.join(names)}"
 

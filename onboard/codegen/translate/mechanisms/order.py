@@ -30,6 +30,7 @@ from onboard.codegen.translate.mechanisms.numbers import Numbers
 from onboard.codegen.translate.mechanisms.padding import Padding
 from onboard.codegen.translate.mechanisms.recurrent import RecurrentMixers
 from onboard.codegen.translate.mechanisms.rescaled import RescaledWeights
+from onboard.codegen.translate.mechanisms.scans.kernel_calls import KernelCalls
 from onboard.codegen.translate.mechanisms.scans.loops import Loops
 from onboard.codegen.translate.mechanisms.scans.written_scans import WrittenScans
 from onboard.codegen.translate.mechanisms.sliced_linears import SlicedLinears
@@ -72,6 +73,7 @@ MECHANISMS = Mechanisms(
         LeftOut(),
         Loops(),
         SlicedLinears(),
+        KernelCalls(),
         RecurrentMixers(),
         CausalConvolutions(),
         CanonicalOps(),

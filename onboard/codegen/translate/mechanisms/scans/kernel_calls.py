@@ -1,0 +1,113 @@
+"""The canonical ops of kernels: what functions of packages compute that are stood in for is known,
+and need not be recognised.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
+from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.trees.syntax import attribute, constant
+from onboard.codegen.translate.language.values import NONE, Code, Items, Unread, Value
+from onboard.codegen.translate.mechanisms.recurrent import scan
+from onboard.hf.old import linear_attention_forms, recurrent_forms
+from onboard.ops.written_forms import CallForm
+
+_STATE = "output_final_state"
+_OF_FLA = CallForm(
+    "",
+    fixed={"initial_state": None, "cu_seqlens": None},
+    ignored=frozenset({_STATE}),
+    with_state=True,
+)
+
+
+def _of_fla(expression: str) -> CallForm:
+    return replace(_OF_FLA, expression=f"torch.ops.onboard.{expression}")
+
+
+_FORMS: dict[Callable[..., Any], CallForm] = {
+    linear_attention_forms.chunk_gated_delta_rule: _of_fla(
+        "torch_gated_delta_rule(q, k, v, g, beta, scale, use_qk_l2norm_in_kernel)"
+    ),
+    linear_attention_forms.chunk_delta_rule: _of_fla(
+        "torch_delta_rule(q, k, v, beta, scale, use_qk_l2norm_in_kernel)"
+    ),
+    linear_attention_forms.chunk_kda: _of_fla(
+        "torch_kda(q, k, v, g, beta, scale, use_qk_l2norm_in_kernel)"
+    ),
+    linear_attention_forms.chunk_simple_gla: replace(
+        _of_fla("torch_lightning_attention(q * scale, k, v, -g_gamma)"),
+        fixed=_OF_FLA.fixed | {"g": None},
+    ),
+    recurrent_forms.causal_conv1d_fn: CallForm(
+        "torch.ops.onboard.torch_causal_conv1d(x, weight.unsqueeze(1), bias, activation=activation)",
+        fixed={"return_final_states": False},
+        turned=frozenset({"x"}),
+    ),
+    recurrent_forms.selective_scan_fn: CallForm(
+        "torch.ops.onboard.torch_selective_scan(u, delta, A, B, C, D, z, delta_bias)",
+        fixed={"delta_softplus": True, "return_last_state": False},
+        turned=frozenset({"u", "delta", "B", "C", "z"}),
+    ),
+    recurrent_forms.mamba_chunk_scan_combined: CallForm(
+        "torch.ops.onboard.torch_ssm(x, A, B, C, D, dt, dt_bias, dt_limit, chunk_size)",
+        fixed={"dt_softplus": True, "return_final_states": False, "return_varlen_states": False},
+    ),
+}
+
+
+class KernelCalls(Mechanism):
+    """Functions of `fla`, mamba_ssm and causal_conv1d."""
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """The op that a function computes; the state behind it is for caches."""
+        form = _FORMS.get(function) if callable(function) else None
+        if form is None:
+            return None
+        if function is linear_attention_forms.chunk_simple_gla:
+            args = _with_scale(_of_heads(args, frame))
+        made = scan(function, form, args)
+        if not isinstance(made, Items):
+            return made
+        return Items((made.items[0], Unread(f"the state that {function.__name__} leaves")))
+
+
+def _of_heads(args: Args, frame: Frame) -> Args:
+    """Return the arguments of `chunk_simple_gla` with decays that are the same for all tokens, `g`
+    of `self.decay[None, None].expand(...)`, as `g_gamma`.
+    """
+    given = args.keywords.get("g")
+    if not isinstance(given, Code):
+        return args
+    match WrittenOut(local_values(frame)).visit(deepcopy(given.expr)):
+        case ast.Call(
+            func=ast.Attribute(
+                value=ast.Subscript(
+                    value=ast.Attribute(value=ast.Name(id="self")) as decay,
+                    slice=ast.Tuple(
+                        elts=[ast.Constant(value=None), ast.Constant(value=None), *rest]
+                    ),
+                ),
+                attr="expand",
+            )
+        ) if all(ast.unparse(item) == ":" for item in rest):
+            heads: dict[str, Value] = {"g": NONE, "g_gamma": Code(decay)}
+            return Args(args.positional, args.keywords | heads, args.stars)
+    return args
+
+
+def _with_scale(args: Args) -> Args:
+    """Return them with the scale that is meant where none is given."""
+    if not args.keywords.get("scale", NONE).equals(NONE):
+        return args
+    query = args.keywords.get("q") or args.positional[0]
+    size = ast.Subscript(attribute(query.code(), "shape"), constant(-1), ast.Load())
+    root = Code(ast.BinOp(size, ast.Pow(), constant(-0.5)))
+    return Args(args.positional, args.keywords | {"scale": root}, args.stars)

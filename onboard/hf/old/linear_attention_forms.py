@@ -1,0 +1,349 @@
+"""What functions and modules of flash-linear-attention (`fla`) compute in inference, as its
+documentation has it: token by token, in plain torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from onboard.hf.old.attention_forms import index_first_axis, pad_input, rms_norm
+from onboard.hf.old.recurrent_forms import causal_conv1d_fn
+
+_LENGTH = 1e-6
+"""What is added to the square of the length of queries and keys."""
+
+
+def chunk_gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return linear attention with decay and correction (arXiv:2412.06464), and its state.
+
+    q, k [batch, sequence, key heads, key size]; v [batch, sequence, heads, value size]; g, the
+    logarithm of the decay, and beta [batch, sequence, heads].
+    """
+    settings = scale, initial_state, use_qk_l2norm_in_kernel
+    tensors = q, k, v, g.unsqueeze(-1), beta
+    out, state = _each_text(_corrected, tensors, settings, cu_seqlens, kwargs)
+    return out, state if output_final_state else None
+
+
+def chunk_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return `chunk_gated_delta_rule` that forgets nothing (arXiv:2406.06484)."""
+    settings = scale, initial_state, use_qk_l2norm_in_kernel
+    tensors = q, k, v, torch.zeros_like(beta).unsqueeze(-1), beta
+    out, state = _each_text(_corrected, tensors, settings, cu_seqlens, kwargs)
+    return out, state if output_final_state else None
+
+
+def chunk_kda(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return `chunk_gated_delta_rule` with a decay of each channel, g [batch, sequence, heads, key
+    size] (Kimi delta attention).
+    """
+    settings = scale, initial_state, use_qk_l2norm_in_kernel
+    tensors = q, k, v, g, beta
+    out, state = _each_text(_corrected, tensors, settings, cu_seqlens, kwargs)
+    return out, state if output_final_state else None
+
+
+def _corrected(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | None,
+    initial_state: torch.Tensor | None,
+    normed: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the outputs of a delta rule with decays g [batch, sequence, heads, key size or 1], and
+    its state [batch, heads, key size, value size].
+    """
+    groups = v.shape[2] // k.shape[2]
+    queries, keys = (_wide(item).repeat_interleave(groups, dim=2) for item in (q, k))
+    if normed:
+        queries, keys = (
+            item * torch.rsqrt(item.square().sum(-1, keepdim=True) + _LENGTH)
+            for item in (queries, keys)
+        )
+    queries = queries * (q.shape[-1] ** -0.5 if scale is None else scale)
+    state, outs = _start(keys, v, initial_state), []
+    for i in range(v.shape[1]):
+        state = state * _wide(g)[:, i].exp().unsqueeze(-1)
+        known = (state * keys[:, i].unsqueeze(-1)).sum(dim=2)
+        change = _wide(beta)[:, i].unsqueeze(-1) * (_wide(v)[:, i] - known)
+        state = state + keys[:, i].unsqueeze(-1) * change.unsqueeze(2)
+        outs.append((state * queries[:, i].unsqueeze(-1)).sum(dim=2))
+    return torch.stack(outs, dim=1).to(q.dtype), state
+
+
+def chunk_simple_gla(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor | None = None,
+    g_gamma: torch.Tensor | None = None,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return linear attention of q, k, v [batch, sequence, heads, size] with a decay of each head,
+    and its state: g [batch, sequence, heads] and g_gamma [heads] are logarithms.
+    """
+    decay = torch.zeros(q.shape[:3], device=q.device) if g is None else g
+    decay = decay if g_gamma is None else decay + g_gamma
+    settings = scale, initial_state
+    out, state = _each_text(_decaying, (q, k, v, decay), settings, cu_seqlens, kwargs)
+    return out, state if output_final_state else None
+
+
+def _decaying(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    scale: float | None,
+    initial_state: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the outputs of linear attention with decays g, and its state."""
+    queries = _wide(q) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    state, outs = _start(k, v, initial_state), []
+    for i in range(v.shape[1]):
+        state = state * _wide(g)[:, i, :, None, None].exp()
+        state = state + _wide(k)[:, i].unsqueeze(-1) * _wide(v)[:, i].unsqueeze(2)
+        outs.append((state * queries[:, i].unsqueeze(-1)).sum(dim=2))
+    return torch.stack(outs, dim=1).to(q.dtype), state
+
+
+def _each_text(
+    step: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    tensors: tuple[torch.Tensor, ...],
+    settings: tuple[Any, ...],
+    ends: torch.Tensor | None,
+    others: dict[str, Any],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what a function makes of each text alone where several lie one after the other.
+
+    Raises:
+        NotImplementedError: an argument is given that has no form here.
+    """
+    if given := sorted(key for key, value in others.items() if value not in (None, False)):
+        raise NotImplementedError(f"{', '.join(given)}: no form here")
+    if ends is None:
+        return step(*tensors, *settings)
+    parts = [
+        step(*(item[:, first:last] for item in tensors), *settings)
+        for first, last in pairwise(ends.tolist())
+    ]
+    outs, states = zip(*parts, strict=True)
+    return torch.cat(outs, dim=1), torch.cat(states)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _start(k: torch.Tensor, v: torch.Tensor, initial_state: torch.Tensor | None) -> torch.Tensor:
+    if initial_state is not None:
+        return _wide(initial_state)
+    return _wide(v).new_zeros((v.shape[0], v.shape[2], k.shape[-1], v.shape[-1]))
+
+
+def fused_kda_gate(
+    g: torch.Tensor,
+    A_log: torch.Tensor,
+    head_k_dim: int | None = None,
+    g_bias: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the logarithm of the decay of each channel, -exp(A_log) softplus(g + bias), [...,
+    heads, key size]; g is like that, or flat where `head_k_dim` is given.
+    """
+    flat = g.flatten(-2) if head_k_dim is None else g
+    bias = g_bias if dt_bias is None else dt_bias
+    flat = flat if bias is None else flat + bias
+    steps = nn.functional.softplus(_wide(flat)).unflatten(-1, (A_log.numel(), -1))
+    return -_wide(A_log).flatten().exp().unsqueeze(-1) * steps
+
+
+class ShortConvolution(nn.Conv1d):
+    """A convolution of each channel of [batch, sequence, channels] that sees no later inputs."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        kernel_size: int,
+        bias: bool = False,
+        activation: str | None = "silu",
+        **_: Any,
+    ) -> None:
+        super().__init__(
+            hidden_size,
+            hidden_size,
+            kernel_size,
+            groups=hidden_size,
+            padding=kernel_size - 1,
+            bias=bias,
+        )
+        self.activation = activation
+
+    def forward(  # type: ignore[override]
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        cache: torch.Tensor | None = None,
+        output_final_state: bool = False,
+        cu_seqlens: torch.Tensor | None = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the outputs, like x, and no state: there is no generation here."""
+        if residual is not None or mask is not None or cache is not None:
+            raise NotImplementedError("a short convolution with residual, mask or cache")
+        if cu_seqlens is not None:
+            texts = x.tensor_split(cu_seqlens[1:-1].cpu(), dim=1)
+            return torch.cat([self.forward(text)[0] for text in texts], dim=1), None
+        weight = self.weight.squeeze(1)
+        turned = causal_conv1d_fn(x.transpose(1, 2), weight, self.bias, activation=self.activation)
+        return turned.transpose(1, 2), None
+
+
+class FusedRMSNormGated(nn.Module):
+    """A root-mean-square norm whose result a gate is multiplied to."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        elementwise_affine: bool = True,
+        eps: float = 1e-5,
+        activation: str = "swish",
+        **_: Any,
+    ) -> None:
+        super().__init__()
+        self.eps = eps
+        self.activation = activation
+        self.weight = nn.Parameter(torch.ones(hidden_size)) if elementwise_affine else None
+
+    def forward(self, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        """Return the norm of x times the gate g, both [..., size]."""
+        return rms_norm_gated(x, g, self.weight, None, self.activation, eps=self.eps)
+
+
+class RMSNorm(nn.Module):
+    """A root-mean-square norm."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        elementwise_affine: bool = True,
+        bias: bool = False,
+        eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        if bias or not elementwise_affine:
+            raise NotImplementedError("an RMSNorm with a bias, or without a weight")
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x in the norm's scale."""
+        return rms_norm(x, self.weight, self.eps)
+
+
+def rms_norm_gated(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activation: str = "swish",
+    residual: torch.Tensor | None = None,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    eps: float = 1e-6,
+) -> torch.Tensor:
+    """Return the norm of x, times the sigmoid of the gate g, or its SiLU; both [..., size]."""
+    if residual is not None or prenorm:
+        raise NotImplementedError("a gated norm with a residual")
+    wide, gate = _wide(x), _wide(g)
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    normed = normed if weight is None else normed * weight
+    normed = normed if bias is None else normed + bias
+    factor = torch.sigmoid(gate) if activation == "sigmoid" else nn.functional.silu(gate)
+    return (normed * factor).to(x.dtype)
+
+
+def get_unpad_data(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return the places of the tokens that a mask [batch, sequence] has, the ends of the texts, the
+    longest one's length.
+    """
+    lengths = mask.sum(dim=-1, dtype=torch.int32)
+    ends = nn.functional.pad(lengths.cumsum(dim=0, dtype=torch.int32), (1, 0))
+    return torch.nonzero(mask.flatten()).flatten(), ends, int(lengths.max())
+
+
+_FUSED = {
+    "chunk_gated_delta_rule": "fused_recurrent_gated_delta_rule",
+    "chunk_delta_rule": "fused_recurrent_delta_rule",
+    "chunk_kda": "fused_recurrent_kda",
+    "chunk_simple_gla": "fused_recurrent_simple_gla",
+}
+"""Functions that compute the same in another way."""
+_NAMED = (
+    chunk_gated_delta_rule,
+    chunk_delta_rule,
+    chunk_kda,
+    chunk_simple_gla,
+    fused_kda_gate,
+    ShortConvolution,
+    FusedRMSNormGated,
+    RMSNorm,
+    rms_norm_gated,
+    index_first_axis,
+    pad_input,
+    get_unpad_data,
+)
+FORMS: dict[str, Any] = {
+    name: form
+    for form in _NAMED
+    for name in (f"fla..{form.__name__}", f"fla..{_FUSED.get(form.__name__, form.__name__)}")
+}
+"""Package and name -> what it computes; the modules between them differ from version to version."""
