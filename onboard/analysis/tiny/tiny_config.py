@@ -37,6 +37,8 @@ KEPT_HEADS: dict[type, dict[str, bool]] = {}
 """What small configs keep of the checkpoint's heads, by the class of the config, where models run
 with that alone: `size`, `number`.
 """
+KEPT_LAYERS: dict[type, int] = {}
+"""How many layers small configs of a class have at least."""
 WAYS_TO_KEEP = [
     {"size": size, "number": number}
     for size, number in ((True, False), (False, True), (True, True))
@@ -96,6 +98,7 @@ def _own_place(error: BaseException) -> str:
 
 
 def _shrink(config: PretrainedConfig, shortest: int = 0) -> PretrainedConfig:
+    shortest = max(shortest, KEPT_LAYERS.get(type(config), 0))
     full = config.to_dict()
     values = dict(full)
     shrink_sizes(values, full, config.attribute_map)

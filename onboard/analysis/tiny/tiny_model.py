@@ -20,6 +20,7 @@ from onboard.analysis.behaviour.code_numbers import code_of, literals
 from onboard.analysis.tiny.own_failures import refuse_own_code
 from onboard.analysis.tiny.tiny_config import (
     KEPT_HEADS,
+    KEPT_LAYERS,
     KEPT_SIZES,
     WAYS_TO_KEEP,
     one_line,
@@ -36,6 +37,7 @@ from onboard.hf.architecture import (
 from onboard.hf.codebooks import codebooks_of
 from onboard.hf.hf_model import build_reference
 from onboard.hf.json_floats import json_floats
+from onboard.hf.parameters_on import without_memory
 from onboard.hub import with_own_type
 from onboard.verify.error import rmse_ratio
 from onboard.verify.tolerances import SAME
@@ -52,6 +54,8 @@ _LAST = 8
 """Tokens: what becomes of one may show only once a block of them is whole."""
 _LEAST, _MOST = 16, 1 << 16
 """Numbers that may be sizes of the checkpoint, and no others that code has."""
+_ALL, _MOST_LAYERS = 10**6, 16
+"""Layers: more than any model has, and those of the longest small model that is tried."""
 _BELOW_LENGTH: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -94,13 +98,34 @@ def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
     """
     small = tiny_config(config)
     model = build_small(small, seed)
-    if not repository.is_installed(config.model_type) or runs_as_it_is(model):
+    if not repository.is_installed(config.model_type):
+        return model
+    model = _with_all_classes(config, model, seed)
+    if runs_as_it_is(model):
         return model
     if (kept := _with_kept_heads(config, seed)) is not None:
         return kept
     if (kept := _with_kept_sizes(config, model, seed)) is not None:
         return kept
     refuse_own_code(model, from_zero(prompt(0, seed=3, tokens=vocabulary(model))))
+    return model
+
+
+def _with_all_classes(config: PretrainedConfig, model: nn.Module, seed: int) -> nn.Module:
+    """Return a small model with more layers where it lacks classes of the one with all layers: what
+    a layer is made of may follow from its number.
+    """
+    try:
+        with without_memory(computing=True):
+            whole = build_reference(tiny_config(config, layers=_ALL), dtype=torch.float32)
+    except Exception:
+        return model  # what is in the way shows where the small model runs
+    wanted = {type(module) for module in whole.modules()}
+    for count in range(2, _MOST_LAYERS + 1):
+        if wanted <= {type(module) for module in model.modules()}:
+            return model
+        KEPT_LAYERS[type(config)] = count
+        model = build_small(tiny_config(config), seed)
     return model
 
 

@@ -14,6 +14,7 @@ from transformers import (
     AutoConfig,
     AutoTokenizer,
     DynamicCache,
+    PretrainedConfig,
     PreTrainedModel,
     masking_utils,
 )
@@ -171,6 +172,10 @@ def _device_map(self: Any, *_: Any, **__: Any) -> Any:
 
 
 _MEMBERS: dict[type, dict[str, Any]] = {
+    PretrainedConfig: {
+        "dict_torch_dtype_to_str": PretrainedConfig.dict_dtype_to_str,
+        "is_composition": False,
+    },
     PreTrainedModel: {
         "get_head_mask": _head_mask,
         "_convert_head_mask_to_5d": _head_mask_of_layers,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -17,6 +18,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from onboard.hf.old.gone import Gone
+from onboard.hf.old.rotary_forms import take_device
 
 
 class _Keywords(TypedDict, total=False):
@@ -86,6 +88,10 @@ STAND_INS: dict[str, Any] = {
 """Name -> what takes its place, wherever under `transformers` it is looked for."""
 
 
+_WAYS = ("eager", "sdpa", "flash_attention_2")
+"""Keys of the tables of attention classes."""
+
+
 def provide(module: str, names: list[str]) -> list[str]:
     """See to it that `from module import names` works; return what it took."""
     facts = []
@@ -95,10 +101,11 @@ def provide(module: str, names: list[str]) -> list[str]:
         target = _new_module(module)
         facts.append(f"{module} is gone; an empty module stands in for it")
     for name in names:
+        facts += take_device(vars(target).get(name))
         if name == "*" or _is_there(target, name):
             continue
         moved = getattr(importlib.import_module("transformers.pytorch_utils"), name, None)
-        stand_in = STAND_INS.get(name, moved)
+        stand_in = STAND_INS.get(name, _attention_of(target, name) if moved is None else moved)
         what = "has other arguments now" if hasattr(target, name) else "is gone"
         full = f"{module}.{name}"
         if stand_in is None:
@@ -108,6 +115,20 @@ def provide(module: str, names: list[str]) -> list[str]:
             setattr(target, name, stand_in)
             facts.append(f"{full} {what}; a stand-in takes its place")
     return facts
+
+
+def _attention_of(module: ModuleType, name: str) -> Any:
+    """Return a model's attention class where a name was one of those that computed the same in
+    other ways (`LlamaSdpaAttention`), or the table of all (`LLAMA_ATTENTION_CLASSES`); else None.
+    """
+    one = re.fullmatch(r"(\w+)(?:Sdpa|Flash)Attention2?", name)
+    table = re.fullmatch(r"([A-Z0-9_]+)_ATTENTION_CLASSES", name)
+    family = one or table
+    if family is None:
+        return None
+    wanted = f"{family[1].replace('_', '')}attention".lower()
+    found = next((item for key, item in vars(module).items() if key.lower() == wanted), None)
+    return dict.fromkeys(_WAYS, found) if table is not None and found is not None else found
 
 
 def _is_there(target: ModuleType, name: str) -> bool:

@@ -19,6 +19,7 @@ from onboard.hf.old.gone import Gone
 
 _SIZES = {"dim", "max_position_embeddings", "base"}
 _CLASS, _FUNCTION = "RotaryEmbedding", "apply_rotary_pos_emb"
+_FREQUENCIES = "compute_default_rope_parameters"
 
 
 class SizedRotaryEmbedding(nn.Module):
@@ -118,6 +119,23 @@ def _give(module: ModuleType) -> list[str]:
                 f"{name} of transformers has other arguments now; a stand-in takes its place"
             )
     return facts
+
+
+def take_device(cls: Any) -> list[str]:
+    """Have a rotary class of transformers make its frequencies of a config, a device and a length,
+    as code of transformers 5.0 asks for them; return what was given.
+    """
+    made = getattr(cls, _FREQUENCIES, None) if inspect.isclass(cls) else None
+    of_transformers = str(getattr(cls, "__module__", "")).startswith("transformers.models.")
+    if made is None or not of_transformers or "device" in inspect.signature(made).parameters:
+        return []
+
+    def frequencies(config: Any = None, device: Any = None, *_: Any, **kwargs: Any) -> Any:
+        table, factor = made(config, **kwargs)
+        return table.to(device), factor
+
+    setattr(cls, _FREQUENCIES, staticmethod(frequencies))
+    return [f"{cls.__name__}.{_FREQUENCIES} takes no device now; a stand-in does"]
 
 
 def _is_sized(node: ast.Call) -> bool:
