@@ -23,6 +23,7 @@ besides (einops, ...) in `common`.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import re
@@ -155,7 +156,10 @@ def judge(out: Path, name: str, logits: Path) -> None:
 
 
 def _whole(model: Any, text: Any) -> Any:
-    return model(input_ids=text, use_cache=False).logits.float()
+    taken = inspect.signature(model.forward).parameters.values()
+    caches = any(item.name == "use_cache" or item.kind is item.VAR_KEYWORD for item in taken)
+    how = {"use_cache": False} if caches else {}
+    return model(input_ids=text, **how).logits.float()
 
 
 def _by_prefix(model: Any, text: Any) -> Any:
