@@ -22,7 +22,10 @@ besides (einops, ...) in `common`.
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import importlib.abc
+import importlib.util
 import inspect
 import json
 import os
@@ -32,6 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +289,7 @@ def _own_model(folder: Path) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     _copy_modules(folder)
+    _stand_in_for_absent(folder)
     torch.manual_seed(0)
     if not torch.cuda.is_available():  # some constructors put tables there
         torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[method-assign]
@@ -299,6 +304,55 @@ def _own_model(folder: Path) -> Any:
     except TypeError:  # transformers before 4.36 hands it to the class
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
     return model.float().eval()
+
+
+def _stand_in_for_absent(folder: Path) -> None:
+    """Let packages be missing that a small model makes no use of: transformers asks for those that
+    any line imports, and Python for those that a file imports whatever happens.
+    """
+    from transformers import dynamic_module_utils
+
+    dynamic_module_utils.check_imports = dynamic_module_utils.get_relative_imports
+    imported = {name for file in folder.glob("*.py") for name in _imports(file)}
+    sys.meta_path.append(_Absent({x for x in imported if importlib.util.find_spec(x) is None}))
+
+
+def _imports(file: Path) -> set[str]:
+    """Return the packages that a file imports outside of functions and conditions."""
+    names: set[str] = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add(str(node.module))
+    return {name.partition(".")[0] for name in names}
+
+
+class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the named packages and what is in them: classes of which there are no objects."""
+
+    def __init__(self, packages: set[str]) -> None:
+        self.packages = packages
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> Any:
+        known = fullname.partition(".")[0] in self.packages
+        return importlib.util.spec_from_loader(fullname, self, is_package=True) if known else None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        def attribute(name: str) -> type:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return _absent_class(f"{module.__name__}.{name}")
+
+        module.__getattr__ = attribute  # type: ignore[method-assign]
+
+
+def _absent_class(name: str) -> type:
+    def refuse(*_: object, **__: object) -> None:
+        raise ImportError(f"{name} is not here")
+
+    of_shape = classmethod(lambda cls, _: cls)  # as annotations of tensors have
+    return type(name, (), {"__init__": refuse, "__class_getitem__": of_shape})
 
 
 def _copy_modules(folder: Path) -> None:
