@@ -201,7 +201,8 @@ def fused_kda_gate(
     flat = g.flatten(-2) if head_k_dim is None else g
     bias = g_bias if dt_bias is None else dt_bias
     flat = flat if bias is None else flat + bias
-    steps = nn.functional.softplus(_wide(flat)).unflatten(-1, (A_log.numel(), -1))
+    steps = _wide(flat).reshape(*flat.shape[:-1], A_log.numel(), -1)
+    steps = nn.functional.softplus(steps)
     return -_wide(A_log).flatten().exp().unsqueeze(-1) * steps
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -102,7 +102,8 @@ class Scores(Code):
             return None if value is None else renamed(value, old, new)
 
         query, key = tensor(self.query), tensor(self.key)
-        changed = {item: code(getattr(self, item)) for item in ("scale", "bias", "slopes", "cap")}
+        parts = ("scale", "bias", "slopes", "cap")
+        changed: dict[str, Any] = {part: code(getattr(self, part)) for part in parts}
         return replace(self, query=query, key=key, gate=tensor(self.gate), **changed)
 
 
@@ -171,8 +172,9 @@ def _is_minimum(expr: ast.expr) -> bool:
 
 def scaled(scores: Scores, operator: ast.operator, factor: ast.expr, expr: ast.expr) -> Scores:
     """Return scores times or divided by a number, and their cap and all that was added to them."""
-    changed = {
-        part: _times(getattr(scores, part), operator, factor) for part in ("bias", "slopes", "cap")
+    parts = ("bias", "slopes", "cap")
+    changed: dict[str, Any] = {
+        part: _times(getattr(scores, part), operator, factor) for part in parts
     }
     scale = scores.scale
     if scale is None:
