@@ -79,7 +79,8 @@ def plain_config_class(config_class: type[PretrainedConfig]) -> str:
         OnboardError: the constructor does something else than assign values computed from its
             arguments.
     """
-    base = base_of_transformers(config_class)
+    base = _base(config_class)
+    above = [] if is_of_transformers(base) else [plain_config_class(base)]
     if is_own_of_transformers(config_class.__name__):
         whose, named, methods = f"transformers' {base.__name__}", set(_CLASS_VALUES[:1]), []
     else:
@@ -89,6 +90,7 @@ def plain_config_class(config_class: type[PretrainedConfig]) -> str:
     body += [f"{key} = {value!r}" for key, value in _class_values(config_class, named).items()]
     body += [line for method in methods for line in ("", *method.splitlines())]
     bases = "PlainConfig" if base is PretrainedConfig else f"OldFields, {base.__name__}"
+    bases = base.__name__ if above else bases
     text = "\n".join(
         [
             f"class {config_class.__name__}({bases}):",
@@ -96,19 +98,24 @@ def plain_config_class(config_class: type[PretrainedConfig]) -> str:
         ]
     )
     inside = [plain_config_class(each) for each in parts_made(config_class, text)]
-    return "\n\n\n".join([*inside, text])
+    return "\n\n\n".join([*inside, *above, text])
 
 
 def base_of_transformers(config_class: type[PretrainedConfig]) -> type[PretrainedConfig]:
-    """Return the config class of transformers that a class is made of: `PretrainedConfig`, or a
-    model's.
+    """Return the config class of transformers that a class is made of, maybe by way of others of
+    its own: `PretrainedConfig`, or a model's.
 
     Raises:
-        OnboardError: there are other classes between the two.
+        OnboardError: a class has no config class, or another class besides, as its base.
     """
+    base = _base(config_class)
+    return base if is_of_transformers(base) else base_of_transformers(base)
+
+
+def _base(config_class: type[PretrainedConfig]) -> type[PretrainedConfig]:
     bases = [base for base in config_class.__bases__ if base is not OldFields]
-    if len(bases) != 1 or not is_of_transformers(bases[0]):
-        raise _refusal(config_class, "it has other bases than one config class of transformers")
+    if len(bases) != 1 or not issubclass(bases[0], PretrainedConfig):
+        raise _refusal(config_class, "it has other bases than one config class")
     return bases[0]
 
 
