@@ -157,6 +157,8 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return _mapping_method(owner, attr, args, frame)
         case Output() if attr == "__setitem__":
             return _set_field(owner, *args.positional, frame=frame)
+        case ModuleList(made=made) if attr == "values":
+            return ModuleList(made, plain_call(attribute(owner.expr, attr), args).expr)
         case ModuleList() if attr == "keys":
             return Code(plain_call(attribute(owner.expr, attr), args).expr, static=True)
         case Setting(value=dict()) if attr in _OF_DICTS:
@@ -186,7 +188,10 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
         case Instance() if attr == "register_buffer":
             frame.emit(ast.Expr(plain_call(attribute(owner.code(), attr), args).expr))
             return NONE
-    return call_value(objects.get_attribute(owner, attr, frame), args, frame)
+    found = objects.get_attribute(owner, attr, frame)
+    if isinstance(found, Method) and found.owner is owner:
+        raise Untranslatable(f"the method {attr} of a {type(owner).__name__}")
+    return call_value(found, args, frame)
 
 
 def _set_field(output: Output, key: Value, value: Value, *, frame: Frame) -> Value:
