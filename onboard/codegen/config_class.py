@@ -18,6 +18,8 @@ from onboard.errors import OnboardError
 from onboard.hf.old.own_configs import is_of_transformers, is_own_of_transformers
 from onboard.plain_config import OldFields
 
+_OF_ATTENTION = "_attn_implementation"
+"""The field, and how private ones beside it begin, that says which attention transformers takes."""
 _FUNCTIONS = {
     "len",
     "int",
@@ -208,6 +210,7 @@ class _Writer:
             for node in class_node(self.config_class).body
             if isinstance(node, ast.FunctionDef)
             and [ast.unparse(item) for item in node.decorator_list] == ["property"]
+            and node.name != _OF_ATTENTION
         ]
         return [text for node in found if (text := self._property(node)) is not None]
 
@@ -361,8 +364,8 @@ class _Writer:
 
 
 def _unread_fields(config_class: type) -> set[str]:
-    """Return the private fields, as `self._field`, that a class sets and does not read: they tell
-    transformers something.
+    """Return the private fields, as `self._field`, that a class sets and does not read, or that say
+    which attention transformers takes: they tell transformers something.
     """
     fields = [
         node
@@ -372,7 +375,8 @@ def _unread_fields(config_class: type) -> set[str]:
         and ast.unparse(node.value) == "self"
     ]
     read = {node.attr for node in fields if isinstance(node.ctx, ast.Load)}
-    return {ast.unparse(node) for node in fields if node.attr not in read}
+    told = {node.attr for node in fields if node.attr.startswith(_OF_ATTENTION)}
+    return {ast.unparse(node) for node in fields if node.attr not in read or node.attr in told}
 
 
 def _adds_items(method: Any) -> bool:

@@ -367,6 +367,24 @@ def test_private_fields_that_nothing_reads_are_left_out(make: Any, extra: str) -
     assert "self.n_layer" in text
 
 
+OF_ATTENTION = """
+    @property
+    def _attn_implementation(self):
+        return self._attn_implementation_internal or "flash_attention_2"
+
+    @_attn_implementation.setter
+    def _attn_implementation(self, value):
+        self._attn_implementation_internal = value
+"""
+
+
+def test_what_says_which_attention_is_taken_is_left_out(make: Any) -> None:
+    extra = "self._attn_implementation_internal = kwargs.pop('attn_implementation', None)"
+    text = plain_config_class(make(extra, methods=OF_ATTENTION))
+    assert "_attn_implementation" not in text
+    assert "self.n_layer" in text
+
+
 def test_what_is_set_where_something_fails_is_kept(make: Any) -> None:
     text = plain_config_class(make("try: import no_such\n        except ImportError: self.x = 7"))
     assert "self.x = 7" in text

@@ -258,6 +258,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return NONE  # weights come from a checkpoint
     if (known_as := frame.mechanisms.call(obj, expr, args, frame)) is not None:
         return known_as
+    if (changed := _in_place(obj, args, frame)) is not None:
+        return changed
     if (
         handler := BUILTINS.get(obj) if isinstance(obj, type) or callable(obj) else None
     ) is not None:
@@ -290,6 +292,20 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
     if objects.is_plain(obj, frame):
         return PlainObject(obj, args)
     return plain_call(expr, args, is_static_call(obj, args))
+
+
+def _in_place(function: Any, args: Args, frame: Frame) -> Value | None:
+    """Return what `torch.sigmoid_(x)` gives, with x bound to it; None for other calls."""
+    leaf = getattr(function, "__name__", "")
+    plain = leaf.removesuffix("_")
+    if leaf == plain or getattr(torch, leaf, None) is not function or not hasattr(torch, plain):
+        return None
+    match args.positional:
+        case [Code(expr=ast.Name(id=variable), static=False), *_]:
+            made = plain_call(attribute(name("torch"), plain), args)
+            frame.bind(variable, made)
+            return frame.env.values[variable]
+    return None
 
 
 def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
