@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from typing import Any
 
@@ -183,3 +184,61 @@ def test_what_layers_give_besides_is_taken_apart_by_class(translate: Translate) 
     ours.load_state_dict(original.state_dict())
     x = torch.randn(2, 4, generator=torch.Generator().manual_seed(3))
     assert torch.equal(ours(x), original(x))
+
+
+ABSENT = """
+class Dense(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.proj = nn.Linear(config.size, config.size)
+
+    def forward(self, x):
+        return self.proj(x)
+
+
+class Routed(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.inner = Dense(config)
+
+    def forward(self, x, starts, ends):
+        y = self.inner(x)
+        return y.tanh(), y if starts is None else y[starts:ends]
+
+
+class Layer(nn.Module):
+    def __init__(self, config, index):
+        super().__init__()
+        self.mlp = Routed(config) if index >= config.dense else Dense(config)
+
+    def forward(self, x, starts=None, ends=None):
+        y = self.mlp(x, starts, ends)
+        if isinstance(y, tuple):
+            y, scores = y
+        return x + y
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(config, index) for index in range(3)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+"""
+
+
+def test_a_class_of_no_layer_may_take_other_arguments(translate: Translate) -> None:
+    config = {"size": 4, "dense": 0}
+    state, _, _ = translate(ABSENT, config, specialised=True)
+    own = {cls.__name__: each for cls, each in state.translator.states.items()}
+    assert [ast.unparse(item) for item in own["Layer"].guards] == ["isinstance(self.mlp, Routed)"]
+    written = "\n\n\n".join(_written(own[name]) for name in ("Dense", "Routed", "Layer"))
+    ours, original = _made(f"{written}\n\n\n{_written(state)}", config), _made(ABSENT, config)
+    ours.load_state_dict(original.state_dict())
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(ours(x), original(x))
+    with pytest.raises(Untranslatable, match="too many arguments"):
+        translate(ABSENT, {"size": 4, "dense": 1}, specialised=True)
