@@ -215,6 +215,16 @@ class CacheGroup:
 
 
 @dataclass(frozen=True)
+class TowerMemory:
+    """What towers for images or sound take beside a text graph, in bytes."""
+
+    weights: int = 0
+    """Parameters and buffers, without the token embedding, which is the text graph's."""
+    activations: int = 0
+    """Peak of the intermediate tensors while one image or sound is read; no step runs meanwhile."""
+
+
+@dataclass(frozen=True)
 class MemoryPlan:
     """Everything that a run of one model allocates; all sizes in bytes."""
 
@@ -227,7 +237,7 @@ class MemoryPlan:
     inputs: int
     """The step buffer: tokens, positions and metadata."""
     activations: int
-    """Peak of the intermediate tensors in a step of `step_tokens` tokens."""
+    """Peak of the intermediate tensors in a step of `step_tokens` tokens, or while towers read."""
     step_tokens: int
     graphs: int
     """Captured CUDA graphs of decode steps."""
@@ -245,6 +255,8 @@ class MemoryPlan:
     """(sequences, tokens of each) for which `devices_needed` counts; None: the limits."""
     span: int = 1
     """Activations and graphs are upper bounds, at most this many times too large; 1: exact."""
+    towers: int = 0
+    """Weights of towers for images or sound, which one device has."""
     chosen: tuple[str, ...] = ()
     """Names of the limits that are defaults: they may be lowered to what fits."""
 
@@ -261,7 +273,8 @@ class MemoryPlan:
     @property
     def fixed(self) -> int:
         """Bytes beside caches and CUDA graphs."""
-        return self.weights + self.tables + self.inputs + self.activations + self.reserve
+        held = self.weights + self.towers + self.tables
+        return held + self.inputs + self.activations + self.reserve
 
     @property
     def left(self) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from onboard.cache.budget import lowered
+from onboard.cache.budget import TowerMemory, lowered
 from onboard.config import SettledConfig
 from onboard.modeling import ONE_CODEBOOK, Codebooks
 from onboard.parallel.ranks import ALONE, Ranks
@@ -84,6 +84,8 @@ class TransformContext:
 
     bytes_read: int = 0
     """Of the checkpoint's files, for the weights."""
+    towers: TowerMemory = TowerMemory()
+    """What caches leave free for towers, which take it when the first image or sound comes."""
     left_out: Repeated | None = None
     """What the graph has too few of, since only its size is wanted: `export_to_gm` left it out."""
 

@@ -204,10 +204,21 @@ class ModelFactory:
     def multimodal_model(self) -> Any:
         """Return transformers' own model, parameters on the meta device in the run's dtype, buffers
         with values.
+
+        Its towers attend by torch's function where they can: written out, the scores of a large
+        image take memory by the square of its size. The text model shows its masks.
         """
+        towers = [name for name in self.config.sub_configs if not self._is_text(name)]
+        fused = {"": "eager", **dict.fromkeys(towers, "sdpa")}
         with parameters_on(torch.device("meta"), self.dtype):
-            model = _build_reference(self.config, dtype=self.dtype, attn_implementation="eager")
+            try:
+                model = _build_reference(self.config, dtype=self.dtype, attn_implementation=fused)
+            except ValueError:  # a tower whose code has no such form
+                model = _build_reference(self.config, dtype=self.dtype, attn_implementation="eager")
         return model.eval().requires_grad_(False)
+
+    def _is_text(self, part: str) -> bool:
+        return getattr(self.config, part, None) is self.text_config
 
     def model_file(self) -> Path:
         """Return the generated file that serves the config's model type."""

@@ -31,7 +31,7 @@ def peak_bytes(
     shape on `device`.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    memory = _Memory()
+    memory = StorageMeter()
     run = _Run(gm, mode, device, memory)
     names = [str(node.target) for node in gm.graph.find_nodes(op="placeholder", sort=True)]
     args = [
@@ -43,7 +43,7 @@ def peak_bytes(
     return memory.peak, frozenset(run.closed)
 
 
-class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the storages that operators make, for as long as something holds them."""
 
     def __init__(self) -> None:
@@ -53,7 +53,10 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._others: dict[int, Any] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        value = func(*args, **(kwargs or {}))
+        return self.noted(func(*args, **(kwargs or {})))
+
+    def noted(self, value: Any) -> Any:
+        """Count the tensors that an operator has returned; return them."""
         for tensor in filter(torch.is_tensor, pytree.tree_leaves(value)):
             self._note(tensor)
         return value
@@ -85,7 +88,7 @@ class _Run(fx.Interpreter):
     """
 
     def __init__(
-        self, gm: fx.GraphModule, mode: FakeTensorMode, device: torch.device, memory: _Memory
+        self, gm: fx.GraphModule, mode: FakeTensorMode, device: torch.device, memory: StorageMeter
     ) -> None:
         super().__init__(gm)
         self.mode = mode

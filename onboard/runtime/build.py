@@ -105,6 +105,7 @@ def _built(
     if strict:
         _check_tested(context, _onboard_command(root, model))
     _check_adapters(context)
+    towers = _towers(context) if _takes_more(context) else None
     pipeline = Pipeline(
         pipeline_for(context), dump_dir=dump_dir, strict=strict, cache=_graph_cache(context)
     )
@@ -116,11 +117,13 @@ def _built(
     if runtime.batch_invariant:
         _check_invariant(context)
     check_drafts(context)
+    if towers is not None:
+        towers.share(gm)
     engine = Engine(
         gm,
         context.cache,
         **({} if context.ranks.follows else _text_ends(context.factory.checkpoint, context)),
-        towers=_towers(context) if _takes_more(context) else None,
+        towers=towers,
         rope=length_dependent_rope(context.factory.text_config.to_dict()),
         adapters=tuple(context.runtime.lora),
         reuse=context.runtime.kv_cache_config.enable_block_reuse,
@@ -219,10 +222,18 @@ def _graph_cache(context: TransformContext) -> GraphCache | None:
 
 
 def _towers(context: TransformContext) -> Towers | OwnTowers:
+    """Return what reads images and sound; caches leave it the memory that it will take."""
     from onboard.runtime.multimodal.own_towers import OwnTowers
+    from onboard.runtime.multimodal.tower_memory import kept_tower_memory
     from onboard.runtime.multimodal.towers import Towers
 
-    return OwnTowers(context) if _has_own_towers(context) else Towers(context)
+    if _has_own_towers(context):
+        return OwnTowers(context)
+    towers = Towers(context)
+    if context.device.type == "cuda":  # caches on the host leave most of it free
+        context.towers, facts = kept_tower_memory(towers)
+        context.facts.extend(facts)
+    return towers
 
 
 def check_cached(gm: nn.Module, context: TransformContext) -> None:

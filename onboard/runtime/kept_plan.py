@@ -1,80 +1,20 @@
-"""The cache of memory plans: a plan made before is shown again without torch.
-
-The key has all that a plan depends on: the model's config, the run's settings, the model files,
-this package's code, extensions and the libraries' versions; the device's memory is not part of it.
-"""
+"""The cache of memory plans: a plan made before is shown again without torch."""
 
 from __future__ import annotations
 
 import gc
-import hashlib
-import json
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import NamedTemporaryFile
-from typing import Any
 
 from onboard.cache.budget import MemoryPlan
+from onboard.cache.written_plan import read_plan, written_plan
 from onboard.config import RuntimeConfig
-from onboard.content import CONTENT_ROOT, content_path
-from onboard.extensions import extensions_digest
+from onboard.content import content_path
+from onboard.runtime.kept_document import KeptDocument
 from onboard.runtime.sketch.ask import sketched
-from onboard.runtime.tested_file import TESTS, WORK_FOLDER, why_untested
-from onboard.runtime.written_plan import read_plan, written_plan
+from onboard.runtime.tested_file import why_untested
 from onboard.untrusted.bounds import read_json
-from onboard.user_cache import code_digest, environment, files_digest, user_cache
-
-MOST_PLANS = 500
-_NOT_IN_KEY = {"model", "revision"}
-
-
-class KeptDocument:
-    """The file, in the user's cache, of what follows from a model's config and a configuration."""
-
-    def __init__(
-        self,
-        checkpoint: Path,
-        runtime: RuntimeConfig,
-        *,
-        gpu: bool,
-        root: Path,
-        folder: str = "plans",
-    ) -> None:
-        self._key = _key(checkpoint, runtime, gpu=gpu, root=root)
-        kept = user_cache(folder)
-        self._path = kept and kept / f"{hashlib.sha256(self._key.encode()).hexdigest()}.json"
-
-    def read(self) -> dict[str, Any] | None:
-        """Return the document; None when it was not made, or is damaged."""
-        if self._path is None or not self._path.is_file():
-            return None
-        try:
-            document: dict[str, Any] = json.loads(self._path.read_text("utf-8"))
-            if document["key"] != self._key:
-                return None
-            os.utime(self._path)
-        except (OSError, ValueError, KeyError, TypeError):  # it can be made again
-            return None
-        return document
-
-    def write(self, values: Mapping[str, Any]) -> None:
-        """Write a document; where that cannot be, it is made again next time."""
-        if self._path is None:
-            return
-        document = json.dumps({**values, "key": self._key})
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with NamedTemporaryFile(
-                "w", dir=self._path.parent, delete=False, encoding="utf-8"
-            ) as file:
-                file.write(document)
-            os.replace(file.name, self._path)
-            for old in _by_age(self._path.parent)[:-MOST_PLANS]:
-                old.unlink(missing_ok=True)
-        except OSError:
-            return
 
 
 class KeptPlan(KeptDocument):
@@ -151,34 +91,3 @@ def _uncollected() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _by_age(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime)
-
-
-def _key(checkpoint: Path, runtime: RuntimeConfig, *, gpu: bool, root: Path) -> str:
-    """Return everything that a plan and its facts depend on, as JSON."""
-    files = {
-        "config": [checkpoint / "config.json"],
-        "models": [*_models(CONTENT_ROOT), *_models(root)],
-        "tests": sorted(root.glob(f"{WORK_FOLDER}/*/{TESTS}")),
-    }
-    parts = {
-        "code": code_digest(),
-        "extensions": extensions_digest(root),
-        "files": {
-            name: files_digest(file for file in each if file.is_file())
-            for name, each in files.items()
-        },
-        "root": str(root.resolve()),
-        "runtime": runtime.model_dump(mode="json", exclude=_NOT_IN_KEY),
-        "said": sorted(runtime.model_fields_set - _NOT_IN_KEY),
-        "gpu": gpu,
-        **environment(),
-    }
-    return json.dumps(parts, sort_keys=True, default=str)
-
-
-def _models(root: Path) -> list[Path]:
-    return sorted((root / "models").glob("modeling_*.py"))

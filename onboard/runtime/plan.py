@@ -33,6 +33,7 @@ from onboard.parallel.ranks import Ranks
 from onboard.runtime.build import check_cached, make_context, resolve_dtype
 from onboard.runtime.fitted_plan import fitted
 from onboard.runtime.limits import ON_CPU, ON_GPU, max_positions
+from onboard.sources.language_part import part_of
 
 _FEW = 2
 """Experts of a mixture that are built and exported."""
@@ -107,6 +108,7 @@ def _made(
     with nullcontext() if complete else few_experts(_FEW):
         gm = Pipeline(pipeline_for(context, changes)).run(context)
     check_cached(gm, context)
+    _count_towers(context)
     return _counted(gm, context, gpu=gpu), context.facts
 
 
@@ -166,6 +168,20 @@ def _planned(
     return runtime.model_copy(update=changes), facts
 
 
+def _count_towers(context: TransformContext) -> None:
+    """Note what towers take, of which several ranks have none."""
+    if part_of(context.factory.checkpoint) is not None:
+        context.facts.append(
+            "code of the repository reads images in a process of its own, in the host's memory"
+        )
+    elif context.factory.eager_modules and context.runtime.world_size == 1:
+        from onboard.runtime.multimodal.tower_memory import tower_memory
+        from onboard.runtime.multimodal.towers import Towers
+
+        context.towers, facts = tower_memory(Towers(context))
+        context.facts.extend(facts)
+
+
 def _counted(module: nn.Module, context: TransformContext, *, gpu: bool) -> MemoryPlan:
     cache: CachedSequenceInterface = context.cache
     ((_, gm),) = graph_modules(module)
@@ -181,10 +197,11 @@ def _counted(module: nn.Module, context: TransformContext, *, gpu: bool) -> Memo
         weights=sum(times.of_tensor(name) * each.nbytes for name, each in gm.named_parameters()),
         tables=sum(times.of_tensor(name) * each.nbytes for name, each in gm.named_buffers()),
         inputs=cache.info.num_bytes,
-        activations=_prefill_bytes(gm, context),
+        activations=max(_prefill_bytes(gm, context), context.towers.activations),
         step_tokens=cache.info.max_num_tokens,
         graphs=_graph_bytes(gm, context) if gpu else 0,
         reserve=CUDA_RESERVE if gpu else 0,
+        towers=context.towers.weights,
         memory=0,
         positions=max_positions(context.factory.text_config) or context.runtime.max_seq_len,
         fraction=cache_share(context),

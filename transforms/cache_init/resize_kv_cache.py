@@ -26,9 +26,10 @@ class ResizeKVCache(BaseTransform[TransformConfig]):
     """Never larger than what `max_batch_size` sequences of `max_seq_len` tokens, or `max_tokens`,
     can fill.
 
-    On a GPU one forward pass of `max_num_tokens` tokens shows what activations need; the caches get
-    `free_gpu_memory_fraction` of the rest. What that holds bounds sequences whose length nobody
-    asked for.
+    On a GPU one forward pass of `max_num_tokens` tokens shows what activations need. Towers for
+    images or sound are loaded later, and read while no step runs: their weights are left free, and
+    the larger one of both activations. The caches get `free_gpu_memory_fraction` of the rest. What
+    that holds bounds sequences whose length nobody asked for.
     """
 
     acts = True
@@ -55,7 +56,8 @@ def _affordable_pages(gm: nn.Module, plan: CachePlan, context: TransformContext)
     """
     cuda = context.device.type == "cuda"
     activations = _activation_bytes(gm, context.cache, context.device) if cuda else 0
-    free = free_memory(context.device)
+    activations = max(activations, context.towers.activations)
+    free = free_memory(context.device) - context.towers.weights
     held = sum(cache.nbytes for cache in context.cache.caches.values())
     own = plan.pages_within(cache_share(context) * (free + held - activations))
     pages = least(own, context.ranks)  # one schedule serves all ranks

@@ -328,6 +328,7 @@ def _rows(plan: MemoryPlan) -> list[tuple[str, str, int]]:
     groups = plan.cache.groups(plan.pages)
     rows = [
         ("weights", f"{plan.parameters:,} parameters", plan.weights),
+        ("towers", "for images or sound", plan.towers),
         ("tables", "buffers", plan.tables),
         *(
             ("states" if each.resource.by_sequence else "cache", _group(each), each.num_bytes)

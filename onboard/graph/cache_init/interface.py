@@ -110,7 +110,8 @@ def fit_batch(context: TransformContext) -> None:
     if "max_batch_size" not in context.chosen:
         return
     share, why = starting_share(cache_share(context))
-    own = cache_plan(context).fitting_batch(share * free_memory(context.device))
+    free = free_memory(context.device) - context.towers.weights
+    own = cache_plan(context).fitting_batch(share * free)
     batch = least(own, context.ranks)
     if batch < context.runtime.max_batch_size:
         context.lower("max_batch_size", batch, why)

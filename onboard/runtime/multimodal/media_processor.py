@@ -129,18 +129,24 @@ class MediaProcessor:
         found.pop("attention_mask", None)
         return tokens, found
 
-    def _rate(self, media: PromptMedia) -> int:
-        """Return the rate of sounds, which is the one that the processor reads."""
+    @property
+    def sound_rate(self) -> int:
+        """Samples a second of the sounds that it reads; raises `UsageError` if it reads none."""
         extractor = getattr(self.hf, "feature_extractor", getattr(self.hf, "audio_processor", None))
         wanted = getattr(extractor, "sampling_rate", None)
         if wanted is None:
             raise UsageError("the model takes no sound")
+        return int(wanted)
+
+    def _rate(self, media: PromptMedia) -> int:
+        """Return the rate of sounds, which is the one that the processor reads."""
+        wanted = self.sound_rate
         if other := [each.rate for each in media.sounds if each.rate != wanted]:
             raise UsageError(
                 f"a sound has {other[0]} samples a second and the model reads {wanted}",
                 hint=f"Convert it: ffmpeg -i SOUND -ar {wanted} -ac 1 SOUND.wav",
             )
-        return int(wanted)
+        return wanted
 
 
 def _check_readers(checkpoint: Path) -> None:

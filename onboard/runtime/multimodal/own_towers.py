@@ -21,6 +21,7 @@ from typing import IO, Annotated, Any, Never, cast
 import numpy as np
 import torch
 from pydantic import Field
+from torch import nn
 
 from onboard.errors import ConsentRequiredError, OnboardError, UsageError
 from onboard.graph.context import TransformContext
@@ -81,6 +82,9 @@ class OwnTowers:
         """Path of the token embedding."""
         assert self._session is not None, "a prompt with images has been read"
         return self._session.opened.embedding
+
+    def share(self, gm: nn.Module) -> None:
+        """Do nothing: the process has its own memory, and reads the embedding from the files."""
 
     def close(self) -> None:
         """End the process; the next image starts another."""

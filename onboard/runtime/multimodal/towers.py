@@ -18,12 +18,14 @@ from torch import nn
 from onboard.cache.step_buffer import IntArray
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.context import TransformContext
+from onboard.graph.fx import graph_modules
 from onboard.graph.weight_load.quantised_folder import open_checkpoint
 from onboard.graph.weight_load.weight_names import match_names, module_renaming
 from onboard.ops.attention.block_attention import allowed
 from onboard.runtime.multimodal.added_states import added_states
 from onboard.runtime.multimodal.image_inputs import ImageInputs
 from onboard.runtime.multimodal.media_processor import MediaProcessor, load_processor
+from onboard.runtime.multimodal.tower_memory import ShapesAlone
 
 _TAKEN = ("inputs_embeds", "position_ids", "attention_mask")
 _TEXT_ONLY = "This model runs with text alone"
@@ -44,6 +46,11 @@ class Towers:
 
     def __init__(self, context: TransformContext) -> None:
         self.context = context
+        self._text: nn.Module | None = None
+
+    def share(self, gm: nn.Module) -> None:
+        """Read the token embedding of a run's text graph, instead of a second copy."""
+        self._text = gm
 
     @cached_property
     def processor(self) -> MediaProcessor:
@@ -69,7 +76,7 @@ class Towers:
             key: value.to(device) if isinstance(value, torch.Tensor) else value
             for key, value in inputs.items()
         }
-        handed = self._handed_over(torch.tensor([tokens], device=device), moved)
+        handed = self._handed_over(self.model, torch.tensor([tokens], device=device), moved)
         embeds = handed.get("inputs_embeds")
         if embeds is None:
             raise OnboardError(
@@ -98,7 +105,11 @@ class Towers:
         found = match_names(list(state), checkpoint.names(), module_renaming(model))
         if missing := [name for name in wanted if name not in found]:
             raise OnboardError(f"the checkpoint has no {missing[0]}", hint=_TEXT_ONLY)
+        shared = self._shared_embedding()
         for name in wanted:
+            if shared is not None and name == f"{self.embedding}.weight":
+                _place(model, name, shared)
+                continue
             _place(
                 model,
                 name,
@@ -112,6 +123,48 @@ class Towers:
                     module._buffers[name] = buffer.to(device)
         return model
 
+    def _shared_embedding(self) -> torch.Tensor | None:
+        """Return the text graph's token embedding; None where it has none as the checkpoint has it,
+        which is a fact.
+        """
+        name = f"{self.embedding}.weight"
+        (_, graph), *_ = graph_modules(self._text) if self._text is not None else [("", None)]
+        found = dict(graph.named_parameters()).get(name) if graph is not None else None
+        own = self._bare.get_parameter(name)
+        if found is not None and (found.shape, found.dtype) == (own.shape, self.context.dtype):
+            return found.detach()
+        self.context.facts.append("towers have a token embedding of their own beside the graph's")
+        return None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights that are loaded for the towers, and of all buffers."""
+        modules = [self._bare.get_submodule(path) for path in self.context.factory.eager_modules]
+        own = {id(each): each.nbytes for part in modules for each in part.parameters()}
+        buffers = {id(each): each.nbytes for each in self._bare.buffers()}
+        return sum((own | buffers).values())
+
+    def traced_peak(self, tokens: list[int], inputs: Mapping[str, Any]) -> int:
+        """Return the most bytes that tensors take at a time while the towers read `inputs`, these
+        included, without computing anything.
+
+        Raises:
+            OnboardError: shapes do not tell it.
+        """
+        given = {
+            key: value.to("meta")
+            if isinstance(value, torch.Tensor) and value.is_floating_point()
+            else value
+            for key, value in inputs.items()
+        }
+        held = sum(each.nbytes for each in given.values() if isinstance(each, torch.Tensor))
+        meter = ShapesAlone()
+        for each in (*self._bare.parameters(), *self._bare.buffers()):
+            meter.exclude(each)
+        with torch.inference_mode(), meter:
+            self._handed_over(self._bare, torch.tensor([tokens]), given)
+        return held + meter.peak
+
     @cached_property
     def _bare(self) -> Any:
         return self.context.factory.multimodal_model()
@@ -123,11 +176,12 @@ class Towers:
     def _dtype(self, tensor: torch.Tensor) -> torch.dtype:
         return self.context.dtype if tensor.is_floating_point() else tensor.dtype
 
-    def _handed_over(self, ids: torch.Tensor, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def _handed_over(
+        self, model: Any, ids: torch.Tensor, inputs: Mapping[str, Any]
+    ) -> dict[str, Any]:
         def hand_over(*args: Any, **kwargs: Any) -> None:
             raise _HandedOver(kwargs)
 
-        model = self.model
         text = self._text_model
         text.forward = hand_over  # the instance's own attribute: the class stays as it is
         try:

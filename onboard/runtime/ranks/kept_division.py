@@ -9,7 +9,7 @@ from typing import Any
 
 from onboard.config import RuntimeConfig
 from onboard.graph.sharding.distribution import distribution
-from onboard.runtime.kept_plan import KeptDocument
+from onboard.runtime.kept_document import KeptDocument
 from onboard.runtime.ranks.division import Division
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from onboard.cache.budget import MemoryPlan
+from onboard.cache.written_plan import read_plan, written_plan
 from onboard.config import RuntimeConfig
 from onboard.extensions import find_extensions
-from onboard.runtime.written_plan import read_plan, written_plan
 
 
 def sketched(

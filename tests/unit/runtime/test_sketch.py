@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING
 
+from onboard.cache.written_plan import read_plan, written_plan
 from onboard.config import RuntimeConfig
 from onboard.content import CONTENT_ROOT
 from onboard.runtime.plan import count_memory
-from onboard.runtime.written_plan import read_plan, written_plan
 from tests.support.drawing import some_of
 
 FAMILIES = sorted(
@@ -31,7 +31,7 @@ _ASK = """if True:
     from pathlib import Path
     from onboard.config import RuntimeConfig
     from onboard.runtime.sketch.ask import sketched
-    from onboard.runtime.written_plan import written_plan
+    from onboard.cache.written_plan import written_plan
     for root in sys.argv[2:]:
         runtime = RuntimeConfig(model=sys.argv[1])
         found = sketched(Path(sys.argv[1]), runtime, gpu=True, root=Path(root))
