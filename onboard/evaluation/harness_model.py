@@ -14,7 +14,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 
 from onboard.errors import UsageError
-from onboard.evaluation.continuation_scores import continuation_score
+from onboard.evaluation.continuation_scores import continuation_scores
 from onboard.runtime.llm import LLM
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.runtime.tokenizer import Tokenizer
@@ -83,10 +83,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
-        found = []
-        for texts, context, continuation in requests:
-            found.append(continuation_score(self.llm, context, continuation, self.max_length))
-            self.cache_hook.add_partial("loglikelihood", texts, found[-1])
+        asked = [(context, continuation) for _, context, continuation in requests]
+        found = continuation_scores(self.llm, asked, self.max_length)
+        for request, score in zip(requests, found, strict=True):
+            self.cache_hook.add_partial("loglikelihood", request[0], score)
         return found
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
@@ -100,10 +100,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             max_seq_len=self.max_length,
             context_len=1,
         )
-        total = 0.0
-        for context, tokens in map(utils.make_disjoint_window, windows):
-            total += continuation_score(self.llm, context, tokens, self.max_length)[0]
-        return total
+        parts = list(map(utils.make_disjoint_window, windows))
+        return sum(score for score, _ in continuation_scores(self.llm, parts, self.max_length))
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Return what the model writes after each text, until a stop text; all run together."""

@@ -266,15 +266,21 @@ class Engine:
     def logits(
         self, input_ids: Sequence[int] | torch.Tensor, lora: str | None = None
     ) -> torch.Tensor:
-        """Return the logits of every token of one prompt, [tokens, vocabulary] float32 on the CPU.
-
-        The prompt is prefilled in chunks through the same graph that generates. Raises `UsageError`
-        if it is too long.
-        """
+        """Return what `LLM.logits` does; raise `UsageError` for a prompt that is too long."""
         tokens = torch.as_tensor(input_ids).flatten().tolist()
         self._check_prompt(tokens, room_for=0)
         with self.together():
             return self._alone.logits(tokens, adapter_number(self.adapters, lora))
+
+    @torch.inference_mode()
+    def last_logits(
+        self, prompts: Sequence[Sequence[int]], counts: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Return what `LLM.last_logits` does."""
+        for prompt in prompts:
+            self._check_prompt(prompt, room_for=0)
+        with self.together():
+            return self._alone.last_logits(prompts, counts)
 
     def can_read(self, prompt: Sequence[int]) -> bool:
         """Whether running requests leave room to compute a prompt for itself."""

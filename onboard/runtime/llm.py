@@ -275,6 +275,20 @@ class LLM:
         with self._alone():
             return self.engine.logits(tokens, lora)
 
+    def last_logits(
+        self, prompts: Sequence[Sequence[int]], counts: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Return the logits of the last `counts[i]` tokens of each prompt (token ids), [count,
+        vocabulary] float32 on the CPU; prompts that fit into a step together run in one.
+
+        Raises `UsageError` for a prompt that is too long, or has fewer tokens than are asked for.
+        """
+        for prompt, count in zip(prompts, counts, strict=True):
+            if not 0 < count <= len(prompt):
+                raise UsageError(f"a prompt of {len(prompt)} tokens has no last {count}")
+        with self._alone():
+            return self.engine.last_logits(prompts, counts)
+
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],

@@ -38,6 +38,54 @@ class PromptPass:
         """Return the logits of every token, [tokens, vocabulary] float32 on the CPU."""
         return torch.cat([part.float().cpu() for part in self._rows(self._gm, prompt, adapter)])
 
+    def last_logits(
+        self, prompts: Sequence[Sequence[int]], counts: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Return the logits of the last `counts[i]` tokens of each prompt, [count, vocabulary]
+        float32 on the CPU; neighbours that fit into one step run in it.
+        """
+        found: list[torch.Tensor] = []
+        while len(found) < len(prompts):
+            start = len(found)
+            end = start + self._fitting(prompts[start:], counts[start:])
+            if end - start > 1:
+                found += self._side_by_side(prompts[start:end], counts[start:end])
+            else:
+                found.append(self.logits(prompts[start])[-counts[start] :])
+        return found
+
+    def _fitting(self, prompts: Sequence[Sequence[int]], counts: Sequence[int]) -> int:
+        """Return how many prompts, from the first one on, fit into a step; states, and rotary tables
+        of a length, are one prompt's.
+        """
+        info = self._cache.info
+        if self._rope is not None or self._cache.has_states:
+            return 1
+        for number in range(1, min(len(prompts), info.max_batch_size) + 1):
+            lengths = [len(prompt) for prompt in prompts[:number]]
+            fits = sum(lengths) <= info.max_num_tokens and sum(counts[:number]) <= _CHUNK
+            if not (fits and self._cache.can_lend(lengths)):
+                return max(number - 1, 1)
+        return min(len(prompts), info.max_batch_size)
+
+    def _side_by_side(
+        self, prompts: Sequence[Sequence[int]], counts: Sequence[int]
+    ) -> list[torch.Tensor]:
+        info, lengths = self._cache.info, np.array([len(prompt) for prompt in prompts])
+        ends = lengths.cumsum()
+        wanted = [np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        with self._cache.lent_pages(lengths.tolist()) as pages:
+            info.set_batch(
+                np.concatenate([np.asarray(prompt, dtype=np.int64) for prompt in prompts]),
+                np.zeros_like(lengths),
+                lengths,
+                pages,
+                np.concatenate(wanted),
+                slots=np.full(len(prompts), info.num_slots - 1),
+            )
+            rows = self._cache.logits(self._gm)[: sum(counts)].float().cpu()
+        return list(torch.split(rows, list(counts)))
+
     def logprobs(
         self, prompt: Sequence[int], count: int, adapter: int = 0
     ) -> list[dict[int, float] | None]:

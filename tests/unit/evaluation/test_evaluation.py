@@ -18,7 +18,7 @@ from onboard.cli import main
 from onboard.cli.commands.measure import score_tasks as command
 from onboard.cli.documents import EvalDocument
 from onboard.errors import UsageError
-from onboard.evaluation.continuation_scores import continuation_score
+from onboard.evaluation.continuation_scores import continuation_scores
 from tests.support.runtime.tiny import Tiny, make_tiny
 
 DEMO = Path(__file__).resolve().parents[3] / "onboard" / "assets" / "demo"
@@ -50,17 +50,45 @@ def test_a_score_is_that_of_transformers(
     given = [*context, *continuation][-(longest + 1) :]
     logprobs = tiny.logits(given[:-1])[-after:].double().log_softmax(-1)
     expected = sum(float(row[token]) for row, token in zip(logprobs, continuation, strict=True))
-    score, is_greedy = continuation_score(llm, context, continuation, longest)
+    [(score, is_greedy)] = continuation_scores(llm, [(context, continuation)], longest)
     assert score == pytest.approx(expected, abs=1e-4)
     assert is_greedy == (logprobs.argmax(-1).tolist() == continuation)
     best = tiny.greedy(context[-longest:], 1)
-    assert continuation_score(llm, context, best, longest)[1]
+    assert continuation_scores(llm, [(context, best)], longest)[0][1]
+
+
+@pytest.mark.parametrize("family", ["llama", "mamba"])
+def test_continuations_that_run_together_have_the_scores_that_each_has_alone(
+    family: str, tiny: Tiny, llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if family != "llama":
+        tiny = make_tiny(tmp_path, family, own_file=False)
+        llm = LLM(tiny.checkpoint, root=tiny.root, device="cpu", dtype="float32")
+    seed = random.randrange(2**31)
+    print(f"tokens seed {seed}")
+    draw = random.Random(seed)
+    lengths = [(draw.randint(1, 40), draw.randint(1, 5)) for _ in range(19)]
+    asked = [
+        ([draw.randrange(3, 97) for _ in range(a)], [draw.randrange(3, 97) for _ in range(b)])
+        for a, b in lengths
+    ]
+    steps: list[int] = []
+    logits = llm.engine.cache.logits
+    monkeypatch.setattr(llm.engine.cache, "logits", lambda gm: steps.append(1) or logits(gm))
+    together = continuation_scores(llm, asked, 48)
+    assert len(steps) < len(asked) / 3 if family == "llama" else len(steps) >= len(asked)
+    for (context, wanted), (score, _) in zip(asked, together, strict=True):
+        rows = tiny.logits([*context, *wanted][:-1])[-len(wanted) :].double().log_softmax(-1)
+        expected = sum(float(row[token]) for row, token in zip(rows, wanted, strict=True))
+        assert score == pytest.approx(expected, rel=1e-4, abs=1e-3)
+        [(alone, _)] = continuation_scores(llm, [(context, wanted)], 48)
+        assert score == pytest.approx(alone, rel=1e-5, abs=1e-4)
 
 
 def test_what_has_no_score_is_refused(llm: LLM) -> None:
     for context, continuation in (([], [1]), ([1], []), ([1], [1] * 9)):
         with pytest.raises(UsageError, match="have no score"):
-            continuation_score(llm, context, continuation, 8)
+            continuation_scores(llm, [(context, continuation)], 8)
 
 
 def test_what_is_missing_is_named(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,8 +144,10 @@ def test_each_item_is_answered_as_the_harness_answers_it(
     EvalDocument.model_validate(found)
     assert found["items"] == {"own_choice": 3, "own_whole": 3, "own_text": 3}
     assert not any(found["differences"].values())
-    logits = LLM.logits
-    monkeypatch.setattr(LLM, "logits", lambda llm, ids: logits(llm, ids) * 1.01)
+    logits = LLM.last_logits
+    monkeypatch.setattr(
+        LLM, "last_logits", lambda llm, *given: [each * 1.01 for each in logits(llm, *given)]
+    )
     assert main.run([*words, *more]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["differences"]["own_choice"] == [0, 1, 2]

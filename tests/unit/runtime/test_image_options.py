@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from io import StringIO
+from base64 import b64encode
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +172,38 @@ def test_a_model_of_text_alone_says_so(tmp_path: Path, file: Path) -> None:
     llm = LLM(tiny.checkpoint, root=tiny.root, device="cpu", config={"max_seq_len": 64})
     with pytest.raises(UsageError, match="the model takes text alone"):
         llm.generate({"prompt": "x", "multi_modal_data": {"image": file}}, GREEDY)
+
+
+def test_messages_of_a_file_of_requests_name_their_images(
+    model: MediaModel, file: Path, tmp_path: Path
+) -> None:
+    pictures = [Image.open(file), Image.new("RGB", (30, 44), (10, 90, 200))]
+    urls = []
+    for picture in pictures:
+        picture.save(stream := BytesIO(), "PNG")
+        urls.append(f"data:image/png;base64,{b64encode(stream.getvalue()).decode()}")
+    text = {"type": "text", "text": "what is it?"}
+    images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    named = {"type": "image_url", "image_url": {"url": str(file)}}
+    asked = [[images[0], text], [images[0], text, images[1]], [text], [named, text]]
+    lines = [
+        json.dumps({"custom_id": str(index), "messages": [{"role": "user", "content": content}]})
+        for index, content in enumerate(asked)
+    ]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
+    files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
+    where = ["--root", str(model.root), "--device", "cpu", "--dtype", "float32"]
+    limits = ["--max-tokens", str(TOKENS), "--ignore-eos", "--max-seq-len", "256"]
+    code = main.run(["run", str(model.checkpoint), *files, *where, *limits])
+    assert code == 1, "a text in a message is no file's name"
+    rows = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    found = {row["custom_id"]: row for row in rows}
+    start, end = "[user]", "[assistant]"
+    texts = [f"{start}<image>what is it?{end}", f"{start}<image>what is it?<image>{end}"]
+    texts.append(f"{start}what is it?{end}")
+    for index, (prompt, count) in enumerate(zip(texts, (1, 2, 0), strict=True)):
+        media = {"images": pictures[:count]} if count else {}
+        expected = model.greedy(prompt, TOKENS, **media)
+        answer = found[str(index)]["response"]["body"]["choices"][0]["message"]["content"]
+        assert answer == model.processor.tokenizer.decode(expected, skip_special_tokens=True)
+    assert "image" in json.dumps(found["3"])
