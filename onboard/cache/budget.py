@@ -87,7 +87,8 @@ class Limits:
         """Return the limits of a run for `batch` sequences of `context` tokens; snapshots grow with
         the batch where they are one a sequence.
         """
-        kept = batch if self.snapshots == self.max_batch_size else self.snapshots
+        each, others = divmod(self.snapshots, self.max_batch_size)
+        kept = self.snapshots if others else each * batch
         return replace(
             self, max_batch_size=batch, max_seq_len=context, snapshots=kept, max_tokens=None
         )

@@ -37,11 +37,14 @@ def make_interface(context: TransformContext) -> CachedSequenceInterface:
 
 
 def _snapshots(runtime: SettledConfig) -> int:
-    """Return the number of recurrent states that are kept for requests to come."""
+    """Return the number of recurrent states that are kept for requests to come, and, where there are
+    drafts, while a step checks them.
+    """
     wanted = runtime.kv_cache_config.state_snapshots
+    checked = runtime.max_batch_size if runtime.speculative.draft else 0
     if not runtime.kv_cache_config.enable_block_reuse:
-        return 0
-    return runtime.max_batch_size if wanted is None else wanted
+        return checked
+    return checked + (runtime.max_batch_size if wanted is None else wanted)
 
 
 def cache_dtype(context: TransformContext) -> torch.dtype | None:

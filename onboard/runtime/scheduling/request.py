@@ -76,6 +76,8 @@ class Request:
     """Which rotary table the cached keys were computed with: the table's shortest length."""
     slot: int = 0
     """Index of the request's row and of its recurrent states while it runs; 0: not running."""
+    backup: int = 0
+    """Where its recurrent states lie as they were before a step with drafts; 0: nowhere."""
     rows: SequenceRows | None = None
     """The arrays that hold the row; None before the first admission."""
     last_step: int = -1

@@ -165,17 +165,24 @@ class Scheduler:
     def accept(self, step: Step, chosen: Sequence[Sequence[int]]) -> None:
         """Append what a step with drafts chose, for each chunk the drafts that were right and one
         token more; what it computed of the others does not count as cached.
+
+        Of a sequence with recurrent states, which have read a wrong draft, nothing does: what was
+        right is read once more.
         """
         assert step.lengths is not None
         starts, rows = step.ends - step.lengths, self.memory.rows
         for chunk, tokens in zip(step.chunks, chosen, strict=True):
             chunk.length = len(tokens) if chunk.drafts else chunk.length
+            if self.memory.end_backup(chunk.sequence, restore=len(tokens) <= len(chunk.drafts)):
+                chunk.length = 0
             chunk.sequence.tokens += tokens
         step.lengths = np.array([chunk.length for chunk in step.chunks])
         step.ends = starts + step.lengths
         for row, (slot, end) in enumerate(zip(step.rows.slots, step.ends, strict=True)):
             if step.chunks[row].completes:
                 rows.rewind(slot, end, chosen[row][-1])
+            if not step.chunks[row].length:
+                rows.put(slot, end, step.chunks[row].sequence.tokens[end:])
         self.settle(step)
 
     def rewind(self, sequence: Request, tokens: Sequence[int], limit: int) -> None:

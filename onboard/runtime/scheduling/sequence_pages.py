@@ -227,8 +227,29 @@ class SequencePages:
         request.num_admitted = len(request.tokens)
         self.rows.start(request.slot, request.tokens)
 
+    def back_up(self, request: Request) -> None:
+        """Copy the recurrent states of a sequence aside, if the model has some, before a step that
+        may have to be taken back.
+        """
+        if self._snapshots is not None:
+            [request.backup] = self._snapshots.take(1)
+            self._copy(request.slot, self._first_snapshot + request.backup)
+
+    def end_backup(self, request: Request, *, restore: bool) -> bool:
+        """Forget the states that were put aside; with `restore` they are the sequence's again.
+        Return False where there are none.
+        """
+        if self._snapshots is None or not request.backup:
+            return False
+        if restore:
+            self._copy(self._first_snapshot + request.backup, request.slot)
+        self._snapshots.give_back([request.backup])
+        request.backup = 0
+        return restore
+
     def release(self, request: Request) -> None:
         """Free the pages and the slot of a sequence."""
+        self.end_backup(request, restore=False)
         self._give_back_pages(request)
         self.slots.give_back([request.slot])
         request.pages, request.slot = [], 0

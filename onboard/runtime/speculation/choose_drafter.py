@@ -62,8 +62,11 @@ def check_drafts(context: TransformContext) -> None:
         return
     rope = length_dependent_rope(context.factory.text_config.to_dict())
     cache = context.cache
-    if context.codebooks.count > 1 or rope is not None or (cache is None or cache.has_states):
-        raise UsageError(f"the model {_WHY}", hint="Leave the drafts out")
+    if context.codebooks.count > 1 or rope is not None or cache is None:
+        raise UsageError(
+            "the model cannot take tokens back: it has several codebooks, or rotary tables by length",
+            hint="Leave the drafts out",
+        )
     if context.device.type == "cuda":
         context.facts.append("drafts: steps that check some run without a CUDA graph")
 

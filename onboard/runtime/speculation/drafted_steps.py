@@ -51,6 +51,7 @@ class DraftedSteps:
         info, rows = self.cache.info, drafted_rows(step)
         for chunk in step.chunks:
             if chunk.drafts:
+                self.scheduler.memory.back_up(chunk.sequence)
                 read = [chunk.sequence.tokens[-1], *chunk.drafts]
                 info.rows.put(chunk.sequence.slot, chunk.sequence.num_cached, read)
         info.set_rows(

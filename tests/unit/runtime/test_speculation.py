@@ -183,14 +183,61 @@ def test_ngrams_continue_what_came_before() -> None:
     assert drafter.propose([request])[0][:2] == [3, 1]
 
 
+RECURRENT: dict[str, dict[str, Any]] = {
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_ff_dim": 48},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 2, "expand": 2},
+    "qwen3_next": {
+        "head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+    },
+}
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_no_request_of_a_soak_notices_that_states_are_taken_back(
+    family: str, tmp_path: Path
+) -> None:
+    """With preemptions, reused prefixes, stops, cancels, sampling and chunked prompts."""
+    model = make_tiny(tmp_path, family, own_file=False, **RECURRENT[family], vocab_size=5)
+    engine = in_double(model.engine(**SETTINGS, speculative={"draft": "ngram", "num_tokens": 3}))
+    alone = in_double(model.engine(kv_cache_config={"enable_block_reuse": False}))
+    report = Soak(engine, alone, questions=10, seed=_seed(), cancel_share=0.1).run(30)
+    print(engine.stats)
+    assert report.wrong == []
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_recurrent_states_are_taken_back(family: str, tmp_path: Path) -> None:
+    """After right drafts and wrong ones, of several sequences in one step, without reuse."""
+    model = make_tiny(tmp_path, family, own_file=False, **RECURRENT[family])
+    prompts, params = _prompts(4), SamplingParams(max_tokens=30, seed=_seed())
+    cache = {"kv_cache_config": {"enable_block_reuse": False, "max_tokens": 88}}
+    expected = _answers(in_double(model.engine()), prompts, params)
+    known = {tuple(each.prompt): each.generated for each in expected}
+    engine = in_double(model.engine(**cache, speculative={"draft": "ngram"}))
+    engine = replace(engine, drafter=KnownDrafts(known, _seed()))
+    found = _answers(engine, prompts, params)
+    assert [each.generated for each in found] == [each.generated for each in expected]
+    print(engine.stats)
+    assert 0 < engine.stats.accepted_tokens < engine.stats.drafted_tokens
+
+
 def test_what_cannot_take_tokens_back_is_refused(llama: Tiny, tmp_path: Any, tiny: Any) -> None:
     with pytest.raises(UsageError, match="rotary tables by length"):
         tiny(rope_parameters=LONGROPE).engine(speculative={"draft": "ngram"})
     layers = ["conv", "full_attention"]
     options: dict[str, Any] = {"layer_types": layers, "block_ff_dim": 48, "own_file": False}
     hybrid = make_tiny(tmp_path / "lfm2", "lfm2", **options)
-    with pytest.raises(UsageError, match="the model cannot take tokens back"):
-        hybrid.engine(speculative={"draft": "ngram"})
+    with pytest.raises(UsageError, match=r"the draft model .* cannot take tokens back"):
+        llama.engine(speculative={"draft": str(hybrid.checkpoint)})
 
 
 def test_a_draft_model_of_other_words_is_refused(tiny: Any, tmp_path: Path) -> None:
