@@ -102,12 +102,17 @@ class DistMapping(StrictModel):
     """Stages of layers."""
 
 
+OWN_HEADS = "mtp"
+"""Who drafts: the checkpoint's own heads."""
+
+
 class SpeculativeConfig(StrictModel):
     """Drafts of the next tokens, which one step checks together; tokens are the same without."""
 
     draft: str = ""
-    """Who drafts: `ngram` finds the last tokens earlier in the text, else it is the folder or id of an
-    onboarded model with the same vocabulary; empty: nobody.
+    """Who drafts: `ngram` finds the last tokens earlier in the text, `mtp` are the checkpoint's own
+    heads for multi-token prediction, else it is the folder or id of an onboarded model with the same
+    vocabulary; empty: nobody.
     """
     num_tokens: int = Field(default=4, ge=1, le=DRAFTS.most)
     """Most tokens of a draft."""

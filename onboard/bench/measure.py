@@ -26,7 +26,9 @@ class Run:
     tokens: list[list[float]]
     """When each token of each request was there, by request."""
     decode_steps: list[float]
-    """Durations of the steps in which every request got one token, each after its first."""
+    """Durations of the steps in which every request got a token, or with drafts several, each after
+    its first.
+    """
 
     @property
     def first_tokens(self) -> list[float]:
@@ -116,14 +118,14 @@ def _token_times(times: Sequence[float], counts: Sequence[Sequence[int]]) -> lis
 
 
 def _decode_steps(times: Sequence[float], counts: Sequence[Sequence[int]]) -> list[float]:
-    """Return the durations of the steps that gave every request one token, each of which had one
+    """Return the durations of the steps that gave every request a token, each of which had one
     already.
     """
     return [
         times[i] - times[i - 1]
         for i in range(1, len(times))
         if all(
-            before and after == before + 1
+            before and after > before
             for before, after in zip(counts[i - 1], counts[i], strict=True)
         )
     ]

@@ -109,7 +109,7 @@ def run_suite(
             _measure(engine, shape, subject, settings, on_progress) for shape in settings.shapes
         ]
     caches = sum(cache.nbytes for cache in engine.cache.caches.values())
-    facts = [*subject.facts, *engine.facts]
+    facts = [*subject.facts, *engine.facts, *_of_drafts(engine)]
     del engine
     _free(device)
     on_progress("measuring the machine's read bandwidth and matrix products")
@@ -118,6 +118,14 @@ def run_suite(
         _measure_peer(peer, results, subject, settings, device, dtype, on_progress)
     found = startup, ceilings, work, results, caches, facts, world_size
     return Report(subject, settings, device, dtype, *found)
+
+
+def _of_drafts(engine: Engine) -> list[str]:
+    """Return what came of drafts, of which the tokens of a step, and what it is held against, know
+    nothing.
+    """
+    line = engine.stats.draft_line()
+    return [] if line is None else [f"drafts, which no rate of tokens here counts: {line}"]
 
 
 def fitted_runtime(

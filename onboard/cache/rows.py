@@ -107,9 +107,10 @@ class SequenceRows:
 
     def choice_of(self, slots: IntArray, lengths: IntArray) -> dict[str, IntArray]:
         """Return sampling parameters and random numbers by `CHOICE_NAMES`, for a token after `lengths`
-        [rows] tokens of the sequence in each of `slots` [rows]; the sequences are those of the last
-        `write_sampling`.
+        [rows] tokens of the sequence in each of `slots` [rows], whose sampling `drawn` and `filtered`
+        speak of then.
         """
+        self._look_at(self.sampling[slots].T)
         parameters = dict(zip(SAMPLING_NAMES, self.sampling[slots].T, strict=True))
         return {**parameters, CHOICE_NAMES[-1]: uniforms(self.keys[slots], lengths)}
 
@@ -128,6 +129,9 @@ class SequenceRows:
     def _write_parameters(self, host: HostFields, columns: npt.NDArray[np.float32]) -> None:
         for name, column in zip(SAMPLING_NAMES, columns, strict=True):
             host[name][: len(column)] = column
+        self._look_at(columns)
+
+    def _look_at(self, columns: npt.NDArray[np.float32]) -> None:
         temperature, top_k, top_p, min_p = columns
         self.drawn = bool(temperature.any())
         self.filtered = self.drawn and bool(

@@ -96,8 +96,9 @@ def _stay_offline(asked: bool) -> bool:
 Draft = Annotated[
     str | None,
     typer.Option(
-        metavar="ngram|MODEL",
-        help="Who proposes tokens that a step checks together: the text itself, or a small model.",
+        metavar="ngram|mtp|MODEL",
+        help="Who proposes tokens that a step checks together: the text itself, the checkpoint's own heads for that, "
+        "or a small model.",
         show_default="nobody",
     ),
 ]

@@ -17,6 +17,7 @@ from onboard.untrusted.consent import NO_CONSENT, Consent
 
 if TYPE_CHECKING:
     from onboard.graph.cache_init.cached_hf import AttentionLayer
+    from onboard.graph.draft_heads.add_heads import HeadGraph
     from onboard.graph.export.layer_kinds import Repeated
     from onboard.graph.factory import ModelFactory
 
@@ -88,6 +89,12 @@ class TransformContext:
     """What caches leave free for towers, which take it when the first image or sound comes."""
     left_out: Repeated | None = None
     """What the graph has too few of, since only its size is wanted: `export_to_gm` left it out."""
+
+    shared: dict[str, nn.Parameter] = field(default_factory=dict)
+    """Parameters that another graph has loaded, by their names there: this one has them, too, and
+    the checkpoint has more than this graph reads."""
+    draft_heads: list[HeadGraph] = field(default_factory=list)
+    """The checkpoint's heads that predict further tokens: found by `add_draft_heads`."""
 
     attention: list[AttentionLayer] = field(default_factory=list)
     """Attention calls of transformers' eager model, in order: found by `detect_hf_attn_layers`."""

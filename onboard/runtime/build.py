@@ -31,6 +31,7 @@ from onboard.runtime.speculation.choose_drafter import (
     check_drafts,
     check_vocabularies,
     drafter_of,
+    own_heads,
 )
 from onboard.runtime.tested_file import why_untested
 from onboard.runtime.tokenizer import Tokenizer, tokenizer_folder
@@ -130,7 +131,7 @@ def _built(
         overlap=_overlaps(context.runtime, context.device),
         history=context.history,
         facts=context.facts,
-        drafter=drafter,
+        drafter=drafter or own_heads(context),
         bytes_read=context.bytes_read,
     )
     check_vocabularies(engine)

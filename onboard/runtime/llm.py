@@ -71,6 +71,8 @@ class LLM:
         trust_remote_code: towers and processor that are code of the model's repository may run, in
             a sandbox, where a prompt has images.
         unsandboxed: they may run where the system has no sandbox.
+        draft: who proposes tokens that a step checks together, as `speculative.draft`: "ngram",
+            "mtp" (the checkpoint's own heads) or a small model.
 
     Raises:
         UsageError: a setting that the model or this machine does not allow.
@@ -93,15 +95,16 @@ class LLM:
         lora: Mapping[str, str | Path] | None = None,
         trust_remote_code: bool = False,
         unsandboxed: bool = False,
+        draft: str | None = None,
     ) -> None:
         folder = Path.cwd() if root is None else Path(root).expanduser()
         overrides: dict[str, Any] = {"device": device, "dtype": dtype, "world_size": world_size}
         overrides |= {"mode": mode, "batch_invariant": batch_invariant}
         resolved = resolve_config(str(model), folder, config, overrides)
         adapters = {"lora": {name: str(path) for name, path in (lora or {}).items()}}
-        self.runtime: RuntimeConfig = with_settings(
-            with_settings(resolved, settings), adapters if lora else None
-        )
+        more: dict[str, Any] = adapters if lora else {}
+        more |= {} if draft is None else {"speculative": {"draft": draft}}
+        self.runtime: RuntimeConfig = with_settings(with_settings(resolved, settings), more)
         checkpoint = find_checkpoint(self.runtime)
         doubted = self._doubt(str(model), folder, checkpoint) if config is None else None
         if doubted and strict:

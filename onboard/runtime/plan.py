@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from onboard.cache.budget import CUDA_RESERVE, CachePlan, MemoryPlan
 from onboard.cache.cached_sequence import CachedSequenceInterface
-from onboard.config import RuntimeConfig
+from onboard.config import OWN_HEADS, RuntimeConfig
 from onboard.content import content_path
 from onboard.errors import OnboardError
 from onboard.graph.assembly.assemble import pipeline_for
@@ -38,7 +38,13 @@ from onboard.sources.language_part import part_of
 _FEW = 2
 """Experts of a mixture that are built and exported."""
 
-_NEEDS_MEMORY = ("load_weights", "initialize_cache", "resize_kv_cache", "compile_model")
+_NEEDS_MEMORY = (
+    "load_weights",
+    "add_draft_heads",
+    "initialize_cache",
+    "resize_kv_cache",
+    "compile_model",
+)
 
 
 def plan_memory(
@@ -85,6 +91,8 @@ def count_memory(
     except UnlikeError as error:
         plan, found = made(complete=True)
         found.append(f"every layer was planned by itself: {error}")
+    if runtime.speculative.draft == OWN_HEADS:
+        facts.append("the plan leaves out the checkpoint's heads that draft")
     return plan, [*facts, *found]
 
 

@@ -17,6 +17,7 @@ import torch
 from onboard.runtime.engine import Engine
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.runtime.scheduling.request import Request
+from onboard.runtime.speculation.head_drafter import HeadDrafter
 
 Question = tuple[tuple[int, ...], SamplingParams]
 
@@ -45,6 +46,9 @@ def in_double(engine: Engine) -> Engine:
     to change a token.
     """
     engine.gm.double()
+    if isinstance(engine.drafter, HeadDrafter):
+        for head in engine.drafter.heads:
+            head.gm.double()
     cache = engine.cache
     cache.caches = {name: tensor.double() for name, tensor in cache.caches.items()}
     return engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -71,14 +72,15 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Count one match for each parameter that was filled."""
-        groups, read = tied_names(gm), 0
+        every, read = tied_names(gm), 0
+        groups = [names for names in every if not _is_shared(gm, names, context.shared)]
         if context.runtime.skip_loading_weights:
             generator = torch.Generator(context.device).manual_seed(0)
             for names in groups:
                 _place(gm, names, _random(names[0], _allocate(gm, names[0], context), generator))
         else:
             read = context.bytes_read = self._load(gm, groups, context)
-        for names in groups:
+        for names in every:
             mark_loaded(gm.get_parameter(names[0]))
         fold_again(gm)
         move_buffers(gm, context.device)
@@ -97,7 +99,14 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
         weights -= scales
         wanted = {weight: [weight, *further_names(gm, weight)] for weight in sorted(weights)}
         buffers = [name for name, _ in gm.named_buffers() if name in gm.state_dict()]
-        found, facts = find_sources(wanted, buffers, unread_names(gm), checkpoint, context.factory)
+        found, facts = find_sources(
+            wanted,
+            buffers,
+            unread_names(gm),
+            checkpoint,
+            context.factory,
+            is_part=bool(context.shared),
+        )
         context.facts.extend(facts)
         if isinstance(checkpoint, QuantisedCheckpoint):
             kept = {form.weight for form in plan.forms.values()} - scales
@@ -130,6 +139,17 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
         _read_later(later)
         direct = sum(load.target.nbytes for _, load in later)
         return direct + getattr(checkpoint, "bytes_read", 0)
+
+
+def _is_shared(gm: nn.Module, names: Sequence[str], shared: Mapping[str, nn.Parameter]) -> bool:
+    """Give a parameter the one of another graph that has it under one of its names; return False
+    where there is none of its shape.
+    """
+    shape = gm.get_parameter(names[0]).shape
+    held = [shared[name] for name in names if name in shared and shared[name].shape == shape]
+    for name in names if held else ():
+        set_parameter(gm, name, held[0])
+    return bool(held)
 
 
 def _checkpoint(context: TransformContext) -> Checkpoint | ConvertedCheckpoint:

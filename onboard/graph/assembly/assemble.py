@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from onboard.config import Mode, deep_merge, suggest
+from onboard.config import OWN_HEADS, Mode, deep_merge, suggest
 from onboard.content import content_path
 from onboard.errors import UsageError
 from onboard.graph.assembly.outside import in_order, outside_transforms, own_pipeline
@@ -23,6 +23,8 @@ _PIPELINES: dict[Mode, str] = {
     "hf": "default.yaml",
     "transformers": "transformers.yaml",
 }
+_OF_HEADS = {key: {"enabled": True} for key in ("detect_head_input_for_capture", "add_draft_heads")}
+"""What a run with the checkpoint's own draft heads has besides."""
 
 
 def load_pipeline(
@@ -82,7 +84,8 @@ def pipeline_for(
     outside is a fact.
     """
     runtime, root = context.runtime, context.factory.root
-    transforms = load_pipeline(deep_merge(runtime.transforms, overrides or {}), runtime.mode, root)
+    asked = {**runtime.transforms, **(_OF_HEADS if runtime.speculative.draft == OWN_HEADS else {})}
+    transforms = load_pipeline(deep_merge(asked, overrides or {}), runtime.mode, root)
     facts = (each.from_outside() for each in transforms if each.config.enabled)
     context.facts.extend(filter(None, facts))
     return transforms

@@ -159,6 +159,8 @@ class _Probe:
             row = torch.arange(_ROW, device=self.device)[None] + 2
         elif node.target == "logits_gather_indices":
             return tuple(torch.arange(length, device=self.device) for length in (_ROW, _PIECE))  # type: ignore[return-value]
+        elif _has_rows(node, self.symbols[:2]):
+            return self._noise_in(node.meta["val"]) or (_NO_VALUE, _NO_VALUE)
         else:  # metadata and caches, which only cached ops read
             return _NO_VALUE, _NO_VALUE
         return row, _piece(row, torch.Size((1, _PIECE)), self.start)
@@ -249,6 +251,13 @@ class _Probe:
         if self.culprit is None and any(each in self.differing for each in node.all_input_nodes):
             origins = ancestors(each for each in node.all_input_nodes if each in self.differing)
             self.culprit = next(each for each in self.differing if each in origins)
+
+
+def _has_rows(node: fx.Node, symbols: list[Any]) -> bool:
+    """Whether an input has a row of numbers for each token, as hidden states do."""
+    value = node.meta["val"]
+    sizes = [getattr(getattr(size, "node", None), "expr", size) for size in value.shape[:2]]
+    return value.is_floating_point() and value.ndim > 2 and sizes == symbols
 
 
 def _counts(node: fx.Node) -> bool:

@@ -108,7 +108,14 @@ def names_in_checkpoint(
     parts -= {form.weight for form in plan.forms.values() if form.kind == CACHE_SCALE}
     wanted = {part: [part, *further_names(gm, part)] for part in sorted(parts)}
     buffers = [name for name, _ in gm.named_buffers() if name in gm.state_dict()]
-    found, _ = find_sources(wanted, buffers, unread_names(gm), checkpoint, context.factory)
+    found, _ = find_sources(
+        wanted,
+        buffers,
+        unread_names(gm),
+        checkpoint,
+        context.factory,
+        is_part=bool(context.shared),
+    )
     return {part: source.names[0] for part, source in found.items() if source.is_plain}
 
 

@@ -14,6 +14,8 @@ from onboard.graph.weight_load.safetensors_folder import TensorMeta
 
 _LEGACY_BUFFER = re.compile(r"(^|\.)(rotary_emb\.inv_freq|(self_)?att(entio)?n\.(masked_)?bias)$")
 """Causal masks and frequencies that old releases of transformers saved with the weights."""
+_DRAFT_HEAD = re.compile(r"(\w+\.)*?(\w+_)?mtp(_\w+)?(?=\.)")
+"""Modules of heads for multi-token prediction, which lie beside a model's layers in some releases."""
 
 
 def declared_renaming(identifiers: Sequence[str]) -> Callable[[str], str]:
@@ -119,7 +121,7 @@ def explain_unused(
 ) -> tuple[list[str], list[str]]:
     """Sort tensors that no parameter takes into (facts to show, names that prove the model wrong).
 
-    A layer beyond the model's (a reduced run, a draft layer) and a whole tree that the model does
+    A layer beyond the model's (a reduced run, a draft layer), a draft head and a whole tree that the model does
     not have (a vision tower) are left out for a reason, and so are legacy buffers. Anything else
     inside a module that the model has would change what it computes. That a tensor is a layer's may
     show only in the name that transformers gives it.
@@ -145,6 +147,8 @@ def _foreign_tree(name: str, modules: Collection[str]) -> str | None:
     """Return the layer or the whole tree that a tensor lies in and the model does not have; None:
     it lies elsewhere.
     """
+    if (head := _DRAFT_HEAD.match(name)) and f"{head[0]}." not in modules:
+        return head[0]
     foreign = next((prefix for prefix, _ in _splits(name) if prefix not in modules), name)
     is_tree = foreign.endswith(".") and (
         foreign.count(".") == 1 or foreign.split(".")[-2].isdigit()

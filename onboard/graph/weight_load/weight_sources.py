@@ -32,13 +32,16 @@ def find_sources(
     unread: Collection[str],
     checkpoint: Checkpoint | ConvertedCheckpoint,
     factory: ModelFactory,
+    *,
+    is_part: bool = False,
 ) -> tuple[dict[str, Source], list[str]]:
     """Return where each part is, under any of the names that `wanted` has for it, and facts about
     what is left out.
 
     The weights `unread` belong to the model, which does not run them (a decoder's cross attention).
     A persistent buffer that the checkpoint lacks keeps its initial value, which is a fact. Raises
-    `OnboardError` when the two sides differ.
+    `OnboardError` when the two sides differ. Of a graph that `is_part` of a model the checkpoint has
+    more.
     """
     available, rename = checkpoint.names(), _declared_renaming(factory)
     names = [*chain(*wanted.values()), *buffers, *unread]
@@ -59,6 +62,7 @@ def find_sources(
     if not isinstance(checkpoint, Checkpoint):
         facts.extend(checkpoint.explain(unused, used))
         unused = {}
+    unused = {} if is_part else unused
     unused, aside = set_aside(unused, rename, factory.eager_modules)
     explained, wrong = explain_unused(unused, used, rename)
     if wrong:

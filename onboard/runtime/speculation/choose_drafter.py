@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from onboard.config import RuntimeConfig
+from onboard.config import OWN_HEADS, RuntimeConfig
 from onboard.errors import UsageError
 from onboard.graph.context import TransformContext
 from onboard.runtime.engine import Engine
@@ -13,6 +13,7 @@ from onboard.runtime.length_dependent_rope import length_dependent_rope
 from onboard.runtime.resolve import find_checkpoint, resolve_config
 from onboard.runtime.speculation.draft_model import ModelDrafter
 from onboard.runtime.speculation.drafter import Drafter
+from onboard.runtime.speculation.head_drafter import HeadDrafter
 from onboard.runtime.speculation.ngram import NgramDrafter
 
 NGRAM = "ngram"
@@ -24,16 +25,20 @@ Build = Callable[[Path, RuntimeConfig, Path | None, str], Engine]
 
 
 def drafter_of(runtime: RuntimeConfig, root: Path | None, build: Build) -> Drafter | None:
-    """Return the drafter of a run, None for none; a draft model is built, before the model itself
-    takes what memory is free.
+    """Return the drafter of a run, None for none, and for the checkpoint's own heads, which come
+    with its graph (`own_heads`); a draft model is built, before the model itself takes what memory
+    is free.
 
-    Raises `UsageError` for a draft model that cannot take drafts back.
+    Raises `UsageError` for a draft model that cannot take drafts back, and for settings that the
+    drafts do not go with.
     """
     wanted = runtime.speculative
     if not wanted.draft:
         return None
     if runtime.world_size > 1:
         raise UsageError("drafts are for one device", hint="Set world_size to 1, or leave them out")
+    if wanted.draft == OWN_HEADS:
+        return _check_own_heads(runtime)
     if wanted.draft == NGRAM:
         return NgramDrafter(wanted.num_tokens)
     folder = Path.cwd() if root is None else root
@@ -44,6 +49,32 @@ def drafter_of(runtime: RuntimeConfig, root: Path | None, build: Build) -> Draft
             f"the draft model {wanted.draft} {_WHY}", hint=f"Use another one, or {NGRAM}"
         )
     return ModelDrafter(engine, wanted.num_tokens)
+
+
+def _check_own_heads(runtime: RuntimeConfig) -> None:
+    """Raise `UsageError` for a run that the checkpoint's heads cannot draft for."""
+    wrong = {
+        f"mode {runtime.mode}": runtime.mode != "graph",
+        "adapters": bool(runtime.lora),
+        "random weights": runtime.skip_loading_weights,
+    }
+    if found := next((what for what, holds in wrong.items() if holds), None):
+        raise UsageError(
+            f"the checkpoint's own heads do not draft with {found}", hint=f"Use {NGRAM} to draft"
+        )
+
+
+def own_heads(context: TransformContext) -> HeadDrafter | None:
+    """Return the drafter of the heads that came with the graph, None without any; a fact says how
+    many tokens a draft has, where that are fewer than asked for.
+    """
+    if not context.draft_heads:
+        return None
+    wanted = context.runtime.speculative.num_tokens
+    drafter = HeadDrafter(context.draft_heads, context.cache, wanted)
+    if drafter.most < wanted:
+        context.facts.append(f"drafts have {drafter.most} tokens: each head predicts one of them")
+    return drafter
 
 
 _WHY = "cannot take tokens back: it has recurrent states, several codebooks, or rotary tables by length"

@@ -128,7 +128,8 @@ def _ours(
     result["peak_memory_bytes"] = peak_memory(session.context.device.type)
     tell_generated(result)
     observed = session.observe()
-    result["facts"] += session.llm.engine.facts
+    drafts = session.llm.stats.draft_line()
+    result["facts"] += [*session.llm.engine.facts, *([f"drafts: {drafts}"] if drafts else [])]
     session.context.history.extend(session.llm.engine.history)  # what transformers is to do, too
     return observed, session.context, session.notes
 

@@ -315,8 +315,7 @@ def is_plain(cls: object, frame: Frame) -> bool:
 
 def output(cls: type, positional: list[Value], keywords: dict[str, Value]) -> Output:
     """Return the value of `cls(...)` for an output class."""
-    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-    names = [field.name for field in fields]
+    names = [field.name for field in dataclasses.fields(cls)]
     return Output({**dict(zip(names, positional, strict=False)), **keywords})
 
 

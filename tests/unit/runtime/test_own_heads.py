@@ -1,0 +1,203 @@
+"""Drafts of a checkpoint's own heads for multi-token prediction: the heads are right, and no token
+is another one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from onboard.cache.cached_sequence import input_names
+from onboard.errors import UsageError
+from onboard.runtime.engine import Engine
+from onboard.runtime.sampling_params import SamplingParams
+from onboard.runtime.scheduling.request import Request
+from onboard.runtime.speculation.head_drafter import HeadDrafter
+from onboard.testing.soak import Soak, in_double
+from tests.support.graph.harness import rmse
+from tests.support.runtime.own_heads import Headed, make_headed
+from tests.unit.runtime.test_speculation import RECURRENT
+
+MLA: dict[str, Any] = {
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+}
+MIXTURE: dict[str, Any] = {
+    "head_dim": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+}
+KINDS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
+    "latent attention, mixture": ("DeepSeek-V3, GLM-4.5", "deepseek_v3", 1, MLA),
+    "mixture": ("DeepSeek-V3, GLM-4.5", "glm4_moe", 1, MIXTURE),
+    "no norm of its own": ("ERNIE 4.5", "ernie4_5", 1, {"head_dim": 8}),
+    "two in turn": ("MiMo", "qwen2", 2, {}),
+    "one tree": ("Qwen3-Next", "qwen3", 1, {"head_dim": 8}),
+    "beside recurrent states": ("Qwen3-Next", "qwen3_next", 1, RECURRENT["qwen3_next"]),
+    "three in turn": ("DeepSeek-V3, GLM-4.5", "qwen3", 3, {"head_dim": 8}),
+}
+
+
+def _made(folder: Path, kind: str, **options: Any) -> Headed:
+    release, model_type, count, own = KINDS[kind]
+    return make_headed(folder, release, model_type, count, **own, **options)
+
+
+def _drafter(engine: Engine) -> HeadDrafter:
+    assert isinstance(engine.drafter, HeadDrafter)
+    return engine.drafter
+
+
+@torch.inference_mode()
+def _rows(engine: Engine, ids: Sequence[int], number: int) -> Tensor:
+    """Return a head's logits for all rows that it has of a text, [rows, vocabulary]; the model, and
+    the heads before it, have read the text.
+    """
+    cache, head = engine.cache, _drafter(engine).heads[number]
+    pages = np.arange(1, 1 + -(-len(ids) // cache.info.page_size))[None]
+    later = np.array(ids[number + 1 :])
+    count = np.array([len(later)])
+    rows, positions = np.arange(len(later)), np.arange(len(later)) + 1 + number
+    cache.info.set_batch(later, count * 0, count, pages, rows, position_ids=positions)
+    return head.gm(**{name: cache.args[name] for name in input_names(head.gm)})[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_compute_what_the_paper_says(kind: str, tmp_path: Path) -> None:
+    """With transformers' own layers between the equations."""
+    model = _made(tmp_path, kind)
+    engine = model.tiny.engine(speculative={"draft": "mtp"})
+    ids = torch.randint(1, 90, (17,)).tolist()
+    pages = np.arange(1, 6)[None]
+    with torch.inference_mode():
+        engine.cache.info.set_batch(np.array(ids), np.array([0]), np.array([17]), pages)
+        engine.cache.call(engine.gm)
+    expected = model.rows(ids)
+    assert len(_drafter(engine).heads) == len(expected)
+    for number, rows in enumerate(expected):
+        assert rmse(_rows(engine, ids, number), rows) <= 1e-5, number
+    assert rmse(engine.logits(ids), model.tiny.logits(ids)) <= 1e-5
+
+
+def test_embedding_and_output_layer_are_held_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a start that takes the model's graph from the cache, too."""
+    monkeypatch.setenv("ONBOARD_CACHE", str(tmp_path / "cache"))
+    model = _made(tmp_path, "two in turn").tiny
+    first, engine = (model.engine(speculative={"draft": "mtp"}) for _ in range(2))
+    known = [entry.key for entry in engine.history if entry.from_cache]
+    assert "insert_cached_head_input" in known
+    assert engine.cache.resources.keys() == first.cache.resources.keys()
+    own = dict(engine.gm.named_parameters())
+    for head in _drafter(engine).heads:
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            assert head.gm.get_parameter(name).data_ptr() == own[name].data_ptr()
+
+
+class Watched(HeadDrafter):
+    """Notes what was drafted for which text."""
+
+    def watch(self) -> list[tuple[list[int], list[int]]]:
+        self.seen: list[tuple[list[int], list[int]]] = []
+        return self.seen
+
+    def propose(self, requests: Sequence[Request]) -> list[list[int]]:
+        found = super().propose(requests)
+        self.seen += [(list(each.tokens), own) for each, own in zip(requests, found, strict=True)]
+        return found
+
+
+@pytest.mark.parametrize("kind", ["one tree", "two in turn", "three in turn"])
+def test_drafts_are_those_of_the_heads_alone(kind: str, tmp_path: Path) -> None:
+    """After accepted and refused drafts, chunked prompts and preemptions; computed anew for each
+    text by the equations.
+    """
+    model = _made(tmp_path, kind, vocab_size=11)
+    settings = {"max_tokens": 48, "enable_block_reuse": False}
+    engine = model.tiny.engine(
+        speculative={"draft": "mtp", "num_tokens": 4}, max_num_tokens=9, kv_cache_config=settings
+    )
+    drafter = in_double(engine).drafter
+    drafter.__class__ = Watched
+    assert isinstance(drafter, Watched)
+    seen = drafter.watch()
+    params = SamplingParams(temperature=0.0, max_tokens=18, ignore_eos=True)
+    for length in (3, 14, 7):
+        engine.submit([random.randrange(1, 11) for _ in range(length)], params)
+    engine.run()
+    assert engine.stats.preemptions > 0
+    doubled = model.doubled()
+    for text, drafts in seen:
+        assert drafts == doubled.chain(text, len(drafts)), text
+    assert max(len(drafts) for _, drafts in seen) == drafter.most
+
+
+@pytest.mark.parametrize("kind", ["two in turn", "latent attention, mixture", "beside recurrent states"])
+def test_no_request_of_a_soak_notices_own_heads(kind: str, tmp_path: Path) -> None:
+    """With stops, cancels, priorities, preemptions, reused prefixes, sampling and chunked prompts."""
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    model = _made(tmp_path, kind, vocab_size=13).tiny
+    engine = in_double(
+        model.engine(
+            speculative={"draft": "mtp", "num_tokens": 3},
+            max_num_tokens=24,
+            kv_cache_config={"max_tokens": 88},
+        )
+    )
+    alone = in_double(model.engine(kv_cache_config={"enable_block_reuse": False}))
+    report = Soak(engine, alone, questions=12, seed=seed, cancel_share=0.1).run(40)
+    assert report.wrong == []
+    stats = engine.stats
+    print(stats)
+    assert min(stats.accepted_tokens, stats.preemptions, stats.prefix_hits, report.cancelled) > 0
+
+
+def test_what_own_heads_do_not_go_with_is_refused(llama: Any, tmp_path: Path) -> None:
+    drafting: dict[str, Any] = {"speculative": {"draft": "mtp"}}
+    with pytest.raises(UsageError, match="has no head for multi-token prediction"):
+        llama.engine(**drafting)
+    with pytest.raises(UsageError, match="do not draft with mode hf"):
+        llama.engine(**drafting, mode="hf")
+    with pytest.raises(UsageError, match="do not draft with adapters"):
+        llama.engine(**drafting, lora={"a": str(tmp_path)})
+    with pytest.raises(UsageError, match="do not draft with random weights"):
+        llama.engine(**drafting, skip_loading_weights=True)
+
+
+def test_a_head_that_has_no_layer_like_the_models_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = _made(tmp_path, "one tree").tiny
+    path = model.checkpoint / "model.safetensors"
+    tensors = load_file(path)
+    tensors["mtp.layers.0.mlp.up.weight"] = tensors.pop("mtp.layers.0.mlp.up_proj.weight")
+    save_file(tensors, path, metadata={"format": "pt"})
+    assert model.engine().logits([1, 2]).shape == (2, 97), "without drafts nothing is missing"
+    with pytest.raises(UsageError, match=r"head of mtp\.fc\.weight is like none"):
+        model.engine(speculative={"draft": "mtp"})
