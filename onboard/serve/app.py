@@ -34,9 +34,12 @@ def create_app(service: Service) -> FastAPI:
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        await service.llm.close(timeout=service.settings.drain_seconds)
-        service.close()
+        service.start()
+        try:
+            yield
+            await service.llm.close(timeout=service.settings.drain_seconds)
+        finally:
+            service.close()
 
     # Pages of the documentation would load scripts of others.
     app = FastAPI(
@@ -119,7 +122,7 @@ def _add_generation(app: FastAPI, service: Service, bodies: Bodies) -> None:
             try:
                 read = body.read(await bodies.read(request))
                 one = dialect.asked(service, read)
-                await one.prepare()
+                await while_connected(request, one.prepare())
                 if read.stream:
                     return await _streamed(request, one)
                 return JSONResponse(await while_connected(request, one.whole()))
@@ -137,7 +140,8 @@ def _add_counts(app: FastAPI, service: Service, bodies: Bodies) -> None:
         @app.post(path, openapi_extra=request_body(path, form), responses=REFUSALS)
         async def counted(request: Request) -> Response:
             try:
-                return JSONResponse(await count(await bodies.read(request)))
+                counting = count(await bodies.read(request))
+                return JSONResponse(await while_connected(request, counting))
             except Exception as error:
                 return await refuse(request, error)
 

@@ -17,7 +17,7 @@ from onboard.runtime.calls.async_llm import AsyncLLM
 from onboard.runtime.calls.outputs import Delta
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.runtime.tokenizer import tokenizer_folder
-from onboard.serve.answers.chat_texts import ChatText, ChatTexts
+from onboard.serve.answers.chat_texts import ChatTexts
 from onboard.serve.answers.formats import Format, format_for
 from onboard.serve.prometheus import Metrics
 from onboard.serve.refusals import RefusedError
@@ -50,7 +50,8 @@ class Service:
         self.defaults = sampling_defaults(checkpoint)
         """Sampling parameters that the checkpoint recommends, for requests that do not say."""
         tokenizer = tokenizer_folder(llm.llm.runtime.tokenizer, checkpoint)
-        self._chat_texts = ChatTexts(tokenizer)
+        self.chat_texts = ChatTexts(tokenizer)
+        """The conversations, as the chat template writes them."""
         self._running = 0
 
     @property
@@ -96,7 +97,7 @@ class Service:
         texts, parts = split_media(messages)
         media = await self._media(parts) if parts else None
         try:
-            written: ChatText = await self._chat_texts.write(texts, tools, options)
+            written = await self.chat_texts.write(texts, tools, options)
         except UsageError:
             raise
         except OnboardError as error:  # what it was given is the client's
@@ -176,9 +177,15 @@ class Service:
         finally:
             self._running -= 1
 
+    def start(self) -> None:
+        """Start what a conversation would wait for."""
+        tokenizer = self.llm.llm.engine.tokenizer
+        if getattr(tokenizer and tokenizer.hf, "chat_template", None):
+            self.chat_texts.start()
+
     def close(self) -> None:
         """End what the service has started besides the model."""
-        self._chat_texts.close()
+        self.chat_texts.close()
 
 
 def sampling_defaults(checkpoint: Path) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from onboard.runtime.calls.prompt_forms import MEDIA
 from onboard.runtime.llm import LLM
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.serve.answers.answer_pieces import Answer, Piece
-from onboard.serve.answers.chat_texts import chat_text
 from onboard.serve.answers.formats import format_for
 from onboard.serve.answers.reader import AnswerReader
+from onboard.serve.answers.template_process import chat_text
 
 
 class Talk:

@@ -23,6 +23,7 @@ class ModelReplica:
         from onboard.serve.server import load_service
 
         self._service = load_service(model, told, **options)
+        self._service.start()
         self._app = create_app(self._service)
         self._name = serve.get_replica_context().replica_id.unique_id
 
