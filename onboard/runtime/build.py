@@ -148,8 +148,6 @@ def _check_adapters(context: TransformContext) -> None:
     """Raise `UsageError` for a run that may not have adapters."""
     if context.runtime.lora and context.runtime.mode != "graph":
         raise UsageError("adapters need mode graph", hint="Leave --mode out, or merge the adapter")
-    if context.runtime.lora and not context.ranks.is_alone:
-        raise UsageError("adapters run on one device", hint="Set world_size to 1")
 
 
 def _takes_more(context: TransformContext) -> bool:

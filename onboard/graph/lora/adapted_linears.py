@@ -6,7 +6,7 @@ one a token has, the step says.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from onboard.graph.fx import arguments, nodes_of
 from onboard.graph.lora.adapter_files import Adapter
 from onboard.graph.new_nodes import insert_call, read_parameter
 from onboard.graph.weight_load.gemm_fusion import LINEARS, write_out
-from onboard.graph.weight_load.parameters import weight_plan
+from onboard.graph.weight_load.parameters import Share, of_runs, weight_plan
 
 _ops = torch.ops.onboard
 _RANKS = 16
@@ -86,7 +86,7 @@ def _adapt(
     """Put a call behind a linear, with the matrices of all adapters."""
     x = arguments(linear)["input"]
     weight = gm.get_parameter(str(arguments(linear)["weight"].target))
-    down, up = _stacks(layers, adapters, int(weight.shape[1]))
+    down, up = _stacks(layers, adapters, int(weight.shape[1]), weight_plan(gm).shares)
     after = linear.next
     stacks = []
     for side, stack in (("down", down), ("up", up)):
@@ -98,9 +98,11 @@ def _adapt(
 
 
 def _stacks(
-    layers: Sequence[Layer], adapters: Sequence[Adapter], inputs: int
+    layers: Sequence[Layer], adapters: Sequence[Adapter], inputs: int, shares: Mapping[str, Share]
 ) -> tuple[Tensor, Tensor]:
-    """Return the matrices as `torch_lora` has them, float32."""
+    """Return the matrices as `torch_lora` has them, float32: of the `inputs` and outputs that this
+    rank has of the layers, as `shares` say.
+    """
     placed = list(_placed(layers, adapters))
     ranks = [adapter.config.rank_of(layers[place][0]) for _, place, adapter in placed]
     rank = -(-max(ranks) // _RANKS) * _RANKS
@@ -109,8 +111,15 @@ def _stacks(
     up = torch.zeros(len(adapters), rank, sum(sizes))
     for (number, place, adapter), own in zip(placed, ranks, strict=True):
         path, size = layers[place]
-        down[number, place, :own] = adapter.down(path, inputs)
-        torch.split(up[number, :own], sizes, dim=1)[place].copy_(adapter.up(path, size).T)
+        share = shares.get(f"{path}.weight", Share((size, inputs), {}))
+        outputs, columns = share.shape
+        own_down, own_up = adapter.down(path, columns), adapter.up(path, outputs)
+        if 1 in share.kept:
+            own_down = of_runs(own_down, 1, share.kept[1])
+        if 0 in share.kept:
+            own_up = of_runs(own_up, 0, share.kept[0])
+        down[number, place, :own] = own_down
+        torch.split(up[number, :own], sizes, dim=1)[place].copy_(own_up.T)
     return down.flatten(1, 2), up
 
 

@@ -64,7 +64,8 @@ def assert_right(engine: Engine, base: Tiny, adapters: dict[str, Adapter]) -> No
         source = base if name is None else adapters[name]
         assert request.generated == source.greedy(prompt, 10), name
         expected, actual = source.logits(prompt), engine.logits(prompt, name)
-        assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max(), name
+        # Sums of float32 in another order; another adapter is off by a thousand times as much.
+        assert (actual - expected).abs().max() <= 4e-5 * expected.abs().max(), name
 
 
 def calls(engine: Engine) -> dict[str, int]:

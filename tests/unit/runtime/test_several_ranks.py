@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from onboard import LLM, SamplingParams
 from onboard.errors import OnboardError, UsageError
@@ -19,6 +20,8 @@ from onboard.runtime.ranks.following import ready
 from onboard.runtime.ranks.leading import kept_workers
 from onboard.testing.prompts import ragged_prompts
 from onboard.verify.error import rmse_ratio
+from tests.support.runtime.adapters import make_adapter
+from tests.support.runtime.tiny import Tiny
 from tests.support.sharding.zoo import ROOT, save_family
 
 LIMIT = 1e-5
@@ -66,7 +69,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Saved:
 
 
 def load(checkpoint: Path, world_size: int, **settings: Any) -> LLM:
-    return LLM(checkpoint, ROOT, device="cpu", world_size=world_size, settings=SETTINGS | settings)
+    lora = settings.pop("lora", None)
+    told = SETTINGS | settings
+    return LLM(checkpoint, ROOT, device="cpu", world_size=world_size, settings=told, lora=lora)
 
 
 def tokens(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
@@ -166,6 +171,33 @@ def test_tokens_chosen_again_by_the_first_rank_are_read_by_steps_launched_ahead(
         found = [output.token_ids for output in both.generate(prompts, params)]
         assert both.engine.stats.steps_ahead > 0
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    "targets", [["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "down_proj"]]
+)
+def test_adapters_are_divided_as_their_layers_are(
+    workers: Workers, saved: Saved, seed: int, targets: list[str], tmp_path: Path
+) -> None:
+    """Each request with its adapter, beside one without, as transformers' model with the adapter
+    merged has them; fewer key heads than ranks.
+    """
+    checkpoint = saved("llama", num_key_value_heads=1)
+    hf = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager")
+    base = Tiny(checkpoint, ROOT, hf.eval())
+    made = {
+        name: make_adapter(tmp_path / name, base, targets, 4 + at) for at, name in enumerate("ab")
+    }
+    prompts = ragged_prompts(hf.config.vocab_size, (5, 17, 9), seed)
+    names = ["a", None, "b"]
+    with load(checkpoint, 2, lora={name: str(each.folder) for name, each in made.items()}) as both:
+        found = both.generate(prompts, GREEDY, lora=names)
+        logits = [both.logits(each, name) for each, name in zip(prompts, names, strict=True)]
+    for at, name in enumerate(names):
+        source = base if name is None else made[name]
+        assert rmse_ratio(logits[at], source.logits(prompts[at])) < LIMIT
+        assert found[at].token_ids == source.greedy(prompts[at], 6)
+    assert rmse_ratio(logits[0], base.logits(prompts[0])) > 100 * LIMIT
 
 
 def test_requests_that_lose_their_pages_come_back(
