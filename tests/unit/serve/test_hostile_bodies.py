@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 
 from onboard.serve.dialects.paths import DIALECTS
 from onboard.serve.service import Service
+from tests.support.runtime.adapters import make_adapter
 from tests.support.runtime.paused import SECONDS
 from tests.support.serving import served, speaking_model
 
+ADAPTERS = {"cats": ["q_proj", "v_proj"], "team/dogs": ["up_proj", "down_proj"]}
+"""Each is for layers of its own."""
 PATHS = [*DIALECTS, "/v1/messages/count_tokens", "/tokenize", "/detokenize"]
 FIELDS = sorted({name for each in DIALECTS.values() for name in each.body.model_fields}
                 | {"tokens", "custom"})  # fmt: skip
@@ -51,6 +54,7 @@ def bodies(draw: st.DrawFn) -> bytes:
     if draw(st.integers(0, 19)) == 0:
         return draw(st.binary(max_size=40))
     body = dict(RIGHT) | {"messages": draw(MESSAGES)}
+    body["model"] = draw(st.sampled_from(["tiny", *ADAPTERS]))
     body |= draw(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=3))
     if isinstance(most := body.get("max_tokens"), int) and most > 64:
         body["max_tokens"] = 2  # long answers are no attack, and take long
@@ -59,7 +63,10 @@ def bodies(draw: st.DrawFn) -> bytes:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Service]]:
-    with served(speaking_model(tmp_path_factory.mktemp("served"))) as found:
+    model = speaking_model(tmp_path_factory.mktemp("served"))
+    folder = tmp_path_factory.mktemp("adapters")
+    made = {name: make_adapter(folder / name, model, each) for name, each in ADAPTERS.items()}
+    with served(model, lora={name: str(each.folder) for name, each in made.items()}) as found:
         yield found
 
 
