@@ -28,8 +28,8 @@ _START_SECONDS = 60.0
 """For the libraries that the process imports."""
 _RENDERINGS = 4
 """At most, of one conversation."""
-_REPLY_BYTES = 16 * TEXT_BYTES.most
-"""Of a text, its beginning of the turn, and their escapes."""
+_REPLY_BYTES = 32 * TEXT_BYTES.most
+"""Of a text and its end, each character as twelve at most."""
 _READY = b"ready"
 
 
