@@ -116,6 +116,7 @@ def _save_weights(folder: Path) -> None:
     from safetensors.torch import save_file
 
     model = _own_model(folder)
+    model.tie_weights()  # as loading does, whatever the constructor has left
     generator = torch.Generator().manual_seed(1)
     seen: dict[int, str] = {}
     tensors = {}

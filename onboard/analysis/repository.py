@@ -22,7 +22,14 @@ from onboard.analysis.repository_source import PACKAGE, CodeSurvey, survey_code
 from onboard.analysis.tiny.tiny_config import of_its_time, one_line
 from onboard.errors import OnboardError
 from onboard.hf.json_floats import json_floats
-from onboard.hf.old import interfaces, names, own_configs, packages, rotary_forms
+from onboard.hf.old import (
+    flash_by_name,
+    interfaces,
+    names,
+    own_configs,
+    packages,
+    rotary_forms,
+)
 from onboard.hf.old.gone import importing
 from onboard.hf.parameters_on import without_memory
 from onboard.hub import known_type, with_own_type
@@ -77,7 +84,7 @@ def _standing(
     folder: Path, survey: CodeSurvey, config: Mapping[str, Any], facts: list[str]
 ) -> tuple[Any, Any]:
     """Return the classes, which a model of this config was made with; a package that its
-    constructor asks for by name is stood in for.
+    constructor asks for by name is stood in for, and so is the attention of one.
     """
     while True:
         classes = _classes(folder, survey, str(config["model_type"]), facts)
@@ -85,6 +92,9 @@ def _standing(
             facts += bring_up_to_date(PACKAGE, *classes, config)
             return classes
         except Exception as error:
+            if flash_by_name.is_refused(error) and (said := flash_by_name.allow_flash_by_name()):
+                facts += said
+                continue
             wanted = packages.asked_for(error, survey.imports)
             if not wanted:
                 raise _failure(survey.classes["AutoModelForCausalLM"], "fails", error) from error

@@ -18,6 +18,8 @@ from onboard.errors import OnboardError
 from onboard.hf.old.own_configs import is_of_transformers, is_own_of_transformers
 from onboard.plain_config import OldFields
 
+_OF_ATTENTION = "_attn_implementation"
+"""The field, and how private ones beside it begin, that says which attention transformers takes."""
 _FUNCTIONS = {
     "len",
     "int",
@@ -79,7 +81,8 @@ def plain_config_class(config_class: type[PretrainedConfig]) -> str:
         OnboardError: the constructor does something else than assign values computed from its
             arguments.
     """
-    base = base_of_transformers(config_class)
+    base = _base(config_class)
+    above = [] if is_of_transformers(base) else [plain_config_class(base)]
     if is_own_of_transformers(config_class.__name__):
         whose, named, methods = f"transformers' {base.__name__}", set(_CLASS_VALUES[:1]), []
     else:
@@ -89,6 +92,7 @@ def plain_config_class(config_class: type[PretrainedConfig]) -> str:
     body += [f"{key} = {value!r}" for key, value in _class_values(config_class, named).items()]
     body += [line for method in methods for line in ("", *method.splitlines())]
     bases = "PlainConfig" if base is PretrainedConfig else f"OldFields, {base.__name__}"
+    bases = base.__name__ if above else bases
     text = "\n".join(
         [
             f"class {config_class.__name__}({bases}):",
@@ -96,19 +100,24 @@ def plain_config_class(config_class: type[PretrainedConfig]) -> str:
         ]
     )
     inside = [plain_config_class(each) for each in parts_made(config_class, text)]
-    return "\n\n\n".join([*inside, text])
+    return "\n\n\n".join([*inside, *above, text])
 
 
 def base_of_transformers(config_class: type[PretrainedConfig]) -> type[PretrainedConfig]:
-    """Return the config class of transformers that a class is made of: `PretrainedConfig`, or a
-    model's.
+    """Return the config class of transformers that a class is made of, maybe by way of others of
+    its own: `PretrainedConfig`, or a model's.
 
     Raises:
-        OnboardError: there are other classes between the two.
+        OnboardError: a class has no config class, or another class besides, as its base.
     """
+    base = _base(config_class)
+    return base if is_of_transformers(base) else base_of_transformers(base)
+
+
+def _base(config_class: type[PretrainedConfig]) -> type[PretrainedConfig]:
     bases = [base for base in config_class.__bases__ if base is not OldFields]
-    if len(bases) != 1 or not is_of_transformers(bases[0]):
-        raise _refusal(config_class, "it has other bases than one config class of transformers")
+    if len(bases) != 1 or not issubclass(bases[0], PretrainedConfig):
+        raise _refusal(config_class, "it has other bases than one config class")
     return bases[0]
 
 
@@ -201,6 +210,7 @@ class _Writer:
             for node in class_node(self.config_class).body
             if isinstance(node, ast.FunctionDef)
             and [ast.unparse(item) for item in node.decorator_list] == ["property"]
+            and node.name != _OF_ATTENTION
         ]
         return [text for node in found if (text := self._property(node)) is not None]
 
@@ -354,8 +364,8 @@ class _Writer:
 
 
 def _unread_fields(config_class: type) -> set[str]:
-    """Return the private fields, as `self._field`, that a class sets and does not read: they tell
-    transformers something.
+    """Return the private fields, as `self._field`, that a class sets and does not read, or that say
+    which attention transformers takes: they tell transformers something.
     """
     fields = [
         node
@@ -365,7 +375,8 @@ def _unread_fields(config_class: type) -> set[str]:
         and ast.unparse(node.value) == "self"
     ]
     read = {node.attr for node in fields if isinstance(node.ctx, ast.Load)}
-    return {ast.unparse(node) for node in fields if node.attr not in read}
+    told = {node.attr for node in fields if node.attr.startswith(_OF_ATTENTION)}
+    return {ast.unparse(node) for node in fields if node.attr not in read or node.attr in told}
 
 
 def _adds_items(method: Any) -> bool:

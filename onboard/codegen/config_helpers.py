@@ -29,6 +29,8 @@ class _WrittenOut(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """Write it out, inner calls first; a function's own calls, too, but not of itself."""
         self.generic_visit(node)
+        if (counted := _counted(node)) is not None:
+            return counted
         called = self.functions.get(node.func.id) if isinstance(node.func, ast.Name) else None
         value = None if called is None else _expression(called.body)
         given = None if called is None else _bound(called, node)
@@ -38,6 +40,24 @@ class _WrittenOut(ast.NodeTransformer):
         inner: ast.expr = _WrittenOut(others).visit(deepcopy(value))
         made: ast.expr = _Replaced(given).visit(inner)
         return ast.copy_location(made, node)
+
+
+def _counted(node: ast.Call) -> ast.expr | None:
+    """Return `list(range(...))` for `torch.arange(...).tolist()`."""
+    match node:
+        case ast.Call(
+            func=ast.Attribute(
+                value=ast.Call(
+                    func=ast.Attribute(value=ast.Name(id="torch" | "np" | "numpy"), attr="arange"),
+                    args=[*bounds],
+                    keywords=[],
+                ),
+                attr="tolist",
+            )
+        ):
+            numbers = ast.Call(ast.Name("range", ast.Load()), bounds, [])
+            return ast.copy_location(ast.Call(ast.Name("list", ast.Load()), [numbers], []), node)
+    return None
 
 
 def body_with(method: ast.FunctionDef, call: ast.Call) -> list[ast.stmt] | None:

@@ -42,12 +42,12 @@ REGISTRATIONS = {"register_causal_lm", "register_config"}
 
 _BUILTINS = """
     abs all any AttributeError bool classmethod dict divmod enumerate float frozenset int
-    isinstance KeyError len list max min NotImplementedError object property range reversed
-    round RuntimeError set slice sorted staticmethod str sum super tuple TypeError ValueError
-    zip
+    isinstance iter KeyError len list max min next NotImplementedError object property range
+    reversed round RuntimeError set slice sorted staticmethod str sum super tuple TypeError
+    ValueError zip
 """
 BUILTINS = set(_BUILTINS.split())
-OTHER_BUILTINS = {"input", "hash", "id", "iter", "next", "type", "filter", "map", "ascii", "bin"}
+OTHER_BUILTINS = {"input", "hash", "id", "type", "filter", "map", "ascii", "bin"}
 """Harmless ones that parameters and attributes may be called like."""
 DECORATORS = {"staticmethod", "classmethod", "property"}
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from transformers import modeling_attn_mask_utils
 
+from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.tiny.tiny_model import prompts
 from onboard.hf.architecture import text_config
 
@@ -49,7 +50,7 @@ def _returned(model: nn.Module, *, padding: bool) -> dict[str, list[str]]:
     padding.
     """
     returned: dict[str, list[list[str]]] = {}
-    files = {inspect.getfile(type(model)), inspect.getfile(modeling_attn_mask_utils)}
+    files = {inspect.getfile(modeling_attn_mask_utils), *_own_files(model)}
     texts = prompts(model)  # which runs the model, too
     window = getattr(text_config(model.config), "sliding_window", None)
     with _returns_watched(files, returned, window), torch.no_grad():
@@ -109,6 +110,15 @@ def is_hiding_mask(value: Any) -> bool:
     _, heads, queries, keys = value.shape
     square = heads == 1 and queries == keys > 1
     return square and bool((value == torch.ones_like(value).triu(1)).all())
+
+
+def _own_files(model: nn.Module) -> set[str]:
+    """Return the file of a model's class, and all others of its repository."""
+    package = type(model).__module__.split(".")[0]
+    modules = [module for name, module in sys.modules.items() if name.startswith(f"{package}.")]
+    beside = modules if package == PACKAGE else []
+    files = [getattr(module, "__file__", None) for module in beside]
+    return {inspect.getfile(type(model)), *filter(None, files)}
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import traceback
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -124,10 +125,11 @@ def _shrink(config: PretrainedConfig, shortest: int = 0) -> PretrainedConfig:
     if len(kept) < shortest:
         kept = sorted({*kept, *range(min(shortest, layers.count))})
     try:
-        small = _cut(config, values, full, layers, kept)
-        if _has_all_kinds(small, layers):
-            return small
-        return _cut(config, values, full, layers, prefix(layers, kept[-1] + 1))
+        beginning = prefix(layers, kept[-1] + 1)
+        ways = [kept, beginning, *(list(range(n)) for n in range(len(kept) + 1, layers.count + 1))]
+        made = (_cut(config, values, full, layers, way) for way in ways)
+        fitting = next((small for small in made if _has_all_kinds(small, layers)), None)
+        return fitting or _cut(config, values, full, layers, beginning)
     except (TypeError, ValueError):  # the class counts its layers in a way of its own
         return _cut(config, values, full, layers, [*range(layers.count)])
 
@@ -203,10 +205,21 @@ def _cut(
 
 
 def _has_all_kinds(small: PretrainedConfig, layers: Layers) -> bool:
-    """Whether what the small config derives for its layers has every value that the full one
-    has.
+    """Whether a small config tells its layers apart as the full one does, also where its class works
+    that out anew: derives a value for each layer, of all that there are, and has layers in and out
+    of each list of layers.
     """
+    made = read_layers(small, small.to_dict())
+    if made is None:
+        return False
+    views = [(view, getattr(small, name)) for name, view in layers.views.items()]
     return all(
-        set(map(str, view)) <= set(map(str, getattr(small, name)))
-        for name, view in layers.views.items()
+        set(map(str, view)) <= set(map(str, new)) and len(new) == made.count for view, new in views
+    ) and all(
+        _sides(made.indices.get(name, []), made) == _sides(indices, layers)
+        for name, indices in layers.indices.items()
     )
+
+
+def _sides(indices: Sequence[int], layers: Layers) -> set[bool]:
+    return {index in indices for index in range(layers.count)}

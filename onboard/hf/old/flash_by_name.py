@@ -18,6 +18,12 @@ from onboard.plain_config import OLD_DEFAULTS
 NAME = "flash_attention_2"
 
 
+def is_refused(error: Exception) -> bool:
+    """Whether an error says that a model cannot be made with it, which may be allowed."""
+    allowed = hasattr(PreTrainedModel._check_and_adjust_attn_implementation, "__wrapped__")
+    return "flash attention 2" in str(error).lower() and not allowed
+
+
 def allow_flash_by_name() -> list[str]:
     """Let models be made that ask for flash_attention_2; return what to say of it."""
     if is_flash_attn_2_available():

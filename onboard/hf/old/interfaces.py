@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from transformers import (
 from transformers.cache_utils import Cache
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
+from transformers.utils import ModelOutput
 
 from onboard.hf.old.gone import Gone
 from onboard.plain_config import default_rope
@@ -42,7 +44,7 @@ def restore_old_interfaces() -> list[str]:
     if "default" not in ROPE_INIT_FUNCTIONS:
         ROPE_INIT_FUNCTIONS["default"] = default_rope
         facts.append('ROPE_INIT_FUNCTIONS["default"] is gone; a stand-in takes its place')
-    return facts + _masks_by_old_names() + _without_cuda()
+    return facts + _masks_by_old_names() + _plain_outputs() + _without_cuda()
 
 
 @contextmanager
@@ -94,6 +96,26 @@ def _renaming(function: Any, old: str, new: str) -> Any:
         return function(*args, **kwargs)
 
     return renaming
+
+
+def _plain_outputs() -> list[str]:
+    """Have classes of outputs make objects that are no dataclasses, as they did: dicts of what they
+    are given.
+    """
+    made = ModelOutput.__init__
+    if hasattr(made, "__wrapped__"):
+        return []
+
+    @functools.wraps(made)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            made(self, *args, **kwargs)
+        except TypeError:
+            if dataclasses.is_dataclass(self) or not self:
+                raise
+
+    ModelOutput.__init__ = init  # type: ignore[method-assign]
+    return ["outputs that are no dataclasses are made as they were"]
 
 
 def _without_cuda() -> list[str]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 import pytest
 import torch
 from torch import nn
 from transformers import PretrainedConfig
 
-from onboard.analysis.recognise.mask_makers import mask_makers
+from onboard.analysis.recognise.mask_makers import _own_files, mask_makers
+from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.tiny.tiny_sizes import VOCABULARY
 
 
@@ -59,3 +63,14 @@ def test_an_added_mask_may_have_the_window_of_the_config(
     shown: int, kinds: list[str] | None
 ) -> None:
     assert mask_makers(Masking(window=5, shown=shown)).get("added") == kinds
+
+
+def test_all_files_of_a_repository_may_make_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (PACKAGE, f"{PACKAGE}.modeling_x", f"{PACKAGE}.masks"):
+        module = ModuleType(name)
+        module.__file__ = f"/there/{name.rpartition('.')[2]}.py"
+        monkeypatch.setitem(sys.modules, name, module)
+    model = Masking(window=5)
+    assert _own_files(model) == {__file__}
+    monkeypatch.setattr(Masking, "__module__", f"{PACKAGE}.modeling_x")
+    assert _own_files(model) == {"/there/modeling_x.py", "/there/masks.py"}

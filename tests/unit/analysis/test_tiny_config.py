@@ -63,6 +63,25 @@ def test_a_text_with_a_letter_for_each_layer_is_cut_with_them() -> None:
     assert (tiny.num_hidden_layers, tiny.hybrid_pattern, tiny.act) == (3, "M-*", "silu")
 
 
+class _LastOnes(PretrainedConfig):
+    model_type = "last_ones"
+
+    def __init__(self, num_hidden_layers: int = 6, **rest: Any) -> None:
+        self.num_hidden_layers = num_hidden_layers
+        super().__init__(**rest)
+        self.mlp_only_layers = list(range(num_hidden_layers))[:-2]
+
+    @property
+    def layers_block_type(self) -> list[str]:
+        return ["plain", "plain", "shared", *("plain" for _ in range(self.num_hidden_layers - 3))]
+
+
+def test_a_class_that_tells_its_layers_apart_anew_has_as_many_as_that_takes() -> None:
+    tiny: Any = tiny_config(_LastOnes(12))
+    assert tiny.num_hidden_layers == len(tiny.layers_block_type) == 3
+    assert tiny.mlp_only_layers == [0]
+
+
 class _Nested(PretrainedConfig):
     model_type = "nested"
 

@@ -285,9 +285,37 @@ def test_values_that_nothing_written_makes_are_refused(make: Any, method: str) -
 
 
 def test_other_bases_are_refused(make: Any) -> None:
-    heir = type("Heir", (make("pass"),), {})
-    with pytest.raises(OnboardError, match="other bases than one config class of transformers"):
+    heir = type("Heir", (make("pass"), dict), {})
+    with pytest.raises(OnboardError, match="other bases than one config class"):
         plain_config_class(heir)
+
+
+HEIR = """import torch
+from transformers import PretrainedConfig
+
+class First(PretrainedConfig):
+    model_type = "first"
+    def __init__(self, num_hidden_layers=6, size=8, **kwargs):
+        self.num_hidden_layers, self.size = num_hidden_layers, size
+        super().__init__(**kwargs)
+
+class Made(First):
+    model_type = "made"
+    def __init__(self, scale=2.0, **kwargs):
+        super().__init__(**kwargs)
+        self.scale = scale * self.size
+        self.plain_layers = torch.arange(self.num_hidden_layers).tolist()[:-2]
+"""
+
+
+def test_an_heir_of_a_class_of_its_own_is_written_behind_it(config_class: Any) -> None:
+    made, values = config_class(HEIR), {"size": 12, "num_hidden_layers": 5, "scale": 0.5}
+    check_same_values(made, text := plain_config_class(made), values)
+    assert "class Made(First):" in text
+    assert "torch" not in text
+    names: dict[str, Any] = {"PlainConfig": PlainConfig}
+    exec(text, names)
+    assert names["Made"].from_dict(values).plain_layers == [0, 1, 2]
 
 
 @pytest.mark.parametrize("size", [12, 24, 29])
@@ -335,6 +363,24 @@ def test_what_is_more_than_a_value_is_refused(make: Any, extra: str) -> None:
 )
 def test_private_fields_that_nothing_reads_are_left_out(make: Any, extra: str) -> None:
     text = plain_config_class(make(extra))
+    assert "_attn_implementation" not in text
+    assert "self.n_layer" in text
+
+
+OF_ATTENTION = """
+    @property
+    def _attn_implementation(self):
+        return self._attn_implementation_internal or "flash_attention_2"
+
+    @_attn_implementation.setter
+    def _attn_implementation(self, value):
+        self._attn_implementation_internal = value
+"""
+
+
+def test_what_says_which_attention_is_taken_is_left_out(make: Any) -> None:
+    extra = "self._attn_implementation_internal = kwargs.pop('attn_implementation', None)"
+    text = plain_config_class(make(extra, methods=OF_ATTENTION))
     assert "_attn_implementation" not in text
     assert "self.n_layer" in text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -10,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.mistral import modeling_mistral as mistral
 
 from onboard.analysis.source import find_method
-from onboard.hf.old import names
+from onboard.hf.old import flash_by_name, names
 from onboard.hf.old.gone import Gone
 from onboard.hf.old.rotary_forms import take_device
 
@@ -72,6 +73,21 @@ def test_rotary_classes_take_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(facts) == 1
     assert not take_device(cls)
     assert not take_device(llama.LlamaMLP)
+
+
+def test_flash_attention_by_name_is_allowed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ValueError("X does not support Flash Attention 2 yet. Please request")
+    assert flash_by_name.is_refused(asked)
+    assert not flash_by_name.is_refused(ValueError("X does not support SDPA"))
+    name = "_check_and_adjust_attn_implementation"
+    check = getattr(PreTrainedModel, name)
+
+    @functools.wraps(check)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        return check(*args, **kwargs)
+
+    monkeypatch.setattr(PreTrainedModel, name, checked)
+    assert not flash_by_name.is_refused(asked)
 
 
 NUMBERED = """

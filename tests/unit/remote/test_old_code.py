@@ -27,6 +27,8 @@ from transformers import (
     masking_utils,
 )
 from transformers.cache_utils import Cache
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import ModelOutput
 
 from onboard.analysis import repository
 from onboard.analysis.cut_tables import cut_tables, rows_for_each_text
@@ -97,9 +99,29 @@ def old_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     table = dict(interfaces.ROPE_INIT_FUNCTIONS)
     monkeypatch.setattr(interfaces, "ROPE_INIT_FUNCTIONS", table)
     with monkeypatch.context() as patch:
-        for process_wide in ("_masks_by_old_names", "_without_cuda"):
+        for process_wide in ("_masks_by_old_names", "_plain_outputs", "_without_cuda"):
             patch.setattr(interfaces, process_wide, list)
         interfaces.restore_old_interfaces()
+
+
+def test_outputs_that_are_no_dataclasses_are_dicts_of_what_they_are_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Plain(ModelOutput):
+        logits: Any = None
+        more: Any = None
+
+    with pytest.raises(TypeError, match="is not a dataclass"):
+        Plain(logits=1)
+    monkeypatch.setattr(ModelOutput, "__init__", ModelOutput.__init__)
+    assert interfaces._plain_outputs()
+    assert not interfaces._plain_outputs()  # once is enough
+    made = Plain(logits=torch.ones(2), more=3)
+    assert made["logits"] is made[0] is made.logits
+    assert made.to_tuple()[1:] == (3,)
+    assert CausalLMOutputWithPast(logits=torch.ones(2))[0].sum() == 2
+    with pytest.raises(TypeError):
+        CausalLMOutputWithPast(unknown=1)
 
 
 def test_a_known_model_type_with_own_code_goes_by_a_type_of_its_own() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from onboard.codegen.translate.language.forms import COMPLEX, ROWS, SEVERAL_ROWS, TUPLE
@@ -403,8 +403,10 @@ class Output(_Entries):
 @dataclass(frozen=True, eq=False)
 class Mask(Value):
     """A causal attention mask: it may only reach the attention interface, whose canonical op is
-    causal by itself.
+    causal by itself. A `whole` one is [batch, 1, queries, keys].
     """
+
+    whole: bool = field(default=False, kw_only=True)
 
     def code(self) -> ast.expr:
         """Raise: generated code has none."""
@@ -425,9 +427,7 @@ class Mask(Value):
 
 @dataclass(frozen=True, eq=False)
 class PaddingMask(Mask):
-    """A mask that is None without padding, for layers without attention; or one of those and causal
-    ones of others.
-    """
+    """A mask that is None without padding, as layers without attention get; or one of either kind."""
 
 
 NONE = Known(None)

@@ -18,7 +18,13 @@ from onboard.codegen.translate.language.object_values import (
     Repeated,
 )
 from onboard.codegen.translate.language.sequences import sequence_of
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, call, name, same_code
+from onboard.codegen.translate.language.trees.syntax import (
+    Untranslatable,
+    attribute,
+    call,
+    name,
+    same_code,
+)
 from onboard.codegen.translate.language.values import (
     NONE,
     Code,
@@ -205,6 +211,12 @@ def iteration(node: ast.expr, frame: Frame) -> tuple[ast.expr, Value | None]:
             overs, elements = zip(*(iteration(part, frame) for part in parts), strict=True)
             known = tuple(item or Code(name("item")) for item in elements)
             return call(name(function), *overs), Items(known)
+        case ast.Call(func=ast.Attribute(value=owner, attr="items"), args=[], keywords=[]) if (
+            isinstance(modules := frame.evaluate(owner), ModuleList)
+        ):
+            key = Code(name("key"), static=True)
+            item = Instance(modules.made, name("item"))
+            return call(attribute(modules.expr, "items")), Items((key, item))
         case ast.Call(func=ast.Name(id="set")):
             # The order of a set of strings differs from run to run, and with it the exported graph.
             return call(name("sorted"), frame.code(node)), Code(name("item"), static=True)

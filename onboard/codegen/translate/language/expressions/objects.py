@@ -315,7 +315,8 @@ def is_plain(cls: object, frame: Frame) -> bool:
 
 def output(cls: type, positional: list[Value], keywords: dict[str, Value]) -> Output:
     """Return the value of `cls(...)` for an output class."""
-    names = [field.name for field in dataclasses.fields(cls)]
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    names = [field.name for field in fields]
     return Output({**dict(zip(names, positional, strict=False)), **keywords})
 
 

@@ -234,7 +234,7 @@ class Translator(Program):
         if len(torch_classes) == len(module.classes):
             return uses.call_torch_module(module, args)
         own = replace(module, made=tuple(made for made in module.made if self.translates(made.cls)))
-        states = self.reached(own)
+        states = uses.callable_so(self.reached(own), module, attr, args, frame)
         routines = [self._method(state, attr, args) for state in states]
         if torch_classes and not (
             torch_classes == [nn.Identity] and all(item.keeps_one for item in routines)

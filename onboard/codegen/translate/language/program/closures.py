@@ -24,7 +24,7 @@ from onboard.codegen.translate.language.program.inline import defaults
 from onboard.codegen.translate.language.statements.bindings import first_values
 from onboard.codegen.translate.language.statements.execute import RETURNS, execute
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
-from onboard.codegen.translate.language.values import NONE, Mapping, Value
+from onboard.codegen.translate.language.values import NONE, Code, Mapping, Value
 
 _FUNCTIONS = (ast.FunctionDef, ast.Lambda)
 
@@ -138,7 +138,7 @@ def run_inside(
         loops=frame.loops,
         layers=frame.layers,
     )
-    given = defaults(node, inner) | bound
+    given = defaults(node, inner) | {k: _once(k, v, node, frame) for k, v in bound.items()}
     if node.args.kwarg is not None:
         given[node.args.kwarg.arg] = Mapping(rest)
     inner.env.values.update({own.get(key, key): value for key, value in given.items()})
@@ -147,6 +147,22 @@ def run_inside(
     changed = {k: v for k, v in inner.env.values.items() if k.startswith("self.")}
     frame.env.values.update(changed)
     return value
+
+
+def _once(parameter: str, value: Value, node: ast.FunctionDef, frame: Frame) -> Value:
+    """Return an argument for a body that reads it several times: what a call computes for it stands
+    in a variable.
+    """
+    read = [item for item in ast.walk(node) if isinstance(item, ast.Name) and item.id == parameter]
+    if type(value) is not Code or value.static or len(read) < 2 or not _computes(value.expr):
+        return value
+    variable = frame.fresh(parameter)
+    frame.bind(variable, value, node)
+    return frame.env.values[variable]
+
+
+def _computes(expr: ast.expr) -> bool:
+    return any(isinstance(item, ast.Call) for item in ast.walk(expr))
 
 
 def _own_body(node: ast.FunctionDef, source: ModuleSource) -> list[ast.stmt]:

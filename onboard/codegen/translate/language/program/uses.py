@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+
 from torch import nn
 
 from onboard.analysis.source import find_method
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.findings import Findings
+from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import Instance
-from onboard.codegen.translate.language.program.argument_facts import all_bound
+from onboard.codegen.translate.language.program.argument_facts import all_bound, bind
 from onboard.codegen.translate.language.program.supers import looked_up
 from onboard.codegen.translate.language.state import ClassState, Restart, Routine
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, call, name
 from onboard.codegen.translate.language.values import Code, Value
 
 
@@ -51,6 +55,38 @@ def share_parameters(
         shared.setdefault((cls, attr), set()).update(keys)
     if any(lacking.values()):
         raise Restart
+
+
+def callable_so(
+    states: list[ClassState], module: Instance, attr: str, args: Args, frame: Frame
+) -> list[ClassState]:
+    """Return those of a module's classes whose method takes these arguments, where all others are
+    of no module here: the constructor asserts that.
+    """
+    taking = [state for state in states if _takes(state.cls, attr, args)]
+    if len(taking) == len(states) or frame.cls is None or frame.layers is not None:
+        return states
+    match module.expr:
+        case ast.Attribute(value=ast.Name(id="self"), attr=key) if len(taking) == 1:
+            here = [getattr(item, key, None) for item in frame.translator.modules_of(frame.cls.cls)]
+            cls = taking[0].cls
+            if here and all(type(item) is cls for item in here):
+                known = call(name("isinstance"), module.expr, name(cls.__name__))
+                frame.translator.guard(known, frame)
+                return taking
+    return states
+
+
+def _takes(cls: type, attr: str, args: Args) -> bool:
+    """Whether a class's method can be called with such arguments."""
+    found = find_method(cls, attr)
+    if found is None or args.stars:
+        return True
+    try:
+        bind(found[1], args, method=True)
+    except Untranslatable:
+        return False
+    return True
 
 
 def call_torch_module(module: Instance, args: Args) -> Value:

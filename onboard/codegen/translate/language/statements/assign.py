@@ -16,7 +16,6 @@ from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole, Result
 from onboard.codegen.translate.language.object_values import (
     Closure,
-    Global,
     Instance,
     ModuleList,
     PlainObject,
@@ -24,6 +23,7 @@ from onboard.codegen.translate.language.object_values import (
     joined_ways,
 )
 from onboard.codegen.translate.language.statements import config_changes
+from onboard.codegen.translate.language.statements.bindings import of_itself
 from onboard.codegen.translate.language.statements.kept import (
     is_cast,
     is_made_again,
@@ -299,7 +299,7 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
         frame.translator.make_object(value, attr, frame)
         return
     if isinstance(value, Closure | Unread | Output):
-        own = _of_itself(value) if isinstance(value, Closure) else value
+        own = of_itself(value, attr, frame) if isinstance(value, Closure) else value
         frame.env.values[f"self.{attr}"] = own
         return
     path = attribute(name("self"), attr)
@@ -331,17 +331,6 @@ def _remember(attr: str, value: Value, frame: Frame) -> None:
         frame.bind(variable, value)
         value = frame.env.values[variable]
     frame.env.values[f"self.{attr}"] = value
-
-
-def _of_itself(function: Closure) -> Closure:
-    """Return a function that other methods may call, too: it reads no variable of the constructor
-    that holds anything but a constant.
-    """
-    read = {item.id for item in ast.walk(function.node) if isinstance(item, ast.Name)}
-    seen = {key: value for key, value in function.seen.items() if key in read}
-    if not all(isinstance(value, Known | Global | Closure) for value in seen.values()):
-        raise Untranslatable(f"{function.node.name}, which reads variables of a constructor")
-    return replace(function, seen=seen)
 
 
 def _move(attr: str, expr: ast.expr, frame: Frame) -> None:

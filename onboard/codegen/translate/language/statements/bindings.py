@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.translate.language.expressions.objects import from_namespace, imported
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.object_values import Closure
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
-from onboard.codegen.translate.language.values import Known, Unread
+from onboard.codegen.translate.language.object_values import Closure, Config, Global
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
+from onboard.codegen.translate.language.values import Code, Known, Unread, Value
 
 _SAYING = ("print(", "logger.", "logging.", "warnings.")
 _OF_MESSAGES = (
@@ -25,6 +26,35 @@ def define(node: ast.FunctionDef, frame: Frame) -> None:
     if not frame.translator.specialised:
         raise Untranslatable(f"{node.name}, defined at {frame.source.location(node)}")
     frame.env.values[node.name] = Closure(node, frame.source, dict(frame.env.values))
+
+
+def of_itself(function: Closure, attr: str, frame: Frame) -> Closure:
+    """Return a function that a constructor leaves at `self.attr`, where other methods may call it:
+    what it reads of the constructor's variables stands in attributes.
+
+    Raises:
+        Untranslatable: a variable holds what depends on a tensor.
+    """
+    read = {item.id for item in ast.walk(function.node) if isinstance(item, ast.Name)}
+    seen = {key: value for key, value in function.seen.items() if key in read}
+    held = {key: _held(f"{attr}_{key}", value, function, frame) for key, value in seen.items()}
+    return replace(function, seen=held)
+
+
+def _held(attr: str, value: Value, function: Closure, frame: Frame) -> Value:
+    """Return a variable's value as other methods find it: at `self.attr`, or where it is already."""
+    if isinstance(value, Known | Global | Closure):
+        return value
+    if not isinstance(value, Code | Config) or not value.is_static:
+        raise Untranslatable(f"{function.node.name}, which reads variables of a constructor")
+    there = [key for key, known in frame.env.values.items() if known.equals(value)]
+    path = next((key for key in there if key.startswith("self.")), f"self.{attr}")
+    place = attribute(name("self"), path.removeprefix("self."))
+    if path not in frame.env.values:
+        store = ast.Attribute(place.value, place.attr, ast.Store())
+        frame.emit(ast.Assign([store], value.code()), function.node)
+        frame.env.values[path] = replace(value, expr=place)
+    return replace(value, expr=place)
 
 
 def bring(node: ast.Import | ast.ImportFrom, frame: Frame) -> None:

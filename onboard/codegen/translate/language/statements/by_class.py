@@ -24,6 +24,7 @@ class Differing(Untranslatable):
 def by_class(error: Differing, statements: Sequence[ast.stmt], frame: Frame) -> Sequence[ast.stmt]:
     """Return statements that do the same as those whose first one failed: the ones up to the last
     that asks what was given stand under a test of the module's class, and once more for the others.
+    What is taken apart at once needs no one to ask.
 
     Raises:
         Differing: nothing asks, or the class cannot be told.
@@ -32,11 +33,11 @@ def by_class(error: Differing, statements: Sequence[ast.stmt], frame: Frame) -> 
     cls = module.classes[0]
     target = first.targets[0] if isinstance(first, ast.Assign) else None
     known = frame.source.namespace.get(cls.__name__) is cls
-    if not isinstance(target, ast.Name) or not known or not _is_told_apart(module, frame):
+    if target is None or not known or not _is_told_apart(module, frame):
         raise error
     asked = (target, module.expr)
     count = max((i for i, item in enumerate(statements) if _asks(item, asked)), default=0) + 1
-    if count == 1:
+    if not isinstance(target, ast.Tuple) and (count == 1 or not isinstance(target, ast.Name)):
         raise error
     test = call(name("isinstance"), module.expr, name(cls.__name__))
     sides = [list(statements[:count]), deepcopy(list(statements[:count]))]

@@ -340,14 +340,16 @@ def _for(node: ast.For, frame: Frame) -> str | None:
     node = lists.without_repeated(node, frame)
     if frame.mechanisms.loop(node, frame):
         return None
+    statements = without_continue(node.body)
+    if (items := lists.known_items(node.iter, frame)) is not None:
+        return _unrolled(node, items, statements, frame)
     if (made := lists.comprehended(node, frame)) is not None:
         store(*made, frame, node)
         return None
     iterable, element = iteration(node.iter, frame)
-    statements = without_continue(node.body)
     for variable in sorted(loop_changes.assigned(statements) & frame.env.values.keys()):
         frame.protect(variable, node)
-    known_before = _taken_for_granted(frame)
+    known_before = loop_changes.taken_for_granted(frame)
     for _ in range(20):
         start = frame.env
         env = Env({key: _own_copy(value) for key, value in start.values.items()})
@@ -369,7 +371,7 @@ def _for(node: ast.For, frame: Frame) -> str | None:
             if frame.loops and lists.is_from(appended, frame.loops[-1], start):
                 raise
             lists.exist(appended, frame, node)
-            _forget(known_before, frame)
+            loop_changes.forget(known_before, frame)
             continue
         except Widened as widened:
             changed, known, ends = [widened.variable], {}, {}
@@ -384,19 +386,13 @@ def _for(node: ast.For, frame: Frame) -> str | None:
     raise Untranslatable(f"a loop without a fixed point at {frame.source.location(node)}")
 
 
-def _taken_for_granted(frame: Frame) -> tuple[list[ast.expr], int]:
-    """Return the guards of the class whose code is evaluated, and how many of its methods are
-    translated.
-    """
-    return ([], 0) if frame.cls is None else (list(frame.cls.guards), len(frame.cls.methods))
-
-
-def _forget(before: tuple[list[ast.expr], int], frame: Frame) -> None:
-    """Drop guards since `before`, of branches decided while a list was taken for empty; methods
-    keep what they need.
-    """
-    if frame.cls is not None and len(frame.cls.methods) == before[1]:
-        frame.cls.guards[:] = before[0]
+def _unrolled(
+    node: ast.For, items: Sequence[Value], statements: Sequence[ast.stmt], frame: Frame
+) -> None:
+    for item in items:
+        store(node.target, item, frame, node)
+        if execute(statements, frame) == RETURNS:
+            raise Untranslatable(f"a return in a loop at {frame.source.location(node)}")
 
 
 def _widen(key: str, end: Value, frame: Frame, node: ast.AST) -> None:

@@ -21,6 +21,7 @@ from onboard.codegen.translate.language.values import (
     Mapping,
     Mask,
     PaddingMask,
+    Unread,
     Value,
 )
 
@@ -64,6 +65,8 @@ def _joined(key: str, sides: Sides, frame: Frame) -> Value:
             return Mapping(merged)
     if all(isinstance(value, Mask) for value in values):
         return PaddingMask()
+    if unread := [value for value in values if isinstance(value, Unread)]:
+        return unread[0]
     modules = [value for value in values if isinstance(value, Instance)]
     if len(modules) == len(values) and not key.startswith("self."):
         for module, (_, statements) in zip(modules, sides, strict=True):

@@ -23,7 +23,7 @@ from onboard.codegen.translate.language.trees.syntax import (
     name,
     with_place,
 )
-from onboard.codegen.translate.language.values import Code, Items, Unread, Value
+from onboard.codegen.translate.language.values import Code, Items, Known, Unread, Value
 
 
 class Filled(Exception):
@@ -87,6 +87,23 @@ def without_repeated(node: ast.For, frame: Frame) -> ast.For:
         case _:
             return node
     return ast.copy_location(ast.For(target, over, node.body, node.orelse), node)
+
+
+def known_items(node: ast.expr, frame: Frame) -> Sequence[Value] | None:
+    """Return what the rounds of a loop are over, where that is a known list in which modules are;
+    None for others.
+    """
+    match node:
+        case ast.Call(func=ast.Name(id="enumerate"), args=[inner], keywords=[]):
+            items = known_items(inner, frame)
+            numbered = enumerate(items or ())
+            pairs = [Items((Known(index), item)) for index, item in numbered]
+            return None if items is None else pairs
+        case ast.Name() | ast.Tuple() | ast.List():
+            value = frame.evaluate(node)
+            items = value.items if isinstance(value, Items) else ()
+            return items if any(isinstance(item, Instance) for item in items) else None
+    return None
 
 
 def _is_local(statement: ast.stmt) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from onboard.codegen.translate.language.env import Env
+from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.values import Code, Value
 
 
@@ -31,3 +32,18 @@ def changed(target: ast.expr, start: Env, end: Env) -> list[str]:
     own = {item.id for item in ast.walk(target) if isinstance(item, ast.Name)}
     shared = [key for key in start.values if key in end.values and key not in own]
     return [key for key in shared if not start.values[key].equals(end.values[key])]
+
+
+def taken_for_granted(frame: Frame) -> tuple[list[ast.expr], int]:
+    """Return the guards of the class whose code is evaluated, and how many of its methods are
+    translated.
+    """
+    return ([], 0) if frame.cls is None else (list(frame.cls.guards), len(frame.cls.methods))
+
+
+def forget(before: tuple[list[ast.expr], int], frame: Frame) -> None:
+    """Drop guards since `before`, of branches decided while a list was taken for empty; methods
+    keep what they need.
+    """
+    if frame.cls is not None and len(frame.cls.methods) == before[1]:
+        frame.cls.guards[:] = before[0]

@@ -18,7 +18,7 @@ from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
 from onboard.codegen.translate.language.expressions.items import index_code
 from onboard.codegen.translate.language.forms import CHUNKED, SQUARE
-from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.frame import Frame, Mechanism, Sides
 from onboard.codegen.translate.language.object_values import Global, MaskMaker
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.trees.syntax import (
@@ -38,6 +38,7 @@ from onboard.codegen.translate.language.values import (
     Mapping,
     Mask,
     PaddingMask,
+    Unread,
     Value,
     either,
 )
@@ -104,12 +105,17 @@ class Ones(Value):
     """A mask of the padding where there is none."""
 
 
+@dataclass(frozen=True, eq=False)
+class LastRow(Value):
+    """What the last query's scores get of a mask [batch, keys]: zeros, for it sees all keys."""
+
+
 def made(kinds: Sequence[str]) -> Value:
     """Return what a function returns that makes masks of these kinds, as `analysis.masks` names
     them.
     """
     values: dict[str, Value] = {
-        "added": Mask(),
+        "added": Mask(whole=True),
         "window": Windowed(),
         "window+1": Windowed(1),
         "seen": Seen(),
@@ -187,6 +193,7 @@ _CASTS = {"to", "float", "half", "type", "type_as"}
 _NEW = {"torch.zeros", "torch.ones", "torch.empty"}
 OF_MASKS = {"to", "bool", "type", "contiguous", "view", "expand", "expand_as", "unsqueeze"}
 """Methods that leave a mask the mask that it is."""
+_KEEP_SHAPES = {"to", "bool", "type", "contiguous"}
 
 
 class CausalMasks(Mechanism):
@@ -210,11 +217,17 @@ class CausalMasks(Mechanism):
         return masked(left) if added and isinstance(left, Code) and not left.static else None
 
     def compare(self, op: ast.cmpop, left: Value, right: Value) -> Value | None:
-        """A mask of hidden keys."""
+        """A mask of hidden keys; the keys that a text's last token sees are all."""
+        match left, right:
+            case LastRow(), Known(value=float() | int() as number) if number < 0:
+                return Ones() if isinstance(op, ast.Gt | ast.GtE) else None
         return hidden(op, left, right)
 
     def attribute(self, owner: Value, attr: str, frame: Frame) -> Value | None:
         """What is known of a mask without one."""
+        if isinstance(owner, Mask) and owner.whole and attr == "shape":
+            sizes = Unread("a size of a mask")
+            return Items((sizes, Known(1), sizes, sizes))
         return mask_attribute(attr) if isinstance(owner, Mask) else None
 
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
@@ -231,7 +244,10 @@ class CausalMasks(Mechanism):
         return _found(attr, frame)
 
     def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
-        """The rows and columns of a triangle that are those of the text."""
+        """The rows and columns of a triangle that are those of the text; the last row."""
+        if isinstance(owner, Mask) and owner.whole:
+            last = ast.unparse(node.slice).strip("()").replace(" ", "") == ":,0,-1,:"
+            return LastRow() if last and type(owner) is Mask else None
         if not isinstance(owner, Drawn):
             return None
         return replace(
@@ -259,7 +275,11 @@ class CausalMasks(Mechanism):
         if (drawn := _drawn(owner, attr, args)) is not None:
             return drawn
         match owner:
-            case Mask() if attr == "get" or attr in OF_MASKS:
+            case Mask(whole=True) if attr == "dim":
+                return Known(4)
+            case Mask(whole=True) if attr in OF_MASKS - _KEEP_SHAPES:
+                return replace(owner, whole=False)
+            case Mask() | LastRow() if attr == "get" or attr in OF_MASKS:
                 return owner
             case Mapping(items=items) if (
                 attr == "get" and items and all(isinstance(v, Mask) for v in items.values())
@@ -269,6 +289,13 @@ class CausalMasks(Mechanism):
                         return None
                 return PaddingMask()
         return None
+
+    def joined(self, sides: Sides) -> Value | None:
+        """A mask on one side and ones on the other: nothing may read it."""
+        values = [value for value, _ in sides]
+        masks = all(isinstance(value, Mask | Ones) for value in values)
+        ones = any(isinstance(value, Ones) for value in values)
+        return Unread("attention that reads its mask") if masks and ones else None
 
     def stored(self, value: Value) -> Value | None:
         """A dict of masks, one of which exists at run time."""

@@ -13,9 +13,11 @@ import math
 from functools import lru_cache
 from typing import Any
 
+import torch
+
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.frame import Frame, Mechanism
-from onboard.codegen.translate.language.trees.syntax import name
+from onboard.codegen.translate.language.trees.syntax import attribute, call, name
 from onboard.codegen.translate.language.values import Code, Value
 
 _HEADS = range(1, 129)
@@ -35,7 +37,12 @@ class Slopes(Mechanism):
             return None
         if len(args.positional) != 1 or args.keywords or args.stars or not args.static():
             return None
-        return _written(args.positional[0], frame) if gives_slopes(function) else None
+        made = gives_slopes(function)
+        if made is None:
+            return None
+        formula = _written(args.positional[0], frame)
+        as_tensor = call(attribute(name("torch"), "tensor"), formula.expr)
+        return Code(as_tensor, static=True) if made is torch.Tensor else formula
 
 
 def _written(heads: Value, frame: Frame) -> Code:
@@ -58,12 +65,17 @@ class _Named(ast.NodeTransformer):
 
 
 @lru_cache(maxsize=512)
-def gives_slopes(function: Any) -> bool:
-    """Whether a function of a repository gives ALiBi's slopes, a list, of any number of heads."""
+def gives_slopes(function: Any) -> type | None:
+    """Return what a function of a repository gives ALiBi's slopes of any number of heads as, a list
+    or a tensor; None for another function.
+    """
     try:
-        return all(_close(function(heads), _slopes(heads)) for heads in _HEADS)
+        given = [function(heads) for heads in _HEADS]
+        if all(_close(each, _slopes(heads)) for each, heads in zip(given, _HEADS, strict=True)):
+            return torch.Tensor if isinstance(given[0], torch.Tensor) else list
     except Exception:  # whatever a function of another kind raises says that it is of another kind
-        return False
+        pass
+    return None
 
 
 def _slopes(heads: int) -> list[float]:
@@ -73,8 +85,11 @@ def _slopes(heads: int) -> list[float]:
 
 
 def _close(given: Any, slopes: list[float]) -> bool:
+    within = 1e-9
+    if isinstance(given, torch.Tensor) and given.shape == (len(slopes),):
+        given, within = given.tolist(), 1e-6
     if not isinstance(given, list | tuple) or len(given) != len(slopes):
         return False
     return all(
-        math.isclose(one, other, rel_tol=1e-9) for one, other in zip(given, slopes, strict=True)
+        math.isclose(one, other, rel_tol=within) for one, other in zip(given, slopes, strict=True)
     )

@@ -67,16 +67,35 @@ class KernelCalls(Mechanism):
     """Functions of `fla`, mamba_ssm and causal_conv1d."""
 
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
-        """The op that a function computes; the state behind it is for caches."""
+        """The op that a function computes."""
         form = _FORMS.get(function) if callable(function) else None
-        if form is None:
-            return None
-        if function is linear_attention_forms.chunk_simple_gla:
-            args = _with_scale(_of_heads(args, frame))
-        made = scan(function, form, args)
-        if not isinstance(made, Items):
-            return made
-        return Items((made.items[0], Unread(f"the state that {function.__name__} leaves")))
+        return None if form is None else _op(function, form, args, frame)
+
+    def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
+        """The op that every function of a module's table computes, whichever is taken."""
+        match callee:
+            case Code(
+                expr=ast.Subscript(value=ast.Attribute(value=ast.Name(id="self"), attr=attr))
+            ) if frame.cls is not None:
+                tables = [
+                    vars(item).get(attr) for item in frame.translator.modules_of(frame.cls.cls)
+                ]
+                functions = [
+                    each for table in tables if isinstance(table, dict) for each in table.values()
+                ]
+                if functions and all(each is functions[0] for each in functions):
+                    return self.call(functions[0], callee.expr, args, frame)
+        return None
+
+
+def _op(function: Any, form: CallForm, args: Args, frame: Frame) -> Value:
+    """Return what a call of a function gives; the state behind it is for caches."""
+    if function is linear_attention_forms.chunk_simple_gla:
+        args = _with_scale(_of_heads(args, frame))
+    made = scan(function, form, args)
+    if not isinstance(made, Items):
+        return made
+    return Items((made.items[0], Unread(f"the state that {function.__name__} leaves")))
 
 
 def _of_heads(args: Args, frame: Frame) -> Args:
