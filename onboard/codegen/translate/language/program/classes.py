@@ -62,13 +62,11 @@ from onboard.codegen.translate.language.program.results import (
     finish_routine,
     given_back,
     same_call,
-    same_code_of,
     with_logits_alone,
 )
 from onboard.codegen.translate.language.program.supers import execute_inside
 from onboard.codegen.translate.language.state import ClassState, Restart, Routine
 from onboard.codegen.translate.language.statements.assign import refuse_growth, store_attribute
-from onboard.codegen.translate.language.statements.by_class import Differing
 from onboard.codegen.translate.language.statements.execute import RAISES, execute
 from onboard.codegen.translate.language.trees.local_lists import with_local_lists
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
@@ -249,9 +247,7 @@ class Translator(Program):
             called(function, r, all_bound(r.node, args), self, keeps_order) for r in routines
         ]
         if not all(same_call(results[0], result) for result in results):
-            if (plain := same_code_of(results)) is not None:
-                return plain
-            raise Differing(own)
+            return uses.of_different_classes(results, states, own, frame)
         return self.mechanisms.given(results[0], module) or results[0]
 
     def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -12,8 +13,10 @@ from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import Instance
 from onboard.codegen.translate.language.program.argument_facts import all_bound, bind
+from onboard.codegen.translate.language.program.results import same_code_of
 from onboard.codegen.translate.language.program.supers import looked_up
 from onboard.codegen.translate.language.state import ClassState, Restart, Routine
+from onboard.codegen.translate.language.statements.by_class import Differing
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, call, name
 from onboard.codegen.translate.language.values import Code, Value
 
@@ -64,17 +67,41 @@ def callable_so(
     of no module here: the constructor asserts that.
     """
     taking = [state for state in states if _takes(state.cls, attr, args)]
-    if len(taking) == len(states) or frame.cls is None or frame.layers is not None:
-        return states
+    only = len(taking) == 1 < len(states) and _is_only(taking[0].cls, module, frame)
+    return taking if only else states
+
+
+def of_different_classes(
+    results: Sequence[Value], states: list[ClassState], module: Instance, frame: Frame
+) -> Value:
+    """Return what a module gives whose classes give different things: that of the only class that
+    modules here have, which the constructor asserts, or what code behind it tells apart.
+
+    Raises:
+        Differing: the code behind has to be written once for each class.
+    """
+    if (plain := same_code_of(results)) is not None:
+        return plain
+    for state, result in zip(states, results, strict=True):
+        if _is_only(state.cls, module, frame):
+            return result
+    raise Differing(module)
+
+
+def _is_only(cls: type, module: Instance, frame: Frame) -> bool:
+    """Whether all modules at a place of the small model are of one class; the constructor asserts
+    it then.
+    """
     match module.expr:
-        case ast.Attribute(value=ast.Name(id="self"), attr=key) if len(taking) == 1:
+        case ast.Attribute(value=ast.Name(id="self"), attr=key) if (
+            frame.cls is not None and frame.layers is None
+        ):
             here = [getattr(item, key, None) for item in frame.translator.modules_of(frame.cls.cls)]
-            cls = taking[0].cls
             if here and all(type(item) is cls for item in here):
                 known = call(name("isinstance"), module.expr, name(cls.__name__))
                 frame.translator.guard(known, frame)
-                return taking
-    return states
+                return True
+    return False
 
 
 def _takes(cls: type, attr: str, args: Args) -> bool:
