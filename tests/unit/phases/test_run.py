@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nbformat
@@ -422,6 +423,36 @@ def _registered(root: Path, checkpoint: Path) -> RunContext:
     context.source._folder = checkpoint  # type: ignore[attr-defined]
     Register().run(context)
     return context
+
+
+@pytest.mark.parametrize("repository", [True, False])
+def test_own_code_that_tells_fewer_layers_apart_anew_runs_with_all(
+    repository: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_somewhere(_: Any, __: Path, what: str, layers: int | None, **___: Any) -> Any:
+        error = "the checkpoint has no x.weight" if layers else None
+        return {"status": "compile_error" if layers else "success", "error": error, "what": what}
+
+    for name, found in (
+        ("reduced_layers", (2, 4)),
+        ("accepted_layers", (2, "")),
+        ("provenance", {}),
+        ("log_head", ""),
+        ("_fits_float32", False),
+        ("_judge_text", None),
+    ):
+        monkeypatch.setattr(run_phase, name, lambda *_, found=found: found)
+    monkeypatch.setattr(run_phase, "run_somewhere", run_somewhere)
+    spec = SimpleNamespace(repository=object() if repository else None)
+    context: Any = SimpleNamespace(spec=spec, artifact=lambda name: tmp_path / name)
+    runs = Run()._runs(context)
+    if repository:
+        assert list(runs) == ["full"]
+        assert (
+            runs["full"]["facts"][0] == "no run with fewer layers: the checkpoint has no x.weight"
+        )
+    else:
+        assert {name: run["status"] for name, run in runs.items()} == {"reduced": "compile_error"}
 
 
 @pytest.mark.slow
