@@ -49,6 +49,7 @@ def bring_up_to_date(
     made = config_class.from_dict(json_floats(deepcopy(dict(config))))  # with what lies inside
     with without_memory(computing=True):
         model = model_class(made)
+    facts += _told_apart(model, package)
     if not keys or isinstance(keys, list | tuple) or _are_modules(keys, model):
         found = bool(keys) and _is_of_late_4(package) or _version(config) in _FINDING_HEADS
         model_class._tied_weights_keys = _tied(model, made, package, found=found)
@@ -58,6 +59,18 @@ def bring_up_to_date(
         model_class.save_pretrained = _saving_once(model_class.save_pretrained)
         facts.append(f"modules share their weights, which are saved once: {min(shared)} and others")
     return facts + _layer_count(config_class, made, model)
+
+
+def _told_apart(model: nn.Module, package: str) -> Iterator[str]:
+    """Give classes of the repository's modules names of their own, where a model has modules of
+    another class of that name, too: of transformers, or of another file.
+    """
+    classes = list(dict.fromkeys(type(module) for module in model.modules()))
+    for cls in classes:
+        names = [other.__name__ for other in classes if other is not cls]
+        if cls.__name__ in names and cls.__module__.split(".")[0] == package:
+            yield f"{cls.__name__} of {cls.__module__} is called Own{cls.__name__}"
+            cls.__name__ = f"Own{cls.__name__}"
 
 
 def _config_facts(config_class: Any, model_class: Any, config: Mapping[str, Any]) -> Iterator[str]:

@@ -115,7 +115,7 @@ def _definitions(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 def class_node(cls: type) -> ast.ClassDef:
     """Return the definition of a module-level class."""
-    return module_source(cls.__module__).classes[cls.__name__]
+    return module_source(cls.__module__).classes[cls.__qualname__]
 
 
 def find_method(cls: type, name: str) -> tuple[type, ast.FunctionDef] | None:
@@ -126,7 +126,7 @@ def find_method(cls: type, name: str) -> tuple[type, ast.FunctionDef] | None:
         if name not in vars(owner):
             continue
         node = (
-            module_source(owner.__module__).classes.get(owner.__name__)
+            module_source(owner.__module__).classes.get(owner.__qualname__)
             if owner is not object
             else None
         )

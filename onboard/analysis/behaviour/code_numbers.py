@@ -16,7 +16,7 @@ def code_of(model: nn.Module) -> Iterator[ast.AST]:
     """Yield the classes of a model's own modules, with those that they inherit from, and all
     functions beside them.
     """
-    used = {cls.__name__ for module in model.modules() for cls in type(module).__mro__}
+    used = {cls.__qualname__ for module in model.modules() for cls in type(module).__mro__}
     for name in modeling_modules(model):
         source = module_source(name)
         yield from (node for key, node in source.classes.items() if key in used)

@@ -401,6 +401,20 @@ def test_what_a_class_saves_besides_is_left_out(monkeypatch: pytest.MonkeyPatch)
     assert own.OldLM.save_pretrained is PreTrainedModel.save_pretrained
 
 
+def test_classes_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "repository_code_with_names_of_others"
+    module = ModuleType(name)
+    twice = "class Linear(nn.Linear):\n    pass\n\nclass OldInner(OldBase):"
+    made = _OLD.replace("class OldInner(OldBase):", twice).replace("init_weights()", "post_init()")
+    exec(made.replace("nn.Linear(4, 4)", "Linear(4, 4)"), vars(module))
+    monkeypatch.setitem(sys.modules, name, module)
+    own: Any = module
+    facts = bring_up_to_date(name, own.OldConfig, own.OldLM, {"model_type": "old", "n_deep": 3})
+    assert f"Linear of {name} is called OwnLinear" in facts
+    assert (own.Linear.__name__, nn.Linear.__name__) == ("OwnLinear", "Linear")
+    assert own.OldLM.__name__ == "OldLM"
+
+
 def test_first_values_keep_the_shapes_of_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "repository_code_that_reshapes"
     module = ModuleType(name)
