@@ -5,6 +5,7 @@ of its code.
 from __future__ import annotations
 
 import ast
+import textwrap
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -216,12 +217,15 @@ class _Writer:
 
     def _property(self, node: ast.FunctionDef) -> str | None:
         match [item for item in node.body if not _is_text(item)]:
-            case [ast.Return(value=ast.expr() as value)]:
+            case [*before, ast.Return(value=ast.expr() as value) as end]:
                 try:
                     self._check(value)
+                    body = [*self._block(before), end]
                 except OnboardError:
                     return None
-                return f"@property\ndef {node.name}(self):\n    return {ast.unparse(value)}"
+                lines = (ast.unparse(ast.fix_missing_locations(item)) for item in body)
+                inside = textwrap.indent("\n".join(lines), "    ")
+                return f"@property\ndef {node.name}(self):\n{inside}"
         return None
 
     def _block(self, statements: list[ast.stmt]) -> list[ast.stmt]:

@@ -308,6 +308,35 @@ class Made(First):
 """
 
 
+STEPS = """from transformers import PretrainedConfig
+
+class Made(PretrainedConfig):
+    def __init__(self, num_hidden_layers=6, period=3, **kwargs):
+        self.num_hidden_layers, self.period = num_hidden_layers, period
+        super().__init__(**kwargs)
+    @property
+    def kinds(self):
+        kinds = ["plain"] + [
+            "shared" if index % self.period == 1 else "plain"
+            for index in range(self.num_hidden_layers - 1)
+        ]
+        return kinds
+    @property
+    def read(self):
+        kept = open("/etc/hostname").read()
+        return kept
+"""
+
+
+def test_properties_that_take_several_steps_come_along(config_class: Any) -> None:
+    made, values = config_class(STEPS), {"num_hidden_layers": 5, "period": 2}
+    check_same_values(made, text := plain_config_class(made), values)
+    assert "hostname" not in text
+    names: dict[str, Any] = {"PlainConfig": PlainConfig}
+    exec(text, names)
+    assert names["Made"].from_dict(values).kinds == made.from_dict(values).kinds
+
+
 def test_an_heir_of_a_class_of_its_own_is_written_behind_it(config_class: Any) -> None:
     made, values = config_class(HEIR), {"size": 12, "num_hidden_layers": 5, "scale": 0.5}
     check_same_values(made, text := plain_config_class(made), values)
