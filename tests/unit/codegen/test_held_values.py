@@ -84,6 +84,62 @@ class Toy(nn.Module):
         return x
 """
 
+LATER = """
+class Attn(nn.Module):
+    def __init__(self, config, layer_idx):
+        super().__init__()
+        self.q = nn.Linear(config.size, config.size)
+        self.k = nn.Linear(config.size, config.size)
+        behind = layer_idx - config.kv
+        if layer_idx >= config.kv:
+            self.q2 = nn.Linear(config.size, config.size)
+            if behind % config.group == 0:
+                self.k2 = nn.Linear(config.size, config.size)
+
+    def forward(self, x, keys=None):
+        if keys is not None:
+            q = self.q2(x)
+            k = keys
+        else:
+            q = self.q(x)
+            k = self.k(x)
+        return q * k, None
+
+
+class Layer(nn.Module):
+    def __init__(self, config, layer_idx):
+        super().__init__()
+        self.attn = Attn(config, layer_idx)
+
+    def forward(self, x, keys=None, output=False):
+        x, w = self.attn(x, keys=keys)
+        outputs = (x,)
+        if output:
+            outputs += (w,)
+        return outputs
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.layers = nn.ModuleList([Layer(config, i) for i in range(config.layers)])
+        self.norm = nn.Linear(config.size, config.size)
+
+    def forward(self, x):
+        kept = {}
+        num = self.config.kv or self.config.layers
+        for layer_idx, layer in enumerate(self.layers):
+            if self.config.swift and layer_idx == num:
+                h = self.norm(x)
+                for i, other in enumerate(self.layers[num:]):
+                    kept[layer_idx + i] = (
+                        other.attn.k2(h) if i % self.config.group == 0 else kept[layer_idx + i - 1]
+                    )
+            x = layer(x, kept.get(layer_idx, None))[0]
+        return x
+"""
+
 
 @pytest.mark.parametrize("keep", ["self.config = config", "pass"])
 def test_functions_keep_the_settings_that_they_read(translate: Translate, keep: str) -> None:
@@ -117,6 +173,14 @@ def test_a_method_without_a_translation_is_named(translate: Translate) -> None:
     text = DICTS.replace("self.parts.values()", "self.parts.popitem()")
     with pytest.raises(Untranslatable, match="the method popitem of a ModuleList"):
         translate(text, {"size": 4, "parts": 3}, specialised=True)
+
+
+def test_what_a_dict_may_lack_may_be_none(translate: Translate) -> None:
+    config = {"size": 4, "layers": 4, "kv": 2, "group": 2, "swift": True}
+    state, _, _ = translate(LATER, config, specialised=True)
+    parts = [_written(_state(state, name)) for name in ("Attn", "Layer")]
+    assert "keys is not None" in parts[0]
+    _same(state, LATER, config, *parts)
 
 
 def _state(state: Any, name: str) -> Any:

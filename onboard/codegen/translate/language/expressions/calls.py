@@ -26,7 +26,7 @@ from onboard.codegen.translate.language.expressions.module_lists import (
     parts_of,
 )
 from onboard.codegen.translate.language.expressions.tensor_methods import tensor_method
-from onboard.codegen.translate.language.forms import SHARED
+from onboard.codegen.translate.language.forms import MAYBE, SHARED
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Choice,
@@ -165,6 +165,8 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return _mapping_method(config_values.as_mapping(owner, frame), attr, args, frame)
         case Code(static=True) if text := config_values.text_method(owner, attr, args, frame):
             return text
+        case Code(static=False) if attr == "get":
+            return _got(owner, args)
         case Code():
             return tensor_method(owner, attr, args)
         case Known(value=value) if args.known():
@@ -192,6 +194,15 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
     if isinstance(found, Method) and found.owner is owner:
         raise Untranslatable(f"the method {attr} of a {type(owner).__name__}")
     return call_value(found, args, frame)
+
+
+def _got(owner: Code, args: Args) -> Code:
+    """Return `owner.get(key, default)` of a dict that exists at run time, which may lack the key."""
+    default = args.positional[1] if len(args.positional) > 1 else NONE
+    kind = (owner.form or "").removeprefix("dict of ")
+    form = kind if kind not in ("", MAYBE) and kind != owner.form else None
+    optional = default.may_be_none or owner.form == f"dict of {MAYBE}"
+    return replace(plain_call(attribute(owner.expr, "get"), args), form=form, optional=optional)
 
 
 def _set_field(output: Output, key: Value, value: Value, *, frame: Frame) -> Value:
