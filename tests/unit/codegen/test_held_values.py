@@ -149,6 +149,33 @@ def test_functions_keep_the_settings_that_they_read(translate: Translate, keep: 
     _same(state, text, config)
 
 
+@pytest.mark.parametrize("mask", ["torch.ge(x, config.least)", "x > config.least", "0.1 < x"])
+def test_items_that_a_comparison_tells_are_chosen(translate: Translate, mask: str) -> None:
+    body = f"""y = torch.zeros_like(x)
+            mask = {mask}
+            y[mask] = x[mask]
+            return y"""
+    text = ACTS.replace("return torch.where(x > config.least, x, x * slope)", body)
+    text = text.replace("KEEP", "self.config = config")
+    config = {"size": 4, "slope": 0.3, "least": 0.1}
+    state, _, forward = translate(text, config, specialised=True)
+    assert "torch.where(mask" in forward
+    _same(state, text, config)
+
+
+def test_rows_that_another_test_tells_stay(translate: Translate) -> None:
+    body = """y = torch.zeros_like(x)
+            mask = x.sum(-1) > config.least
+            y[mask] = x[mask]
+            return y"""
+    text = ACTS.replace("return torch.where(x > config.least, x, x * slope)", body)
+    text = text.replace("KEEP", "self.config = config")
+    config = {"size": 4, "slope": 0.3, "least": 0.1}
+    state, _, forward = translate(text, config, specialised=True)
+    assert "torch.where" not in forward
+    _same(state, text, config)
+
+
 def test_functions_that_read_a_tensor_of_the_constructor_are_refused(translate: Translate) -> None:
     text = ACTS.replace("slope = config.slope * 2", "slope = torch.ones(config.size)")
     config = {"size": 4, "slope": 0.3, "least": 0.1}

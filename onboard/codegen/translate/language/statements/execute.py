@@ -18,7 +18,7 @@ from onboard.codegen.translate.language.statements.assign import Grows, Widened,
 from onboard.codegen.translate.language.statements.by_class import Differing, by_class
 from onboard.codegen.translate.language.statements.first_calls import is_made_first
 from onboard.codegen.translate.language.statements.joins import joined_env, note_conditional
-from onboard.codegen.translate.language.statements.not_numbers import chosen_instead
+from onboard.codegen.translate.language.statements.not_numbers import chosen_instead, chosen_items
 from onboard.codegen.translate.language.statements.one_token import only_masks
 from onboard.codegen.translate.language.statements.regrowth import (
     begins_with_a_number,
@@ -68,6 +68,8 @@ def execute(statements: Sequence[ast.stmt], frame: Frame) -> str:
 
 
 def _assign(node: ast.Assign, frame: Frame) -> None:
+    if chosen_items(node, frame):
+        return
     try:
         value = frame.evaluate(each_mapped(node))
     except Untranslatable as error:

@@ -1,5 +1,5 @@
-"""`if torch.isnan(x).any(): x = ...`: an exported graph has no branch on what a tensor holds, and
-chooses the value instead.
+"""`if torch.isnan(x).any(): x = ...`, `y[x > 0] = x[x > 0]`: an exported graph has no branch on what
+a tensor holds, nor as many items as have a property, and chooses the values instead.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from functools import reduce
 
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.statements.assign import store
-from onboard.codegen.translate.language.trees.syntax import attribute, call, name
+from onboard.codegen.translate.language.trees.syntax import attribute, call, name, same_code
 from onboard.codegen.translate.language.values import Code, Value
 
 _ASKED = ("isnan", "isinf", "isfinite")
+_COMPARE = ("gt", "ge", "lt", "le", "eq", "ne")
 
 
 def chosen_instead(node: ast.If, test: Value, frame: Frame) -> bool:
@@ -32,6 +33,59 @@ def chosen_instead(node: ast.If, test: Value, frame: Frame) -> bool:
             store(target, Code(where), frame, node)
             return True
     return False
+
+
+def chosen_items(node: ast.Assign, frame: Frame) -> bool:
+    """Give a tensor those items of another that a comparison tells, in repositories' code; return
+    whether this is one, item by item.
+    """
+    match node:
+        case ast.Assign(
+            targets=[ast.Subscript(value=ast.Name() as target, slice=ast.Name() as told)],
+            value=ast.Subscript(value=ast.Name() as other, slice=ast.Name(id=again)),
+        ) if told.id == again and frame.translator.specialised:
+            kept, given, mask = (frame.evaluate(item) for item in (_read(target), other, told))
+            tensors = [x for x in (kept, given, mask) if type(x) is Code and not x.transposed]
+            if len(tensors) < 3 or not _compares(mask.code(), given.code(), frame):
+                return False
+            parts = (mask.code(), given.code(), kept.code())
+            where = call(attribute(name("torch"), "where"), *parts)
+            store(_written(target), Code(where), frame, node)
+            return True
+    return False
+
+
+def _read(target: ast.Name) -> ast.Name:
+    return ast.copy_location(name(target.id), target)
+
+
+def _written(target: ast.Name) -> ast.Name:
+    return ast.copy_location(name(target.id, store=True), target)
+
+
+def _compares(mask: ast.expr, given: ast.expr, frame: Frame) -> bool:
+    """Whether a variable was last assigned the comparison of a tensor with a number."""
+    made = [
+        statement.value
+        for statement in frame.out
+        if isinstance(statement, ast.Assign)
+        and ast.unparse(statement.targets[0]) == ast.unparse(mask)
+    ]
+    match made:
+        case [*_, ast.Compare(left=left, comparators=[right])]:
+            sides = [left, right]
+        case [*_, ast.Call(func=ast.Attribute(attr=attr), args=sides)] if attr in _COMPARE:
+            pass
+        case _:
+            return False
+    numbers = [side for side in sides if not same_code(side, given)]
+    return len(sides) == 2 and len(numbers) == 1 and _is_number(numbers[0])
+
+
+def _is_number(side: ast.expr) -> bool:
+    """Whether an operand is a constant, or what a config or a module says."""
+    names = {item.id for item in ast.walk(side) if isinstance(item, ast.Name)}
+    return names <= {"self", "config"} and not any(isinstance(x, ast.Call) for x in ast.walk(side))
 
 
 def _as_one(test: ast.expr) -> ast.expr | None:
