@@ -154,17 +154,27 @@ def judge(out: Path, name: str, logits: Path) -> None:
     model.tie_weights()
     ids = load_file(str(logits))["ids"]
     model = model.float().eval()
-    of_text = _by_prefix if table()[name].get("by_prefix") else _whole
     with torch.no_grad():  # text by text: some code takes several only with their mask
+        of_last = _whole(model, ids[:1]).shape[1] == 1
+        of_text = _by_prefix if of_last or table()[name].get("by_prefix") else _whole
         texts = [of_text(model, text[None]) for text in ids]
     save_file({"ids": ids, "logits": torch.cat(texts).contiguous()}, str(logits))
 
 
 def _whole(model: Any, text: Any) -> Any:
+    """Return the logits of a text, [1, length, vocabulary], or [1, 1, vocabulary] of its last token
+    where its class gives no others.
+    """
     taken = inspect.signature(model.forward).parameters.values()
     caches = any(item.name == "use_cache" or item.kind is item.VAR_KEYWORD for item in taken)
     how = {"use_cache": False} if caches else {}
-    return model(input_ids=text, **how).logits.float()
+    output = model(input_ids=text, **how)
+    if isinstance(output, (tuple, dict)) and not hasattr(output, "logits"):
+        parts = output if isinstance(output, tuple) else [output["logits"]]
+        size = model.config.vocab_size
+        output = next(item for item in parts if getattr(item, "shape", (0,))[-1:] == (size,))
+    logits = getattr(output, "logits", output)
+    return logits.float() if logits.dim() == 3 else logits[:, None].float()
 
 
 def _by_prefix(model: Any, text: Any) -> Any:

@@ -25,7 +25,7 @@ from onboard.analysis.behaviour.cache_probe import cache_notes
 from onboard.analysis.behaviour.positions import first_position
 from onboard.analysis.behaviour.repeated import repeated_tokens
 from onboard.analysis.behaviour.rounding import check_rounding
-from onboard.analysis.behaviour.texts import check_pieces, check_rows
+from onboard.analysis.behaviour.texts import check_ends, check_pieces, check_rows
 from onboard.analysis.behaviour.thresholds import build_roomy
 from onboard.analysis.block_findings import mask_blocks, module_blocks, rope_blocks, scan_blocks
 from onboard.analysis.layer_modules import layer_kinds, with_modules
@@ -120,6 +120,8 @@ def analyze(
 
 def _check_own_code(full: PretrainedConfig, tiny: nn.Module) -> None:
     """Refuse what a repository's code may do with texts that transformers' own does not."""
+    repository.note_outputs(type(tiny))
+    check_ends(tiny)
     check_repeats(partial(_made_anew, full), vocabulary(tiny))
     check_rounding(tiny)
     check_pieces(tiny)

@@ -15,6 +15,7 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 
+from onboard.analysis.behaviour.position_fields import USUAL, position_field
 from onboard.analysis.repository_classes import bring_up_to_date
 from onboard.analysis.repository_classes import give_masks as _give_masks
 from onboard.analysis.repository_classes import spare_masks as _spare_masks
@@ -30,6 +31,7 @@ from onboard.hf.old import (
     packages,
     rotary_forms,
 )
+from onboard.hf.old.given_logits import given_by
 from onboard.hf.old.gone import importing
 from onboard.hf.parameters_on import without_memory
 from onboard.hub import known_type, with_own_type
@@ -63,10 +65,21 @@ def install(folder: Path, config: Mapping[str, Any]) -> list[str]:
         ):
             facts += names.provide(module, wanted)
     config_class, model_class = _standing(folder, survey, config, facts)
+    facts += _position_facts(config_class, model_class, config)
     CONFIG_MAPPING.register(model_type, config_class, exist_ok=True)
     AutoModelForCausalLM.register(config_class, model_class, exist_ok=True)
     _INSTALLED[model_type] = list(dict.fromkeys(facts))
     return _INSTALLED[model_type]
+
+
+def _position_facts(config_class: Any, model_class: Any, config: Mapping[str, Any]) -> list[str]:
+    """See to it that the number of positions goes by its usual name."""
+    made = config_class.from_dict(json_floats(deepcopy(dict(config))))
+    field = position_field(model_class, made)
+    if field is None:
+        return []
+    config_class.attribute_map = {**config_class.attribute_map, USUAL: field}
+    return [f"the config has no {USUAL}; {field} has the number of positions"]
 
 
 def build_without_memory(config: Mapping[str, Any]) -> Any:
@@ -168,6 +181,14 @@ def spare_masks(model_class: Any) -> None:
     facts = _INSTALLED[model_class.config_class.model_type]
     what = "fails with attention_mask where a text has one token; it gets none there"
     facts.append(f"{model_class.__name__}.forward {what}")
+
+
+def note_outputs(model_class: Any) -> None:
+    """Tell the report what the models of a class, which have run, give besides plain logits."""
+    facts = _INSTALLED[model_class.config_class.model_type]
+    facts += [
+        fact for fact in given_by(model_class).said(model_class.__name__) if fact not in facts
+    ]
 
 
 def only_if(name: str | None) -> tuple[str, str] | None:

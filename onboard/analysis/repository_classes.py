@@ -21,6 +21,7 @@ from onboard.errors import OnboardError
 from onboard.hf.half_parameters import in_models_dtype, takes_models_dtype
 from onboard.hf.json_floats import json_floats
 from onboard.hf.old import own_configs
+from onboard.hf.old.given_logits import giving_logits
 from onboard.hf.parameters_on import without_memory
 from onboard.plain_config import OLD_ROPE_SCALING, add_old_defaults
 
@@ -38,6 +39,7 @@ def bring_up_to_date(
     """
     keys = model_class._tied_weights_keys
     facts = [*_config_facts(config_class, model_class, config), *_taking_positions(model_class)]
+    model_class.forward = giving_logits(model_class.forward)
     for own in _model_classes(package):
         if isinstance(own._tied_weights_keys, list | tuple):
             own._tied_weights_keys = None

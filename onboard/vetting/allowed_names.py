@@ -77,8 +77,9 @@ _NN = """
     GLU GroupNorm Hardsigmoid Hardswish Identity init.constant_ init.kaiming_uniform_
     init.normal_ init.ones_ init.trunc_normal_ init.uniform_ init.xavier_uniform_ init.zeros_
     LayerNorm LeakyReLU Linear LogSigmoid LogSoftmax MaxPool1d Mish Module ModuleDict ModuleList
-    Parameter ParameterDict ParameterList PReLU ReLU ReLU6 RMSNorm SELU Sequential Sigmoid SiLU
-    Softmax Softplus Softsign Tanh Unflatten Unfold ZeroPad2d
+    MultiheadAttention Parameter ParameterDict ParameterList PReLU ReLU ReLU6 RMSNorm SELU Sequential Sigmoid SiLU
+    Softmax Softplus Softsign Tanh TransformerEncoder TransformerEncoderLayer Unflatten Unfold
+    ZeroPad2d
 """
 _FUNCTIONAL = """
     avg_pool1d conv1d conv2d cosine_similarity dropout elu embedding fold gelu glu group_norm

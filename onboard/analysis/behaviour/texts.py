@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from onboard.analysis.tiny.tiny_model import prompt, prompts
+from onboard.analysis.tiny.tiny_model import prompt, prompts, vocabulary
 from onboard.errors import OnboardError
+from onboard.hf.old.given_logits import given_by, last_logits
+from onboard.verify.error import rmse_ratio
+from onboard.verify.tolerances import SAME
 
 _MOST_ROWS = 16
 
@@ -35,6 +38,25 @@ def rows_of_a_text(model: nn.Module) -> int:
     rows = next((count for count in range(1, _MOST_ROWS + 1) if _runs(model, ids[:count])), 1)
     between = any(_runs(model, ids[:count]) for count in range(rows + 1, 2 * rows))
     return rows if not between and _runs(model, ids[: 2 * rows]) else 1
+
+
+@torch.no_grad()
+def check_ends(model: nn.Module) -> None:
+    """Refuse a model whose code gives logits of a text's last token alone, where those that it has
+    of the others are not what it gives of the text up to them.
+    """
+    if not given_by(type(model)).of_last:
+        return
+    ids = prompt(0, seed=5, tokens=vocabulary(model))["input_ids"]
+    logits = model(input_ids=ids).logits
+    ends = [last_logits(model, ids[:, : end + 1]) for end in range(ids.shape[1])]
+    error = rmse_ratio(logits, torch.stack(ends, dim=1))
+    if not error <= SAME:
+        raise OnboardError(
+            f"{type(model).__name__} gives logits of the last token alone, and other ones of a text"
+            f" than of its beginnings (rmse ratio {error:.1e}): it is not causal, or does more at the last",
+            hint="Have it give those of every token in a copy of the code",
+        )
 
 
 def check_pieces(model: nn.Module) -> None:

@@ -282,6 +282,31 @@ class ModuleList(Value):
 
 
 @dataclass(frozen=True, eq=False)
+class ModuleTable(Value):
+    """An nn.ModuleDict whose keys are known, with the modules and lists of modules in it."""
+
+    entries: dict[str, Value]
+    expr: ast.expr
+
+    def code(self) -> ast.expr:
+        """Return its constructor call or path."""
+        return self.expr
+
+    def same_as(self, other: ModuleTable) -> bool:
+        """Whether both are the same code."""
+        return same_code(self.expr, other.expr)
+
+    def entry(self, key: str) -> Value:
+        """Return what lies under a key, by its path."""
+        path = (
+            attribute(self.expr, key)
+            if key.isidentifier()
+            else ast.Subscript(self.expr, ast.Constant(key), ast.Load())
+        )
+        return replace(self.entries[key], expr=path)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True, eq=False)
 class Method(Value):
     """`owner.name`, to be called."""
 

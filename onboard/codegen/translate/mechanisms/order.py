@@ -24,6 +24,7 @@ from onboard.codegen.translate.mechanisms.constructors.tried import Tried
 from onboard.codegen.translate.mechanisms.convolutions import CausalConvolutions
 from onboard.codegen.translate.mechanisms.counted_positions import CountedPositions
 from onboard.codegen.translate.mechanisms.experts import Mixtures
+from onboard.codegen.translate.mechanisms.layouts.last_tokens import LastTokens
 from onboard.codegen.translate.mechanisms.layouts.layouts import Layouts
 from onboard.codegen.translate.mechanisms.long_texts import LongTexts
 from onboard.codegen.translate.mechanisms.numbers import Numbers
@@ -36,6 +37,7 @@ from onboard.codegen.translate.mechanisms.scans.written_scans import WrittenScan
 from onboard.codegen.translate.mechanisms.sliced_linears import SlicedLinears
 from onboard.codegen.translate.mechanisms.tables import CutTables
 from onboard.codegen.translate.mechanisms.templates import Templates
+from onboard.codegen.translate.mechanisms.torch_modules.multihead import TorchAttention
 from onboard.codegen.translate.mechanisms.uniform import UniformBatches
 
 MECHANISMS = Mechanisms(
@@ -43,6 +45,7 @@ MECHANISMS = Mechanisms(
         # Masks of ones and vectors of ones are gone before anything else sees them.
         Padding(),
         UniformBatches(),
+        LastTokens(),
         Tried(),
         WrittenScans(),
         Initialised(),
@@ -58,6 +61,7 @@ MECHANISMS = Mechanisms(
         Numbers(),
         # What begins like attention's scores and becomes something else comes before these.
         LightningIndexer(),
+        TorchAttention(),
         WrittenAttention(),
         CausalSdpa(),
         RepeatedHeads(),

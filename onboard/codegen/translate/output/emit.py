@@ -18,6 +18,7 @@ from onboard.codegen.translate.language.holes import Hole
 from onboard.codegen.translate.language.object_values import Config, Instance
 from onboard.codegen.translate.language.program.argument_facts import default_nodes
 from onboard.codegen.translate.language.program.classes import Translator
+from onboard.codegen.translate.language.records import Record
 from onboard.codegen.translate.language.state import ClassState, Routine
 from onboard.codegen.translate.language.statements.execute import execute
 from onboard.codegen.translate.language.trees import cleanup
@@ -200,7 +201,7 @@ def _init_text(
     parameters = ["self"]
     for key in init.parameters:
         fact = facts.get(key)
-        kind = type(fact.obj).__name__ if isinstance(fact, Config) else _module_type(fact)
+        kind = _config_type(fact, translator) or _module_type(fact)
         kind = kind or _annotation(init.node, key)
         if any(isinstance(value, ast.Tuple) for value in _passed(key, init.parameters, calls)):
             kind += " | tuple[int, ...]"
@@ -215,13 +216,20 @@ def _init_text(
         )
     code = _code(translator)
     made = with_plain_modules(with_joined_choices(init.body, only_called(code)), asked_of(code))
-    configs = (key for key in init.parameters if isinstance(facts.get(key), Config))
+    configs = (key for key in init.parameters if isinstance(facts.get(key), Config | Record))
     config = name(next(configs, "config"))
     body = [*made, *(_guard(item, config) for item in state.guards)]
     if state is top:
         body.extend(_tied(state, translator, config))
     head = f"({', '.join(parameters)}) -> None"
     return MethodText("__init__", head, tidy_text(body, init.source, _constructors(translator)))
+
+
+def _config_type(fact: Value | None, translator: Translator) -> str:
+    """Return the class of a config that a constructor is given, or "" where it is given none."""
+    if isinstance(fact, Record):
+        return type(translator.config).__name__
+    return type(fact.obj).__name__ if isinstance(fact, Config) else ""
 
 
 def _constructors(translator: Translator) -> dict[str, list[str]]:

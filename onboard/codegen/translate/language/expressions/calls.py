@@ -22,8 +22,11 @@ from onboard.codegen.translate.language.expressions import multimodal_configs, o
 from onboard.codegen.translate.language.expressions.builtin_calls import BUILTINS
 from onboard.codegen.translate.language.expressions.module_lists import (
     joined,
+    module_copy,
+    module_table,
     one_after_the_other,
     parts_of,
+    table_method,
 )
 from onboard.codegen.translate.language.expressions.tensor_methods import tensor_method
 from onboard.codegen.translate.language.forms import MAYBE, SHARED
@@ -37,10 +40,12 @@ from onboard.codegen.translate.language.object_values import (
     Made,
     Method,
     ModuleList,
+    ModuleTable,
     PlainObject,
     Self,
     Super,
 )
+from onboard.codegen.translate.language.records import record
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import (
     NONE,
@@ -157,6 +162,8 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return _mapping_method(owner, attr, args, frame)
         case Output() if attr == "__setitem__":
             return _set_field(owner, *args.positional, frame=frame)
+        case ModuleTable() if listed := table_method(owner, attr):
+            return listed
         case ModuleList(made=made) if attr == "values":
             return ModuleList(made, plain_call(attribute(owner.expr, attr), args).expr)
         case ModuleList() if attr == "keys":
@@ -254,6 +261,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return replace(args.positional[0], copy=plain_call(expr, args).expr)
     if obj is copy.deepcopy and isinstance(given := args.positional[0], Setting | Mapping):
         return config_values.own_copy(given, frame)
+    if obj is copy.deepcopy and (made := module_copy(args, frame)) is not None:
+        return made
     if obj in _AUTOCAST:
         return Known(False)  # who runs generated code chooses its dtype
     if obj is is_torchdynamo_compiling:
@@ -279,6 +288,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return NONE  # nothing was before the text
     if objects.is_output(obj):
         return objects.output(obj, args.positional, args.keywords)
+    if (settings := record(obj, args, frame)) is not None:
+        return settings
     if (whole := objects.named_tuple(obj, args)) is not None:
         return whole
     if obj is nn.utils.skip_init and args.positional:  # weights come from a checkpoint
@@ -326,6 +337,8 @@ def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return made
     if cls is nn.ModuleDict and all(item.equals(Mapping({})) for item in args.positional):
         return ModuleList((), ast.Call(expr, [], []))
+    if cls is nn.ModuleDict and (table := module_table(expr, args)) is not None:
+        return table
     if frame.translator.translates(cls):
         return frame.translator.construct(cls, args)
     if frame.translator.specialised:  # who builds a model says where it is, and in which dtype

@@ -25,6 +25,7 @@ from onboard.codegen.translate.language.object_values import (
     Global,
     MaskMaker,
     ModuleList,
+    ModuleTable,
     Repeated,
 )
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, constant, same_code
@@ -86,6 +87,8 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
             return entry
         case Output(fields=fields), Known(value=int() as position):
             return [value for value in fields.values() if not value.equals(NONE)][position]
+        case ModuleTable(entries=entries), Known(value=str() as key) if key in entries:
+            return owner.entry(key)
         case ModuleList(), _:
             return one_of(owner, index)
         case Code(), Items(items=parts) if _keeps_everything(parts):

@@ -5,15 +5,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Closure,
     Instance,
     ModuleList,
+    ModuleTable,
     joined_ways,
 )
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, call, name
-from onboard.codegen.translate.language.values import Items, Known, Value
+from onboard.codegen.translate.language.values import Items, Known, Mapping, Value
 
 _Parts = tuple[Instance | ModuleList, ...]
 
@@ -56,6 +58,39 @@ def one_of(owner: ModuleList, index: Value) -> Instance:
             if len(single) == len(ahead) == count:
                 return Instance(single[-1 if place >= 0 else 0].made, expr)
     return Instance(owner.made, expr)
+
+
+def module_table(expr: ast.expr, args: Args) -> ModuleTable | None:
+    """Return `nn.ModuleDict({"key": module, ...})`; None where something else is in it."""
+    match args:
+        case Args(positional=[Mapping(items=entries)], keywords={}) if entries and all(
+            isinstance(item, Instance | ModuleList | ModuleTable) for item in entries.values()
+        ):
+            return ModuleTable(entries, plain_call(expr, args).expr)
+    return None
+
+
+def table_method(owner: ModuleTable, attr: str) -> Items | None:
+    """Return what `keys`, `values` or `items` of an nn.ModuleDict gives."""
+    pairs = [Items((Known(key), owner.entry(key))) for key in owner.entries]
+    if attr == "items":
+        return Items(tuple(pairs))
+    place = {"keys": 0, "values": 1}.get(attr)
+    return None if place is None else Items(tuple(pair.items[place] for pair in pairs))
+
+
+def module_copy(args: Args, frame: Frame) -> Value | None:
+    """Return `copy.deepcopy(module)` in a constructor: another module made in the same way, whose
+    weights are its own; None for anything else.
+    """
+    match args.positional:
+        case [Instance(expr=ast.Call()) | ModuleList(expr=ast.Call() | ast.ListComp()) as made]:
+            return made
+        case [Instance(made=(way,))] if frame.kind == "init" and frame.translator.translates(
+            way.cls
+        ):
+            return frame.translator.construct(way.cls, Args([], dict(way.arguments), []))
+    return None
 
 
 def slice_modules(owner: ModuleList, part: ast.Slice, frame: Frame) -> Value:

@@ -33,9 +33,11 @@ from onboard.codegen.translate.language.object_values import (
     Instance,
     Method,
     ModuleList,
+    ModuleTable,
     PlainObject,
     Self,
 )
+from onboard.codegen.translate.language.records import Record
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.trees.syntax import (
     Untranslatable,
@@ -170,6 +172,8 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return of_field(attribute(expr, attr), obj, frame) or Code(
                 attribute(expr, attr), static=True
             )
+        case Record(fields=fields) if attr in fields:
+            return owner.field(attr)
         case Global(obj=obj, expr=expr):
             return _global_attribute(obj, attr, expr)
         case Output(fields=fields):
@@ -187,7 +191,9 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
                 attribute_of(state, attr, expr, frame) for state in frame.translator.reached(owner)
             ]
             return Code(attribute(expr, attr), static=all(each.is_static for each in values))
-        case Mapping() | ModuleList():
+        case ModuleTable(entries=entries) if attr in entries:
+            return owner.entry(attr)
+        case Mapping() | ModuleList() | ModuleTable():
             return Method(owner, attr)
         case PlainObject(attr=kept) if kept:
             return get_attribute(Self(), f"{kept}_{attr}", frame)
@@ -341,7 +347,7 @@ def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) ->
                 if own
                 else replace(value, expr=path)
             )
-        case ModuleList():
+        case ModuleList() | ModuleTable() | Record():
             return replace(value, expr=path)
         case Config(obj=obj):
             return Config(path, obj)

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torch import nn
+
 from onboard.codegen.translate.language.frame import Frame, Program
 from onboard.codegen.translate.language.holes import Hole, Result, fill
 from onboard.codegen.translate.language.object_values import Config
@@ -27,6 +29,7 @@ from onboard.codegen.translate.language.values import (
     Value,
     untransposed,
 )
+from onboard.hf.old.given_logits import given_by
 
 
 def finish_routine(routine: Routine, frame: Frame) -> None:
@@ -71,13 +74,18 @@ def finish_returns(frame: Frame) -> tuple[Value, int]:
     return shape, holes
 
 
-def with_logits_alone(value: Value) -> Value:
+def with_logits_alone(value: Value, model: nn.Module) -> Value:
     """Return a model's output without what other losses and other modalities read."""
-    return (
-        Output({"logits": value.fields["logits"]})
-        if isinstance(value, Output) and "logits" in value.fields
-        else value
-    )
+    match value, given_by(type(model)).place:
+        case Output(fields={"logits": logits}), None:
+            return Output({"logits": logits})
+        case Items(items=items), int() as place if place < len(items):
+            return Output({"logits": items[place]})
+        case Mapping(items=items), str() as place if place in items:
+            return Output({"logits": items[place]})
+        case Code(), "":
+            return Output({"logits": value})
+    return value
 
 
 def given_back(frame: Frame) -> Value | None:

@@ -13,7 +13,11 @@ from torch import nn
 
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.frame import Frame, Program
-from onboard.codegen.translate.language.object_values import Instance, ModuleList
+from onboard.codegen.translate.language.object_values import (
+    Instance,
+    ModuleList,
+    ModuleTable,
+)
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.trees import cleanup
 from onboard.codegen.translate.language.values import Code, Known
@@ -36,6 +40,8 @@ def reach(translator: Program) -> None:
                     translator.reached(value)
                 elif isinstance(value, ModuleList):
                     _reach_items(state, attr, value, translator)
+                elif isinstance(value, ModuleTable):
+                    _reach_entries(state, attr, value, translator)
         done += new
 
 
@@ -47,6 +53,15 @@ def _reach_items(state: ClassState, attr: str, value: ModuleList, translator: Pr
     own = tuple(made for made in left if translator.translates(made.cls))
     if own and has_parameters(state, attr, translator):
         translator.reached(Instance(own, value.expr))
+
+
+def _reach_entries(state: ClassState, attr: str, table: ModuleTable, translator: Program) -> None:
+    """Translate the constructors of a table's modules with weights: its keys are what is read."""
+    for entry in table.entries.values():
+        if isinstance(entry, ModuleTable):
+            _reach_entries(state, attr, entry, translator)
+        elif isinstance(entry, Instance | ModuleList):
+            _reach_items(state, attr, ModuleList(entry.made, entry.expr), translator)
 
 
 def reach_parts(state: ClassState, frame: Frame) -> None:

@@ -18,6 +18,7 @@ from onboard.codegen.translate.language.object_values import (
     Closure,
     Instance,
     ModuleList,
+    ModuleTable,
     PlainObject,
     Self,
     joined_ways,
@@ -110,9 +111,12 @@ def _ties(target: ast.Attribute, value: Value, frame: Frame) -> bool:
     """Whether a constructor ties two weights that transformers' model says are tied."""
     if frame.kind != "init" or frame.cls is None or not isinstance(value, Code):
         return False
-    tied = getattr(frame.cls.cls, "_tied_weights_keys", None)
-    pair = {ast.unparse(node).removeprefix("self.") for node in (target, value.expr)}
-    return isinstance(tied, dict) and any({key, other} == pair for key, other in tied.items())
+    model = frame.translator.model
+    tied = getattr(type(model), "_tied_weights_keys", None)
+    pair = [ast.unparse(node).removeprefix("self.") for node in (target, value.expr)]
+    places = [path for path, module in model.named_modules() if type(module) is frame.cls.cls]
+    names = [{f"{path}.{end}".removeprefix(".") for end in pair} for path in places]
+    return isinstance(tied, dict) and any({*item} in names for item in tied.items())
 
 
 def _is_note(owner: ast.expr, attr: str, frame: Frame) -> bool:
@@ -353,7 +357,7 @@ def _at(value: Value, path: ast.expr) -> Value:
             return Code(path, static, optional=optional)
         case Instance():
             return replace(value, expr=path)
-        case ModuleList():
+        case ModuleList() | ModuleTable():
             return replace(value, expr=path)
         case Items() | Mapping():
             return Code(path, value.is_static)

@@ -16,7 +16,9 @@ def only_masks(test: Value, body: list[ast.stmt], start: Env, after: Env) -> boo
         return False
     new = [
         isinstance(item, ast.Assign)
-        and all(isinstance(each, ast.Name) and each.id not in start.values for each in item.targets)
+        and all(
+            isinstance(each, ast.Name) and _is_new(each.id, start, after) for each in item.targets
+        )
         for item in body
     ]
     changed = [
@@ -28,6 +30,11 @@ def only_masks(test: Value, body: list[ast.stmt], start: Env, after: Env) -> boo
         isinstance(item, Mask) or (isinstance(item, Code) and item.masked) for item in changed
     ]
     return all(new) and bool(masked) and all(masked)
+
+
+def _is_new(variable: str, start: Env, after: Env) -> bool:
+    """Whether nothing behind the branch reads what it assigns to a variable that was there before."""
+    return variable not in start.values or isinstance(after.values.get(variable), Mask)
 
 
 def _is_of_several(test: ast.expr) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
@@ -191,7 +192,18 @@ def stands_at_run_time(value: Value) -> Code | None:
 
 _CASTS = {"to", "float", "half", "type", "type_as"}
 _NEW = {"torch.zeros", "torch.ones", "torch.empty"}
-OF_MASKS = {"to", "bool", "type", "contiguous", "view", "expand", "expand_as", "unsqueeze"}
+OF_MASKS = {
+    "to",
+    "bool",
+    "type",
+    "type_as",
+    "float",
+    "contiguous",
+    "view",
+    "expand",
+    "expand_as",
+    "unsqueeze",
+}
 """Methods that leave a mask the mask that it is."""
 _KEEP_SHAPES = {"to", "bool", "type", "contiguous"}
 
@@ -233,8 +245,14 @@ class CausalMasks(Mechanism):
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
         """Functions that make masks, as the analysis found, and `torch.triu(full(least), 1)`."""
         match [*args.positional, *args.keywords.values()]:
+            case [Code(form=str() as form) as made, *rest] if (
+                function in (torch.tril, torch.triu) and form == SQUARE
+            ):
+                return _drawn(made, function.__name__, Args(rest, {}, []))
             case [Code() as made, first] if function is torch.triu:
                 return Mask() if _hides_later(made, first, frame) else None
+        if function is nn.Transformer.generate_square_subsequent_mask:
+            return Mask()
         if function is torch.ones:
             return _square(plain_call(expr, args), args, frame)
         return _found(function.__name__, frame) if inspect.isfunction(function) else None
@@ -344,8 +362,8 @@ def _hides_later(made: Code, first: Value, frame: Frame) -> bool:
     if size is None or least is None or not _is_least(least):
         return False
     match size:
-        case ast.Tuple(elts=[queries, keys]) | ast.List(elts=[queries, keys]):
-            if isinstance(queries, ast.Constant):
+        case ast.Tuple(elts=[*texts, queries, keys]) | ast.List(elts=[*texts, queries, keys]):
+            if isinstance(queries, ast.Constant) or any(ast.unparse(each) != "1" for each in texts):
                 return False
             last = Counter({ast.dump(keys): 1})
             last.subtract({ast.dump(queries): 1, "": -1})

@@ -1,0 +1,1 @@
+"""Modules of PyTorch that are made of attention."""

@@ -1,0 +1,222 @@
+"""Constructs of models that people write for themselves, in small modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
+from onboard.codegen.translate.language.values import Code
+from onboard.codegen.translate.output.printer import print_block
+from onboard.hf.old.given_logits import giving_logits
+from tests.unit.codegen.conftest import _translated
+from tests.unit.codegen.test_own_code import _made, _written
+
+Translate = Callable[..., tuple[Any, str, str]]
+
+TABLE = """
+class Block(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.inner = nn.Linear(config.size, config.size)
+
+    def forward(self, x):
+        return x + self.inner(x).tanh()
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.trunk = nn.ModuleDict({
+            "first": nn.Linear(config.size, config.size),
+            "h": nn.ModuleList([Block(config) for _ in range(config.layers)]),
+            "2": nn.Linear(config.size, config.size),
+        })
+
+    def forward(self, x):
+        x = self.trunk.first(x)
+        for block in self.trunk.h:
+            x = block(x)
+        return self.trunk["2"](x)
+"""
+COPIES = """
+import copy
+
+
+class Block(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.inner = nn.Linear(size, size)
+
+    def forward(self, x):
+        return x + self.inner(x).tanh()
+
+
+def clones(module, count):
+    return nn.ModuleList([copy.deepcopy(module) for _ in range(count)])
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.blocks = clones(Block(config.size), config.layers)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+"""
+RECORD = """
+from dataclasses import dataclass
+
+
+@dataclass
+class Settings:
+    width: int = 8
+    factor: float = 2.0
+    deep: int = 1
+
+
+class Inner(nn.Module):
+    def __init__(self, settings):
+        super().__init__()
+        self.settings = settings
+        self.layers = nn.ModuleList(
+            [nn.Linear(settings.width, settings.width) for _ in range(settings.deep)]
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x) * self.settings.factor
+        return x
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        given = dict(width=config.size, deep=config.layers + 1)
+        self.inner = Inner(Settings(**given))
+
+    def forward(self, x):
+        return self.inner(x)
+"""
+
+
+@pytest.mark.parametrize("text", [TABLE, COPIES, RECORD], ids=["table", "copies", "record"])
+def test_what_personal_constructors_make_is_made(translate: Translate, text: str) -> None:
+    config = {"size": 4, "layers": 2}
+    state, _, _ = translate(text, config, specialised=True)
+    others = [each for each in state.translator.states.values() if each.cls is not state.cls]
+    ours = _made("\n\n\n".join([*map(_written, others), _written(state)]), config)
+    theirs = _made(text, config)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 3, 4)
+    assert torch.equal(ours(x), theirs(x))
+
+
+def test_an_object_with_what_is_not_of_the_config_is_no_record(translate: Translate) -> None:
+    text = RECORD.replace("deep=config.layers + 1", "deep=len(list(self.parameters())) + 1")
+    _, init, _ = translate(text, {"size": 4, "layers": 2}, specialised=True)
+    assert "Settings(" in init  # which no model file may have
+
+
+ATTENTION = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(config.size, 2, batch_first=True)
+
+    def forward(self, x):
+        length = x.shape[1]
+        hidden = torch.triu(torch.ones(length, length, device=x.device), diagonal=1).bool()
+        return self.attn(x, x, x, attn_mask=hidden, need_weights=False)[0]
+"""
+ENCODER = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(
+            config.size, 2, 12, batch_first=True, norm_first=config.first, activation="gelu"
+        )
+        self.encoder = nn.TransformerEncoder(layer, config.layers)
+
+    def forward(self, x):
+        mask = nn.Transformer.generate_square_subsequent_mask(x.size(1)).to(x.device)
+        return self.encoder(x, mask=mask, is_causal=True)
+"""
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("text", [ATTENTION, ENCODER], ids=["attention", "encoder"])
+def test_attention_of_pytorchs_own_modules_is_written_out(
+    translate: Translate, text: str, first: bool
+) -> None:
+    config = {"size": 4, "layers": 2, "first": first}
+    state, _, forward = translate(text, config, specialised=True)
+    assert "scaled_dot_product_attention" in forward
+    assert "triu" not in forward
+    head = "from torch.nn import functional as F\n"
+    ours, theirs = _made(head + _written(state), config), _made(text, config)
+    theirs.load_state_dict({key: torch.randn_like(x) for key, x in theirs.state_dict().items()})
+    ours.load_state_dict(theirs.state_dict())
+    ours, theirs, x = ours.double().eval(), theirs.double().eval(), torch.randn(2, 5, 4).double()
+    assert torch.allclose(ours(x), theirs(x), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [("diagonal=1).bool()", "diagonal=1).bool().T"), ("hidden, need", "~hidden, need")],
+    ids=["of earlier keys", "of what is seen"],
+)
+def test_other_masks_of_pytorchs_attention_are_refused(
+    translate: Translate, change: tuple[str, str]
+) -> None:
+    with pytest.raises(Untranslatable):
+        translate(ATTENTION.replace(*change), {"size": 4}, specialised=True)
+
+
+def test_logits_of_the_last_token_are_written_for_all(translate: Translate) -> None:
+    text = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.head = nn.Linear(config.size, 7)
+
+    def forward(self, x):
+        return (self.head(x[:, [-1], :]), None)
+"""
+    state, _, forward = translate(text, {"size": 4, "vocab_size": 7}, specialised=True)
+    assert "-1" in forward  # nothing has shown yet that its class gives no others
+    state.cls.forward = giving_logits(state.cls.forward)
+    state.translator.model(torch.randn(2, 5, 4))
+    again = _translated(state.translator, state.cls, {"x": Code(name("x"))})
+    assert "self.head(x)" in print_block(again.methods["forward"].body)
+
+
+CUT = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.size = config.size
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        mask = None
+        if length > 1:
+            mask = torch.full((1, length, length), float("-inf"), device=x.device)
+            mask = torch.triu(mask, diagonal=1).type_as(x)
+        scores = torch.matmul(x, x.transpose(1, 2))
+        if mask is not None:
+            scores = scores + mask
+        return torch.matmul(torch.softmax(scores.float(), dim=-1).type_as(x), x)
+"""
+
+
+def test_a_mask_that_only_several_tokens_need_is_the_attentions(translate: Translate) -> None:
+    _, _, forward = translate(CUT, {"size": 4}, specialised=True)
+    assert "torch_attention" in forward
+    assert "triu" not in forward
