@@ -178,14 +178,20 @@ def _meta_model(spec: ModelSpec, config: Any) -> nn.Module:
 
 
 def _layers(spec: ModelSpec, model: nn.Module) -> dict[str, str]:
-    """Path -> kind of the decoder layers to test: the first of each kind."""
-    paths = {path for path, _ in model.named_modules()}
+    """Path -> kind of the decoder layers to test: the first of each kind. PyTorch's own are written
+    out in what runs them, and are not called here.
+    """
+    paths = {path: type(module).__module__ for path, module in model.named_modules()}
     for kind in spec.layer_kinds:
         if kind.path not in paths:
             raise OnboardError(
                 f"the small model has no layer {kind.path} ({kind.name})", hint="Correct spec.yaml"
             )
-    return {kind.path: kind.name for kind in spec.layer_kinds}
+    return {
+        kind.path: kind.name
+        for kind in spec.layer_kinds
+        if not paths[kind.path].startswith("torch.")
+    }
 
 
 def _blocks(spec: ModelSpec, model: nn.Module, layers: dict[str, str]) -> dict[str, str]:

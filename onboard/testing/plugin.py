@@ -32,6 +32,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Results(path))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out the test that pytest makes of an empty list: a model whose layers are all PyTorch's
+    own has none of its own to test.
+    """
+    items[:] = [item for item in items if "NOTSET" not in item.name]
+
+
 class Results:
     """The results of one session."""
 

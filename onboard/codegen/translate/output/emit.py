@@ -227,9 +227,8 @@ def _init_text(
 
 def _config_type(fact: Value | None, translator: Translator) -> str:
     """Return the class of a config that a constructor is given, or "" where it is given none."""
-    if isinstance(fact, Record):
-        return type(translator.config).__name__
-    return type(fact.obj).__name__ if isinstance(fact, Config) else ""
+    made = translator.config if isinstance(fact, Record) else getattr(fact, "obj", None)
+    return type(made).__name__ if isinstance(fact, Record | Config) else ""
 
 
 def _constructors(translator: Translator) -> dict[str, list[str]]:
