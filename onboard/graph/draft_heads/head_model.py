@@ -30,7 +30,8 @@ class ModelParts:
             if isinstance(module, nn.ModuleList)
         }
         self.path = max(lists, key=lambda name: (lists[name], -len(name)), default="")
-        parent, _, self.list_name = self.path.rpartition(".")
+        parent, _, name = self.path.rpartition(".")
+        self.list_name: str = name
         self.owner = model.get_submodule(parent)
         norms = [
             (name, module)

@@ -82,8 +82,11 @@ def find_heads(
             continue  # a head of another kind, or a tensor of this shape in something else
         first, second, final = _norms(projection, hidden_size, shapes, of_blocks)
         bias = projection.removesuffix("weight") + "bias"
-        rest = first, second, projection, bias if bias in shapes else None, final
-        heads += [HeadTensors(*blocks[prefix], *rest) for prefix in sorted(own, key=_order)]
+        own_bias = bias if bias in shapes else None
+        heads += [
+            HeadTensors(*blocks[prefix], first, second, projection, own_bias, final)
+            for prefix in sorted(own, key=_order)
+        ]
     if not heads:
         raise UsageError(
             f"the head of {min(projections, key=_order)} is like none of the model's layers",

@@ -53,7 +53,8 @@ def given_by(model_class: type) -> Given:
 def last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Return the logits [batch, vocabulary] of the last token as the class itself gives them."""
     output = inspect.unwrap(type(model).forward)(model, input_ids=ids)
-    return _with_logits(model, output).logits.view(len(ids), -1)
+    logits: torch.Tensor = _with_logits(model, output).logits
+    return logits.view(len(ids), -1)
 
 
 def giving_logits(forward: Callable[..., Any]) -> Callable[..., Any]:

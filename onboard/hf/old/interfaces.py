@@ -114,7 +114,7 @@ def _plain_outputs() -> list[str]:
             if dataclasses.is_dataclass(self) or not self:
                 raise
 
-    ModelOutput.__init__ = init  # type: ignore[method-assign]
+    ModelOutput.__init__ = init
     return ["outputs that are no dataclasses are made as they were"]
 
 

@@ -38,7 +38,8 @@ def drafter_of(runtime: RuntimeConfig, root: Path | None, build: Build) -> Draft
     if runtime.world_size > 1:
         raise UsageError("drafts are for one device", hint="Set world_size to 1, or leave them out")
     if wanted.draft == OWN_HEADS:
-        return _check_own_heads(runtime)
+        _check_own_heads(runtime)
+        return None
     if wanted.draft == NGRAM:
         return NgramDrafter(wanted.num_tokens)
     folder = Path.cwd() if root is None else root

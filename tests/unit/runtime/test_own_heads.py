@@ -157,7 +157,9 @@ def test_drafts_are_those_of_the_heads_alone(kind: str, tmp_path: Path) -> None:
     assert max(len(drafts) for _, drafts in seen) == drafter.most
 
 
-@pytest.mark.parametrize("kind", ["two in turn", "latent attention, mixture", "beside recurrent states"])
+@pytest.mark.parametrize(
+    "kind", ["two in turn", "latent attention, mixture", "beside recurrent states"]
+)
 def test_no_request_of_a_soak_notices_own_heads(kind: str, tmp_path: Path) -> None:
     """With stops, cancels, priorities, preemptions, reused prefixes, sampling and chunked prompts."""
     seed = random.randrange(2**31)

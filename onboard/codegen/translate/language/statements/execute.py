@@ -344,7 +344,8 @@ def _for(node: ast.For, frame: Frame) -> str | None:
         return None
     statements = without_continue(node.body)
     if (items := lists.known_items(node.iter, frame)) is not None:
-        return _unrolled(node, items, statements, frame)
+        _unrolled(node, items, statements, frame)
+        return None
     if (made := lists.comprehended(node, frame)) is not None:
         store(*made, frame, node)
         return None
