@@ -51,7 +51,7 @@ def _held(attr: str, value: Value, function: Closure, frame: Frame) -> Value:
     path = next((key for key in there if key.startswith("self.")), f"self.{attr}")
     place = attribute(name("self"), path.removeprefix("self."))
     if path not in frame.env.values:
-        store = ast.Attribute(name("self"), path.removeprefix("self."), ast.Store())
+        store = ast.Attribute(name("self"), attr, ast.Store())
         frame.emit(ast.Assign([store], value.code()), function.node)
         frame.env.values[path] = replace(value, expr=place)
     return replace(value, expr=place)
