@@ -202,9 +202,8 @@ def accepted_layers(context: RunContext, needed: int, total: int) -> tuple[int, 
     """
     if needed >= total:
         return needed, ""
-    if context.spec.repository is not None:  # whose code is run in its sandbox alone
-        others = "other modules lie in the list of layers, and their places change with it"
-        return (total, others) if shares_list(context.spec) else (needed, "")
+    if context.spec.repository is not None and shares_list(context.spec):
+        return total, "other modules lie in the list of layers, and their places change with it"
     whole, refusal = _shapes(context, {}), ""
     for layers in range(needed, min(total, max(needed, MAX_REDUCED_LAYERS) + 1)):
         try:
@@ -231,16 +230,19 @@ def shares_list(spec: ModelSpec) -> bool:
 
 
 def _shapes(context: RunContext, changes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the parameters of transformers' model, built on the meta device."""
+    """Return the shapes of the parameters of transformers' model, built on the meta device; of the
+    generated one where the code is a repository's.
+    """
     import torch
 
     from onboard.graph.factory import ModelFactory
 
     folder = context.source.files()
     factory = ModelFactory(folder, root=context.root, dtype=torch.float32, model_kwargs=changes)
+    # A repository's code is run in its sandbox alone
+    model = factory.hf_model() if context.spec.repository is None else factory.build_model()
     return {
-        name: tuple(each.shape)
-        for name, each in factory.hf_model().named_parameters(remove_duplicate=False)
+        name: tuple(each.shape) for name, each in model.named_parameters(remove_duplicate=False)
     }
 
 
