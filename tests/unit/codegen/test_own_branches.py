@@ -287,8 +287,7 @@ class Toy(nn.Module):
 
 
 def test_what_every_step_of_a_loop_adds_to_a_list_is_carried_on(translate: Translate) -> None:
-    state, _, forward = translate(CARRIED, {"size": 4}, specialised=True)
-    assert ("seen" in forward) is ("seen" in forward.splitlines()[-1])
+    state, _, _ = translate(CARRIED, {"size": 4}, specialised=True)
     original = _made(CARRIED, {"size": 4})
     ours = _made(_written(state), {"size": 4})
     ours.load_state_dict(original.state_dict())

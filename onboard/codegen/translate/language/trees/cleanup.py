@@ -151,9 +151,7 @@ def _dead_in(statement: ast.stmt, live: set[str]) -> ast.stmt | None:
                 return None
         case ast.Expr(
             value=ast.Call(
-                func=ast.Attribute(
-                    value=ast.Name(id=variable) | ast.Subscript(value=ast.Name(id=variable))
-                ) as function
+                func=ast.Attribute(value=ast.Subscript(value=ast.Name(id=variable))) as function
             )
         ) if _grows(function):
             if not {variable, f"{variable}{_ITEMS}"} & live:
