@@ -13,14 +13,24 @@ from onboard.analysis.source import find_method, module_source
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.statements.assign import store_attribute
-from onboard.codegen.translate.language.values import NONE, Known, Value
+from onboard.codegen.translate.language.statements.kept import is_weight
+from onboard.codegen.translate.language.values import NONE, Code, Known, Value
 
 _FIRST_VALUES = ("torch.nn.init", "transformers.initialization")
 _ARITHMETIC = ("math", "builtins")
 
 
 class Initialised(Mechanism):
-    """`self.reset_parameters()`."""
+    """`self.reset_parameters()`, and `self.layer.weight.data.zero_()`."""
+
+    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
+        """Nothing, where a method works in place on a parameter, or a part of one."""
+        if not (isinstance(owner, Code) and attr.endswith("_")) or attr.endswith("__"):
+            return None
+        whole = owner.expr
+        while isinstance(whole, ast.Subscript):
+            whole = whole.value
+        return NONE if is_weight(whole, frame) else None
 
     def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value | None:
         """Nothing, where the method does nothing else; an attribute, for `register_parameter`."""
