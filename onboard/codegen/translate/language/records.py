@@ -26,7 +26,8 @@ _FUNCTIONS = {"int", "float", "max", "min", "round", "abs", "len", "math", "bool
 class Record(Value):
     """An object all of whose fields are constants or computed of the config, which `expr` is."""
 
-    fields: dict[str, Value]
+    entries: dict[str, Value]
+    """Its fields."""
     expr: ast.expr
 
     def code(self) -> ast.expr:
@@ -35,8 +36,9 @@ class Record(Value):
 
     def same_as(self, other: Record) -> bool:
         """Whether both have the same fields."""
-        return self.fields.keys() == other.fields.keys() and all(
-            same_code(value.code(), other.fields[key].code()) for key, value in self.fields.items()
+        return self.entries.keys() == other.entries.keys() and all(
+            same_code(value.code(), other.entries[key].code())
+            for key, value in self.entries.items()
         )
 
     @property
@@ -52,9 +54,9 @@ class Record(Value):
         """Return it with the config under the parameter's name."""
         return replace(self, expr=name(parameter))
 
-    def field(self, key: str) -> Value:
+    def entry(self, key: str) -> Value:
         """Return a field."""
-        value = self.fields[key]
+        value = self.entries[key]
         if isinstance(value, Known):
             return value
         return Code(_Replaced(_CONFIG, self.expr).visit(deepcopy(value.code())), static=True)

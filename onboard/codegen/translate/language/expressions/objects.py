@@ -172,8 +172,6 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return of_field(attribute(expr, attr), obj, frame) or Code(
                 attribute(expr, attr), static=True
             )
-        case Record(fields=fields) if attr in fields:
-            return owner.field(attr)
         case Global(obj=obj, expr=expr):
             return _global_attribute(obj, attr, expr)
         case Output(fields=fields):
@@ -191,7 +189,7 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
                 attribute_of(state, attr, expr, frame) for state in frame.translator.reached(owner)
             ]
             return Code(attribute(expr, attr), static=all(each.is_static for each in values))
-        case ModuleTable(entries=entries) if attr in entries:
+        case ModuleTable(entries=entries) | Record(entries=entries) if attr in entries:
             return owner.entry(attr)
         case Mapping() | ModuleList() | ModuleTable():
             return Method(owner, attr)
