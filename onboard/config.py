@@ -99,7 +99,7 @@ class DistMapping(StrictModel):
     moe_ep: int | None = Field(default=None, ge=1, le=DEVICES.most)
     """Groups of ranks that divide the experts among them."""
     pp: int = Field(default=1, ge=1, le=DEVICES.most)
-    """Stages of layers."""
+    """Pipeline stages, each of a rank: ranks have whole layers then, and follow one another."""
 
 
 OWN_HEADS = "mtp"

@@ -31,8 +31,13 @@ class CachedSequenceInterface:
     takes.
     """
 
-    def __init__(self, info: SequenceInfo, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, info: SequenceInfo, ranks: Ranks = ALONE, whole: Sequence[CacheResource] = ()
+    ) -> None:
         self.info = info
+        self.whole = tuple(whole)
+        """The caches of the whole model, where this rank has those of some layers alone: pages are
+        numbered, and states are kept, for all."""
         self.ranks = ranks
         self.orders: Orders | None = None
         """Where other ranks do what this one does."""
@@ -45,11 +50,16 @@ class CachedSequenceInterface:
         """Number of pages of a cache without a window, the spare page 0 included."""
         self.latest = LatestTokens(info.num_slots, info.device, info.codebooks, ranks)
         self._known: tuple[nn.Module, int, list[str]] | None = None
+        if self.whole:
+            self._fit_groups()
 
     def add_cache(self, name: str, resource: CacheResource) -> None:
         """Register a cache; `allocate` gives it memory."""
         assert name not in self.resources, f"cache {name} is registered twice"
         self.resources[name] = resource
+        self._fit_groups()
+
+    def _fit_groups(self) -> None:
         if (groups := max(len(self._windows()), 1)) != self.info.num_groups:
             self.info.set_groups(groups)
 
@@ -96,7 +106,7 @@ class CachedSequenceInterface:
 
     def _windows(self) -> list[int | None]:
         """Return the window of each group of pages, in the order of registration."""
-        return CachePlan(self.info.limits, tuple(self.resources.values())).windows
+        return CachePlan(self.info.limits, (*self.whole, *self.resources.values())).windows
 
     @property
     def allocator(self) -> PageAllocator:
@@ -112,17 +122,13 @@ class CachedSequenceInterface:
 
     @property
     def has_states(self) -> bool:
-        """Whether some caches hold recurrent states."""
-        return bool(self._states)
+        """Whether some caches hold recurrent states, here or on another rank."""
+        return bool(self._states) or any(map(_carries, self.whole))
 
     @property
     def _states(self) -> list[str]:
         """Return the names of the caches of recurrent states."""
-        return [
-            name
-            for name, each in self.resources.items()
-            if isinstance(each, StateResource) and each.carries
-        ]
+        return [name for name, each in self.resources.items() if _carries(each)]
 
     def copy_state(self, source: int, target: int) -> None:
         """Copy the recurrent states of one slot to another, on the device.
@@ -132,7 +138,8 @@ class CachedSequenceInterface:
         """
         if self.orders is not None:
             self.orders.copy_state(source, target)
-        states = [self.caches[name] for name in self._states]
+        if not (states := [self.caches[name] for name in self._states]):
+            return
         torch._foreach_copy_(
             [state[target] for state in states], [state[source] for state in states]
         )
@@ -281,6 +288,10 @@ class CachedSequenceInterface:
         if self._known is None or self._known[:2] != (gm, size):
             self._known = gm, size, input_names(gm)
         return self._known[2]
+
+
+def _carries(resource: CacheResource) -> bool:
+    return isinstance(resource, StateResource) and resource.carries
 
 
 def input_names(gm: nn.Module) -> list[str]:

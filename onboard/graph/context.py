@@ -16,6 +16,7 @@ from onboard.parallel.ranks import ALONE, Ranks
 from onboard.untrusted.consent import NO_CONSENT, Consent
 
 if TYPE_CHECKING:
+    from onboard.cache.resources import CacheResource
     from onboard.graph.cache_init.cached_hf import AttentionLayer
     from onboard.graph.draft_heads.add_heads import HeadGraph
     from onboard.graph.export.layer_kinds import Repeated
@@ -83,6 +84,8 @@ class TransformContext:
     """The `CachedSequenceInterface` (onboard.cache.cached_sequence): made by the first
     `insert_cached_*`, allocated by `initialize_cache`, grown by `resize_kv_cache`."""
 
+    whole_caches: tuple[CacheResource, ...] = ()
+    """Of the whole model, where this rank has a pipeline stage of it."""
     bytes_read: int = 0
     """Of the checkpoint's files, for the weights."""
     towers: TowerMemory = TowerMemory()

@@ -109,6 +109,7 @@ class GraphCache:
             path.unlink(missing_ok=True)
             return None
         if extra["resources"] is not None:
+            context.whole_caches = tuple(_in_pages(each, context) for each in extra["whole"])
             context.cache = make_interface(context)
             for name, resource in extra["resources"].items():
                 context.cache.add_cache(name, _in_pages(resource, context))
@@ -132,6 +133,7 @@ class GraphCache:
             "facts": list(facts),
             "lengths": _lengths(context),
             "resources": None if cache_ is None else dict(cache_.resources),
+            "whole": list(context.whole_caches),
         }
         try:
             if not isinstance(module, fx.GraphModule):
@@ -261,8 +263,9 @@ def _lengths(context: TransformContext) -> list[int]:
         has inputs of its own.
     """
     own = context.runtime.max_seq_len
-    resources = context.cache.resources.values() if context.cache is not None else ()
-    paged = [resource for resource in resources if isinstance(resource, KVPagedResource)]
+    own_caches = context.cache.resources.values() if context.cache is not None else ()
+    caches = (*context.whole_caches, *own_caches)
+    paged = [resource for resource in caches if isinstance(resource, KVPagedResource)]
     windows = {resource.sliding_window for resource in paged if resource.sliding_window is not None}
     least = max((window + 1 for window in windows if window < own), default=1)
     return [least, min([context.longest or own, *(window for window in windows if window >= own)])]

@@ -106,6 +106,7 @@ def _built(
     if strict:
         _check_tested(context, _onboard_command(root, model))
     _check_adapters(context)
+    _check_stages(context)
     towers = _towers(context) if _takes_more(context) else None
     pipeline = Pipeline(
         pipeline_for(context), dump_dir=dump_dir, strict=strict, cache=_graph_cache(context)
@@ -148,6 +149,16 @@ def _check_adapters(context: TransformContext) -> None:
     """Raise `UsageError` for a run that may not have adapters."""
     if context.runtime.lora and context.runtime.mode != "graph":
         raise UsageError("adapters need mode graph", hint="Leave --mode out, or merge the adapter")
+
+
+def _check_stages(context: TransformContext) -> None:
+    """Raise `UsageError` for pipeline stages whose last one would not choose for all."""
+    ranks = context.ranks
+    if context.runtime.dist_mapping.pp > 1 and not ranks.is_alone and not ranks.led:
+        raise UsageError(
+            "pipeline stages need a first rank that leads the others",
+            hint="Load the model by LLM, with world_size",
+        )
 
 
 def _takes_more(context: TransformContext) -> bool:
@@ -246,7 +257,7 @@ def check_cached(gm: nn.Module, context: TransformContext) -> None:
             if graph
             else written_out,
         )
-    if context.cache is None or not context.cache.resources:
+    if context.cache is None or not (context.cache.resources or context.cache.whole):
         if graph:
             raise _no_cache(context)
         raise OnboardError(

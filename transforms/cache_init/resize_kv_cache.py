@@ -39,7 +39,7 @@ class ResizeKVCache(BaseTransform[TransformConfig]):
         room.
         """
         cache: CachedSequenceInterface | None = context.cache
-        if cache is None or not cache.resources:
+        if cache is None or not (cache.resources or cache.whole):
             return gm, SKIPPED
         plan = cache_plan(context)
         pages = _affordable_pages(gm, plan, context)

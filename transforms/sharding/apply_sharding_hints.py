@@ -40,7 +40,7 @@ class ApplyShardingHints(GraphTransform[ApplyShardingHintsConfig]):
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
         """Count one match for each call that was cut."""
-        if context.ranks.is_alone:
+        if context.ranks.is_alone or context.runtime.dist_mapping.pp > 1:
             return SKIPPED
         done = apply_hints(gm, context, self.config.shard_layers)
         context.facts.extend(done.facts())

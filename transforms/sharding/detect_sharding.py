@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from onboard.config import DistMapping
+from onboard.errors import UsageError
 from onboard.graph.context import TransformContext
 from onboard.graph.shapes import propagate_shapes
 from onboard.graph.sharding.detect import detect, detect_simple
@@ -45,8 +46,15 @@ class DetectSharding(GraphTransform[DetectShardingConfig]):
         """Count one match for each call that has a hint."""
         if context.ranks.is_alone:
             return SKIPPED
-        mapping = self.config.dist_mapping or context.runtime.dist_mapping
-        groups = distribution(context.ranks.world_size, mapping)
+        own, of_run = self.config.dist_mapping, context.runtime.dist_mapping
+        if own is not None and own.pp != of_run.pp:
+            raise UsageError(
+                f"dist_mapping of detect_sharding has pp {own.pp} and that of the run {of_run.pp}",
+                hint="Set pp in the run's",
+            )
+        groups = distribution(context.ranks.world_size, own or of_run)
+        if groups.stages > 1:
+            return SKIPPED
         propagate_shapes(gm, context.device)
         said = hints_of_file(gm) if self.config.use_hints else {}
         simple = self.config.simple_shard_only

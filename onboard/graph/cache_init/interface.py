@@ -33,6 +33,7 @@ def make_interface(context: TransformContext) -> CachedSequenceInterface:
             adapters=bool(runtime.lora),
         ),
         context.ranks,
+        context.whole_caches,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from onboard.config import DistMapping
+from onboard.config import DistMapping, RuntimeConfig
 from onboard.errors import UsageError
 from onboard.graph.sharding.cuts import Cut, nearly_evenly
 
@@ -15,6 +15,8 @@ class Distribution:
     """The groups of a run."""
 
     world_size: int
+    stages: int = 1
+    """Pipeline stages; the layers of several are whole."""
     moe_tp: int | None = None
     """None: it is chosen for each mixture, all by experts where their number allows it."""
 
@@ -50,9 +52,7 @@ def distribution(world_size: int, mapping: DistMapping) -> Distribution:
         UsageError: they do not make up the world, or are not there yet.
     """
     if mapping.pp != 1:
-        raise UsageError(
-            f"dist_mapping has pp {mapping.pp}, and layers are in one stage", hint="Set it to 1"
-        )
+        return _in_stages(world_size, mapping)
     if mapping.tp not in (None, world_size):
         raise UsageError(
             f"dist_mapping has tp {mapping.tp} for {world_size} ranks",
@@ -67,4 +67,29 @@ def distribution(world_size: int, mapping: DistMapping) -> Distribution:
             f"dist_mapping has moe_tp {moe_tp} and moe_ep {moe_ep} for {world_size} ranks",
             hint="Their product is the number of ranks",
         )
-    return Distribution(world_size, moe_tp)
+    return Distribution(world_size, moe_tp=moe_tp)
+
+
+def _in_stages(world_size: int, mapping: DistMapping) -> Distribution:
+    """Return one rank a stage."""
+    if mapping.pp != world_size:
+        raise UsageError(
+            f"dist_mapping has pp {mapping.pp} for {world_size} ranks, and a stage has one rank",
+            hint=f"Set it to {world_size}, or to 1",
+        )
+    if {mapping.tp, mapping.moe_tp, mapping.moe_ep} - {None, 1}:
+        raise UsageError(
+            f"dist_mapping has pp {mapping.pp}, and the layers of a stage are not divided",
+            hint="Leave tp, moe_tp and moe_ep out",
+        )
+    return Distribution(world_size, stages=world_size)
+
+
+def check_stages(runtime: RuntimeConfig) -> None:
+    """Raise `UsageError` for what pipeline stages do not do."""
+    if runtime.mode != "graph":
+        raise UsageError("pipeline stages need mode graph", hint="Leave dist_mapping.pp out")
+    if runtime.lora:
+        raise UsageError("pipeline stages have no adapters", hint="Leave dist_mapping.pp out")
+    if runtime.speculative.draft:
+        raise UsageError("drafts are for one device", hint="Leave dist_mapping.pp out")

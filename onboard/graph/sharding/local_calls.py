@@ -11,6 +11,7 @@ from onboard.graph.fx import arguments, call
 from onboard.graph.sharding.cuts import Cut, runs
 from onboard.graph.sharding.signatures import aten, ops
 from onboard.graph.sharding.structure import set_argument
+from onboard.graph.weight_load.parameters import leave_unread
 
 if TYPE_CHECKING:
     from onboard.graph.sharding.rewriting import Rewriting
@@ -52,7 +53,8 @@ def _mixture(rewriting: Rewriting, node: Node, cuts: Mapping[str, Cut]) -> Node:
     [(start, stop)] = runs(cuts[EXPERTS].entries[rewriting.rank])
     for name in _LISTS:
         weights = arguments(node)[name] or []
-        rewriting.shares.leave_out(str(each.target) for each in [*weights[:start], *weights[stop:]])
+        others = [*weights[:start], *weights[stop:]]
+        leave_unread(rewriting.gm, (str(each.target) for each in others))
         if weights:
             set_argument(node, name, list(weights[start:stop]))
     chosen = arguments(node)["selected_experts"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +16,7 @@ from onboard.graph.weight_load.parameters import (
     Joined,
     Part,
     Share,
-    further_names,
+    leave_unread,
     set_parameter,
     tied_names,
     weight_plan,
@@ -61,13 +60,7 @@ class Shares:
         """Let the first rank alone have a parameter that is added to a sum; the others add zeros."""
         size = self.gm.get_parameter(name).shape[0]
         weight_plan(self.gm).joins[name] = Joined((Part(None, size),), 0)
-        self.leave_out([name])
-
-    def leave_out(self, names: Iterable[str]) -> None:
-        """Note that a rank does not read some of the model's weights."""
-        unread: set[str] = self.gm.meta.setdefault("unread_parameters", set())
-        for name in names:
-            unread |= {name, *further_names(self.gm, name)}
+        leave_unread(self.gm, [name])
 
     def settle(self, exchange: Exchange) -> None:
         """Cut the parameters to what is wanted of them."""

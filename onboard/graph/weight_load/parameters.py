@@ -8,7 +8,7 @@ both.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -186,6 +186,13 @@ def unread_names(gm: nn.Module) -> set[str]:
     """
     names: set[str] = getattr(gm, "meta", {}).get("unread_parameters", set())
     return names
+
+
+def leave_unread(gm: nn.Module, names: Iterable[str]) -> None:
+    """Note that a rank does not read some of the model's weights."""
+    unread: set[str] = gm.__dict__.setdefault("meta", {}).setdefault("unread_parameters", set())
+    for name in names:
+        unread |= {name, *further_names(gm, name)}
 
 
 def set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from onboard.config import RuntimeConfig
-from onboard.graph.sharding.distribution import distribution
+from onboard.graph.sharding.distribution import check_stages, distribution
 from onboard.runtime.kept_document import KeptDocument
 from onboard.runtime.ranks.division import Division
 
@@ -24,7 +24,9 @@ def find_division(
         UsageError: a `dist_mapping` that does not fit.
         OnboardError: the model was not onboarded.
     """
-    distribution(runtime.world_size, runtime.dist_mapping)  # refused at once
+    groups = distribution(runtime.world_size, runtime.dist_mapping)  # refused at once
+    if groups.stages > 1:
+        check_stages(runtime)
     kept = KeptDocument(checkpoint, runtime, gpu=gpu, root=root, folder="divisions")
     if (document := kept.read()) is not None:
         return _read(document["division"])
@@ -36,4 +38,5 @@ def find_division(
 
 
 def _read(values: Mapping[str, Any]) -> Division:
-    return Division(**{**values, "facts": tuple(values["facts"])})
+    stages = tuple((layers, size) for layers, size in values["stages"])
+    return Division(**{**values, "stages": stages, "facts": tuple(values["facts"])})

@@ -13,11 +13,14 @@ from torch import fx, nn
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.config import RuntimeConfig
 from onboard.graph.assembly.assemble import pipeline_for
+from onboard.graph.context import TransformContext
 from onboard.graph.export.left_out import Occurrences
 from onboard.graph.export.stamp import layer_of
-from onboard.graph.fx import ancestors, graph_modules, nodes_of, op_name
+from onboard.graph.fx import ancestors, copy_graphs, graph_modules, nodes_of, op_name
 from onboard.graph.pipeline import Pipeline
+from onboard.graph.pipeline_stages.split_stages import rank_of_stage, split
 from onboard.graph.sharding.hints import hint_of
+from onboard.graph.sharding.shares import bytes_read_by
 from onboard.graph.transform import Stages
 from onboard.graph.weight_load.parameters import tied_names, weight_plan
 from onboard.runtime.plan import planned_context
@@ -35,6 +38,8 @@ def rehearsed(
 ) -> Division:
     """Return how `runtime.world_size` ranks divide a checkpoint; raise what `find_division` does."""
     context = planned_context(checkpoint, runtime, gpu=gpu, root=root, model=model)
+    if runtime.dist_mapping.pp > 1:
+        return _in_stages(context, runtime.dist_mapping.pp)
     known = len(context.facts)
     transforms = [each for each in pipeline_for(context, _CHANGES) if each.config.stage in _UP_TO]
     keys = [each.key for each in transforms]
@@ -50,6 +55,29 @@ def rehearsed(
         collectives=_collectives(graph, times),
         rank_bytes=_count(graph, times)[1],
         whole_bytes=whole,
+        facts=tuple(context.facts[known:]),
+    )
+
+
+def _in_stages(context: TransformContext, count: int) -> Division:
+    """Return what each of the pipeline stages has; all layers are looked at."""
+    transforms = [each for each in pipeline_for(context) if each.config.stage in _UP_TO]
+    at = [each.key for each in transforms].index("split_pipeline_stages")
+    known = len(context.facts)
+    graph = _graph(Pipeline(transforms[:at]).run(context))
+    stages, sent = [], 0
+    for stage in range(count):
+        own = copy_graphs(graph)
+        assert isinstance(own, fx.GraphModule)
+        done = split(own, rank_of_stage(stage, count), count)
+        stages.append((len(done.layers[stage]), bytes_read_by(own)))
+        sent += done.sent
+    return Division(
+        world_size=count,
+        collectives={"send_to_stage": sent},
+        rank_bytes=stages[-1][1],
+        whole_bytes=bytes_read_by(graph),
+        stages=tuple(stages),
         facts=tuple(context.facts[known:]),
     )
 

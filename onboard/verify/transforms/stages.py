@@ -116,6 +116,11 @@ def verify_model(
             "skip_loading_weights is set and random weights have nothing to be compared with",
             hint="Leave it out",
         )
+    if runtime.world_size > 1 and runtime.dist_mapping.pp > 1:
+        raise UsageError(
+            "verify compares each rank's logits, and of pipeline stages the last alone has any",
+            hint="Leave dist_mapping.pp out",
+        )
     checkpoint, asked = find_checkpoint(runtime), "world_size" in (settings or {})
     seed = fresh_seed() if seed is None else seed
     ranks = led_ranks(checkpoint, runtime, root=folder, model=str(model), must=asked)

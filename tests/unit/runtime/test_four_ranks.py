@@ -46,10 +46,23 @@ def test_four_ranks_choose_the_tokens_of_one(workers: Workers, tmp_path: Path, n
     seed = random.randrange(2**31)
     print(f"seed {seed}")
     family, changed = CASES[name]
-    checkpoint = save_family(tmp_path, family, seed, **changed)
+    check(save_family(tmp_path, family, seed, **changed), seed, SETTINGS)
+
+
+@pytest.mark.exhaustive
+def test_four_stages_of_five_layers_choose_the_tokens_of_one(
+    workers: Workers, tmp_path: Path
+) -> None:
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    checkpoint = save_family(tmp_path, "llama", seed, num_hidden_layers=5)
+    check(checkpoint, seed, SETTINGS | {"dist_mapping": {"pp": 4}})
+
+
+def check(checkpoint: Path, seed: int, settings: dict[str, Any]) -> None:
     found = []
     for ranks in (1, 4):
-        with LLM(checkpoint, ROOT, device="cpu", world_size=ranks, settings=SETTINGS) as llm:
+        with LLM(checkpoint, ROOT, device="cpu", world_size=ranks, settings=settings) as llm:
             prompts = ragged_prompts(int(llm.engine.vocab_size or 0), (3, 17, 29), seed)
             outputs = llm.generate(prompts, GREEDY)
             found.append([list(each.outputs[0].token_ids) for each in outputs])

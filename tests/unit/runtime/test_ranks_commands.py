@@ -98,7 +98,7 @@ def test_a_division_is_found_once(
     [
         ({"world_size": 3}, IndivisibleError, "4 and 2 heads .* among 3 ranks", ": 2, 4$"),
         ({"dist_mapping": {"tp": 4}}, UsageError, "tp 4 for 2 ranks", "2"),
-        ({"dist_mapping": {"pp": 2}}, UsageError, "pp 2, and layers are in one stage", "1"),
+        ({"dist_mapping": {"pp": 3}}, UsageError, "pp 3 for 2 ranks, and a stage has one", "2"),
         ({"dist_mapping": {"moe_ep": 3}}, UsageError, "moe_tp 1 and moe_ep 3 for 2", "product"),
     ],
 )
