@@ -84,6 +84,18 @@ class Tokenizer:
         added: dict[str, int] = self.hf.get_added_vocab()
         return added
 
+    @property
+    def has_template(self) -> bool:
+        """Whether there is a chat template."""
+        return bool(getattr(self.hf, "chat_template", None))
+
+    def check_template(self) -> None:
+        """Raise `UsageError` without a chat template."""
+        if not self.has_template:
+            raise UsageError(
+                "the checkpoint has no chat template", hint="Give prompts as text: generate"
+            )
+
     def chat(
         self,
         messages: list[dict[str, Any]],
@@ -96,10 +108,7 @@ class Tokenizer:
         `UsageError` without one, `OnboardError` if it fails or exceeds the limits of time, memory
         or text.
         """
-        if not getattr(self.hf, "chat_template", None):
-            raise UsageError(
-                "the checkpoint has no chat template", hint="Give prompts as text: generate"
-            )
+        self.check_template()
         options = {"add_generation_prompt": True, **options, "tokenize": False}
         if self.wants_parts:
             messages = [_in_parts(each) for each in messages]

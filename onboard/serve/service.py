@@ -94,6 +94,8 @@ class Service:
         Raises `UsageError` for images and sounds that cannot be had, or that the model does not
         take.
         """
+        if (tokenizer := self.llm.llm.engine.tokenizer) is not None:
+            tokenizer.check_template()  # no process has to be asked for that
         texts, parts = split_media(messages)
         media = await self._media(parts) if parts else None
         try:
@@ -180,7 +182,7 @@ class Service:
     def start(self) -> None:
         """Start what a conversation would wait for."""
         tokenizer = self.llm.llm.engine.tokenizer
-        if getattr(tokenizer and tokenizer.hf, "chat_template", None):
+        if tokenizer is not None and tokenizer.has_template:
             self.chat_texts.start()
 
     def close(self) -> None:

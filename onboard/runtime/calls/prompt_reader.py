@@ -21,7 +21,6 @@ from onboard.runtime.calls.prompt_forms import (
 from onboard.runtime.engine import Engine
 from onboard.runtime.multimodal.media_processor import MediaProcessor
 from onboard.runtime.multimodal.own_towers import OwnProcessor
-from onboard.runtime.tokenizer import Tokenizer
 
 NO_MEDIA = PromptMedia()
 
@@ -116,7 +115,9 @@ class PromptReader:
         ]
         if all(mark and text.count(mark) >= marks.count(mark) for mark in marks):
             return {"prompt": text, MEDIA: list(parts)}
-        if not (self.processor.reads_messages or _has_template(self._engine.tokenizer)):
+        tokenizer = self._engine.tokenizer
+        has_template = tokenizer is not None and tokenizer.has_template
+        if not (self.processor.reads_messages or has_template):
             return {"prompt": f"{''.join(marks)}{text}", MEDIA: list(parts)}
         content = [{"type": part.kind, part.kind: part} for part in parts]
         return self.conversation(
@@ -128,7 +129,3 @@ def parts_of(prompt: Prompt) -> list[MediaPart]:
     """Return the images and sounds that a prompt comes with, not read yet."""
     given = prompt.get(MEDIA) if isinstance(prompt, Mapping) else None
     return as_parts(given) if given else []
-
-
-def _has_template(tokenizer: Tokenizer | None) -> bool:
-    return bool(tokenizer is not None and getattr(tokenizer.hf, "chat_template", None))

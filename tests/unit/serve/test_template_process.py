@@ -99,6 +99,14 @@ def test_it_starts_with_the_server_and_ends_with_it(model: Tiny) -> None:
     assert not is_alive(pid)
 
 
+def test_without_a_template_there_is_none(tmp_path: Path) -> None:
+    with served(speaking_model(tmp_path, template=None)) as server:
+        answer = ask(server)
+        assert answer.status_code == 400
+        assert "no chat template" in answer.json()["error"]["message"]
+        assert server[1].chat_texts.pid is None
+
+
 def test_it_ends_with_a_server_that_is_killed(model: Tiny, tmp_path: Path) -> None:
     script = tmp_path / "hold.py"
     script.write_text(HOLD)
