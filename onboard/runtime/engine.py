@@ -182,12 +182,9 @@ class Engine:
             most = self.capacity if params.max_tokens is None else len(prompt) + params.max_tokens
             output.limit = min(most, self.capacity)
             output.last_tokens = params.last_tokens(self.eos_token_ids)
+            own = grammar and grammar.copy()
             output.adjustments = wanted_adjustments(
-                params,
-                self.eos_token_ids,
-                self.vocab_size,
-                self.tokenizer,
-                grammar and grammar.copy(),
+                params, self.eos_token_ids, self.vocab_size, self.tokenizer, own
             )
             output.prompt_logprobs = scores
         for output, tokens in zip(outputs, generated or [()] * params.n, strict=True):

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from onboard.ops.library import register_op
 from onboard.parallel.ranks import current_group
+
+
+def _processes() -> distributed.ProcessGroup:
+    group = current_group()
+    assert isinstance(group, distributed.ProcessGroup), "stages are processes"
+    return group
 
 
 def _fake_receive(
@@ -31,7 +37,7 @@ def receive_from_stage(
         The tensor.
     """
     received = torch.empty(shape, dtype=dtype, device=input_ids.device)
-    current_group().recv([received], rank, number).wait()
+    _processes().recv([received], rank, number).wait()
     return received
 
 
@@ -52,5 +58,5 @@ def send_to_stage(input_ids: Tensor, values: list[Tensor], rank: int) -> Tensor:
         [batch, tokens, 1] float32, zeros: what stands in the place of logits.
     """
     for number, value in enumerate(values):
-        current_group().send([value.contiguous()], rank, number).wait()
+        _processes().send([value.contiguous()], rank, number).wait()
     return _nothing(input_ids, values, rank)

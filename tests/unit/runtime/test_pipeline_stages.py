@@ -209,7 +209,7 @@ def test_what_a_later_stage_reads_goes_through_those_between(
         ({"dist_mapping": {"pp": 2, "tp": 2}}, "pp 2, and the layers .* not divided", "Leave tp"),
         ({"mode": "hf"}, "pipeline stages need mode graph", "pp out"),
         ({"speculative": {"draft": "ngram"}}, "drafts are for one device", "pp out"),
-        ({"lora": {"own": "nowhere"}}, "adapters run on one device", "pp out"),
+        ({"lora": {"own": "nowhere"}}, "pipeline stages have no adapters", "pp out"),
         ({"world_size": 3, "dist_mapping": {"pp": 3}}, "pp 3 and the model has 2 layers", "to 2"),
     ],
 )
