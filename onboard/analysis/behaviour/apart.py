@@ -4,6 +4,7 @@ that hides nothing, and no name of an attention function.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 import torch
@@ -17,6 +18,10 @@ from onboard.verify.tolerances import NOT_CHANGED, SAME
 
 _TEXTS = ((2, 21), (3, 9), (1, 40))
 """Batch and length."""
+_REFUSED = re.compile(r"`(\w+)` attention does not support `(softcap)`")
+"""What transformers says of arguments that it left out of attention before."""
+_WHICH = "_attn_implementation"
+_EAGER = 'If eager attention is meant, say so in config.json: "attn_implementation": "eager"'
 _OTHER = 7
 """How far another token lies from the one whose place it takes."""
 
@@ -130,25 +135,44 @@ def check_attention(model: nn.Module, make: Callable[[], nn.Module], length: int
     there.
 
     Where that one does not run, or is not causal, as masks of today make older code, eager
-    attention is what there is.
+    attention is what there is; but not where it does not run for a soft cap.
     """
     inputs = from_zero(prompt(0, length=length, seed=8, tokens=vocabulary(model)))
     try:
         usual = make()
         other = usual(**inputs, use_cache=False).logits
         causal = change_by_later(usual, inputs) <= NOT_CHANGED
-    except Exception:  # whatever a model's own code raises
+    except Exception as error:  # whatever a model's own code raises
+        _refuse_cap(model, error)
         return
+    config = getattr(usual, "config", None)
+    if getattr(config, _WHICH, None) == "eager":  # older ones may have taken sdpa
+        setattr(config, _WHICH, "sdpa")
+        try:
+            usual(**inputs, use_cache=False)
+        except Exception as error:
+            _refuse_cap(model, error)
+        setattr(config, _WHICH, "eager")
     if not causal:
         return
     one = model(**inputs, use_cache=False).logits
     if not (error := rmse_ratio(one, other)) <= SAME:
-        name = getattr(usual.config, "_attn_implementation", None)
+        name = getattr(usual.config, _WHICH, None)
         raise OnboardError(
             f"{type(model).__name__} computes other logits with {name} attention, which users get,"
             f" than with eager attention ({_shown(error)})",
-            hint='If eager attention is meant, say so in config.json: "attn_implementation": "eager"',
+            hint=_EAGER,
         )
+
+
+def _refuse_cap(model: nn.Module, error: Exception) -> None:
+    """Raise where an error says that attention does not take a soft cap, which it left out before."""
+    if (left_out := _REFUSED.search(str(error))) is not None:
+        raise OnboardError(
+            f"{type(model).__name__} hands {left_out[2]} to {left_out[1]} attention, which users get:"
+            " transformers of its time leaves it out there, and today's refuses it",
+            hint=_EAGER,
+        ) from error
 
 
 def _shown(error: float) -> str:

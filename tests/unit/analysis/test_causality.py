@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.prophetnet.modeling_prophetnet import ProphetNetNgramSelfAttention
 
 from onboard.analysis.analyze import analyze
@@ -86,6 +87,14 @@ def test_code_that_leaves_out_what_eager_attention_has_is_refused() -> None:
     check_attention(eager, lambda: Peeking(3, 30))  # it sees later tokens
     with pytest.raises(OnboardError, match="other logits with sdpa attention, which users get"):
         check_attention(eager, lambda: usual)
+
+    def capped() -> nn.Module:
+        return nn.Linear(
+            sdpa_attention_forward(eager, *torch.ones(3, 1, 2, 3, 4), None, softcap=3.0)
+        )
+
+    with pytest.raises(OnboardError, match="hands softcap to sdpa attention, which users get"):
+        check_attention(eager, capped)
 
 
 @pytest.mark.parametrize("share", [1e-3, 1e-5, float("nan")])
