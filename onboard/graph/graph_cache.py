@@ -16,7 +16,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +29,7 @@ from onboard.cache.resources import CacheResource, KVPagedResource
 from onboard.extensions import extensions_digest
 from onboard.graph.cache_init.interface import cache_dtype, make_interface
 from onboard.graph.context import HistoryEntry, TransformContext
+from onboard.graph.fx import graph_modules, placeholders
 from onboard.graph.saved_graph import CannotSaveError, load_graph, save_graph
 from onboard.graph.transform import BaseTransform
 from onboard.graph.weight_load.parameters import is_as_loaded, weight_plan
@@ -132,7 +133,7 @@ class GraphCache:
             "done": [astuple(each) for each in done],
             "facts": list(facts),
             "lengths": _lengths(context),
-            "resources": None if cache_ is None else dict(cache_.resources),
+            "resources": None if cache_ is None else _caches_of(module, cache_.resources),
             "whole": list(context.whole_caches),
         }
         try:
@@ -269,6 +270,14 @@ def _lengths(context: TransformContext) -> list[int]:
     windows = {resource.sliding_window for resource in paged if resource.sliding_window is not None}
     least = max((window + 1 for window in windows if window < own), default=1)
     return [least, min([context.longest or own, *(window for window in windows if window >= own)])]
+
+
+def _caches_of(
+    module: nn.Module, resources: Mapping[str, CacheResource]
+) -> dict[str, CacheResource]:
+    """Return the caches that a graph reads; others are those of graphs beside it, made anew."""
+    read = {node.target for _, gm in graph_modules(module) for node in placeholders(gm)}
+    return {name: resource for name, resource in resources.items() if name in read}
 
 
 def _in_pages(resource: CacheResource, context: TransformContext) -> CacheResource:
