@@ -104,7 +104,7 @@ def check_batch(model: nn.Module) -> None:
     first = {name: tensor[:1] for name, tensor in inputs.items()}
     with torch.no_grad():
         one, other = (model(**item, use_cache=False).logits[:1] for item in (inputs, first))
-    if not (error := rmse_ratio(one, other)) <= SAME:
+    if not (apart := rmse_ratio(one, other)) <= SAME:
         raise OnboardError(
             f"{type(model).__name__} gives a text other logits in a batch than alone ({_shown(error)})",
             hint="See whether a field of the config has it compute each text by itself",
@@ -121,7 +121,7 @@ def check_mask(model: nn.Module) -> None:
     one, other = (
         model(**inputs, **given, use_cache=False).logits for given in ({}, {"attention_mask": mask})
     )
-    if not (error := rmse_ratio(one, other)) <= SAME:
+    if not (apart := rmse_ratio(one, other)) <= SAME:
         raise OnboardError(
             f"{type(model).__name__} computes other logits with an attention_mask of ones than with"
             f" none ({_shown(error)})"
@@ -150,17 +150,17 @@ def check_attention(model: nn.Module, make: Callable[[], nn.Module], length: int
         setattr(config, _WHICH, "sdpa")
         try:
             usual(**inputs, use_cache=False)
-        except Exception as error:
+        except Exception as error:  # as above
             _refuse_cap(model, error)
         setattr(config, _WHICH, "eager")
     if not causal:
         return
     one = model(**inputs, use_cache=False).logits
-    if not (error := rmse_ratio(one, other)) <= SAME:
+    if not (apart := rmse_ratio(one, other)) <= SAME:
         name = getattr(usual.config, _WHICH, None)
         raise OnboardError(
             f"{type(model).__name__} computes other logits with {name} attention, which users get,"
-            f" than with eager attention ({_shown(error)})",
+            f" than with eager attention ({_shown(apart)})",
             hint=_EAGER,
         )
 
