@@ -113,10 +113,10 @@ def test_embedding_and_output_layer_are_held_once(
     known = [entry.key for entry in engine.history if entry.from_cache]
     assert "insert_cached_head_input" in known
     assert engine.cache.resources.keys() == first.cache.resources.keys()
-    own = dict(engine.gm.named_parameters())
+    own = {each.data_ptr() for each in engine.gm.parameters()}
     for head in _drafter(engine).heads:
         for name in ("model.embed_tokens.weight", "lm_head.weight"):
-            assert head.gm.get_parameter(name).data_ptr() == own[name].data_ptr()
+            assert head.gm.get_parameter(name).data_ptr() in own
 
 
 class Watched(HeadDrafter):
