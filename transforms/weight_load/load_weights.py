@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -201,10 +200,7 @@ def _read_share(
     stored = source.is_plain and isinstance(checkpoint, Checkpoint) and checkpoint.is_stored(name)
     shape = checkpoint.names()[name].shape if stored else share.shape
     if stored and shape == share.shape:
-        dim, runs = next(iter(share.kept.items()))
-        parts = [checkpoint.read_run(name, dim, *run, device) for run in runs]  # type: ignore[union-attr]
-        rest = replace(share, kept={at: kept for at, kept in share.kept.items() if at != dim})
-        tensor = rest.of(torch.cat(parts, dim))
+        tensor = checkpoint.read_part(name, share.kept, device)  # type: ignore[union-attr]
     else:
         whole = torch.empty(share.shape, dtype=target.dtype, device=target.device)
         _read(checkpoint, source, whole, device)

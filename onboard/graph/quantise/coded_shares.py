@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
 from onboard.graph.weight_load.parameters import Share, of_runs
 from onboard.quantised.encoded import Encoded
-from onboard.quantised.weight import QuantisedWeight
+from onboard.quantised.weight import QuantisedWeight, blocks
 
 Runs = Sequence[tuple[int, int]]
+Kept = dict[int, list[tuple[int, int]]]
+"""Dimension of a tensor -> the runs of its entries; the other dimensions are whole."""
 _OF_INPUTS = {"groups", "inputs"}
 """Parts that say something of each input: shares of inputs would have to be put in another order."""
 
@@ -36,6 +38,37 @@ def _whole_blocks(runs: Runs, unit: int, size: int) -> bool:
     """Whether runs take no block apart; one that has all entries serves any of them."""
     ends = (end for run in runs for end in run)
     return unit >= size or all(end % unit == 0 or end == size for end in ends)
+
+
+def parts_of_share(
+    weight: QuantisedWeight, shapes: Mapping[str, Sequence[int]], share: Share
+) -> dict[str, Kept] | None:
+    """Return what a rank's share of a matrix needs of each part, of these shapes; None where it
+    takes something apart, or parts lie otherwise.
+    """
+    if weight.axes is None or len(weight.shape) != 2 or share.shape != weight.shape:
+        return None
+    wanted: dict[str, Kept] = {role: {} for role in shapes}
+    for dim, runs in share.kept.items():
+        size, block = weight.shape[dim], weight.block and weight.block[dim]
+        for role, shape in shapes.items():
+            if len(shape) != 2 or shape[axis := weight.axes[dim]] == 1:
+                continue
+            unit = _unit(role, size, shape[axis], block)
+            if unit is None or not _whole_blocks(runs, unit, size):
+                return None
+            wanted[role][axis] = [(start // unit, -(-stop // unit)) for start, stop in runs]
+    return wanted
+
+
+def _unit(role: str, size: int, count: int, block: int | None) -> int | None:
+    """Return how many of `size` entries each of `count` stands for; None where that is not told, as
+    of scales of blocks of outputs with all their inputs.
+    """
+    if block is not None and count == blocks(size, block):
+        return block
+    is_even = count == size or (role != "scale" and size % count == 0)
+    return size // count if is_even else None
 
 
 def encoded_share(encoded: Encoded, share: Share) -> Encoded:
@@ -63,8 +96,8 @@ def _of_dimension(encoded: Encoded, dim: int, runs: Runs) -> Encoded:
     own = replace(encoded, codes=of_runs(encoded.codes, dim, runs))
     if unit >= encoded.codes.shape[dim]:  # one block, of which each rank has some
         return own
-    blocks = [(start // unit, -(-stop // unit)) for start, stop in runs]
-    return _with(own, lambda tensor: of_runs(tensor, dim, blocks))
+    own_blocks = [(start // unit, -(-stop // unit)) for start, stop in runs]
+    return _with(own, lambda tensor: of_runs(tensor, dim, own_blocks))
 
 
 def _with(encoded: Encoded, change: Callable[[Tensor], Tensor]) -> Encoded:

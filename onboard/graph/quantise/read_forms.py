@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from onboard.errors import OnboardError
-from onboard.graph.quantise.coded_shares import encoded_share
 from onboard.graph.quantise.four_bit_parts import LINEARS, four_bit_part
 from onboard.graph.quantise.int8_parts import int8_part
 from onboard.graph.weight_load.converted_weights import Source
@@ -73,7 +72,7 @@ def _read_weight(
         if share is None:
             _read_encoded(checkpoint, name, forms, device)
         else:
-            _fill(name, encoded_share(checkpoint.encoded(name, device), share), forms)
+            _fill(name, checkpoint.encoded_share(name, share, device), forms)
         return
     for index, matrix in _matrices(checkpoint, source, share, device):
         views = [(form, target if index is None else target[index]) for form, target in forms]

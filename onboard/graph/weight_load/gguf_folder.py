@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import torch
 
+from onboard.graph.weight_load.parameters import of_runs
 from onboard.graph.weight_load.safetensors_folder import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -87,6 +88,7 @@ class GgufFiles(Checkpoint):
         model.
         """
         place, tensor = self._places[name], self._stored(name)
+        self._bytes_read += self._meta(name).nbytes
         dtype = _PLAIN.get(tensor.kind, torch.uint8)
         count = tensor.nbytes // dtype.itemsize
         flat = torch.frombuffer(self._bytes, dtype=dtype, count=count, offset=tensor.offset)
@@ -94,6 +96,22 @@ class GgufFiles(Checkpoint):
         rows = in_order(rows if place.expert is None else rows[place.expert], place.heads)
         values = rows.float() - 1 if place.is_plus_one else rows
         return values.reshape(self._meta(name).shape).to(device)
+
+    def read_part(
+        self,
+        name: str,
+        kept: Mapping[int, Sequence[tuple[int, int]]],
+        device: torch.device | str = "cpu",
+    ) -> torch.Tensor:
+        """Return runs of entries; the file is mapped, so rows in the file's order are not read beside
+        them.
+        """
+        before, tensor = self._bytes_read, self.read(name)
+        for dim, runs in kept.items():
+            tensor = of_runs(tensor, dim, runs)
+        if not self._places[name].heads:
+            self._bytes_read = before + tensor.nbytes
+        return tensor.to(device)
 
     def is_stored(self, name: str) -> bool:
         """Tell whether a tensor has numbers, not blocks."""
@@ -152,11 +170,12 @@ class Gguf:
         kind, shape, parts = self.files.kind(name), self.files.elements(name), {"codes": name}
         if (form := _FORMS.get(kind)) is None:
             return QuantisedWeight(
-                name, shape, kind.lower(), parts, lambda found: decode(kind, found["codes"])
-            )
+                name, shape, kind.lower(), parts, lambda found: decode(kind, found["codes"]),
+                axes=(0, 1),
+            )  # fmt: skip
         return QuantisedWeight(
             name, shape, kind.lower(), parts, partial(_decode, kind, form.scale_dtype), block=(1, form.group),
-            scale_dtype=form.scale_dtype, encoding=form.encoding, offset=form.offset,
+            scale_dtype=form.scale_dtype, encoding=form.encoding, offset=form.offset, axes=(0, 1),
         )  # fmt: skip
 
 

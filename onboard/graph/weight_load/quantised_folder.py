@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 from onboard.errors import OnboardError
+from onboard.graph.quantise.coded_shares import encoded_share, parts_of_share
 from onboard.graph.quantise.kernel_forms import has_kernels
 from onboard.graph.weight_load.gguf_folder import Gguf, gguf_files
+from onboard.graph.weight_load.parameters import Share
 from onboard.graph.weight_load.safetensors_folder import Checkpoint, TensorMeta
 from onboard.quantised.encoded import Encoded
 from onboard.quantised.layouts.float4 import INVERSE_SCALE
@@ -75,6 +77,34 @@ class QuantisedCheckpoint(Checkpoint):
         weight = self.weights[name]
         parts = {role: self.files.read(each, device) for role, each in weight.parts.items()}
         return self._decoded(name, parts)
+
+    def encoded_share(self, name: str, share: Share, device: torch.device | str = "cpu") -> Encoded:
+        """Return a rank's share of a quantised matrix; no more is read where whole blocks of its
+        parts are a share.
+        """
+        weight, stored = self.weights[name], self.files.names()
+        shapes = {role: stored[each].shape for role, each in weight.parts.items()}
+        if (wanted := parts_of_share(weight, shapes, share)) is None:
+            return encoded_share(self.encoded(name, device), share)
+        parts = {
+            role: self.files.read_part(each, wanted[role], device)
+            for role, each in weight.parts.items()
+        }
+        return self._decoded(name, parts)
+
+    def read_part(
+        self,
+        name: str,
+        kept: Mapping[int, Sequence[tuple[int, int]]],
+        device: torch.device | str = "cpu",
+    ) -> torch.Tensor:
+        """Return runs of a tensor that is stored as it is."""
+        return self.files.read_part(name, kept, device)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read so far, those of codes and scales with them."""
+        return super().bytes_read + self.files.bytes_read
 
     def encoded_stack(self, name: str, device: torch.device | str = "cpu") -> Iterator[Encoded]:
         """Yield the matrices of a quantised stack, whose parts are stacks, too, as codes and

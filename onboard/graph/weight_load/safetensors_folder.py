@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -68,7 +68,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path, single: str = SINGLE_FILE) -> None:
         self.folder, self._single = folder, single
-        self.bytes_read = 0
+        self._bytes_read = 0
         part = part_of(folder)
         self.prefix = "" if part is None else part.prefix
         """What the names begin with in the files, of a model that is a part of another."""
@@ -91,7 +91,7 @@ class Checkpoint:
         it.
         """
         file, meta = self._tensors[name]
-        self.bytes_read += meta.nbytes
+        self._bytes_read += meta.nbytes
         with _readable(file):
             opened = self._opened(file, device)
             return opened.get_tensor(self.prefix + name)  # type: ignore[no-any-return]
@@ -102,11 +102,42 @@ class Checkpoint:
         """Return the entries of one of a tensor's dimensions from `start` to `stop`, and read no
         more.
         """
+        return self.read_part(name, {dim: [(start, stop)]}, device)
+
+    def read_part(
+        self,
+        name: str,
+        kept: Mapping[int, Sequence[tuple[int, int]]],
+        device: torch.device | str = "cpu",
+    ) -> torch.Tensor:
+        """Return runs of entries, (start, stop) each, of some of a tensor's dimensions, and read no
+        more.
+        """
+        if not kept:
+            return self.read(name, device)
         file, meta = self._tensors[name]
-        self.bytes_read += meta.nbytes // max(1, meta.shape[dim]) * (stop - start)
+        dims = sorted(kept)
+        places = [slice(None)] * len(meta.shape)
+
+        def part(left: Sequence[int]) -> torch.Tensor:
+            if not left:
+                found: torch.Tensor = stored[tuple(places)]
+                self._bytes_read += found.nbytes
+                return found
+            parts = []
+            for run in kept[left[0]] or [(0, 0)]:
+                places[left[0]] = slice(*run)
+                parts.append(part(left[1:]))
+            return parts[0] if len(parts) == 1 else torch.cat(parts, left[0])
+
         with _readable(file):
-            part = self._opened(file, device).get_slice(self.prefix + name)
-            return part[(*[slice(None)] * dim, slice(start, stop))]  # type: ignore[no-any-return]
+            stored = self._opened(file, device).get_slice(self.prefix + name)
+            return part(dims)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of tensors read so far."""
+        return self._bytes_read
 
     def _opened(self, file: Path, device: torch.device | str) -> Any:
         key = (file, str(device))

@@ -95,6 +95,7 @@ class FourBitFloats:
             (1, self.group),
             input_scale=next(iter(extra.values()), None),
             unread=tuple(extra.values()),
+            axes=(0, 1),
             scale_dtype=torch.float8_e4m3fn if self.whole else torch.uint8,
         )
 

@@ -91,6 +91,7 @@ class EightBits:
             None if columns == meta.shape[-1] else (rows, columns),
             _input_scale(tensors, beside) if activations.kind == "tensor" else None,
             tuple(beside.values()),
+            axes=(0, 1),
         )
 
     def _extent(self, name: str, shape: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, int]:

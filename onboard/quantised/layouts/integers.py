@@ -55,6 +55,8 @@ class PackedIntegers(ABC):
     words: ClassVar[torch.dtype] = torch.int32
     scale_bytes: ClassVar[int] = 2
     """Of a scale in files that are not here."""
+    axes: ClassVar[tuple[int, int]] = (0, 1)
+    """As `QuantisedWeight.axes`."""
     unread: ClassVar[Mapping[str, str]] = {}
     """How names of tensors end that say nothing of the weight, by what they are."""
     bits: int
@@ -119,6 +121,7 @@ class PackedIntegers(ABC):
             activations,
             self.block,
             unread=tuple(neighbours(tensors, stem, self.unread).values()),
+            axes=self.axes,
             scale_dtype=tensors[stem + beside["scale"].ending].dtype,
         )
 
@@ -167,7 +170,7 @@ class Gptq(PackedIntegers):
     outputs], `g_idx` [inputs].
     """
 
-    codes = ".qweight"
+    codes, axes = ".qweight", (1, 0)
     bits: int
     group: int | None
     zero_is_less: bool = True
@@ -223,7 +226,7 @@ class Awq(PackedIntegers):
     outputs]; the outputs of a word are out of order.
     """
 
-    codes, bits = ".qweight", 4
+    codes, axes, bits = ".qweight", (1, 0), 4
     group: int | None
     has_zeros: bool = True
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from onboard.graph.quantise.coded_shares import encoded_share, weight_of_share
 from onboard.graph.weight_load.parameters import Share
+from onboard.graph.weight_load.quantised_folder import quantised_checkpoint
+from onboard.graph.weight_load.safetensors_folder import Checkpoint
 from onboard.quantised.encoded import Encoded
 from onboard.quantised.weight import QuantisedWeight
 from onboard.testing.divided import Divided, divide
@@ -80,6 +82,40 @@ def test_blocks_are_not_taken_apart(
     assert found is None or found.shape == share.own_shape
 
 
+VARIANTS = [
+    *("ct_fp8_block", "ct_fp8_static", "ct_nvfp4", "ct_mxfp4", "hf_fp8_llama", "ct_w4a16"),
+    *("ct_w4a16_asym", "gptq_asym", "awq", "modelopt_int4_awq"),
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_share_is_read_and_no_more(variant: str) -> None:
+    """The second half of the outputs, or of the inputs: what is decoded of it are its values."""
+    checkpoint = quantised_checkpoint(quantised.FOLDER / variant)
+    assert checkpoint is not None
+    read: list[float] = []
+    for name, found in checkpoint.weights.items():
+        whole, bytes_of = checkpoint.encoded(name).values(), []
+        for dim, size in enumerate(found.shape):
+            share, before = Share(found.shape, {dim: [(size // 2, size)]}), checkpoint.bytes_read
+            if weight_of_share(found, share) is None:  # it is decoded
+                continue
+            own = checkpoint.encoded_share(name, share)
+            torch.testing.assert_close(own.values(), share.of(whole), rtol=0, atol=0)
+            bytes_of.append(checkpoint.bytes_read - before)
+        stored = sum(checkpoint.files.names()[each].nbytes for each in found.parts.values())
+        read.append(min(bytes_of) / stored)
+    assert 0.5 <= min(read) < 0.56, read  # groups of inputs are every rank's
+
+
+def test_parts_of_several_runs_are_read_one_by_one(tmp_path: Path) -> None:
+    whole = torch.randn(6, 8)
+    save_file({"w": whole}, tmp_path / "model.safetensors")
+    checkpoint, share = Checkpoint(tmp_path), Share((6, 8), {0: [(4, 6), (0, 1)], 1: [(2, 4)]})
+    assert torch.equal(checkpoint.read_part("w", share.kept), share.of(whole))
+    assert checkpoint.bytes_read == 3 * 2 * whole.itemsize
+
+
 def prompt_of(folder: Path) -> dict[str, torch.Tensor]:
     ids = load_file(folder / "expected.safetensors")["ids"].view(1, -1)
     return {"input_ids": ids, "position_ids": torch.arange(ids.shape[1])[None]}
@@ -112,6 +148,8 @@ def test_two_ranks_compute_with_codes(variant: str, limit: float) -> None:
     [whole] = codes(alone)
     assert whole > 0
     assert all(0 < own <= 0.6 * whole for own in codes(both))
+    read = [context.bytes_read for context in both.contexts]
+    assert max(read) <= 0.75 * alone.contexts[0].bytes_read, read
     expected = alone.logits(prompt)[0]
     for own in both.logits(prompt):
         assert rmse_ratio(own, expected) < limit
