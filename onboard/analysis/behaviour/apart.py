@@ -106,7 +106,7 @@ def check_batch(model: nn.Module) -> None:
         one, other = (model(**item, use_cache=False).logits[:1] for item in (inputs, first))
     if not (apart := rmse_ratio(one, other)) <= SAME:
         raise OnboardError(
-            f"{type(model).__name__} gives a text other logits in a batch than alone ({_shown(error)})",
+            f"{type(model).__name__} gives a text other logits in a batch than alone ({_shown(apart)})",
             hint="See whether a field of the config has it compute each text by itself",
         )
 
@@ -124,7 +124,7 @@ def check_mask(model: nn.Module) -> None:
     if not (apart := rmse_ratio(one, other)) <= SAME:
         raise OnboardError(
             f"{type(model).__name__} computes other logits with an attention_mask of ones than with"
-            f" none ({_shown(error)})"
+            f" none ({_shown(apart)})"
         )
 
 
