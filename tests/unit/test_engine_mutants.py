@@ -111,7 +111,12 @@ def test_every_file_of_the_engine_is_in_an_area() -> None:
     left = {path.name for path in wanted - known} - {"__init__.py"}
     declarations = {"library.py", "written_forms.py"}
     # Mutants are not put into the processes of ranks
-    between_ranks = {"collectives.py", "fused_all_reduce.py", "marked_shapes.py"}
+    between_ranks = {
+        "collectives.py",
+        "fused_all_reduce.py",
+        "marked_shapes.py",
+        "stage_exchange.py",
+    }
     assert left == declarations | between_ranks | {"dense_prefill.py", "fla_delta_rule.py"}
 
 

@@ -106,7 +106,7 @@ only.
 
 _ATTENTION = ("attention", "cached_attention", "block_attention", "mla", "cached_mla", "sparse", "cached_sparse",
               "indexer", "cached_indexer", "block_indexer", "sparse_attention", "relative_attention",
-              "dynamic_mask", "gated_pool", "compressed_attention", "residual_add",
+              "dynamic_mask", "gated_pool", "compressed_attention", "residual_add", "head_input",
               "shifted_positions", "stored", "rope_attention", "rope_mla", "turned_heads")  # fmt: skip
 _RECURRENCES = ("causal_conv", "cached_causal_conv", "ssm", "cached_ssm", "replayed_ssm", "delta_rule",
                 "cached_delta_rule", "kda", "lightning", "linear_recurrence", "mlstm", "token_shift", "wkv",

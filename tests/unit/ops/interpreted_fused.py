@@ -114,9 +114,10 @@ def test_fused_gdn_gating(dtype: torch.dtype, heads: int, tokens: int) -> None:
     assert (g.dtype, beta.dtype) == (torch.float32, dtype)
     dt = a.double() + bias.double()
     dt = dt.clamp(min=0) + dt.abs().neg().exp().log1p()
-    assert relative_error(g, rate.double() * dt) < 2e-6, (
-        "in float32, whatever the projections are in"
-    )
+    expected = rate.double() * dt
+    # What is used is e^g: of steps far below one the size does not matter.
+    error = (g.double() - expected).abs() / (rate.double().abs() * dt.clamp(min=1))
+    assert error.max() < 2e-6, "in float32, whatever the projections are in"
     off = (beta.double() - b.double().sigmoid()).abs().max().item()
     assert off < DTYPES[dtype], "a share of one: far below zero it is zero in half precision"
 

@@ -33,6 +33,7 @@ from onboard.ops.delta_rule.cached_delta_rule import (
     torch_cached_gated_delta_rule,
 )
 from onboard.ops.delta_rule.kda import torch_cached_kda
+from onboard.ops.hidden_states.head_input import torch_cached_head_input, torch_head_input
 from onboard.ops.hidden_states.residual_add import torch_cached_residual_add
 from onboard.ops.latent_attention.cached_mla import torch_cached_mla
 from onboard.ops.latent_attention.rope_mla import torch_cached_rope_mla
@@ -129,6 +130,16 @@ def _replayed_ssm() -> Mechanism:
         cached,
         [(4, 5), (2, 3), (2, 3), (4,)],
         (sum(map(prod, parts)),),
+    )
+
+
+def _head_input() -> Mechanism:
+    return Mechanism(
+        torch_head_input,
+        lambda x, info, cache: torch_cached_head_input(x, info["slot_mapping"], cache),
+        [(6,)],
+        (1, PAGE, 6),
+        paged=True,
     )
 
 
@@ -508,6 +519,7 @@ MECHANISMS = {
     "ssm": _ssm,
     "ssm that can be taken back": _replayed_ssm,
     "residual add": _residual_add,
+    "head input": _head_input,
     "selective scan": lambda: _scan(gated=False),
     "gated selective scan": lambda: _scan(gated=True),
     "gated delta rule": _delta_rule,

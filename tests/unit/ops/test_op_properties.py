@@ -217,6 +217,19 @@ def _kept(rows: slice, x: Tensor) -> Tensor:
     return out
 
 
+def _kept_head_input(rows: slice, x: Tensor) -> Tensor:
+    cache = torch.zeros(3, 1, 2, x.shape[-1])
+    out: Tensor = ops.torch_cached_head_input(x[:, rows], torch.arange(ROWS)[rows], cache)
+    return out
+
+
+def _pages_of(x: Tensor) -> Tensor:
+    """Return rows [1, rows, size] as they lie in pages of two."""
+    pages = torch.zeros(3, 1, 2, x.shape[-1])
+    pages.view(-1, x.shape[-1])[:ROWS] = x[0]
+    return pages
+
+
 def _row_wise() -> dict[str, Callable[[slice], Tensor]]:
     q, angles, x = rand(1, ROWS, 2, 8), rand(1, ROWS, 8), rand(1, ROWS, 8)
     heads_first = q.transpose(1, 2)
@@ -238,6 +251,10 @@ def _row_wise() -> dict[str, Callable[[slice], Tensor]]:
     ]
     made = {name: rope(name) for name in names if op_sources()[name].row_wise}
     made["torch_cached_residual_add"] = lambda rows: _kept(rows, x)
+    made["torch_cached_head_input"] = lambda rows: _kept_head_input(rows, x)
+    made["torch_kept_head_input"] = lambda rows: ops.torch_kept_head_input(
+        torch.arange(ROWS)[rows], _pages_of(x)
+    )
     made["gather_logits_before_lm_head"] = lambda rows: ops.gather_logits_before_lm_head(
         x, torch.arange(ROWS)[rows]
     )

@@ -61,7 +61,7 @@ def _of_rank(rank: int, groups: Distribution) -> fx.GraphModule:
 def test_each_bias_is_added_by_one_rank(ranks: int, moe_tp: int) -> None:
     added: Counter[str] = Counter()
     for rank in range(ranks):
-        gm = _of_rank(rank, Distribution(ranks, moe_tp))
+        gm = _of_rank(rank, Distribution(ranks, moe_tp=moe_tp))
         [mixture] = [node for node in gm.graph.nodes if is_op(node, ops.torch_moe)]
         own = [str(node.target) for node in arguments(mixture)["w2_bias"]]
         assert len(own) == EXPERTS * moe_tp // ranks
