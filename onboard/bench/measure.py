@@ -91,10 +91,22 @@ def decoding(engine: Engine, prompts: Sequence[Sequence[int]], output: int) -> I
             engine.cancel(request)
 
 
-def run_batch(engine: Engine, prompts: Sequence[Sequence[int]], output: int) -> Run:
-    """Generate `output` tokens greedily for each prompt, all submitted at once."""
+def run_batch(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    output: int,
+    adapters: Sequence[str | None] = (),
+) -> Run:
+    """Generate `output` tokens greedily for each prompt, all submitted at once, with the adapter of
+    its own if `adapters` has any.
+    """
     start = time.perf_counter()
-    requests = [request for prompt in prompts for request in engine.submit(prompt, _greedy(output))]
+    params = [_greedy(output, name) for name in adapters or [None] * len(prompts)]
+    requests = [
+        request
+        for prompt, each in zip(prompts, params, strict=True)
+        for request in engine.submit(prompt, each)
+    ]
     times, counts = [], []
 
     def record(_: Step) -> None:
@@ -105,8 +117,8 @@ def run_batch(engine: Engine, prompts: Sequence[Sequence[int]], output: int) -> 
     return Run(times[-1], _token_times(times, counts), _decode_steps(times, counts))
 
 
-def _greedy(output: int) -> SamplingParams:
-    return SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
+def _greedy(output: int, lora: str | None = None) -> SamplingParams:
+    return SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True, lora=lora)
 
 
 def _token_times(times: Sequence[float], counts: Sequence[Sequence[int]]) -> list[list[float]]:
