@@ -13,6 +13,7 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import NO_TRITON, Backend, choose_backend
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, attr_tensor, is_op, nodes_of, only_user
+from onboard.graph.post_load_fusion.dtype_casts import is_cast
 from onboard.graph.post_load_fusion.fused_linears import fuse_linear, fused_linears, replace_fused
 from onboard.graph.transform import (
     GraphTransform,
@@ -144,11 +145,15 @@ def _alike(left: fx.Node, right: fx.Node) -> bool:
 def _take_in_norm(gm: fx.GraphModule, linear: fx.Node) -> None:
     """Let a linear normalise its input, if nothing else reads the norm, whose weight has the dtype
     of its input.
+
+    A norm of a wider sum, rounded, stays: it is fused with the sum, and that saves more.
     """
     norm = arguments(linear)["input"]
     if not is_op(norm, *_NORMS) or only_user(norm) is None:
         return
     values = arguments(norm)
+    if is_cast(values["input"]):
+        return
     weight = attr_tensor(gm, values["weight"])
     if (
         weight is None

@@ -5,10 +5,13 @@ that hides nothing, and no name of an attention function.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
+from transformers.modeling_attn_mask_utils import AttentionMaskConverter
 
 from onboard.analysis.tiny.tiny_model import from_zero, prompt, vocabulary
 from onboard.errors import NotCausalError, OnboardError
@@ -135,13 +138,16 @@ def check_attention(model: nn.Module, make: Callable[[], nn.Module], length: int
     there.
 
     Where that one does not run, or is not causal, as masks of today make older code, eager
-    attention is what there is; but not where it does not run for a soft cap.
+    attention is what there is; but not where it does not run for a soft cap, nor where the code
+    asks whether it may do without a mask, which transformers answers today as it did in its time,
+    and has attention that then looks ahead.
     """
     inputs = from_zero(prompt(0, length=length, seed=8, tokens=vocabulary(model)))
     try:
-        usual = make()
-        other = usual(**inputs, use_cache=False).logits
-        causal = change_by_later(usual, inputs) <= NOT_CHANGED
+        with _answers_to_code() as left_out:
+            usual = make()
+            other = usual(**inputs, use_cache=False).logits
+            change = change_by_later(usual, inputs)
     except Exception as error:  # whatever a model's own code raises
         _refuse_cap(model, error)
         return
@@ -153,16 +159,38 @@ def check_attention(model: nn.Module, make: Callable[[], nn.Module], length: int
         except Exception as error:  # as above
             _refuse_cap(model, error)
         setattr(config, _WHICH, "eager")
-    if not causal:
-        return
+    name = getattr(config, _WHICH, None)
+    if not change <= NOT_CHANGED:
+        if not any(left_out):
+            return
+        raise NotCausalError(
+            f"{type(model).__name__} is not causal with {name} attention, which users get: a token"
+            f" changes the logits of tokens before it ({_shown(change)})",
+            hint=_EAGER,
+        )
     one = model(**inputs, use_cache=False).logits
     if not (apart := rmse_ratio(one, other)) <= SAME:
-        name = getattr(usual.config, _WHICH, None)
         raise OnboardError(
             f"{type(model).__name__} computes other logits with {name} attention, which users get,"
             f" than with eager attention ({_shown(apart)})",
             hint=_EAGER,
         )
+
+
+@contextmanager
+def _answers_to_code() -> Iterator[list[bool]]:
+    """Collect what code is told that asks transformers whether a causal mask may be left out."""
+    asked, told = AttentionMaskConverter._ignore_causal_mask_sdpa, list[bool]()
+
+    def answer(*args: Any, **kwargs: Any) -> bool:
+        told.append(bool(asked(*args, **kwargs)))
+        return told[-1]
+
+    AttentionMaskConverter._ignore_causal_mask_sdpa = staticmethod(answer)
+    try:
+        yield told
+    finally:
+        AttentionMaskConverter._ignore_causal_mask_sdpa = staticmethod(asked)
 
 
 def _refuse_cap(model: nn.Module, error: Exception) -> None:

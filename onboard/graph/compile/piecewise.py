@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 from onboard.cache.cached_sequence import CachedSequenceInterface, input_names
 from onboard.errors import OnboardError
 from onboard.graph.compile.pieces import TOKEN_INPUTS, CannotSplitError, Pieces, Segment, split
+from onboard.ops.result_places import is_placed, results_at
 
 SMALLEST = 64
 _EXAMPLE_TOKENS = (11, 17)
@@ -312,11 +313,13 @@ class PiecewiseGraph(nn.Module):
             if not isinstance(step, _Eager):
                 step()
                 continue
-            results = step.segment.run(*(values[name] for name in step.segment.inputs))
+            places = {name: rows[name].cut(step.targets[name], tokens) for name in step.targets}
+            with results_at(next(iter(places.values()), None)):
+                results = step.segment.run(*(values[name] for name in step.segment.inputs))
             for name, result in zip(step.segment.outputs, results, strict=True):
                 values[name] = result
-                if name in step.targets:
-                    rows[name].cut(step.targets[name], tokens).copy_(result)
+                if name in places and not is_placed(result, places[name]):
+                    places[name].copy_(result)
         result = values[self._pieces.result]
         # The next replay overwrites a piece's result: return a copy.
         return result.clone() if self._pieces.result in bucket.values else result

@@ -3,8 +3,8 @@ can read them.
 
 On a GPU of compute capability 9.0 they are ahead of what reads pages by a factor of two (one prompt
 of 2048 tokens, 32 heads on 8 of 128 channels: cuDNN 101 us, FlashAttention 181, pages 308). cuDNN
-builds a plan for each new shape, which takes some 40 ms, so it gets those lengths alone of which
-there are few; the others go to FlashAttention, all prompts of a step at once.
+builds a plan for each new shape, which takes some 40 ms, so it gets prompts of one length alone, and
+those lengths of which there are few; the others go to FlashAttention, all prompts of a step at once.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ def attend_whole_prompts(
     """
     sequences, real, longest, *_ = batch_info_host.tolist()
     q, k, v = query[:real], key[:real], value[:real]
-    if sequences == 1 and real % PLANNED_LENGTHS == 0 and query.shape[-1] <= _CUDNN_HEAD_DIM:
-        mixed = _planned(q, k, v, scale)
+    equal = sequences * longest == real and longest % PLANNED_LENGTHS == 0
+    if equal and query.shape[-1] <= _CUDNN_HEAD_DIM:
+        mixed = _planned(q, k, v, sequences, scale)
     else:
         starts = cu_seqlens[: sequences + 1]
         mixed = torch.ops.aten._flash_attention_forward(
@@ -70,11 +71,13 @@ def attend_whole_prompts(
     )
 
 
-def _planned(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-    """Return the attention of one prompt by cuDNN, which has a plan for its length."""
-    q, k, v = (each[None].transpose(1, 2) for each in (query, key, value))
+def _planned(
+    query: Tensor, key: Tensor, value: Tensor, prompts: int, scale: float | None
+) -> Tensor:
+    """Return the attention of prompts of one length by cuDNN, which has a plan for that."""
+    q, k, v = (each.unflatten(0, (prompts, -1)).transpose(1, 2) for each in (query, key, value))
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
         mixed = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=scale, enable_gqa=True
         )
-    return mixed[0].transpose(0, 1)
+    return mixed.transpose(1, 2).flatten(0, 1)

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onboard.ops.result_places import placed
+
 
 @triton.jit
 def span(sequence, cu_seqlens_ptr, kv_lens_ptr, slots_ptr):
@@ -48,9 +50,11 @@ def output_rows(
 
     A decode batch has no such rows, it is padded with whole sequences.
     """
-    sequences, _, longest_query, *_ = batch_info_host.tolist()
-    new = torch.empty if longest_query == 1 and shape[0] == sequences else torch.zeros
-    return new(shape, dtype=dtype, device=device)
+    sequences, real, longest_query, *_ = batch_info_host.tolist()
+    out = placed(shape, dtype, device)
+    if longest_query > 1 or shape[0] != sequences:
+        out[real:] = 0
+    return out
 
 
 def chunk_options(most: int, dtype: torch.dtype) -> dict[str, Any]:

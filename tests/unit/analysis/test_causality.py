@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_attn_mask_utils import AttentionMaskConverter
 from transformers.models.prophetnet.modeling_prophetnet import ProphetNetNgramSelfAttention
 
 from onboard.analysis.analyze import analyze
@@ -95,6 +96,23 @@ def test_code_that_leaves_out_what_eager_attention_has_is_refused() -> None:
 
     with pytest.raises(OnboardError, match="hands softcap to sdpa attention, which users get"):
         check_attention(eager, capped)
+
+
+class Maskless(Peeking):
+    """Looks ahead, as written-out attention does, where it is told that it needs no mask."""
+
+    def forward(self, input_ids: Tensor, **kwargs: Any) -> SimpleNamespace:
+        asked = AttentionMaskConverter._ignore_causal_mask_sdpa
+        assert asked(None, input_ids, past_key_values_length=0)
+        return super().forward(input_ids, **kwargs)
+
+
+def test_code_that_looks_ahead_without_the_mask_that_it_may_leave_out_is_refused() -> None:
+    asked = AttentionMaskConverter._ignore_causal_mask_sdpa
+    with pytest.raises(NotCausalError, match="not causal with .* attention, which users get"):
+        check_attention(Peeking(30, 3), lambda: Maskless(3, 30))
+    check_attention(Peeking(30, 3), lambda: Maskless(30, 3))
+    assert AttentionMaskConverter._ignore_causal_mask_sdpa is asked
 
 
 @pytest.mark.parametrize("share", [1e-3, 1e-5, float("nan")])

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from onboard.errors import OnboardError
+from onboard.graph.fx import nodes_of
 from tests.support.graph.fusion import apply, context_for, exported, random_state, targets
 from tests.support.graph.harness import rmse
 from tests.support.ops import four_bits
@@ -105,6 +106,33 @@ def test_linears_take_in_norms_gates_and_sums(on_gpu):
     assert targets(gm).count("onboard.torch_rmsnorm.default") == 1  # two linears read it
     assert rmse(gm(x).double(), expected) <= 2e-2
     assert not on_gpu.facts
+
+
+class WideSum(nn.Module):
+    """A layer whose residual stream is float32, as Mamba 2's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = Norm()
+        self.mixer, self.up = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x):
+        total = x.float() + self.mixer(x)
+        return self.up(self.norm(total.to(x.dtype))).float() + total
+
+
+def test_the_norm_of_a_wider_sum_is_fused_with_the_sum(on_gpu):
+    model = WideSum().bfloat16()
+    x = torch.randn(2, 3, 32).bfloat16()
+    expected = model.double()(x.double())
+    gm = exported(model.bfloat16(), 2, 3, 32, device="cpu", dtype=torch.bfloat16)
+    for node in nodes_of(gm, torch.ops.aten._assert_tensor_metadata):
+        gm.graph.erase_node(node)
+    gm, _, _ = apply("fuse_linears", gm, on_gpu)
+    assert _arguments(gm, "norm_weight") == [None, None]
+    gm, info, _ = apply("fuse_add_rms_norm", gm, on_gpu)
+    assert info.num_matches == 1
+    assert rmse(gm(x).double(), expected.double()) <= 2e-2
 
 
 def test_an_activation_without_a_kernel_keeps_its_block(on_gpu):
