@@ -38,8 +38,7 @@ def chunk_gated_delta_rule(
     """
     settings = scale, initial_state, use_qk_l2norm_in_kernel
     tensors = q, k, v, g.unsqueeze(-1), beta
-    out, state = _each_text(_corrected, tensors, settings, cu_seqlens, kwargs)
-    return out, state if output_final_state else None
+    return _each_text(_corrected, tensors, settings, output_final_state, cu_seqlens, kwargs)
 
 
 def chunk_delta_rule(
@@ -57,8 +56,7 @@ def chunk_delta_rule(
     """Return `chunk_gated_delta_rule` that forgets nothing (arXiv:2406.06484)."""
     settings = scale, initial_state, use_qk_l2norm_in_kernel
     tensors = q, k, v, torch.zeros_like(beta).unsqueeze(-1), beta
-    out, state = _each_text(_corrected, tensors, settings, cu_seqlens, kwargs)
-    return out, state if output_final_state else None
+    return _each_text(_corrected, tensors, settings, output_final_state, cu_seqlens, kwargs)
 
 
 def chunk_kda(
@@ -79,8 +77,7 @@ def chunk_kda(
     """
     settings = scale, initial_state, use_qk_l2norm_in_kernel
     tensors = q, k, v, g, beta
-    out, state = _each_text(_corrected, tensors, settings, cu_seqlens, kwargs)
-    return out, state if output_final_state else None
+    return _each_text(_corrected, tensors, settings, output_final_state, cu_seqlens, kwargs)
 
 
 def _corrected(
@@ -131,9 +128,8 @@ def chunk_simple_gla(
     """
     decay = torch.zeros(q.shape[:3], device=q.device) if g is None else g
     decay = decay if g_gamma is None else decay + g_gamma
-    settings = scale, initial_state
-    out, state = _each_text(_decaying, (q, k, v, decay), settings, cu_seqlens, kwargs)
-    return out, state if output_final_state else None
+    tensors, settings = (q, k, v, decay), (scale, initial_state)
+    return _each_text(_decaying, tensors, settings, output_final_state, cu_seqlens, kwargs)
 
 
 def _decaying(
@@ -158,24 +154,22 @@ def _each_text(
     step: Callable[..., tuple[torch.Tensor, torch.Tensor]],
     tensors: tuple[torch.Tensor, ...],
     settings: tuple[Any, ...],
+    with_state: bool,
     ends: torch.Tensor | None,
     others: dict[str, Any],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what a function makes of each text alone where several lie one after the other.
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return what a function makes of each text alone where several lie one after the other, and
+    its state where that is asked for.
 
     Raises:
         NotImplementedError: an argument is given that has no form here.
     """
     if given := sorted(key for key, value in others.items() if value not in (None, False)):
         raise NotImplementedError(f"{', '.join(given)}: no form here")
-    if ends is None:
-        return step(*tensors, *settings)
-    parts = [
-        step(*(item[:, first:last] for item in tensors), *settings)
-        for first, last in pairwise(ends.tolist())
-    ]
+    bounds = [(0, None)] if ends is None else [*pairwise(ends.tolist())]
+    parts = [step(*(item[:, first:last] for item in tensors), *settings) for first, last in bounds]
     outs, states = zip(*parts, strict=True)
-    return torch.cat(outs, dim=1), torch.cat(states)
+    return torch.cat(outs, dim=1), torch.cat(states) if with_state else None
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
