@@ -44,7 +44,7 @@ def bring_up_to_date(
         if isinstance(own._tied_weights_keys, list | tuple):
             own._tied_weights_keys = None
         if "_init_weights" in vars(own):
-            own._init_weights = _keeping_shapes(own._init_weights)
+            own._init_weights = _keeping_shapes(vars(own)["_init_weights"])
         if "tie_weights" in vars(own):
             own.tie_weights = _tying(own.tie_weights)
     facts += [*_posted(package), *_of_one_dtype(package), *_plainly_saved(model_class)]
@@ -111,15 +111,15 @@ def _model_classes(package: str) -> list[Any]:
 
 def _keeping_shapes(init: Any) -> Any:
     """Have first values keep the shapes that the constructor gives: those of checkpoints. Parameters
-    without memory get none.
+    without memory get none. `init` is a method of any kind, static ones too.
     """
 
-    @functools.wraps(init)
+    @functools.wraps(getattr(init, "__func__", init))
     def keeping(self: Any, module: nn.Module) -> None:
         before = {name: item.data for name, item in module.named_parameters(recurse=False)}
         if any(data.is_meta for data in before.values()):
             return
-        init(self, module)
+        init.__get__(self, type(self))(module)
         for name, data in before.items():
             if module._parameters[name].shape != data.shape:  # type: ignore[union-attr]
                 module._parameters[name].data = data  # type: ignore[union-attr]
@@ -219,7 +219,10 @@ def _tied(model: Any, made: Any, package: str, *, found: bool) -> dict[str, str]
     says = type(model).get_output_embeddings.__module__.split(".")[0] == package
     if not says and not found:
         return shared
-    inputs, output = model.get_input_embeddings(), model.get_output_embeddings()
+    try:
+        inputs, output = model.get_input_embeddings(), model.get_output_embeddings()
+    except NotImplementedError:  # it says which its output's are, and not which its input's
+        return shared
     names = {id(module): name for name, module in model.named_modules()}
     if output is None or output is inputs or not hasattr(output, "weight"):
         return shared

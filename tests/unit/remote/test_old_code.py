@@ -415,7 +415,10 @@ def test_classes_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> 
     assert own.OldLM.__name__ == "OldLM"
 
 
-def test_first_values_keep_the_shapes_of_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("static", [False, True])
+def test_first_values_keep_the_shapes_of_checkpoints(
+    static: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = "repository_code_that_reshapes"
     module = ModuleType(name)
     reshaping = """    def _init_weights(self, module):
@@ -425,6 +428,8 @@ def test_first_values_keep_the_shapes_of_checkpoints(monkeypatch: pytest.MonkeyP
             module.weight.data.fill_(3.0)
 
 class OldInner(OldBase):"""
+    if static:
+        reshaping = reshaping.replace("    def", "    @staticmethod\n    def").replace("self, ", "")
     code = _OLD.replace("class OldInner(OldBase):", reshaping)
     exec(code.replace("init_weights()", "post_init()"), vars(module))
     monkeypatch.setitem(sys.modules, name, module)
