@@ -63,3 +63,143 @@ def test_what_a_constructor_writes_into_a_buffer_is_not_dropped(translate: Trans
     ).replace("* self.scale", "* self.table * self.scale")
     with pytest.raises(Untranslatable):
         translate(text, {"size": 3, "scale": 0.5, "noisy": True}, specialised=True)
+
+
+ASKING = """
+_FAST = None
+_ASKED = False
+
+
+def look():
+    global _FAST, _ASKED
+    if _ASKED:
+        return
+    _ASKED = True
+    try:
+        from no_such_package import Norm
+        _FAST = Norm
+    except ImportError:
+        _FAST = None
+
+
+def fast():
+    look()
+    return _FAST
+
+
+def made(size):
+    kind = fast()
+    return nn.Softplus(size) if kind is None else kind(size)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.norm = made(config.size)
+
+    def forward(self, x):
+        return self.norm(x)
+"""
+
+
+def test_a_function_that_takes_nothing_gives_what_it_gave(translate: Translate) -> None:
+    state, init, _ = translate(ASKING, {"size": 4}, specialised=True)
+    assert "nn.Softplus(config.size)" in init
+    x = torch.randn(2, 4)
+    assert torch.equal(_made(_written(state), {"size": 4})(x), _made(ASKING, {"size": 4})(x))
+
+
+def test_one_that_gives_something_else_each_time_does_not(translate: Translate) -> None:
+    counting = ASKING.replace("    look()\n", "    global _ASKED\n    _ASKED += 1\n    look()\n")
+    counting = counting.replace("return _FAST", "return _ASKED")
+    counting = counting.replace("if kind is None else kind(size)", "if kind < 99 else None")
+    with pytest.raises(Untranslatable, match="_ASKED"):
+        translate(counting, {"size": 4}, specialised=True)
+
+
+KEPT = """
+class Settings:
+    def __init__(self, width, heads=2, deep=3):
+        self.width = width
+        self.size = self.width // heads
+        self.deep = deep
+
+
+class Inner(nn.Module):
+    def __init__(self, settings):
+        super().__init__()
+        self.settings = settings
+        self.layers = nn.ModuleList(
+            [nn.Linear(settings.width, settings.width) for _ in range(settings.deep)]
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x).view(-1, 2, self.settings.size).flatten(1)
+        return x
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.inner = Inner(Settings(width=config.size, deep=config.layers))
+
+    def forward(self, x):
+        return self.inner(x)
+"""
+
+
+def test_settings_of_a_plain_class_are_read_from_the_config(translate: Translate) -> None:
+    sizes = {"size": 6, "layers": 2}
+    state, _, _ = translate(KEPT, sizes, specialised=True)
+    parts = [each for cls, each in state.translator.states.items() if cls.__name__ == "Inner"]
+    ours = _made("\n\n\n".join(map(_written, (*parts, state))), sizes)
+    theirs = _made(KEPT, sizes)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, 6)
+    assert torch.equal(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("self.deep = deep", "self.deep = deep\n        self.width += 2"),
+        ("self.deep = deep", "self.deep = deep\n\n    def more(self):\n        return 1"),
+    ],
+)
+def test_settings_that_are_more_than_kept_are_not(
+    change: tuple[str, str], translate: Translate
+) -> None:
+    with pytest.raises(Untranslatable, match="Settings"):
+        translate(KEPT.replace(*change), {"size": 6, "layers": 2}, specialised=True)
+
+
+NAMED = """
+from dataclasses import dataclass
+
+
+@dataclass
+class Out:
+    hidden: torch.Tensor = None
+    factor: float = 3.0
+    loss: torch.Tensor = None
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.size = config.size
+
+    def forward(self, x):
+        out = Out(hidden=x * self.size)
+        if out.loss is not None:
+            return out.loss
+        return out.hidden * out.factor
+"""
+
+
+def test_what_a_forward_gives_by_names_needs_no_class_of_transformers(translate: Translate) -> None:
+    state, _, forward = translate(NAMED, {"size": 4}, specialised=True)
+    assert "Out" not in forward
+    x = torch.randn(2, 4)
+    assert torch.equal(_made(_written(state), {"size": 4})(x), _made(NAMED, {"size": 4})(x))

@@ -6,15 +6,22 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+from onboard.analysis.source import find_method
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import Config
-from onboard.codegen.translate.language.trees.syntax import name, same_code
+from onboard.codegen.translate.language.program.argument_facts import (
+    bind,
+    default_fact,
+    default_nodes,
+)
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, name, same_code
 from onboard.codegen.translate.language.values import Code, Known, Value
 
 _CONFIG = "_config"
@@ -56,7 +63,8 @@ class Record(Value):
 
     def entry(self, key: str) -> Value:
         """Return a field."""
-        value = self.entries[key]
+        if (value := self.entries.get(key)) is None:
+            raise Untranslatable(f"{key} of a record, which is none of its fields")
         if isinstance(value, Known):
             return value
         return Code(_Replaced(_CONFIG, self.expr).visit(deepcopy(value.code())), static=True)
@@ -80,7 +88,7 @@ def _given(cls: Any, args: Args) -> dict[str, Value] | None:
     if cls is SimpleNamespace and not args.positional:
         return dict(args.keywords)
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
-        return None
+        return _kept(cls, args) if inspect.isclass(cls) else None
     fields = dataclasses.fields(cls)
     defaults = {
         item.name: Known(item.default) for item in fields if item.default is not dataclasses.MISSING
@@ -89,6 +97,43 @@ def _given(cls: Any, args: Args) -> dict[str, Value] | None:
     made: dict[str, Value] = {**defaults, **given, **args.keywords}
     plain = not hasattr(cls, "__post_init__") and made.keys() == {item.name for item in fields}
     return made if plain else None
+
+
+def _kept(cls: type, args: Args) -> dict[str, Value] | None:
+    """Return what an object keeps whose class has nothing but a constructor that works it out of its
+    arguments, `self.size = size // 2`.
+    """
+    own = {key for key, value in vars(cls).items() if not key.startswith("__")}
+    found = find_method(cls, "__init__")
+    if own or cls.__bases__ != (object,) or found is None or found[1].args.kwarg is not None:
+        return None
+    try:
+        bound, rest = bind(found[1], args, method=True)
+        given = {key: default_fact(node) for key, node in default_nodes(found[1]).items()} | bound
+        kept = {name: value.code() for name, value in given.items()}
+    except Untranslatable:
+        return None
+    fields: dict[str, Value] = {}
+    for statement in found[1].body:
+        match statement:
+            case ast.Assign(
+                targets=[ast.Attribute(value=ast.Name(id="self"), attr=attr)], value=made
+            ):
+                fields[attr] = Code(_WithValues(kept).visit(deepcopy(made)), static=True)
+                kept[f"self.{attr}"] = fields[attr].code()
+            case ast.Expr(value=ast.Constant()):
+                pass
+            case _:
+                return None
+    return {key: as_known(value) for key, value in fields.items()} if not rest else None
+
+
+def as_known(value: Value) -> Value:
+    """Return a constant as one."""
+    match value.code():
+        case ast.Constant(value=known):
+            return Known(known)
+    return value
 
 
 def _of_config(value: Value, config: Config) -> Value | None:
@@ -100,6 +145,24 @@ def _of_config(value: Value, config: Config) -> Value | None:
     expr = _Replaced(ast.unparse(config.expr), name(_CONFIG)).visit(deepcopy(value.code()))
     read = {node.id for node in ast.walk(expr) if isinstance(node, ast.Name)}
     return Code(expr, static=True) if read <= {_CONFIG, *_FUNCTIONS} else None
+
+
+class _WithValues(ast.NodeTransformer):
+    """Writes what parameters and attributes stand for."""
+
+    def __init__(self, values: dict[str, ast.expr]) -> None:
+        self.values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Replace a parameter."""
+        return deepcopy(self.values.get(node.id, node))
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        """Replace an attribute of the object."""
+        if (value := self.values.get(ast.unparse(node))) is not None:
+            return deepcopy(value)
+        self.generic_visit(node)
+        return node
 
 
 class _Replaced(ast.NodeTransformer):

@@ -54,6 +54,7 @@ from onboard.codegen.translate.language.values import (
     Known,
     Mapping,
     Output,
+    Unread,
     Value,
 )
 
@@ -136,6 +137,8 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
             return _call_method(owner, attr, args, frame)
         case Code(expr=expr, static=static):
             return plain_call(expr, args, static and args.static())
+        case Unread():
+            callee.code()  # which raises what is in the way of it
     raise Untranslatable(f"a call of a {type(callee).__name__}")
 
 
@@ -286,7 +289,7 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return handler(expr, args, frame)
     if objects.is_cache(obj):
         return NONE  # nothing was before the text
-    if objects.is_output(obj):
+    if objects.is_output(obj, frame):
         return objects.output(obj, args.positional, args.keywords)
     if (settings := record(obj, args, frame)) is not None:
         return settings

@@ -189,7 +189,7 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
                 attribute_of(state, attr, expr, frame) for state in frame.translator.reached(owner)
             ]
             return Code(attribute(expr, attr), static=all(each.is_static for each in values))
-        case ModuleTable(entries=entries) | Record(entries=entries) if attr in entries:
+        case Record() | ModuleTable() if isinstance(owner, Record) or attr in owner.entries:
             return owner.entry(attr)
         case Mapping() | ModuleList() | ModuleTable():
             return Method(owner, attr)
@@ -281,9 +281,14 @@ def declares(config: object, attr: str) -> bool:
     return attr in fields or attr in cls.attribute_map or hasattr(cls, attr)  # type: ignore[attr-defined]
 
 
-def is_output(cls: object) -> bool:
-    """Whether a class is a transformers output."""
-    return isinstance(cls, type) and issubclass(cls, ModelOutput)
+def is_output(cls: object, frame: Frame) -> bool:
+    """Whether a class is a transformers output, or a dataclass that a forward of repositories' code
+    makes: what is given by names.
+    """
+    if not isinstance(cls, type) or issubclass(cls, ModelOutput):
+        return isinstance(cls, type)
+    makes = frame.translator.specialised and frame.kind != "init" and is_own(cls, frame)
+    return makes and dataclasses.is_dataclass(cls) and not hasattr(cls, "__post_init__")
 
 
 def named_tuple(cls: object, args: Args) -> Items | None:
@@ -321,7 +326,9 @@ def output(cls: type, positional: list[Value], keywords: dict[str, Value]) -> Ou
     """Return the value of `cls(...)` for an output class."""
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
     names = [field.name for field in fields]
-    return Output({**dict(zip(names, positional, strict=False)), **keywords})
+    plain = [field for field in fields if isinstance(field.default, bool | int | float | str)]
+    defaults: dict[str, Value] = {field.name: Known(field.default) for field in plain}
+    return Output({**defaults, **dict(zip(names, positional, strict=False)), **keywords})
 
 
 def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) -> Value:

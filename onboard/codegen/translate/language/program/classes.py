@@ -65,6 +65,7 @@ from onboard.codegen.translate.language.program.results import (
     with_logits_alone,
 )
 from onboard.codegen.translate.language.program.supers import execute_inside
+from onboard.codegen.translate.language.program.without_arguments import given_always
 from onboard.codegen.translate.language.state import ClassState, Restart, Routine
 from onboard.codegen.translate.language.statements.assign import refuse_growth, store_attribute
 from onboard.codegen.translate.language.statements.execute import RAISES, execute
@@ -320,6 +321,10 @@ class Translator(Program):
         self.calling.append(node)
         try:
             return self._called(node, source, args, frame)
+        except Untranslatable:
+            if (given := given_always(node, source, args, frame)) is None:
+                raise
+            return given
         finally:
             self.calling.pop()
 
