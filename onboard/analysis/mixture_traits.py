@@ -60,23 +60,25 @@ def active_parameters(
     if not classes or not isinstance(experts, int) or not isinstance(chosen, int):
         return None
     found = ((module, classes.get(type(module).__name__)) for module in model.modules())
-    modules = [_experts_of(module, block) for module, block in found if block is not None]
-    idle = sum(_idle(module, experts, chosen) for module in modules)
+    stacks = [_experts_of(module, block) for module, block in found if block is not None]
+    idle = sum(_idle(parameters, experts, chosen) for parameters in stacks)
     return sum(parameter.numel() for parameter in model.parameters()) - idle
 
 
-def _experts_of(module: nn.Module, block: Block) -> nn.Module:
-    """Return the part of a module that holds the routed experts."""
-    if isinstance(block, Mixture):
-        return module.get_submodule(block.parameters.experts)
-    return module
+def _experts_of(module: nn.Module, block: Block) -> list[nn.Parameter]:
+    """Return the parameters of a module's routed experts."""
+    if not isinstance(block, Mixture):
+        return list(module.parameters())
+    found = block.parameters
+    if found.experts is not None:
+        return list(module.get_submodule(found.experts).parameters())
+    return [module.get_parameter(path) for path in (found.gate, found.down, found.up) if path]
 
 
-def _idle(module: nn.Module, experts: int, chosen: int) -> int:
-    """Return the parameters of a module's routed experts that a token does not go to; a stack tells
-    their number.
+def _idle(parameters: list[nn.Parameter], experts: int, chosen: int) -> int:
+    """Return the routed experts' parameters that a token does not go to; a stack tells their
+    number.
     """
-    parameters = list(module.parameters())
     stacked = {len(parameter) for parameter in parameters if parameter.dim() == 3}
     count = stacked.pop() if len(stacked) == 1 else experts
     return sum(parameter.numel() for parameter in parameters) * max(0, count - chosen) // count

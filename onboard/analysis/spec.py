@@ -63,7 +63,7 @@ def unrun_in(mixture: Mixture) -> list[str]:
     """
     parameters = mixture.parameters
     owner = (parameters.router or "").rpartition(".")[0]
-    return [parameters.experts, owner] if owner else [parameters.experts]
+    return [path for path in (parameters.experts, owner) if path]
 
 
 def in_any_layer(path: str) -> str:

@@ -41,6 +41,8 @@ Identifier = Annotated[str, Pattern(NAME)]
 """A name in code."""
 AttributePath = Annotated[str, Pattern(rf"{NAME}(\.{NAME})*")]
 """Names with points between them: what a module has, or its modules."""
+ModulePath = Annotated[str, Pattern(rf"({NAME}|\d{{1,4}})(\.({NAME}|\d{{1,4}}))*")]
+"""The same with numbers, of the modules in an `nn.Sequential`."""
 SelfPath = Annotated[str, Pattern(rf"self(\.{NAME})+")]
 """An attribute of `self`, written with it."""
 Variable = Annotated[str, Pattern(rf"(self\.)?{NAME}")]

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from onboard.analysis.blocks.spec_records import AnyBlock, Parameters
-from onboard.untrusted.identifiers import AttributePath, Identifier
+from onboard.untrusted.identifiers import AttributePath, Identifier, ModulePath
 
 
 class ExpertsParameters(Parameters):
@@ -57,13 +57,14 @@ class MixtureParameters(Parameters):
     dimension.
     """
 
-    experts: Identifier
-    gate: Identifier
-    down: Identifier
-    up: Identifier | None = None
+    experts: Identifier | None
+    """The list, or the module with the weights of all; None: the mixture has these itself."""
+    gate: ModulePath
+    down: ModulePath
+    up: ModulePath | None = None
     biased: bool = False
-    layout: Literal["modules", "lists", "stacks", "flat"] = "modules"
-    """One module an expert in a list, or the weights of all in one module."""
+    layout: Literal["modules", "lists", "stacks", "flat", "own"] = "modules"
+    """One module an expert in a list, or the weights of all in one module, or in the mixture."""
     size: Identifier | None = None
     """Of flat matrices, that module's attribute that says how many experts there are."""
     turned: list[Literal["gate", "down", "up"]] = Field(default_factory=list)
@@ -77,7 +78,11 @@ class MixtureParameters(Parameters):
     result: Identifier
     x: Identifier
     indices: Identifier
-    weights: Identifier
+    weights: Identifier | None
+    weighting: Literal["each", "all", "none"] = "each"
+    """Weights of the choices, or of all experts, from which the choices pick; or all are 1."""
+    base: bool = False
+    """What the experts make is added to the result, which was made before."""
     in_rows: bool
     router: AttributePath | None = None
     """The linear layer whose softmax chooses, where the statements choose the experts, too."""

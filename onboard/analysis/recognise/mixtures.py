@@ -11,15 +11,28 @@ layer, and the largest of it.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import permutations, product
 from typing import Any
 
 import torch
 from torch import nn
 
-from onboard.analysis.recognise.numbered_experts import Numbered, numbered_experts, weights_of
+from onboard.analysis.recognise.mixture_roles import (
+    Roles,
+    choices,
+    random_values,
+    roles_of,
+    rows_of,
+    tokens,
+)
+from onboard.analysis.recognise.numbered_experts import (
+    Numbered,
+    numbered_experts,
+    own_stacks,
+    weights_of,
+)
 from onboard.analysis.recognise.probe import Finding
 from onboard.analysis.recognise.recorder import ModuleCall
 from onboard.analysis.recognise.stretches import (
@@ -40,35 +53,37 @@ _OTHER = 1.37
 """By what a number of a module is multiplied to see what it does."""
 
 
-@dataclass(frozen=True)
-class _Roles:
-    """The variables of a region that are tokens, their experts and the weights of these."""
-
-    x: str
-    indices: str
-    weights: str
-
-
 def probe_mixture(module: nn.Module, calls: Sequence[ModuleCall]) -> Finding | None:
-    """Recognise a module with a list of experts, or with one module that has the weights of all, in
-    one of whose methods statements are a mixture.
+    """Recognise a module with a list of experts, with one module that has the weights of all, or with
+    stacks of these weights, in one of whose methods statements are a mixture.
 
     Args:
         module: the candidate.
         calls: what it was called with.
     """
-    for name, child in module.named_children() if calls else ():
-        if (found_experts := _experts(child)) is None:
-            continue
-        experts, form = found_experts
-        seen = locals_of(module, calls[0])
-        for fit in (_fit, _fit_with_router):
-            for region in regions_of(type(module), name):
+    seen: dict[tuple[str, int], dict[str, Any]] | None = None
+    for names, experts, forms in _candidates(module) if calls else ():
+        seen = locals_of(module, calls[0]) if seen is None else seen
+        for fit in (_fit, _fit_with_router, _fit_added):
+            for region in regions_of(type(module), *names):
                 variables = seen.get((region.method, region.statements[0].lineno))
-                found = None if variables is None else fit(module, experts, region, variables, form)
+                found = (
+                    None if variables is None else fit(module, experts, region, variables, forms)
+                )
                 if found is not None:
-                    return Finding(KIND, {"experts": name, **found[0], **form}, [found[1]])
+                    return Finding(KIND, found[0], [found[1]])
     return None
+
+
+def _candidates(
+    module: nn.Module,
+) -> Iterator[tuple[Sequence[str], Experts, Sequence[dict[str, Any]]]]:
+    """Yield the attributes that experts lie in, the experts, and how they may be made."""
+    for name, child in module.named_children():
+        if (found := _experts(child)) is not None:
+            yield [name], found[0], [{"experts": name, **found[1]}]
+    for names, stacks, forms in own_stacks(module):
+        yield names, stacks, [{"experts": None, **form} for form in forms]
 
 
 def _experts(child: nn.Module) -> tuple[Experts, dict[str, Any]] | None:
@@ -85,7 +100,7 @@ def _form(experts: nn.ModuleList) -> dict[str, Any] | None:
     """
     if len(experts) < 2 or len({type(expert) for expert in experts}) != 1:
         return None
-    linears = [name for name, child in experts[0].named_children() if type(child) is nn.Linear]
+    linears = [path for path, child in experts[0].named_modules() if type(child) is nn.Linear]
     if len(linears) not in (2, 3):
         return None
     for names in permutations(linears):
@@ -100,12 +115,12 @@ def _form(experts: nn.ModuleList) -> dict[str, Any] | None:
 
 def _biased(expert: nn.Module, names: Sequence[str]) -> bool | None:
     """Whether linear layers have biases; None where some have."""
-    biased = {getattr(expert, name).bias is not None for name in names}
+    biased = {expert.get_submodule(name).bias is not None for name in names}
     return biased.pop() if len(biased) == 1 else None
 
 
 def _is_expert(experts: nn.ModuleList, form: dict[str, Any]) -> bool:
-    gate: Any = getattr(experts[0], form["gate"])
+    gate: Any = experts[0].get_submodule(form["gate"])
     x = torch.randn(5, gate.in_features, generator=torch.Generator().manual_seed(17))
     first = torch.zeros(5, 1, dtype=torch.int64)
     try:
@@ -132,10 +147,12 @@ def _mixed(
         )
         return whole
     names = [form[role] for role in ("gate", "down", "up")]
-    lists = [[getattr(each, name).weight for each in experts] if name else [] for name in names]
+    layers: list[list[Any]] = [
+        [each.get_submodule(name) for each in experts] if name else [] for name in names
+    ]
+    lists = [[layer.weight for layer in each] for each in layers]
     biases = [
-        [getattr(each, name).bias for each in experts] if name and form["biased"] else None
-        for name in names
+        [layer.bias for layer in each] if each and form["biased"] else None for each in layers
     ]
     rest = (form["up"] is not None, form["activation"], *biases)
     out: torch.Tensor = torch.ops.onboard.torch_moe(x, indices, weights, *lists, *rest)
@@ -147,46 +164,124 @@ def _fit(
     experts: Experts,
     region: Region,
     variables: dict[str, Any],
-    form: dict[str, Any],
+    forms: Sequence[dict[str, Any]],
+    *,
+    added: bool = False,
 ) -> tuple[dict[str, Any], str] | None:
-    """Return the parameters of a region that is a mixture, and how well it fits."""
-    roles, result = _roles(region, variables, len(experts)), result_of(region)
-    if roles is None or result is None:
+    """Return the parameters of a region that is a mixture, and how well it fits; of one that is
+    `added` to what was there before.
+    """
+    result = result_of(region, in_place=added)
+    if result is None or not _reads_alone(module, region, forms[0]):
         return None
-    function = function_of(module, region, variables, result)
-    pairs, k = [], variables[roles.indices].numel() // _tokens(variables[roles.x])
-    for spread in (len(experts), k):  # with few of them most experts have no token
-        given = _random(roles, variables, spread, k)
-        x, indices, weights = (given[name] for name in (roles.x, roles.indices, roles.weights))
-        rows = (indices.reshape(-1, k), weights.reshape(-1, k))
-        expected = _mixed(experts, form, x.clone(), *rows)
-        try:
-            with torch.no_grad():
-                actual = function(**{**variables, **given})
-                other = _with_other_numbers(module, function, {**variables, **given})
-        except Exception:  # other statements, which these inputs mean nothing to
-            return None
-        if not isinstance(actual, torch.Tensor) or actual.shape != x.shape:
-            return None
-        pairs.append((actual, other, expected))
+    for roles in roles_of(region, variables, len(experts), result):
+        if (roles.base is not None) is not added:
+            continue
+        k = choices(variables, roles.x, roles.indices)
+        function = function_of(module, region, variables, result)
+        made = _made(module, function, variables, roles, (len(experts), k))
+        for form in forms if made is not None else ():
+            found = _fitting(module, experts, form, roles, made or [], k)
+            if found is not None:
+                scale, error = found
+                said = f"probe: torch_moe fits {region.method} with rmse ratio {error:.1e}"
+                place = _place(region, result) | _of_roles(roles, variables)
+                return {**form, **place, "scale": scale}, said
+    return None
+
+
+def _fit_added(*given: Any) -> tuple[dict[str, Any], str] | None:
+    return _fit(*given, added=True)
+
+
+def _reads_alone(module: nn.Module, region: Region, form: dict[str, Any]) -> bool:
+    """Whether a region of a module with stacks of its own reads no other parameters of it."""
+    own = {name for name, _ in module.named_parameters(recurse=False)}
+    others = own - {form[role] for role in ("gate", "down", "up")}
+    return form["experts"] is not None or not any(
+        isinstance(node, ast.Attribute) and node.attr in others
+        for statement in region.statements
+        for node in ast.walk(statement)
+    )
+
+
+def _place(region: Region, result: str) -> dict[str, Any]:
+    place = {"method": region.method, "begin": region.begin, "count": len(region.statements)}
+    return {**place, "result": result}
+
+
+def _of_roles(roles: Roles, variables: dict[str, Any]) -> dict[str, Any]:
+    chosen, k = variables[roles.indices], choices(variables, roles.x, roles.indices)
+    in_rows = chosen.dim() > 1 and chosen.shape[-1] == k
+    return {**vars(roles), "base": roles.base is not None, "in_rows": in_rows}
+
+
+_Made = tuple[dict[str, torch.Tensor], torch.Tensor, dict[str, Any]]
+"""What a region was given, what it made of that, and with another value in each number."""
+
+
+def _made(
+    module: nn.Module,
+    function: Callable[..., Any],
+    variables: dict[str, Any],
+    roles: Roles,
+    spreads: Sequence[int],
+) -> list[_Made] | None:
+    """Return what a region makes of random tokens: with few of the experts most have no token; None
+    where it does not run with them, or what it adds to is not just added to.
+    """
+    k, out = choices(variables, roles.x, roles.indices), []
+
+    def run(**given: Any) -> Any:
+        return function(**{**variables, **{key: item.clone() for key, item in given.items()}})
+
+    try:
+        with torch.no_grad():
+            for spread in spreads:
+                given = random_values(roles, variables, spread, k)
+                made = run(**given)
+                if not isinstance(made, torch.Tensor) or made.shape != given[roles.x].shape:
+                    return None
+                if roles.base is not None and not _only_adds(run, given, roles, made):
+                    return None
+                out.append((given, made, _with_other_numbers(module, run, given)))
+    except Exception:  # other statements, which these inputs mean nothing to
+        return None
+    return out
+
+
+def _only_adds(
+    run: Callable[..., Any], given: dict[str, torch.Tensor], roles: Roles, made: torch.Tensor
+) -> bool:
+    assert roles.base is not None
+    more = torch.randn(made.shape, generator=torch.Generator().manual_seed(29))
+    return rmse_ratio(run(**{**given, roles.base: more}), made + more) < SAME_MIXTURE
+
+
+def _fitting(
+    module: nn.Module,
+    experts: Experts,
+    form: dict[str, Any],
+    roles: Roles,
+    made: Sequence[_Made],
+    k: int,
+) -> tuple[str | None, float] | None:
+    """Return the attribute that experts of a form are multiplied by, if any, and the error; None
+    where they make something else.
+    """
+    try:
+        expected = [
+            _mixed(experts, form, given[roles.x], *rows_of(roles, given, k)) for given, _, _ in made
+        ]
+    except RuntimeError:  # the sizes of another form
+        return None
+    pairs = [
+        (actual, other, wanted) for (_, actual, other), wanted in zip(made, expected, strict=True)
+    ]
     scale = _scale(module, pairs)
     factor = 1.0 if scale is None else getattr(module, scale)
-    error = worst([rmse_ratio(actual, factor * expected) for actual, _, expected in pairs])
-    if not error < SAME_MIXTURE:
-        return None
-    chosen = variables[roles.indices]
-    parameters = {
-        "method": region.method,
-        "begin": region.begin,
-        "count": len(region.statements),
-        "result": result,
-        "x": roles.x,
-        "indices": roles.indices,
-        "weights": roles.weights,
-        "in_rows": chosen.dim() > 1 and chosen.shape[-1] == k,
-        "scale": scale,
-    }
-    return parameters, f"probe: torch_moe fits {region.method} with rmse ratio {error:.1e}"
+    error = worst([rmse_ratio(actual, factor * wanted) for actual, _, wanted in pairs])
+    return (scale, error) if error < SAME_MIXTURE else None
 
 
 def _numbers(module: nn.Module) -> dict[str, float]:
@@ -223,12 +318,12 @@ def _fit_with_router(
     experts: Experts,
     region: Region,
     variables: dict[str, Any],
-    form: dict[str, Any],
+    forms: Sequence[dict[str, Any]],
 ) -> tuple[dict[str, Any], str] | None:
     """Return the parameters of a region that is a mixture with its router, and how well it fits."""
-    result = result_of(region)
+    result, form = result_of(region), forms[0]
     names = [n for n in read_first(region.statements) if isinstance(variables.get(n), torch.Tensor)]
-    if result is None or len(names) != 1 or variables[names[0]].dim() < 2:
+    if len(forms) > 1 or result is None or len(names) != 1 or variables[names[0]].dim() < 2:
         return None
     given = _texts(variables[names[0]])
     function = function_of(module, region, variables, result)
@@ -244,10 +339,9 @@ def _fit_with_router(
         expected = [_routed(module, experts, form, router, k, renormalised, x) for x in given]
         error = worst([rmse_ratio(y, e) for y, e in zip(made, expected, strict=True)])
         if error < SAME_MIXTURE:
-            place = {"method": region.method, "begin": region.begin}
             roles = {"x": names[0], "indices": "selected_experts", "weights": "routing_weights"}
             choice = {"router": router, "chosen": k, "renormalised": renormalised, "in_rows": True}
-            parameters = {**place, "count": len(region.statements), "result": result}
+            parameters = {**form, **_place(region, result)}
             said = f"probe: a softmax of {router} and torch_moe fit {region.method} with rmse ratio {error:.1e}"
             return {**parameters, **roles, **choice}, said
     return None
@@ -259,7 +353,7 @@ def _texts(x: torch.Tensor) -> list[torch.Tensor]:
     """
     generator = torch.Generator().manual_seed(23)
     several = torch.randn(x.shape, generator=generator)
-    return [several, several.flatten(0, -2)[:1].expand(_tokens(x), -1).reshape(x.shape)]
+    return [several, several.flatten(0, -2)[:1].expand(tokens(x), -1).reshape(x.shape)]
 
 
 def _routers(module: nn.Module, experts: Experts) -> Iterator[tuple[str, int, bool]]:
@@ -289,41 +383,3 @@ def _routed(
         weights, indices = module.get_submodule(router)(rows).softmax(dim=-1).topk(k, dim=-1)
     weights = weights / weights.sum(dim=-1, keepdim=True) if renormalised else weights
     return _mixed(experts, form, rows, indices, weights).reshape(x.shape)
-
-
-def _roles(region: Region, variables: dict[str, Any], experts: int) -> _Roles | None:
-    """Return the roles of the tensors that a region reads; None where these are others than
-    three, or a token had more choices than there are experts.
-    """
-    names = [
-        name
-        for name in read_first(region.statements)
-        if isinstance(variables.get(name), torch.Tensor) and variables[name].dim() > 0
-    ]
-    chosen = [name for name in names if not variables[name].is_floating_point()]
-    if len(names) != 3 or len(chosen) != 1:
-        return None
-    sizes = {name: variables[name].numel() for name in names}
-    floats = sorted(set(names) - set(chosen), key=lambda name: sizes[name] == sizes[chosen[0]])
-    x, weights = floats
-    choices, rest = divmod(sizes[chosen[0]], _tokens(variables[x]))
-    fits = sizes[weights] == sizes[chosen[0]] and rest == 0 and choices <= experts
-    return _Roles(x, chosen[0], weights) if fits else None
-
-
-def _random(
-    roles: _Roles, variables: dict[str, Any], spread: int, k: int
-) -> dict[str, torch.Tensor]:
-    """Return random tokens, which go to `k` of the first `spread` experts each, and weights."""
-    generator = torch.Generator().manual_seed(19)
-    x, indices, weights = (variables[name] for name in (roles.x, roles.indices, roles.weights))
-    chosen = torch.rand(_tokens(x), spread, generator=generator).argsort(dim=-1)[:, :k].contiguous()
-    return {
-        roles.x: torch.randn(x.shape, generator=generator),
-        roles.indices: chosen.to(indices.dtype).reshape(indices.shape),
-        roles.weights: torch.rand(weights.shape, generator=generator),
-    }
-
-
-def _tokens(x: torch.Tensor) -> int:
-    return x.numel() // x.shape[-1]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import permutations, product
+from itertools import combinations, permutations, product
 from typing import Any
 
 import torch
@@ -18,6 +18,10 @@ from onboard.verify.error import rmse_ratio
 from onboard.verify.tolerances import SAME_MIXTURE
 
 _ROLES = ("gate", "down", "up")
+OWN = "own"
+"""Stacks that are parameters of the mixture itself."""
+_MOST = 6
+"""Stacks of as many experts, in threes and pairs."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,27 @@ def numbered_experts(module: nn.Module) -> tuple[Numbered, dict[str, Any]] | Non
     return None
 
 
+def own_stacks(
+    module: nn.Module,
+) -> Iterator[tuple[tuple[str, ...], Numbered, list[dict[str, Any]]]]:
+    """Yield the names of stacks [experts, ., .] that are parameters of a mixture itself, the experts,
+    and how they may be made; the statements that compute with them tell.
+    """
+    stacks = {name: p for name, p in module.named_parameters(recurse=False) if p.dim() == 3}
+    for count in sorted({len(p) for p in stacks.values()} - {1}):
+        alike = [name for name, p in stacks.items() if len(p) == count]
+        for names in [*combinations(alike, 3), *combinations(alike, 2)]:
+            held = {name: list(stacks[name].unbind()) for name in names}
+            forms = list(_forms(held, OWN, None))
+            if forms and len(alike) <= _MOST:
+                yield names, Numbered(module, count), forms
+
+
 def weights_of(experts: Numbered, form: dict[str, Any]) -> list[list[torch.Tensor]]:
     """Return gate, down and up projections of each expert [out, in]."""
+    if form["layout"] == OWN:
+        names = [form[role] for role in _ROLES if form[role]]
+        return _lists(form, {name: list(getattr(experts.module, name).unbind()) for name in names})
     held = next(
         held
         for layout, size, held in _layouts(experts.module)

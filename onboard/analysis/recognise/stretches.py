@@ -49,9 +49,10 @@ def blocks_of(body: Sequence[ast.stmt]) -> Iterator[Sequence[ast.stmt]]:
                 yield from blocks_of(inner)
 
 
-def regions_of(cls: type, attr: str) -> Iterator[Region]:
-    """Yield statements of methods that have all of a body's mentions of `self.<attr>` among them,
-    or all behind a branch that returns; those that begin late and end early come first.
+def regions_of(cls: type, *attrs: str) -> Iterator[Region]:
+    """Yield statements of methods that have all of a body's mentions of `self.<attr>` of each
+    attribute among them, or all behind a branch that returns; those that begin late and end early
+    come first.
     """
     for name, _ in inspect.getmembers(cls, inspect.isfunction):
         found = find_method(cls, name)
@@ -60,7 +61,7 @@ def regions_of(cls: type, attr: str) -> Iterator[Region]:
         every = list(statements_of(found[1].body))
         for block in blocks_of(found[1].body):
             for first in _starts(block):
-                places = [i for i in range(first, len(block)) if _mentions(block[i], attr)]
+                places = [i for i in range(first, len(block)) if _mentions(block[i], attrs)]
                 for begin in range(places[0], first - 1, -1) if places else ():
                     for end in range(places[-1] + 1, len(block) + 1):
                         part = tuple(block[begin:end])
@@ -78,10 +79,10 @@ def _starts(block: Sequence[ast.stmt]) -> list[int]:
     return [*reversed(behind), 0]
 
 
-def _mentions(tree: ast.AST, attr: str) -> bool:
+def _mentions(tree: ast.AST, attrs: Sequence[str]) -> bool:
     return any(
         isinstance(node, ast.Attribute)
-        and node.attr == attr
+        and node.attr in attrs
         and isinstance(node.value, ast.Name)
         and node.value.id == "self"
         for node in ast.walk(tree)
@@ -128,7 +129,9 @@ def locals_of(module: nn.Module, call: ModuleCall) -> dict[tuple[str, int], dict
 
 
 def read_first(statements: Sequence[ast.stmt]) -> list[str]:
-    """Return the variables that statements read before they assign them."""
+    """Return the variables that statements read before they assign them, and not just the dtype or
+    the device of.
+    """
     read: dict[str, None] = {}
     made: set[str] = set()
     for statement in statements:
@@ -137,8 +140,17 @@ def read_first(statements: Sequence[ast.stmt]) -> list[str]:
             node.id for item in targets for node in ast.walk(item) if isinstance(node, ast.Name)
         }
         plain = {name for name in whole if not _loads(name, statement)}
+        asked = {
+            id(node.value)
+            for node in ast.walk(statement)
+            if isinstance(node, ast.Attribute) and node.attr in ("dtype", "device")
+        }
         for node in ast.walk(statement):
-            if isinstance(node, ast.Name) and node.id not in (made | plain):
+            if (
+                isinstance(node, ast.Name)
+                and node.id not in (made | plain)
+                and id(node) not in asked
+            ):
                 read[node.id] = None
         made |= whole
     return list(read)
@@ -151,19 +163,40 @@ def _loads(name: str, statement: ast.stmt) -> bool:
     )
 
 
-def result_of(region: Region) -> str | None:
-    """Return the one variable that a region makes for what comes behind it; `result` where it ends
-    with a return.
+def result_of(region: Region, *, in_place: bool = False) -> str | None:
+    """Return the one variable that a region makes for what comes behind it, or changes in place;
+    `result` where it ends with a return.
     """
     inside = [node for item in region.statements for node in ast.walk(item)]
+    if any(map(_leaves_a_loop, region.statements)):
+        return None
     returns = [node for node in inside if isinstance(node, ast.Return)]
     if returns:
         return _RESULT if returns == [region.statements[-1]] else None
     stored = {
         node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
-    left = sorted(stored & region.behind)
+    changed = {key for node in inside if (key := _changed(node)) is not None} if in_place else set()
+    left = sorted((stored | changed) & region.behind)
     return left[0] if len(left) == 1 else None
+
+
+def _leaves_a_loop(node: ast.stmt) -> bool:
+    """Whether a statement ends a turn of a loop around it, and so does not run alone."""
+    if isinstance(node, ast.Continue | ast.Break):
+        return True
+    parts = [] if isinstance(node, ast.For | ast.While) else ["body", "orelse"]
+    return any(_leaves_a_loop(item) for part in parts for item in getattr(node, part, []))
+
+
+def _changed(node: ast.AST) -> str | None:
+    """Return the variable that a statement changes in place: `y[mask] += x`, `y.add_(x)`."""
+    match node:
+        case ast.Subscript(value=ast.Name(id=key), ctx=ast.Store()):
+            return key
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=key), attr=attr))):
+            return key if attr.endswith("_") and not attr.endswith("__") else None
+    return None
 
 
 def function_of(

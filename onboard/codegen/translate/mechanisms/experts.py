@@ -25,6 +25,7 @@ from onboard.codegen.translate.language.values import Code
 from onboard.render import render
 
 KIND = "experts"
+_ROLES = ("gate", "down", "up")
 MODULES = "modules"
 
 
@@ -176,7 +177,10 @@ class Mixtures(Mechanism):
             return None
         if found.router is not None:
             _choose(found, found.router, frame)
-        frame.bind(found.result, Code(_mixed(found, frame)), statements[0])
+        mixed = _mixed(found, frame)
+        if found.base:
+            mixed = ast.BinOp(frame.code(name(found.result)), ast.Add(), mixed)
+        frame.bind(found.result, Code(mixed), statements[0])
         last = statements[found.count - 1]
         end = [ast.Return(name(found.result))] if isinstance(last, ast.Return) else []
         return [*(ast.copy_location(item, last) for item in end), *statements[found.count :]]
@@ -217,6 +221,7 @@ def _choose(found: MixtureParameters, router: str, frame: Frame) -> None:
     largest = call(
         attribute(torch_name, "topk"), shares, ast.Constant(found.chosen), dim=ast.Constant(-1)
     )
+    assert found.weights is not None
     pair = [name(found.weights, store=True), name(found.indices, store=True)]
     frame.emit(ast.Assign([ast.Tuple(list(pair), ast.Store())], largest))
     weights: ast.expr = name(found.weights)
@@ -234,34 +239,56 @@ def _last_size(x: ast.expr) -> ast.expr:
 
 def _mixed(found: MixtureParameters, frame: Frame) -> ast.expr:
     """Return the op's call; note that it reads the weights of the experts."""
-    experts = frame.evaluate(attribute(name("self"), found.experts))
-    if not isinstance(experts, ModuleList | Instance):
-        raise Untranslatable(f"experts in self.{found.experts}, which is no list of modules")
-    layers = [found.gate, found.down, found.up]
-    for state in frame.translator.reached(Instance(experts.made, experts.expr)):
-        state.read_outside.update(layer for layer in [*layers, found.size] if layer)
-    x, chosen, weights = (
-        frame.code(name(each)) for each in (found.x, found.indices, found.weights)
-    )
-    whole = x
+    x, chosen = (frame.code(name(each)) for each in (found.x, found.indices))
+    weights, whole = _weights(found, x, chosen, frame), x
     if found.router is not None:
         x = call(attribute(x, "reshape"), ast.Constant(-1), _last_size(x))
     if not found.in_rows:
         chosen, weights = (_in_rows(each, x) for each in (chosen, weights))
     if found.scale is not None:
         weights = ast.BinOp(weights, ast.Mult(), attribute(name("self"), found.scale))
-    biases: list[ast.expr] = []
-    if isinstance(experts, Instance):
-        lists = [_of_one_module(experts, found, role) for role in ("gate", "down", "up")]
-    else:
-        lists = [_each(experts, layer, "weight") for layer in layers]
-    if found.biased and isinstance(experts, ModuleList):
-        biases = [
-            _each(experts, layer, "bias") if layer else ast.Constant(None) for layer in layers
-        ]
+    lists, biases = _matrices(found, frame)
     settings = [ast.Constant(found.up is not None), ast.Constant(found.activation)]
     mixed = call(op("torch_moe"), x, chosen, weights, *lists, *settings, *biases)
     return call(attribute(mixed, "view_as"), whole) if found.router is not None else mixed
+
+
+def _weights(found: MixtureParameters, x: ast.expr, chosen: ast.expr, frame: Frame) -> ast.expr:
+    """Return the weights of the choices."""
+    if found.weights is None:
+        return call(attribute(name("torch"), "ones_like"), chosen, dtype=attribute(x, "dtype"))
+    weights = frame.code(name(found.weights))
+    if found.weighting != "all":
+        return weights
+    rows, of_rows = (
+        call(attribute(each, "flatten"), ast.Constant(0), ast.Constant(-2))
+        for each in (weights, chosen)
+    )
+    picked = call(attribute(rows, "gather"), ast.Constant(-1), of_rows)
+    return call(attribute(picked, "view_as"), chosen)
+
+
+def _matrices(found: MixtureParameters, frame: Frame) -> tuple[list[ast.expr], list[ast.expr]]:
+    """Return the matrices of the experts, a list a projection, and their biases, if any; note that
+    they are read.
+    """
+    layers = [found.gate, found.down, found.up]
+    if found.experts is None:
+        return [_of_one_module(name("self"), found, role) for role in _ROLES], []
+    experts = frame.evaluate(attribute(name("self"), found.experts))
+    if not isinstance(experts, ModuleList | Instance):
+        raise Untranslatable(f"experts in self.{found.experts}, which is no list of modules")
+    own = tuple(made for made in experts.made if frame.translator.translates(made.cls))
+    for state in frame.translator.reached(Instance(own, experts.expr)):
+        state.read_outside.update(layer.split(".")[0] for layer in [*layers, found.size] if layer)
+    if isinstance(experts, Instance):
+        return [_of_one_module(experts.code(), found, role) for role in _ROLES], []
+    biases: list[ast.expr] = []
+    if found.biased:
+        biases = [
+            _each(experts, layer, "bias") if layer else ast.Constant(None) for layer in layers
+        ]
+    return [_each(experts, layer, "weight") for layer in layers], biases
 
 
 def _in_rows(chosen: ast.expr, x: ast.expr) -> ast.expr:
@@ -270,16 +297,15 @@ def _in_rows(chosen: ast.expr, x: ast.expr) -> ast.expr:
     return call(attribute(chosen, "reshape"), tokens, ast.Constant(-1))
 
 
-def _of_one_module(experts: Instance, found: MixtureParameters, role: str) -> ast.expr:
+def _of_one_module(owner: ast.expr, found: MixtureParameters, role: str) -> ast.expr:
     """Return the list of one projection's matrices, of a module that has those of all experts."""
     layer: str | None = getattr(found, role)
     if layer is None:
         return ast.List([], ast.Load())
-    owner = experts.code()
     match found.layout:
         case "flat" if found.size is not None:
             every: ast.expr = call(attribute(owner, layer, "chunk"), attribute(owner, found.size))
-        case "stacks":
+        case "stacks" | "own":
             every = call(attribute(owner, layer, "unbind"))
         case _:
             every = attribute(owner, layer)
@@ -293,6 +319,16 @@ def _each(experts: ModuleList, layer: str | None, part: str) -> ast.expr:
     """Return `[expert.layer.part for expert in experts]`, empty where there is no such layer."""
     if layer is None:
         return ast.List([], ast.Load())
-    element = attribute(name("expert"), layer, part)
+    element = attribute(_inside(name("expert"), layer), part)
     loop = ast.comprehension(name("expert", store=True), experts.code(), [], 0)
     return ast.ListComp(element, [loop])
+
+
+def _inside(owner: ast.expr, path: str) -> ast.expr:
+    """Return a module inside another one; of an `nn.Sequential` by its number."""
+    for part in path.split("."):
+        number = (
+            ast.Subscript(owner, ast.Constant(int(part)), ast.Load()) if part.isdigit() else None
+        )
+        owner = attribute(owner, part) if number is None else number
+    return owner

@@ -1,0 +1,117 @@
+"""The variables of statements that may be a mixture: which of them are tokens, their experts and the
+weights of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from onboard.analysis.recognise.stretches import Region, read_first
+
+EACH, ALL, NONE = "each", "all", "none"
+"""A weight of each choice; one of each expert, which the choices pick from; no weights."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The variables of a region that are tokens, their experts and the weights of these."""
+
+    x: str
+    indices: str
+    weights: str | None
+    weighting: str
+    base: str | None
+    """What the experts' outputs are added to, like x: the result, made before."""
+
+
+def roles_of(
+    region: Region, variables: Mapping[str, Any], experts: int, result: str
+) -> Iterator[Roles]:
+    """Yield the roles that the tensors that a region reads may have, which leaves `result`; none
+    where they are others, or a token had more choices than there are experts.
+    """
+    names = [
+        name
+        for name in read_first(region.statements)
+        if isinstance(variables.get(name), torch.Tensor) and variables[name].dim() > 0
+    ]
+    chosen = [name for name in names if not variables[name].is_floating_point()]
+    if len(chosen) != 1 or not 2 <= len(names) <= 4:
+        return
+    floats = [name for name in names if name not in chosen]
+    for x in floats:
+        rest = [name for name in floats if name != x]
+        base = result if result in rest and _alike(variables, x, result) else None
+        weights = [name for name in rest if name != base]
+        if len(weights) < 2 and 1 <= choices(variables, x, chosen[0]) <= experts:
+            of_them = weights[0] if weights else None
+            for weighting in _weightings(variables, x, chosen[0], of_them, experts):
+                yield Roles(x, chosen[0], of_them, weighting, base)
+
+
+def _alike(variables: Mapping[str, Any], one: str, other: str) -> bool:
+    return bool(variables[one].shape == variables[other].shape)
+
+
+def choices(variables: Mapping[str, Any], x: str, indices: str) -> int:
+    """Return how many experts each token goes to; 0 where that is no number."""
+    number, rest = divmod(variables[indices].numel(), tokens(variables[x]))
+    return 0 if rest else number
+
+
+def _weightings(
+    variables: Mapping[str, Any], x: str, indices: str, weights: str | None, experts: int
+) -> Iterator[str]:
+    if weights is None:
+        yield NONE
+        return
+    given = variables[weights]
+    if given.numel() == variables[indices].numel():
+        yield EACH
+    in_rows = variables[indices].shape[-1] == choices(variables, x, indices)
+    rows = in_rows and variables[indices].dim() > 1
+    if rows and given.shape[-1] == experts and given.numel() == experts * tokens(variables[x]):
+        yield ALL
+
+
+def random_values(
+    roles: Roles, variables: Mapping[str, Any], spread: int, k: int
+) -> dict[str, torch.Tensor]:
+    """Return random tokens, which go to `k` of the first `spread` experts each, and weights; what is
+    added to is 0.
+    """
+    generator = torch.Generator().manual_seed(19)
+    x, indices = (variables[name] for name in (roles.x, roles.indices))
+    chosen = torch.rand(tokens(x), spread, generator=generator).argsort(dim=-1)[:, :k].contiguous()
+    given = {
+        roles.x: torch.randn(x.shape, generator=generator),
+        roles.indices: chosen.to(indices.dtype).reshape(indices.shape),
+    }
+    if roles.weights is not None:
+        shape = variables[roles.weights].shape
+        given[roles.weights] = torch.rand(shape, generator=generator)
+    if roles.base is not None:
+        given[roles.base] = torch.zeros(x.shape)
+    return given
+
+
+def rows_of(
+    roles: Roles, given: Mapping[str, torch.Tensor], k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the experts of each token and the weights of these, [tokens, k]."""
+    indices = given[roles.indices].reshape(-1, k)
+    if roles.weights is None:
+        return indices, torch.ones(indices.shape)
+    weights = given[roles.weights]
+    if roles.weighting == ALL:
+        return indices, weights.flatten(0, -2).gather(-1, indices)
+    return indices, weights.reshape(-1, k)
+
+
+def tokens(x: torch.Tensor) -> int:
+    """Return how many tokens x [..., hidden] has."""
+    return x.numel() // x.shape[-1]

@@ -1,0 +1,196 @@
+"""Mixtures that people write for themselves: however the experts lie and tokens are sent to them, the
+model file has one op.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from onboard.analysis.blocks.spec_mixtures import MixtureParameters
+from onboard.analysis.recognise.mixtures import probe_mixture
+from onboard.analysis.recognise.recorder import ModuleCall
+from tests.unit.codegen.test_own_code import _made, _written
+
+Translate = Callable[..., tuple[Any, str, str]]
+
+HEAD = """
+import torch.nn.functional as F
+
+
+class Expert(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(config.size, config.inner),
+            nn.ReLU(),
+            nn.Linear(config.inner, config.size),
+            nn.Dropout(0.1),
+        )
+
+    def forward(self, x):
+        return self.net(x)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.k, self.count = 2, config.experts
+        self.gate = nn.Linear(config.size, config.experts, bias=False)
+"""
+IN_SEQUENCE = """
+        self.experts = nn.ModuleList([
+            nn.Sequential(
+                nn.Linear(config.size, config.inner), nn.GELU(), nn.Linear(config.inner, config.size)
+            )
+            for _ in range(config.experts)
+        ])
+
+    def forward(self, x):
+        values, chosen = torch.topk(self.gate(x), self.k, dim=-1)
+        rows = x.reshape(-1, x.shape[-1])
+        flat, gates = chosen.reshape(-1), torch.softmax(values, dim=-1).reshape(-1)
+        tokens = torch.arange(rows.shape[0]).unsqueeze(1).expand(-1, self.k).reshape(-1)
+        sent = rows[tokens]
+        mixed = torch.zeros_like(rows)
+        for number, expert in enumerate(self.experts):
+            selected = flat == number
+            if selected.any():
+                mixed.index_add_(0, tokens[selected], gates[selected, None] * expert(sent[selected]))
+        mixed = mixed.view_as(x)
+        return mixed
+"""
+OF_ALL = """
+        self.experts = nn.ModuleList([Expert(config) for _ in range(config.experts)])
+
+    def forward(self, x):
+        values, chosen = self.gate(x).topk(self.k, dim=-1)
+        shares = torch.full_like(self.gate(x), float("-inf")).scatter(-1, chosen, values)
+        shares = F.softmax(shares, dim=-1)
+        y = torch.zeros_like(x)
+        rows = x.view(-1, x.size(-1))
+        of_rows = shares.view(-1, shares.size(-1))
+        for i, expert in enumerate(self.experts):
+            mask = (chosen == i).any(dim=-1)
+            flat = mask.view(-1)
+            if flat.any():
+                y[mask] += expert(rows[flat]) * of_rows[flat, i].unsqueeze(1)
+        return y
+"""
+STACKED = """
+        e, h, i = config.experts, config.size, config.inner
+        self.first = nn.Parameter(torch.randn(e, i, h) / 3)
+        self.up = nn.Parameter(torch.randn(e, i, h) / 3)
+        self.last = nn.Parameter(torch.randn(e, h, i) / 3)
+        self.shared = nn.Parameter(torch.randn(2, h, h) / 3)
+
+    def one(self, x, first, up, last):
+        return (F.silu(x @ first.T) * (x @ up.T)) @ last.T
+
+    def forward(self, x):
+        rows = x.view(-1, x.shape[-1])
+        out = torch.zeros(rows.shape[0], rows.shape[1])
+        for e in range(2):
+            out += rows @ self.shared[e]
+        weights, chosen = torch.topk(F.softmax(self.gate(rows), dim=-1), self.k, dim=-1)
+        flat, of_flat = chosen.view(-1), weights.view(-1)
+        tokens = torch.arange(rows.shape[0]).unsqueeze(1).expand(-1, self.k).reshape(-1)
+        order = flat.argsort(stable=True)
+        tokens, of_flat = tokens[order], of_flat[order]
+        counts = torch.bincount(flat[order], minlength=self.count).tolist()
+        start = 0
+        for e in range(self.count):
+            if counts[e] == 0:
+                continue
+            end = start + counts[e]
+            here = tokens[start:end]
+            made = self.one(rows[here], self.first[e], self.up[e], self.last[e])
+            out.index_add_(0, here, made * of_flat[start:end].unsqueeze(-1))
+            start = end
+        return out.view(x.shape)
+"""
+GATHERED = """
+        e, h, i = config.experts, config.size, config.inner
+        self.inward = nn.Parameter(torch.randn(e, h, i) / 3)
+        self.outward = nn.Parameter(torch.randn(e, i, h) / 3)
+
+    def forward(self, x):
+        best, chosen = self.gate(x).topk(self.k, dim=-1)
+        shares = F.softmax(best, dim=-1)
+        h = F.gelu(torch.einsum("btd,edh->bteh", x, self.inward))
+        y = torch.einsum("bteh,ehd->bted", h, self.outward)
+        y = torch.gather(y, 2, chosen.unsqueeze(-1).expand(-1, -1, -1, x.shape[-1]))
+        y = (y * shares.unsqueeze(-1)).sum(dim=2)
+        return y
+"""
+UNWEIGHTED = """
+        self.experts = nn.ModuleList([Expert(config) for _ in range(config.experts)])
+
+    def forward(self, x):
+        _, chosen = torch.topk(F.softmax(self.gate(x), dim=-1), k=self.k, dim=-1)
+        outs = torch.zeros_like(x)
+        for number in range(self.count):
+            mask = (chosen == number).any(dim=-1)
+            if mask.any():
+                outs[mask] += self.experts[number](x[mask])
+        return outs
+"""
+MANNERS = {
+    IN_SEQUENCE: "[expert[2].weight for expert in self.experts]",
+    OF_ALL: "[expert.net[0].bias for expert in self.experts]",
+    STACKED: "out = out + torch.ops.onboard.torch_moe(",
+    GATHERED: "[weight.T for weight in self.inward.unbind()]",
+    UNWEIGHTED: "torch.ones_like(chosen, dtype=x.dtype)",
+}
+
+
+def _found(text: str, sizes: dict[str, Any], translate: Translate, x: torch.Tensor) -> Any:
+    state, _, _ = translate(text, sizes, specialised=True)
+    toy = state.cls(SimpleNamespace(**sizes)).eval()
+    with torch.no_grad():
+        return probe_mixture(toy, [ModuleCall((x,), {}, toy(x))])
+
+
+@pytest.mark.parametrize("manner", MANNERS)
+def test_a_mixture_becomes_an_op(manner: str, translate: Translate) -> None:
+    text = HEAD + manner
+    sizes = {"size": 8, "inner": random.choice((11, 12)), "experts": random.choice((4, 5))}
+    print(sizes)
+    x = torch.randn(2, 9, 8)
+    found = _found(text, sizes, translate, x)
+    assert found is not None
+    mixtures = {"Toy": MixtureParameters.model_validate(found.parameters)}
+    state, _, forward = translate(text, sizes, specialised=True, mixtures=mixtures)
+    assert MANNERS[manner] in forward
+    parts = [each for cls, each in state.translator.states.items() if cls.__name__ == "Expert"]
+    head = "import torch.nn.functional as F\nimport onboard.ops"
+    ours = _made("\n\n\n".join([head, *map(_written, parts), _written(state)]), sizes)
+    theirs = _made(text, sizes).eval()
+    ours.load_state_dict(theirs.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize(
+    ("manner", "change"),
+    [
+        (STACKED, ("made *", "made.abs() *")),
+        (STACKED, ("start = end", "out.mul_(1.1); start = end")),
+        (OF_ALL, ("of_rows[flat, i]", "of_rows[flat, 0]")),
+        (GATHERED, ("y = (y * shares", "y = (y * self.outward.mean() * shares")),
+        (UNWEIGHTED, ("outs[mask] +=", "outs[mask] =")),
+    ],
+)
+def test_what_makes_something_else_of_them_does_not(
+    manner: str, change: tuple[str, str], translate: Translate
+) -> None:
+    text = HEAD + manner
+    assert change[0] in text
+    x = torch.randn(2, 9, 8)
+    sizes = {"size": 8, "inner": 12, "experts": 5}
+    assert _found(text.replace(*change), sizes, translate, x) is None
