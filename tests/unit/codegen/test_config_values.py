@@ -288,3 +288,32 @@ def test_functions_that_the_config_names_and_dicts_of_results_are_known(
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(3, 6, generator=torch.Generator().manual_seed(12))
     assert torch.equal(ours(x), theirs(x))
+
+
+ASKED_FOR = """
+from transformers.activations import ACT2FN
+
+KINDS = ("silu", "soft")
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        if config.act not in KINDS:
+            raise ValueError("another")
+        if config.act in ACT2FN:
+            self.act = ACT2FN[config.act]
+        else:
+            self.act = nn.Softplus()
+
+    def forward(self, x):
+        return self.act(x)
+"""
+
+
+@pytest.mark.parametrize(("act", "layer"), [("silu", "ACT2FN[config.act]"), ("soft", "nn.Softplus")])
+def test_whether_a_table_has_an_entry_is_known(act: str, layer: str, translate: Translate) -> None:
+    state, init, _ = translate(ASKED_FOR, {"act": act}, specialised=True)
+    assert layer in init
+    assert " in ACT2FN" not in init
+    assert [ast.unparse(guard) for guard in state.guards] == [f"config.act == {act!r}"]

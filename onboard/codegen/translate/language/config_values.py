@@ -12,11 +12,12 @@ from typing import Any
 
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.object_values import Config
+from onboard.codegen.translate.language.object_values import Config, Global
 from onboard.codegen.translate.language.trees.syntax import attribute, call, constant, name
 from onboard.codegen.translate.language.values import Code, Known, Mapping, Value
 from onboard.hf.config_field import config_field
 
+_TABLES = (dict, list, tuple, set, frozenset)
 _TEXT = {"lower", "upper", "strip", "startswith", "endswith"}
 _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
@@ -126,6 +127,20 @@ def compared(op: ast.cmpop, left: Value, right: Value, frame: Frame) -> Known | 
         return None
     codes = [_read(side) for side in sides]
     return _guarded(ast.Compare(codes[0], [op], [codes[1]]), found, frame)
+
+
+def is_entry(op: ast.cmpop, left: Value, right: Value, frame: Frame) -> Known | None:
+    """Return the value of `config.x in TABLE` of a table of the module or of transformers, guarded by
+    what this config has there.
+    """
+    table = right.obj if isinstance(right, Global) else None
+    if not isinstance(op, ast.In | ast.NotIn) or not isinstance(table, _TABLES):
+        return None
+    found = left if isinstance(left, Setting) else _of_config(left, frame)
+    if found is None or frame.cls is None or not isinstance(found.value, str | int | None):
+        return None
+    _guarded(ast.Compare(_read(found), [ast.Eq()], [constant(found.value)]), True, frame)
+    return Known((found.value in table) is isinstance(op, ast.In))
 
 
 def denied(value: Value, frame: Frame) -> Known | None:

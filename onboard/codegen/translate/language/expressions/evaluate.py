@@ -246,6 +246,8 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
         return Known(_COMPARE[type(op)](left.value, right.value))
     if (decided := config_values.compared(op, left, right, frame)) is not None:
         return decided
+    if (decided := config_values.is_entry(op, left, right, frame)) is not None:
+        return decided
     if (decided := half_tests.is_of_a_half(op, left, right, frame)) is not None:
         return decided
     if (known_as := frame.mechanisms.compare(op, left, right)) is not None:
