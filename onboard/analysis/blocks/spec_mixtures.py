@@ -63,6 +63,8 @@ class MixtureParameters(Parameters):
     down: ModulePath
     up: ModulePath | None = None
     biased: bool = False
+    fused: Literal["gate", "up"] | None = None
+    """The layer `gate` is gate and up projection, one below the other: which of them comes first."""
     layout: Literal["modules", "lists", "stacks", "flat", "own"] = "modules"
     """One module an expert in a list, or the weights of all in one module, or in the mixture."""
     size: Identifier | None = None

@@ -104,10 +104,11 @@ def _form(experts: nn.ModuleList) -> dict[str, Any] | None:
     if len(linears) not in (2, 3):
         return None
     for names in permutations(linears):
-        for activation in ACTIVATIONS:
-            gate, down, *up = names
+        gate, down, *up = names
+        for fused, activation in product((None,) if up else (None, "gate", "up"), ACTIVATIONS):
             form: dict[str, Any] = {"gate": gate, "down": down, "up": up[0] if up else None}
             form |= {"activation": activation, "biased": _biased(experts[0], names)}
+            form |= {"fused": fused} if fused else {}
             if form["biased"] is not None and _is_expert(experts, form):
                 return form
     return None
@@ -146,17 +147,30 @@ def _mixed(
             x, indices, weights, *weights_of(experts, form), *settings
         )
         return whole
+    lists, biases = _projections(experts, form)
+    rest = (form["up"] is not None or "fused" in form, form["activation"], *biases)
+    out: torch.Tensor = torch.ops.onboard.torch_moe(x, indices, weights, *lists, *rest)
+    return out
+
+
+def _projections(
+    experts: nn.ModuleList, form: dict[str, Any]
+) -> tuple[list[list[Any]], list[list[Any] | None]]:
+    """Return the matrices of gate, down and up projections, and their biases, None where there are
+    none.
+    """
     names = [form[role] for role in ("gate", "down", "up")]
     layers: list[list[Any]] = [
         [each.get_submodule(name) for each in experts] if name else [] for name in names
     ]
     lists = [[layer.weight for layer in each] for each in layers]
-    biases = [
-        [layer.bias for layer in each] if each and form["biased"] else None for each in layers
-    ]
-    rest = (form["up"] is not None, form["activation"], *biases)
-    out: torch.Tensor = torch.ops.onboard.torch_moe(x, indices, weights, *lists, *rest)
-    return out
+    biases = [[layer.bias for layer in each] if form["biased"] else [] for each in layers]
+    if "fused" in form:  # gate and up are one layer
+        first = 0 if form["fused"] == "gate" else 1
+        for each in (lists, biases):
+            halves = [whole.chunk(2) for whole in each[0]]
+            each[0], each[2] = ([half[place] for half in halves] for place in (first, 1 - first))
+    return lists, [each or None for each in biases]
 
 
 def _fit(

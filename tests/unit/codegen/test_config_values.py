@@ -311,7 +311,9 @@ class Toy(nn.Module):
 """
 
 
-@pytest.mark.parametrize(("act", "layer"), [("silu", "ACT2FN[config.act]"), ("soft", "nn.Softplus")])
+@pytest.mark.parametrize(
+    ("act", "layer"), [("silu", "ACT2FN[config.act]"), ("soft", "nn.Softplus")]
+)
 def test_whether_a_table_has_an_entry_is_known(act: str, layer: str, translate: Translate) -> None:
     state, init, _ = translate(ASKED_FOR, {"act": act}, specialised=True)
     assert layer in init

@@ -37,6 +37,17 @@ class Expert(nn.Module):
         return self.net(x)
 
 
+class Fused(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.both = nn.Linear(config.size, 2 * config.inner)
+        self.last = nn.Linear(config.inner, config.size)
+
+    def forward(self, x):
+        value, gate = self.both(x).chunk(2, dim=-1)
+        return self.last(F.silu(gate) * value)
+
+
 class Toy(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -128,6 +139,19 @@ GATHERED = """
         y = (y * shares.unsqueeze(-1)).sum(dim=2)
         return y
 """
+FUSED = """
+        self.experts = nn.ModuleList([Fused(config) for _ in range(config.experts)])
+
+    def forward(self, x):
+        rows = x.view(-1, x.shape[-1])
+        shares, chosen = self.gate(rows).sigmoid().topk(self.k, dim=-1)
+        y = torch.zeros_like(rows)
+        for n in range(rows.shape[0]):
+            for place in range(self.k):
+                expert = self.experts[chosen[n, place].item()]
+                y[n] += shares[n, place] * expert(rows[n : n + 1])[0]
+        return y.view_as(x)
+"""
 UNWEIGHTED = """
         self.experts = nn.ModuleList([Expert(config) for _ in range(config.experts)])
 
@@ -145,6 +169,7 @@ MANNERS = {
     OF_ALL: "[expert.net[0].bias for expert in self.experts]",
     STACKED: "out = out + torch.ops.onboard.torch_moe(",
     GATHERED: "[weight.T for weight in self.inward.unbind()]",
+    FUSED: "[expert.both.weight.chunk(2)[1] for expert in self.experts]",
     UNWEIGHTED: "torch.ones_like(chosen, dtype=x.dtype)",
 }
 
@@ -167,7 +192,7 @@ def test_a_mixture_becomes_an_op(manner: str, translate: Translate) -> None:
     mixtures = {"Toy": MixtureParameters.model_validate(found.parameters)}
     state, _, forward = translate(text, sizes, specialised=True, mixtures=mixtures)
     assert MANNERS[manner] in forward
-    parts = [each for cls, each in state.translator.states.items() if cls.__name__ == "Expert"]
+    parts = [each for cls, each in state.translator.states.items() if cls.__name__ != "Toy"]
     head = "import torch.nn.functional as F\nimport onboard.ops"
     ours = _made("\n\n\n".join([head, *map(_written, parts), _written(state)]), sizes)
     theirs = _made(text, sizes).eval()

@@ -248,7 +248,10 @@ def _mixed(found: MixtureParameters, frame: Frame) -> ast.expr:
     if found.scale is not None:
         weights = ast.BinOp(weights, ast.Mult(), attribute(name("self"), found.scale))
     lists, biases = _matrices(found, frame)
-    settings = [ast.Constant(found.up is not None), ast.Constant(found.activation)]
+    settings = [
+        ast.Constant(found.up is not None or found.fused is not None),
+        ast.Constant(found.activation),
+    ]
     mixed = call(op("torch_moe"), x, chosen, weights, *lists, *settings, *biases)
     return call(attribute(mixed, "view_as"), whole) if found.router is not None else mixed
 
@@ -283,12 +286,19 @@ def _matrices(found: MixtureParameters, frame: Frame) -> tuple[list[ast.expr], l
         state.read_outside.update(layer.split(".")[0] for layer in [*layers, found.size] if layer)
     if isinstance(experts, Instance):
         return [_of_one_module(experts.code(), found, role) for role in _ROLES], []
-    biases: list[ast.expr] = []
-    if found.biased:
-        biases = [
-            _each(experts, layer, "bias") if layer else ast.Constant(None) for layer in layers
-        ]
-    return [_each(experts, layer, "weight") for layer in layers], biases
+    biases = _of_modules(experts, found, "bias") if found.biased else []
+    return _of_modules(experts, found, "weight"), biases
+
+
+def _of_modules(experts: ModuleList, found: MixtureParameters, part: str) -> list[ast.expr]:
+    """Return the lists of one part of the experts' layers: gate, down, up."""
+    if found.fused is not None:
+        first = 0 if found.fused == "gate" else 1
+        gate, up = (_each(experts, found.gate, part, half) for half in (first, 1 - first))
+        return [gate, _each(experts, found.down, part), up]
+    nothing = ast.List([], ast.Load()) if part == "weight" else ast.Constant(None)
+    layers = (found.gate, found.down, found.up)
+    return [_each(experts, layer, part) if layer else nothing for layer in layers]
 
 
 def _in_rows(chosen: ast.expr, x: ast.expr) -> ast.expr:
@@ -315,11 +325,12 @@ def _of_one_module(owner: ast.expr, found: MixtureParameters, role: str) -> ast.
     return call(name("list"), every)
 
 
-def _each(experts: ModuleList, layer: str | None, part: str) -> ast.expr:
-    """Return `[expert.layer.part for expert in experts]`, empty where there is no such layer."""
-    if layer is None:
-        return ast.List([], ast.Load())
+def _each(experts: ModuleList, layer: str, part: str, half: int | None = None) -> ast.expr:
+    """Return `[expert.layer.part for expert in experts]`, or one half of each."""
     element = attribute(_inside(name("expert"), layer), part)
+    if half is not None:
+        halves = call(attribute(element, "chunk"), ast.Constant(2))
+        element = ast.Subscript(halves, ast.Constant(half), ast.Load())
     loop = ast.comprehension(name("expert", store=True), experts.code(), [], 0)
     return ast.ListComp(element, [loop])
 
