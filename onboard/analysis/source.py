@@ -76,11 +76,23 @@ def _parsed(module: ModuleType) -> ModuleSource:
     text = path.read_text(encoding="utf-8")
     source = ModuleSource(module, path, text, ast.parse(text))
     for node in _definitions(source.tree.body):
-        if isinstance(node, ast.ClassDef):
-            source.classes[node.name] = node
-        elif isinstance(node, ast.FunctionDef):
-            source.functions[node.name] = node
+        tables: Any = {ast.ClassDef: source.classes, ast.FunctionDef: source.functions}
+        if (table := tables.get(type(node))) is not None and not (
+            node.name in table and _made(table[node.name], vars(module).get(node.name))
+        ):
+            table[node.name] = node
     return source
+
+
+def _made(node: ast.ClassDef | ast.FunctionDef, found: Any) -> bool:
+    """Whether it is this definition that a class or function is from: others of its name may stand
+    where a package is installed, say.
+    """
+    first = min(item.lineno for item in (node, *node.decorator_list))
+    inside = range(first, (node.end_lineno or first) + 1)
+    items = vars(found).values() if inspect.isclass(found) else [found]
+    functions = [inspect.unwrap(item) for item in items if inspect.isfunction(item)]
+    return any(item.__code__.co_firstlineno in inside for item in functions)
 
 
 def sources_of(model: nn.Module, eager: Collection[str] = ()) -> list[ModuleSource]:
@@ -105,12 +117,14 @@ def sources_hash(sources: Sequence[ModuleSource]) -> str:
 
 def _definitions(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """Yield a module's statements, those under conditions too: what is defined where a package is
-    not installed.
+    not installed, or an import fails.
     """
     for node in body:
         yield node
         if isinstance(node, ast.If | ast.Try):
-            yield from _definitions([*node.body, *node.orelse])
+            handlers = node.handlers if isinstance(node, ast.Try) else []
+            caught = [item for handler in handlers for item in handler.body]
+            yield from _definitions([*node.body, *node.orelse, *caught])
 
 
 def class_node(cls: type) -> ast.ClassDef:

@@ -359,3 +359,46 @@ def test_products_of_named_axes_are_those_of_letters(
         for b in range(2)
     ]
     torch.testing.assert_close(ours(x), torch.tensor(expected))
+
+
+INSTEAD = """
+try:
+    from no_such_package import fast
+
+    def scaled(x, factor):
+        return fast(x) * factor
+
+except ImportError:
+
+    def scaled(x, factor):
+        return x * factor
+
+
+if SIZE > 3:
+
+    def shifted(x):
+        return x + 2
+
+else:
+
+    def shifted(x):
+        return x - 2
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.factor = config.size
+
+    def forward(self, x):
+        return shifted(scaled(x, self.factor))
+"""
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_functions_are_those_that_were_defined(size: int, translate: Translate) -> None:
+    text = INSTEAD.replace("SIZE", str(size))
+    state, _, forward = translate(text, {"size": 3}, specialised=True)
+    assert "fast" not in forward
+    x = torch.randn(2, 3)
+    assert torch.equal(_made(_written(state), {"size": 3})(x), _made(text, {"size": 3})(x))
