@@ -54,7 +54,10 @@ def roles_of(
 
 
 def _alike(variables: Mapping[str, Any], one: str, other: str) -> bool:
-    return bool(variables[one].shape == variables[other].shape)
+    """Whether two tensors have one shape, and no memory in common."""
+    first, second = variables[one], variables[other]
+    places = {item.untyped_storage().data_ptr() for item in (first, second)}
+    return len(places) == 2 and bool(first.shape == second.shape)
 
 
 def choices(variables: Mapping[str, Any], x: str, indices: str) -> int:

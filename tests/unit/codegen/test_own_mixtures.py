@@ -206,6 +206,7 @@ def test_a_mixture_becomes_an_op(manner: str, translate: Translate) -> None:
     [
         (STACKED, ("made *", "made.abs() *")),
         (STACKED, ("start = end", "out.mul_(1.1); start = end")),
+        (STACKED, ("        weights, chosen", "        out = rows\n        weights, chosen")),
         (OF_ALL, ("of_rows[flat, i]", "of_rows[flat, 0]")),
         (GATHERED, ("y = (y * shares", "y = (y * self.outward.mean() * shares")),
         (UNWEIGHTED, ("outs[mask] +=", "outs[mask] =")),
