@@ -45,7 +45,7 @@ _FUNCTIONS = {
 }
 _SAYING = ("logger.", "warnings.", "rope_config_validation", "layer_type_validation", "print")
 """Calls that check or say something, and leave nothing."""
-_METHODS = {"get", "pop", "copy", "items", "keys", "values", "lower", "append"}
+_METHODS = {"get", "pop", "copy", "items", "keys", "values", "lower", "append", "setdefault"}
 _EXPRESSIONS = (
     *(
         ast.Constant,

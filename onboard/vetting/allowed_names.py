@@ -119,9 +119,9 @@ _ATTRIBUTES = """
     parameters per_layer_config permute pop pow problem_type
     prod real reciprocal register_buffer register_parameter relu remainder renorm repeat
     repeat_interleave reshape reshape_as return_dict reverse roll rope_scaling round rsqrt
-    scatter scatter_ scatter_add scatter_add_ scatter_reduce select shape short sigmoid sign sin
-    sinc sinh size slice_scatter softmax sort split split_with_sizes sqrt square squeeze start
-    std step stop stride sub sub_ subtract sum swapaxes swapdims T t take take_along_dim tan
+    scatter scatter_ scatter_add scatter_add_ scatter_reduce select setdefault shape short sigmoid
+    sign sin sinc sinh size slice_scatter softmax sort split split_with_sizes sqrt square squeeze
+    start std step stop stride sub sub_ subtract sum swapaxes swapdims T t take take_along_dim tan
     tanh tensor_split tie_word_embeddings tile to tolist topk torch_dtype trace train training transpose
     tril triu trunc type type_as unbind unflatten unfold uniform_ unsqueeze values var view
     view_as where xlogy zero_

@@ -422,6 +422,17 @@ def test_what_is_set_where_something_fails_is_kept(make: Any) -> None:
         plain_config_class(make("try: self.x = 1\n        except ImportError: self.x = 7"))
 
 
+@pytest.mark.parametrize("values", [{}, {"deep": 5}])
+def test_what_the_base_is_told_unless_it_is_given_is_kept(
+    make: Any, values: dict[str, Any]
+) -> None:
+    original = make("kwargs.setdefault('deep', size + 1)")
+    names: dict[str, Any] = {"PlainConfig": PlainConfig}
+    exec(plain_config_class(original), names)
+    ours = names["ThisConfig"].from_dict({"size": 8, **values})
+    assert ours.deep == original.from_dict({"size": 8, **values}).deep == values.get("deep", 9)
+
+
 def test_a_default_of_the_module_is_written_out_and_items_go(make: Any) -> None:
     original = make("if 'name' in kwargs:\n            del kwargs['name']")
     source = sys.modules[original.__module__].__file__

@@ -203,3 +203,30 @@ def test_what_a_forward_gives_by_names_needs_no_class_of_transformers(translate:
     assert "Out" not in forward
     x = torch.randn(2, 4)
     assert torch.equal(_made(_written(state), {"size": 4})(x), _made(NAMED, {"size": 4})(x))
+
+
+TRAINED = """
+class Inner(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.layer = nn.Linear(size, size)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.inner, self.size = Inner(config.size), config.size
+        self.inner.requires_grad_(True)
+        self.requires_grad_(config.size > 3)
+
+    def forward(self, x):
+        return self.inner(x)
+"""
+
+
+def test_which_weights_are_trained_is_left_out(translate: Translate) -> None:
+    _, init, _ = translate(TRAINED, {"size": 4}, specialised=True)
+    assert "requires_grad_" not in init

@@ -61,7 +61,7 @@ from onboard.codegen.translate.language.values import (
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
 _AUTOCAST = (torch.is_autocast_enabled, torch.is_autocast_cpu_enabled)
 _OF_DICTS = ("items", "keys", "values", "get", "copy")
-_GIVE_THE_MODULE = ("to_empty", "cuda", "cpu", "eval", "requires_grad_")
+_GIVE_THE_MODULE = ("to_empty", "cuda", "cpu", "eval")
 """Methods of modules that change no dtype: who builds a model says where it is."""
 
 
@@ -154,6 +154,8 @@ def _chosen(choice: Choice, args: Args, frame: Frame) -> Value:
 def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
     if (known_as := frame.mechanisms.call_method(owner, attr, args, frame)) is not None:
         return known_as
+    if attr == "requires_grad_" and isinstance(owner, Self | Instance):
+        return owner  # nothing here has gradients
     match owner:
         case Self():
             return frame.translator.call_own_method(attr, args, frame)
