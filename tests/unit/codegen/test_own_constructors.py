@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers.modeling_outputs import CausalLMOutput
 
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.hf.old.given_logits import giving_logits
 from tests.unit.codegen.test_own_code import _made, _written
 
 Translate = Callable[..., tuple[Any, str, str]]
@@ -230,3 +234,24 @@ class Toy(nn.Module):
 def test_which_weights_are_trained_is_left_out(translate: Translate) -> None:
     _, init, _ = translate(TRAINED, {"size": 4}, specialised=True)
     assert "requires_grad_" not in init
+
+
+@dataclass
+class _Plain:
+    loss: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+
+
+def test_logits_in_a_plain_dataclass_are_given_as_transformers_does() -> None:
+    logits = torch.randn(2, 5, 3)
+
+    class Model:
+        config = SimpleNamespace(vocab_size=3)
+
+        @giving_logits
+        def forward(self, input_ids: torch.Tensor) -> _Plain:
+            return _Plain(logits=logits)
+
+    output = Model().forward(torch.zeros(2, 5, dtype=torch.int64))
+    assert isinstance(output, CausalLMOutput)
+    assert output.logits is logits
