@@ -76,12 +76,18 @@ def _parsed(module: ModuleType) -> ModuleSource:
     text = path.read_text(encoding="utf-8")
     source = ModuleSource(module, path, text, ast.parse(text))
     for node in _definitions(source.tree.body):
-        tables: Any = {ast.ClassDef: source.classes, ast.FunctionDef: source.functions}
-        if (table := tables.get(type(node))) is not None and not (
-            node.name in table and _made(table[node.name], vars(module).get(node.name))
-        ):
-            table[node.name] = node
+        if isinstance(node, ast.ClassDef):
+            _enter(source.classes, node, module)
+        elif isinstance(node, ast.FunctionDef):
+            _enter(source.functions, node, module)
     return source
+
+
+def _enter(table: dict[str, Any], node: ast.ClassDef | ast.FunctionDef, module: ModuleType) -> None:
+    """Take a definition in, unless one of its name is there that the module's object is from."""
+    known = table.get(node.name)
+    if known is None or not _made(known, vars(module).get(node.name)):
+        table[node.name] = node
 
 
 def _made(node: ast.ClassDef | ast.FunctionDef, found: Any) -> bool:
