@@ -130,7 +130,7 @@ def _shrink(config: PretrainedConfig, shortest: int = 0) -> PretrainedConfig:
         made = (_cut(config, values, full, layers, way) for way in ways)
         fitting = next((small for small in made if _has_all_kinds(small, layers)), None)
         return fitting or _cut(config, values, full, layers, beginning)
-    except (TypeError, ValueError):  # the class counts its layers in a way of its own
+    except (AssertionError, TypeError, ValueError):  # the class counts in a way of its own
         return _cut(config, values, full, layers, [*range(layers.count)])
 
 

@@ -99,6 +99,22 @@ def test_all_layers_stay_where_a_class_counts_them_in_a_way_of_its_own() -> None
     assert tiny.num_layers == 5
 
 
+class _Grouped(PretrainedConfig):
+    model_type = "grouped"
+
+    def __init__(
+        self, num_layers: int = 7, num_cached: int = 3, group_size: int = 4, **rest: Any
+    ) -> None:
+        self.num_layers, self.num_cached, self.group_size = num_layers, num_cached, group_size
+        super().__init__(**rest)
+        assert (num_layers - num_cached) % group_size == 0
+
+
+def test_all_layers_stay_where_a_class_asserts_how_many_there_are() -> None:
+    tiny: Any = tiny_config(_Grouped())
+    assert tiny.num_layers == 7
+
+
 def test_layers_that_code_names_by_number_are_there_to_be_proven() -> None:
     every_second = load_config({"model_type": "qwen3_moe", "decoder_sparse_step": 2})
     tiny = build_tiny(every_second)
