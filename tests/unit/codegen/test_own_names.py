@@ -49,6 +49,35 @@ def test_what_is_imported_by_its_own_name_is_pytorchs(translate: Translate) -> N
     assert torch.equal(ours(x), original(x))
 
 
+OF_NUMPY = """
+import numpy as np
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.scale = 1 / np.sqrt(config.size)
+        steps = np.arange(config.size, dtype=np.float64)
+        table = torch.tensor(steps, dtype=torch.float64) * np.pi
+        self.register_buffer("table", table.cos().to(torch.float32), persistent=False)
+
+    def forward(self, x):
+        return x * self.table * self.scale
+"""
+
+
+def test_what_numpy_computes_in_a_constructor_torch_and_math_do(translate: Translate) -> None:
+    state, init, _ = translate(OF_NUMPY, {"size": 6}, specialised=True)
+    assert "np." not in init
+    for usual in ("math.sqrt(", "torch.arange(", "torch.float64", "math.pi"):
+        assert usual in init
+    x = torch.randn(2, 6, generator=torch.Generator().manual_seed(7))
+    ours, original = _made(_written(state), {"size": 6}), _made(OF_NUMPY, {"size": 6})
+    torch.testing.assert_close(ours(x), original(x))
+    with pytest.raises(Untranslatable, match="arange without a dtype"):
+        translate(OF_NUMPY.replace(", dtype=np.float64", ""), {"size": 6}, specialised=True)
+
+
 NAMED = """
 from typing import NamedTuple, Optional
 

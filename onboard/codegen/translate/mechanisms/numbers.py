@@ -8,12 +8,13 @@ import ast
 import re
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.frame import Frame, Mechanism
-from onboard.codegen.translate.language.trees.syntax import attribute, call, name
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
 from onboard.codegen.translate.language.values import Code, Value
 
 
@@ -32,7 +33,12 @@ class Numbers(Mechanism):
         return None
 
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
-        """`one_hot(indices, length)` as a comparison: an export counts classes once and for all."""
+        """`one_hot(indices, length)` as a comparison: an export counts classes once and for all.
+
+        What numpy counts becomes float64 where it is divided, which torch's does not.
+        """
+        if function is np.arange and "dtype" not in args.keywords:
+            raise Untranslatable("numpy.arange without a dtype")
         match [*args.positional, *args.keywords.values()]:
             case [Code(static=False) as indices, Code(static=False) as classes] if (
                 function is F.one_hot

@@ -23,7 +23,7 @@ from onboard.analysis.source import find_method
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.config_values import Setting, of_field
 from onboard.codegen.translate.language.expressions import branch_types
-from onboard.codegen.translate.language.expressions.usual_names import usual_name
+from onboard.codegen.translate.language.expressions.usual_names import usual_item, usual_name
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Choice,
@@ -252,8 +252,7 @@ def asks_for_package(obj: Any) -> bool:
 def _global_attribute(obj: Any, attr: str, expr: ast.expr) -> Value:
     if not hasattr(obj, attr):
         raise Untranslatable(f"the missing attribute {attr} of {ast.unparse(expr)}")
-    value = getattr(obj, attr)
-    path = attribute(expr, attr)
+    value, path = usual_item(obj, attr) or (getattr(obj, attr), attribute(expr, attr))
     if attr == "__version__":
         return Known(str(value))
     return (
