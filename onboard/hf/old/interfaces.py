@@ -25,6 +25,7 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.utils import ModelOutput
 
 from onboard.hf.old.gone import Gone
+from onboard.hf.old.rotary_forms import keep_tables
 from onboard.plain_config import default_rope
 
 _LENGTH = "get_max_length" if hasattr(Cache, "get_max_length") else "get_max_cache_shape"
@@ -44,7 +45,7 @@ def restore_old_interfaces() -> list[str]:
     if "default" not in ROPE_INIT_FUNCTIONS:
         ROPE_INIT_FUNCTIONS["default"] = default_rope
         facts.append('ROPE_INIT_FUNCTIONS["default"] is gone; a stand-in takes its place')
-    return facts + _masks_by_old_names() + _plain_outputs() + _without_cuda()
+    return facts + _masks_by_old_names() + _plain_outputs() + keep_tables() + _without_cuda()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ A file that calls them so gets them so; other files get what transformers has.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import sys
 from types import ModuleType
@@ -14,12 +15,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from onboard.hf.old.gone import Gone
 
 _SIZES = {"dim", "max_position_embeddings", "base"}
 _CLASS, _FUNCTION = "RotaryEmbedding", "apply_rotary_pos_emb"
 _FREQUENCIES = "compute_default_rope_parameters"
+_KEEPING = "keeps_tables"
 
 
 class SizedRotaryEmbedding(nn.Module):
@@ -136,6 +139,26 @@ def take_device(cls: Any) -> list[str]:
 
     setattr(cls, _FREQUENCIES, staticmethod(frequencies))
     return [f"{cls.__name__}.{_FREQUENCIES} takes no device now; a stand-in does"]
+
+
+def keep_tables() -> list[str]:
+    """Have rotary embeddings whose class is not transformers' and has no way to compute its
+    frequencies anew keep what their constructors made of the config as it was then.
+    """
+    made = PreTrainedModel._init_weights
+    if hasattr(made, _KEEPING):
+        return []
+
+    @functools.wraps(made)
+    def init(self: Any, module: nn.Module) -> None:
+        cls = type(module)
+        is_own = not cls.__module__.startswith("transformers.") and not hasattr(cls, _FREQUENCIES)
+        if not (is_own and hasattr(module, "original_inv_freq")):
+            made(self, module)
+
+    setattr(init, _KEEPING, True)
+    PreTrainedModel._init_weights = init  # type: ignore[method-assign]
+    return ["rotary embeddings keep the tables that their constructors made"]
 
 
 def _is_sized(node: ast.Call) -> bool:

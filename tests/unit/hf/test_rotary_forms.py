@@ -8,14 +8,20 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from torch import nn
+from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama import modeling_llama
 
 from onboard.hf.old import rotary_forms
-from onboard.hf.old.rotary_forms import SizedRotaryEmbedding, give_rotary_forms
+from onboard.hf.old.rotary_forms import (
+    SizedRotaryEmbedding,
+    give_rotary_forms,
+    keep_tables,
+)
 
 OLD = """
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
@@ -94,6 +100,40 @@ def test_code_that_makes_them_of_a_config_keeps_them(imported: Imported) -> None
     assert give_rotary_forms("rotary_package") == []
     assert module.LlamaRotaryEmbedding is modeling_llama.LlamaRotaryEmbedding
     assert module.apply_rotary_pos_emb is modeling_llama.apply_rotary_pos_emb
+
+
+class OwnRotaryEmbedding(nn.Module):
+    """Made while the config says what this layer's base is."""
+
+    def __init__(self, config: LlamaConfig, base: float) -> None:
+        super().__init__()
+        self.config, self.rope_type = config, "linear"
+        frequencies = base ** -(torch.arange(0, 16, 2).float() / 16)
+        self.register_buffer("inv_freq", frequencies, persistent=False)
+        self.original_inv_freq = self.inv_freq
+
+
+class _Model(PreTrainedModel):
+    config_class = LlamaConfig
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.tables = nn.ModuleList(OwnRotaryEmbedding(config, base) for base in (50.0, 700.0))
+        self.post_init()
+
+
+def test_tables_of_a_repositorys_own_rotary_embeddings_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PreTrainedModel, "_init_weights", PreTrainedModel._init_weights)
+    rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 90.0}
+    config = LlamaConfig(head_dim=16, hidden_size=64, num_attention_heads=4, rope_parameters=rope)
+    made = [OwnRotaryEmbedding(config, base).inv_freq for base in (50.0, 700.0)]
+    keep_tables()
+    assert keep_tables() == []
+    model: Any = _Model(config)
+    for table, expected in zip(model.tables, made, strict=True):
+        assert torch.equal(table.inv_freq, expected)
 
 
 def test_a_scale_is_refused() -> None:
