@@ -255,3 +255,38 @@ def test_logits_in_a_plain_dataclass_are_given_as_transformers_does() -> None:
     output = Model().forward(torch.zeros(2, 5, dtype=torch.int64))
     assert isinstance(output, CausalLMOutput)
     assert output.logits is logits
+
+
+NAMED_SUPER = """
+class First(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.first = nn.Linear(config.size, config.size)
+
+
+class Second(First):
+    def __init__(self, config):
+        super(Second, self).__init__(config)
+        self.second = nn.Linear(config.size, config.size)
+
+
+class Toy(Second):
+    def __init__(self, config):
+        super(BEHIND, self).__init__(GIVEN)
+        self.own = nn.Linear(config.size, config.size)
+
+    def forward(self, x):
+        return self.own(x)
+"""
+
+
+def test_super_begins_behind_the_class_that_it_names(translate: Translate) -> None:
+    for behind, given, made in (
+        ("Toy", "config", {"first", "second"}),
+        ("Second", "config", {"first"}),
+        ("First", "", set()),
+    ):
+        text = NAMED_SUPER.replace("BEHIND", behind).replace("GIVEN", given)
+        _, init, _ = translate(text, {"size": 4}, specialised=True)
+        found = {name for name in ("first", "second", "own") if f"self.{name} = " in init}
+        assert found == made | {"own"}

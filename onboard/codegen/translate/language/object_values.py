@@ -153,15 +153,17 @@ class Self(Value):
 
 @dataclass(frozen=True, eq=False)
 class Super(Value):
-    """`super()`."""
+    """`super()`, or `super(C, self)`, which begins behind a class that it names."""
+
+    after: type | None = None
 
     def code(self) -> ast.expr:
         """Return `super()`."""
         return call(name("super"))
 
     def same_as(self, other: Super) -> bool:
-        """There is one."""
-        return True
+        """Whether both begin behind the same class."""
+        return self.after is other.after
 
 
 @dataclass(frozen=True, eq=False)

@@ -182,6 +182,13 @@ def _fold(function: Callable[..., Any]) -> Callable[[ast.expr, Args, Frame], Val
     return handle
 
 
+def _super(args: Args) -> Super:
+    match args.positional:
+        case [Global(obj=type() as named), *_]:
+            return Super(named)
+    return Super()
+
+
 BUILTINS: dict[Any, Callable[[ast.expr, Args, Frame], Value]] = {
     isinstance: _isinstance,
     getattr: _getattr,
@@ -191,7 +198,7 @@ BUILTINS: dict[Any, Callable[[ast.expr, Args, Frame], Value]] = {
     list: _listing(LIST),
     dict: _dict,
     functools.partial: _partial,
-    super: lambda expr, args, frame: Super(),
+    super: lambda expr, args, frame: _super(args),
     print: lambda expr, args, frame: NONE,
     **{item: _fold(item) for item in (int, float, str, bool, max, abs, round, slice)},
     min: _smallest,

@@ -159,8 +159,11 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
     match owner:
         case Self():
             return frame.translator.call_own_method(attr, args, frame)
-        case Super():
-            return frame.translator.call_super(attr, args, frame)
+        case Super(after=after):
+            if after not in (None, frame.owner) and attr != "__init__":
+                raise Untranslatable(f"super() of another class, of which {attr} is called")
+            behind = frame if after is None else replace(frame, owner=after)
+            return frame.translator.call_super(attr, args, behind)
         case PlainObject():
             return frame.translator.call_object(owner, attr, args, frame)
         case Mapping():
