@@ -23,6 +23,8 @@ from onboard.workflow.processes.orphans import die_with
 STARTED = "onboard.workflow.processes.started"
 NOTHING: Mapping[str, str] = MappingProxyType({})
 """An environment to which nothing is added."""
+Ends = tuple[Connection, Connection]
+"""Of a pipe that goes both ways."""
 
 
 class RunModule(Protocol):
@@ -110,12 +112,17 @@ class ForkServer(_Server):
     importing the libraries takes. Make it while the process has one thread and no CUDA context.
     """
 
-    def __init__(self) -> None:
-        connection, other = Pipe()
+    def __init__(self, ends: Ends | None = None, without: Sequence[int] = ()) -> None:
+        """`ends` are those of a pipe, where no more can be made by now; the programs are `without`
+        these of the process's descriptors.
+        """
+        connection, other = ends or Pipe()
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
             die_with(parent)
             connection.close()
+            for descriptor in without:
+                os.close(descriptor)
             serve(other)
         other.close()
         super().__init__(connection, pid)

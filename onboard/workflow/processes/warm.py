@@ -38,20 +38,25 @@ _LIBRARIES = (
 )
 """What a run's phases need."""
 
-_OF_PROGRAMS = (
+_OF_TESTS = (
     *(
         "pytest",
-        "onboard.workflow.phase_runner",
         "onboard.codegen.equivalence_test",
         "onboard.testing",  # not its suite, which asks for GPUs when it is imported
         "onboard.testing.plugin",
     ),
-    *("onboard.runtime.llm", "onboard.workflow.run_model.run_model", "nbformat.v4"),
     # What a child would import in its turn
     *(
         "transformers.modeling_layers",
         "transformers.processing_utils",
     ),
+)
+"""What tests need besides."""
+
+_OF_PROGRAMS = (
+    *_OF_TESTS,
+    "onboard.workflow.phase_runner",
+    *("onboard.runtime.llm", "onboard.workflow.run_model.run_model", "nbformat.v4"),
 )
 """What a run's programs need besides."""
 
@@ -75,6 +80,13 @@ def import_libraries() -> None:
     """Import what a run's phases need."""
     with _for_good():
         for name in _LIBRARIES:
+            importlib.import_module(name)
+
+
+def import_for_tests() -> None:
+    """Import what a run's phases and its tests need; see `import_all`."""
+    with _for_good():
+        for name in (*_LIBRARIES, *_OF_TESTS):
             importlib.import_module(name)
 
 

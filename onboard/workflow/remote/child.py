@@ -11,11 +11,13 @@ import os
 import signal
 import sys
 import traceback
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 from onboard.errors import OnboardError
 from onboard.workflow.processes.orphans import die_with
+from onboard.workflow.processes.programs import Ends, ForkServer
 from onboard.workflow.remote import frames
 from onboard.workflow.remote.sandbox import Limits, enter
 from onboard.workflow.remote.walls.bubblewrap import become_wrapped
@@ -32,6 +34,7 @@ def main(parent: int, replies: int, limits: Limits, *, apart: bool) -> None:
     if not apart:  # in bubblewrap the parent is not seen, and bubblewrap ends with it
         die_with(parent)
         become_wrapped(folder, limits.file_bytes, ["-m", _MODULE, *sys.argv[1:], _APART])
+    ends = Pipe()  # behind the walls there is no more
     walls = enter(folder, limits, apart=apart)
     requests = _private(0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -44,6 +47,8 @@ def main(parent: int, replies: int, limits: Limits, *, apart: bool) -> None:
         if "code" in request:
             model, reply = request, {"result": None}
             _unpack(model["code"], folder / _CODE)
+            if model["tests"] and "network" in walls:  # else sockets are refused in Python
+                _import_ahead(ends, requests, replies)
         elif "task" in request:
             reply = _reply(request, folder / _CODE, model["config"])
         else:
@@ -51,6 +56,17 @@ def main(parent: int, replies: int, limits: Limits, *, apart: bool) -> None:
         signal.alarm(0)
         frames.write(replies, json.dumps(reply).encode())
     os._exit(0)  # whatever threads the code has started
+
+
+def _import_ahead(ends: Ends, *pipes: int) -> None:
+    """Have tests run in forks of this process as it is now, with the libraries and nothing of the
+    repository imported, and without its pipes.
+    """
+    from onboard.workflow.processes.warm import import_for_tests
+    from onboard.workflow.remote.tasks import PROGRAMS
+
+    import_for_tests()
+    PROGRAMS.append(ForkServer(ends, pipes))
 
 
 def _private(descriptor: int) -> int:

@@ -118,7 +118,7 @@ def _session(context: RunContext) -> Session:
         code = small_files(folder)
         OPEN_SESSIONS[key] = Session(key)
         agree(OPEN_SESSIONS[key], unsandboxed=context.options.unsandboxed)
-        OPEN_SESSIONS[key].give(context.source.config(), code)
+        OPEN_SESSIONS[key].give(context.source.config(), code, tests=True)
     return OPEN_SESSIONS[key]
 
 

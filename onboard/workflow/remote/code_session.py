@@ -54,9 +54,13 @@ class Session:
         os.close(self._write_replies)
         return process
 
-    def give(self, config: Mapping[str, Any], code: Mapping[str, str]) -> None:
-        """Hand over the parsed config.json and the texts of the code."""
-        self._exchange({"config": config, "code": code}, Reply[None])
+    def give(
+        self, config: Mapping[str, Any], code: Mapping[str, str], *, tests: bool = False
+    ) -> None:
+        """Hand over the parsed config.json and the texts of the code; `tests` are among the tasks
+        to come.
+        """
+        self._exchange({"config": config, "code": code, "tests": tests}, Reply[None])
 
     def ask(self, task: str, arguments: Mapping[str, Any], schema: type[R], *, own_code: bool) -> R:
         """Have one task done, on the model's `own_code` or without it; a process that does not

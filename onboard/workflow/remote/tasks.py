@@ -12,7 +12,10 @@ from typing import Any
 
 from onboard.analysis.spec import ModelSpec
 from onboard.errors import CONSENT
+from onboard.workflow.processes.programs import RunModule, in_new_interpreter
 
+PROGRAMS: list[RunModule] = []
+"""What starts programs, if it is not a new interpreter that does."""
 _MEDIA: dict[Path, Any] = {}
 """What `open_media` has made, for `read_media`."""
 _MOST_OUTPUT = 2**19
@@ -128,6 +131,7 @@ def run_pytest(
         [*changed, "--basetemp", str(Path("pytest").absolute())],
         root,
         {**environment, CONSENT: "1"},
+        (PROGRAMS or [in_new_interpreter])[0],
     )
     rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     return {"output": output[-_MOST_OUTPUT:], "rows": rows}

@@ -15,7 +15,7 @@ from onboard.errors import OnboardError
 from onboard.workflow.remote.channel import Channel
 from onboard.workflow.remote.code_session import LIMITS, OPEN_SESSIONS, Session
 from onboard.workflow.remote.handed import small_files
-from onboard.workflow.remote.messages import Generated
+from onboard.workflow.remote.messages import REPLIES, Generated
 from onboard.workflow.remote.replies import Reply
 
 _HEAD = """
@@ -182,3 +182,33 @@ def test_a_session_says_its_walls_and_leaves_no_folder() -> None:
     session.close()
     assert not folder.exists()
     assert "test" not in OPEN_SESSIONS
+
+
+_TEST = """
+import os, sys
+def test_it():
+    assert ("torch" in sys.modules) == TORCH
+    assert os.environ["GIVEN"] == "7"
+"""
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_tests_of_a_session_that_has_some_find_the_libraries_imported(ahead: bool) -> None:
+    session = Session("test")
+    try:
+        session.give({}, {}, tests=ahead)
+        found = ahead and "network" in session.hello.walls
+        text = _TEST.replace("TORCH", str(found))
+        arguments = {
+            "files": {"test_it.py": text},
+            "arguments": ["-p", "no:cacheprovider", "test_it.py"],
+            "environment": {"GIVEN": "7"},
+            "results": "none",
+        }
+        for _ in range(2):
+            reply = session.ask("run_pytest", arguments, REPLIES["run_pytest"], own_code=True)
+            assert reply.error is None
+            assert reply.result is not None
+            assert "1 passed" in reply.result.output
+    finally:
+        session.close()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -214,6 +216,22 @@ def test_nothing_of_one_program_is_in_the_next(
         assert server(["one", "7"], output, environment={"GIVEN": "1"}) == 7
         assert server(["two"], output) == 0
     assert (tmp_path / "output").read_text() == "False None\n"
+
+
+def test_a_fork_works_by_a_pipe_from_before_and_without_what_is_kept_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "three.py").write_text("print('there')")
+    monkeypatch.syspath_prepend(tmp_path)
+    ends, (reading, writing) = Pipe(), os.pipe()
+    server = ForkServer(ends, [writing])
+    with (tmp_path / "output").open("w") as output:
+        assert server(["three"], output) == 0
+    assert (tmp_path / "output").read_text() == "there\n"
+    os.close(writing)
+    assert select.select([reading], [], [], 5)[0]  # its end: nobody else can write
+    os.close(reading)
+    server.close()
 
 
 def test_a_server_without_work_ends() -> None:
