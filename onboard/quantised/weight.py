@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 Tensors = Mapping[str, torch.Tensor]
 """The parts of a weight, by their roles."""
 
+NUMBERS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""Dtypes of scales that are numbers; another one is no scale, whatever its values come to."""
+EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
+"""Dtypes of scales that are exponents of 2, with 127 added (E8M0)."""
 DAMAGED = "Fetch the checkpoint again; a release by another tool may name its tensors otherwise"
 
 
@@ -197,6 +201,12 @@ def require_dtype(tensors: Mapping[str, TensorMeta], name: str, *allowed: torch.
         raise OnboardError(
             f"{name} is {str(found).removeprefix('torch.')}, not {wanted}", hint=DAMAGED
         )
+
+
+def require_scalar(tensors: Mapping[str, TensorMeta], name: str) -> None:
+    """Raise `OnboardError` where a tensor is not one number."""
+    require_shape(tensors, name, (), (1,), (1, 1))
+    require_dtype(tensors, name, *NUMBERS)
 
 
 def blocks(size: int, block: int) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from onboard.graph.quantise.kernel_forms import has_kernels
 from onboard.graph.weight_load.input_scales import how_inputs_are_quantised
+from onboard.quantised.layouts.integers import groups_of_inputs
 from onboard.quantised.weight import QuantisedWeight
 
 Read = Callable[[QuantisedWeight, str], Tensor]
@@ -46,7 +47,10 @@ class Schemes:
         group = group_of(weight)
         if "groups" not in weight.parts:
             return True
-        sizes = torch.bincount(self.read(weight, "groups").flatten().long())
+        groups = groups_of_inputs(self.read(weight, "groups"), group)
+        if int(groups.min()) < 0:
+            return False
+        sizes = torch.bincount(groups)
         return bool((sizes[:-1] == group).all() and sizes[-1] <= group)
 
     def _content(self, weight: QuantisedWeight, role: str) -> bytes:

@@ -18,7 +18,10 @@ from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint
 from onboard.quantised.weight import DAMAGED
 
 _ops = torch.ops.onboard
-_ENDINGS = {"k_scale": (".k_scale", ".kv_scale"), "v_scale": (".v_scale", ".kv_scale")}
+_ENDINGS = {
+    "k_scale": (".k_scale", ".kv_scale", ".k_proj.output_scale"),
+    "v_scale": (".v_scale", ".kv_scale", ".v_proj.output_scale"),
+}
 
 
 class Scales(NamedTuple):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,18 @@ from onboard.quantised.said import describe_tensors, says_float8_cache
 from onboard.quantised.weight import DAMAGED, Method, QuantisedWeight
 from onboard.untrusted.bounds import read_json
 
-_CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_scale")
-"""Scales of what attention keeps; `model.layers.0.self_attn.k_proj.k_scale` in ModelOpt's files."""
+_CACHE_SCALES = (
+    ".k_scale",
+    ".v_scale",
+    ".q_scale",
+    ".kv_scale",
+    ".prob_scale",
+    ".k_proj.output_scale",
+    ".v_proj.output_scale",
+)
+"""Scales of what attention keeps; `model.layers.0.self_attn.k_proj.k_scale` in ModelOpt's files,
+the last two in AutoFP8's.
+"""
 
 
 class QuantisedCheckpoint(Checkpoint):
@@ -60,7 +71,15 @@ class QuantisedCheckpoint(Checkpoint):
         """Return every weight as the unquantised model has it, in bfloat16, and all other
         tensors.
         """
-        return decoded_names(self.files.names(), self.weights)
+        names = decoded_names(self.files.names(), self.weights)
+        return names | {name: replace(names[name], is_zero=True) for name in self._zero_biases}
+
+    @cached_property
+    def _zero_biases(self) -> list[str]:
+        """Biases of nothing but zeros: some writers give one to each layer that they quantise."""
+        stored = self.files.names()
+        biases = (f"{name.removesuffix('.weight')}.bias" for name in self.weights)
+        return [name for name in biases if name in stored and not self.files.read(name).any()]
 
     def is_stored(self, name: str) -> bool:
         """Tell whether a tensor lies in the file as `read` returns it."""
@@ -140,6 +159,14 @@ class QuantisedCheckpoint(Checkpoint):
         if not bool(((scale > 0) & scale.isfinite()).all()):
             raise OnboardError(f"{name} is {scale.tolist()[:4]}, no scale", hint=DAMAGED)
         return scale
+
+    def check_scales(self) -> None:
+        """Raise `OnboardError` for a scale of inputs, or of cached keys and values, that is none."""
+        for weight in self.weights.values():
+            if weight.input_scale is not None:
+                self.input_scale(weight)
+        for name in self.cache_scales:
+            self.cache_scale(name)
 
     def cache_scale_sizes(self) -> dict[str, int]:
         """Return how many numbers each of the `cache_scales` has."""

@@ -61,6 +61,8 @@ class TensorMeta:
     nbytes: int
     offset: int = field(default=0, compare=False)
     """Where its data begin, in bytes from the file's start."""
+    is_zero: bool = field(default=False, compare=False)
+    """It is known to hold nothing but zeros."""
 
 
 class Checkpoint:

@@ -122,13 +122,11 @@ def explain_unused(
     """Sort tensors that no parameter takes into (facts to show, names that prove the model wrong).
 
     A layer beyond the model's (a reduced run, a draft layer), a draft head and a whole tree that the model does
-    not have (a vision tower) are left out for a reason, and so are legacy buffers. Anything else
+    not have (a vision tower) are left out for a reason, and so are legacy buffers and zeros. Anything else
     inside a module that the model has would change what it computes. That a tensor is a layer's may
     show only in the name that transformers gives it.
     """
-    left_out = {
-        name: "legacy buffers" for name, meta in unused.items() if _is_legacy_buffer(name, meta)
-    }
+    left_out = {name: what for name, meta in unused.items() if (what := _says_nothing(name, meta))}
     for renamed in (str, rename):
         rest = [name for name in unused if name not in left_out]
         modules = (
@@ -175,6 +173,13 @@ def _owner(name: str, modules: Sequence[str]) -> str | None:
     return next(
         (module for module in modules if name == module or name.startswith(f"{module}.")), None
     )
+
+
+def _says_nothing(name: str, meta: TensorMeta) -> str | None:
+    """Return what a tensor is that no model misses, None for any other."""
+    if meta.is_zero:
+        return "biases that are zero"
+    return "legacy buffers" if _is_legacy_buffer(name, meta) else None
 
 
 def _is_legacy_buffer(name: str, meta: TensorMeta) -> bool:

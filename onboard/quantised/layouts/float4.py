@@ -15,12 +15,15 @@ import torch
 from onboard.quantised.encoded import E2M1, Encoded
 from onboard.quantised.packing import nibbles
 from onboard.quantised.weight import (
+    EXPONENTS,
+    NUMBERS,
     Activations,
     QuantisedWeight,
     Tensors,
     neighbours,
     require,
     require_dtype,
+    require_scalar,
     require_shape,
 )
 
@@ -81,10 +84,13 @@ class FourBitFloats:
         if self.whole:
             require(tensors, stem + self.whole, stem + self.packed)
             require_dtype(tensors, stem + self.scale, torch.float8_e4m3fn)
+            require_dtype(tensors, stem + self.whole, *NUMBERS)
             endings["whole"] = self.whole
         else:
-            require_dtype(tensors, stem + self.scale, torch.uint8, torch.float8_e8m0fnu)
+            require_dtype(tensors, stem + self.scale, *EXPONENTS)
         extra = neighbours(tensors, stem, {"a": ".input_scale", "b": INVERSE_SCALE})
+        for input_scale in extra.values() if len(packed.shape) == 2 else ():
+            require_scalar(tensors, input_scale)
         return QuantisedWeight(
             name,
             (*packed.shape[:-1], 2 * half),
@@ -113,11 +119,13 @@ def expert_blocks(tensors: Mapping[str, TensorMeta], stem: str) -> QuantisedWeig
     """Return a stack of experts as gpt-oss has them: `_blocks` [experts, outputs, groups, 16]
     uint8, `_scales` [experts, outputs, groups] uint8; the model's is [experts, inputs, outputs].
     """
-    experts, outputs, groups, _ = tensors[f"{stem}_blocks"].shape
+    shape = tensors[f"{stem}_blocks"].shape
+    experts, outputs, groups = (*shape, 0, 0, 0)[:3]
     require_dtype(tensors, f"{stem}_blocks", torch.uint8)
     require_shape(tensors, f"{stem}_blocks", (experts, outputs, groups, 16))
     require(tensors, f"{stem}_scales", f"{stem}_blocks")
     require_shape(tensors, f"{stem}_scales", (experts, outputs, groups))
+    require_dtype(tensors, f"{stem}_scales", *EXPONENTS)
     return QuantisedWeight(
         stem,
         (experts, groups * 32, outputs),
@@ -132,4 +140,5 @@ def expert_blocks(tensors: Mapping[str, TensorMeta], stem: str) -> QuantisedWeig
 
 def _decode_blocks(found: Tensors) -> Encoded:
     codes = nibbles(found["codes"]).flatten(-2)
-    return Encoded(codes, found["scale"], 1, 32, table=E2M1, transposed=True)
+    scale = found["scale"].view(torch.uint8)
+    return Encoded(codes, scale, 1, 32, table=E2M1, transposed=True)

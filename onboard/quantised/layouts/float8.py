@@ -13,13 +13,16 @@ from onboard.quantised.encoded import Encoded
 from onboard.quantised.packing import numbers
 from onboard.quantised.weight import (
     DAMAGED,
+    EXPONENTS,
+    NUMBERS,
     Activations,
     QuantisedWeight,
     Tensors,
     blocks,
     neighbours,
     require,
-    require_shape,
+    require_dtype,
+    require_scalar,
 )
 
 if TYPE_CHECKING:
@@ -76,6 +79,7 @@ class EightBits:
         if len(meta.shape) < 2:
             raise OnboardError(f"{name} is {list(meta.shape)}, no matrix", hint=DAMAGED)
         scale = require(tensors, name + self.scale, name)
+        require_dtype(tensors, name + self.scale, *NUMBERS, *EXPONENTS)
         rows, columns = self._extent(name, meta.shape, scale.shape)
         stem = name.removesuffix(".weight")
         zero = neighbours(tensors, stem, {"zero": ".weight_zero_point"})
@@ -115,8 +119,8 @@ class EightBits:
         codes, raw = found["codes"], found["scale"]
         *outer, outputs, inputs = codes.shape
         grid = (*outer, blocks(outputs, rows), blocks(inputs, columns))
-        scale = (numbers(raw) / self.divisor).expand(grid) if raw.numel() == 1 else None
-        scale = (numbers(raw) / self.divisor).reshape(grid) if scale is None else scale
+        scale = numbers(raw) / self.divisor
+        scale = scale.reshape(()).expand(grid) if raw.numel() == 1 else scale.reshape(grid)
         zero = found.get("zero")
         offset = None if zero is None else -(zero.float().reshape(scale.shape) * scale)
         return Encoded(codes, scale, rows, columns, offset)
@@ -126,7 +130,7 @@ def _input_scale(tensors: Mapping[str, TensorMeta], beside: Mapping[str, str]) -
     """Return the name of the one scale of a layer's inputs, None where none is stored."""
     name = beside.get("static") or beside.get("older")
     if name is not None:
-        require_shape(tensors, name, (), (1,), (1, 1))
+        require_scalar(tensors, name)
     return name
 
 

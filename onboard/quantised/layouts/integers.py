@@ -19,6 +19,7 @@ from onboard.quantised.encoded import Encoded
 from onboard.quantised.packing import signed, twos_complement, unpacked
 from onboard.quantised.weight import (
     DAMAGED,
+    NUMBERS,
     Activations,
     QuantisedWeight,
     Tensors,
@@ -40,11 +41,26 @@ OF_INPUTS = (".weight_g_idx", ".g_idx", ".pre_quant_scale")
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor beside the codes: how its name ends, and its shape where that is checked."""
+    """A tensor beside the codes: how its name ends, its shape where that is checked, its dtypes."""
 
     ending: str
     shape: tuple[int, ...] | None = None
     needed: bool = True
+    dtypes: tuple[torch.dtype, ...] = NUMBERS
+    one_by_one: tuple[int, ...] | None = None
+    """Its shape where codes of four or eight bits are not packed, each an int8."""
+
+    def check(self, tensors: Mapping[str, TensorMeta], name: str) -> None:
+        """Raise `OnboardError` where a tensor is none that the layout has."""
+        apart = self.one_by_one is not None and tensors[name].dtype == torch.int8
+        shape = self.one_by_one if apart else self.shape
+        require_dtype(tensors, name, *self.dtypes, *([torch.int8] if apart else []))
+        if shape is not None:
+            require_shape(tensors, name, shape)
+
+
+_WORDS = (torch.int32,)
+_INDICES = (torch.int32, torch.int64)
 
 
 class PackedIntegers(ABC):
@@ -109,8 +125,8 @@ class PackedIntegers(ABC):
         for part in beside.values():
             if part.needed:
                 require(tensors, stem + part.ending, words)
-            if part.shape is not None and stem + part.ending in tensors:
-                require_shape(tensors, stem + part.ending, part.shape)
+            if stem + part.ending in tensors:
+                part.check(tensors, stem + part.ending)
         endings = {role: part.ending for role, part in beside.items()}
         return QuantisedWeight(
             name,
@@ -150,16 +166,20 @@ class PackedRows(PackedIntegers):
         return {
             "scale": Part(".weight_scale", (outputs, groups)),
             "zero": Part(
-                ".weight_zero_point", (blocks(outputs * self.bits, 32), groups), self.has_zeros
+                ".weight_zero_point",
+                (blocks(outputs * self.bits, 32), groups),
+                self.has_zeros,
+                _WORDS,
+                one_by_one=(outputs, groups),  # as in releases before zeros were packed
             ),
-            "groups": Part(".weight_g_idx", (inputs,), self.has_order),
+            "groups": Part(".weight_g_idx", (inputs,), self.has_order, _INDICES),
         }
 
     def decode(self, found: Tensors, group: int) -> Encoded:
         """Return the weight, given its parts."""
-        scale, zero = found["scale"], None
-        if "zero" in found:
-            zero = signed(unpacked(found["zero"], self.bits, 0)[: len(scale)], self.bits)
+        scale = found["scale"]
+        if (zero := found.get("zero")) is not None and zero.dtype != torch.int8:
+            zero = signed(unpacked(zero, self.bits, 0)[: len(scale)], self.bits)
         codes = signed(unpacked(found["codes"], self.bits, 1), self.bits)
         return Encoded(codes, scale, 1, group, groups=_groups(found, group, scale), zero=zero)
 
@@ -193,8 +213,8 @@ class Gptq(PackedIntegers):
         """Return the tensors beside the words, by role."""
         return {
             "scale": Part(".scales", (groups, outputs)),
-            "zero": Part(".qzeros", (groups, outputs * self.bits // 32)),
-            "groups": Part(".g_idx", (inputs,), self.has_order),
+            "zero": Part(".qzeros", (groups, outputs * self.bits // 32), dtypes=_WORDS),
+            "groups": Part(".g_idx", (inputs,), self.has_order, _INDICES),
         }
 
     def decode(self, found: Tensors, group: int) -> Encoded:
@@ -213,11 +233,22 @@ def _groups(found: Tensors, group: int, scale: torch.Tensor) -> torch.Tensor | N
     """
     if "groups" not in found:
         return None
-    groups = found["groups"].long()
+    groups = groups_of_inputs(found["groups"], group)
     if int(groups.min()) < 0 or int(groups.max()) >= scale.shape[1]:
         raise OnboardError("g_idx names a group that has no scale", hint=DAMAGED)
-    runs = torch.arange(len(groups), device=groups.device) // group
-    return None if torch.equal(groups, runs) else groups
+    return None if torch.equal(groups, _runs(groups, group)) else groups
+
+
+def groups_of_inputs(stored: torch.Tensor, group: int) -> torch.Tensor:
+    """Return the group [inputs] int64 of each input as files have it; compressed-tensors may write -1
+    where inputs have no order of their own.
+    """
+    groups = stored.flatten().long()
+    return _runs(groups, group) if bool((groups == -1).all()) else groups
+
+
+def _runs(groups: torch.Tensor, group: int) -> torch.Tensor:
+    return torch.arange(len(groups), device=groups.device) // group
 
 
 @dataclass(frozen=True)
@@ -238,7 +269,7 @@ class Awq(PackedIntegers):
         """Return the tensors beside the words, by role."""
         return {
             "scale": Part(".scales", (groups, outputs)),
-            "zero": Part(".qzeros", (groups, outputs // 8), self.has_zeros),
+            "zero": Part(".qzeros", (groups, outputs // 8), self.has_zeros, _WORDS),
         }
 
     def decode(self, found: Tensors, group: int) -> Encoded:
@@ -281,7 +312,7 @@ class PairedRows(PackedIntegers):
         """Return the tensors beside the words, by role."""
         return {
             "scale": Part(".weight_scale", (outputs, groups)),
-            "inputs": Part(".pre_quant_scale", needed=False),
+            "inputs": Part(".pre_quant_scale", (inputs,), needed=False),
         }
 
     def decode(self, found: Tensors, group: int) -> Encoded:

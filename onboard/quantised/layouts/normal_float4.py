@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +14,7 @@ from onboard.errors import OnboardError
 from onboard.quantised.encoded import Encoded
 from onboard.quantised.weight import (
     DAMAGED,
+    NUMBERS,
     Files,
     QuantisedWeight,
     Tensors,
@@ -23,6 +24,9 @@ from onboard.quantised.weight import (
     require_dtype,
 )
 from onboard.untrusted.bounds import INTEGER
+
+if TYPE_CHECKING:
+    from onboard.graph.weight_load.safetensors_folder import TensorMeta
 
 _STATE = ".quant_state.bitsandbytes__"
 _STATE_BYTES = 4096
@@ -43,6 +47,7 @@ def find(files: Files, name: str, kind: str) -> QuantisedWeight | None:
     for role in ("codes", "scale", "table"):
         require(tensors, name + _ENDINGS[role], state_name)
     require_dtype(tensors, name, torch.uint8)
+    _check_scales(tensors, name)
     state = _state(files, state_name)
     outputs, inputs = state["shape"]
     if tensors[name].nbytes * 2 != blocks(outputs * inputs, 2) * 2:
@@ -58,6 +63,21 @@ def find(files: Files, name: str, kind: str) -> QuantisedWeight | None:
         lambda found: _decode(found, state),
         unread=(state_name,),
     )
+
+
+def _check_scales(tensors: Mapping[str, TensorMeta], name: str) -> None:
+    """Raise `OnboardError` for scales that are none: bytes where they are quantised themselves, which
+    only other scales and a table say, else numbers.
+    """
+    numbers = {name + _ENDINGS["table"]}
+    scale, *nested = (name + _ENDINGS[role] for role in ("scale", "nested_scale", "nested_table"))
+    if tensors[scale].dtype == torch.uint8:
+        numbers.update(nested)
+    else:
+        numbers.add(scale)
+    for each in sorted(numbers):
+        require(tensors, each, scale)
+        require_dtype(tensors, each, *NUMBERS)
 
 
 def _state(files: Files, name: str) -> dict[str, Any]:

@@ -58,8 +58,8 @@ class Group:
     description: str
 
     def rank(self, module: str) -> int | None:
-        """Return how closely a module is meant: 0 by its name, 1 by a pattern, 2 by its class;
-        None: not.
+        """Return how closely a module is meant: 0 by its name, 1 by a pattern, 2 as a linear layer,
+        3 by another class; None: not.
         """
         ranks = (_rank(target, module) for target in self.targets)
         return min((rank for rank in ranks if rank is not None), default=None)
@@ -134,7 +134,9 @@ def _rank(target: str, module: str) -> int | None:
         return 1 if pattern_of(_NAME, target.removeprefix(_REGEX)).match(module) else None
     if target == module or module.endswith(f".{target}"):
         return 0
-    return 2 if target[:1].isupper() else None
+    if target[:1].isupper():
+        return 2 if target == "Linear" else 3  # another class, as far as names tell
+    return None
 
 
 def _group(values: object, general: object) -> Group:
@@ -150,9 +152,15 @@ def _group(values: object, general: object) -> Group:
     targets = values.get("targets")
     if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
         raise refusal(_NAME, f"targets = {str(targets)[:60]}")
-    own = values.get("format")
-    layout, described = _layout(weights, str(own or general))
+    written = values.get("format") or general or _usual_format(weights)
+    layout, described = _layout(weights, str(written))
     return Group(tuple(targets), layout, _activations(values.get("input_activations")), described)
+
+
+def _usual_format(weights: Mapping[str, Any]) -> str:
+    """Return the format that the library writes where a config names none."""
+    packs = weights.get("num_bits") == 4
+    return "pack-quantized" if packs else f"{weights.get('type', 'int')}-quantized"
 
 
 def _layout(weights: Mapping[str, Any], written: str) -> tuple[Layout, str]:

@@ -14,6 +14,7 @@ from onboard.quantised.encoded import Encoded
 from onboard.quantised.methods.settings import check_keys, is_block, refusal
 from onboard.quantised.weight import (
     DAMAGED,
+    NUMBERS,
     Files,
     QuantisedWeight,
     Tensors,
@@ -93,6 +94,9 @@ def _weight(files: Files, name: str, note: Mapping[str, Any]) -> QuantisedWeight
     grid = (blocks(shape[0], rows), blocks(shape[1], columns))
     for role in parts.keys() & {"scale", "zero"}:
         require_shape(tensors, parts[role], grid)
+    require_dtype(tensors, parts["scale"], *NUMBERS)
+    if "zero" in parts:
+        require_dtype(tensors, parts["zero"], torch.int8, torch.int32, torch.int64, *NUMBERS)
     whole_rows = rows == 1 and columns == shape[1]
     return QuantisedWeight(
         name,

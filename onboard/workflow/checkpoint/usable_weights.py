@@ -80,11 +80,13 @@ def check_weights(folder: Path) -> None:
     """Read every tensor once; raise `OnboardError` for a damaged file, a missing shard, a NaN or an
     infinity.
     """
-    from onboard.graph.weight_load.quantised_folder import open_checkpoint
+    from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
     from onboard.graph.weight_load.safetensors_folder import find_non_finite
 
     checkpoint = open_checkpoint(folder)
     checkpoint.validate()
+    if isinstance(checkpoint, QuantisedCheckpoint):
+        checkpoint.check_scales()
     for name in checkpoint.names():
         if found := find_non_finite(checkpoint.read(name)):
             raise OnboardError(

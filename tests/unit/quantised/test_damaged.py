@@ -102,3 +102,60 @@ def test_a_scheme_that_is_not_symmetric_needs_its_zeros(tmp_path: Path) -> None:
     name = "model.layers.0.self_attn.o_proj.weight_zero_point"
     change(folder, name, None)
     assert name in refused(folder)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_parts_of_a_dtype_that_the_format_does_not_have(variant: str, tmp_path: Path) -> None:
+    """The numbers may be the same: what wrote them is not known."""
+    weight = one_weight(quantised.FOLDER / variant)
+    tensors = load_file(quantised.FOLDER / variant / "model.safetensors")
+    checked = [role for role in ("scale", "zero", "groups", "whole") if role in weight.parts]
+    for role in checked:
+        tensor = tensors[weight.parts[role]]
+        for dtype in (torch.int16, torch.bool, torch.complex64):
+            folder = copy_of(variant, tmp_path / f"{role}-{dtype}")
+            change(folder, weight.parts[role], tensor.to(dtype))
+            refused(folder)
+
+
+@pytest.mark.parametrize("value", [float("nan"), 0.0, -1.0, float("inf")])
+def test_scales_of_inputs_and_caches_that_are_none(value: float, tmp_path: Path) -> None:
+    """Known in gather, not when a model runs."""
+    for variant, ending in (("ct_fp8_static", ".input_scale"), ("ct_fp8_kv_cache", ".v_scale")):
+        folder = copy_of(variant, tmp_path / variant)
+        tensors = load_file(folder / "model.safetensors")
+        name = next(name for name in tensors if name.endswith(ending))
+        change(folder, name, torch.full_like(tensors[name], value))
+        assert name in refused(folder)
+
+
+def test_parts_that_belong_to_one_layer_have_its_sizes(tmp_path: Path) -> None:
+    for variant, ending in (
+        ("modelopt_int4_awq", ".pre_quant_scale"),
+        ("ct_nvfp4", ".input_global_scale"),
+    ):
+        folder = copy_of(variant, tmp_path / variant)
+        tensors = load_file(folder / "model.safetensors")
+        name = next(name for name in tensors if name.endswith(ending))
+        change(folder, name, torch.cat([tensors[name].reshape(-1)] * 2))
+        assert name in refused(folder)
+
+
+def test_blocks_of_experts_that_are_not_cut(tmp_path: Path) -> None:
+    folder = copy_of("mxfp4_gpt_oss", tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("_blocks"))
+    change(folder, name, tensors[name].flatten(-2))
+    assert name in refused(folder)
+
+
+def test_quantised_scales_without_the_scales_of_these(tmp_path: Path) -> None:
+    name = one_weight(quantised.FOLDER / "bnb_nf4").name
+    nested = f"{name}.nested_absmax" in load_file(
+        quantised.FOLDER / "bnb_nf4" / "model.safetensors"
+    )
+    assert nested
+    for ending in (".nested_absmax", ".nested_quant_map"):
+        folder = copy_of("bnb_nf4", tmp_path / ending)
+        change(folder, name + ending, None)
+        assert name + ending in refused(folder)

@@ -17,7 +17,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from onboard.errors import OnboardError
+from onboard.graph.weight_load.cache_scales import scales_of
 from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
+from onboard.workflow.checkpoint.parameter_count import build_on_meta
+from onboard.workflow.checkpoint.usable_weights import check_fit
 from tests.support import quantised
 
 Said = dict[str, Any]
@@ -109,6 +112,103 @@ def test_a_compression_config_is_the_older_name(tmp_path: Path) -> None:
     folder = copy_of("ct_w4a16", tmp_path)
     edit(folder, lambda c: c.update(compression_config=c.pop("quantization_config")))
     require_same(folder, "ct_w4a16")
+
+
+def edit_tensors(
+    folder: Path, ending: str, change: Callable[[torch.Tensor], torch.Tensor], to: str | None = None
+) -> Path:
+    """Change the tensors whose names have an ending, or put more beside them."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    found = [name for name in tensors if name.endswith(ending)]
+    assert found
+    for name in found:
+        place = name if to is None else name.removesuffix(ending) + to
+        tensors[place] = change(tensors[name]).contiguous()
+    save_file(tensors, path, {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("variant", "taken"), [("ct_fp8_dynamic", "float-quantized"), ("ct_w4a16", "pack-quantized")]
+)
+def test_a_format_that_is_not_named_is_the_usual_one(
+    variant: str, taken: str, tmp_path: Path
+) -> None:
+    def change(said: Said) -> None:
+        formats = [said.pop("format"), *(g.pop("format") for g in said["config_groups"].values())]
+        assert set(formats) == {taken}
+
+    require_same(copy_of(variant, tmp_path, change), variant)
+
+
+def test_a_scheme_of_another_class_does_not_mean_linear_layers(tmp_path: Path) -> None:
+    """Whatever comes first in the config."""
+
+    def change(said: Said) -> None:
+        weights = {"num_bits": 8, "type": "int", "strategy": "channel"}
+        other = {"targets": ["Embedding"], "weights": weights, "format": "int-quantized"}
+        said["config_groups"] = {"group_of_another": other, **said["config_groups"]}
+
+    require_same(copy_of("ct_w4a16", tmp_path, change), "ct_w4a16")
+
+
+def test_codes_of_zero_that_are_not_packed(tmp_path: Path) -> None:
+    folder = copy_of("ct_w4a16_asym", tmp_path)
+
+    def apart(zeros: torch.Tensor) -> torch.Tensor:
+        places = [(zeros >> 4 * place & 15) - 8 for place in range(8)]
+        return torch.stack(places, 1).flatten(0, 1).to(torch.int8)
+
+    require_same(edit_tensors(folder, ".weight_zero_point", apart), "ct_w4a16_asym")
+
+
+def test_an_order_of_inputs_that_says_there_is_none(tmp_path: Path) -> None:
+    """-1 is the same as the groups that inputs are in without an order."""
+    variant = "ct_w4a16_g_idx"
+    said = json.loads((quantised.FOLDER / variant / "config.json").read_text())
+    group = said["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"]
+    runs, none = (copy_of(variant, tmp_path / name) for name in ("runs", "none"))
+    edit_tensors(runs, ".weight_g_idx", lambda order: torch.arange(len(order)).int() // group)
+    edit_tensors(none, ".weight_g_idx", lambda order: -torch.ones_like(order))
+    expected, found = open_checkpoint(runs), open_checkpoint(none)
+    for name in expected.names():
+        assert torch.equal(found.read(name), expected.read(name)), name
+
+
+def test_the_scale_of_one_block_in_four_dimensions(tmp_path: Path) -> None:
+    folder = copy_of("hf_fp8_llama", tmp_path)
+    edit_tensors(folder, ".weight_scale_inv", lambda scale: scale[:, None, :, None])
+    require_same(folder, "hf_fp8_llama")
+
+
+def test_scales_of_a_cache_by_autofp8s_names(tmp_path: Path) -> None:
+    folder = copy_of("ct_fp8_kv_cache", tmp_path)
+    rename(folder, r"\.([kv])_scale$", r".\1_proj.output_scale")
+    require_same(folder, "ct_fp8_kv_cache")
+    found = open_checkpoint(folder)
+    assert isinstance(found, QuantisedCheckpoint)
+    path = "model.layers.1.self_attn"
+    scales = scales_of(path, found, {name: name for name in found.names()})
+    assert scales == (f"{path}.k_proj.output_scale", f"{path}.v_proj.output_scale")
+
+
+def test_biases_of_zeros_that_the_model_does_not_have(tmp_path: Path) -> None:
+    """As AutoGPTQ's forerunners wrote them; one that is not zero is another model's."""
+    for value in (0.0, 0.5):
+        folder = edit_tensors(
+            copy_of("gptq", tmp_path / str(value)), ".scales",
+            lambda scales, value=value: torch.full((scales.shape[1],), value).half(), ".bias",
+        )  # fmt: skip
+        names = open_checkpoint(folder).names()
+        if value:
+            with pytest.raises(OnboardError, match="no use for"):
+                check_fit(build_on_meta(folder), names)
+        else:
+            facts = check_fit(build_on_meta(folder), names)
+            assert facts == [
+                "the model leaves out biases that are zero (7 tensors of the checkpoint)"
+            ]
 
 
 def test_blocks_as_text(tmp_path: Path) -> None:
