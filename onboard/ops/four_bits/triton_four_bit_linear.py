@@ -9,6 +9,7 @@ from torch import Tensor
 from onboard.ops.four_bits.four_bit_kernels import HAS_PTX
 from onboard.ops.four_bits.four_bit_linear import fake_fused_four_bit_linear
 from onboard.ops.four_bits.four_bit_product import four_bit_kernel, write_out_kernel
+from onboard.ops.four_bits.four_bit_rows import four_bit_rows_kernel
 from onboard.ops.four_bits.four_bit_vector import four_bit_vector_kernel
 from onboard.ops.four_bits.four_bits import RUN
 from onboard.ops.library import register_op
@@ -18,6 +19,7 @@ from onboard.ops.norm.triton_rmsnorm import triton_rmsnorm
 from onboard.ops.triton.launch import (
     dot_type,
     overlaps,
+    power_of_two,
     power_of_two_in,
     processors,
     require_device,
@@ -33,9 +35,13 @@ _OUTPUTS = 128
 QUAD = RUN // 4
 """Inputs of the four words that a thread of the kernel for one token has."""
 FLOATS_TILES = Tiles(1, 4, 128 * QUAD, num_warps=4)
-"""Of floats and one token: for integers, whose groups are larger, the tensor cores are faster.
-Measured as `choose_four_bit_tiles` was.
-"""
+"""Of floats and one token. Measured as `choose_four_bit_tiles` was."""
+_ROWS = 2
+"""Of integers and one token: those that a program takes at a time."""
+_MOST_QUADS = 1024
+"""As many threads as a program can have."""
+_WARPS = 16
+"""Of programs that take rows: so many of a processor's together are the fastest."""
 _FEWEST_RUNS = 4
 """Of a part of the inputs that a program sums up."""
 
@@ -97,6 +103,35 @@ def _launch(
     return out
 
 
+def takes_rows(
+    zero: Tensor | None, whole: Tensor | None, levels: str, group: int, inputs: int
+) -> bool:
+    """Tell whether one token has the kernel that keeps it in registers: a quad has one scale."""
+    plain = levels == "int4" and whole is None and (zero is None or zero.dtype == torch.uint8)
+    return plain and (group % RUN == 0 or group >= inputs) and inputs <= _MOST_QUADS * QUAD
+
+
+def _launch_rows(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, norm: Tensor | None, eps: float, act: str,
+    scale: Tensor, zero: Tensor | None, group: int,
+) -> Tensor:  # fmt: skip
+    """Run the kernel for one token x [1, inputs] and integers; return [1, outputs]."""
+    outputs = len(weight) // 2 if act else len(weight)
+    quads = power_of_two(triton.cdiv(x.shape[1], RUN) * (RUN // QUAD))
+    warps = max(1, quads // 32)
+    out = x.new_empty(1, outputs)
+    tiles = triton.cdiv(outputs, _ROWS // 2 if act else _ROWS)
+    programs = min(tiles, processors(x.device) * max(1, _WARPS // warps))
+    four_bit_rows_kernel[(programs,)](
+        out, x, weight, bias, residual, norm, scale, zero,
+        outputs, x.shape[1], scale.shape[1], tiles, eps,
+        ACTIVATION=KERNEL_ACTIVATIONS[act] if act else None,
+        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, HAS_NORM=norm is not None,
+        GROUP=group, HAS_ZERO=zero is not None, BN=_ROWS, Q=quads, num_warps=warps, **overlaps(x.device),
+    )  # fmt: skip
+    return out
+
+
 def _launch_vector(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, norm: Tensor | None, eps: float, act: str,
     scale: Tensor, whole: Tensor | None, group: int,
@@ -133,13 +168,17 @@ def triton_fused_four_bit_linear(
     activation: str = "",
 ) -> Tensor:
     """`torch_fused_four_bit_linear` as one kernel for few tokens, behind that of the norm, which
-    one token's floats have within, and around the library's product for more.
+    one token has within, and around the library's product for more.
     """
     require_device(input)
     if not input.numel():
         return fake_fused_four_bit_linear(input, weight, bias, weight_scale, activation=activation)
     x, residual = as_rows(input), None if residual is None else as_rows(residual)
     form = (weight_scale, zero, whole, levels, group)
+    if len(x) == 1 and takes_rows(zero, whole, levels, group, x.shape[1]):
+        around = (bias, residual, norm_weight, eps, activation)
+        y = _launch_rows(x, weight, *around, weight_scale, zero, group)
+        return y.view(*input.shape[:-1], y.shape[-1])
     alone = len(x) == 1 and levels == "e2m1"
     if norm_weight is not None and (not alone or x.dtype == torch.float16):
         x, norm_weight = triton_rmsnorm(x, norm_weight, eps), None

@@ -54,6 +54,27 @@ def test_what_stands_around_a_linear(dtype: torch.dtype, limit: float) -> None:
     assert relative_error(actual, expected) < limit
 
 
+@pytest.mark.parametrize(
+    ("kind", "group", "inputs"), [("int4", 128, 320), ("zeros", 128, 256), ("int4", 512, 200)]
+)
+@pytest.mark.parametrize("activation", ["", "silu"])
+def test_one_token_over_rows_of_integers(
+    kind: str, group: int, inputs: int, activation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More rows than programs take at a time."""
+    seeded()
+    monkeypatch.setattr(launcher, "_WARPS", 1)
+    weight = four_bits.weight(kind, 26, inputs, group)
+    outputs = 13 if activation else 26
+    x, norm, residual = torch.randn(1, inputs), torch.rand(inputs), torch.randn(1, outputs)
+    form = weight.form()
+    assert launcher.takes_rows(form[1], form[2], form[3], form[4], inputs)
+    rest = (torch.randn(26), *form, residual, norm, 1e-6, activation)
+    actual = ops.triton_fused_four_bit_linear(x, weight.words, *rest)
+    expected = ops.torch_fused_four_bit_linear(x, weight.words, *rest)
+    assert relative_error(actual, expected) < 4 * EXACT
+
+
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("rows", [1, 5, 300])
 def test_a_block_with_nvfp4_weights(rows: int, biased: bool) -> None:

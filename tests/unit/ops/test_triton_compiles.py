@@ -202,7 +202,8 @@ def test_kernels_of_four_bit_linears(
     ops.triton_fused_four_bit_linear(torch.empty(300, 4096).bfloat16(), words, *rest)
     assert kernels[-1].metadata.name == "write_out_kernel"
     ops.triton_fused_four_bit_linear(torch.empty(1, 4096).bfloat16(), words, *rest)
-    one = "four_bit_vector_kernel" if levels == "e2m1" else "four_bit_kernel"
+    of_integers = "four_bit_rows_kernel" if group == 128 else "four_bit_kernel"
+    one = "four_bit_vector_kernel" if levels == "e2m1" else of_integers
     assert kernels[-1].metadata.name == one
 
 
