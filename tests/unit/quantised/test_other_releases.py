@@ -193,22 +193,18 @@ def test_scales_of_a_cache_by_autofp8s_names(tmp_path: Path) -> None:
     assert scales == (f"{path}.k_proj.output_scale", f"{path}.v_proj.output_scale")
 
 
-def test_biases_of_zeros_that_the_model_does_not_have(tmp_path: Path) -> None:
-    """As AutoGPTQ's forerunners wrote them; one that is not zero is another model's."""
-    for value in (0.0, 0.5):
-        folder = edit_tensors(
-            copy_of("gptq", tmp_path / str(value)), ".scales",
-            lambda scales, value=value: torch.full((scales.shape[1],), value).half(), ".bias",
-        )  # fmt: skip
-        names = open_checkpoint(folder).names()
-        if value:
-            with pytest.raises(OnboardError, match="no use for"):
-                check_fit(build_on_meta(folder), names)
-        else:
-            facts = check_fit(build_on_meta(folder), names)
-            assert facts == [
-                "the model leaves out biases that are zero (7 tensors of the checkpoint)"
-            ]
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_biases_that_the_model_does_not_have(value: float, tmp_path: Path) -> None:
+    """AutoGPTQ's forerunners wrote zeros; one that is not zero is another model's."""
+    folder = copy_of("gptq", tmp_path)
+    edit_tensors(folder, ".scales", lambda s: torch.full((s.shape[1],), value).half(), ".bias")
+    names = open_checkpoint(folder).names()
+    if value:
+        with pytest.raises(OnboardError, match="no use for"):
+            check_fit(build_on_meta(folder), names)
+        return
+    facts = check_fit(build_on_meta(folder), names)
+    assert facts == ["the model leaves out biases that are zero (7 tensors of the checkpoint)"]
 
 
 def test_blocks_as_text(tmp_path: Path) -> None:
