@@ -40,9 +40,6 @@ models:
 """
 """What `models.yaml` starts as."""
 
-WORLD_SIZE = 1
-"""GPUs that a model is registered with: as many as one runs on, whatever its size."""
-
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.yaml")
 
 

@@ -266,6 +266,12 @@ class MemoryPlan:
         """Whether weights take two bytes an element."""
         return self.weights == 2 * self.parameters
 
+    def sparing(self, size: int) -> MemoryPlan:
+        """Return the plan where weights that stay quantised take so many bytes less, which they do
+        in runs in 16 bits.
+        """
+        return replace(self, weights=self.weights - size) if self.is_in_16_bits else self
+
     @property
     def limits(self) -> Limits:
         """The limits of the run."""

@@ -346,11 +346,17 @@ def _ranks(runtime: RuntimeConfig) -> tuple[Ranks, list[str]]:
     if ranks.world_size == runtime.world_size:
         return ranks, []
     if ranks.is_alone:
-        return ALONE, [f"runs on one device; the config's world_size is {runtime.world_size}"]
+        return ALONE, [too_few(1, runtime.world_size)]
     raise UsageError(
         f"world_size is {runtime.world_size} in a group of {ranks.world_size} processes",
         hint=f"Set world_size to {ranks.world_size}",
     )
+
+
+def too_few(count: int, world_size: int) -> str:
+    """Return the text of a fact: a run has fewer devices than its configuration asks for."""
+    devices = "one device" if count == 1 else f"{count} devices"
+    return f"runs on {devices}; the config's world_size is {world_size}"
 
 
 def resolve_device(name: str) -> torch.device:

@@ -22,7 +22,12 @@ from onboard.registry_text import insert_entry
 from onboard.render import render
 from onboard.workflow.phases.cookbook import TEMPLATE, notebook_of, notebook_text, notebook_values
 from onboard.workflow.phases.generate import same_but_revision
-from onboard.workflow.phases.register import mended, new_entry, standalone_text
+from onboard.workflow.phases.register import (
+    gpus_of_config,
+    mended,
+    new_entry,
+    standalone_text,
+)
 from onboard.workflow.registry_results import Result, load_results
 from onboard.workflow.reporting.support_matrix import matrix_path, update_matrix
 
@@ -108,16 +113,19 @@ def registry_files(released: Sequence[ModelSpec], root: Path) -> Iterator[tuple[
     """Yield what the registry has of a family's models: configs, notebooks and tables, from specs
     as released.
     """
-    yield from _model_files(released, root)
-    yield from _tables(released, root)
+    ranks = [gpus_of_config(spec.config, root, spec.model).count for spec in released]
+    yield from _model_files(released, ranks, root)
+    yield from _tables(released, ranks, root)
 
 
-def _model_files(specs: Sequence[ModelSpec], root: Path) -> Iterator[tuple[Path, str]]:
-    for spec in specs:
+def _model_files(
+    specs: Sequence[ModelSpec], ranks: Sequence[int], root: Path
+) -> Iterator[tuple[Path, str]]:
+    for spec, world_size in zip(specs, ranks, strict=True):
         record = _registration(spec)
         yield (
             registry.config_path(root, record["config_id"]),
-            standalone_text(spec.model, "auto", spec, root),
+            standalone_text(spec.model, "auto", spec, root, world_size),
         )
         values = notebook_values(
             spec, record, hub_id=spec.model, folder=None, generation=None, has_tokenizer=True
@@ -128,15 +136,17 @@ def _model_files(specs: Sequence[ModelSpec], root: Path) -> Iterator[tuple[Path,
         )
 
 
-def _tables(specs: Sequence[ModelSpec], root: Path) -> Iterator[tuple[Path, str]]:
+def _tables(
+    specs: Sequence[ModelSpec], ranks: Sequence[int], root: Path
+) -> Iterator[tuple[Path, str]]:
     """Yield the registry and the support matrix, with rows of what the models are, and what runs of
     them showed.
     """
     models, matrix = registry.models_path(root), matrix_path(root)
     entries, rows = (path.read_text(encoding="utf-8") for path in (models, matrix))
-    for spec in specs:
+    for spec, world_size in zip(specs, ranks, strict=True):
         record = _registration(spec)
-        entry = new_entry(spec, spec.model, record["config_id"])
+        entry = new_entry(spec, spec.model, record["config_id"], world_size)
         entries, _ = mended(insert_entry(entries, entry), entry)
         rows = update_matrix(rows, spec, record, _results(root, spec.model))
     yield models, entries

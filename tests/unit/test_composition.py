@@ -159,7 +159,9 @@ def test_what_counts_as_a_files_own() -> None:
     assert merge([]) == {}
 
 
-def test_every_shipped_fragment_and_entry_is_valid_and_promises_one_gpu(tmp_path: Path) -> None:
+def test_every_shipped_fragment_and_entry_is_valid_and_names_one_world_size(
+    tmp_path: Path,
+) -> None:
     assert own(compose_config(SHARED, tmp_path).model_dump(mode="json")) == {}, (
         "standalone configs repeat defaults"
     )
@@ -168,8 +170,7 @@ def test_every_shipped_fragment_and_entry_is_valid_and_promises_one_gpu(tmp_path
             compose_config(["dashboard_default.yaml", path.name], tmp_path), RuntimeConfig
         )
     for entry in load_entries(CONTENT_ROOT):
-        assert compose(entry, CONTENT_ROOT).world_size == 1
-        assert (
-            registry.load_standalone(registry.config_path(CONTENT_ROOT, entry.config_id)).world_size
-            == 1
-        )
+        found = compose(entry, CONTENT_ROOT).world_size
+        assert f"world_size_{found}.yaml" in entry.yaml_extra
+        path = registry.config_path(CONTENT_ROOT, entry.config_id)
+        assert registry.load_standalone(path).world_size == found

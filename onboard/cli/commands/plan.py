@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -132,6 +132,7 @@ def _plan(
     on_gpu = gpus is not None or bool(here.gpus)
     with as_folder(model) as source:
         runtime: RuntimeConfig = resolve_config(source, folder, None, overrides)
+        runtime = _split(runtime, gpus, overrides)
         ranks = runtime.world_size
         asked = _each(gpus, Gpus(1, here.gpus[0].total if here.gpus else here.total), runtime)
         if cache_dtype is not None:
@@ -148,11 +149,11 @@ def _plan(
             decides=is_decided
             and (
                 lambda plan: is_decided(
-                    _less(plan, spared()[0] // ranks).over(asked.count, asked.memory)
+                    plan.sparing(spared()[0] // ranks).over(asked.count, asked.memory)
                 )
             ),
         )
-        counted = _less(counted, spared()[0] // ranks)
+        counted = counted.sparing(spared()[0] // ranks)
         facts = [*divided, *facts, *spared()[1]]
     made, lowered = fitted(counted.over(asked.count, asked.memory))
     facts += lowered
@@ -162,6 +163,15 @@ def _plan(
             f" --world-size {asked.count} says what each of as many ranks takes"
         )
     return made, facts
+
+
+def _split(
+    runtime: RuntimeConfig, gpus: Gpus | None, overrides: Mapping[str, Any]
+) -> RuntimeConfig:
+    """Return the configuration of one rank where other GPUs are named than are registered."""
+    named = gpus is not None and gpus.count not in (1, runtime.world_size)
+    other = named and overrides["world_size"] is None
+    return runtime.model_copy(update={"world_size": 1}) if other else runtime
 
 
 def _each(gpus: Gpus | None, here: Gpus, runtime: RuntimeConfig) -> Gpus:
@@ -190,11 +200,6 @@ def _ranks(
 
 def _nothing_spared() -> tuple[int, list[str]]:
     return 0, []
-
-
-def _less(plan: MemoryPlan, spared: int) -> MemoryPlan:
-    """Return a plan whose weights stay quantised, where it runs in 16 bits."""
-    return replace(plan, weights=plan.weights - spared) if plan.is_in_16_bits else plan
 
 
 def _is_decided(model: str, batch: int | None, plan: MemoryPlan) -> bool:

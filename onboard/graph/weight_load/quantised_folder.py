@@ -184,6 +184,13 @@ class QuantisedCheckpoint(Checkpoint):
             if has_kernels(weight.computed_as, weight.block, weight.inputs)
         }
 
+    def spared_bytes(self) -> int:
+        """Return by how many bytes those are smaller than with 16 bits an element."""
+        shapes = self.names()
+        return sum(
+            math.prod(shapes[name].shape) * 2 - size for name, size in self.kept_bytes().items()
+        )
+
     def part(self, weight: QuantisedWeight, role: str) -> torch.Tensor:
         """Return a part of a quantised weight as it is stored."""
         return self.files.read(weight.parts[role])

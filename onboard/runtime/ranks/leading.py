@@ -15,8 +15,9 @@ from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError
 from onboard.parallel.ranks import current_ranks, local_device, local_rank
 from onboard.parallel.workers import Workers, start_workers
-from onboard.runtime.build import build_engine
+from onboard.runtime.build import build_engine, too_few
 from onboard.runtime.engine import Engine
+from onboard.runtime.ranks.devices_here import fewer_ranks
 from onboard.runtime.ranks.division import Division
 from onboard.runtime.ranks.following import Ready, follow, ready
 from onboard.runtime.ranks.kept_division import find_division
@@ -53,6 +54,8 @@ class LedRanks:
 
         Raises what `build_engine` raises, here or on another rank.
         """
+        asked, ranks = runtime.world_size, self.division.world_size
+        runtime = runtime.model_copy(update={"world_size": ranks})
         values = runtime.model_dump(exclude_unset=True)
         try:
             with self._workers.together():
@@ -64,6 +67,7 @@ class LedRanks:
             self.close(orderly=False)
             raise
         engine.facts.extend(_facts(self.shares))
+        engine.facts.extend([too_few(ranks, asked)] if ranks < asked else [])
         engine.cache.orders = Orders(engine.cache.info, self._workers.send)
         engine.together = self._workers.together
         self._engine = engine
@@ -85,11 +89,14 @@ class LedRanks:
 def led_ranks(
     checkpoint: Path, runtime: RuntimeConfig, *, root: Path, model: str = "", must: bool
 ) -> LedRanks | None:
-    """Return the ranks that a configuration asks for; None for one, and where there are fewer GPUs
-    and nobody has asked for ranks here and now.
+    """Return the ranks that a configuration asks for; None for one.
+
+    Where there are fewer GPUs, and nobody has asked for ranks here and now, they are as many as the
+    GPUs, or None, if the model fits these.
 
     Raises, before a process is started:
-        UsageError: the ranks that must be are not possible, or cannot divide the model.
+        UsageError: the ranks that must be are not possible, or cannot divide the model; there are
+            fewer GPUs than configured, and it does not fit them.
     """
     found = division_for(checkpoint, runtime, root=root, model=model, must=must)
     return None if found is None else LedRanks(found, runtime.device)
@@ -101,9 +108,11 @@ def division_for(
     """Return how the ranks that a configuration asks for divide a model; None where `led_ranks`
     gives none. Raises what that does.
     """
-    gpus = torch.cuda.device_count() if runtime.device != "cpu" else 0
-    if runtime.world_size == 1 or (not must and gpus < runtime.world_size):
+    if runtime.world_size == 1:
         return None
+    gpus = torch.cuda.device_count() if runtime.device != "cpu" else 0
+    if not must and gpus < runtime.world_size:
+        return fewer_ranks(checkpoint, runtime, gpus, root=root, model=model)
     if runtime.mode == "transformers":
         raise UsageError(
             "mode transformers runs on one device", hint="Use mode graph or hf, or world_size 1"

@@ -5,7 +5,6 @@ by what the config says.
 from __future__ import annotations
 
 import fnmatch
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -48,9 +47,7 @@ def _by_headers(folder: Path) -> int:
 
     checkpoint = quantised_checkpoint(folder)
     assert checkpoint is not None, "a config says how it is quantised"
-    kept = checkpoint.kept_bytes()
-    shapes = checkpoint.names()
-    return sum(math.prod(shapes[name].shape) * 2 - size for name, size in kept.items())
+    return checkpoint.spared_bytes()
 
 
 def _by_config(folder: Path, config: Mapping[str, Any]) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,15 +19,22 @@ from onboard import registry
 from onboard.analysis.spec import ModelSpec
 from onboard.composition import compose, compose_config
 from onboard.config import RuntimeConfig, deep_merge
+from onboard.errors import OnboardError
 from onboard.registry import RegistryEntry
 from onboard.registry_text import insert_entry, set_fields, set_files
 from onboard.workflow.checkpoint.checkpoint_size import max_positions
 from onboard.workflow.checkpoint.family import Kind, family_name, registered
+from onboard.workflow.checkpoint.fewest_gpus import (
+    FewestGpus,
+    config_folder,
+    fewest_gpus,
+    parameters_of,
+)
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.survey import ARTIFACT as SURVEY
 
 ARTIFACT = "registration.json"
-SHARED = re.compile(r"dashboard_default\.yaml|world_size_\d+\.yaml")
+SHARED = re.compile(r"dashboard_default\.yaml|world_size_(\d+)\.yaml")
 
 
 class Register(Phase):
@@ -53,16 +61,18 @@ class Register(Phase):
         spec = context.spec
         with nullcontext() if context.options.dry_run else registry.registry_lock(context.root):
             name, config_id = registry.claim_names(context.model, context.root)
-            text = standalone_text(context.model, context.options.dtype, spec, context.root)
+            dtype, ranks = context.options.dtype, _gpus(context)
+            text = standalone_text(context.model, dtype, spec, context.root, ranks.count)
             record: dict[str, Any] = {
                 "name": name,
                 "config_id": config_id,
                 "architecture": spec.architecture,
+                "world_size": ranks.count,
+                "world_size_reason": ranks.why,
             }
             record |= _write_config(context, config_id, text)
-            record |= write_entry(
-                context, new_entry(spec, name, config_id).model_copy(update={"status": "pending"})
-            )
+            entry = new_entry(spec, name, config_id, ranks.count)
+            record |= write_entry(context, entry.model_copy(update={"status": "pending"}))
             record["members"] = register_members(context)
             record["mended"] = mend_relatives(context, record)
         record["family"] = family_members(context, record)
@@ -77,12 +87,35 @@ class Register(Phase):
         )
 
 
-def composition_of() -> list[str]:
+def composition_of(world_size: int) -> list[str]:
     """Return the shared configs that a model's own is made from."""
-    return ["dashboard_default.yaml", f"world_size_{registry.WORLD_SIZE}.yaml"]
+    return ["dashboard_default.yaml", f"world_size_{world_size}.yaml"]
 
 
-def new_entry(spec: ModelSpec, name: str, config_id: str) -> RegistryEntry:
+def _gpus(context: RunContext) -> FewestGpus:
+    """Return how many GPUs the model of this run is registered with."""
+    spec, options = context.spec, context.options
+    return fewest_gpus(
+        context.source.files(),
+        spec.config,
+        spec.num_parameters,
+        dtype=options.dtype,
+        root=context.root,
+        model=context.model,
+    )
+
+
+def gpus_of_config(config: Mapping[str, Any], root: Path, model: str) -> FewestGpus:
+    """Return the same for a model of which the config alone is here."""
+    try:
+        parameters = parameters_of(config)
+    except OnboardError as error:
+        return FewestGpus(1, f"how large it is is not known: {error.message}")
+    with config_folder(config) as folder:
+        return fewest_gpus(folder, config, parameters, root=root, model=model)
+
+
+def new_entry(spec: ModelSpec, name: str, config_id: str, world_size: int) -> RegistryEntry:
     """Return the entry of a model that nobody has tried."""
     from onboard.quantised.read_method import describe_unread
 
@@ -90,18 +123,20 @@ def new_entry(spec: ModelSpec, name: str, config_id: str) -> RegistryEntry:
     return RegistryEntry(
         name=name,
         config_id=config_id,
-        yaml_extra=[*composition_of(), f"{config_id}.yaml"],
+        yaml_extra=[*composition_of(world_size), f"{config_id}.yaml"],
         architecture=kind.architecture or spec.architecture,
         family=family_name(spec.family),
         note=unread and f"released quantised ({unread}), which cannot be loaded yet",
     )
 
 
-def standalone_text(model: str, dtype: str, spec: ModelSpec, root: Path) -> str:
+def standalone_text(model: str, dtype: str, spec: ModelSpec, root: Path, world_size: int) -> str:
     """Return the model's self-contained config: the composition and what is the model's own,
     validated.
     """
-    base = compose_config(composition_of(), root).model_dump(mode="json", exclude_unset=True)
+    base = compose_config(composition_of(world_size), root).model_dump(
+        mode="json", exclude_unset=True
+    )
     positions = max_positions(spec.config | (spec.repository.native if spec.repository else {}))
     longest = base.get("max_seq_len")
     own = {
@@ -176,7 +211,7 @@ def mended(text: str, entry: RegistryEntry) -> tuple[str, list[str]]:
     known = next(each for each in registry.parse_entries(text) if each.name == entry.name)
     kept = [file for file in known.yaml_extra if not SHARED.fullmatch(file)]
     files = [
-        *composition_of(),
+        *composition_of(_world_size(entry)),
         *kept,
         *([known.standalone] if known.standalone not in kept else []),
     ]
@@ -194,6 +229,12 @@ def mended(text: str, entry: RegistryEntry) -> tuple[str, list[str]]:
     return text, changes
 
 
+def _world_size(entry: RegistryEntry) -> int:
+    """Return the world size that an entry's files name; one where they name none."""
+    found = (match for file in entry.yaml_extra if (match := SHARED.fullmatch(file)) is not None)
+    return next((int(match[1]) for match in found if match[1]), 1)
+
+
 def register_members(context: RunContext) -> list[dict[str, Any]]:
     """Register the sizes of the family that survey found and that are not registered yet; call it
     under the lock.
@@ -209,10 +250,11 @@ def register_members(context: RunContext) -> list[dict[str, Any]]:
 def _register_member(context: RunContext, model: str, config: dict[str, Any]) -> dict[str, Any]:
     name, config_id = registry.claim_names(model, context.root)
     spec = context.spec.model_copy(update={"config": config, "revision": None, "repository": None})
-    record = _write_config(context, config_id, standalone_text(model, "auto", spec, context.root))
-    return {"name": name, "config_id": config_id, **record} | write_entry(
-        context, new_entry(spec, name, config_id)
-    )
+    ranks = gpus_of_config(config, context.root, model)
+    text = standalone_text(model, "auto", spec, context.root, ranks.count)
+    record = {"name": name, "config_id": config_id, "world_size": ranks.count}
+    record |= {"world_size_reason": ranks.why} | _write_config(context, config_id, text)
+    return record | write_entry(context, new_entry(spec, name, config_id, ranks.count))
 
 
 def mend_relatives(context: RunContext, record: dict[str, Any]) -> dict[str, str]:
@@ -231,5 +273,6 @@ def mend_relatives(context: RunContext, record: dict[str, Any]) -> dict[str, str
 def _summary(record: dict[str, Any]) -> str:
     said = f"{record['name']}: entry {record['entry_status']}, {record['config']} {record['config_status']}"
     members = [member["name"] for member in record["members"]]
+    said += f"; world size {record['world_size']}: {record['world_size_reason']}"
     said += f"; of its family, untested: {', '.join(members)}" if members else ""
     return said + "".join(f"; {name} {what}" for name, what in record["mended"].items())

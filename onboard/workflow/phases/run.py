@@ -20,8 +20,9 @@ from typing import Any, ClassVar
 from onboard import registry
 from onboard.analysis.spec import ModelSpec
 from onboard.composition import compose
+from onboard.config import RuntimeConfig
 from onboard.content import content_path
-from onboard.errors import OnboardError, UsageError
+from onboard.errors import OnboardError
 from onboard.extensions import extensions_digest
 from onboard.gpu import device_memory
 from onboard.sources.gguf_source import GGUF_FILE
@@ -78,8 +79,8 @@ class Run(Phase):
         """
         if context.options.dry_run:
             return PhaseResult(summary="a dry run builds and generates nothing")
-        _refuse_several_gpus(context)
         context.source.weights()
+        check_ranks(context)
         runs = self._runs(context)
         status = next(
             (run["status"] for run in runs.values() if run["status"] != "success"), "success"
@@ -92,7 +93,7 @@ class Run(Phase):
             "files": _files(context),
             "command": agent_command(context),
             "provenance": provenance(context),
-            "world_size": registry.WORLD_SIZE,
+            "world_size": _ranks_of(runs),
             "log": log.name,
             "runs": runs,
         }
@@ -147,15 +148,27 @@ class Run(Phase):
         return runs
 
 
-def _refuse_several_gpus(context: RunContext) -> None:
-    """Raise `UsageError` for a configuration that asks for more GPUs than a model runs on."""
-    size = _composed(context).get("world_size", registry.WORLD_SIZE)
-    if size > registry.WORLD_SIZE:
-        name = context.read_json(REGISTRATION)["name"]
-        raise UsageError(
-            f"{name} is configured for {size} GPUs (world_size), and models run on one",
-            hint="Set world_size to 1",
-        )
+def check_ranks(context: RunContext) -> None:
+    """Raise `UsageError` where the model is registered with more GPUs than there are, and does not
+    fit those, or where so many cannot divide it.
+    """
+    settings = _composed(context)
+    if settings.get("world_size", 1) == 1:
+        return
+    from onboard.runtime.ranks.leading import division_for
+
+    asked = {"device": context.options.device, "dtype": context.options.dtype}
+    settings |= {name: value for name, value in asked.items() if value != "auto"}
+    name = context.read_json(REGISTRATION)["name"]
+    runtime = RuntimeConfig.model_validate(settings)
+    files = context.source.files()
+    division_for(files, runtime, root=context.root, model=name, must=False)
+
+
+def _ranks_of(runs: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return on how many devices the model ran; one where it did not come to that."""
+    sizes = (run.get("settings", {}).get("world_size", 1) for run in runs.values())
+    return max(sizes, default=1)
 
 
 def _judge_text(context: RunContext, full: dict[str, Any], log: Path) -> None:
@@ -269,10 +282,11 @@ def run_somewhere(
     """
     learnt: list[str] = []
     inputs = [layers, dtype, *_overrides(context)]
-    with runner_record(context, description, inputs) as record:
+    ranks = _composed(context).get("world_size", 1)
+    with runner_record(context, description, inputs, ranks) as record:
         while True:
             described = "; ".join([description, *learnt[-1:]])
-            with own_gpu(context, record.waits) as (environment, shared):
+            with own_gpu(context, record.waits, ranks) as (environment, shared):
                 record.starts(environment)
                 result = run_agent(context, log, described, layers, dtype=dtype, given=environment)
             again = worth_another(context, result)

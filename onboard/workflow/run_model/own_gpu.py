@@ -19,13 +19,16 @@ _WANT_OF_ROOM = re.compile(r"out of memory|memory ran out|CUDA error", re.IGNORE
 
 
 @contextmanager
-def own_gpu(context: RunContext, waits: Tell) -> Iterator[tuple[dict[str, str], str]]:
+def own_gpu(
+    context: RunContext, waits: Tell, ranks: int = 1
+) -> Iterator[tuple[dict[str, str], str]]:
     """Yield what a run's environment gets, and a fact where it shares a GPU.
 
     A free GPU is waited for as long as the runner's settings say; `waits` hears why. Where there is one
-    GPU or none, or the run is on the CPU, there is nothing to choose.
+    GPU or none, or the run is on the CPU, there is nothing to choose; a run of several ranks sees
+    all.
     """
-    if not _can_choose(context):
+    if ranks > 1 or not _can_choose(context):
         yield {}, ""
         return
     late, seconds = threading.Event(), context.options.agents.runner.seconds

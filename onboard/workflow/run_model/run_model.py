@@ -17,8 +17,10 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dtype=options.dtype,
         num_hidden_layers=options.layers,
         distinct=options.distinct,
+        world_size=options.world_size,
         consent=Consent(options.trust_remote_code, options.unsandboxed),
     )
     options.output.write_text(json.dumps(result, ensure_ascii=False), encoding="utf-8")
@@ -83,6 +86,7 @@ def run(
     dtype: str = "auto",
     num_hidden_layers: int | None = None,
     distinct: bool = False,
+    world_size: int | None = None,
     consent: Consent = NO_CONSENT,
 ) -> dict[str, Any]:
     """Build, generate and compare with transformers, or with own code that there is consent to;
@@ -90,7 +94,7 @@ def run(
 
     With `distinct` texts have no token twice where they are compared.
     `device` and `dtype` other than "auto" override the config for this run; `num_hidden_layers`
-    makes it a reduced run.
+    makes it a reduced run; `world_size` ranks run it, None: as configured.
     """
     facts: list[str] = []
     result: dict[str, Any] = {"status": "compile_error", "error": None, "facts": facts}
@@ -98,7 +102,8 @@ def run(
         config = _adapted(
             config, facts, device=device, dtype=dtype, num_hidden_layers=num_hidden_layers
         )
-        observed, context, notes = _ours(config, root, result, distinct)
+        session = partial(Session.start, config, root, distinct, world_size)
+        observed, context, notes = _ours(session, result)
         release()
         result |= _judge(observed, context, notes, facts, consent)
         result["status"] = "bad_generation" if result["error"] else "success"
@@ -115,12 +120,18 @@ def run(
 
 
 def _ours(
-    config: RuntimeConfig, root: Path, result: dict[str, Any], distinct: bool
+    start: Callable[[], Session], result: dict[str, Any]
 ) -> tuple[Observed, TransformContext, list[str]]:
     """Build, generate and record logits, and add to the result; nothing of the model is left when
     this returns.
     """
-    session = Session.start(config, root, distinct)
+    with closing((session := start()).llm):
+        return _observed(session, result)
+
+
+def _observed(
+    session: Session, result: dict[str, Any]
+) -> tuple[Observed, TransformContext, list[str]]:
     result |= {"settings": session.settings(), "status": "runtime_error"}
     result["transforms"] = [asdict(entry) for entry in session.llm.engine.history]
     tell_built(result["settings"], result["transforms"])
@@ -240,6 +251,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="override of the config's device")
     parser.add_argument("--dtype", default="auto", help="override of the config's dtype")
     parser.add_argument("--layers", type=int, default=None, help="build only this many layers")
+    parser.add_argument("--world-size", type=int, default=None, help="ranks, else as configured")
     parser.add_argument(
         "--distinct", action="store_true", help="compare texts in which no token comes twice"
     )

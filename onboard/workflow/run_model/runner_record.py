@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from onboard.agents.role_runs import Clock, Records, RoleRun, load_runs
-from onboard.registry import WORLD_SIZE
 from onboard.workflow.phase import RunContext
 from onboard.workflow.run_state import hash_inputs
 
@@ -47,6 +46,7 @@ class RunnerRecord:
     def ends(self, result: Mapping[str, Any]) -> None:
         """Note what came of it."""
         settings = result.get("settings", {})
+        self.run.world_size = settings.get("world_size", self.run.world_size)
         self.run.status = "done" if result["status"] == "success" else "failed"
         self.run.after = result["status"] + (f": {result['error']}" if result.get("error") else "")
         if settings.get("device") == "cuda" and not self.run.gpus:
@@ -54,13 +54,16 @@ class RunnerRecord:
 
 
 @contextmanager
-def runner_record(context: RunContext, description: str, inputs: Any) -> Iterator[RunnerRecord]:
+def runner_record(
+    context: RunContext, description: str, inputs: Any, world_size: int
+) -> Iterator[RunnerRecord]:
     """Yield the record of a run that begins now; an error that it ends in is noted.
 
     Args:
         context: the model's run.
         description: which run it is: "all layers".
         inputs: what it follows from besides the model's files, as JSON-able data.
+        world_size: GPUs that it is registered with; once it has ended, those that it had.
     """
     records = Records.load(context.work_dir, context.files.write)
     digests = context.digest_of(f"models/modeling_{context.spec.family}.py")
@@ -69,7 +72,7 @@ def runner_record(context: RunContext, description: str, inputs: Any) -> Iterato
         back_end="builtin",
         about=_about(context, description),
         input_hash=hash_inputs({"run": [description, inputs], "files": digests}, {}),
-        world_size=WORLD_SIZE,
+        world_size=world_size,
     )
     records.runs = [known for known in records.runs if known.input_hash != run.input_hash]
     records.runs.append(run)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.config import RuntimeConfig, SettledConfig
 from onboard.errors import OnboardError, TooLongError, UsageError
 from onboard.graph.context import TransformContext
@@ -64,9 +65,15 @@ class Session:
     """Texts are compared up to their first repeated token."""
 
     @classmethod
-    def start(cls, config: RuntimeConfig, root: Path, distinct: bool = False) -> Session:
+    def start(
+        cls,
+        config: RuntimeConfig,
+        root: Path,
+        distinct: bool = False,
+        world_size: int | None = None,
+    ) -> Session:
         """Build the model as users do, through `LLM`, with room for a prompt that passes the
-        model's thresholds.
+        model's thresholds; on as many ranks as are asked for, None: as configured.
         """
         files = open_source(config.model, revision=config.revision).files()
         context = make_context(files, config, root=root, model=config.model, defaults=PROOF)
@@ -82,24 +89,24 @@ class Session:
         length, notes = long_length(text, positions, parameters, device)
         start = time.perf_counter()
         try:
-            llm = LLM(
-                config.model, root=root, config=_with_room(config, context, length + LONG_TOKENS)
-            )
+            room = _with_room(config, context, length + LONG_TOKENS)
+            llm = LLM(config.model, root=root, config=room, world_size=world_size)
         except OnboardError as error:
             served = _served_instead(error, asked, served, length + LONG_TOKENS)
-            wanted, most = length, min(served, positions or served)
-            length, _ = long_length(text, most, parameters, device)
+            wanted = length
+            length, _ = long_length(text, min(served, positions or served), parameters, device)
             if length < wanted:
                 notes.append(f"the long prompt has no {wanted:,} tokens: {error.message}")
             shorter = {"max_seq_len": served}
             context.runtime = context.runtime.model_copy(update=shorter)
-            llm = LLM(config.model, root=root, config=config.model_copy(update=shorter))
+            room = config.model_copy(update=shorter)
+            llm = LLM(config.model, root=root, config=room, world_size=world_size)
         seconds = time.perf_counter() - start
-        if length > (room := llm.engine.capacity - LONG_TOKENS):
+        if length > (most := llm.engine.capacity - LONG_TOKENS):
             notes.append(
-                f"the long prompt has {room:,} tokens, not {length:,}: the cache has no room for more"
+                f"the long prompt has {most:,} tokens, not {length:,}: the cache has no room for more"
             )
-            length = max(1, room)
+            length = max(1, most)
         words = text_tokens(context.factory.config, context.codebooks)
         ids = long_prompt(llm.engine.tokenizer, files, words, length, distinct)
         if len(ids) < length:
@@ -107,6 +114,11 @@ class Session:
                 f"the long prompt has {len(ids):,} tokens, not {length:,}: there are no more different ones"
             )
         return cls(llm, context, seconds, ids, notes, distinct=distinct)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks run it."""
+        return self.llm.engine.cache.ranks.world_size
 
     def settings(self) -> dict[str, Any]:
         """Return what the run's "auto" settings came to."""
@@ -118,7 +130,7 @@ class Session:
             "mode": runtime.mode,
             "attn_backend": self.context.attn_backend,
             "compile_backend": _compile_backend(self.context),
-            "world_size": runtime.world_size,
+            "world_size": self.world_size,
             "max_seq_len": runtime.max_seq_len,
             "max_num_tokens": runtime.max_num_tokens,
             "num_hidden_layers": getattr(
@@ -271,15 +283,21 @@ class Session:
         """Return the logits of the prompts with their outputs, the last tokens decoded in a batch
         that they join.
         """
-        engine = self.llm.engine
         chosen = [passage for passage in self.passages if passage.kind == "prompt"]
         ids = [passage.ids for passage in chosen]
-        cache = interface_for(engine.cache, ids)
-        most = cache.info.max_num_tokens
-        logits = run_plan(
-            engine.gm, cache, ids, plans(ids, engine.rope, most)["batched decode"], engine.rope
-        )
+        cache = interface_for(self.llm.engine.cache, ids)
+        if cache is not self.llm.engine.cache and self.world_size > 1:
+            # Other ranks have no temporary caches
+            logits = [rows for each in ids for rows in self._decode([each], self.llm.engine.cache)]
+        else:
+            logits = self._decode(ids, cache)
         return [rows[passage.asked.rows] for passage, rows in zip(chosen, logits, strict=True)]
+
+    def _decode(self, ids: list[list[int]], cache: CachedSequenceInterface) -> list[torch.Tensor]:
+        engine, most = self.llm.engine, cache.info.max_num_tokens
+        plan = plans(ids, engine.rope, most)["batched decode"]
+        with engine.together():
+            return run_plan(engine.gm, cache, ids, plan, engine.rope)
 
 
 def _rows(output: RequestOutput, count: int) -> torch.Tensor:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import multiprocessing
 import shutil
 from pathlib import Path
@@ -29,6 +30,25 @@ def test_a_model_gets_an_entry_and_a_config_that_agree(context_for: ContextFacto
     assert config == compose(entry, context.root)
     assert (config.model, config.dtype, config.world_size) == ("org/Tiny-Llama", "auto", 1)
     assert config.max_seq_len is None, "as the model and the memory allow"
+
+
+def test_a_model_that_one_gpu_does_not_hold_is_registered_with_the_fewest_that_do(
+    context_for: ContextFactory,
+) -> None:
+    """Its size is said to be one of 160 GB in float32, of which two hold a half each."""
+    context = context_for("org/Tiny-Llama", num_parameters=40_000_000_000)
+    (context.root / "config.json").write_text(json.dumps(context.spec.config))
+    said = Register().run(context).summary
+    assert "world size 2: 2 x H100 hold it and a sequence of 96 tokens" in said
+    entry = registry.find_entry("org/Tiny-Llama", context.root)
+    assert entry is not None
+    assert entry.yaml_extra == ["dashboard_default.yaml", "world_size_2.yaml", "tiny-llama.yaml"]
+    config = registry.load_standalone(registry.config_path(context.root, "tiny-llama"))
+    assert config == compose(entry, context.root)
+    assert config.world_size == 2
+    before = registry.models_path(context.root).read_bytes()
+    Register().run(context)
+    assert registry.models_path(context.root).read_bytes() == before
 
 
 def test_a_length_that_all_models_get_is_bounded_by_the_models_positions(

@@ -14,13 +14,16 @@ from onboard import gpu
 from onboard.agents.role_runs import load_runs
 from onboard.agents.role_settings import AgentsSettings, Builtin
 from onboard.errors import UsageError
+from onboard.hub import open_source
 from onboard.registry import config_path
+from onboard.runtime.ranks import devices_here
 from onboard.workflow import team
 from onboard.workflow.phase import RunContext
 from onboard.workflow.phases.register import Register
-from onboard.workflow.phases.run import Run, run_somewhere
+from onboard.workflow.phases.run import Run, check_ranks, run_somewhere
 from onboard.workflow.run_model.runner_record import note_runs
 from tests.support.assignments import scripted
+from tests.support.checkpoints import save_checkpoint
 from tests.support.phases import make_context
 
 FULL, EMPTY = gpu.Gpu("a", 100, 10), gpu.Gpu("a", 100, 100)
@@ -51,7 +54,7 @@ class Agent:
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunContext:
     made = make_context(tmp_path / "root", "acme/x")
     made.options.device = "cuda"
-    made.write_json("registration.json", {"name": "acme/x"})
+    Register().run(made)
     monkeypatch.setenv("ONBOARD_CACHE", str(tmp_path / "cache"))
     return made
 
@@ -146,19 +149,42 @@ def test_a_run_that_cannot_even_start_is_recorded_as_failed(context: RunContext)
     assert (run.status, run.after) == ("failed", "OSError: no such program")
 
 
-def test_a_run_on_several_gpus_is_refused_in_one_line(tmp_path: Path) -> None:
-    context = make_context(tmp_path / "root", "acme/x")
+def test_a_run_with_fewer_gpus_than_registered_that_do_not_hold_it_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = save_checkpoint(tmp_path / "x")
+    context = make_context(tmp_path / "root", str(checkpoint))
+    context.source = open_source(str(checkpoint))
+    context.options.device = "cpu"
     Register().run(context)
     path = config_path(context.root, context.read_json("registration.json")["config_id"])
     text = path.read_text()
     path.write_text(text.replace("world_size: 1\n", "world_size: 2\n"))
     assert path.read_text() != text
+    check_ranks(context)  # it fits
+    monkeypatch.setattr(devices_here, "device_memory", lambda _: gpu.Memory(2**17, 2**17))
     with pytest.raises(UsageError) as caught:
         Run().run(context)
     assert str(caught.value) == (
-        "acme/x is configured for 2 GPUs (world_size), and models run on one. Set world_size to 1"
+        "x is configured for 2 GPUs; none are used here, and the host has 0.12 MiB, which it does not"
+        " fit. Use a host with 2; onboard plan says what each takes"
     )
+    assert caught.value.exit_code == 2
     assert not load_runs(context.work_dir)
+
+
+def test_a_run_on_several_gpus_sees_them_all(
+    context: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = config_path(context.root, context.read_json("registration.json")["config_id"])
+    path.write_text(path.read_text().replace("world_size: 1\n", "world_size: 2\n"))
+    monkeypatch.setattr(gpu, "_visible_gpus", lambda: {0: FULL, 1: EMPTY})
+    settings = {"device": "cuda", "device_name": "a", "world_size": 2}
+    agent = Agent([{**PASSED, "settings": settings}])
+    _run(context, agent)
+    assert agent.devices == [None]
+    (run,) = load_runs(context.work_dir)
+    assert run.world_size == 2
 
 
 def test_the_runs_are_logged_once_for_people_and_programs(context: RunContext) -> None:

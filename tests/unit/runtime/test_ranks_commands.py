@@ -8,10 +8,12 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from onboard import LLM
 from onboard.bench.shape import Shape
@@ -20,16 +22,19 @@ from onboard.bench.whole_measurement import Settings, run_suite
 from onboard.cli import main
 from onboard.config import RuntimeConfig
 from onboard.errors import UsageError
+from onboard.gpu import Memory
 from onboard.graph.fx import op_name
 from onboard.graph.sharding.apply import IndivisibleError
 from onboard.parallel import links
 from onboard.parallel.ranks import Ranks
 from onboard.parallel.workers import Workers
-from onboard.runtime.ranks import leading
+from onboard.runtime.ranks import devices_here, leading
+from onboard.runtime.ranks.devices_here import fewer_ranks
 from onboard.runtime.ranks.division import Division
 from onboard.runtime.ranks.kept_division import find_division
-from onboard.runtime.ranks.leading import kept_workers
+from onboard.runtime.ranks.leading import LedRanks, division_for, kept_workers
 from onboard.verify.transforms.stages import verify_model
+from onboard.workflow.run_model.run_model import run
 from onboard.workflow.sweep.judge import judge
 from tests.support.sharding.zoo import ROOT, divided, save_family
 
@@ -115,6 +120,51 @@ def test_what_ranks_cannot_divide_is_refused_before_they_start(
         LLM(mixtral, ROOT, device="cpu", settings={"world_size": 2, **settings})
     assert raised.value.exit_code == 2
     assert hint.rstrip("$") in raised.value.hint
+
+
+CONFIGURED: dict[str, Any] = {"world_size": 4, "max_seq_len": 64}
+
+
+def test_fewer_devices_than_configured_are_said_and_taken_where_they_hold_the_model(
+    workers: Workers, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four GPUs two are there."""
+    monkeypatch.setattr(devices_here, "device_memory", lambda _: Memory(2**33, 2**33))
+    runtime = RuntimeConfig.model_validate({**CONFIGURED, "device": "cpu"})
+    found = fewer_ranks(small, runtime, 2, root=ROOT, model="small")
+    assert found is not None
+    assert found.world_size == 2
+    with closing(LedRanks(found, "cpu")) as ranks:
+        engine = ranks.build(small, runtime, root=ROOT)
+        assert "runs on 2 devices; the config's world_size is 4" in engine.facts
+        assert engine.cache.ranks.world_size == 2
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 3])
+def test_fewer_devices_than_configured_that_do_not_hold_the_model_are_refused(
+    small: Path, monkeypatch: pytest.MonkeyPatch, gpus: int
+) -> None:
+    """Three would be there, of which two can divide it."""
+    monkeypatch.setattr(devices_here, "device_memory", lambda _: Memory(2**18, 2**18))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(leading, "start_workers", None)
+    runtime = RuntimeConfig.model_validate(CONFIGURED)
+    with pytest.raises(
+        UsageError, match=r"^small is configured for 4 GPUs; .* 0\.25 MiB"
+    ) as raised:
+        division_for(small, runtime, root=ROOT, model="small", must=False)
+    assert raised.value.exit_code == 2
+    assert ("none are used here" if gpus == 0 else f"of {gpus} here each") in raised.value.message
+
+
+def test_a_registered_model_is_run_and_compared_on_its_ranks(workers: Workers, small: Path) -> None:
+    config = RuntimeConfig(model=str(small), device="cpu", dtype="float32", max_seq_len=256)
+    result = run(config, ROOT, world_size=2)
+    assert (result["status"], result["error"]) == ("success", None)
+    assert result["settings"]["world_size"] == 2
+    assert result["comparison"]["agrees"]
+    checks = {check["what"]: check for check in result["comparison"]["checks"]}
+    assert checks["cached decode"]["error"] < checks["cached decode"]["limit"]
 
 
 def test_the_mapping_of_a_configuration_is_followed(mixtral: Path) -> None:

@@ -184,7 +184,7 @@ def test_a_wrong_entry_is_mended_and_said_and_fragments_stay(tmp_path: Path) -> 
         "LlamaForCausalLM", "OtherForCausalLM"
     )
     other = RegistryEntry(
-        name="b/kin", config_id="kin", yaml_extra=["world_size_8.yaml", "kin.yaml"], family="llama"
+        name="b/kin", config_id="kin", yaml_extra=["kin.yaml", "world_size_8.yaml"], family="llama"
     )
     (path.parent / "configs" / "mine.yaml").write_text("max_batch_size: 3\n")
     (path.parent / "configs" / "kin.yaml").write_text("model: b/kin\n")
@@ -197,11 +197,11 @@ def test_a_wrong_entry_is_mended_and_said_and_fragments_stay(tmp_path: Path) -> 
         "mine.yaml",
         "fox-1b.yaml",
     ]
-    assert kin.yaml_extra == ["dashboard_default.yaml", "world_size_1.yaml", "kin.yaml"]
+    assert kin.yaml_extra == ["dashboard_default.yaml", "world_size_8.yaml", "kin.yaml"]
     assert own.architecture == "LlamaForCausalLM"
     assert "entry updated: configs dashboard_default.yaml world_size_2.yaml" in summary
     assert "architecture OtherForCausalLM -> LlamaForCausalLM" in summary
-    assert "b/kin updated: configs world_size_8.yaml kin.yaml ->" in summary
+    assert "b/kin updated: configs kin.yaml world_size_8.yaml ->" in summary
     assert compose(own, context.root).max_batch_size == 3
 
 
