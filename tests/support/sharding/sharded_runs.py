@@ -19,6 +19,7 @@ from onboard.testing.prompts import all_logprobs, ragged_prompts
 
 LENGTHS = (3, 17, 1, 29)
 NEW_TOKENS = 6
+FUSION = "fuse_allreduce_residual_rmsnorm"
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,9 @@ class Ran:
     logprobs: list[torch.Tensor]
     """Of every token at each of these."""
     calls: Counter[str]
-    """Collectives in the graph that ran."""
+    """Collectives in the graph that was loaded."""
+    fused: Counter[str]
+    """Ops in the graph after sums over the ranks were joined with norms."""
     facts: list[str]
     summaries: dict[str, str]
     matches: dict[str, int]
@@ -61,6 +64,7 @@ def run(
         **limits,
     )
     counts: Counter[str] = Counter()
+    fused: Counter[str] = Counter()
     sizes: list[int] = []
 
     def observe(key: str, module: torch.nn.Module, _: object) -> None:
@@ -68,6 +72,8 @@ def run(
             counts.update(op_name(node) for node in module.graph.nodes)  # type: ignore[union-attr, arg-type]
             stored = {id(each): each.nbytes for each in module.state_dict(keep_vars=True).values()}
             sizes.append(sum(stored.values()))
+        if key == FUSION:
+            fused.update(op_name(node) for node in module.graph.nodes)  # type: ignore[union-attr, arg-type]
 
     engine = build_engine(folder, config, root=root, observer=observe)
     vocabulary = int(engine.vocab_size or 0)
@@ -83,6 +89,7 @@ def run(
         [list(each.tokens) for each in requests],
         [all_logprobs(list(each.logprobs or [])) for each in requests],
         Counter({name: counts[name] for name in ("dist_all_reduce", "all_gather")}),
+        fused,
         list(engine.facts),
         {entry.key: entry.summary for entry in engine.history},
         {entry.key: entry.num_matches for entry in engine.history},

@@ -12,10 +12,10 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.parallel.ranks import current_ranks
 from onboard.verify.error import rmse_ratio
 from tests.support.ranks import Group
-from tests.support.sharding.sharded_runs import run
+from tests.support.sharding.sharded_runs import FUSION, run
 from tests.support.sharding.zoo import save_family
 
-KEY = "fuse_allreduce_residual_rmsnorm"
+OP = "fused_allreduce_residual_rmsnorm"
 EPS = 1e-3
 
 
@@ -26,7 +26,7 @@ def _summand(rank: int, dtype: torch.dtype) -> torch.Tensor:
 def _normed(dtype: torch.dtype, cast: torch.dtype | None, wide: bool) -> list[torch.Tensor]:
     x, residual = _summand(current_ranks().rank, dtype), _summand(7, torch.float32)
     weight = torch.linspace(0.5, 2, 8).to(dtype)
-    op = torch.ops.onboard.torch_fused_allreduce_residual_rmsnorm
+    op = getattr(torch.ops.onboard, f"torch_{OP}")
     return list(op(x, residual, weight, EPS, cast, wide, "mlp"))
 
 
@@ -55,9 +55,13 @@ def test_each_residual_addition_of_a_model_takes_its_sum_in(
     seed = random.randrange(2**31)
     print(f"seed {seed}")
     folder = save_family(tmp_path, "llama", seed)
-    alone = run(folder, 1, seed, {KEY: {"enabled": True}})
-    assert alone.matches[KEY] == 0
-    for own in two_ranks.run(run, folder, 2, seed, {KEY: {"enabled": True}}):
-        assert own.matches[KEY] == own.matches["fuse_add_rms_norm"] == 4
+    alone = run(folder, 1, seed, {FUSION: {"enabled": True}})
+    assert alone.matches[FUSION] == 0
+    assert not alone.fused[f"torch_{OP}"]
+    for own in two_ranks.run(run, folder, 2, seed, {FUSION: {"enabled": True}}):
+        assert own.matches[FUSION] == own.matches["fuse_add_rms_norm"] == 4
+        assert own.fused[f"torch_{OP}"] == 4
+        assert own.calls["dist_all_reduce"] == own.fused["dist_all_reduce"] + 4
+        assert not own.fused["torch_fused_add_rmsnorm"]
         assert rmse_ratio(own.logits, alone.logits) < 1e-5
         assert own.tokens == alone.tokens
