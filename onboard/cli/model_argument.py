@@ -53,8 +53,12 @@ def say_division(runtime: RuntimeConfig, model: str, root: Path, told: Mapping[s
     if runtime.world_size == 1:
         return
     from onboard.hub import open_source
+    from onboard.parallel.launched_ranks import launched_ranks
     from onboard.runtime.ranks.leading import division_for
 
+    launched = launched_ranks()
+    if launched is not None and launched.rank > 0:  # the first one says it
+        return
     asked = told.get("world_size") is not None
     checkpoint = open_source(runtime.model, revision=runtime.revision).files()
     found = division_for(checkpoint, runtime, root=root.expanduser(), model=model, must=asked)

@@ -47,6 +47,8 @@ class Workers:
         self._watch = threading.Thread(target=self._watched, name="onboard-ranks", daemon=True)
         self.when_failed: list[Callable[[], None]] = []
         """Called from another thread when ranks have failed."""
+        self.keep: list[object] = []
+        """What ends with the ranks."""
 
     @property
     def world_size(self) -> int:
@@ -57,6 +59,11 @@ class Workers:
     def is_lost(self) -> bool:
         """Whether the ranks can do nothing any more."""
         return self._is_closed or self._failed.is_set()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a rank has told of a failure, or has ended; the others may not know it yet."""
+        return bool(self._failures)
 
     @property
     def failure(self) -> OnboardError | None:

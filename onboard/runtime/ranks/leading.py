@@ -13,6 +13,7 @@ import torch
 from onboard.cache.orders import Orders
 from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError
+from onboard.parallel.launched_ranks import follow_launched, launched_ranks, lead_launched
 from onboard.parallel.ranks import current_ranks, local_device, local_rank
 from onboard.parallel.workers import Workers, start_workers
 from onboard.runtime.build import build_engine, too_few
@@ -98,6 +99,8 @@ def led_ranks(
         UsageError: the ranks that must be are not possible, or cannot divide the model; there are
             fewer GPUs than configured, and it does not fit them.
     """
+    if runtime.world_size > 1:
+        _follow_the_launcher(runtime.world_size)
     found = division_for(checkpoint, runtime, root=root, model=model, must=must)
     return None if found is None else LedRanks(found, runtime.device)
 
@@ -111,13 +114,14 @@ def division_for(
     if runtime.world_size == 1:
         return None
     gpus = torch.cuda.device_count() if runtime.device != "cpu" else 0
-    if not must and gpus < runtime.world_size:
+    launched = launched_ranks() is not None  # perhaps on several hosts
+    if not (must or launched) and gpus < runtime.world_size:
         return fewer_ranks(checkpoint, runtime, gpus, root=root, model=model)
     if runtime.mode == "transformers":
         raise UsageError(
             "mode transformers runs on one device", hint="Use mode graph or hf, or world_size 1"
         )
-    if gpus:
+    if gpus and not launched:
         local_device("cuda", local_rank(0) + runtime.world_size - 1)
     return find_division(checkpoint, runtime, gpu=gpus > 0, root=root, model=model)
 
@@ -153,10 +157,30 @@ def _started(world_size: int, device: str) -> Workers:
             "another model runs on several ranks, led by this process", hint="Close it first"
         )
     kind = "cpu" if device == "cpu" or not torch.cuda.is_available() else "cuda"
+    if (launched := launched_ranks()) is not None:
+        workers, address = lead_launched(launched)
+        workers.meet(kind, address)
+        return workers
     local_device(kind, local_rank(0) + world_size - 1)
     workers = start_workers(world_size, _IMPORTS)
     workers.meet(kind)
     return workers
+
+
+def _follow_the_launcher(world_size: int) -> None:
+    """Where a launcher has started the ranks and this process is not the first one, do as that says,
+    and end with it.
+    """
+    ranks = launched_ranks()
+    if ranks is None:
+        return
+    if ranks.world_size != world_size:
+        raise UsageError(
+            f"the launcher has started {ranks.world_size} processes for a world_size of {world_size}",
+            hint=f"Start {world_size}, or set world_size to {ranks.world_size}",
+        )
+    if ranks.rank > 0:
+        follow_launched(ranks, _IMPORTS)
 
 
 def _check_alike(shares: Sequence[Ready]) -> None:

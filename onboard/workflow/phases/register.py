@@ -252,7 +252,7 @@ def _register_member(context: RunContext, model: str, config: dict[str, Any]) ->
     spec = context.spec.model_copy(update={"config": config, "revision": None, "repository": None})
     ranks = gpus_of_config(config, context.root, model)
     text = standalone_text(model, "auto", spec, context.root, ranks.count)
-    record = {"name": name, "config_id": config_id, "world_size": ranks.count}
+    record: dict[str, Any] = {"name": name, "config_id": config_id, "world_size": ranks.count}
     record |= {"world_size_reason": ranks.why} | _write_config(context, config_id, text)
     return record | write_entry(context, new_entry(spec, name, config_id, ranks.count))
 
