@@ -101,8 +101,9 @@ class QuantisedWeight:
     encoding: str = ""
     """What ops compute with, where `kind` is a name of the format: "int8" for Q6_K."""
     axes: tuple[int, int] | None = None
-    """The dimensions of outputs and of inputs, or of blocks of them, in each part that has two: whole
-    blocks of all parts are a weight that `decode` reads. None: parts lie otherwise."""
+    """The dimensions of outputs and of inputs, or of blocks of them, in each part that has two, of a
+    stack in what one matrix has of a part: whole blocks of all parts are a weight that `decode`
+    reads. None: parts lie otherwise."""
     offset: bool = False
     """Blocks have offsets that no part of its own holds."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from torch import nn
 from onboard.errors import OnboardError
 from onboard.graph.context import TransformContext
 from onboard.graph.post_load_fusion.constants import fold_again
+from onboard.graph.quantise.coded_shares import weight_of_share
 from onboard.graph.quantise.read_forms import check_finite, read_decoded, read_forms
 from onboard.graph.transform import (
     BaseTransform,
@@ -172,9 +173,8 @@ def _read(
     device: torch.device | str,
 ) -> None:
     name = source.names[0]
-    is_quantised = isinstance(checkpoint, QuantisedCheckpoint) and not checkpoint.is_stored(name)
-    if is_quantised and source.is_plain:
-        read_decoded(checkpoint, name, target, device)  # type: ignore[arg-type]
+    if _is_quantised(checkpoint, source):
+        read_decoded(checkpoint, name, target, device)
         return
     tensor = source.of([checkpoint.read(name, device) for name in source.names])
     if tensor.shape != target.shape:
@@ -186,6 +186,17 @@ def _read(
     check_finite(name, tensor, target)
 
 
+def _is_quantised(
+    checkpoint: Checkpoint | ConvertedCheckpoint, source: Source
+) -> TypeGuard[QuantisedCheckpoint]:
+    """Whether a source is one quantised weight, as it is."""
+    return (
+        isinstance(checkpoint, QuantisedCheckpoint)
+        and source.is_plain
+        and not checkpoint.is_stored(source.names[0])
+    )
+
+
 def _read_share(
     checkpoint: Checkpoint | ConvertedCheckpoint,
     source: Source,
@@ -193,10 +204,15 @@ def _read_share(
     target: torch.Tensor,
     device: torch.device | str,
 ) -> None:
-    """Read a rank's part of a tensor, and no more where it lies in the file as it is."""
+    """Read a rank's part of a tensor, and no more where it lies in the file as it is, or in whole
+    blocks of codes.
+    """
     if not target.numel():  # a rank may have nothing of it
         return
     [name, *_] = source.names
+    if _is_quantised(checkpoint, source) and weight_of_share(checkpoint.weights[name], share):
+        read_decoded(checkpoint, name, target, device, share)
+        return
     stored = source.is_plain and isinstance(checkpoint, Checkpoint) and checkpoint.is_stored(name)
     shape = checkpoint.names()[name].shape if stored else share.shape
     if stored and shape == share.shape:

@@ -19,19 +19,31 @@ _OF_INPUTS = {"groups", "inputs"}
 
 
 def weight_of_share(weight: QuantisedWeight, share: Share) -> QuantisedWeight | None:
-    """Return what a rank has of a matrix; None where its codes cannot stay so: a share takes blocks
-    with one scale apart, or inputs are not in the order of their groups.
+    """Return what a rank has of a matrix or a stack; None where its codes cannot stay so: a share
+    takes blocks with one scale apart, or inputs are not in the order of their groups.
     """
-    if len(weight.shape) != 2 or weight.transposed or share.shape != weight.shape:
+    if share.shape != weight.shape or len(weight.shape) not in (2, 3):
         return None
-    if 1 in share.kept and _OF_INPUTS & weight.parts.keys():
+    if len(weight.shape) == 2 and weight.transposed:
         return None
-    units = weight.block or (1, weight.shape[1])
-    if not all(
-        _whole_blocks(runs, units[dim], share.shape[dim]) for dim, runs in share.kept.items()
-    ):
+    own = matrix_share(weight, share)
+    if 1 in own.kept and _OF_INPUTS & weight.parts.keys():
+        return None
+    units = weight.block or (1, own.shape[1])
+    if not all(_whole_blocks(runs, units[dim], own.shape[dim]) for dim, runs in own.kept.items()):
         return None
     return replace(weight, shape=share.own_shape)
+
+
+def matrix_share(weight: QuantisedWeight, share: Share) -> Share:
+    """Return what a rank has of a matrix, or of each matrix of a stack, by the dimensions of its
+    codes: outputs and inputs.
+    """
+    if len(share.shape) == 2:
+        return share
+    dims = (2, 1) if weight.transposed else (1, 2)
+    kept = {own: share.kept[dim] for own, dim in enumerate(dims) if dim in share.kept}
+    return Share(tuple(share.shape[dim] for dim in dims), kept)
 
 
 def _whole_blocks(runs: Runs, unit: int, size: int) -> bool:
@@ -43,16 +55,16 @@ def _whole_blocks(runs: Runs, unit: int, size: int) -> bool:
 def parts_of_share(
     weight: QuantisedWeight, shapes: Mapping[str, Sequence[int]], share: Share
 ) -> dict[str, Kept] | None:
-    """Return what a rank's share of a matrix needs of each part, of these shapes; None where it
-    takes something apart, or parts lie otherwise.
+    """Return what a rank's share of a matrix [outputs, inputs] needs of each of its parts, of these
+    shapes; None where it takes something apart, or parts lie otherwise.
     """
-    if weight.axes is None or len(weight.shape) != 2 or share.shape != weight.shape:
+    if weight.axes is None:
         return None
     wanted: dict[str, Kept] = {role: {} for role in shapes}
     for dim, runs in share.kept.items():
-        size, block = weight.shape[dim], weight.block and weight.block[dim]
+        size, block = share.shape[dim], weight.block and weight.block[dim]
         for role, shape in shapes.items():
-            if len(shape) != 2 or shape[axis := weight.axes[dim]] == 1:
+            if len(shape) < 2 or shape[axis := weight.axes[dim]] == 1:
                 continue
             unit = _unit(role, size, shape[axis], block)
             if unit is None or not _whole_blocks(runs, unit, size):

@@ -69,10 +69,7 @@ def _read_weight(
 ) -> None:
     name = source.names[0]
     if isinstance(checkpoint, QuantisedCheckpoint) and not checkpoint.is_stored(name):
-        if share is None:
-            _read_encoded(checkpoint, name, forms, device)
-        else:
-            _fill(name, checkpoint.encoded_share(name, share, device), forms)
+        _read_encoded(checkpoint, name, forms, device, share)
         return
     for index, matrix in _matrices(checkpoint, source, share, device):
         views = [(form, target if index is None else target[index]) for form, target in forms]
@@ -118,29 +115,48 @@ def _rows(form: Form, target: Tensor, start: int, count: int) -> Tensor:
 
 
 def _read_encoded(
-    checkpoint: QuantisedCheckpoint, name: str, forms: Forms, device: torch.device | str
+    checkpoint: QuantisedCheckpoint,
+    name: str,
+    forms: Forms,
+    device: torch.device | str,
+    share: Share | None,
 ) -> None:
+    found = _encoded(checkpoint, name, device, share)
     if len(checkpoint.weights[name].shape) < 3:
-        _fill(name, checkpoint.encoded(name, device), forms)
+        _fill(name, next(found), forms)
         return
-    for index, encoded in enumerate(checkpoint.encoded_stack(name, device)):
+    for index, encoded in enumerate(found):
         _fill(name, encoded, [(form, target[index]) for form, target in forms])
 
 
+def _encoded(
+    checkpoint: QuantisedCheckpoint, name: str, device: torch.device | str, share: Share | None
+) -> Iterator[Encoded]:
+    """Yield a quantised weight, of a stack one matrix after the other, or a rank's share of it."""
+    if len(checkpoint.weights[name].shape) > 2:
+        yield from checkpoint.encoded_stack(name, device, share)
+    elif share is None:
+        yield checkpoint.encoded(name, device)
+    else:
+        yield checkpoint.encoded_share(name, share, device)
+
+
 def read_decoded(
-    checkpoint: QuantisedCheckpoint, name: str, target: Tensor, device: torch.device | str
+    checkpoint: QuantisedCheckpoint,
+    name: str,
+    target: Tensor,
+    device: torch.device | str,
+    share: Share | None = None,
 ) -> None:
-    """Fill a parameter with a quantised weight's values: of a stack one matrix after the other, of a
-    matrix some outputs after others.
+    """Fill a parameter with a quantised weight's values, or a rank's share of them: of a stack one
+    matrix after the other, of a matrix some outputs after others.
 
     Raises `OnboardError` where shapes differ, or a value is no number.
     """
     shape = checkpoint.weights[name].shape
-    _require_shape(name, shape, target)
+    _require_shape(name, shape if share is None else share.own_shape, target)
     is_stack = len(shape) > 2
-    found = (
-        checkpoint.encoded_stack(name, device) if is_stack else [checkpoint.encoded(name, device)]
-    )
+    found = _encoded(checkpoint, name, device, share)
     for index, encoded in enumerate(found):
         matrix = target[index] if is_stack else target
         for start, piece in encoded.pieces():

@@ -88,6 +88,11 @@ class Share:
             tensor = of_runs(tensor, dim, runs)
         return tensor
 
+    def entries(self, dim: int) -> list[int]:
+        """Return the entries of a dimension that the rank has."""
+        runs = self.kept.get(dim, [(0, self.shape[dim])])
+        return [place for run in runs for place in range(*run)]
+
     @property
     def own_shape(self) -> tuple[int, ...]:
         """The shape of the rank's part."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from onboard.errors import OnboardError
-from onboard.graph.quantise.coded_shares import encoded_share, parts_of_share
+from onboard.graph.quantise.coded_shares import encoded_share, matrix_share, parts_of_share
 from onboard.graph.quantise.kernel_forms import has_kernels
 from onboard.graph.weight_load.gguf_folder import Gguf, gguf_files
 from onboard.graph.weight_load.parameters import Share
@@ -102,6 +102,7 @@ class QuantisedCheckpoint(Checkpoint):
         parts are a share.
         """
         weight, stored = self.weights[name], self.files.names()
+        assert not weight.transposed, "a matrix lies as its codes do"
         shapes = {role: stored[each].shape for role, each in weight.parts.items()}
         if (wanted := parts_of_share(weight, shapes, share)) is None:
             return encoded_share(self.encoded(name, device), share)
@@ -125,26 +126,48 @@ class QuantisedCheckpoint(Checkpoint):
         """Bytes read so far, those of codes and scales with them."""
         return super().bytes_read + self.files.bytes_read
 
-    def encoded_stack(self, name: str, device: torch.device | str = "cpu") -> Iterator[Encoded]:
+    def encoded_stack(
+        self, name: str, device: torch.device | str = "cpu", share: Share | None = None
+    ) -> Iterator[Encoded]:
         """Yield the matrices of a quantised stack, whose parts are stacks, too, as codes and
-        scales; one at a time is read.
+        scales, or what a rank's share has of them; one at a time is read.
         """
         weight = self.weights[name]
-        for index in range(weight.shape[0]):
+        share = Share(weight.shape, {}) if share is None else share
+        own = matrix_share(weight, share)
+        wanted = parts_of_share(weight, self._matrix_shapes(weight), own) if own.kept else {}
+        for index in share.entries(0):
             parts = {
-                role: self._of_matrix(each, index, weight.shape[0], device)
+                role: self._of_matrix(
+                    each, index, weight.shape[0], device, (wanted or {}).get(role)
+                )
                 for role, each in weight.parts.items()
             }
-            yield self._decoded(name, parts)
+            encoded = self._decoded(name, parts)
+            yield encoded if wanted is not None else encoded_share(encoded, own)
+
+    def _matrix_shapes(self, weight: QuantisedWeight) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of what one matrix of a stack has of the parts."""
+        shapes = {role: self.files.names()[each].shape for role, each in weight.parts.items()}
+        count = weight.shape[:1]
+        return {role: tuple(s[1:] if s[:1] == count else s) for role, s in shapes.items()}
 
     def _of_matrix(
-        self, name: str, index: int, count: int, device: torch.device | str
+        self,
+        name: str,
+        index: int,
+        count: int,
+        device: torch.device | str,
+        kept: Mapping[int, Sequence[tuple[int, int]]] | None = None,
     ) -> torch.Tensor:
-        """Return what a stack's matrix has of a tensor; all have the whole of one that is no stack."""
-        shape = self.files.names()[name].shape
+        """Return what a stack's matrix has of a tensor, or runs of it; all have the whole of one that
+        is no stack.
+        """
+        shape, kept = self.files.names()[name].shape, kept or {}
         if shape[:1] != (count,):
-            return self.files.read(name, device)
-        return self.files.read_run(name, 0, index, index + 1, device)[0]
+            return self.files.read_part(name, kept, device)
+        inside = {dim + 1: runs for dim, runs in kept.items()}
+        return self.files.read_part(name, {0: [(index, index + 1)], **inside}, device)[0]
 
     def _decoded(self, name: str, parts: Mapping[str, torch.Tensor]) -> Encoded:
         try:

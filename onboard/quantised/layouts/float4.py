@@ -134,6 +134,7 @@ def expert_blocks(tensors: Mapping[str, TensorMeta], stem: str) -> QuantisedWeig
         _decode_blocks,
         block=(1, 32),
         transposed=True,
+        axes=(0, 1),
         scale_dtype=torch.uint8,
     )
 

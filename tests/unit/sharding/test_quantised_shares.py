@@ -4,6 +4,8 @@ scale apart is decoded.
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +155,76 @@ def test_two_ranks_compute_with_codes(variant: str, limit: float) -> None:
     expected = alone.logits(prompt)[0]
     for own in both.logits(prompt):
         assert rmse_ratio(own, expected) < limit
+
+
+INNER = 256
+"""Channels of an expert."""
+
+
+def stacked_experts(folder: Path) -> Path:
+    """A checkpoint whose experts are stacks of four-bit blocks with scales, drawn at random."""
+    whole = quantised.FOLDER / "mxfp4_gpt_oss"
+    config = json.loads((whole / "config.json").read_text()) | {"intermediate_size": INNER}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(whole / "model.safetensors")
+    experts, hidden = config["num_local_experts"], config["hidden_size"]
+    sizes = {"gate_up_proj": (2 * INNER, hidden), "down_proj": (hidden, INNER)}
+    for name in list(tensors):
+        stem, _, part = name.rpartition("_")
+        if (size := sizes.get(stem.rpartition(".")[2])) is None:
+            continue
+        rows, groups = size[0], size[1] // 32
+        blocks = torch.randint(256, (experts, rows, groups, 16)).to(torch.uint8)
+        scales = torch.randint(117, 121, (experts, rows, groups)).to(torch.uint8)
+        bias = torch.randn(experts, rows).bfloat16()
+        tensors[name] = {"blocks": blocks, "scales": scales, "bias": bias}[part]
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_of_a_stack_a_share_is_read_and_no_more(tmp_path: Path, dim: int) -> None:
+    """The second half of the experts, of their inputs or of their outputs."""
+    checkpoint = quantised_checkpoint(stacked_experts(tmp_path))
+    assert checkpoint is not None
+    for name, weight in checkpoint.weights.items():
+        share = Share(weight.shape, {dim: [(weight.shape[dim] // 2, weight.shape[dim])]})
+        stays = weight_of_share(weight, share)
+        assert stays is not None
+        whole = torch.stack([each.values() for each in checkpoint.encoded_stack(name)])
+        before = checkpoint.bytes_read
+        own = [each.values() for each in checkpoint.encoded_stack(name, share=share)]
+        torch.testing.assert_close(torch.stack(own), share.of(whole), rtol=0, atol=0)
+        assert stays.shape == tuple(share.of(whole).shape)
+        stored = sum(checkpoint.files.names()[each].nbytes for each in weight.parts.values())
+        assert 2 * (checkpoint.bytes_read - before) == stored
+
+
+def test_a_share_of_a_stack_takes_no_block_apart() -> None:
+    stack = replace(weight((1, 4)), shape=(2, *SHAPE))
+    for kept, stays in (({2: [(4, 8)]}, True), ({2: [(6, 12)]}, False), ({1: [(3, 8)]}, True)):
+        assert (weight_of_share(stack, Share(stack.shape, kept)) is not None) == stays
+    turned = replace(stack, shape=(2, SHAPE[1], SHAPE[0]), transposed=True)
+    for kept, stays in (({1: [(4, 8)]}, True), ({1: [(6, 12)]}, False), ({2: [(3, 8)]}, True)):
+        assert (weight_of_share(turned, Share(turned.shape, kept)) is not None) == stays
+
+
+def test_of_stacked_experts_a_rank_reads_its_channels_alone() -> None:
+    """Four-bit blocks and scales in stacks, which this model's experts of few channels decode."""
+    folder = quantised.FOLDER / "mxfp4_gpt_oss"
+    checkpoint = quantised_checkpoint(folder)
+    assert checkpoint is not None
+    stored, stacks = checkpoint.files.names(), checkpoint.weights.values()
+    halves = sum(stored[part].nbytes for each in stacks for part in each.parts.values()) // 2
+    prompt = prompt_of(folder)
+    alone, both = (divide(folder, ROOT, ranks) for ranks in (1, 2))
+    whole = alone.contexts[0].bytes_read
+    for context in both.contexts:
+        assert context.bytes_read < whole - halves  # of the other matrices half, too
+        assert not [fact for fact in context.facts if "take their blocks apart" in fact]
+    expected = alone.logits(prompt)[0]
+    for own_logits in both.logits(prompt):
+        assert rmse_ratio(own_logits, expected) < 1e-5
 
 
 def test_blocks_that_shares_take_apart_are_decoded() -> None:
