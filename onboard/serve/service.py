@@ -154,7 +154,9 @@ class Service:
         try:
             given = {"prompt_token_ids": prompt.tokens, "processed": prompt.inputs}
             sent = scope.sent_of(number, params.n)
-            async with aclosing(self.llm.stream(given, params, generated=sent)) as deltas:
+            each = scope.done is not None  # who goes on has to divide the answer as it was
+            stream = self.llm.stream(given, params, generated=sent, each_step=each)
+            async with aclosing(stream) as deltas:
                 async for delta in deltas:
                     place = number, delta.index
                     watch.took(0 if scope.is_sent(place) else len(delta.token_ids))

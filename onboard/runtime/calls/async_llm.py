@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import partial
 from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from onboard.media.prompt_media import MediaPart, PromptMedia, read_media
-from onboard.runtime.calls.engine_thread import EngineThread, Ticket, Told
+from onboard.runtime.calls.engine_thread import EngineThread, Ticket
+from onboard.runtime.calls.loop_news import LoopNews, News, all_news, each_delta, together
 from onboard.runtime.calls.outputs import Delta, RequestOutput, request_output
 from onboard.runtime.calls.pooling import Pooling, pooled
 from onboard.runtime.calls.prompt_forms import Prompt, as_params, text_or_tokens
@@ -45,6 +48,7 @@ class AsyncLLM:
     def _share(self, llm: LLM) -> None:
         self.llm = llm
         self.thread = EngineThread(llm.engine)
+        self._news: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopNews] = WeakKeyDictionary()
         self._tokenizing = Lock()
         # Of its own: who waits for a slow host holds up nobody else.
         self._media_pool = ThreadPoolExecutor(_MEDIA_THREADS, "onboard-media")
@@ -74,18 +78,20 @@ class AsyncLLM:
         priority: int = 0,
         lora: str | None = None,
         generated: Sequence[Sequence[int]] = (),
+        each_step: bool = False,
     ) -> AsyncGenerator[Delta, None]:
         """Generate for one prompt, with an adapter if `lora` names one; yield each output's new text
-        and tokens as they come.
+        and tokens as they come. Who comes late gets all that waits at once, unless what each step
+        brought is wanted for itself (`each_step`).
 
         `generated` are the tokens that a stream elsewhere had brought when it was cut off, of each
-        output: they come first, one by one, and what follows is what would have followed
-        there. Who leaves the loop, or is cancelled, cancels the rest. Raises `UsageError` for a prompt
+        output: they come first (with `each_step` one by one), and what follows is what would have
+        followed there. Who leaves the loop, or is cancelled, cancels the rest. Raises `UsageError` for a prompt
         that is empty, too long or has unknown tokens.
         """
         ticket = await self._ticket(prompt, sampling_params, priority, lora)
         ticket.generated = generated
-        async with aclosing(self._follow(ticket)) as deltas:
+        async with aclosing(self._follow(ticket, each_step=each_step)) as deltas:
             async for delta in deltas:
                 yield delta
 
@@ -187,13 +193,9 @@ class AsyncLLM:
         self, prompt: Prompt, params: SamplingParams | None, priority: int, lora: str | None
     ) -> _AsyncTicket:
         read = await self._read_all(prompt)
-        news: asyncio.Queue[Told] = asyncio.Queue()
+        news: News = asyncio.Queue()
         loop = asyncio.get_running_loop()
-
-        def tell(told: Told) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(news.put_nowait, told)
-
+        tell = partial(self._news.setdefault(loop, LoopNews(loop)).tell, news)
         one = as_params(params, 1, lora)[0]
         grammar = await self._grammar(one)
         ticket = _AsyncTicket(
@@ -214,15 +216,15 @@ class AsyncLLM:
 
         return await asyncio.get_running_loop().run_in_executor(self._grammar_pool, read)
 
-    async def _follow(self, ticket: _AsyncTicket) -> AsyncGenerator[Delta, None]:
+    async def _follow(
+        self, ticket: _AsyncTicket, *, each_step: bool = False
+    ) -> AsyncGenerator[Delta, None]:
         self.thread.submit(ticket)
         ended: set[int] = set()
         try:
             while len(ended) < ticket.params.n:
-                told = await ticket.news.get()
-                if isinstance(told, BaseException):
-                    raise told
-                for delta in told:
+                deltas = each_delta(await all_news(ticket.news))
+                for delta in deltas if each_step else together(deltas):
                     ended |= {delta.index} if delta.finish_reason is not None else set()
                     yield delta
         finally:
@@ -233,6 +235,6 @@ class AsyncLLM:
 class _AsyncTicket(Ticket):
     """A ticket whose news an event loop waits for."""
 
-    def __init__(self, *args: Any, news: asyncio.Queue[Told], text: str | None) -> None:
+    def __init__(self, *args: Any, news: News, text: str | None) -> None:
         super().__init__(*args)
         self.news, self.text = news, text

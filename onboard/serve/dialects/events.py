@@ -11,13 +11,14 @@ from typing import Any
 from onboard.serve.refusals import RefusedError, as_refusal
 
 DONE = b"data: [DONE]\n\n"
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 _log = logging.getLogger("onboard.serve")
 
 
 def event(document: Any, name: str | None = None) -> bytes:
     """Return one event; what JSON leaves unescaped has no line ends."""
     head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {json.dumps(document, ensure_ascii=False)}\n\n".encode()
+    return f"{head}data: {_encode(document)}\n\n".encode()
 
 
 async def guarded(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -16,6 +17,11 @@ async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T
     by that it knows that the caller has done with the last. The first error is raised; then, and
     when the caller leaves, all are closed.
     """
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as alone:
+            async for one in alone:
+                yield one
+        return
     asked = {asyncio.ensure_future(anext(stream)): stream for stream in streams}
     try:
         while asked:

@@ -55,12 +55,13 @@ def test_they_go_on_as_they_would_have(speaking: Tiny) -> None:
     many = AsyncLLM.over(LLM(speaking.checkpoint, root=speaking.root, **options))
 
     async def check(params: SamplingParams) -> None:
-        whole = [delta async for delta in many.stream("the dog", params)]
+        whole = [delta async for delta in many.stream("the dog", params, each_step=True)]
         lengths = [sum(len(each.token_ids) for each in of(whole, i)) for i in range(params.n)]
         cuts = [rng.choice([0, length, rng.randrange(64)]) for length in lengths]
         tokens = [[t for each in of(whole, i) for t in each.token_ids] for i in range(params.n)]
         had = [each[:cut] for each, cut in zip(tokens, cuts, strict=True)]
-        again = [delta async for delta in many.stream("the dog", params, generated=had)]
+        rest = many.stream("the dog", params, generated=had, each_step=True)
+        again = [delta async for delta in rest]
         for index in range(params.n):
             assert told(of(again, index)) == told(of(whole, index))
             for delta in of(again, index):
