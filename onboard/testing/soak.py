@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -135,6 +135,14 @@ class Soak:
             self._alone.run()
             self._answers[index] = output.generated
         return self._answers[index]
+
+    def expected(self, output: Request) -> list[int]:
+        """Return what a request that is on its way is going to get."""
+        return self.answer(next(index for index, own in self._open if own is output))
+
+    def add(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Ask one question more, beside those that were drawn."""
+        self._questions.append((tuple(prompt), params))
 
     def _submit(self, index: int) -> None:
         prompt, params = self._questions[index]
