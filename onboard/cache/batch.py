@@ -81,6 +81,8 @@ class SequenceInfo:
         """How many codes a token stands for; one for text."""
         self.adapters = adapters
         """Whether tokens may have adapters."""
+        self.is_adapted = False
+        """Whether some of this step do."""
         self.pages_per_sequence = -(-max_seq_len // page_size)
         self.decode_sizes: list[int] = []
         """Batch sizes of the captured decode steps, ascending: a decode batch is padded to the next
@@ -169,7 +171,8 @@ class SequenceInfo:
         page, layout = step.positions // self.page_size, self.buffer.layout_for(len(step.positions))
         layout.host["input_ids"][: len(owners)] = self.rows.tokens_at(owners, step.positions)
         if self.adapters:
-            layout.host[ADAPTER_IDS][: len(owners)] = self.rows.adapters[owners]
+            layout.host[ADAPTER_IDS][: len(owners)] = own = self.rows.adapters[owners]
+            self.is_adapted = bool(own.any())
         for group, table in enumerate(self.rows.tables):
             self._write_mapping(layout, group, table[owners, page], step.positions)
         self._show(layout, slots)
@@ -243,6 +246,7 @@ class SequenceInfo:
         layout.host["input_ids"][: len(token_ids)] = token_ids
         if self.adapters:
             layout.host[ADAPTER_IDS][: len(token_ids)] = adapter
+            self.is_adapted = adapter > 0
         self._shown = self._decoded = None
         self._write_tables(layout, step, tables, len(slots))
         self.rows.write_sampling(layout.host, np.zeros_like(slots), step.kv_lens)

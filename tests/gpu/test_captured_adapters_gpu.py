@@ -19,8 +19,9 @@ pytestmark = [
 
 
 def test_replays_compute_each_request_with_its_adapter(tmp_path: Path) -> None:
-    """Batches of other adapters follow one another through the same graphs; some requests have
-    excluded tokens, which the graph behind the step leaves out.
+    """Batches of other adapters follow one another through the same graphs, and batches without any
+    through graphs of their own; some requests have excluded tokens, which the graph behind the step
+    leaves out.
     """
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
@@ -30,8 +31,9 @@ def test_replays_compute_each_request_with_its_adapter(tmp_path: Path) -> None:
     folders = {name: str(each.folder) for name, each in adapters.items()}
     engine = base.engine(device="cuda", lora=folders)
     sources = {None: base, **adapters}
-    for _ in range(3):
-        names = [rng.choice([None, *adapters]) for _ in range(4)]
+    assert any("CUDA graphs of their own" in fact for fact in engine.facts)
+    for without in (False, True, False, True, False):
+        names = [None if without else rng.choice([None, *adapters]) for _ in range(4)]
         prompts = [[rng.randrange(97) for _ in range(rng.randint(2, 9))] for _ in names]
         greedy = [sources[name].greedy(each, 12) for name, each in zip(names, prompts, strict=True)]
         ends = sorted(set(greedy[0]))

@@ -121,7 +121,7 @@ def test_the_second_choice_is_captured_behind_each_step() -> None:
             only = np.arange(8 * len(masks.of(row, last=0))) == second[row]
             masks.of(row, last=0)[:] = np.packbits(only, bitorder="little")
         chosen = cache.choose_again(logits(), masks, captured)
-        step = captured._captured[cache.info.inputs["input_ids"].shape[1]]
+        step = captured._captured[cache.info.inputs["input_ids"].shape[1], True]
         assert step.again is not None
         assert chosen is step.again.tokens
         assert chosen.tolist()[:size] == [

@@ -22,6 +22,7 @@ from onboard.graph.compile.piecewise import PiecewiseGraph, token_buckets
 from onboard.graph.compile.streams import in_one_stream
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import graph_modules
+from onboard.graph.lora.without_adapters import without_adapters
 from onboard.graph.transform import (
     BaseTransform,
     TransformConfig,
@@ -100,7 +101,10 @@ class CompileModel(BaseTransform[CompileModelConfig]):
             pieces = self._pieces(gm, whole)
             if pieces is None:
                 self._note_ignored(_OF_PIECES, context, backend)
-            whole = captured = self._captured(pieces or whole, context)
+            # Ranks that follow do not know whose adapters a step has.
+            alone = whole is gm and context.cache.ranks.world_size == 1
+            plain = without_adapters(gm) if alone else None
+            whole = captured = self._captured(pieces or whole, context, plain)
             matches += len(captured.sizes) + self._capture_pieces(pieces, context)
         return whole, TransformInfo(num_matches=matches, is_clean=True, has_valid_shapes=True)
 
@@ -168,7 +172,9 @@ class CompileModel(BaseTransform[CompileModelConfig]):
             )
         return backend
 
-    def _captured(self, gm: nn.Module, context: TransformContext) -> CapturedDecode:
+    def _captured(
+        self, gm: nn.Module, context: TransformContext, plain: nn.Module | None
+    ) -> CapturedDecode:
         settings = context.runtime.cuda_graph_config
         own = self.config.cuda_graph_batch_sizes
         wanted = own if own is not None else settings.batch_sizes
@@ -177,8 +183,12 @@ class CompileModel(BaseTransform[CompileModelConfig]):
             context.facts.append(
                 f"{self.key}: no CUDA graphs for {larger}, larger than max_batch_size"
             )
-        captured = CapturedDecode(gm)
+        captured = CapturedDecode(gm, plain)
         captured.capture(context.cache, sizes)
+        if plain is not None:
+            context.facts.append(
+                f"{self.key}: steps without adapters have CUDA graphs of their own, without their kernels"
+            )
         if settings.enable_padding:
             context.cache.info.decode_sizes = sizes
         return captured

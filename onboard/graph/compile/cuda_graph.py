@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from onboard.cache.batch import SequenceInfo
 from onboard.cache.cached_sequence import CachedSequenceInterface, input_names
 from onboard.cache.next_token import ChoosesTokens, wanted_logits
 from onboard.cache.token_masks import MaskBuffer, TokenMasks, masked
@@ -59,14 +61,20 @@ class CapturedDecode(ChoosesTokens):
     batches to these); other inputs run eagerly.
     """
 
-    def __init__(self, gm: nn.Module) -> None:
+    def __init__(self, gm: nn.Module, plain: nn.Module | None = None) -> None:
+        """`plain` is the graph without adapters, if it has any: steps in which no sequence has one
+        replay that.
+        """
         super().__init__()
         self.gm = gm
+        self._plain = plain
         self.replays = 0
         """Number of calls that replayed a CUDA graph."""
         self.eager_calls = 0
         """Number of calls that ran eagerly: prefill, mixed batches, other decode batch sizes."""
-        self._captured: dict[int, _Captured] = {}
+        self._captured: dict[tuple[int, bool], _Captured] = {}
+        """By number of sequences, and whether some have adapters."""
+        self._info: SequenceInfo | None = None
         self._masks: MaskBuffer | None = None
 
     @property
@@ -77,7 +85,7 @@ class CapturedDecode(ChoosesTokens):
     @property
     def sizes(self) -> list[int]:
         """The captured batch sizes, ascending."""
-        return sorted(self._captured)
+        return sorted({size for size, _ in self._captured})
 
     @torch.inference_mode()
     def capture(self, cache: CachedSequenceInterface, sizes: Sequence[int]) -> None:
@@ -87,17 +95,20 @@ class CapturedDecode(ChoosesTokens):
         """
         pool = torch.cuda.graph_pool_handle()
         longest = min(cache.info.max_seq_len, (cache.num_pages - 1) * cache.info.page_size)
-        names = input_names(self.gm)
-        for size in sorted(sizes, reverse=True):
+        self._info = cache.info
+        graphs = {True: self.gm} if self._plain is None else {True: self.gm, False: self._plain}
+        for size, adapted in product(sorted(sizes, reverse=True), graphs):
+            gm = graphs[adapted]
+            names = input_names(gm)
             # With the longest context: what a launcher decides on the host from lengths is baked
             # into the graph, and must hold for every later step.
             cache.info.set_decode_example(size, longest)
             args = {**cache.args, **cache.info.choice}
             graph, (tokens, output) = _capture(
-                partial(self._step, cache, args, names, size), size, pool
+                partial(self._step, gm, cache, args, names, size), size, pool
             )
             again = self._captured_again(cache, args, wanted_logits(output, args, names), pool)
-            self._captured[size] = _Captured(
+            self._captured[size, adapted] = _Captured(
                 graph, cache.info.inputs, cache.caches, tokens, output, again
             )
 
@@ -127,6 +138,7 @@ class CapturedDecode(ChoosesTokens):
 
     def _step(
         self,
+        gm: nn.Module,
         cache: CachedSequenceInterface,
         args: Mapping[str, torch.Tensor],
         names: Sequence[str],
@@ -135,11 +147,11 @@ class CapturedDecode(ChoosesTokens):
         # In this order: the numbers of the step have to be on the device before its first kernel
         # reads them, and placeholder tokens are replaced before the embedding looks them up.
         cache.info.buffer.fetch(size)
-        return cache.latest.run(self.gm, args, names)
+        return cache.latest.run(gm, args, names)
 
     def forward(self, **inputs: torch.Tensor) -> Any:
         """Run one step; inputs as the graph module's placeholders."""
-        captured = self._captured.get(inputs["input_ids"].shape[1])
+        captured = self._found(inputs)
         places = {} if captured is None else {**captured.inputs, **captured.caches}
         if captured is None or any(places.get(name) is not each for name, each in inputs.items()):
             self.eager_calls += 1
@@ -155,7 +167,7 @@ class CapturedDecode(ChoosesTokens):
 
         The host has written the step's numbers to the step buffer before; the replay copies them.
         """
-        captured = self._captured.get(inputs["input_ids"].shape[1])
+        captured = self._found(inputs)
         if captured is None or captured.inputs is not inputs:
             return None
         if captured.caches is not caches:
@@ -168,13 +180,18 @@ class CapturedDecode(ChoosesTokens):
         self, inputs: Mapping[str, torch.Tensor], masks: TokenMasks
     ) -> torch.Tensor | None:
         """Replay the second choice behind the step that was replayed last."""
-        captured = self._captured.get(inputs["input_ids"].shape[1])
+        captured = self._found(inputs)
         if captured is None or captured.inputs is not inputs or captured.again is None:
             return None
         assert self._masks is not None
         self._masks.write(masks)
         captured.again.graph.replay()
         return captured.again.tokens
+
+    def _found(self, inputs: Mapping[str, torch.Tensor]) -> _Captured | None:
+        """Return what was captured for a step of this size, without adapters if it needs none."""
+        adapted = self._plain is None or self._info is None or self._info.is_adapted
+        return self._captured.get((inputs["input_ids"].shape[1], adapted))
 
     def _replay(self, captured: _Captured) -> None:
         captured.graph.replay()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.lora.adapter_files import open_adapter
+from onboard.graph.lora.without_adapters import without_adapters
 from onboard.quantised.encode_four_bits import MXFP4_GROUP
 from onboard.quantised.encoded import E2M1
 from onboard.runtime.engine import Engine
@@ -63,9 +65,30 @@ def assert_right(engine: Engine, base: Tiny, adapters: dict[str, Adapter]) -> No
     for (name, prompt), request in zip(asked, requests, strict=True):
         source = base if name is None else adapters[name]
         assert request.generated == source.greedy(prompt, 10), name
-        expected, actual = source.logits(prompt), engine.logits(prompt, name)
-        # Sums of float32 in another order; another adapter is off by a thousand times as much.
-        assert (actual - expected).abs().max() <= 4e-5 * expected.abs().max(), name
+        assert_near(engine.logits(prompt, name), source.logits(prompt))
+
+
+def test_a_graph_without_adapters_is_the_model_s(llama: Tiny, tmp_path: Path) -> None:
+    """It shares its tensors; a step says whether it needs the other one."""
+    own = three(tmp_path, llama, GATED)
+    engine = adapted(llama, own, transforms={"call_ops_directly": {"enabled": False}})
+    plain = without_adapters(engine.gm)
+    assert plain is not None
+    assert without_adapters(plain) is None
+    shared = {each.data_ptr() for each in engine.gm.parameters()}
+    assert {each.data_ptr() for each in plain.parameters()} == shared
+    [prompt], name = prompts(1), "first"
+    assert_near(replace(engine, gm=plain).logits(prompt, name), llama.logits(prompt))
+    assert_near(engine.logits(prompt, name), own[name].logits(prompt))
+    for lora in (None, name, None):
+        engine.submit(prompt, SamplingParams(**GREEDY, lora=lora))
+        engine.run()
+        assert engine.cache.info.is_adapted is (lora is not None)
+
+
+def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    # Sums of float32 in another order; another adapter is off by a thousand times as much.
+    assert (actual - expected).abs().max() <= 4e-5 * expected.abs().max()
 
 
 def calls(engine: Engine) -> dict[str, int]:

@@ -72,7 +72,7 @@ def _captured(gm, cache, sizes) -> CapturedDecode:
         both = {**inputs, **caches}
         output = gm(**both)
         tokens = torch.zeros(size, dtype=torch.int64)
-        decode._captured[size] = _Captured(
+        decode._captured[size, True] = _Captured(
             StandIn(gm, both, output), inputs, caches, tokens, output
         )
     cache.info.decode_sizes = sizes
@@ -296,7 +296,7 @@ def test_a_captured_step_has_its_tokens_and_other_steps_choose_theirs(gm):
     cache = make_cache()
     decode = _captured(gm, cache, [4])
     set_decode_batch(cache, 3)
-    decode._captured[4].tokens[:] = torch.tensor([5, 6, 7, 8])
+    decode._captured[4, True].tokens[:] = torch.tensor([5, 6, 7, 8])
     tokens, logits = cache.next_tokens(decode)
     assert tokens.tolist() == [5, 6, 7, 8]
     assert rmse(logits(), gm(**copied_inputs(cache))[0]) <= 1e-6
@@ -320,9 +320,9 @@ def test_the_second_choice_behind_a_replay_is_the_captured_one(gm, monkeypatch):
     monkeypatch.setattr("onboard.graph.compile.cuda_graph._capture", captured)
     for size in (4, 2):
         cache.info.set_decode_example(size, 16)
-        step, args = decode._captured[size], {**cache.args, **cache.info.choice}
+        step, args = decode._captured[size, True], {**cache.args, **cache.info.choice}
         again = decode._captured_again(cache, args, step.output[0], None)
-        decode._captured[size] = replace(step, again=again)
+        decode._captured[size, True] = replace(step, again=again)
     for size in (3, 1, 4, 2):
         set_decode_batch(cache, size)
         _, logits = cache.next_tokens(decode)
@@ -331,7 +331,7 @@ def test_the_second_choice_behind_a_replay_is_the_captured_one(gm, monkeypatch):
         masks.of(0, last=0)[:] = np.packbits(np.arange(64) == second[0], bitorder="little")
         first = logits().argmax(-1).tolist()
         chosen = cache.choose_again(logits(), masks, decode)
-        assert chosen is decode._captured[2 if size < 3 else 4].again.tokens
+        assert chosen is decode._captured[2 if size < 3 else 4, True].again.tokens
         assert chosen.tolist() == [second[0], *first[1:]]
     cache.info.set_prefill_example(9)
     _, logits = cache.next_tokens(decode)
