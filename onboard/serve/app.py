@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -25,6 +26,10 @@ from onboard.serve.doors import Bodies, Door, refusal_response
 from onboard.serve.refusals import RefusedError
 from onboard.serve.service import Service
 
+_TURN = 5e-4
+"""Seconds that a thread keeps the interpreter while another one wants it: Python's own 5 ms are a
+decode step, for which the engine's thread would wait while events are written.
+"""
 Count = Callable[[bytes], Awaitable[dict[str, Any]]]
 """Tells of the tokens of a body."""
 
@@ -35,10 +40,13 @@ def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         service.start()
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(_TURN)
         try:
             yield
             await service.llm.close(timeout=service.settings.drain_seconds)
         finally:
+            sys.setswitchinterval(before)
             service.close()
 
     # Pages of the documentation would load scripts of others.

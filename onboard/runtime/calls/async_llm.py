@@ -49,6 +49,7 @@ class AsyncLLM:
         self.llm = llm
         self.thread = EngineThread(llm.engine)
         self._news: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopNews] = WeakKeyDictionary()
+        self.thread.when_told.append(self._wake)
         self._tokenizing = Lock()
         # Of its own: who waits for a slow host holds up nobody else.
         self._media_pool = ThreadPoolExecutor(_MEDIA_THREADS, "onboard-media")
@@ -203,6 +204,10 @@ class AsyncLLM:
         )
         ticket.grammar = grammar
         return ticket
+
+    def _wake(self) -> None:
+        for news in list(self._news.values()):
+            news.wake()
 
     async def _grammar(self, params: SamplingParams) -> Matcher | None:
         grammars, wanted = self.llm.engine.grammars, params.structured_outputs

@@ -30,7 +30,7 @@ class Ticket:
     prompt: Sequence[int]
     params: SamplingParams
     tell: Callable[[Told], None]
-    """Called by the engine's thread; it must not block."""
+    """Called by the engine's thread; it must not block, and need not wake anybody."""
     inputs: dict[str, Any] | None = None
     priority: int = 0
     generated: Sequence[Sequence[int]] = ()
@@ -48,6 +48,10 @@ class EngineThread:
         self.engine = engine
         self.running: list[Ticket] = []
         """The prompts whose outputs have not ended; only the thread changes the list."""
+        self.when_told: list[Callable[[], None]] = []
+        """Called by the thread when all is told that a step brings: who listens is woken then, and
+        does not take the interpreter from what is left to tell.
+        """
         self._read: deque[tuple[Sequence[int], str | None, Future[torch.Tensor]]] = deque()
         """Prompts whose hidden states are wanted, in order."""
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -105,6 +109,8 @@ class EngineThread:
                 self._read_next()
             if self.running:
                 self._step()
+            for wake in self.when_told:
+                wake()
 
     def _read_next(self) -> None:
         """Read the first prompt that waits for it; let it wait while running outputs have its

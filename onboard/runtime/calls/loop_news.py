@@ -1,7 +1,7 @@
 """What an engine's thread tells callers in an event loop.
 
-A loop is woken once for all that is told before it comes to it, and a caller that comes late gets
-all that waits together: so a step's news cost least where there are most of them.
+A loop is woken once for all that a step brings, and a caller that comes late gets all that waits
+together: so news cost least where there are most of them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ class LoopNews:
         self._called = False
 
     def tell(self, caller: News, told: Told) -> None:
-        """Have a caller told; any thread may say so, and does not wait."""
+        """Have a caller told at the next `wake`."""
         self._waiting.append((caller, told))
+
+    def wake(self) -> None:
+        """Have the loop take what waits; any thread may say so, and does not wait for it."""
         loop = self._loop()
-        if not self._called and loop is not None and not loop.is_closed():
+        if self._waiting and not self._called and loop is not None and not loop.is_closed():
             self._called = True
             loop.call_soon_threadsafe(self._deliver)
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
+from pydantic_core import to_json
+
 from onboard.serve.refusals import RefusedError, as_refusal
 
 DONE = b"data: [DONE]\n\n"
-_encode = json.JSONEncoder(ensure_ascii=False).encode
 _log = logging.getLogger("onboard.serve")
 
 
 def event(document: Any, name: str | None = None) -> bytes:
     """Return one event; what JSON leaves unescaped has no line ends."""
-    head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {_encode(document)}\n\n".encode()
+    head = b"" if name is None else f"event: {name}\n".encode()
+    return b"%bdata: %b\n\n" % (head, to_json(document))
 
 
 async def guarded(

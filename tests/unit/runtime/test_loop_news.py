@@ -28,6 +28,8 @@ def test_what_threads_tell_arrives_in_order() -> None:
         def tell(first: int) -> None:
             for token in range(first, first + 300):
                 loop.tell(callers[token % 3], [delta(0, token)])
+                if token % 7 == 6 or token == first + 299:
+                    loop.wake()
 
         async def read(caller: News) -> list[int]:
             found: list[int] = []
@@ -60,6 +62,8 @@ def test_a_loop_is_woken_once_for_what_comes_before_it_looks() -> None:
         news, caller = LoopNews(loop), asyncio.Queue()  # type: ignore[var-annotated]
         for token in range(64):
             news.tell(caller, [delta(0, token)])
+        for _ in range(3):
+            news.wake()
         return calls, len(await all_news(caller))
 
     assert asyncio.run(woken()) == (1, 64)
