@@ -23,7 +23,9 @@ def without_adapters(gm: nn.Module) -> fx.GraphModule | None:
     graph.output(result)
     plain = fx.GraphModule(gm, graph)
     for call in nodes_of(plain, _ops.torch_lora, _ops.triton_lora):
-        call.replace_all_uses_with(call.args[0])
+        outputs = call.args[0]
+        assert isinstance(outputs, fx.Node)
+        call.replace_all_uses_with(outputs)
         plain.graph.erase_node(call)
     plain.recompile()
     return plain
