@@ -75,7 +75,9 @@ def _planned(
     query: Tensor, key: Tensor, value: Tensor, prompts: int, scale: float | None
 ) -> Tensor:
     """Return the attention of prompts of one length by cuDNN, which has a plan for that."""
-    q, k, v = (each.unflatten(0, (prompts, -1)).transpose(1, 2) for each in (query, key, value))
+    q, k, v = (
+        each.view(prompts, -1, *each.shape[1:]).transpose(1, 2) for each in (query, key, value)
+    )
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
         mixed = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=scale, enable_gqa=True

@@ -39,6 +39,12 @@ def test_what_does_not_fit_is_allocated(
     assert not is_placed(found, place)
 
 
+def test_the_rows_of_a_step_in_memory_for_more_of_them_are_such_a_place() -> None:
+    place = torch.zeros(1, 8, 4)[:, :6]
+    with results_at(place):
+        assert is_placed(placed((6, 4), torch.float32, CPU)[None], place)
+
+
 def test_another_layout_or_part_is_no_such_place() -> None:
     place = torch.zeros(4, 4)
     assert is_placed(place.view(4, 4), place)
