@@ -130,22 +130,14 @@ def _products_by_group(
 ):  # fmt: skip
     """Return the products, those of a group's codes scaled before they are added; where zeros are of
     a float type they are added to each value, which is a group's inputs' sum times them.
-
-    A group's scale is asked for one run before it is used: no copy in the background fetches it.
     """
     ADDED: tl.constexpr = HAS_ZERO and zero_ptr.dtype.element_ty != tl.uint8
     sums = tl.zeros([BN, BM], tl.float32)
-    next_scale, next_zero, next_added = _group(
-        scale_ptr, zero_ptr, inputs, low * RUN, GROUP, HAS_ZERO, BN
-    )
     for run in tl.range(low, high, num_stages=STAGES):
         words = tl.load(rows_ptr[:, None] + run * WORDS + tl.arange(0, WORDS)[None, :])
         step = tl.zeros([BN, BM], tl.float32)
         total = tl.zeros([BM], tl.float32)
-        scale, zero, added = next_scale, next_zero, next_added
-        next_scale, next_zero, next_added = _group(
-            scale_ptr, zero_ptr, inputs, run * RUN + RUN, GROUP, HAS_ZERO, BN
-        )
+        scale, zero, added = _group(scale_ptr, zero_ptr, inputs, run * RUN, GROUP, HAS_ZERO, BN)
         for byte in tl.static_range(4):
             column = run * RUN + byte * 32
             if byte > 0 and (byte * 32) % GROUP == 0:

@@ -32,8 +32,6 @@ of the work.
 _TOKENS = 64
 """Of a tile at most: each tile of tokens decodes the weight again."""
 _OUTPUTS = 128
-_FEW = 16
-"""Tokens that fill the least of a tensor core's products, which a warp computes by itself."""
 QUAD = RUN // 4
 """Inputs of the four words that a thread of the kernel for one token has."""
 FLOATS_TILES = Tiles(1, 4, 128 * QUAD, num_warps=4)
@@ -48,33 +46,18 @@ _FEWEST_RUNS = 4
 """Of a part of the inputs that a program sums up."""
 
 
-def choose_four_bit_tiles(
-    rows: int, outputs: int, inputs: int, device: torch.device, levels: str = "e2m1"
-) -> Tiles:
+def choose_four_bit_tiles(rows: int, outputs: int, inputs: int, device: torch.device) -> Tiles:
     """Tiles for `outputs` rows of a weight.
 
     Measured on compute capability 9.0 over the layers of a dense model of 8 billion parameters, for
     1, 8 and 64 tokens.
     """
-    if rows <= _FEW and levels == "int4":
-        return _few_tiles(rows, outputs, triton.cdiv(inputs, RUN), processors(device))
     tokens = min(_TOKENS, max(16, triton.next_power_of_2(rows)))
     blocks, runs = triton.cdiv(rows, tokens), triton.cdiv(inputs, RUN)
     programs = triton.cdiv(outputs, _OUTPUTS) * blocks
     most = processors(device) * (4 if tokens == 16 else 3) // 2
     splits = power_of_two_in(min(most // programs, runs // _FEWEST_RUNS)) if blocks == 1 else 1
     return Tiles(tokens, _OUTPUTS, RUN, num_warps=4, num_stages=3, splits=splits)
-
-
-def _few_tiles(rows: int, outputs: int, runs: int, many: int) -> Tiles:
-    """Tiles of two warps: with four the tensor cores would take a warp group's products, each of which
-    is waited for.
-    """
-    width = 64 if outputs >= 128 * many else 32
-    programs = triton.cdiv(outputs, width)
-    splits = power_of_two_in(min(4 * many // programs, runs // _FEWEST_RUNS))
-    tokens = 8 if rows <= 8 else 16
-    return Tiles(tokens, width, RUN, num_warps=2, num_stages=4, splits=splits)
 
 
 def write_out(
@@ -99,7 +82,7 @@ def _launch(
     """Run the kernel for few tokens x [rows, inputs]; return [rows, outputs]."""
     rows, inputs = x.shape
     outputs = len(weight) // 2 if act else len(weight)
-    tiles = choose_four_bit_tiles(rows, len(weight), inputs, x.device, levels)
+    tiles = choose_four_bit_tiles(rows, len(weight), inputs, x.device)
     out = x.new_empty(rows, outputs)
     blocks = triton.cdiv(rows, tiles.rows)
     programs = triton.cdiv(outputs, tiles.outputs // 2 if act else tiles.outputs) * blocks

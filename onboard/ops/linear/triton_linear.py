@@ -27,7 +27,7 @@ from onboard.ops.triton.launch import (
 MOST_ROWS = 64
 """More tokens are the library's: their products are bound by arithmetic, not by the weights."""
 
-_COUNTERS = 1024
+_COUNTERS = 256
 
 
 @dataclass(frozen=True)
