@@ -27,7 +27,7 @@ from onboard.parallel.ranks import Ranks
 from onboard.parallel.workers import Workers
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed.distributed_c10d import Store
 
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun tells each of its processes."""
@@ -99,7 +99,7 @@ def follow_launched(ranks: Ranks, imports: Sequence[str] = ()) -> NoReturn:
 
 def _store(ranks: Ranks) -> Store:
     """Return what all processes of a launcher can write to."""
-    from torch.distributed import rendezvous
+    from torch.distributed.rendezvous import rendezvous
 
     patience = timedelta(seconds=_PATIENCE)
     address = f"env://?rank={ranks.rank}&world_size={ranks.world_size}"

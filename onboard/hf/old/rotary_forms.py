@@ -157,7 +157,7 @@ def keep_tables() -> list[str]:
             made(self, module)
 
     setattr(init, _KEEPING, True)
-    PreTrainedModel._init_weights = init  # type: ignore[method-assign]
+    PreTrainedModel._init_weights = init
     return ["rotary embeddings keep the tables that their constructors made"]
 
 
