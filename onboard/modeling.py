@@ -234,7 +234,7 @@ def load_model_file(path: Path) -> None:
         # The bytes that were looked at, whatever the file or a compiled one beside it has by now.
         exec(compile(data, str(path), "exec", dont_inherit=True), module.__dict__)
     except BaseException:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
         raise
     _OF_FILE[name] = _added(_MODELS, before[0]), _added(_CONFIGS, before[1])
 

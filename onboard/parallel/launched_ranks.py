@@ -68,7 +68,7 @@ def lead_launched(ranks: Ranks) -> tuple[Workers, str]:
         )
     _met = True
     host, key = os.environ["MASTER_ADDR"], secrets.token_bytes(32)
-    with socket.create_server(("", 0)) as server:
+    with _server(host) as server:
         store = _store(ranks)
         store.set(_PLACE, json.dumps([host, server.getsockname()[1], key.hex()]))
         links = _accepted(server, key, ranks.world_size)
@@ -95,6 +95,16 @@ def follow_launched(ranks: Ranks, imports: Sequence[str] = ()) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(0)
+
+
+def _server(host: str) -> socket.socket:
+    """Wait at the address alone that the launcher has named, if it is one of this machine's own:
+    behind a router it is not.
+    """
+    try:
+        return socket.create_server((host, 0))
+    except OSError:
+        return socket.create_server(("", 0))
 
 
 def _store(ranks: Ranks) -> Store:

@@ -388,8 +388,7 @@ class Engine:
             raise UsageError("a prompt has no tokens", hint="Give at least one token")
         # On a GPU an embedding lookup out of range ends the process.
         last = self.vocab_size - 1 if self.vocab_size else math.inf
-        if not 0 <= min(prompt) <= max(prompt) <= last:
-            bad = next(token for token in prompt if not 0 <= token <= last)
+        if (bad := min(prompt)) < 0 or (bad := max(prompt)) > last:
             raise UsageError(f"a prompt has token {bad}", hint=f"Token ids go from 0 to {last}")
         if len(prompt) + room_for > self.capacity:
             raise UsageError(

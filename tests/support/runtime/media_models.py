@@ -32,8 +32,8 @@ from transformers import (
     Qwen3VLConfig,
     Qwen3VLProcessor,
     WhisperFeatureExtractor,
+    video_processing_utils,
 )
-from transformers.video_processing_utils import VideoProcessorMixin
 
 from onboard.analysis.analyze import analyze
 from onboard.analysis.tiny.tiny_model import randomize
@@ -118,12 +118,15 @@ QWEN = {
 }
 
 
+_VIDEOS = ("VideoProcessorMixin", "BaseVideoProcessor")
+"""The base class of processors of videos: versions of transformers have one or the other."""
+
+
 def without_videos(processor: Any, images: Any, **options: Any) -> Any:
     """A processor without its part for videos, which needs torchvision."""
     own = {"check_argument_for_proper_class": lambda *_: None}
-    return type(processor.__name__, (processor,), own)(
-        images, tokenizer(), VideoProcessorMixin(), **options
-    )
+    videos = next(filter(None, (getattr(video_processing_utils, name, None) for name in _VIDEOS)))
+    return type(processor.__name__, (processor,), own)(images, tokenizer(), videos(), **options)
 
 
 def qwen2_5_vl() -> tuple[Any, Any, str]:

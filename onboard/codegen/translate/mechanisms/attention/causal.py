@@ -249,7 +249,7 @@ class CausalMasks(Mechanism):
                 function in (torch.tril, torch.triu) and form == SQUARE
             ):
                 return _drawn(made, function.__name__, Args(rest, {}, []))
-            case [Code() as made, first] if function is torch.triu:
+            case [Code() as made, first] if function is torch.triu and frame.kind != "init":
                 return Mask() if _hides_later(made, first, frame) else None
         if function is nn.Transformer.generate_square_subsequent_mask:
             return Mask()
