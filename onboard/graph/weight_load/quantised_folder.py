@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from onboard.errors import OnboardError
-from onboard.graph.quantise.coded_shares import encoded_share, matrix_share, parts_of_share
+from onboard.graph.quantise.coded_shares import Kept, encoded_share, matrix_share, parts_of_share
 from onboard.graph.quantise.kernel_forms import has_kernels
 from onboard.graph.weight_load.gguf_folder import Gguf, gguf_files
 from onboard.graph.weight_load.parameters import Share
@@ -136,15 +136,22 @@ class QuantisedCheckpoint(Checkpoint):
         share = Share(weight.shape, {}) if share is None else share
         own = matrix_share(weight, share)
         wanted = parts_of_share(weight, self._matrix_shapes(weight), own) if own.kept else {}
-        for index in share.entries(0):
-            parts = {
-                role: self._of_matrix(
-                    each, index, weight.shape[0], device, (wanted or {}).get(role)
-                )
-                for role, each in weight.parts.items()
-            }
-            encoded = self._decoded(name, parts)
-            yield encoded if wanted is not None else encoded_share(encoded, own)
+        for index in share.entries(0):  # nothing of a matrix stays here beside the next one
+            if wanted is None:
+                yield encoded_share(self._matrix_of(name, index, device, {}), own)
+            else:
+                yield self._matrix_of(name, index, device, wanted)
+
+    def _matrix_of(
+        self, name: str, index: int, device: torch.device | str, wanted: Mapping[str, Kept]
+    ) -> Encoded:
+        """Read what is wanted of one matrix of a stack."""
+        weight = self.weights[name]
+        parts = {
+            role: self._of_matrix(each, index, weight.shape[0], device, wanted.get(role))
+            for role, each in weight.parts.items()
+        }
+        return self._decoded(name, parts)
 
     def _matrix_shapes(self, weight: QuantisedWeight) -> dict[str, tuple[int, ...]]:
         """Return the shapes of what one matrix of a stack has of the parts."""
@@ -166,6 +173,8 @@ class QuantisedCheckpoint(Checkpoint):
         shape, kept = self.files.names()[name].shape, kept or {}
         if shape[:1] != (count,):
             return self.files.read_part(name, kept, device)
+        if not kept:
+            return self.files.read_run(name, 0, index, index + 1, device)[0]
         inside = {dim + 1: runs for dim, runs in kept.items()}
         return self.files.read_part(name, {0: [(index, index + 1)], **inside}, device)[0]
 

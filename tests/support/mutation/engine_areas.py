@@ -133,6 +133,11 @@ AREAS = {
              "ops/test_op_rope_attention.py"),
         ),
         Area(
+            "places of results",
+            ("onboard/ops/result_places.py",),
+            ("ops/test_result_places.py",),
+        ),
+        Area(
             "recurrences",
             _ops(_RECURRENCES),
             ("ops/test_op_cached_state.py", "ops/test_op_recurrences.py", "ops/test_op_kda.py",
