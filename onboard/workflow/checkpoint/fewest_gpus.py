@@ -53,13 +53,14 @@ def fewest_gpus(
     memory, size = known_gpus()[GPU], _width(config, dtype) * parameters
     if 2 * size < memory:
         return FewestGpus(1, f"its weights take less than half of one {GPU}")
-    size -= spared_bytes(folder)[0]
+    spared = spared_bytes(folder)[0]
+    size -= spared
     length = min(CONTEXT, max_positions(dict(config)) or CONTEXT)
     enough = [count for count in WORLD_SIZES if size < count * memory] or WORLD_SIZES[-1:]
     most, refused = 1, ""
     for count in enough:
         try:
-            plan = _planned(folder, dtype, length, count, root=root, model=model)
+            plan = _planned(folder, dtype, length, count, spared, root=root, model=model)
         except OnboardError as error:  # so many cannot divide it
             refused = error.message
             continue
@@ -91,9 +92,11 @@ def _width(config: Mapping[str, Any], dtype: DType) -> int:
 
 
 def _planned(
-    folder: Path, dtype: DType, length: int, count: int, *, root: Path, model: str
+    folder: Path, dtype: DType, length: int, count: int, spared: int, *, root: Path, model: str
 ) -> MemoryPlan:
-    """Return what one of so many ranks takes for one sequence."""
+    """Return what one of so many ranks takes for one sequence; weights that stay quantised spare
+    bytes.
+    """
     runtime = RuntimeConfig(dtype=dtype, world_size=count, max_batch_size=1, max_seq_len=length)
     counted, _ = counted_or_kept(folder, runtime, gpu=True, root=root, model=model)
-    return counted.sparing(spared_bytes(folder)[0] // count).over(1, known_gpus()[GPU])
+    return counted.sparing(spared // count).over(1, known_gpus()[GPU])
