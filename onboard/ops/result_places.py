@@ -43,6 +43,20 @@ def placed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return place.view(shape)
 
 
+def output_rows(
+    shape: tuple[int, ...], dtype: torch.dtype, batch_info_host: Tensor, device: torch.device
+) -> Tensor:
+    """Return an output [tokens, ...] in which the rows of no sequence are zeros.
+
+    A decode batch has no such rows, it is padded with whole sequences.
+    """
+    sequences, real, longest_query, *_ = batch_info_host.tolist()
+    out = placed(shape, dtype, device)
+    if longest_query > 1 or shape[0] != sequences:
+        out[real:] = 0
+    return out
+
+
 def is_placed(result: Tensor, place: Tensor) -> bool:
     """Whether a result is what lies at a place, number for number; neither has gaps then."""
     return (

@@ -23,7 +23,7 @@ from onboard.ops.attention.dense_prefill import attend_whole_prompts, takes_whol
 from onboard.ops.attention.rotation_kernels import Rotation, decoding_rotation
 from onboard.ops.attention.stored import as_output
 from onboard.ops.library import register_op, schema_of
-from onboard.ops.result_places import placed
+from onboard.ops.result_places import output_rows
 from onboard.ops.rope.triton_rope import turn_heads
 from onboard.ops.triton.launch import (
     dot_type,
@@ -183,7 +183,7 @@ def attend(
         rotation = None
     q, k, v = (last_contiguous(t)[0] for t in (query, key, value))
     (tokens, heads, dim), (kv_heads, value_dim) = q.shape, v.shape[1:]
-    sequences, real, longest_query, *_ = batch_info_host.tolist()
+    sequences, _, longest_query, *_ = batch_info_host.tolist()
     plan = _plan(q, v_cache, block_table, sequences, longest_query, invariant)
     if not plan.decode:
         _write(k, v, slot_mapping, k_cache, v_cache, k_scale, v_scale, scales)
@@ -194,11 +194,7 @@ def attend(
             mixed = attend_whole_prompts(q, k, v, cu_seqlens, batch_info_host, scale)
             return as_output(mixed, out_scale)[None]
     kind = q.dtype if out_scale is None else torch.float8_e4m3fn
-    out = parts = lse = placed((tokens, heads, value_dim), kind, q.device)
-    if not plan.decode or tokens != sequences:
-        # Rows that no sequence owns must be zeros; a decode batch has none, it is padded with whole
-        # sequences.
-        out[real:] = 0
+    out = parts = lse = output_rows((tokens, heads, value_dim), kind, batch_info_host, q.device)
     if plan.splits > 1:
         parts = q.new_empty((tokens, heads, plan.splits, value_dim), dtype=torch.float32)
         lse = q.new_empty((tokens, heads, plan.splits), dtype=torch.float32)

@@ -16,7 +16,8 @@ from onboard.ops.convolution.causal_conv import fake_conv
 from onboard.ops.library import register_op
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 from onboard.ops.linear.triton_silu_mul import activate
-from onboard.ops.recurrences.triton_state import output_rows, span
+from onboard.ops.recurrences.triton_state import span
+from onboard.ops.result_places import output_rows
 from onboard.ops.triton.launch import last_contiguous, overlaps, power_of_two, require_device
 from onboard.ops.triton.overlap import wait_for_inputs
 

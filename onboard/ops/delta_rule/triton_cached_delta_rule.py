@@ -19,7 +19,8 @@ from onboard.ops.delta_rule.delta_rule_kernels import (
     delta_step_kernel,
 )
 from onboard.ops.library import register_op
-from onboard.ops.recurrences.triton_state import chunk_options, output_rows
+from onboard.ops.recurrences.triton_state import chunk_options
+from onboard.ops.result_places import output_rows
 from onboard.ops.triton.launch import (
     last_contiguous,
     overlaps,

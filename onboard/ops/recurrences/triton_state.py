@@ -11,9 +11,6 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from onboard.ops.result_places import placed
 
 
 @triton.jit
@@ -41,20 +38,6 @@ def pairwise_decay(total, STRICT: tl.constexpr, CHUNK: tl.constexpr):
     later, earlier = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     seen = earlier < later if STRICT else earlier <= later
     return tl.exp(tl.where(seen, total[:, None] - total[None, :], float("-inf")))
-
-
-def output_rows(
-    shape: tuple[int, ...], dtype: torch.dtype, batch_info_host: Tensor, device: torch.device
-) -> Tensor:
-    """Return an output [tokens, ...] in which the rows of no sequence are zeros.
-
-    A decode batch has no such rows, it is padded with whole sequences.
-    """
-    sequences, real, longest_query, *_ = batch_info_host.tolist()
-    out = placed(shape, dtype, device)
-    if longest_query > 1 or shape[0] != sequences:
-        out[real:] = 0
-    return out
 
 
 def chunk_options(most: int, dtype: torch.dtype) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import triton
 from torch import Tensor
 
 from onboard.ops.library import register_op
-from onboard.ops.recurrences.triton_state import chunk_options, output_rows
+from onboard.ops.recurrences.triton_state import chunk_options
+from onboard.ops.result_places import output_rows
 from onboard.ops.ssm.ssd_kernels import ssd_output_kernel, ssd_pass_kernel, ssd_state_kernel
 from onboard.ops.ssm.ssm import fake_ssm
 from onboard.ops.ssm.ssm_kernels import selective_scan_kernel, ssm_chunk_kernel, ssm_step_kernel
