@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
@@ -192,6 +193,21 @@ class ModelFactory:
                 f"{self.model_file().name} does not serve this model: {error}",
                 hint="Onboard the model, which makes a file that does",
             ) from error
+        except AttributeError as error:
+            raise self._lacking(error) from error
+
+    def _lacking(self, error: AttributeError) -> Exception:
+        """Return the error of a config that has no field which the model file reads, or `error`.
+
+        Classes of configs gain fields from one release of transformers to the next.
+        """
+        if not isinstance(error.obj, transformers.PreTrainedConfig):
+            return error
+        return OnboardError(
+            f"{self.model_file().name} reads {error.name}, which the config of this checkpoint "
+            f"does not have, nor its class in transformers {transformers.__version__}",
+            hint="Install a newer transformers, or onboard the model with this one",
+        )
 
     def hf_model(self) -> nn.Module:
         """Return transformers' own model on the meta device: its module tree and names, no

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import fx, nn
 
 from onboard.errors import OnboardError, UsageError
@@ -147,5 +148,18 @@ def test_what_a_model_file_does_not_cover_is_an_error_in_one_line(tmp_path: Path
     with pytest.raises(
         OnboardError,
         match=r"modeling_llama.py does not serve this model: not covered: words\. Onboard",
+    ):
+        context.factory.build_model()
+
+
+def test_a_field_that_the_config_does_not_have_is_an_error_in_one_line(tmp_path: Path) -> None:
+    context = make_context(tmp_path)
+    path = tmp_path / "models" / "modeling_llama.py"
+    text = path.read_text()
+    assert "config.rms_norm_eps" in text
+    path.write_text(text.replace("config.rms_norm_eps", "config.rms_norm_bound"))
+    with pytest.raises(
+        OnboardError,
+        match=rf"modeling_llama.py reads rms_norm_bound, .* in transformers {transformers.__version__}",
     ):
         context.factory.build_model()
