@@ -65,7 +65,7 @@ def inner_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # loads torch
 
-    if config.get("model_type") in CONFIG_MAPPING_NAMES:
+    if str(config.get("model_type")) in CONFIG_MAPPING_NAMES:
         return None
     found = [each for each in config.values() if isinstance(each, dict) and _is_causal(each)]
     if len(found) != 1:

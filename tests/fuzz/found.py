@@ -47,6 +47,10 @@ FOUND: dict[str, tuple[str, Callable[[], Files]]] = {
         "config",
         lambda: config("gemma3", sub_configs=None),
     ),
+    "a model type that is a list, of code with an inner model": (
+        "config",
+        lambda: config("own_code", model_type=[]),
+    ),
     "a module of a long name": (
         "source",
         lambda: source(modeling_tiny=f"from {'t' * 3000}ransformers import x\n"),
