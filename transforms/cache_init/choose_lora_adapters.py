@@ -10,7 +10,8 @@ from onboard.cache.step_buffer import ADAPTER_IDS
 from onboard.graph.backends import Backend, choose_backend, fused_op
 from onboard.graph.cache_init.interface import make_interface
 from onboard.graph.context import TransformContext
-from onboard.graph.fx import add_placeholder, nodes_of
+from onboard.graph.fx import add_placeholder, arguments, is_op, nodes_of, only_user, replace_with
+from onboard.graph.new_nodes import infer_value
 from onboard.graph.transform import (
     SKIPPED,
     GraphTransform,
@@ -18,6 +19,8 @@ from onboard.graph.transform import (
     TransformInfo,
     register_transform,
 )
+
+_ops = torch.ops.onboard
 
 
 class ChooseLoraAdaptersConfig(TransformConfig):
@@ -44,4 +47,24 @@ class ChooseLoraAdapters(GraphTransform[ChooseLoraAdaptersConfig]):
         for call in calls:
             call.target = fused_op(backend, "lora")
             call.args = (*call.args[:5], adapters)
+            if backend == "triton":
+                _take_in_gate(call)
         return len(calls)
+
+
+def _take_in_gate(call: fx.Node) -> None:
+    """Let a call activate its first half and multiply it with the second, if all that reads it is
+    that, and the halves are layers of their own or of one.
+    """
+    gate, values = only_user(call), arguments(call)
+    sizes = values["sizes"]
+    if (
+        gate is None
+        or not is_op(gate, _ops.triton_silu_and_mul)
+        or len(sizes) > 2
+        or sizes[0] != sizes[-1]
+    ):
+        return
+    call.args = (*call.args, arguments(gate)["activation"])
+    infer_value(call)
+    replace_with(gate, call)

@@ -7,14 +7,24 @@ import torch
 from torch import Tensor
 
 from onboard.ops.library import register_op
+from onboard.ops.linear.fused import torch_silu_and_mul
 
 
-def same_outputs(outputs: Tensor, *_: object, **__: object) -> Tensor:
+def empty_result(outputs: Tensor, activation: str) -> Tensor:
     """Return what the op's result is like."""
-    return outputs.new_empty(outputs.shape)
+    size = outputs.shape[-1]
+    return outputs.new_empty((*outputs.shape[:-1], size // 2 if activation else size))
 
 
-@register_op(same_outputs, inserted=True)
+def fake_lora(
+    outputs: Tensor, input: Tensor, down: Tensor, up: Tensor, sizes: list[int],
+    adapters: Tensor | None = None, activation: str = "",
+) -> Tensor:  # fmt: skip
+    """Return what the op's result is like, from its arguments."""
+    return empty_result(outputs, activation)
+
+
+@register_op(fake_lora, inserted=True)
 def torch_lora(
     outputs: Tensor,
     input: Tensor,
@@ -22,6 +32,7 @@ def torch_lora(
     up: Tensor,
     sizes: list[int],
     adapters: Tensor | None = None,
+    activation: str = "",
 ) -> Tensor:
     """Add to the outputs of a linear layer, or of several side by side, what each token's adapter
     adds: up(down(input)).
@@ -38,12 +49,20 @@ def torch_lora(
         sizes: the outputs of each layer; their sum is out.
         adapters: [...] int64, for each token 0 for none, or 1 + the index of its adapter; None:
             no token has one.
+        activation: what `torch_silu_and_mul` then does with the halves; "" for nothing.
 
     Returns:
-        [..., out] in the outputs' dtype.
+        [..., out], or [..., out / 2] behind an activation, in the outputs' dtype.
     """
-    if adapters is None:
-        return outputs.clone()
+    adapted = (
+        outputs.clone() if adapters is None else _adapted(outputs, input, down, up, sizes, adapters)
+    )
+    return torch_silu_and_mul(adapted, activation) if activation else adapted
+
+
+def _adapted(
+    outputs: Tensor, input: Tensor, down: Tensor, up: Tensor, sizes: list[int], adapters: Tensor
+) -> Tensor:
     count, rank = up.shape[:2]
     x = input.reshape(-1, input.shape[-1])
     own = adapters.reshape(-1, 1) == torch.arange(1, count + 1, device=adapters.device)

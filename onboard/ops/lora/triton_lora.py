@@ -18,7 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from onboard.ops.library import register_op
-from onboard.ops.lora.lora import same_outputs
+from onboard.ops.linear.triton_silu_mul import triton_silu_and_mul
+from onboard.ops.lora.few_tokens_lora import adapt_few, takes
+from onboard.ops.lora.lora import empty_result, fake_lora
 from onboard.ops.triton.launch import (
     dot_type,
     last_contiguous,
@@ -124,7 +126,7 @@ def _up_kernel(
             )
 
 
-@register_op(same_outputs, inserted=True)
+@register_op(fake_lora, inserted=True)
 def triton_lora(
     outputs: Tensor,
     input: Tensor,
@@ -132,20 +134,25 @@ def triton_lora(
     up: Tensor,
     sizes: list[int],
     adapters: Tensor | None = None,
+    activation: str = "",
 ) -> Tensor:
     """`torch_lora` by kernels, with sums in float32."""
-    if adapters is None:
-        return outputs.clone()
     require_device(outputs)
-    out = same_outputs(outputs)
+    if adapters is None:
+        return triton_silu_and_mul(outputs, activation) if activation else outputs.clone()
     rows = last_contiguous(outputs).reshape(-1, outputs.shape[-1])
-    own = adapters.reshape(-1)
+    own, x = adapters.reshape(-1), last_contiguous(input).reshape(-1, input.shape[-1])
+    is_older = x.data_ptr() == input.data_ptr()
+    if len(rows) and takes(rows, down, sizes):
+        out = empty_result(outputs, activation)
+        adapt_few(out, rows, x, down, up, own, sizes, activation, is_older=is_older)
+        return out
+    out = empty_result(outputs, "")
     if out.numel():
-        x = last_contiguous(input).reshape(-1, input.shape[-1])
-        inner = _inner(x, down, own, is_older=x.data_ptr() == input.data_ptr())
+        inner = _inner(x, down, own, is_older=is_older)
         for layer in range(0, len(sizes), _LAYERS):
             _add(out, rows, inner, up, own, sizes, layer)
-    return out
+    return triton_silu_and_mul(out, activation) if activation else out
 
 
 def _side_by_side(tokens: int, adapters: int) -> int:

@@ -26,6 +26,8 @@ SHAPES = [
     (5, 300, [150], 2, 16),
     (16, 520, [48, 48], 1, 80),
     (9, 40, [24, 8, 8, 40, 150], 19, 5),
+    (8, 2100, [40, 40], 7, 16),
+    (3, 40, [300], 1, 257),
 ]
 """Tokens, inputs, outputs of layers, adapters, rank."""
 
@@ -39,6 +41,18 @@ def test_each_token_has_its_own_adapter(
     actual = torch.ops.onboard.triton_lora(*adapted.arguments())
     assert actual.dtype == dtype
     assert relative_error(actual, adapted.expected()) < DTYPES[dtype]
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 17])
+@pytest.mark.parametrize("sizes", [[70, 70], [300]])
+def test_halves_are_activated_and_multiplied(tokens: int, sizes: list[int]) -> None:
+    """Twice, as the second step finds what the first one has left."""
+    adapted = Adapted.drawn(tokens, 300, sizes, 3, 20, dtype=torch.float32, device=DEVICE)
+    for _ in range(2):
+        actual = torch.ops.onboard.triton_lora(*adapted.arguments(), "silu")
+        gate, up = adapted.expected().chunk(2, dim=-1)
+        assert relative_error(actual, torch.nn.functional.silu(gate) * up) < 1e-6
+        adapted.adapters = (adapted.adapters + 1) % 4
 
 
 def test_outputs_may_have_gaps_and_no_token_an_adapter() -> None:

@@ -24,6 +24,13 @@ def test_no_adapters_change_nothing() -> None:
         torch.testing.assert_close(torch_lora(*given, none), adapted.outputs, rtol=0, atol=0)
 
 
+def test_halves_are_activated_and_multiplied() -> None:
+    adapted = Adapted.drawn(9, 40, [24, 24], 2, 5, dtype=torch.float32)
+    gate, up = adapted.expected().chunk(2, dim=-1)
+    actual = torch_lora(*adapted.arguments(), "silu")
+    assert relative_error(actual, torch.nn.functional.silu(gate) * up) < 1e-6
+
+
 def test_a_token_is_not_touched_by_what_overflows_in_the_adapter_of_another() -> None:
     adapted = Adapted.drawn(9, 40, [24], 2, 5, dtype=torch.float16)
     adapted.adapters[0] = torch.tensor([1] * 8 + [2])

@@ -25,6 +25,7 @@ from onboard.ops.integers import triton_int8_linear as int8_linear
 from onboard.ops.latent_attention import triton_cached_mla as cached_mla
 from onboard.ops.linear import triton_fp8_linear as fp8_linear
 from onboard.ops.linear import triton_linear as linear
+from onboard.ops.lora import few_tokens_lora
 from onboard.ops.norm import triton_rmsnorm as rmsnorm
 from onboard.ops.norm import triton_rmsnorm_gated as rmsnorm_gated
 from onboard.ops.sampling import triton_sampling as sampling
@@ -135,11 +136,23 @@ def test_kernels_that_choose_tokens(kernels: list[Any], dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_kernels_of_adapters(kernels: list[Any], dtype: torch.dtype) -> None:
-    for sizes, rank in (([256, 64, 64], 16), ([384], 512)):
-        adapted = Adapted.drawn(3, 4096, sizes, 2, rank, dtype=dtype)
-        ops.triton_lora(*adapted.arguments())
-    assert_compiled(kernels, {"_down_kernel", "_up_kernel"})
+def test_kernels_of_adapters(
+    kernels: list[Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        few_tokens_lora, "overlaps", lambda device: {"OVERLAP": True, "launch_pdl": True}
+    )
+    for tokens, sizes, rank, activation in (
+        (3, [256, 64, 64], 16, ""),
+        (8, [384, 384], 16, "silu"),
+        (16, [384], 64, "gelu"),
+        (3, [384], 512, ""),
+        (17, [256, 64], 16, "silu"),
+    ):
+        adapted = Adapted.drawn(tokens, 4096, sizes, 2, rank, dtype=dtype)
+        ops.triton_lora(*adapted.arguments(), activation)
+    names = {"adapt_kernel", "_down_kernel", "_up_kernel", "_act_and_mul_kernel"}
+    assert_compiled(kernels, names)
 
 
 MATRIX = {"matrix_kernel", "_rmsnorm_kernel"}
