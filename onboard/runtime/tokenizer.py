@@ -70,8 +70,21 @@ class Tokenizer:
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of tokens, special tokens left out unless they are wanted."""
-        text: str = self.hf.decode(tokens, skip_special_tokens=skip_special_tokens)
+        decoder = self.hf if self._decoder is None else self._decoder
+        text: str = decoder.decode(tokens, skip_special_tokens=skip_special_tokens)
         return text
+
+    @cached_property
+    def _decoder(self) -> Any:
+        """The Rust tokenizer, if transformers does nothing to its texts: what it does around costs
+        more than they do, for each token of a stream.
+        """
+        from transformers import PreTrainedTokenizerFast as Fast
+
+        own, kind = self.hf, type(self.hf)
+        if not isinstance(own, Fast) or (kind.decode, kind._decode) != (Fast.decode, Fast._decode):
+            return None
+        return None if own.clean_up_tokenization_spaces else own.backend_tokenizer
 
     def vocabulary(self) -> dict[str, int]:
         """Return the ids of all tokens by their texts."""

@@ -58,10 +58,10 @@ class RequestTexts:
             return ""
         growing = self._growing.get(request)
         if growing is None:
-            special = request.params.skip_special_tokens
-            growing = Detokenizer(self._tokenizer, skip_special_tokens=special)
+            special, start = request.params.skip_special_tokens, len(request.prompt)
+            growing = Detokenizer(self._tokenizer, skip_special_tokens=special, start=start)
             self._growing[request] = growing
-        return growing.update(request.generated)
+        return growing.update(request.tokens)
 
 
 def stop_position(text: str, params: SamplingParams) -> int | None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import random
 import re
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,26 @@ def test_special_tokens_are_left_out_of_text(folder: Path) -> None:
     assert tokenizer is not None
     tokens = [*tokenizer.encode("the cat"), tokenizer.hf.eos_token_id]
     assert tokenizer.decode(tokens) == "the cat"
+
+
+def test_random_tokens_have_the_texts_of_transformers(tmp_path: Path) -> None:
+    """Also where it cleans up spaces, which the Rust library does not."""
+    save_tokenizer(tmp_path, TEXT + " , . ! don 't")
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer is not None
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    draw, most = random.Random(seed), len(tokenizer.hf)
+    for cleaned in (False, True):
+        tokenizer = Tokenizer(tokenizer.hf)
+        tokenizer.hf.clean_up_tokenization_spaces = cleaned
+        tokenizer.hf.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
+        for skipped in (True, False):
+            tokens = [draw.randrange(most) for _ in range(200)]
+            text = tokenizer.hf.decode(tokens, skip_special_tokens=skipped)
+            assert tokenizer.decode(tokens, skip_special_tokens=skipped) == text
+    clean = tokenizer.encode("the , cat")
+    assert tokenizer.decode(clean) == tokenizer.hf.decode(clean)
 
 
 CODE = """
