@@ -19,6 +19,7 @@ from transformers import PretrainedConfig
 
 from onboard.analysis.tiny.tiny_media import LAYER_COUNT, fit_tower, tokens_of_images
 from onboard.hf.architecture import is_composite, text_config
+from onboard.hf.config_field import remade
 from onboard.hf.hf_model import without_missing_towers
 
 _TOWER_WIDTHS: list[tuple[str, int]] = [
@@ -66,9 +67,9 @@ def small_composites(
             tokens = tokens_of_images(
                 values, {name: part.to_dict() for name, part in towers.items()}
             )
-            yield type(config).from_dict(values | fixed | tokens | own)
+            yield remade(config, values | fixed | tokens | own)
     own = {name: _follow(part, part, widths) for name, part in towers.items()}
-    yield type(config).from_dict(values | fixed | own)
+    yield remade(config, values | fixed | own)
 
 
 def _follow(

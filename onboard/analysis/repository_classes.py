@@ -48,6 +48,7 @@ def bring_up_to_date(
         if "tie_weights" in vars(own):
             own.tie_weights = _tying(own.tie_weights)
     facts += [*_posted(package), *_of_one_dtype(package), *_plainly_saved(model_class)]
+    facts += _choosing_eager(package)
     made = config_class.from_dict(json_floats(deepcopy(dict(config))))  # with what lies inside
     with without_memory(computing=True):
         model = model_class(made)
@@ -180,6 +181,23 @@ def _with_post_init(init: Any) -> Any:
 
     with_post_init.__wrapped__ = init  # type: ignore[attr-defined]
     return with_post_init
+
+
+def _choosing_eager(package: str) -> Iterator[str]:
+    """Have classes whose method for transformers 4 took eager attention where it would have taken
+    sdpa say so as transformers 5 reads it.
+    """
+    for own in _model_classes(package):
+        if own._supports_sdpa and _chosen_by(own) == "eager":
+            own._supports_sdpa = False
+            yield f"{own.__name__} chose eager attention by _check_and_enable_sdpa(); it gets that"
+
+
+def _chosen_by(model_class: Any) -> str | None:
+    """Return the attention that a class chose where nobody had named one."""
+    config: Any = PretrainedConfig()
+    chosen = model_class._check_and_enable_sdpa(config, hard_check_only=False)
+    return getattr(chosen, "_attn_implementation", None)
 
 
 def _are_modules(keys: Mapping[str, str], model: nn.Module) -> bool:

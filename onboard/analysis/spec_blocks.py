@@ -117,13 +117,15 @@ class Rotary(AnyBlock):
 
 class RopeParameters(Parameters):
     """The op, where it gives complex numbers the dimension of heads, the dimensions of tables that
-    it takes whole, whether tables have each frequency once.
+    it takes whole, whether tables have each frequency once; where they have the two of each that
+    become one complex number.
     """
 
     op: Identifier
     unsqueeze_dim: int | None = None
     table_dims: int | None = None
     half_tables: bool = False
+    frequencies: Literal["side_by_side", "half_apart"] | None = None
     single: bool = False
     """It turns one tensor, by tables with each frequency once."""
     sin_first: bool = False

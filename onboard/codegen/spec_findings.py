@@ -45,6 +45,9 @@ def findings_of(spec: ModelSpec) -> Findings:
             key: found.table_dims for key, found in ropes.items() if found.table_dims is not None
         },
         half_ropes={key for key, found in ropes.items() if found.half_tables},
+        rope_frequencies={
+            key: found.frequencies for key, found in ropes.items() if found.frequencies is not None
+        },
         single_ropes={key: found for key, found in turns.items() if found.single},
         scans={
             block.class_name: block.parameters.op for block in blocks if isinstance(block, Scan)

@@ -36,3 +36,15 @@ def own_values(values: dict[str, Any]) -> dict[str, Any]:
     """Return a config's values without those that every config has by itself."""
     every = PretrainedConfig().to_dict()
     return {key: value for key, value in values.items() if every.get(key, values) != value}
+
+
+def remade(config: PretrainedConfig, values: dict[str, Any]) -> PretrainedConfig:
+    """Return a config of the same class; some constructors, of configs inside it too, refuse what
+    they do not know.
+    """
+    try:
+        return type(config).from_dict(values)
+    except (TypeError, ValueError):
+        parts = ((name, values.get(name)) for name in config.sub_configs)
+        inside = {name: own_values(part) for name, part in parts if isinstance(part, dict)}
+        return type(config).from_dict(own_values(values) | inside)

@@ -15,7 +15,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from onboard.analysis.recognise.recorder import FunctionCall, first_tensor
-from onboard.ops.rope.rope import complex_freqs
+from onboard.ops.rope.rope import complex_freqs, side_by_side
 from onboard.verify.error import rmse_ratio, worst
 from onboard.verify.tolerances import SAME_FORMULA
 
@@ -321,7 +321,10 @@ def _rope_candidates(
     half_rotation = "torch_rope_with_explicit_cos_sin"
     yield {"op": half_rotation}, ops.torch_rope_with_explicit_cos_sin(q, k, cos, sin, 1)
     yield (
-        {"op": "torch_rope_with_complex_freqs"},
+        {
+            "op": "torch_rope_with_complex_freqs",
+            "frequencies": "side_by_side" if side_by_side(cos, sin) else "half_apart",
+        },
         ops.torch_rope_with_complex_freqs(q, k, complex_freqs(cos, sin), 1),
     )
     yield (

@@ -25,7 +25,7 @@ from onboard.analysis.tiny.tiny_sizes import (
 )
 from onboard.errors import OnboardError
 from onboard.hf.architecture import find_language_model, is_composite
-from onboard.hf.config_field import config_field, own_values, values_of
+from onboard.hf.config_field import config_field, own_values, remade, values_of
 from onboard.hf.config_layers import Layers, cut_layers, read_layers
 from onboard.hf.hf_model import unquantised
 
@@ -120,7 +120,7 @@ def _shrink(config: PretrainedConfig, shortest: int = 0) -> PretrainedConfig:
     values = shrink_rope(_with_sections(config, values), values.get("head_dim") or 16)
     layers = read_layers(config, full)
     if layers is None:
-        return _remade(config, values)
+        return remade(config, values)
     kept = first_of_each_kind(layers, full)
     if len(kept) < shortest:
         kept = sorted({*kept, *range(min(shortest, layers.count))})
@@ -148,14 +148,6 @@ def _with_sections(config: PretrainedConfig, values: dict[str, Any]) -> dict[str
         if "rope_type" in rope
         else values
     )
-
-
-def _remade(config: PretrainedConfig, values: dict[str, Any]) -> PretrainedConfig:
-    """Return a config of the same class; some constructors refuse what they do not know."""
-    try:
-        return type(config).from_dict(values)
-    except (TypeError, ValueError):
-        return type(config).from_dict(own_values(values))
 
 
 def _passed_on(config: PretrainedConfig) -> set[str]:
@@ -201,7 +193,7 @@ def _cut(
         values["per_layer_config"] = {
             i: shrink_overrides(own, values, full) for i, own in overrides.items()
         }
-    return _remade(config, values)
+    return remade(config, values)
 
 
 def _has_all_kinds(small: PretrainedConfig, layers: Layers) -> bool:

@@ -190,6 +190,11 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
+def _enabling_sdpa(cls: Any, config: Any, hard_check_only: bool = False) -> Any:
+    config._attn_implementation = "sdpa"
+    return config
+
+
 def _device_map(self: Any, *_: Any, **__: Any) -> Any:
     return self
 
@@ -202,6 +207,7 @@ _MEMBERS: dict[type, dict[str, Any]] = {
     PreTrainedModel: {
         "get_head_mask": _head_mask,
         "_convert_head_mask_to_5d": _head_mask_of_layers,
+        "_check_and_enable_sdpa": classmethod(_enabling_sdpa),
         "_backward_compatibility_gradient_checkpointing": _nothing,
         "_set_gradient_checkpointing": _nothing,
         "_init_weights": _nothing,

@@ -106,7 +106,7 @@ def provide(module: str, names: list[str]) -> list[str]:
             continue
         moved = getattr(importlib.import_module("transformers.pytorch_utils"), name, None)
         stand_in = STAND_INS.get(name, _attention_of(target, name) if moved is None else moved)
-        what = "has other arguments now" if hasattr(target, name) else "is gone"
+        what = "does something else now" if hasattr(target, name) else "is gone"
         full = f"{module}.{name}"
         if stand_in is None:
             setattr(target, name, Gone(full))
@@ -133,10 +133,11 @@ def _attention_of(module: ModuleType, name: str) -> Any:
 
 def _is_there(target: ModuleType, name: str) -> bool:
     """Whether a module has a name that means what it did: a decorator that writes docstrings has
-    had other arguments each year, and changes nothing.
+    had other arguments each year, and changes nothing; a check of RoPE's fields moves them today.
     """
-    if STAND_INS.get(name) is _unchanged:
-        return getattr(target, name, None) is _unchanged
+    stand_in = STAND_INS.get(name)
+    if stand_in in (_unchanged, _nothing):
+        return getattr(target, name, None) is stand_in
     return hasattr(target, name) or _is_module(f"{target.__name__}.{name}")
 
 

@@ -44,11 +44,13 @@ def complex_freqs(cos: Tensor, sin: Tensor) -> Tensor:
 
     The two of a frequency lie side by side or half a table apart; the tables themselves tell which.
     """
-    side_by_side = torch.equal(cos[..., ::2], cos[..., 1::2]) and torch.equal(
-        sin[..., ::2], sin[..., 1::2]
-    )
-    once = slice(None, None, 2) if side_by_side else slice(cos.shape[-1] // 2)
+    once = slice(None, None, 2) if side_by_side(cos, sin) else slice(cos.shape[-1] // 2)
     return torch.complex(cos[..., once].float(), sin[..., once].float())
+
+
+def side_by_side(*tables: Tensor) -> bool:
+    """Whether tables [..., size] hold each frequency in two neighbouring columns."""
+    return all(torch.equal(table[..., ::2], table[..., 1::2]) for table in tables)
 
 
 def _fake_rotated(x: Tensor, size: int) -> Tensor:

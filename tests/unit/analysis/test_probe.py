@@ -165,7 +165,9 @@ def test_rope(rotary_pairs: int, interleaved: bool, repeat: str, op: str) -> Non
         FunctionCall("rope", [q, k, table.cos().float(), table.sin().float()], outputs)
     )
     assert finding is not None
-    assert finding.parameters == {"op": op}
+    places = {"pairs": "side_by_side", "halves": "half_apart"}
+    expected = {"op": op, "frequencies": places[repeat]} if interleaved else {"op": op}
+    assert finding.parameters == expected
 
 
 def test_rope_by_tables_with_each_frequency_once() -> None:

@@ -1,16 +1,17 @@
-"""Tables with each frequency once, and linear layers that are computed slice by slice."""
+"""Tables with each frequency once or twice, and linear layers that are computed slice by slice."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.state import ClassState
-from onboard.codegen.translate.language.trees.syntax import name
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
 from onboard.codegen.translate.language.values import Code
 from onboard.codegen.translate.mechanisms.attention.canonical import rope
 
@@ -70,10 +71,35 @@ def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tenso
     """Stand for a function of modeling code: the signature alone is read."""
 
 
-def test_an_op_gets_tables_with_each_frequency_once_twice() -> None:
+def written(op: str, **how: Any) -> str:
     given = [Code(name(key)) for key in ("q", "k", "cos", "sin")]
-    op = "torch_rope_with_explicit_cos_sin"
-    code = ast.unparse(rope(rotate, op, Args(given, {}, []), half_tables=True).expr)  # type: ignore[attr-defined]
+    result: Any = rope(rotate, op, Args(given, {}, []), **how)
+    return ast.unparse(result.expr)
+
+
+@pytest.mark.parametrize("frequencies", ["side_by_side", "half_apart"])
+def test_neighbouring_channels_are_turned_by_tables_with_each_frequency_twice(
+    frequencies: str,
+) -> None:
+    code = written("torch_rope_with_complex_freqs", frequencies=frequencies)
+    q, k, angles = torch.randn(2, 3, 5, 8), torch.randn(2, 1, 5, 8), torch.randn(2, 5, 4)
+    apart = frequencies == "half_apart"
+    twice = torch.cat((angles, angles), -1) if apart else angles.repeat_interleave(2, -1)
+    turned = eval(code, {"torch": torch, "q": q, "k": k, "cos": twice.cos(), "sin": twice.sin()})
+    for x, found in zip((q, k), turned, strict=True):
+        pairs = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)))
+        factors = torch.polar(torch.ones_like(angles).double(), angles.double())
+        expected = torch.view_as_real(pairs * factors.unsqueeze(1)).flatten(-2)
+        assert torch.allclose(found.double(), expected, atol=1e-5)
+
+
+def test_tables_of_unknown_places_are_refused() -> None:
+    with pytest.raises(Untranslatable, match="do not come from the rotary embedding"):
+        written("torch_rope_with_complex_freqs")
+
+
+def test_an_op_gets_tables_with_each_frequency_once_twice() -> None:
+    code = written("torch_rope_with_explicit_cos_sin", half_tables=True)
     q, k, angles = torch.randn(2, 3, 5, 8), torch.randn(2, 1, 5, 8), torch.randn(2, 5, 4)
     cos, sin = angles.cos(), angles.sin()
     turned = eval(code, {"torch": torch, "q": q, "k": k, "cos": cos, "sin": sin})

@@ -221,7 +221,7 @@ def test_a_decorator_that_writes_docstrings_takes_the_arguments_of_any_year(
         getattr(module, name)(tokenizer_class="Toy")
     monkeypatch.setattr(module, name, getattr(module, name))
     [fact] = names.provide("transformers.utils", [name])
-    assert "has other arguments now" in fact
+    assert "does something else now" in fact
     assert getattr(module, name)(tokenizer_class="Toy")(len) is len
 
 

@@ -53,6 +53,8 @@ class Findings:
     """Function that applies RoPE and takes its tables whole -> the tables' dimensions."""
     half_ropes: Collection[str] = ()
     """Functions that apply RoPE whose tables have each frequency once."""
+    rope_frequencies: Mapping[str, str] = field(default_factory=dict)
+    """Function that turns neighbouring channels -> where its tables have the two of a frequency."""
     single_ropes: Mapping[str, RopeParameters] = field(default_factory=dict)
     """Function that applies RoPE to one tensor -> the op that does so to two, and how."""
     scans: Mapping[str, str] = field(default_factory=dict)

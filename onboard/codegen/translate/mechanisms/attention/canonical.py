@@ -148,12 +148,14 @@ def rope(
     complex_dim: int | None = None,
     table_dims: int | None = None,
     half_tables: bool = False,
+    frequencies: str | None = None,
 ) -> Value:
     """Return the canonical form of `apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1)`.
 
     A function that gets complex numbers instead of cos and sin gives them the dimension of heads at
     `complex_dim`. With `table_dims`, cos and sin are whole tables with so many dimensions, and
-    positions follow them. With `half_tables` they have each frequency once, the op's twice.
+    positions follow them. With `half_tables` they have each frequency once, the op's twice. Of
+    those that become complex numbers `frequencies` says where they have the two of each.
     """
     bound = inspect.signature(function).bind(*args.positional, **args.keywords)
     given = list(bound.arguments.values())
@@ -166,7 +168,7 @@ def rope(
     moved = all(isinstance(value, Code) and value.transposed for value in (q, k))
     q_code, k_code = ((untransposed(value) if moved else value).code() for value in (q, k))
     position = constant(3 - dim.value if moved else dim.value)
-    codes = _tables(op_name, tables)
+    codes = _tables(op_name, tables, frequencies)
     codes = [_twice(code) for code in codes] if half_tables else codes
     called = ast.Call(op(op_name), [q_code, k_code, *codes, position], [])
     return Result(called, Items((Hole(0), Hole(1))), 2, moved)
@@ -188,7 +190,7 @@ def _taken(table: Value, positions: Value, dims: int) -> Code:
     return Code(ast.Subscript(whole, positions.code(), ast.Load()))
 
 
-def _tables(op_name: str, tables: list[Value]) -> list[ast.expr]:
+def _tables(op_name: str, tables: list[Value], frequencies: str | None) -> list[ast.expr]:
     if op_name != COMPLEX_ROPE or len(tables) == 1:
         return [each.code() for each in tables]
     match tables:
@@ -196,7 +198,23 @@ def _tables(op_name: str, tables: list[Value]) -> list[ast.expr]:
             first.expr, second.expr
         ):
             return [first.expr]
+        case [Code() as cos, Code() as sin] if frequencies is not None:
+            return [_complex(cos.expr, sin.expr, frequencies)]
     raise Untranslatable("interleaved RoPE whose cos and sin do not come from the rotary embedding")
+
+
+def _complex(cos: ast.expr, sin: ast.expr, frequencies: str) -> ast.expr:
+    """Return the complex numbers of tables that have each frequency twice."""
+    size = ast.Subscript(attribute(cos, "shape"), constant(-1), ast.Load())
+    half = ast.BinOp(size, ast.FloorDiv(), constant(2))
+    columns = (
+        ast.Slice(step=constant(2)) if frequencies == "side_by_side" else ast.Slice(upper=half)
+    )
+    index = ast.Tuple([constant(...), columns], ast.Load())
+    once = (ast.Subscript(table, index, ast.Load()) for table in (cos, sin))
+    return call(
+        attribute(name("torch"), "complex"), *(call(attribute(each, "float")) for each in once)
+    )
 
 
 def _is_dispatch(owner: Value) -> bool:
@@ -217,7 +235,9 @@ class CanonicalOps(Mechanism):
             return None
         dims = found.rope_dims.get(function.__name__), found.rope_tables.get(function.__name__)
         half = function.__name__ in found.half_ropes
-        return rope(function, found.ropes[function.__name__], args, *dims, half_tables=half)
+        frequencies = found.rope_frequencies.get(function.__name__)
+        op_name = found.ropes[function.__name__]
+        return rope(function, op_name, args, *dims, half_tables=half, frequencies=frequencies)
 
     def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
         """Attention, and a norm of the last dimension."""

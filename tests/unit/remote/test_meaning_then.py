@@ -1,0 +1,103 @@
+"""What code of transformers 4 means by names and methods that mean something else today, or nothing."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+from transformers import PretrainedConfig, PreTrainedModel
+
+from onboard.analysis.repository_classes import bring_up_to_date
+from onboard.analysis.tiny.tiny_config import tiny_config
+from onboard.hf.old import interfaces, names
+
+_CODE = """
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+class ThenConfig(PretrainedConfig):
+    model_type = "then"
+
+class ThenLM(PreTrainedModel):
+    config_class = ThenConfig
+    _supports_sdpa = True
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.linear = nn.Linear(4, 4)
+        self.post_init()
+
+    def forward(self, input_ids=None, **kwargs):
+        return input_ids
+
+    @classmethod
+    def _check_and_enable_sdpa(cls, config, hard_check_only=False):
+        config = super()._check_and_enable_sdpa(config, hard_check_only=hard_check_only)
+        if not hard_check_only and config._attn_implementation == "sdpa":
+            config._attn_implementation = CHOSEN
+        return config
+"""
+
+
+@pytest.mark.parametrize("chosen", ["eager", "sdpa"])
+def test_a_class_gets_the_attention_that_it_chose(
+    chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "_check_and_enable_sdpa"
+    old = interfaces._MEMBERS[PreTrainedModel][key]
+    monkeypatch.setattr(PreTrainedModel, key, old, raising=False)
+    name = "repository_code_that_chooses"
+    module: Any = ModuleType(name)
+    module.CHOSEN = chosen
+    monkeypatch.setitem(sys.modules, name, module)
+    exec(_CODE, vars(module))
+    facts = bring_up_to_date(name, module.ThenConfig, module.ThenLM, {"model_type": "then"})
+    assert any("chose eager" in fact for fact in facts) == (chosen == "eager")
+    model = module.ThenLM._from_config(module.ThenConfig())
+    assert model.config._attn_implementation == chosen
+
+
+def test_a_check_of_ropes_fields_leaves_them_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "rope_config_validation"
+    module: Any = importlib.import_module("transformers.modeling_rope_utils")
+    monkeypatch.setattr(module, key, getattr(module, key, None))
+    [fact] = names.provide("transformers.modeling_rope_utils", [key])
+    assert "stand-in" in fact
+    config: Any = PretrainedConfig()
+    config.rope_theta, config.rope_scaling = 100.0, None
+    getattr(module, key)(config)
+    assert config.rope_parameters is None
+    assert names.provide("transformers.modeling_rope_utils", [key]) == []
+
+
+class Inside(PretrainedConfig):
+    """Refuses what every config has."""
+
+    def __init__(self, width: int = 4096, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.width = width
+        if kwargs.keys() - {"model_type", "transformers_version"}:
+            raise ValueError(f"unknown: {kwargs}")
+
+
+class Around(PretrainedConfig):
+    """Has such a config inside."""
+
+    model_type = "around"
+    sub_configs = {"inside": Inside}
+
+    def __init__(self, hidden_size: int = 4096, inside: Any = None, **kwargs: Any) -> None:
+        self.hidden_size = hidden_size
+        self.inside = inside if isinstance(inside, Inside) else Inside(**(inside or {}))
+        super().__init__(**kwargs)
+
+
+def test_a_config_inside_may_refuse_what_every_config_has() -> None:
+    config = Around(inside={"width": 3000})
+    small: Any = tiny_config(config)
+    assert small.hidden_size < config.hidden_size
+    assert isinstance(small.inside, Inside)
+    assert small.inside.width <= 3000
