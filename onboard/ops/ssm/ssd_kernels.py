@@ -3,7 +3,8 @@
 """Kernels of Mamba 2 for long queries, all chunks at once (arXiv:2405.21060, section 6).
 
 What each chunk adds to the state is found for all chunks in parallel; a pass over the chunks turns
-that into the state in front of each; then all outputs are found in parallel. A sequence's chunks
+that into the state in front of each; then all outputs are found in parallel. Sequences of at most
+STEPS tokens are left to the kernel that goes from token to token. A sequence's chunks
 have numbers from `cu_seqlens[sequence] // CHUNK + sequence` on, which no other sequence's reach.
 Operands of products have the inputs' type, sums and states are float32.
 """
@@ -43,14 +44,14 @@ def ssd_state_kernel(
     states_ptr, decays_ptr, x_ptr, A_ptr, B_ptr, dt_ptr, bias_ptr, cu_seqlens_ptr, kv_lens_ptr, slots_ptr, chunks,
     least, most, x_stride_token, x_stride_head, B_stride_token, B_stride_group, dt_stride_token,
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr, PRECISION: tl.constexpr,
-    DOT_TYPE: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+    DOT_TYPE: tl.constexpr, STEPS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Find what one chunk adds to BLOCK_P channels of one head's state, and how much of the older
     state it leaves.
     """
     head = tl.program_id(1)
     start, first, tokens, number = _chunk(cu_seqlens_ptr, kv_lens_ptr, slots_ptr, chunks, CHUNK)
-    if first >= tokens:
+    if (first >= tokens) | (tokens <= STEPS):
         return
     row, n = first + tl.arange(0, CHUNK), tl.arange(0, BLOCK_N)
     channel = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
@@ -74,13 +75,15 @@ def ssd_state_kernel(
 @triton.jit
 def ssd_pass_kernel(
     states_ptr, decays_ptr, cu_seqlens_ptr, kv_lens_ptr, slots_ptr, cache_ptr, cache_stride,
-    HEADS: tl.constexpr, ELEMENTS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    HEADS: tl.constexpr, ELEMENTS: tl.constexpr, STEPS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Replace what each chunk adds to BLOCK numbers of one head's state by the state in front of
     the chunk.
     """
     head, sequence = tl.program_id(1), tl.program_id(2)
     start, tokens, continues, slot = span(sequence, cu_seqlens_ptr, kv_lens_ptr, slots_ptr)
+    if tokens <= STEPS:
+        return
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < ELEMENTS
     cache_ptr += slot * cache_stride + head * ELEMENTS + place
@@ -105,14 +108,14 @@ def ssd_output_kernel(
     least, most, x_stride_token, x_stride_head, B_stride_token, B_stride_group, C_stride_token, C_stride_group,
     dt_stride_token,
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr, PRECISION: tl.constexpr,
-    DOT_TYPE: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+    DOT_TYPE: tl.constexpr, STEPS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Find BLOCK_P channels of one head's outputs of one chunk from its inputs and the state in
     front of it.
     """
     head = tl.program_id(1)
     start, first, tokens, number = _chunk(cu_seqlens_ptr, kv_lens_ptr, slots_ptr, chunks, CHUNK)
-    if first >= tokens:
+    if (first >= tokens) | (tokens <= STEPS):
         return
     row, n = first + tl.arange(0, CHUNK), tl.arange(0, BLOCK_N)
     channel = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)

@@ -28,13 +28,15 @@ def ssm_step_kernel(
     least, most, x_stride_token, x_stride_head, B_stride_token, B_stride_group, C_stride_token, C_stride_group,
     dt_stride_token, cache_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAP: tl.constexpr,
+    STEPS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Take the new tokens of one sequence, one by one, into BLOCK_P channels of one head's
-    state.
+    """Take the new tokens of one sequence, if they are at most STEPS, one by one, into BLOCK_P
+    channels of one head's state.
     """
     head = tl.program_id(1)
     start, tokens, continues, slot = span(tl.program_id(2), cu_seqlens_ptr, kv_lens_ptr, slots_ptr)
+    if tokens > STEPS:
+        return
     channel, n = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_N)
     inside = (channel < SIZE)[:, None] & (n < STATE)[None, :]
     cache_ptr += slot * cache_stride + head * (SIZE * STATE) + channel[:, None] * STATE + n[None, :]
@@ -64,13 +66,15 @@ def ssm_chunk_kernel(
     least, most, x_stride_token, x_stride_head, B_stride_token, B_stride_group, C_stride_token, C_stride_group,
     dt_stride_token, cache_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr, PRECISION: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+    STEPS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Take the new tokens of one sequence, chunk by chunk, into BLOCK_P channels of one head's
-    state.
+    """Take the new tokens of one sequence, if they are more than STEPS, chunk by chunk, into BLOCK_P
+    channels of one head's state.
     """
     head = tl.program_id(1)
     start, tokens, continues, slot = span(tl.program_id(2), cu_seqlens_ptr, kv_lens_ptr, slots_ptr)
+    if tokens <= STEPS:
+        return
     row, n = tl.arange(0, CHUNK), tl.arange(0, BLOCK_N)
     channel = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     kept = (channel < SIZE)[:, None] & (n < STATE)[None, :]

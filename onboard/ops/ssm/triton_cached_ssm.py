@@ -29,7 +29,8 @@ from onboard.ops.triton.launch import (
 
 CHUNK = 64
 MOST_STEPS = 4
-"""Longest query that goes from token to token."""
+"""Longest query that goes from token to token: a chunk takes as long for one token as for all of
+its own."""
 LONG_CHUNK, LONG_QUERY = 128, 512
 """Length of the chunks of a query from that length on; they are then found at once."""
 PASS_BLOCK = 1024
@@ -58,13 +59,13 @@ def triton_cached_ssm(
     time_step_limit: list[float],
     chunk_size: int,
 ) -> Tensor:
-    """`torch_cached_ssm` as one kernel; its chunks have a size of their own, which changes rounding
-    only.
+    """`torch_cached_ssm` as kernels: sequences of few new tokens have that which goes from token to
+    token, whatever others there are. Chunks have a size of their own, which changes rounding only.
     """
     require_device(hidden_states)
     x, B, C, dt = (last_contiguous(each)[0] for each in (hidden_states, B, C, dt))
     (heads, size), (groups, state) = x.shape[1:], B.shape[1:]
-    sequences, _, longest_query, *_ = batch_info_host.tolist()
+    sequences, tokens, longest_query, *_ = batch_info_host.tolist()
     out = output_rows(tuple(x.shape), ssm_cache.dtype, batch_info_host, x.device)
     tensors = (
         out,
@@ -83,24 +84,23 @@ def triton_cached_ssm(
     )
     strides = (*x.stride()[:2], *B.stride()[:2], *C.stride()[:2], dt.stride(0), ssm_cache.stride(0))
     sizes: dict[str, Any] = {"HEADS": heads, "GROUP": heads // groups, "SIZE": size, "STATE": state}
-    sizes["BLOCK_N"] = tile_width(state)
-    if longest_query <= MOST_STEPS:
+    sizes["BLOCK_N"], sizes["STEPS"] = tile_width(state), MOST_STEPS
+    if longest_query <= MOST_STEPS or sequences * longest_query != tokens:
         width = _step_width(sizes["BLOCK_N"], size, heads * sequences, x.device)
         ssm_step_kernel[(triton.cdiv(size, width), heads, sequences)](
             *tensors, *strides, **sizes, BLOCK_P=width, num_warps=4, **overlaps(x.device)
         )
-        return out[None]
     if longest_query >= LONG_QUERY:
         spans = (cu_seqlens, kv_lens, state_slots)
         inputs = (x, A, B, C, D, dt, dt_bias)
         _all_chunks(
             out, *inputs, spans, sequences, longest_query, ssm_cache, time_step_limit, sizes
         )
-        return out[None]
-    width = min(32, tile_width(size))
-    ssm_chunk_kernel[(triton.cdiv(size, width), heads, sequences)](
-        *tensors, *strides, **sizes, BLOCK_P=width, **chunk_options(CHUNK, x.dtype)
-    )
+    elif longest_query > MOST_STEPS:
+        width = min(32, tile_width(size))
+        ssm_chunk_kernel[(triton.cdiv(size, width), heads, sequences)](
+            *tensors, *strides, **sizes, BLOCK_P=width, **chunk_options(CHUNK, x.dtype)
+        )
     return out[None]
 
 
@@ -135,7 +135,7 @@ def _all_chunks(
     )  # fmt: skip
     ssd_pass_kernel[(triton.cdiv(size * state, PASS_BLOCK), heads, sequences)](
         states, decays, *spans, cache, cache.stride(0),
-        HEADS=heads, ELEMENTS=size * state, CHUNK=length, BLOCK=PASS_BLOCK, num_warps=4,
+        HEADS=heads, ELEMENTS=size * state, STEPS=sizes["STEPS"], CHUNK=length, BLOCK=PASS_BLOCK, num_warps=4,
     )  # fmt: skip
     ssd_output_kernel[grid](
         out, states, x, A, B, C, D, dt, dt_bias, *spans, chunks, *time_step_limit,
