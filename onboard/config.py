@@ -26,6 +26,7 @@ from onboard.untrusted.bounds import (
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,127}$"
 CacheDType = Literal["auto", "float32", "float16", "bfloat16", "float8_e4m3fn"]
+StateDType = Literal["auto", "float32", "float16", "bfloat16"]
 Mode = Literal["graph", "hf", "transformers"]
 """Which road a model takes: its generated file, exported; transformers' module, exported; or that
 module as it is.
@@ -69,6 +70,11 @@ class KVCacheConfig(StrictModel):
     """Of keys and values; auto: that of the run, or float8_e4m3fn in 16-bit runs on a GPU if the
     checkpoint asks for it. It halves what bfloat16 takes, rounds to 4 bits, and has the checkpoint's
     scales.
+    """
+    mamba_ssm_cache_dtype: StateDType = "auto"
+    """Of Mamba 2's states; auto: that of the recurrence, float32, which transformers' states have,
+    too. 16 bits halve what a step reads and writes of them and round each state once a step: small
+    inputs of states that last are lost.
     """
     enable_block_reuse: bool = True
     """Keep what requests leave in the cache, as long as there is room, for requests that begin with

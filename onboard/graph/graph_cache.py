@@ -27,7 +27,7 @@ from torch import fx, nn
 
 from onboard.cache.resources import CacheResource, KVPagedResource
 from onboard.extensions import extensions_digest
-from onboard.graph.cache_init.interface import cache_dtype, make_interface
+from onboard.graph.cache_init.interface import cache_dtype, make_interface, state_dtype
 from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.fx import graph_modules, placeholders
 from onboard.graph.saved_graph import CannotSaveError, load_graph, save_graph
@@ -248,6 +248,7 @@ def key_parts(
         "transforms": [[each.key, each.config.model_dump(mode="json")] for each in transforms],
         "runtime": runtime.model_dump(mode="json", exclude=_NOT_IN_KEY),
         "cache_dtype": str(cache_dtype(context) or "auto"),
+        "state_dtype": str(state_dtype(context) or "auto"),
         "checkpoint": None if runtime.skip_loading_weights else _headers(factory.checkpoint),
         "dtype": str(context.dtype),
         "device": _device(context.device),

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import fx, nn
 
 from onboard.cache.resources import CacheResource, StateResource
-from onboard.graph.cache_init.descriptor import StateDescriptor, tensor_argument
+from onboard.graph.cache_init.descriptor import (
+    NarrowStateDescriptor,
+    StateDescriptor,
+    tensor_argument,
+)
 from onboard.graph.cache_init.insert_cached import InsertCached, InsertCachedConfig
 from onboard.graph.context import TransformContext
 from onboard.graph.transform import TransformInfo, register_transform
@@ -60,7 +65,7 @@ class InsertCachedSSMAttention(InsertCached):
     """The state of each sequence in a slot of the cache."""
 
     config_class = InsertCachedSSMAttentionConfig
-    descriptor = StateDescriptor("torch_ssm")
+    descriptor: ClassVar[StateDescriptor] = NarrowStateDescriptor("torch_ssm")
 
     def __init__(self, config: InsertCachedConfig) -> None:
         super().__init__(config)
@@ -68,10 +73,21 @@ class InsertCachedSSMAttention(InsertCached):
             self.descriptor = ReplayedSSMDescriptor(config.replay_tokens)  # type: ignore[misc]
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
-        """Replace the nodes; that a run makes no use of a replay is a fact."""
+        """Replace the nodes; that a run makes no use of a replay, and another dtype of states than
+        the recurrence's, are facts.
+        """
         gm, info = super().apply(gm, context)
+        dtype = context.runtime.kv_cache_config.mamba_ssm_cache_dtype
+        if info.num_matches and dtype not in ("auto", "float32"):
+            context.facts.append(self._said_of(dtype))
         if info.num_matches and isinstance(self.descriptor, ReplayedSSMDescriptor):
             context.facts.append(
                 f"{self.key}: ssm_replay lets steps be taken back, and no run drafts tokens yet"
             )
         return gm, info
+
+    def _said_of(self, dtype: str) -> str:
+        asked = "kv_cache_config.mamba_ssm_cache_dtype"
+        if isinstance(self.descriptor, ReplayedSSMDescriptor):
+            return f"{self.key}: {asked} {dtype} is not used: states that are replayed are float32"
+        return f"{self.key}: states are kept in {dtype} ({asked}), transformers' are float32"

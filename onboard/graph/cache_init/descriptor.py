@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -131,6 +132,12 @@ class CachedOpDescriptor(ABC):
         the tensors.
         """
 
+    def narrowed(self, resources: dict[str, CacheResource], dtype: Any) -> dict[str, CacheResource]:
+        """Return the caches, a state in `dtype`, torch's or a sketch's, if the mechanism can keep it
+        so.
+        """
+        return resources
+
     def constants(self, node: fx.Node) -> tuple[Any, ...]:
         """Return the arguments that follow the caches, as the source has them."""
         found, names = arguments(node), self._arguments
@@ -235,6 +242,16 @@ class StateDescriptor(CachedOpDescriptor):
         assert state is not None, f"{self.cached_names['torch']} does not declare its state"
         shape, own_dtype = state(**{name: _value(value) for name, value in arguments(node).items()})
         return {self.caches[0]: StateResource(tuple(map(int, shape)), own_dtype)}
+
+
+class NarrowStateDescriptor(StateDescriptor):
+    """A recurrence whose states may lie in the cache in fewer bits than it computes with."""
+
+    def narrowed(self, resources: dict[str, CacheResource], dtype: Any) -> dict[str, CacheResource]:
+        """Return the caches with the state in `dtype`; None: in its own."""
+        if dtype is None:
+            return resources
+        return {**resources, self.caches[0]: replace(resources[self.caches[0]], dtype=dtype)}
 
 
 def _value(argument: Any) -> Any:

@@ -10,7 +10,7 @@ from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.cache.step_buffer import table_names
 from onboard.graph.backends import cached_backend
 from onboard.graph.cache_init.descriptor import CachedOpDescriptor, source_nodes
-from onboard.graph.cache_init.interface import cache_dtype, make_interface
+from onboard.graph.cache_init.interface import cache_dtype, make_interface, state_dtype
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import add_placeholder, arguments, replace_with
 from onboard.graph.transform import GraphTransform, TransformConfig, TransformInfo, skipped
@@ -95,7 +95,10 @@ def _swap(
 ) -> None:
     cache = context.cache
     assert isinstance(cache, CachedSequenceInterface)
-    resources = descriptor.resources(node, cache.info.page_size, cache_dtype(context))
+    resources = descriptor.narrowed(
+        descriptor.resources(node, cache.info.page_size, cache_dtype(context)),
+        state_dtype(context),
+    )
     names = {
         name: f"{name}_{sum(each.startswith(name) for each in cache.resources)}"
         for name in resources

@@ -67,6 +67,12 @@ def cache_dtype(context: TransformContext) -> torch.dtype | None:
     return getattr(torch, name)  # type: ignore[no-any-return]
 
 
+def state_dtype(context: TransformContext) -> torch.dtype | None:
+    """Return the dtype that the run asks of states that may have fewer bits, None for their own."""
+    name = context.runtime.kv_cache_config.mamba_ssm_cache_dtype
+    return None if name == "auto" else getattr(torch, name)
+
+
 def _has_float8_cache(context: TransformContext) -> bool:
     if context.device.type != "cuda" or context.dtype.itemsize != 2:
         return False

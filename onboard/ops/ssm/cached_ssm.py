@@ -39,7 +39,8 @@ def torch_cached_ssm(
             batch of one row.
         cu_seqlens, kv_lens, state_slots, batch_info_host: as in
             `onboard.ops.recurrences.advance.advance`.
-        ssm_cache: [slots, heads, head_dim, state], in the recurrence's own dtype; written to.
+        ssm_cache: [slots, heads, head_dim, state], in the recurrence's own dtype or 16 bits; written
+            to, where it has fewer bits rounded after each step.
 
     Returns:
         Like hidden_states, in float32 (float64 for float64); zeros for tokens beyond the last
@@ -47,10 +48,11 @@ def torch_cached_ssm(
     """
 
     def step(state: Tensor, x: Tensor, B: Tensor, C: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:
+        state = state.to(wide_dtype(x))
         return scan_heads(x, A, B, C, D, dt, dt_bias, time_step_limit, chunk_size, state)
 
     out = torch.zeros_like(
-        hidden_states, dtype=ssm_cache.dtype, memory_format=torch.contiguous_format
+        hidden_states, dtype=wide_dtype(hidden_states), memory_format=torch.contiguous_format
     )
     inputs = [hidden_states, B, C, dt]
     return advance(step, inputs, out, cu_seqlens, kv_lens, state_slots, batch_info_host, ssm_cache)

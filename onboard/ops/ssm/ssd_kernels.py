@@ -87,7 +87,7 @@ def ssd_pass_kernel(
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < ELEMENTS
     cache_ptr += slot * cache_stride + head * ELEMENTS + place
-    state = tl.load(cache_ptr, mask=inside & continues, other=0.0)
+    state = tl.load(cache_ptr, mask=inside & continues, other=0.0).to(tl.float32)
     number = start // CHUNK + sequence
     states_ptr += (number * HEADS + head) * ELEMENTS + place
     decays_ptr += number * HEADS + head

@@ -40,7 +40,7 @@ def ssm_step_kernel(
     channel, n = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_N)
     inside = (channel < SIZE)[:, None] & (n < STATE)[None, :]
     cache_ptr += slot * cache_stride + head * (SIZE * STATE) + channel[:, None] * STATE + n[None, :]
-    state = tl.load(cache_ptr, mask=inside & continues, other=0.0)
+    state = tl.load(cache_ptr, mask=inside & continues, other=0.0).to(tl.float32)
     A, D = tl.load(A_ptr + head).to(tl.float32), tl.load(D_ptr + head).to(tl.float32)
     bias = tl.load(bias_ptr + head).to(tl.float32)
     wait_for_inputs(OVERLAP, START_NEXT=False)  # the state is that of an earlier step
@@ -79,7 +79,7 @@ def ssm_chunk_kernel(
     channel = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     kept = (channel < SIZE)[:, None] & (n < STATE)[None, :]
     cache_ptr += slot * cache_stride + head * (SIZE * STATE) + channel[:, None] * STATE + n[None, :]
-    state = tl.load(cache_ptr, mask=kept & continues, other=0.0)
+    state = tl.load(cache_ptr, mask=kept & continues, other=0.0).to(tl.float32)
     A, D = tl.load(A_ptr + head).to(tl.float32), tl.load(D_ptr + head).to(tl.float32)
     bias = tl.load(bias_ptr + head).to(tl.float32)
     x_ptr += head * x_stride_head + channel[None, :]

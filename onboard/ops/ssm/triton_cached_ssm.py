@@ -66,7 +66,7 @@ def triton_cached_ssm(
     x, B, C, dt = (last_contiguous(each)[0] for each in (hidden_states, B, C, dt))
     (heads, size), (groups, state) = x.shape[1:], B.shape[1:]
     sequences, tokens, longest_query, *_ = batch_info_host.tolist()
-    out = output_rows(tuple(x.shape), ssm_cache.dtype, batch_info_host, x.device)
+    out = output_rows(tuple(x.shape), torch.float32, batch_info_host, x.device)
     tensors = (
         out,
         x,

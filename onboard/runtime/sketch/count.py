@@ -167,7 +167,9 @@ def _caches(model: Any, runtime: SettledConfig, chosen: frozenset[str], most: in
     MEMORY.tokens = 0
     tokens, size = runtime.kv_cache_config.max_tokens, runtime.kv_cache_config.tokens_per_block
     dtype = runtime.kv_cache_config.dtype
-    resources = tuple(_resources(size, None if dtype == "auto" else DTYPES[dtype]))
+    states = runtime.kv_cache_config.mamba_ssm_cache_dtype
+    asked = (None if name == "auto" else DTYPES[name] for name in (dtype, states))
+    resources = tuple(_resources(size, *asked))
     if "max_tokens" in chosen and not sum(each.bytes_per_page for each in resources):
         tokens = None
     limits = Limits(
@@ -181,7 +183,9 @@ def _caches(model: Any, runtime: SettledConfig, chosen: frozenset[str], most: in
     return CachePlan(limits, resources)
 
 
-def _resources(page_size: int, dtype: DType | None) -> Iterator[CacheResource]:
+def _resources(
+    page_size: int, dtype: DType | None, states: DType | None
+) -> Iterator[CacheResource]:
     """Yield what the calls keep, in the order in which the pipeline puts caches in."""
     from onboard.graph.assembly.assemble import shipped_keys
     from onboard.graph.transform import get_transform
@@ -199,7 +203,8 @@ def _resources(page_size: int, dtype: DType | None) -> Iterator[CacheResource]:
         for _, arguments in (call for call in stand_in.CALLS if call[0] == name):
             node = stand_in.Node(descriptor.source, _in_rows(arguments))
             descriptor.check(node)
-            yield from descriptor.resources(node, page_size, dtype).values()
+            kept = descriptor.resources(node, page_size, dtype)
+            yield from descriptor.narrowed(kept, states).values()
     if left:
         raise UnsureError(f"no transform puts a cache in for {', '.join(sorted(left))}")
     if changed := {name for name, _ in stand_in.CALLS} & {"torch_attention_repeat_kv"}:

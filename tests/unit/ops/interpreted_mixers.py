@@ -225,6 +225,20 @@ def test_ssm_in_low_precision(step: str, dtype: torch.dtype) -> None:
     check_state("cached_ssm", row, ssm(row, 4, 1, 8, 16, dtype), 11, LOW[dtype])
 
 
+@pytest.mark.parametrize("chunks", ["one by one", "at once"])
+@pytest.mark.parametrize("step", STEPS)
+def test_ssm_with_states_of_16_bits(
+    step: str, chunks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results are those of float32 as far as the states are; what is kept is rounded once."""
+    monkeypatch.setattr(cached_ssm, "LONG_QUERY", 5 if chunks == "at once" else 512)
+    row = make_step(step)
+    arguments = ssm(row, 4, 2, 8, 16)
+    arguments[11] = arguments[11].bfloat16()
+    check_state("cached_ssm", row, arguments, 11, 2.0**-8)
+    assert arguments[11].dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("step", ["prefill", "chunked prefill", "mixed"])
 def test_ssm_with_all_chunks_at_once(

@@ -15,7 +15,7 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from onboard.cache.written_plan import read_plan, written_plan
-from onboard.config import RuntimeConfig
+from onboard.config import KVCacheConfig, RuntimeConfig
 from onboard.content import CONTENT_ROOT
 from onboard.runtime.plan import count_memory
 from tests.support.drawing import some_of
@@ -32,18 +32,19 @@ _ASK = """if True:
     from onboard.config import RuntimeConfig
     from onboard.runtime.sketch.ask import sketched
     from onboard.cache.written_plan import written_plan
-    for root in sys.argv[2:]:
-        runtime = RuntimeConfig(model=sys.argv[1])
+    for root in sys.argv[3:]:
+        states = {"mamba_ssm_cache_dtype": sys.argv[2]}
+        runtime = RuntimeConfig(model=sys.argv[1], kv_cache_config=states)
         found = sketched(Path(sys.argv[1]), runtime, gpu=True, root=Path(root))
         print(json.dumps({"unsure": found} if isinstance(found, str) else written_plan(found)))
     assert "torch" not in sys.modules"""
 
 
-def _asked(checkpoint: Path, *roots: Path) -> list[dict[str, Any]]:
+def _asked(checkpoint: Path, *roots: Path, states: str = "auto") -> list[dict[str, Any]]:
     """Return what a fresh process, in which torch is not imported, says with the models of each
-    root.
+    root, for states of a dtype.
     """
-    command = [sys.executable, "-c", _ASK, str(checkpoint), *map(str, roots)]
+    command = [sys.executable, "-c", _ASK, str(checkpoint), states, *map(str, roots)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return [json.loads(line) for line in said.splitlines()]
 
@@ -82,13 +83,18 @@ def _config(folder: Path, family: str, draw: random.Random) -> Path:
 def test_a_sketch_is_the_plan_of_the_graph(family: str, tmp_path: Path) -> None:
     seed = random.randrange(1000)
     print("seed", seed)
-    folder = _config(tmp_path / "model", family, random.Random(seed))
-    (found,) = _asked(folder, tmp_path)
+    draw = random.Random(seed)
+    folder = _config(tmp_path / "model", family, draw)
+    states = draw.choice(["auto", "bfloat16"])
+    print("states", states)
+    (found,) = _asked(folder, tmp_path, states=states)
     if "unsure" in found:
         assert family in MAY_BE_UNSURE, found
         return
     sketch = read_plan(found)
-    exact, _ = count_memory(folder, RuntimeConfig(model=str(folder)), gpu=True, root=tmp_path)
+    caches = KVCacheConfig(mamba_ssm_cache_dtype=states)
+    runtime = RuntimeConfig(model=str(folder), kv_cache_config=caches)
+    exact, _ = count_memory(folder, runtime, gpu=True, root=tmp_path)
     bounded = ("activations", "graphs")
     sizes, expected = (
         {name: value for name, value in asdict(each).items() if name not in (*bounded, "cache")}

@@ -433,6 +433,38 @@ def test_a_graph_with_replay_forgets_tokens_that_its_next_step_does_not_count() 
     assert any("no run drafts tokens yet" in fact for fact in context.facts)
 
 
+@pytest.mark.parametrize("replay", [False, True])
+def test_states_of_mamba_2_lie_in_the_dtype_that_is_asked_for(replay: bool) -> None:
+    model, context = _ssm(), _context()
+    context.runtime.kv_cache_config.mamba_ssm_cache_dtype = "bfloat16"
+    ids = torch.randperm(40)[None, :TOKENS]
+    with torch.no_grad():
+        gm = _exported(model, context)
+        expected = model(ids, torch.arange(TOKENS)[None])[0]
+        _apply("insert_cached_ssm_attention", gm, context, ssm_replay=replay)
+        _apply("initialize_cache", gm, context)
+        gm.recompile()
+        rows = []
+        for start, end in ((0, 5), (5, 12), (12, 13), (13, 14)):
+            span = np.array([start]), np.array([end - start])
+            read = ids[0, start:end].numpy()
+            context.cache.info.set_batch(read, *span, np.array([[1, 2, 3, 4]]), slots=np.array([2]))
+            rows.append(context.cache.call(gm)[0][: end - start].clone())
+    found = torch.cat(rows)
+    assert found.dtype == torch.float32
+    asked = "kv_cache_config.mamba_ssm_cache_dtype"
+    if replay:
+        assert context.cache.caches["ssm_cache_0"].dtype == torch.float32
+        assert any(f"{asked} bfloat16 is not used" in fact for fact in context.facts)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        return
+    assert context.cache.caches["ssm_cache_0"].dtype == torch.bfloat16
+    assert any(f"in bfloat16 ({asked})" in fact for fact in context.facts)
+    torch.testing.assert_close(found[:5], expected[:5], rtol=1e-5, atol=1e-5)
+    error = (found - expected).norm() / expected.norm()
+    assert 1e-5 < error < 2.0**-6  # three roundings of 2^-9, which a later step's inputs hide
+
+
 def test_a_mixer_that_was_left_out_is_refused() -> None:
     context = _context()
     context.history.append(
