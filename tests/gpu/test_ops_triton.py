@@ -139,7 +139,7 @@ def make_linear(rows: int, name: str, dtype: torch.dtype = torch.bfloat16) -> li
 
 
 @pytest.mark.parametrize("name", LINEARS)
-@pytest.mark.parametrize("rows", [1, 2, 8, 33, 64, 65])
+@pytest.mark.parametrize("rows", [1, 2, 8, 33, 64, 65, 200])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_fused_linear(rows: int, name: str, dtype: torch.dtype) -> None:
     arguments = make_linear(rows, name, dtype)

@@ -6,7 +6,7 @@ captured as a CUDA graph and replayed with other lengths.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -54,6 +54,10 @@ class _Tiles:
     keys: int
     num_warps: int
     num_stages: int
+
+
+_MANY = _Tiles(16, 32, 4, 4)
+"""Those of a decode step of few query heads a key head."""
 
 
 def _choose_tiles(rows: int, channels: int, dtype: torch.dtype, decode: bool) -> _Tiles:
@@ -134,6 +138,8 @@ def _plan(
     programs = blocks * kv_heads * sequences
     wanted = PROGRAMS_PER_PROCESSOR * processors(query.device) // programs
     splits = splits_for(wanted, most_keys, tiles.keys, MOST_SPLITS) if decode else 1
+    if decode and splits == 1 and tiles == _MANY:
+        tiles = replace(tiles, keys=64, num_stages=2)  # fewer, longer waits where programs are many
     return _Plan(decode, blocks, splits, tiles)
 
 

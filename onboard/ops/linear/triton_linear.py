@@ -25,7 +25,9 @@ from onboard.ops.triton.launch import (
 )
 
 MOST_ROWS = 64
-"""More tokens are the library's: their products are bound by arithmetic, not by the weights."""
+"""More tokens are the library's: their products are bound by arithmetic, not by the weights. Small
+weights, of which a library's tiles are too few, are not: `choose_many_tiles`.
+"""
 
 _COUNTERS = 256
 
@@ -67,9 +69,25 @@ def choose_tiles(rows: int, outputs: int, columns: int, device: torch.device) ->
     width = 32 if short and tokens <= 16 else 64
     programs = triton.cdiv(outputs, width)
     splits = _splits(programs, columns, many)
-    return Tiles(
-        tokens if short else max(16, tokens), width, 128, 4, 5, splits, ahead=1024 if short else 0
-    )
+    ahead = 1024 if short and tokens <= 16 else 0  # of no use beside loads of so many tokens
+    return Tiles(tokens if short else max(16, tokens), width, 128, 4, 5, splits, ahead=ahead)
+
+
+def choose_many_tiles(rows: int, outputs: int, columns: int, act: str) -> Tiles | None:
+    """Tiles for 65 to 256 tokens and a small weight; None where the library's product is as fast.
+
+    Measured on compute capability 9.0 over the layers of a dense model of 0.6 billion parameters.
+    """
+    if not MOST_ROWS < rows <= 256 or columns > 3072:
+        return None
+    if outputs <= 1024:
+        return Tiles(32, 64, 128, num_warps=4, num_stages=5)
+    if act and outputs <= 6144:
+        wide = 128 if rows > 128 else 64
+        return Tiles(wide, 128, 64, num_warps=4, num_stages=4)
+    if outputs <= 4096 and rows <= 128:
+        return Tiles(64, 64, 128, num_warps=4, num_stages=4)
+    return None
 
 
 def _splits(programs: int, columns: int, many: int) -> int:
@@ -208,8 +226,12 @@ def triton_fused_linear(
     x, residual = as_rows(input), None if residual is None else as_rows(residual)
     if norm_weight is not None and x.dtype == torch.float16:
         x, norm_weight = triton_rmsnorm(x, norm_weight, eps), None
-    run = launch if 0 < len(x) <= MOST_ROWS else compose
-    y = run(x, weight, bias, residual, norm_weight, eps, activation)
+    around = (bias, residual, norm_weight, eps, activation)
+    tiles = choose_many_tiles(len(x), *weight.shape, activation)
+    if 0 < len(x) <= MOST_ROWS or tiles is not None:
+        y = launch(x, weight, *around, tiles)
+    else:
+        y = compose(x, weight, *around)
     return y.view(*input.shape[:-1], y.shape[-1])
 
 

@@ -99,13 +99,22 @@ def test_split_columns_leave_their_counters_as_they_were(monkeypatch: pytest.Mon
     assert relative_error(first, ops.torch_fused_linear(*double(arguments))) < DTYPES[torch.float32]
 
 
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize(("rows", "outputs"), [(65, 48), (140, 48), (70, 1030)])
+def test_more_tokens_of_small_weights(rows: int, outputs: int, around: str) -> None:
+    """A block of tokens each, of sizes that nothing divides; some of them are the library's."""
+    arguments = make(rows, 150, outputs, AROUND[around], torch.float32)
+    expected = ops.torch_fused_linear(*double(arguments))
+    assert relative_error(ops.triton_fused_linear(*arguments), expected) < DTYPES[torch.float32]
+
+
 def test_many_tokens_are_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_kernel(*_: object) -> None:
         raise AssertionError("a kernel was launched")
 
     monkeypatch.setattr(launcher, "launch", no_kernel)
     for around in AROUND.values():
-        arguments = make(launcher.MOST_ROWS + 1, 32, 8, around, torch.float32)
+        arguments = make(257, 32, 8, around, torch.float32)
         assert (
             relative_error(
                 ops.triton_fused_linear(*arguments), ops.torch_fused_linear(*double(arguments))

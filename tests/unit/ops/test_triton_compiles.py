@@ -159,7 +159,9 @@ MATRIX = {"matrix_kernel", "_rmsnorm_kernel"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rows", "names"), [(1, {"vector_kernel"}), (8, MATRIX), (64, MATRIX)])
+@pytest.mark.parametrize(
+    ("rows", "names"), [(1, {"vector_kernel"}), (8, MATRIX), (64, MATRIX), (200, MATRIX)]
+)
 def test_linear_kernels(
     kernels: list[Any], rows: int, names: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
