@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx, nn
 
 from onboard.graph.fx import attribute
+from onboard.graph.weight_load.parameters import leave_unread
 
 
 def clean_up(gm: fx.GraphModule) -> None:
@@ -22,8 +23,13 @@ def clean_up(gm: fx.GraphModule) -> None:
 
 
 def _drop_unused_tensors(gm: fx.GraphModule) -> None:
+    """Remove them; checkpoints have those of the model's buffers that it saves (a mask)."""
     # By identity, not by name: a tied parameter keeps all of its names while one of them is read.
     used = {id(attribute(gm, str(node.target))) for node in gm.graph.nodes if node.op == "get_attr"}
+    saved = (
+        gm.state_dict(keep_vars=True).keys()
+        - dict(gm.named_parameters(remove_duplicate=False)).keys()
+    )
     for module in _own_modules(gm):
         for table in (module._parameters, module._buffers):
             for name in [
@@ -32,6 +38,7 @@ def _drop_unused_tensors(gm: fx.GraphModule) -> None:
                 if tensor is not None and id(tensor) not in used
             ]:
                 delattr(module, name)
+    leave_unread(gm, saved - gm.state_dict(keep_vars=True).keys())
 
 
 def _drop_empty_modules(module: nn.Module, used: set[str], path: str = "") -> None:

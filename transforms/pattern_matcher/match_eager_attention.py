@@ -45,7 +45,12 @@ _MASKED = Either(
     Op(aten.where, Var("seen", where=is_node), cast(_CAPPED), Var("least")),
     _CAPPED,
 )
-_WEIGHTS = Op((aten.softmax, aten._softmax), cast(_MASKED), Var("dim"))
+_SCALED_LAST = Either(
+    _MASKED,
+    Op(aten.mul, cast(_MASKED), Var("last_scale", where=is_number)),
+    Op(aten.div, cast(_MASKED), Var("last_divisor", where=is_number)),
+)
+_WEIGHTS = Op((aten.softmax, aten._softmax), cast(_SCALED_LAST), Var("dim"))
 _PATTERN = Op(aten.matmul, cast(_WEIGHTS), _VALUE)
 
 
@@ -92,13 +97,15 @@ def _is_attention(found: Bound) -> bool:
 
 def _mask(found: Bound, gm: fx.GraphModule, masks: MaskReader) -> dict[str, Any] | None:
     """Return attention's options for its mask; None for scores that are replaced otherwise."""
+    if _last_scale(found) != 1.0 and ("least" not in found or "cap" in found):
+        return None
     if "least" not in found:
         return masks.read(found.get("mask"))
     least = found["least"]
     if is_node(least):
         constant = evaluate(gm, least, 1, {})
         least = float(constant) if constant is not None and constant.numel() == 1 else 0.0
-    if not least <= _LEAST:
+    if not least * _last_scale(found) <= _LEAST:
         return None
     if "hidden" in found:
         return masks.read_hidden(found["hidden"])
@@ -107,4 +114,12 @@ def _mask(found: Bound, gm: fx.GraphModule, masks: MaskReader) -> dict[str, Any]
 
 
 def _scale(found: Bound) -> float:
-    return float(found["scale"]) if "scale" in found else 1.0 / float(found.get("divisor", 1.0))
+    first = float(found["scale"]) if "scale" in found else 1.0 / float(found.get("divisor", 1.0))
+    return first * _last_scale(found)
+
+
+def _last_scale(found: Bound) -> float:
+    """Return by what scores are multiplied that have their mask."""
+    if "last_scale" in found:
+        return float(found["last_scale"])
+    return 1.0 / float(found.get("last_divisor", 1.0))

@@ -20,6 +20,7 @@ from transformers import (
     masking_utils,
 )
 from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.utils import ModelOutput
@@ -30,6 +31,7 @@ from onboard.plain_config import default_rope
 
 _LENGTH = "get_max_length" if hasattr(Cache, "get_max_length") else "get_max_cache_shape"
 """What transformers calls it: versions have one of the two."""
+_KIND = "attention_type"
 
 
 def restore_old_interfaces() -> list[str]:
@@ -186,6 +188,21 @@ def _max_length(self: Any, layer: int = 0) -> int | None:
     return most if most >= 0 else None
 
 
+def _kind_of_layer(self: Any) -> str:
+    """Return which kind of attention a layer has: what it was told, or what the config says of it."""
+    if _KIND in vars(self):
+        return str(vars(self)[_KIND])
+    for part in self.modules():
+        kinds = getattr(getattr(part, "config", None), "layer_types", None)
+        if kinds and getattr(part, "layer_idx", None) is not None:
+            return str(kinds[part.layer_idx])
+    raise AttributeError(_KIND)
+
+
+def _tell_kind(self: Any, kind: Any) -> None:
+    vars(self)[_KIND] = kind
+
+
 def _nothing(*_: Any, **__: Any) -> None:
     return None
 
@@ -218,6 +235,7 @@ _MEMBERS: dict[type, dict[str, Any]] = {
         "is_parallelizable": False,
         "model_parallel": False,
     },
+    GradientCheckpointingLayer: {_KIND: property(_kind_of_layer, _tell_kind)},
     Cache: {
         "get_max_length": _max_length,
         "get_max_cache_shape": _max_length,

@@ -76,7 +76,8 @@ def translate(tmp_path: Path) -> Translate:
         module = importlib.util.module_from_spec(spec)
         sys.modules[module_name] = module
         spec.loader.exec_module(module)
-        values = SimpleNamespace(attribute_map={}, **(config or {}))
+        made = getattr(module, "Config", SimpleNamespace)
+        values = made(attribute_map={}, **(config or {}))
         model = module.Toy(values)
         model.config = values
         translator = Translator(

@@ -9,7 +9,7 @@ import random
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +27,7 @@ from transformers import (
     masking_utils,
 )
 from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import ModelOutput
 
@@ -245,6 +246,20 @@ def test_what_would_change_the_model_refuses(name: str, monkeypatch: pytest.Monk
     names.provide("transformers.pytorch_utils", [name])
     with pytest.raises(OnboardError, match=name):
         getattr(module, name)({1}, 2)
+
+
+def test_layers_know_their_kind_of_attention_as_they_did() -> None:
+    config = SimpleNamespace(layer_types=["full_attention", "sliding_attention"])
+    told = interfaces._MEMBERS[GradientCheckpointingLayer]
+    layer_class: Any = type("Layer", (GradientCheckpointingLayer,), told)
+    for index, kind in enumerate(config.layer_types):
+        layer = layer_class()
+        assert not hasattr(layer, "attention_type")
+        layer.self_attn = torch.nn.Identity()
+        layer.self_attn.config, layer.self_attn.layer_idx = config, index
+        assert layer.attention_type == kind
+        layer.attention_type = "its own"
+        assert layer.attention_type == "its own"
 
 
 def test_masked_and_pruned_heads_are_refused_and_none_are_not() -> None:

@@ -111,7 +111,9 @@ def own_copy(owner: Setting | Mapping, frame: Frame) -> Value:
 
 def as_name(key: Value, frame: Frame) -> Value:
     """Return a text of the config as this config has it, guarded; others as they are."""
-    return as_constants(Args([key], {}, []), frame).positional[0]
+    found = _of_config(key, frame)
+    text = key if found is None or not isinstance(found.value, str) else found
+    return as_constants(Args([text], {}, []), frame).positional[0]
 
 
 def compared(op: ast.cmpop, left: Value, right: Value, frame: Frame) -> Known | None:

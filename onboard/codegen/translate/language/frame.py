@@ -407,8 +407,8 @@ class Program(Protocol):
     def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value:
         """Return `self.attr(...)`."""
 
-    def call_super(self, attr: str, args: Args, frame: Frame) -> Value:
-        """Return `super().attr(...)`."""
+    def call_super(self, attr: str, args: Args, frame: Frame, base: type | None = None) -> Value:
+        """Return `super().attr(...)`, or `Base.attr(self, ...)` of a base that is named."""
 
     def call_autograd(self, cls: type, args: Args, frame: Frame) -> Value:
         """Return `cls.apply(...)`."""

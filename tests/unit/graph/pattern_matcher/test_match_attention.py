@@ -169,6 +169,10 @@ REPLACED: list[tuple[str, Callable[[Tensor, Tensor], Tensor], bool]] = [
     ("not seen", lambda x, seen: x.masked_fill(~seen, torch.finfo(x.dtype).min), True),
     ("zeros", lambda x, seen: x.masked_fill(seen.float() == 0, -1e9), True),
     ("where", lambda x, seen: torch.where(seen, x, torch.full([], float("-inf"))), True),
+    ("scaled last", lambda x, seen: x.masked_fill(~seen, -torch.inf) / 1.7, True),
+    ("enlarged last", lambda x, seen: torch.where(seen, x, -torch.inf) * 1.7, True),
+    ("turned round last", lambda x, seen: x.masked_fill(~seen, 1e9) * -1.7, True),
+    ("counts when scaled", lambda x, seen: x.masked_fill(~seen, -1e4) * 1e-4, False),
     ("what still counts", lambda x, seen: x.masked_fill(~seen, -1.0), False),
     ("earlier keys", lambda x, seen: x.masked_fill(seen & ~seen.transpose(2, 3), -1e9), False),
 ]

@@ -17,6 +17,7 @@ from transformers.utils import is_torchdynamo_compiling
 from onboard.analysis.source import gives_its_input
 from onboard.codegen.translate.language import config_values
 from onboard.codegen.translate.language.args import PLACES, Args, is_static_call, plain_call
+from onboard.codegen.translate.language.config_methods import call_config
 from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.expressions import multimodal_configs, objects
 from onboard.codegen.translate.language.expressions.builtin_calls import BUILTINS
@@ -160,14 +161,14 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
         case Self():
             return frame.translator.call_own_method(attr, args, frame)
         case Super(after=after):
-            if after not in (None, frame.owner) and attr != "__init__":
-                raise Untranslatable(f"super() of another class, of which {attr} is called")
-            behind = frame if after is None else replace(frame, owner=after)
-            return frame.translator.call_super(attr, args, behind)
+            return _call_super(after, attr, args, frame)
+        case Global(obj=type() as cls) if args.positional[:1] and _is_base(cls, args, frame):
+            rest = replace(args, positional=args.positional[1:])
+            return frame.translator.call_super(attr, rest, frame, cls)
         case PlainObject():
             return frame.translator.call_object(owner, attr, args, frame)
         case Mapping():
-            return _mapping_method(owner, attr, args, frame)
+            return _mapping_method(owner, attr, _by_name(args, frame), frame)
         case Output() if attr == "__setitem__":
             return _set_field(owner, *args.positional, frame=frame)
         case ModuleTable() if listed := table_method(owner, attr):
@@ -186,10 +187,8 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return tensor_method(owner, attr, args)
         case Known(value=value) if args.known():
             return Known(getattr(value, attr)(*(item.value for item in args.positional)))  # type: ignore[attr-defined]
-        case Config(expr=expr, obj=obj) if attr == "to_dict" and frame.translator.specialised:
-            return config_values.all_fields(expr, obj)
-        case Config() if attr == "get_text_config":
-            return multimodal_configs.text_config(owner)
+        case Config() if (given := call_config(owner, attr, args, frame)) is not None:
+            return given
         case Global(obj=type() as cls) if attr == "apply" and issubclass(
             cls, torch.autograd.Function
         ):
@@ -211,6 +210,20 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
     return call_value(found, args, frame)
 
 
+def _call_super(after: type | None, attr: str, args: Args, frame: Frame) -> Value:
+    known = attr == "__init__" or frame.translator.specialised
+    if after not in (None, frame.owner) and not known:
+        raise Untranslatable(f"super() of another class, of which {attr} is called")
+    behind = frame if after is None else replace(frame, owner=after)
+    return frame.translator.call_super(attr, args, behind)
+
+
+def _is_base(cls: type, args: Args, frame: Frame) -> bool:
+    """Whether a method of a class is called of the module itself, which inherits it."""
+    own = isinstance(args.positional[0], Self) and frame.cls is not None
+    return own and frame.cls is not None and issubclass(frame.cls.cls, cls)
+
+
 def _got(owner: Code, args: Args) -> Code:
     """Return `owner.get(key, default)` of a dict that exists at run time, which may lack the key."""
     default = args.positional[1] if len(args.positional) > 1 else NONE
@@ -229,6 +242,14 @@ def _set_field(output: Output, key: Value, value: Value, *, frame: Frame) -> Val
     changed = Output({**output.fields, key.value: value})
     frame.env.values |= {place: changed for place, item in known.items() if item is output}
     return NONE
+
+
+def _by_name(args: Args, frame: Frame) -> Args:
+    """Return the arguments of a dict's method with a text of the config, which is a key, known."""
+    if not args.positional or args.stars:
+        return args
+    first = config_values.as_name(args.positional[0], frame)
+    return replace(args, positional=[first, *args.positional[1:]])
 
 
 def _mapping_method(owner: Mapping, attr: str, args: Args, frame: Frame) -> Value:

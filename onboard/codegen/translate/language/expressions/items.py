@@ -198,6 +198,8 @@ def _of_mapping(owner: Mapping, index: Value, node: ast.Subscript, frame: Frame)
     """Return an item of a dict; for a key that differs between configs, what all of its items
     are.
     """
+    if any(isinstance(item, Global) for item in owner.items.values()):
+        index = config_values.as_name(index, frame)
     if isinstance(index, Known):
         if index.value not in owner.items:
             raise Untranslatable(

@@ -156,22 +156,12 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             state = frame.cls or frame.caller
             if state is None:
                 raise Untranslatable(f"{attr} of a module that a function is given")
-            return attribute_of(state, attr, name("self"), frame)
-        case Config(expr=expr, obj=obj):
-            if (kept := frame.env.values.get(f"{ast.unparse(expr)}.{attr}")) is not None:
-                return kept  # as this constructor left it
-            if attr in CONFIG_FACTS:
-                return _config_fact(attr, expr, obj, frame)
-            if attr in _DTYPES and frame.kind == "init" and frame.translator.specialised:
-                return NONE  # what loads weights decides it
-            if (changed := _changed(attr, obj, frame)) is not None:
-                return changed
-            # Other fields may differ from layer to layer
-            if (part := _part(obj, attr, frame)) is not None:
-                return Config(attribute(expr, attr), part)
-            return of_field(attribute(expr, attr), obj, frame) or Code(
-                attribute(expr, attr), static=True
-            )
+            found = attribute_of(state, attr, name("self"), frame)
+            if not is_own_property(state.cls, attr, frame):
+                return found
+            return frame.translator.call_own_method(attr, Args([], {}, []), frame)
+        case Config():
+            return _of_config(owner, attr, frame)
         case Global(obj=obj, expr=expr):
             return _global_attribute(obj, attr, expr)
         case Output(fields=fields):
@@ -180,6 +170,8 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return items[names.index(attr)]
         case Instance(expr=expr) if f"{ast.unparse(expr)}.{attr}" in frame.env.values:
             return frame.env.values[f"{ast.unparse(expr)}.{attr}"]  # as this forward left it
+        case Instance(classes=classes) if all(is_own_property(c, attr, frame) for c in classes):
+            return frame.translator.call_module(owner, Args([], {}, []), frame, attr)
         case Instance(classes=(cls,), expr=expr) if frame.translator.translates(cls):
             return attribute_of(frame.translator.reached(owner)[0], attr, expr, frame)
         case Instance(classes=classes, expr=expr) if len(classes) > 1 and all(
@@ -206,6 +198,22 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
         case Known(value=value) if hasattr(value, attr):
             return Known(getattr(value, attr))
     return Code(attribute(owner.code(), attr))
+
+
+def _of_config(owner: Config, attr: str, frame: Frame) -> Value:
+    expr, obj = owner.expr, owner.obj
+    if (kept := frame.env.values.get(f"{ast.unparse(expr)}.{attr}")) is not None:
+        return kept  # as this constructor left it
+    if attr in CONFIG_FACTS:
+        return _config_fact(attr, expr, obj, frame)
+    if attr in _DTYPES and frame.kind == "init" and frame.translator.specialised:
+        return NONE  # what loads weights decides it
+    if (changed := _changed(attr, obj, frame)) is not None:
+        return changed
+    # Other fields may differ from layer to layer
+    if (part := _part(obj, attr, frame)) is not None:
+        return Config(attribute(expr, attr), part)
+    return of_field(attribute(expr, attr), obj, frame) or Code(attribute(expr, attr), static=True)
 
 
 def _part(config: Any, attr: str, frame: Frame) -> PretrainedConfig | None:
@@ -382,7 +390,8 @@ def _class_attribute(state: ClassState, attr: str, path: ast.expr, frame: Frame)
     value = inspect.getattr_static(state.cls, attr, None)
     if isinstance(value, bool | int | float | str):
         return Known(value)
-    if inspect.isroutine(value) or isinstance(value, staticmethod | classmethod):
+    is_method = inspect.isroutine(value) or isinstance(value, staticmethod | classmethod)
+    if is_method or is_own_property(state.cls, attr, frame):
         return Method(Self(), attr)
     modules = frame.translator.modules_of(state.cls)
     if modules and not any(hasattr(module, attr) for module in modules):
@@ -390,4 +399,14 @@ def _class_attribute(state: ClassState, attr: str, path: ast.expr, frame: Frame)
     of_torch = state.inherits_init or (
         frame.translator.specialised and any(getattr(each, attr, path) is None for each in modules)
     )
-    return Code(path, optional=of_torch)  # a bias may be None
+    texts = [isinstance(getattr(module, attr, None), str) for module in modules]
+    static = frame.translator.specialised and bool(texts) and all(texts)
+    return Code(path, static, optional=of_torch)  # a bias may be None
+
+
+def is_own_property(cls: type, attr: str, frame: Frame) -> bool:
+    """Whether a class of repositories' code computes an attribute whenever it is read."""
+    found = inspect.getattr_static(cls, attr, None)
+    if not isinstance(found, property) or not frame.translator.specialised:
+        return False
+    return str(found.fget.__module__).split(".")[0] not in ("torch", "transformers", "onboard")

@@ -64,7 +64,7 @@ from onboard.codegen.translate.language.program.results import (
     same_call,
     with_logits_alone,
 )
-from onboard.codegen.translate.language.program.supers import execute_inside
+from onboard.codegen.translate.language.program.supers import execute_inside, refuse_raise
 from onboard.codegen.translate.language.program.without_arguments import given_always
 from onboard.codegen.translate.language.state import ClassState, Restart, Routine
 from onboard.codegen.translate.language.statements.assign import refuse_growth, store_attribute
@@ -294,9 +294,9 @@ class Translator(Program):
         function = attribute(name("self"), attr)
         return called(function, routine, rest | bound, self)
 
-    def call_super(self, attr: str, args: Args, frame: Frame) -> Value:
-        """Return `super().attr(...)`."""
-        return supers.call_super(self, attr, args, frame)
+    def call_super(self, attr: str, args: Args, frame: Frame, base: type | None = None) -> Value:
+        """Return `super().attr(...)`, or `Base.attr(self, ...)`."""
+        return supers.call_super(self, attr, args, frame, base)
 
     def call_autograd(self, cls: type, args: Args, frame: Frame) -> Value:
         """Return `cls.apply(...)`."""
@@ -373,7 +373,8 @@ class Translator(Program):
             not (recognised := self.findings.recognised.get(state.cls.__name__))
             or not recognised.own_init
         ):
-            execute(with_local_lists(node.body) if self.specialised else node.body, frame)
+            body = with_local_lists(node.body) if self.specialised else node.body
+            refuse_raise(execute(body, frame), frame)
         prefix = "self."
         state.attributes = {
             k.removeprefix(prefix): v for k, v in frame.env.values.items() if k.startswith(prefix)

@@ -16,23 +16,25 @@ from onboard.codegen.translate.language.forms import POSITIONS, ROWS
 from onboard.codegen.translate.language.frame import Frame, Program
 from onboard.codegen.translate.language.object_values import Config
 from onboard.codegen.translate.language.program.argument_facts import bind, receiver
+from onboard.codegen.translate.language.program.closures import run_inside
 from onboard.codegen.translate.language.program.inline import defaults
-from onboard.codegen.translate.language.statements.execute import execute
+from onboard.codegen.translate.language.statements.execute import RAISES, execute
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
 from onboard.codegen.translate.language.values import NONE, Code, Known, Mapping, Value
 
 
-def call_super(translator: Program, attr: str, args: Args, frame: Frame) -> Value:
-    """Return `super().attr(...)`; the bases that the generated class does not have are written into
-    it.
+def call_super(
+    translator: Program, attr: str, args: Args, frame: Frame, base: type | None = None
+) -> Value:
+    """Return `super().attr(...)`, or `Base.attr(self, ...)` of a base that is named; the bases that
+    the generated class does not have are written into it.
     """
     assert frame.cls is not None
-    if attr != "__init__":
-        called = plain_call(attribute(call(name("super")), attr), args)
-        return looked_up(called, args) if issubclass(frame.cls.cls, nn.Embedding) else called
     mro = frame.cls.cls.__mro__
     rest = mro[mro.index(frame.owner) + 1 :] if frame.owner in mro else mro
-    base = next(cls for cls in rest if "__init__" in vars(cls))
+    base = next(cls for cls in (base.__mro__ if base else rest) if attr in vars(cls))
+    if attr != "__init__":
+        return _method_of_base(translator, base, attr, args, frame)
     if translator.translates(base) and base.__module__ not in (
         "transformers.modeling_utils",
         "transformers.modeling_layers",
@@ -57,6 +59,20 @@ def call_super(translator: Program, attr: str, args: Args, frame: Frame) -> Valu
     return NONE
 
 
+def _method_of_base(translator: Program, base: type, attr: str, args: Args, frame: Frame) -> Value:
+    """Return what a base's method gives: of repositories' classes it is written where it is called,
+    of PyTorch's it stays a call.
+    """
+    found = find_method(base, attr)
+    if found is None or not (translator.specialised and translator.has_method(base, attr)):
+        assert frame.cls is not None
+        called = plain_call(attribute(call(name("super")), attr), args)
+        return looked_up(called, args) if issubclass(frame.cls.cls, nn.Embedding) else called
+    owner, node = found
+    source, inside = module_source(owner.__module__), replace(frame, owner=owner)
+    return run_inside(node, source, args, inside, receiver(node), method=True)
+
+
 def execute_inside(
     translator: Program, owner: type, node: ast.FunctionDef, args: Args, frame: Frame
 ) -> Value:
@@ -76,12 +92,21 @@ def execute_inside(
         inner.env.values[node.args.kwarg.arg] = Mapping(rest)
     last = node.body[-1]
     returned = last.value if isinstance(last, ast.Return) else None
-    execute(node.body if returned is None else node.body[:-1], inner)
+    refuse_raise(execute(node.body if returned is None else node.body[:-1], inner), frame)
     value = NONE if returned is None else inner.evaluate(returned)
     frame.env.values.update(
         {key: value for key, value in inner.env.values.items() if key.startswith("self.")}
     )
     return value
+
+
+def refuse_raise(ending: str, frame: Frame) -> None:
+    """Raise `Untranslatable` where a constructor of repositories' code raises with what is known of
+    this config: the model is not made so.
+    """
+    if ending == RAISES and frame.translator.specialised:
+        assert frame.cls is not None
+        raise Untranslatable(f"the constructor of {frame.cls.cls.__name__}, which raises")
 
 
 def looked_up(called: Code, args: Args) -> Code:

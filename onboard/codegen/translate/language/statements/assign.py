@@ -28,10 +28,12 @@ from onboard.codegen.translate.language.statements.bindings import of_itself
 from onboard.codegen.translate.language.statements.kept import (
     is_cast,
     is_made_again,
+    is_replaced,
     is_set_apart,
     is_so_already,
     is_table,
     is_weight,
+    replaces_part,
 )
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
 from onboard.codegen.translate.language.values import (
@@ -89,10 +91,9 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
         case ast.Attribute(value=owner, attr="data") if is_weight(owner, frame):
             return  # it is read from the checkpoint
         case ast.Attribute(value=owner, attr=attr) if _takes_away(owner, value, frame):
-            path = frame.code(owner)
-            frame.emit(
-                ast.Assign([ast.Attribute(path, attr, ast.Store())], ast.Constant(None)), origin
-            )
+            _emit(frame.code(owner), attr, ast.Constant(None), frame, origin)
+        case ast.Attribute(value=owner, attr=attr) if replaces_part(owner, attr, value, frame):
+            _emit(frame.code(owner), attr, value.code(), frame, origin)
         case ast.Attribute(value=owner, attr=attr) if config_changes.is_own_config(owner, frame):
             config_changes.change_for_all(owner, attr, frame.settle(value), frame)
         case ast.Attribute(value=ast.Name(id=variable), attr=attr) if (
@@ -105,6 +106,10 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             return
         case _:
             raise Untranslatable(f"an assignment to {ast.unparse(target)}")
+
+
+def _emit(owner: ast.expr, attr: str, value: ast.expr, frame: Frame, origin: ast.AST) -> None:
+    frame.emit(ast.Assign([ast.Attribute(owner, attr, ast.Store())], value), origin)
 
 
 def _ties(target: ast.Attribute, value: Value, frame: Frame) -> bool:
@@ -309,6 +314,9 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
     path = attribute(name("self"), attr)
     assert isinstance(path, ast.Attribute)
     target = ast.Attribute(path.value, attr, ast.Store())
+    if is_replaced(attr, value, frame):
+        frame.env.values[f"self.{attr}"] = _at(value, path)
+        return
     if is_table(attr, value, frame):
         make = attribute(name("self"), "register_buffer")
         made = call(make, ast.Constant(attr), value.code(), persistent=ast.Constant(False))

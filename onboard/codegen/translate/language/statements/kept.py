@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 import torch
+from torch import nn
 
 from onboard.analysis.behaviour.kept_tables import keeps_table
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.object_values import Instance, SetApart
+from onboard.codegen.translate.language.object_values import Instance, SetApart, joined_ways
 from onboard.codegen.translate.language.trees.casts import without_casts
+from onboard.codegen.translate.language.trees.syntax import attribute, name
 from onboard.codegen.translate.language.values import NONE, Value
 
 _PLAIN = (bool, int, float, str)
@@ -80,3 +83,34 @@ def is_set_apart(owner: ast.expr, attr: str, frame: Frame) -> bool:
     for state in frame.translator.reached(made):
         state.attributes[attr] = SetApart(reason)
     return True
+
+
+def replaces_part(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
+    """Whether a constructor of repositories' code puts another module in the place of one that a
+    module of its has made; whose class then has one or the other, as its modules in the small model
+    do.
+    """
+    if frame.kind != "init" or not frame.translator.specialised or not isinstance(value, Instance):
+        return False
+    made = frame.evaluate(owner)
+    if not isinstance(made, Instance) or not all(map(frame.translator.translates, made.classes)):
+        return False
+    for state in frame.translator.reached(made):
+        modules = frame.translator.modules_of(state.cls)
+        kept = {type(getattr(module, attr, None)) for module in modules}
+        before = state.attributes.get(attr)
+        ways = before.made if isinstance(before, Instance) else ()
+        ways = tuple(way for way in joined_ways(ways, value.made) if way.cls in kept)
+        state.attributes[attr] = replace(value, made=ways, expr=attribute(name("self"), attr))
+    return True
+
+
+def is_replaced(attr: str, value: Value, frame: Frame) -> bool:
+    """Whether what a constructor of repositories' code makes is another module in each module of the
+    small model: who made it has put that in its place.
+    """
+    if frame.cls is None or not frame.translator.specialised or not isinstance(value, Instance):
+        return False
+    kept = {type(getattr(item, attr, None)) for item in frame.translator.modules_of(frame.cls.cls)}
+    modules = bool(kept) and all(issubclass(cls, nn.Module) for cls in kept)
+    return modules and not kept & set(value.classes)

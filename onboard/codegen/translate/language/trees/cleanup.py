@@ -199,7 +199,10 @@ def _dead_if(node: ast.If, live: set[str]) -> ast.stmt | None:
 
 
 def _dead_for(node: ast.For, live: set[str]) -> ast.stmt | None:
-    around = set(live)
+    around, iterated = set(live), set(places_read(node.iter))
+    items = {f"{place}{_ITEMS}" for place in places_written(node.target)} - live
+    if live & (iterated | {f"{place}{_ITEMS}" for place in iterated}):
+        around |= items  # what is done to an item is seen in what has it
     while True:
         body, body_live = _remove_dead(node.body, frozenset(around))
         if body_live <= around:
@@ -207,8 +210,8 @@ def _dead_for(node: ast.For, live: set[str]) -> ast.stmt | None:
         around |= body_live
     if not body:
         return None
-    live.update(around - places_written(node.target))
-    live.update(places_read(node.iter))
+    live.update(around - places_written(node.target) - items)
+    live.update(iterated)
     target, iterable = _without_index(node, body_live)
     return ast.copy_location(ast.For(target, iterable, body, []), node)
 
