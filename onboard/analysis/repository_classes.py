@@ -88,6 +88,7 @@ def _config_facts(config_class: Any, model_class: Any, config: Mapping[str, Any]
         config_class.tie_word_embeddings = True  # the default of its time
     add_old_defaults(config_class)
     own_configs.read_moved_fields(config_class)
+    own_configs.keep_own_steps(config_class)
     if config_class.model_type != config["model_type"]:
         own = f"{config_class.__name__}.model_type is {config_class.model_type!r}"
         yield f"{own}; the model type is {config['model_type']!r}"

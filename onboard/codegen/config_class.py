@@ -322,7 +322,8 @@ class _Writer:
         checks = name.startswith("validate") and is_of_transformers(owner)
         if checks or not leaves_something(self.config_class, method, frozenset({name})):
             return []
-        body = body_with(method, called)
+        functions = module_source(self.config_class.__module__).functions
+        body = body_with(written_out(method, functions), called)
         if owner is not self.config_class or body is None:
             raise self._refuse(node)
         return self._block(body)

@@ -1,15 +1,22 @@
 """Helper functions that a config's constructor calls, written where they are called: those that come
-down to an expression.
+down to an expression, numpy's in plain Python.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
 from onboard.codegen.translate.language.program.argument_facts import default_nodes
+
+_LIBRARIES = ("torch", "np", "numpy")
+_OF_NUMBERS = ("sqrt", "exp", "log", "log2", "log10", "sin", "cos", "floor", "ceil")
+"""Functions of numpy that math has, too."""
+_INDEX = "index_of_step"
+"""The variable of lists that stand for numpy's."""
 
 
 def written_out(node: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef]) -> ast.FunctionDef:
@@ -29,8 +36,8 @@ class _WrittenOut(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """Write it out, inner calls first; a function's own calls, too, but not of itself."""
         self.generic_visit(node)
-        if (counted := _counted(node)) is not None:
-            return counted
+        if (plain := _without_library(node)) is not None:
+            return plain
         called = self.functions.get(node.func.id) if isinstance(node.func, ast.Name) else None
         value = None if called is None else _expression(called.body)
         given = None if called is None else _bound(called, node)
@@ -42,22 +49,47 @@ class _WrittenOut(ast.NodeTransformer):
         return ast.copy_location(made, node)
 
 
-def _counted(node: ast.Call) -> ast.expr | None:
-    """Return `list(range(...))` for `torch.arange(...).tolist()`."""
+def _without_library(node: ast.Call) -> ast.expr | None:
+    """Return a call of numpy, torch or `numbers` as plain Python; None for others."""
     match node:
         case ast.Call(
-            func=ast.Attribute(
-                value=ast.Call(
-                    func=ast.Attribute(value=ast.Name(id="torch" | "np" | "numpy"), attr="arange"),
-                    args=[*bounds],
-                    keywords=[],
-                ),
-                attr="tolist",
-            )
+            func=ast.Attribute(value=ast.Call(args=[*bounds], keywords=[]) as made, attr="tolist")
+        ) if _is_of_library(made.func, "arange"):
+            return _at(node, f"list(range({', '.join(map(ast.unparse, bounds))}))")
+        case ast.Call(args=[first, last, number]) if _is_of_library(node.func, "linspace"):
+            return _spaced(node, first, last, number)
+        case ast.Call(args=[first, last]) if _is_of_library(node.func, "linspace"):
+            number = next((item.value for item in node.keywords if item.arg == "num"), None)
+            return None if number is None else _spaced(node, first, last, number)
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name(id="np" | "numpy"), attr=attr),
+            args=[ast.Constant(value=int() | float() as value)],
+            keywords=[],
+        ) if attr in _OF_NUMBERS and 0 < value < 700:
+            return _at(node, repr(float(getattr(math, attr)(value))))
+        case ast.Call(func=ast.Name(id="isinstance"), args=[value, kind]) if ast.unparse(kind) in (
+            "Number",
+            "numbers.Number",
         ):
-            numbers = ast.Call(ast.Name("range", ast.Load()), bounds, [])
-            return ast.copy_location(ast.Call(ast.Name("list", ast.Load()), [numbers], []), node)
+            return _at(node, f"isinstance({ast.unparse(value)}, (int, float))")
     return None
+
+
+def _is_of_library(function: ast.expr, attr: str) -> bool:
+    return ast.unparse(function) in [f"{library}.{attr}" for library in _LIBRARIES]
+
+
+def _spaced(node: ast.Call, first: ast.expr, last: ast.expr, number: ast.expr) -> ast.expr:
+    """Return a list of that many numbers in equal steps, as numpy computes them but for the last,
+    which it sets.
+    """
+    low, high, count = (f"({ast.unparse(item)})" for item in (first, last, number))
+    step = f"(({high} - {low}) / max({count} - 1, 1))"
+    return _at(node, f"[{_INDEX} * {step} + {low} for {_INDEX} in range({count})]")
+
+
+def _at(node: ast.Call, text: str) -> ast.expr:
+    return ast.copy_location(ast.parse(text, mode="eval").body, node)
 
 
 def body_with(method: ast.FunctionDef, call: ast.Call) -> list[ast.stmt] | None:
@@ -131,6 +163,11 @@ def _expression(body: Sequence[ast.stmt]) -> ast.expr | None:
             return _expression(rest)
         case [ast.If(body=[ast.Raise()], orelse=[]), *rest]:
             return _expression(rest)
+        case [ast.If(body=first, orelse=[ast.Raise()]), *rest]:
+            return _expression([*first, *rest])
+        case [ast.AugAssign(target=ast.Name(id=variable) as old, op=op, value=value), *rest]:
+            changed = ast.BinOp(ast.Name(variable, ast.Load()), op, value)
+            return _expression([ast.copy_location(ast.Assign([old], changed), old), *rest])
         case [ast.Return(value=ast.expr() as value), *_]:
             return value
         case [ast.If(test=test, body=first, orelse=second), *rest]:

@@ -1,5 +1,6 @@
 """The field of a config that says how many positions a model has, whatever its name: with a small
-number there the model runs texts of so many tokens, and fails with longer ones.
+number there the model runs texts of so many tokens, and fails with longer ones, or has tables of so
+many rows and makes them anew for longer ones.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ def position_field(model_class: Any, made: PretrainedConfig) -> str | None:
         and not name.endswith("_token_id")
         and name not in others
     ]
-    return next((name for name in fields if _bounds(name, model_class, small)), None)
+    found = (
+        name for tell in (_bounds, _regrows) for name in fields if tell(name, model_class, small)
+    )
+    return next(found, None)
 
 
 def _bounds(name: str, model_class: Any, small: PretrainedConfig) -> bool:
@@ -57,6 +61,32 @@ def _bounds(name: str, model_class: Any, small: PretrainedConfig) -> bool:
         return False
     roomy = _made(name, _ROOM, model_class, small)
     return roomy is not None and _runs(roomy, _LONG)
+
+
+def _regrows(name: str, model_class: Any, small: PretrainedConfig) -> bool:
+    """Whether the field has the rows of a table that a longer text has made anew."""
+    short = _made(name, _SHORT, model_class, small)
+    if short is None:
+        return False
+    before = _kept(short)
+    if not _runs(short, _LONG):
+        return False
+    after = _kept(short)
+    return any(
+        _SHORT in shape and max(after.get(place, shape)) >= _LONG > max(shape)
+        for place, shape in before.items()
+        if shape
+    )
+
+
+def _kept(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what modules keep beside parameters, by place."""
+    return {
+        f"{path}.{key}": tuple(item.shape)
+        for path, module in model.named_modules()
+        for key, item in (*vars(module).items(), *module.named_buffers(recurse=False))
+        if isinstance(item, torch.Tensor)
+    }
 
 
 def _made(name: str, number: int, model_class: Any, small: PretrainedConfig) -> nn.Module | None:

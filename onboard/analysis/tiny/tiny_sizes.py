@@ -117,7 +117,7 @@ def shrink_sizes(
         if isinstance(values.get(name), int) and hidden:
             values[name] = values[name] * HIDDEN // hidden
     for name in _KV_HEADS:
-        if values.get(native[name]) is not None:
+        if isinstance(values.get(native[name]), int):  # lists of layers' numbers stay
             values[native[name]] = _kv_heads(values[native[name]], heads)
     for name in _HEAD_DIMS:
         if values.get(native[name]) is not None:

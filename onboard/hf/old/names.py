@@ -16,6 +16,7 @@ from typing import Any, TypedDict
 
 import torch
 from transformers.cache_utils import Cache
+from transformers.utils.generic import merge_with_config_defaults
 
 from onboard.hf.old.gone import Gone
 from onboard.hf.old.rotary_forms import take_device
@@ -55,6 +56,13 @@ def _renamed(
     return decorate
 
 
+def _with_defaults(function: Any = None, **_: Any) -> Any:
+    """Stand for `check_model_inputs`, which 4.57 calls before it decorates: the fields of the
+    config stand where a forward is given None.
+    """
+    return merge_with_config_defaults if function is None else merge_with_config_defaults(function)
+
+
 def _false(*_: Any, **__: Any) -> bool:
     return False
 
@@ -81,6 +89,7 @@ STAND_INS: dict[str, Any] = {
     "add_start_docstrings_to_model_forward": _unchanged,
     "add_code_sample_docstrings": _unchanged,
     "replace_return_docstrings": _unchanged,
+    "check_model_inputs": _with_defaults,
     "deprecate_kwarg": _renamed,
     "rope_config_validation": _nothing,
     "ALL_LAYERNORM_LAYERS": [torch.nn.LayerNorm],
@@ -133,10 +142,11 @@ def _attention_of(module: ModuleType, name: str) -> Any:
 
 def _is_there(target: ModuleType, name: str) -> bool:
     """Whether a module has a name that means what it did: a decorator that writes docstrings has
-    had other arguments each year, and changes nothing; a check of RoPE's fields moves them today.
+    had other arguments each year, and changes nothing; a check of RoPE's fields moves them today,
+    and one that reads the config was called before it decorates for a while.
     """
     stand_in = STAND_INS.get(name)
-    if stand_in in (_unchanged, _nothing):
+    if stand_in in (_unchanged, _nothing, _with_defaults):
         return getattr(target, name, None) is stand_in
     return hasattr(target, name) or _is_module(f"{target.__name__}.{name}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from typing import Any
 
@@ -11,6 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from onboard.plain_config import OldFields, moved_field
 
 _ENDING = "OwnCodeConfig"
+_AFTER = "__post_init__"
 
 
 def is_of_transformers(config_class: type) -> bool:
@@ -41,3 +44,27 @@ def read_moved_fields(config_class: Any) -> None:
     """Have a repository's config class show the fields that have moved, where it lacks them."""
     if "__getattr__" not in dir(config_class):
         config_class.__getattr__ = moved_field
+
+
+def keep_own_steps(config_class: Any) -> None:
+    """Have a class whose own constructor calls a method that has the name of one of transformers'
+    today call it there alone; where transformers calls it, transformers' runs.
+    """
+    own, made = vars(config_class).get(_AFTER), vars(config_class).get("__init__")
+    if own is None or made is None or _takes_keywords(own):
+        return
+
+    @functools.wraps(own)
+    def step(self: Any, **kwargs: Any) -> None:
+        if sys._getframe(1).f_code is made.__code__:
+            own(self)
+        else:
+            getattr(super(config_class, self), _AFTER)(**kwargs)
+
+    setattr(config_class, _AFTER, step)
+
+
+def _takes_keywords(method: Any) -> bool:
+    """Whether a method takes what else a config.json says, as transformers' does."""
+    parameters = inspect.signature(method).parameters.values()
+    return any(item.kind is item.VAR_KEYWORD for item in parameters)

@@ -57,8 +57,24 @@ class InPieces(Base):
         return CausalLMOutput(logits=x @ self.words.weight.T)
 
 
+class Regrown(Base):
+    """Its tables have more rows where a text is longer."""
+
+    def __init__(self, config: OddConfig) -> None:
+        super().__init__(config)
+        self.table = torch.arange(config.rows).float().cos()
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> CausalLMOutput:
+        length = input_ids.shape[1]
+        if length > self.table.shape[0]:
+            self.table = torch.arange(length).float().cos()
+        x = self.words(input_ids) * self.table[:length, None]
+        return CausalLMOutput(logits=x @ self.words.weight.T)
+
+
 @pytest.mark.parametrize(
-    ("model", "field"), [(LookedUp, "rows"), (Masked, "rows"), (InPieces, None)]
+    ("model", "field"),
+    [(LookedUp, "rows"), (Masked, "rows"), (InPieces, None), (Regrown, "rows")],
 )
 def test_the_field_is_the_one_that_bounds_texts(model: type, field: str | None) -> None:
     assert position_field(model, OddConfig()) == field

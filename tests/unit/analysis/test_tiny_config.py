@@ -276,3 +276,9 @@ def test_projections_of_low_rank_are_no_latent_attention() -> None:
     shrink_mixers(values, full)
     assert values["head_dim"] == 16
     assert values["kv_lora_rank"] < 64
+
+
+def test_heads_of_each_layer_stay_what_a_constructor_makes_of_them() -> None:
+    values = {"num_kv_heads": [3, 4, 5], "hidden_size": 512, "num_attention_heads": 16}
+    shrink_sizes(values, dict(values), {})
+    assert values["num_kv_heads"] == [3, 4, 5]

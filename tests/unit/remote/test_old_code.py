@@ -285,6 +285,22 @@ def test_a_cache_without_a_limit_has_none_as_it_had() -> None:
     assert interfaces._MEMBERS[Cache]["get_max_cache_shape"](DynamicCache()) is None
 
 
+@pytest.mark.parametrize("called", [True, False])
+def test_a_decorator_that_reads_the_config_is_called_before_or_not(called: bool) -> None:
+    names.provide("transformers.utils.generic", ["check_model_inputs"])
+    decorate = importlib.import_module("transformers.utils.generic").check_model_inputs
+
+    class Model:
+        config = SimpleNamespace(use_cache=True, return_dict=True)
+
+        def forward(self, x: int, use_cache: bool | None = None, **_: Any) -> tuple[int, Any]:
+            return x, use_cache
+
+    forward = (decorate() if called else decorate)(Model.forward)
+    assert forward(Model(), 3) == (3, True)
+    assert forward(Model(), 3, use_cache=False) == (3, False)
+
+
 def test_an_argument_is_taken_by_its_old_name() -> None:
     @names.STAND_INS["deprecate_kwarg"]("num_old", version="4.50", new_name="num_new")
     def function(num_new: int = 0, **_: Any) -> int:

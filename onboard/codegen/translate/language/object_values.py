@@ -282,6 +282,27 @@ class ModuleList(Value):
         """Whether both are the same code."""
         return same_code(self.expr, other.expr)
 
+    def fact(self) -> Value:
+        """Return the ways in which its modules are made."""
+        return ModuleList(self.made, name("_"))
+
+    def same_fact(self, other: Value) -> bool:
+        """Whether another list's modules are made in the same ways."""
+        return isinstance(other, ModuleList) and all(
+            len(joined_ways(one.made, two.made)) == len(one.made)
+            for one, two in ((self, other), (other, self))
+        )
+
+    def joined(self, other: Value) -> Value:
+        """Return a list of modules made in the ways of either."""
+        if isinstance(other, ModuleList):
+            return ModuleList(joined_ways(self.made, other.made), name("_"))
+        return either(self, other)
+
+    def as_parameter(self, parameter: str) -> Value:
+        """Return it under the parameter's name."""
+        return replace(self, expr=name(parameter))
+
 
 @dataclass(frozen=True, eq=False)
 class ModuleTable(Value):

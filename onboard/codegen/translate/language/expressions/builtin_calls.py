@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from onboard.codegen.translate.language import config_values
@@ -28,7 +29,16 @@ from onboard.codegen.translate.language.object_values import (
 )
 from onboard.codegen.translate.language.sequences import is_one_of, sequence_of
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
-from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Mask, Value
+from onboard.codegen.translate.language.values import (
+    NONE,
+    Code,
+    Items,
+    Known,
+    Mapping,
+    Mask,
+    Output,
+    Value,
+)
 
 _CALLED = "function"
 
@@ -43,7 +53,12 @@ def _isinstance(expr: ast.expr, args: Args, frame: Frame) -> Value:
             return Known(issubclass(dict, classes))
         case Mask():
             return Known(False)
+        case Output() if {tuple, list, torch.Tensor}.issuperset(classes) and classes:
+            return Known(False)
         case Instance() if isinstance(asked, Global):
+            among = {issubclass(cls, classes) for cls in value.classes}
+            if len(among) == 1 and not value.optional:
+                return Known(among.pop())
             return plain_call(expr, args, static=True)
         case Items() | Result() | Code() if classes and _is_decided(value, classes):
             decided = is_one_of(value, classes)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.utils import is_torchdynamo_compiling
+from transformers.utils import is_torch_fx_proxy, is_torchdynamo_compiling
 
 from onboard.analysis.source import gives_its_input
 from onboard.codegen.translate.language import config_values
@@ -43,6 +43,7 @@ from onboard.codegen.translate.language.object_values import (
     ModuleList,
     ModuleTable,
     PlainObject,
+    Repeated,
     Self,
     Super,
 )
@@ -61,6 +62,7 @@ from onboard.codegen.translate.language.values import (
 
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
 _AUTOCAST = (torch.is_autocast_enabled, torch.is_autocast_cpu_enabled)
+_OTHER_TRACERS = (torch.jit.is_tracing, torch.jit.is_scripting, is_torch_fx_proxy)
 _OF_DICTS = ("items", "keys", "values", "get", "copy")
 _GIVE_THE_MODULE = ("to_empty", "cuda", "cpu", "eval")
 """Methods of modules that change no dtype: who builds a model says where it is."""
@@ -167,6 +169,8 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return frame.translator.call_super(attr, rest, frame, cls)
         case PlainObject():
             return frame.translator.call_object(owner, attr, args, frame)
+        case Repeated(item=item) if attr == "pop":
+            return item
         case Mapping():
             return _mapping_method(owner, attr, _by_name(args, frame), frame)
         case Output() if attr == "__setitem__":
@@ -292,8 +296,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return config_values.own_copy(given, frame)
     if obj is copy.deepcopy and (made := module_copy(args, frame)) is not None:
         return made
-    if obj in _AUTOCAST:
-        return Known(False)  # who runs generated code chooses its dtype
+    if obj in _AUTOCAST or obj in _OTHER_TRACERS:
+        return Known(False)  # who runs generated code chooses its dtype, and export traces it
     if obj is is_torchdynamo_compiling:
         return Known(True)  # generated code is made for export
     if obj is importlib.util.find_spec and args.known():

@@ -192,12 +192,17 @@ def _of_several(stop: bool, values: list[ast.expr], frame: Frame) -> tuple[list[
 
 
 def written_out(expr: ast.expr, frame: Frame) -> ast.expr:
-    """Return an expression with the values of the constructor's local variables in place of these,
-    as far as each has one.
+    """Return an expression with the values of local variables in place of these, as far as each
+    has one: in a constructor of all, elsewhere of those that come from the config.
     """
+    values, known = local_values(frame), frame.env.values
     if frame.kind != "init":
-        return expr
-    return WrittenOut(local_values(frame)).visit(deepcopy(expr))  # type: ignore[no-any-return]
+        values = {key: made for key, made in values.items() if _is_static(known.get(key))}
+    return WrittenOut(values).visit(deepcopy(expr))  # type: ignore[no-any-return]
+
+
+def _is_static(value: Value | None) -> bool:
+    return value is not None and value.is_static
 
 
 def local_values(frame: Frame, more: Sequence[ast.stmt] = ()) -> dict[str, ast.expr]:

@@ -33,9 +33,10 @@ from onboard.codegen.translate.language.statements.kept import (
     is_so_already,
     is_table,
     is_weight,
+    keep_table,
     replaces_part,
 )
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import (
     NONE,
     Code,
@@ -78,6 +79,8 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             return
         case ast.Attribute(attr="generation_config"):
             return  # how transformers samples
+        case ast.Attribute(attr="requires_grad") if frame.translator.specialised:
+            return  # how it is trained
         case ast.Attribute() if ast.unparse(target).startswith("torch.backends."):
             return  # how kernels are chosen
         case ast.Attribute(value=owner, attr=attr) if config_changes.states_a_fact(
@@ -318,9 +321,7 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
         frame.env.values[f"self.{attr}"] = _at(value, path)
         return
     if is_table(attr, value, frame):
-        make = attribute(name("self"), "register_buffer")
-        made = call(make, ast.Constant(attr), value.code(), persistent=ast.Constant(False))
-        frame.emit(ast.Expr(made), origin)
+        keep_table(attr, value.code(), frame, origin)
     else:
         frame.emit(ast.Assign([target], value.code()), origin)
     frame.env.values[f"self.{attr}"] = _at(value, path)

@@ -12,7 +12,7 @@ from onboard.analysis.behaviour.kept_tables import keeps_table
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import Instance, SetApart, joined_ways
 from onboard.codegen.translate.language.trees.casts import without_casts
-from onboard.codegen.translate.language.trees.syntax import attribute, name
+from onboard.codegen.translate.language.trees.syntax import attribute, call, name
 from onboard.codegen.translate.language.values import NONE, Value
 
 _PLAIN = (bool, int, float, str)
@@ -114,3 +114,19 @@ def is_replaced(attr: str, value: Value, frame: Frame) -> bool:
     kept = {type(getattr(item, attr, None)) for item in frame.translator.modules_of(frame.cls.cls)}
     modules = bool(kept) and all(issubclass(cls, nn.Module) for cls in kept)
     return modules and not kept & set(value.classes)
+
+
+def keep_table(attr: str, value: ast.expr, frame: Frame, origin: ast.AST) -> None:
+    """Keep a tensor in a buffer apart from the checkpoint; what a constructor has left empty before
+    is one from the beginning, for torch makes none of an attribute that is there.
+    """
+    for body in (*frame.outer, frame.out):
+        for place, statement in enumerate(body):
+            if ast.unparse(statement) == f"self.{attr} = None":
+                body[place] = ast.copy_location(_buffer(attr, ast.Constant(None)), statement)
+    frame.emit(_buffer(attr, value), origin)
+
+
+def _buffer(attr: str, value: ast.expr) -> ast.Expr:
+    make = attribute(name("self"), "register_buffer")
+    return ast.Expr(call(make, ast.Constant(attr), value, persistent=ast.Constant(False)))
