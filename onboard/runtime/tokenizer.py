@@ -220,15 +220,17 @@ class Detokenizer:
 
     A token's text may depend on its neighbours, and a character may take several tokens. So each
     step decodes the last few tokens with and without the new ones, and appends the difference once
-    it holds no unfinished character.
+    it holds no unfinished character. Tokens before number `start` are left out.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, start: int = 0
+    ) -> None:
         self.tokenizer = tokenizer
         self.text = ""
         self._skip = skip_special_tokens
-        self._context = 0
-        self._read = 0
+        self._context = start
+        self._read = start
 
     def update(self, tokens: list[int]) -> str:
         """Return the text of all tokens so far, without an unfinished character at its end."""
