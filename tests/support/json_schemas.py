@@ -1,13 +1,103 @@
-"""Random JSON schemas whose values have few characters, so that an answer comes to its end."""
+"""Random JSON schemas, and how long their longest answers are, so that one comes to its end."""
 
 from __future__ import annotations
 
+import json
 import random
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 WORDS = ("name", "größe", 'a "b"', "x\\y", "id", "日本", "tab\t", "$ref", "")
-PATTERNS = ("^[a-z]{1,4}$", "^(yes|no)$", "^\\d{2}-\\d{2}$", "^x?y{0,3}$", "^[A-Z][a-z]{0,5}$")
-FORMATS = ("date", "ipv4", "uuid")
+PATTERNS = {
+    "^[a-z]{1,4}$": 4,
+    "^(yes|no)$": 3,
+    "^\\d{2}-\\d{2}$": 5,
+    "^x?y{0,3}$": 4,
+    "^[A-Z][a-z]{0,5}$": 6,
+}
+"""With the most characters of each."""
+FORMATS = {"date": 10, "ipv4": 15, "uuid": 36}
+SPACES = {None: 42, " ?": 1, "": 0}
+"""What may be between the tokens of an answer, None for what the runtime lets be there, with its
+most bytes.
+"""
+_CHARACTER = 6
+"""Most bytes of one: an escaped control character."""
+_NUMBER = 8
+
+
+class Longest(NamedTuple):
+    """Most bytes of an answer without white space, and most tokens of its JSON."""
+
+    size: int
+    tokens: int
+
+    def with_spaces(self, width: int) -> int:
+        """Return the most bytes with white space of so many bytes at most."""
+        return self.size + width * (self.tokens - 1)
+
+
+def bounded_schema(rng: random.Random, room: int) -> dict[str, Any]:
+    """Return a schema whose every answer has at most `room` bytes: where it nests too deep for that
+    with white space, it says that there is less of it, or none.
+    """
+    while True:
+        schema = random_schema(rng)
+        most = longest(schema)
+        for pattern, width in SPACES.items():
+            if most.with_spaces(width) <= room:
+                own = {} if pattern is None else {"x-guidance": {"whitespace_pattern": pattern}}
+                return {**own, **schema}
+
+
+def longest(schema: dict[str, Any], root: dict[str, Any] | None = None) -> Longest:
+    """Return how long an answer to a schema of `random_schema` may be."""
+    root = schema if root is None else root
+    if "$ref" in schema:
+        return longest(root["$defs"]["part"], root)
+    for key in ("anyOf", "oneOf", "allOf"):
+        if key in schema:
+            return _most(longest(each, root) for each in schema[key])
+    if "enum" in schema or "const" in schema:
+        return _most(map(_written, schema.get("enum", [schema.get("const")])))
+    if schema["type"] == "object":
+        values = schema["properties"].items()
+        return _joined([_pair(name, longest(value, root)) for name, value in values])
+    if schema["type"] == "array":
+        items = schema.get("prefixItems") or [schema["items"]] * schema["maxItems"]
+        return _joined([longest(each, root) for each in items])
+    return Longest(_simple(schema), 1)
+
+
+def _simple(schema: dict[str, Any]) -> int:
+    if schema["type"] in ("null", "boolean", "integer", "number"):
+        return _NUMBER
+    most = PATTERNS.get(schema.get("pattern", "")) or FORMATS.get(schema.get("format", ""))
+    return max(_NUMBER, 2 + _CHARACTER * (most or schema["maxLength"]))
+
+
+def _written(value: Any) -> Longest:
+    """Return how long a value is."""
+    if isinstance(value, dict):
+        return _joined([_pair(name, _written(each)) for name, each in value.items()])
+    if isinstance(value, list):
+        return _joined([_written(each) for each in value])
+    return Longest(len(json.dumps(value)), 1)
+
+
+def _pair(name: str, value: Longest) -> Longest:
+    return Longest(len(json.dumps(name)) + 1 + value.size, 2 + value.tokens)
+
+
+def _joined(parts: list[Longest]) -> Longest:
+    """Return how long parts are in brackets, with commas between them."""
+    own = 2 + max(len(parts) - 1, 0)
+    return Longest(own + sum(each.size for each in parts), own + sum(each.tokens for each in parts))
+
+
+def _most(parts: Iterable[Longest]) -> Longest:
+    found = list(parts)
+    return Longest(max(each.size for each in found), max(each.tokens for each in found))
 
 
 def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:
@@ -57,11 +147,11 @@ def _text(rng: random.Random) -> dict[str, Any]:
 
 
 def _pattern(rng: random.Random) -> dict[str, Any]:
-    return {"type": "string", "pattern": rng.choice(PATTERNS)}
+    return {"type": "string", "pattern": rng.choice(list(PATTERNS))}
 
 
 def _format(rng: random.Random) -> dict[str, Any]:
-    return {"type": "string", "format": rng.choice(FORMATS)}
+    return {"type": "string", "format": rng.choice(list(FORMATS))}
 
 
 def _value(rng: random.Random) -> Any:
