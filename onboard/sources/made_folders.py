@@ -21,9 +21,10 @@ from onboard.user_cache import user_cache
 
 @cache
 def kept_folders(kind: str) -> Path:
-    """Return where such folders are kept; of a user without a cache while this process runs."""
+    """Return where such folders are kept, which may not be there yet; of a user without a cache
+    while this process runs.
+    """
     if (kept := user_cache(kind)) is not None:
-        kept.mkdir(parents=True, exist_ok=True)
         return kept
     folder = mkdtemp(prefix=f"onboard-{kind}-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -39,6 +40,7 @@ def name_of_made(files: Iterable[Path], made: Any) -> str:
 
 def make_whole(folder: Path, fill: Callable[[Path], None]) -> None:
     """Make a folder whose files `fill` writes, all of it or nothing."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(mkdtemp(dir=folder.parent))
     try:
         fill(scratch)

@@ -115,6 +115,7 @@ def test_other_models_stay_as_they_are(tmp_path: Path, fields: dict[str, Any]) -
 def test_words_in_several_trees_are_no_language_model_inside(tmp_path: Path) -> None:
     save_whole(tmp_path / "halo", prefix="")
     assert open_source(str(tmp_path / "halo")).files() == (tmp_path / "halo").resolve()
+    assert not kept_folders("language-parts").exists()  # nothing is written for it
 
 
 def test_a_file_in_a_strangers_folder_leads_nowhere(tmp_path: Path) -> None:
