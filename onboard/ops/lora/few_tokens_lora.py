@@ -86,8 +86,8 @@ def _await(arrived_ptr, wanted):
 
 @triton.jit
 def _added(
-    inner_ptr, up_ptr, arrived_ptr, token, wanted, adapter, output, is_output, first_column,
-    arrivals, columns, outputs, rank, DOT: tl.constexpr, TOKENS: tl.constexpr,
+    inner_ptr, up_ptr, arrived_ptr, wanted, adapter, output, is_output, first_column, arrivals,
+    columns, outputs, rank, DOT: tl.constexpr, TOKENS: tl.constexpr,
     OUTPUTS: tl.constexpr, RANK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Return what the adapter adds to some outputs of its tokens, once the first products are
@@ -105,7 +105,8 @@ def _added(
         )
         _await(arrived_ptr, arrivals)
         inner = tl.zeros((TOKENS, RANK), tl.float32)
-        at = inner_ptr + token[:, None] * columns + (first_column + number)[None, :]
+        token = tl.arange(0, TOKENS)[:, None]
+        at = inner_ptr + token * columns + (first_column + number)[None, :]
         mask = wanted[:, None] & is_rank[None, :]
         for part in tl.static_range(PARTS):
             place = at + part * TOKENS * columns
@@ -126,20 +127,36 @@ def _depart(arrived_ptr, departures):
 
 
 @triton.jit
+def _outputs_of(block, size_0, size_1, size_2, OUTPUTS: tl.constexpr):
+    """Return the outputs of a block of up to three layers, which of them there are, and the layer's
+    number.
+    """
+    blocks_0, blocks_1 = tl.cdiv(size_0, OUTPUTS), tl.cdiv(size_1, OUTPUTS)
+    is_second, is_third = block >= blocks_0, block >= blocks_0 + blocks_1
+    block -= tl.where(is_second, blocks_0, 0) + tl.where(is_third, blocks_1, 0)
+    size = tl.where(is_third, size_2, tl.where(is_second, size_1, size_0))
+    begin = tl.where(is_second, size_0, 0) + tl.where(is_third, size_1, 0)
+    within = block * OUTPUTS + tl.arange(0, OUTPUTS)
+    return begin + within, within < size, is_second.to(tl.int32) + is_third.to(tl.int32)
+
+
+@triton.jit
 def adapt_kernel(
     out_ptr, y_ptr, x_ptr, down_ptr, up_ptr, adapters_ptr, inner_ptr, arrived_ptr, tokens, columns,
-    inputs, outputs, rank, x_stride, y_stride, slots, blocks, part_size, size_0, size_1, size_2,
-    ACTIVATION: tl.constexpr, DOT: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr,
-    COLUMNS: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, RANK: tl.constexpr,
-    EARLY: tl.constexpr, OVERLAP: tl.constexpr,
+    inputs, outputs, rank, x_stride, y_stride, slots, blocks, tiles, part_size, size_0, size_1,
+    size_2, second_column, ACTIVATION: tl.constexpr, DOT: tl.constexpr, TOKENS: tl.constexpr,
+    PARTS: tl.constexpr, COLUMNS: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
+    RANK: tl.constexpr, EARLY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Add up(down(x)) of each token's own adapter to y, then activate and multiply the halves."""
+    """Add up(down(x)) of each token's own adapter to y, then activate and multiply the halves.
+
+    With an activation the sizes are those of a half, and what gates are multiplied by has the first
+    products from `second_column` on.
+    """
     if not EARLY:
         wait_for_inputs(OVERLAP)
-    program = tl.program_id(0)
-    slot = program % slots
+    slot, number = tl.program_id(0) % slots, tl.program_id(0) // slots
     adapter, wanted, distinct = _own_tokens(adapters_ptr, tokens, slot, TOKENS)
-    number = program // slots
     downs = PARTS * blocks
     if number < downs:
         if adapter > 0:
@@ -151,52 +168,31 @@ def adapt_kernel(
             tl.atomic_add(arrived_ptr, 1, sem="release", scope="gpu")
             wait_for_inputs(OVERLAP)
     elif adapter >= 0:
-        token = tl.arange(0, TOKENS)
-        block = number - downs
-        if ACTIVATION is not None:
-            # The gates are the first half; what they are multiplied by is of the same layer, or of
-            # another.
-            half = outputs // 2
-            tiles = tl.cdiv(half, OUTPUTS)
-            output = block * OUTPUTS + tl.arange(0, OUTPUTS)
-            is_output = output < half
-            first_column = 0
-            second_column = tl.where(size_1 > 0, rank, 0)
-        else:
-            blocks_0, blocks_1 = tl.cdiv(size_0, OUTPUTS), tl.cdiv(size_1, OUTPUTS)
-            tiles = blocks_0 + blocks_1 + tl.cdiv(size_2, OUTPUTS)
-            is_second, is_third = block >= blocks_0, block >= blocks_0 + blocks_1
-            first_column = (is_second.to(tl.int32) + is_third.to(tl.int32)) * rank
-            block -= tl.where(is_second, blocks_0, 0) + tl.where(is_third, blocks_1, 0)
-            size = tl.where(is_third, size_2, tl.where(is_second, size_1, size_0))
-            begin = tl.where(is_second, size_0, 0) + tl.where(is_third, size_1, 0)
-            within = block * OUTPUTS + tl.arange(0, OUTPUTS)
-            output, is_output = begin + within, within < size
+        token = tl.arange(0, TOKENS)[:, None]
+        output, is_output, layer = _outputs_of(number - downs, size_0, size_1, size_2, OUTPUTS)
+        width = outputs if ACTIVATION is None else outputs // 2
         sums = tl.zeros((TOKENS, OUTPUTS), tl.float32)
         ups = tl.zeros((TOKENS, OUTPUTS), tl.float32)
         if adapter > 0:
-            arrivals = downs * distinct
             sums = _added(
-                inner_ptr, up_ptr, arrived_ptr, token, wanted, adapter, output, is_output,
-                first_column, arrivals, columns, outputs, rank, DOT, TOKENS, OUTPUTS, RANK, PARTS,
+                inner_ptr, up_ptr, arrived_ptr, wanted, adapter, output, is_output, layer * rank,
+                downs * distinct, columns, outputs, rank, DOT, TOKENS, OUTPUTS, RANK, PARTS,
             )  # fmt: skip
             if ACTIVATION is not None:
                 ups = _added(
-                    inner_ptr, up_ptr, arrived_ptr, token, wanted, adapter, output + half,
-                    is_output, second_column, arrivals, columns, outputs, rank, DOT, TOKENS,
-                    OUTPUTS, RANK, PARTS,
+                    inner_ptr, up_ptr, arrived_ptr, wanted, adapter, output + width, is_output,
+                    second_column, downs * distinct, columns, outputs, rank, DOT, TOKENS, OUTPUTS,
+                    RANK, PARTS,
                 )  # fmt: skip
             _depart(arrived_ptr, tiles * distinct)
         wait_for_inputs(OVERLAP)
         inside = wanted[:, None] & is_output[None, :]
-        y = y_ptr + token.to(tl.int64)[:, None] * y_stride + output[None, :]
-        width = outputs
+        y = y_ptr + token.to(tl.int64) * y_stride + output[None, :]
         sums += tl.load(y, mask=inside, other=0.0).to(tl.float32)
         if ACTIVATION is not None:
-            ups += tl.load(y + half, mask=inside, other=0.0).to(tl.float32)
+            ups += tl.load(y + width, mask=inside, other=0.0).to(tl.float32)
             sums = activate(sums, ACTIVATION) * ups
-            width = half
-        place = out_ptr + token.to(tl.int64)[:, None] * width + output[None, :]
+        place = out_ptr + token.to(tl.int64) * width + output[None, :]
         tl.store(place, sums.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -224,17 +220,17 @@ def adapt_few(
     """Write to `out` [tokens, ...] the outputs `rows` with what is added to them; whether x was there
     before the kernel in front began.
     """
-    tokens, (count, columns, inputs) = len(rows), down.shape
-    rank, outputs = up.shape[1:]
+    tokens, (count, columns, inputs), (rank, outputs) = len(rows), down.shape, up.shape[1:]
     inner, arrived = _scratch(down.data_ptr(), rows.device, columns)
     part_size = triton.cdiv(triton.cdiv(inputs, _PARTS), _INPUTS) * _INPUTS
     some = [outputs // 2] if activation else sizes
     block = min(_OUTPUTS, tile_width(max(some)))
     slots, blocks = min(tokens, count + 1), triton.cdiv(columns, _COLUMNS)
-    programs = _PARTS * blocks + sum(triton.cdiv(size, block) for size in some)
-    adapt_kernel[(slots * programs,)](
+    tiles = sum(triton.cdiv(size, block) for size in some)
+    adapt_kernel[(slots * (_PARTS * blocks + tiles),)](
         out, rows, x, down, up, own, inner, arrived, tokens, columns, inputs, outputs, rank,
-        x.stride(0), rows.stride(0), slots, blocks, part_size, *sizes, *[0] * (MOST_LAYERS - len(sizes)),
+        x.stride(0), rows.stride(0), slots, blocks, tiles, part_size,
+        *some, *[0] * (MOST_LAYERS - len(some)), rank if len(sizes) > 1 else 0,
         ACTIVATION=KERNEL_ACTIVATIONS[activation] if activation else None, DOT=dot_type(rows.dtype),
         TOKENS=TOKENS, PARTS=_PARTS, COLUMNS=_COLUMNS, INPUTS=_INPUTS, OUTPUTS=block,
         RANK=min(_RANKS, tile_width(rank)), EARLY=is_older, **overlaps(rows.device),
