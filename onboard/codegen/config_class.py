@@ -370,7 +370,8 @@ class _Writer:
 
 def _unread_fields(config_class: type) -> set[str]:
     """Return the private fields, as `self._field`, that a class sets and does not read, or that say
-    which attention transformers takes: they tell transformers something.
+    which attention transformers takes: they tell transformers something. Tables of names are for
+    the model.
     """
     fields = [
         node
@@ -380,7 +381,15 @@ def _unread_fields(config_class: type) -> set[str]:
         and ast.unparse(node.value) == "self"
     ]
     read = {node.attr for node in fields if isinstance(node.ctx, ast.Load)}
-    told = {node.attr for node in fields if node.attr.startswith(_OF_ATTENTION)}
+    read |= {
+        target.attr
+        for node in ast.walk(class_node(config_class))
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+        for target in node.targets
+        if isinstance(target, ast.Attribute)
+        and all(isinstance(each, ast.Constant) for each in ast.iter_child_nodes(node.value))
+    }
+    told = {node.attr for node in fields if f"{node.attr}_".startswith(f"{_OF_ATTENTION}_")}
     return {ast.unparse(node) for node in fields if node.attr not in read or node.attr in told}
 
 

@@ -8,6 +8,7 @@ import ast
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from onboard.analysis.source import find_method, module_source
 from onboard.codegen.translate.language.args import Args
@@ -37,7 +38,7 @@ def call_config(owner: Config, attr: str, args: Args, frame: Frame) -> Value | N
 
 
 @cache
-def _as_function(cls: type, attr: str) -> tuple[type, ast.FunctionDef] | None:
+def _as_function(cls: Any, attr: str) -> tuple[type, ast.FunctionDef] | None:
     """Return the class that has a method, and the method as a function of a config."""
     found = find_method(cls, attr)
     if found is None or found[1].decorator_list or not found[1].args.args:

@@ -46,6 +46,7 @@ from onboard.codegen.translate.language.values import (
     Mapping,
     Mask,
     PaddingMask,
+    Unread,
     Value,
     untransposed,
 )
@@ -151,6 +152,8 @@ def _binop(node: ast.BinOp, frame: Frame) -> Value:
 
 def binary(op: ast.operator, left: Value, right: Value, frame: Frame) -> Value:
     """Return `left op right`."""
+    if unread := [side for side in (left, right) if isinstance(side, Unread)]:
+        return unread[0]
     if (known_as := frame.mechanisms.binary(op, left, right, frame)) is not None:
         return known_as
     if isinstance(left, Known) and isinstance(right, Known) and type(op) in _BINARY:

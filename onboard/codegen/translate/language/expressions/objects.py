@@ -368,7 +368,7 @@ def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) ->
         case Code(static=static, optional=optional):
             return Code(path, static or _is_number(state, attr, frame), optional=optional)
     if not own and frame.translator.specialised and _is_left(state.cls, attr):
-        raise Untranslatable(f"{state.cls.__name__}.{attr}, which its forward leaves there")
+        return Unread(f"{state.cls.__name__}.{attr}, which its forward leaves there")
     return module_fact(attr) or _class_attribute(state, attr, path, frame)
 
 
