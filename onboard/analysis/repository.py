@@ -238,21 +238,39 @@ def facts_of(model_type: str) -> list[str] | None:
 
 
 def _imported_from_transformers(text: str) -> list[tuple[str, list[str]]]:
-    """Return modules under `transformers` and the names that are imported from them; imports under
-    `try` may fail.
+    """Return modules under `transformers` and the names that are imported from them, or had of them
+    where they are imported as a whole; imports under `try` may fail.
     """
     tree = ast.parse(text)
     tried = {
         id(node) for item in ast.walk(tree) if isinstance(item, ast.Try) for node in ast.walk(item)
     }
-    return [
+    nodes = [node for node in ast.walk(tree) if id(node) not in tried]
+    found = [
         (node.module, [alias.name for alias in node.names])
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.ImportFrom)
         and node.module is not None
         and node.module.split(".")[0] == "transformers"
-        and id(node) not in tried
     ]
+    return found + [
+        (alias.name, _had_of(alias.asname, tree))
+        for node in nodes
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name.startswith("transformers.") and alias.asname
+    ]
+
+
+def _had_of(variable: str, tree: ast.Module) -> list[str]:
+    """Return the names of the attributes that code has of a variable."""
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    of_it = (
+        node.attr
+        for node in found
+        if isinstance(node.value, ast.Name) and node.value.id == variable
+    )
+    return list(dict.fromkeys(of_it))
 
 
 def _load(reference: str) -> Any:

@@ -39,10 +39,10 @@ def bring_up_to_date(
     """
     keys = model_class._tied_weights_keys
     facts = [*_config_facts(config_class, model_class, config), *_taking_positions(model_class)]
-    model_class.forward = giving_logits(model_class.forward)
+    model_class.forward = giving_logits(_leaving_inputs(model_class.forward))
     for own in _model_classes(package):
-        if isinstance(own._tied_weights_keys, list | tuple):
-            own._tied_weights_keys = None
+        if not isinstance(own._tied_weights_keys, dict):
+            own._tied_weights_keys = {}
         if "_init_weights" in vars(own):
             own._init_weights = _keeping_shapes(vars(own)["_init_weights"])
         if "tie_weights" in vars(own):
@@ -62,6 +62,20 @@ def bring_up_to_date(
         model_class.save_pretrained = _saving_once(model_class.save_pretrained)
         facts.append(f"modules share their weights, which are saved once: {min(shared)} and others")
     return facts + _layer_count(config_class, made, model)
+
+
+def _leaving_inputs(forward: Any) -> Any:
+    """Return a forward that leaves what it is given by name as it is: code may change it in place."""
+
+    @functools.wraps(forward)
+    def leaving(self: Any, *args: Any, **kwargs: Any) -> Any:
+        own = {
+            name: item.clone() if isinstance(item, torch.Tensor) else item
+            for name, item in kwargs.items()
+        }
+        return forward(self, *args, **own)
+
+    return leaving
 
 
 def _told_apart(model: nn.Module, package: str) -> Iterator[str]:

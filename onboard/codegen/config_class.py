@@ -45,7 +45,8 @@ _FUNCTIONS = {
 }
 _SAYING = ("logger.", "warnings.", "rope_config_validation", "layer_type_validation", "print")
 """Calls that check or say something, and leave nothing."""
-_METHODS = {"get", "pop", "copy", "items", "keys", "values", "lower", "append", "setdefault"}
+_METHODS = {"get", "pop", "copy", "items", "keys", "values", "lower", "setdefault"}
+_METHODS |= {"append", "extend"}
 _EXPRESSIONS = (
     *(
         ast.Constant,
@@ -168,6 +169,7 @@ class _Writer:
         self.config_class = config_class
         self.unread = _unread_fields(config_class)
         self.taken: set[str] = set()
+        self.bound: set[str] = set()
 
     def constructor(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """Return the constructor without annotations, checks and messages."""
@@ -184,6 +186,7 @@ class _Writer:
         plain = [ast.arg(item.arg) for item in node.args.args]
         keywords = [ast.arg(item.arg) for item in node.args.kwonlyargs]
         self.taken = {item.arg for item in (*plain, *keywords)}
+        self.bound = _names_set(node.body)
         rest = ast.arg(node.args.kwarg.arg) if node.args.kwarg else None
         arguments = ast.arguments([], plain, None, keywords, kw_defaults, rest, defaults)
         return ast.FunctionDef(
@@ -247,9 +250,7 @@ class _Writer:
             case ast.Assign(targets=[target]) if ast.unparse(target) in self.unread:
                 return []
             case ast.Assign(targets=targets, value=value):
-                value = self._with_defaults(value)
-                self._check(value, *targets)
-                return [ast.Assign(targets, value)]
+                return self._assigned(targets, self._with_defaults(value))
             case ast.AnnAssign(target=target, value=ast.expr() as value):
                 self._check(value, target)
                 return [ast.Assign([target], value)]
@@ -328,6 +329,24 @@ class _Writer:
             raise self._refuse(node)
         return self._block(body)
 
+    def _assigned(self, targets: list[ast.expr], value: ast.expr) -> list[ast.stmt]:
+        """Keep an assignment of a value; where a method of the class's own returns it, behind what
+        that does.
+        """
+        match value:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=attr)):
+                found = find_method(self.config_class, attr)
+                body = body_with(found[1], value) if found is not None else None
+            case _:
+                body = None
+        match body:
+            case [*before, ast.Return(value=ast.expr() as last)] if not _names_set(before) & (
+                self.taken | self.bound
+            ):
+                return [*self._block(before), *self._assigned(targets, last)]
+        self._check(value, *targets)
+        return [ast.Assign(targets, value)]
+
     def _with_defaults(self, value: ast.expr) -> ast.expr:
         """Return `{**defaults, **given}` for a method that adds the items of one dict to another,
         known by what it makes of two.
@@ -391,6 +410,12 @@ def _unread_fields(config_class: type) -> set[str]:
     }
     told = {node.attr for node in fields if f"{node.attr}_".startswith(f"{_OF_ATTENTION}_")}
     return {ast.unparse(node) for node in fields if node.attr not in read or node.attr in told}
+
+
+def _names_set(statements: list[ast.stmt]) -> set[str]:
+    """Return the variables that statements set."""
+    names = (node for item in statements for node in ast.walk(item) if isinstance(node, ast.Name))
+    return {node.id for node in names if isinstance(node.ctx, ast.Store)}
 
 
 def _adds_items(method: Any) -> bool:

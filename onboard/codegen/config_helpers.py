@@ -97,7 +97,8 @@ def body_with(method: ast.FunctionDef, call: ast.Call) -> list[ast.stmt] | None:
     cannot be told, or where it assigns these.
     """
     function = deepcopy(method)
-    del function.args.args[:1]  # self
+    if not any(ast.unparse(item) == "staticmethod" for item in method.decorator_list):
+        del function.args.args[:1]  # self
     given = _bound(function, call)
     stored = {
         node.id

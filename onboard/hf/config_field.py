@@ -47,4 +47,6 @@ def remade(config: PretrainedConfig, values: dict[str, Any]) -> PretrainedConfig
     except (TypeError, ValueError):
         parts = ((name, values.get(name)) for name in config.sub_configs)
         inside = {name: own_values(part) for name, part in parts if isinstance(part, dict)}
+        for part in inside.values():
+            part.pop("dtype", None)  # that of the whole
         return type(config).from_dict(own_values(values) | inside)

@@ -20,7 +20,10 @@ class Record(BaseModel):
 
     # The schema that an editor shows beside spec.yaml says what a field means, as its docstring does.
     model_config = ConfigDict(
-        extra="forbid", validate_assignment=True, use_attribute_docstrings=True
+        extra="forbid",
+        validate_assignment=True,
+        use_attribute_docstrings=True,
+        ser_json_inf_nan="constants",  # as config.json may have them
     )
 
 

@@ -47,7 +47,8 @@ def restore_old_interfaces() -> list[str]:
     if "default" not in ROPE_INIT_FUNCTIONS:
         ROPE_INIT_FUNCTIONS["default"] = default_rope
         facts.append('ROPE_INIT_FUNCTIONS["default"] is gone; a stand-in takes its place')
-    return facts + _masks_by_old_names() + _plain_outputs() + keep_tables() + _without_cuda()
+    facts += _masks_by_old_names() + _plain_outputs() + _without_listed_ties()
+    return facts + keep_tables() + _without_cuda()
 
 
 @contextmanager
@@ -119,6 +120,24 @@ def _plain_outputs() -> list[str]:
 
     ModelOutput.__init__ = init
     return ["outputs that are no dataclasses are made as they were"]
+
+
+def _without_listed_ties() -> list[str]:
+    """Have models whose constructor lists what transformers 4 ties go by what their class says of
+    that.
+    """
+    made = PreTrainedModel.post_init
+    if hasattr(made, "__wrapped__"):
+        return []
+
+    @functools.wraps(made)
+    def post_init(self: Any) -> None:
+        if isinstance(vars(self).get("_tied_weights_keys"), list | tuple):
+            del self._tied_weights_keys
+        made(self)
+
+    PreTrainedModel.post_init = post_init  # type: ignore[method-assign]
+    return ["lists of tied weights that constructors make are left out"]
 
 
 def _without_cuda() -> list[str]:

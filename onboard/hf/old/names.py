@@ -160,7 +160,9 @@ def _is_module(name: str) -> bool:
 
 
 def _new_module(name: str) -> ModuleType:
-    module = sys.modules[name] = ModuleType(name)
     parent, _, leaf = name.rpartition(".")
-    setattr(importlib.import_module(parent), leaf, module)
+    within = importlib.import_module(parent) if _is_module(parent) else _new_module(parent)
+    module = sys.modules[name] = ModuleType(name)
+    module.__path__ = []  # others may be asked for in it
+    setattr(within, leaf, module)
     return module

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from onboard.analysis.blocks.spec_records import Record
 from onboard.analysis.spec import ModelSpec
+
+
+class Held(Record):
+    """A record with a config."""
+
+    config: dict[str, Any]
+
+
+def test_numbers_that_json_has_not_are_kept() -> None:
+    config = {"time_step_limit": [0.0, float("inf")]}
+    assert Held(config=config).model_dump(mode="json") == {"config": config}
 
 
 def test_every_field_of_a_spec_is_explained() -> None:

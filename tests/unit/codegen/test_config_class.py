@@ -194,6 +194,23 @@ FILLED_IN = """
     def _changing(self, size):
         size += 1
         self.width = size
+
+    @staticmethod
+    def _spread(pairs):
+        spread = []
+        for pair in pairs:
+            for _ in range(pair[1]):
+                spread.extend(pair[0])
+        return spread
+
+    def _clashing(self, pairs):
+        kinds = list(pairs)
+        return kinds
+
+    def _half(self, size):
+        if size > 3:
+            return 1
+        return 2
 """
 
 
@@ -208,13 +225,25 @@ def test_what_a_method_makes_of_its_arguments_is_written_out(make: Any, call: st
     check_same_values(original, text, values)
 
 
+def test_what_a_method_returns_is_computed_in_its_place(make: Any) -> None:
+    original = make("self.all_kinds = self._spread([[['a', 'b'], n_layer]])", methods=FILLED_IN)
+    names: dict[str, Any] = {"PlainConfig": PlainConfig}
+    exec(text := plain_config_class(original), names)
+    assert names["ThisConfig"](n_layer=2).all_kinds == ["a", "b", "a", "b"]
+    assert "_spread" not in text
+    check_same_values(original, text, {"n_layer": 5})
+
+
 def test_a_method_that_only_checks_is_left_out(make: Any) -> None:
     assert "_logged" not in plain_config_class(make("self._logged()", methods=FILLED_IN))
 
 
 @pytest.mark.parametrize(
     "call",
-    ["self._read()", "self._deep()", "self._fill(*[size])", "self._changing(size)", "self._no()"],
+    [
+        *("self._read()", "self._deep()", "self._fill(*[size])", "self._changing(size)"),
+        *("self._no()", "self.a = self._clashing([1])", "self.a = self._half(size)"),
+    ],
 )
 def test_a_method_that_does_more_is_refused(make: Any, call: str) -> None:
     with pytest.raises(OnboardError, match="cannot be written anew: line"):

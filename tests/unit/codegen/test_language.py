@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from onboard.codegen.translate.language.state import ClassState
-from onboard.codegen.translate.language.trees.syntax import Untranslatable
-from onboard.codegen.translate.language.values import PaddingMask
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
+from onboard.codegen.translate.language.values import Code, Mask, PaddingMask
 from onboard.codegen.translate.output.printer import print_block
 
 Translate = Callable[..., tuple[ClassState, str, str]]
@@ -186,6 +186,81 @@ class Toy(nn.Module):
         mask=PaddingMask(),
     )
     assert forward == "return x"
+
+
+@pytest.mark.parametrize("specialised", [False, True])
+@pytest.mark.parametrize(
+    "chosen",
+    ["own = mask if layer.full else None", "own = None\n            if layer.full: own = mask"],
+)
+def test_layers_may_get_no_mask_and_others_one(
+    translate: Translate, chosen: str, specialised: bool
+) -> None:
+    _, _, forward = translate(
+        f"""
+class Layer(nn.Module):
+    def __init__(self, full):
+        super().__init__()
+        self.full = full
+
+    def forward(self, x, mask=None):
+        if mask is not None and mask.shape[1] > 1:
+            x = x + mask
+        return x * 2
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(index in config.fulls) for index in range(2)])
+
+    def forward(self, x, mask=None):
+        for layer in self.layers:
+            {chosen}
+            x = layer(x, own)
+        return x
+""",
+        {"fulls": [1]},
+        specialised=specialised,
+        mask=Mask(whole=True),
+    )
+    assert forward == "for layer in self.layers:\n    x = layer(x)\nreturn x"
+
+
+def test_what_a_model_is_given_stays_as_it_is(translate: Translate) -> None:
+    _, _, forward = translate(
+        """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.offset = 2
+
+    def forward(self, x, position_ids):
+        position_ids += self.offset
+        x += 1
+        return x * position_ids
+""",
+        position_ids=Code(name("position_ids")),
+    )
+    assert "position_ids +=" not in forward
+    assert "x += 1" in forward
+
+
+@pytest.mark.parametrize("tensor", ["nn.Parameter(torch.ones(3), requires_grad=False)"])
+def test_a_buffer_is_no_parameter(translate: Translate, tensor: str) -> None:
+    _, init, _ = translate(
+        f"""
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.register_buffer("ones", {tensor}, persistent=False)
+
+    def forward(self, x):
+        return x * self.ones
+""",
+        specialised=True,
+    )
+    assert "Parameter" not in init
+    assert "torch.ones(3)" in init
 
 
 def test_a_module_may_be_an_identity_in_some_configs(translate: Translate) -> None:

@@ -8,8 +8,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from onboard.analysis.repository import _imported_from_transformers
 from onboard.analysis.repository_classes import bring_up_to_date
 from onboard.analysis.tiny.tiny_config import tiny_config
 from onboard.hf.old import interfaces, names
@@ -17,6 +19,7 @@ from onboard.hf.old import interfaces, names
 _CODE = """
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
 
 class ThenConfig(PretrainedConfig):
     model_type = "then"
@@ -73,6 +76,58 @@ def test_a_check_of_ropes_fields_leaves_them_as_they_are(monkeypatch: pytest.Mon
     assert names.provide("transformers.modeling_rope_utils", [key]) == []
 
 
+def test_a_module_that_is_gone_may_lie_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("transformers.no_such", "transformers.no_such.deeper"):
+        monkeypatch.setitem(sys.modules, key, ModuleType(key))
+        del sys.modules[key]
+    facts = names.provide("transformers.no_such.deeper", ["scan"])
+    assert [fact.split(" ")[0] for fact in facts] == [
+        "transformers.no_such.deeper",
+        "transformers.no_such.deeper.scan",
+    ]
+    assert importlib.import_module("transformers.no_such.deeper").scan.name.endswith("deeper.scan")
+
+
+def test_names_that_a_whole_module_is_asked_for_are_known() -> None:
+    text = """
+import transformers.cache_utils as caches
+import transformers.utils
+
+class Own(caches.OtherCache):
+    def update(self):
+        return caches.helper(self)
+"""
+    assert _imported_from_transformers(text) == [
+        ("transformers.cache_utils", ["OtherCache", "helper"])
+    ]
+
+
+_OUTPUT = "CausalLMOutput(logits=input_ids.unsqueeze(-1).float())"
+_TIES = "self._tied_weights_keys = ['linear.weight']"
+_CHANGING = _CODE.replace("return input_ids", f"input_ids += 1\n        return {_OUTPUT}").replace(
+    "self.post_init()", f"{_TIES}\n        self.post_init()"
+)
+
+
+def test_inputs_stay_and_lists_of_ties_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PreTrainedModel, "post_init", PreTrainedModel.post_init)
+    key = "_check_and_enable_sdpa"
+    old = interfaces._MEMBERS[PreTrainedModel][key]
+    monkeypatch.setattr(PreTrainedModel, key, old, raising=False)
+    assert interfaces._without_listed_ties()
+    assert interfaces._without_listed_ties() == []
+    name = "repository_code_that_changes_inputs"
+    module: Any = ModuleType(name)
+    module.CHOSEN = "sdpa"
+    monkeypatch.setitem(sys.modules, name, module)
+    exec(_CHANGING, vars(module))
+    bring_up_to_date(name, module.ThenConfig, module.ThenLM, {"model_type": "then"})
+    model = module.ThenLM(module.ThenConfig())
+    ids = torch.arange(6).view(1, 6)
+    model(input_ids=ids)
+    assert torch.equal(ids, torch.arange(6).view(1, 6))
+
+
 class Inside(PretrainedConfig):
     """Refuses what every config has."""
 
@@ -96,7 +151,7 @@ class Around(PretrainedConfig):
 
 
 def test_a_config_inside_may_refuse_what_every_config_has() -> None:
-    config = Around(inside={"width": 3000})
+    config = Around(inside={"width": 3000}, dtype="float32")
     small: Any = tiny_config(config)
     assert small.hidden_size < config.hidden_size
     assert isinstance(small.inside, Inside)

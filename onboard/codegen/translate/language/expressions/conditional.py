@@ -45,7 +45,7 @@ def conditional(node: ast.IfExp, frame: Frame) -> Value:
         return body
     if orelse.equals(NONE) and absent_here(test, body, frame):
         return NONE
-    if isinstance(body, Mask) and isinstance(orelse, Mask):
+    if is_mask_or_none(body, orelse):
         return PaddingMask()
     if test.is_static and (is_rotary(body) or is_rotary(orelse)):
         return _with_or_without(node, test, body, orelse, frame)
@@ -85,6 +85,12 @@ def conditional(node: ast.IfExp, frame: Frame) -> Value:
 def _is_called(value: Value) -> bool:
     """Whether a value is nothing, or there to be called: a function, a class, a module."""
     return isinstance(value, Global | Choice | Closure | Instance) or value.equals(NONE)
+
+
+def is_mask_or_none(*values: Value) -> bool:
+    """Whether all values are attention masks, or None for some: layers without attention get that."""
+    masks = [value for value in values if isinstance(value, Mask)]
+    return bool(masks) and all(value.equals(NONE) for value in values if value not in masks)
 
 
 def is_identity(value: Value) -> bool:

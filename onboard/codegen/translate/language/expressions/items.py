@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import Any
 
 from onboard.codegen.translate.language import config_values
@@ -55,8 +56,8 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
         case Output(fields=fields), Known(value=int() | slice()):
             given = Items(tuple(value for value in fields.values() if not value.equals(NONE)))
             return item_of(given, index, node, frame)
-        case Mask(), _:
-            return owner  # one of a dict of masks
+        case Mask(), _:  # one of a dict of masks, or a part of one
+            return replace(owner, whole=False)
         case Repeated(item=item), Known(value=int()) | Code() if not _is_slice(index):
             return item
         case Items(items=items), Known(value=int() as position):

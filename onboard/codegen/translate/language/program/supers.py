@@ -117,12 +117,25 @@ def looked_up(called: Code, args: Args) -> Code:
     return called
 
 
+def _as_buffer(item: Value) -> Value:
+    """Return what a parameter is made of: it is no parameter as a buffer."""
+    match item:
+        case Code(expr=ast.Call(func=function, args=[tensor])) if ast.unparse(function) in (
+            "nn.Parameter",
+            "torch.nn.Parameter",
+        ):
+            return replace(item, expr=tensor)
+    return item
+
+
 def register_buffer(args: Args, frame: Frame) -> Value:
     """Write `self.register_buffer(...)`, whose buffer is an attribute from then on."""
     key = args.positional[0]
     if not (isinstance(key, Known) and isinstance(key.value, str)):
         raise Untranslatable("a buffer with a computed name")
     translator = frame.translator
+    if translator.specialised:
+        args = replace(args, positional=[_as_buffer(item) for item in args.positional])
     frame.emit(ast.Expr(plain_call(attribute(name("self"), "register_buffer"), args).expr))
     nothing = len(args.positional) > 1 and args.positional[1].equals(NONE)
     made = NONE if nothing and translator.specialised else Code(attribute(name("self"), key.value))

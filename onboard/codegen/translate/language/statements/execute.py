@@ -95,6 +95,7 @@ def _aug_assign(node: ast.AugAssign, frame: Frame) -> None:
         return
     if (
         isinstance(node.target, ast.Name)
+        and node.target.id not in ("input_ids", "position_ids")  # who gave them reads them again
         and type(old) is Code
         and not old.static
         and not old.transposed

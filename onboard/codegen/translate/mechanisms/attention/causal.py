@@ -278,7 +278,7 @@ class CausalMasks(Mechanism):
             case MaskMaker(chunked=True):
                 return same_chunk(args.keywords, frame)
             case MaskMaker(padding=padding):
-                return PaddingMask() if padding else Mask()
+                return PaddingMask() if padding else Mask(whole=frame.translator.specialised)
         return None
 
     def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
