@@ -59,8 +59,8 @@ def _without_library(node: ast.Call) -> ast.expr | None:
         case ast.Call(args=[first, last, number]) if _is_of_library(node.func, "linspace"):
             return _spaced(node, first, last, number)
         case ast.Call(args=[first, last]) if _is_of_library(node.func, "linspace"):
-            number = next((item.value for item in node.keywords if item.arg == "num"), None)
-            return None if number is None else _spaced(node, first, last, number)
+            named = next((item.value for item in node.keywords if item.arg == "num"), None)
+            return None if named is None else _spaced(node, first, last, named)
         case ast.Call(
             func=ast.Attribute(value=ast.Name(id="np" | "numpy"), attr=attr),
             args=[ast.Constant(value=int() | float() as value)],

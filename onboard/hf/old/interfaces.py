@@ -136,7 +136,7 @@ def _without_listed_ties() -> list[str]:
             del self._tied_weights_keys
         made(self)
 
-    PreTrainedModel.post_init = post_init  # type: ignore[method-assign]
+    PreTrainedModel.post_init = post_init
     return ["lists of tied weights that constructors make are left out"]
 
 

@@ -227,7 +227,7 @@ def triton_fused_linear(
     if norm_weight is not None and x.dtype == torch.float16:
         x, norm_weight = triton_rmsnorm(x, norm_weight, eps), None
     around = (bias, residual, norm_weight, eps, activation)
-    tiles = choose_many_tiles(len(x), *weight.shape, activation)
+    tiles = choose_many_tiles(len(x), len(weight), weight.shape[1], activation)
     if 0 < len(x) <= MOST_ROWS or tiles is not None:
         y = launch(x, weight, *around, tiles)
     else:

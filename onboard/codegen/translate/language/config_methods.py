@@ -28,7 +28,8 @@ def call_config(owner: Config, attr: str, args: Args, frame: Frame) -> Value | N
         return all_fields(owner.expr, owner.obj)
     if attr == "get_text_config":
         return multimodal_configs.text_config(owner)
-    found = _as_function(type(owner.obj), attr) if frame.translator.specialised else None
+    config_class: Any = type(owner.obj)
+    found = _as_function(config_class, attr) if frame.translator.specialised else None
     package = type(frame.translator.model).__module__.split(".")[0]
     if found is None or found[0].__module__.split(".")[0] != package:
         return None

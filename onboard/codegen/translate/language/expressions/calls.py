@@ -62,7 +62,7 @@ from onboard.codegen.translate.language.values import (
 
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
 _AUTOCAST = (torch.is_autocast_enabled, torch.is_autocast_cpu_enabled)
-_OTHER_TRACERS = (torch.jit.is_tracing, torch.jit.is_scripting, is_torch_fx_proxy)
+_OTHER_TRACERS = (torch.jit._trace.is_tracing, torch._jit_internal.is_scripting, is_torch_fx_proxy)
 _OF_DICTS = ("items", "keys", "values", "get", "copy")
 _GIVE_THE_MODULE = ("to_empty", "cuda", "cpu", "eval")
 """Methods of modules that change no dtype: who builds a model says where it is."""

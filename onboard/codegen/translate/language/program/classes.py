@@ -379,8 +379,8 @@ class Translator(Program):
         state.attributes = {
             k.removeprefix(prefix): v for k, v in frame.env.values.items() if k.startswith(prefix)
         }
-        body = self.mechanisms.init_body(state, frame.out, self)
-        state.init = Routine(node, frame.source, body=frame.out if body is None else body)
+        written = self.mechanisms.init_body(state, frame.out, self)
+        state.init = Routine(node, frame.source, body=frame.out if written is None else written)
 
     def _method(self, state: ClassState, attr: str, args: Args) -> Routine:
         """Return the translation of a method, made with the facts of all its uses."""

@@ -116,7 +116,7 @@ def is_replaced(attr: str, value: Value, frame: Frame) -> bool:
     return modules and not kept & set(value.classes)
 
 
-def keep_table(attr: str, value: ast.expr, frame: Frame, origin: ast.AST) -> None:
+def keep_table(attr: str, value: ast.expr, frame: Frame, origin: ast.AST | None) -> None:
     """Keep a tensor in a buffer apart from the checkpoint; what a constructor has left empty before
     is one from the beginning, for torch makes none of an attribute that is there.
     """
