@@ -24,6 +24,7 @@ from onboard.analysis.tiny.tiny_config import of_its_time, one_line
 from onboard.errors import OnboardError
 from onboard.hf.json_floats import json_floats
 from onboard.hf.old import (
+    attention_modules,
     flash_by_name,
     interfaces,
     names,
@@ -126,6 +127,7 @@ def _classes(
                 model_class = _load(reference)
                 config_class = _config_class(survey, model_type)
             facts += rotary_forms.give_rotary_forms(PACKAGE)
+            facts += attention_modules.give_attention_modules(PACKAGE)
             break
         except Exception as error:
             module = _not_found(error)

@@ -130,6 +130,34 @@ class Toy(nn.Module):
 """
 
 
+KINDS = """
+class Plain(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.factor = config.factor
+
+    def forward(self, x):
+        return x * self.factor
+
+
+class Latent(Plain):
+    def forward(self, x):
+        return x + self.factor
+
+
+TABLE = {"eager": Latent, "flash_attention_2": Latent, "mha_eager": Plain, "mla_eager": Latent}
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.attention = TABLE["mha_" + config._attn_implementation](config)
+
+    def forward(self, x):
+        return self.attention(x)
+"""
+
+
 def _compare(translate: Translate, text: str, config: dict[str, Any]) -> str:
     state, _, _ = translate(text, config, specialised=True)
     classes = [_written(each) for each in state.translator.states.values()]
@@ -164,3 +192,9 @@ def test_classes_outputs_and_tracers_decide(translate: Translate) -> None:
     written = _compare(translate, CHOSEN, {"kind": "plain"})
     for gone in ("isinstance", "is_tracing", "proxy", "Other", "for row"):
         assert gone not in written
+
+
+def test_a_key_may_have_the_way_of_attention_as_a_part(translate: Translate) -> None:
+    written = _compare(translate, KINDS, {"_attn_implementation": "eager", "factor": 3.0})
+    assert "self.attention = Plain(" in written
+    assert "Latent" not in written

@@ -78,6 +78,7 @@ generated code.
 _DTYPES = ("dtype", "torch_dtype")
 _BRINGS_WEIGHTS = ("add_cross_attention",)
 _MODULE_FACTS: dict[str, Any] = {"training": False, "gradient_checkpointing": False}
+_STAND_INS = "onboard.hf.old."
 _OF_ANY_SHAPE = ("dtype", "device", "is_cuda", "requires_grad")
 
 
@@ -94,10 +95,13 @@ def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
 
 
 def is_own(entry: object, frame: Frame) -> bool:
-    """Whether an entry of a table is a class or a function of the repository's, or of PyTorch."""
+    """Whether an entry of a table is a class or a function of the repository's, a stand-in for what
+    it had, or PyTorch's.
+    """
     package = type(frame.translator.model).__module__.split(".")[0]
-    place = getattr(entry, "__module__", "").split(".")[0]
-    return place in (package, "torch") and (inspect.isclass(entry) or inspect.isfunction(entry))
+    module = getattr(entry, "__module__", "")
+    known = module.split(".")[0] in (package, "torch") or module.startswith(_STAND_INS)
+    return known and (inspect.isclass(entry) or inspect.isfunction(entry))
 
 
 def of_table(obj: Any, frame: Frame) -> Value:

@@ -13,6 +13,7 @@ from transformers.modeling_utils import AttentionInterface as HFAttentionInterfa
 
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.expressions.items import item_of
+from onboard.codegen.translate.language.expressions.objects import CONFIG_FACTS
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.holes import Hole, Result
 from onboard.codegen.translate.language.object_values import (
@@ -221,6 +222,10 @@ def _is_dispatch(owner: Value) -> bool:
     return isinstance(owner, Global) and isinstance(owner.obj, HFAttentionInterface)
 
 
+_EAGER = "eager"
+"""How tables of attention classes, and parts of their keys, name the one that is written out."""
+
+
 class CanonicalOps(Mechanism):
     """Attention by transformers' interface, RoPE, PyTorch's norms."""
 
@@ -261,10 +266,11 @@ class CanonicalOps(Mechanism):
             return AttentionInterface()
         match owner, index:
             case Global(obj=dict() as table), Known(value=key) if (
-                "eager" in table and key not in table
+                _EAGER in table and key not in table
             ):
-                eager = table["eager"]
+                asked = str(key).replace(CONFIG_FACTS["_attn_implementation"], _EAGER)
+                eager = table[found := asked if asked in table else _EAGER]
                 if inspect.isclass(eager):
                     return Global(eager, name(eager.__name__))
-                return item_of(owner, Known("eager"), node, frame)
+                return item_of(owner, Known(found), node, frame)
         return None

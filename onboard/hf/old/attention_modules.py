@@ -1,0 +1,100 @@
+"""Attention modules of transformers' models as they were before 4.48: they turn queries and keys
+themselves, by positions, and give the cache back.
+
+A file that calls them so gets them so; other files get what transformers has.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    apply_rotary_pos_emb,
+    repeat_kv,
+)
+
+from onboard.hf.old.gone import Gone
+from onboard.hf.old.rotary_forms import SizedRotaryEmbedding
+
+_CACHE, _TABLES = "past_key_value", "position_embeddings"
+_PLAIN = "default"
+
+
+class TurningLlamaAttention(LlamaAttention):
+    """Grouped-query attention [batch, sequence, hidden] to the same, with its own plain RoPE."""
+
+    def __init__(self, config: Any, layer_idx: int | None = None) -> None:
+        scaling = getattr(config, "rope_scaling", None) or {}
+        if scaling.get("rope_type", scaling.get("type", _PLAIN)) != _PLAIN:
+            Gone("transformers' attention with RoPE that is scaled", "Use plain RoPE").refuse()
+        super().__init__(config, 0 if layer_idx is None else layer_idx)
+        self.hidden_size = config.hidden_size
+        self.num_heads = config.num_attention_heads
+        self.num_key_value_heads = config.num_key_value_heads
+        self.max_position_embeddings = config.max_position_embeddings
+        self.rope_theta = config.rope_theta
+        self.rotary_emb = SizedRotaryEmbedding(
+            self.head_dim, config.max_position_embeddings, config.rope_theta
+        )
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_value: Any = None,
+        output_attentions: bool = False,
+        use_cache: bool = False,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
+        """Return attention's output, its weights where they are asked for, and the cache."""
+        batch, length = hidden_states.shape[:-1]
+        shape = (batch, length, -1, self.head_dim)
+        query = self.q_proj(hidden_states).view(shape).transpose(1, 2)
+        key = self.k_proj(hidden_states).view(shape).transpose(1, 2)
+        value = self.v_proj(hidden_states).view(shape).transpose(1, 2)
+        cos, sin = self.rotary_emb(value, position_ids)
+        query, key = apply_rotary_pos_emb(query, key, cos, sin)
+        if past_key_value is not None:
+            key, value = past_key_value.update(key, value, self.layer_idx)
+        key = repeat_kv(key, self.num_key_value_groups)
+        value = repeat_kv(value, self.num_key_value_groups)
+        scores = torch.matmul(query, key.transpose(2, 3)) * self.scaling
+        if attention_mask is not None:
+            scores = scores + attention_mask[:, :, :, : key.shape[-2]]
+        weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+        out = torch.matmul(weights, value).transpose(1, 2).reshape(batch, length, -1)
+        return self.o_proj(out), weights if output_attentions else None, past_key_value
+
+
+def give_attention_modules(package: str) -> list[str]:
+    """Give the modules of a package the attention that they call; return what was given."""
+    modules = [module for key, module in sys.modules.items() if key.startswith(f"{package}.")]
+    return [fact for module in modules for fact in _give(module)]
+
+
+def _give(module: ModuleType) -> list[str]:
+    given = [key for key, value in vars(module).items() if value is LlamaAttention]
+    if not given or getattr(module, "__file__", None) is None or not _calls_so(module):
+        return []
+    for key in given:
+        setattr(module, key, TurningLlamaAttention)
+    for table in (value for value in vars(module).values() if isinstance(value, dict)):
+        for key in [key for key, value in table.items() if value is LlamaAttention]:
+            table[key] = TurningLlamaAttention
+    what = f"{LlamaAttention.__name__} of transformers gets tables of RoPE now"
+    return [f"{what}; a stand-in makes its own, as before 4.48"]
+
+
+def _calls_so(module: ModuleType) -> bool:
+    """Whether a file's calls hand over a cache by its old name, and no tables of RoPE."""
+    tree = ast.parse(inspect.getsource(module))
+    keywords = {item.arg for item in ast.walk(tree) if isinstance(item, ast.keyword)}
+    return _CACHE in keywords and _TABLES not in keywords

@@ -1,0 +1,84 @@
+"""Attention modules of transformers as they were called before 4.48."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
+
+from onboard.errors import OnboardError
+from onboard.hf.old.attention_modules import TurningLlamaAttention, give_attention_modules
+
+_CALLING = """
+from transformers.models.llama.modeling_llama import LlamaAttention
+
+KINDS = {{"eager": LlamaAttention, "other": int}}
+
+
+def call(attention, x, mask, positions, tables):
+    return attention(x, attention_mask=mask, {arguments})
+"""
+
+
+def _config(**more: Any) -> Any:
+    values = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
+    config = LlamaConfig(**values, max_position_embeddings=64, **more)
+    config._attn_implementation = "eager"
+    config.rope_theta = config.rope_parameters["rope_theta"]
+    return config
+
+
+def test_it_turns_by_positions_as_transformers_does_with_tables() -> None:
+    config, length = _config(attention_bias=True), 9
+    ours, theirs = TurningLlamaAttention(config, 1).eval(), LlamaAttention(config, 1).eval()
+    theirs.load_state_dict(ours.state_dict())
+    x, positions = torch.randn(2, length, 32), torch.randint(0, 64, (2, length))
+    mask = torch.full((length, length), -1e9).triu(1)[None, None]
+    tables = LlamaRotaryEmbedding(config)(x, positions)
+    out, weights, cache = ours(x, mask, positions, use_cache=True, output_attentions=True)
+    expected, _ = theirs(x, position_embeddings=tables, attention_mask=mask)
+    torch.testing.assert_close(out, expected)
+    assert weights.shape == (2, 4, length, length)
+    assert cache is None
+    assert ours(x, mask, positions)[1] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        ("position_ids=positions, past_key_value=None", True),
+        ("past_key_value=None, position_embeddings=tables", False),
+        ("past_key_values=None", False),
+    ],
+)
+def test_a_file_that_calls_it_so_gets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, given: bool
+) -> None:
+    folder = tmp_path / "calling_code"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "modeling.py").write_text(_CALLING.format(arguments=arguments))
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        module = importlib.import_module("calling_code.modeling")
+        facts = give_attention_modules("calling_code")
+        wanted = TurningLlamaAttention if given else LlamaAttention
+        assert {"eager": wanted, "other": int} == module.KINDS
+        assert module.LlamaAttention is wanted
+        assert bool(facts) is given
+    finally:
+        for name in [name for name in sys.modules if name.startswith("calling_code")]:
+            del sys.modules[name]
+
+
+def test_rope_that_is_scaled_is_refused() -> None:
+    config = _config()
+    config.rope_scaling = {"type": "linear", "factor": 2.0}
+    with pytest.raises(OnboardError, match="RoPE that is scaled"):
+        TurningLlamaAttention(config)
