@@ -19,8 +19,8 @@ from torch import Tensor
 
 from onboard.ops.library import register_op
 from onboard.ops.linear.triton_silu_mul import triton_silu_and_mul
-from onboard.ops.lora.few_tokens_lora import adapt_few, takes
 from onboard.ops.lora.lora import empty_result, fake_lora
+from onboard.ops.lora.triton_lora_few_tokens import adapt_few, takes
 from onboard.ops.triton.launch import (
     dot_type,
     last_contiguous,

@@ -25,7 +25,7 @@ from onboard.ops.integers import triton_int8_linear as int8_linear
 from onboard.ops.latent_attention import triton_cached_mla as cached_mla
 from onboard.ops.linear import triton_fp8_linear as fp8_linear
 from onboard.ops.linear import triton_linear as linear
-from onboard.ops.lora import few_tokens_lora
+from onboard.ops.lora import triton_lora_few_tokens
 from onboard.ops.norm import triton_rmsnorm as rmsnorm
 from onboard.ops.norm import triton_rmsnorm_gated as rmsnorm_gated
 from onboard.ops.sampling import triton_sampling as sampling
@@ -140,7 +140,7 @@ def test_kernels_of_adapters(
     kernels: list[Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        few_tokens_lora, "overlaps", lambda device: {"OVERLAP": True, "launch_pdl": True}
+        triton_lora_few_tokens, "overlaps", lambda device: {"OVERLAP": True, "launch_pdl": True}
     )
     for tokens, sizes, rank, activation in (
         (3, [256, 64, 64], 16, ""),
