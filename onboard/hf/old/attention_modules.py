@@ -27,7 +27,7 @@ _CACHE, _TABLES = "past_key_value", "position_embeddings"
 _PLAIN = "default"
 
 
-class TurningLlamaAttention(LlamaAttention):
+class TurningLlamaAttention(LlamaAttention):  # type: ignore[misc]
     """Grouped-query attention [batch, sequence, hidden] to the same, with its own plain RoPE."""
 
     def __init__(self, config: Any, layer_idx: int | None = None) -> None:
@@ -44,7 +44,7 @@ class TurningLlamaAttention(LlamaAttention):
             self.head_dim, config.max_position_embeddings, config.rope_theta
         )
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
