@@ -19,6 +19,7 @@ from onboard.graph.transform import (
     TransformInfo,
     register_transform,
 )
+from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 
 _ops = torch.ops.onboard
 
@@ -56,15 +57,11 @@ def _take_in_gate(call: fx.Node) -> None:
     """Let a call activate its first half and multiply it with the second, if all that reads it is
     that, and the halves are layers of their own or of one.
     """
-    gate, values = only_user(call), arguments(call)
-    sizes = values["sizes"]
-    if (
-        gate is None
-        or not is_op(gate, _ops.triton_silu_and_mul)
-        or len(sizes) > 2
-        or sizes[0] != sizes[-1]
-    ):
+    gate, sizes = only_user(call), arguments(call)["sizes"]
+    if gate is None or not is_op(gate, _ops.torch_silu_and_mul, _ops.triton_silu_and_mul):
         return
-    call.args = (*call.args, arguments(gate)["activation"])
-    infer_value(call)
-    replace_with(gate, call)
+    activation = arguments(gate)["activation"]
+    if activation in KERNEL_ACTIVATIONS and len(sizes) <= 2 and sizes[0] == sizes[-1]:
+        call.args = (*call.args, activation)
+        infer_value(call)
+        replace_with(gate, call)

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import onboard.ops  # noqa: F401
+from onboard.graph.fx import arguments, nodes_of
+from onboard.graph.lora.without_adapters import without_adapters
 from onboard.runtime.sampling_params import SamplingParams
 from tests.support.ops.lora import Adapted
 from tests.support.ops.naive import relative_error
@@ -44,10 +46,10 @@ def test_each_token_has_its_own_adapter(
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 17])
-@pytest.mark.parametrize("sizes", [[70, 70], [300]])
+@pytest.mark.parametrize("sizes", [[40, 40], [140]])
 def test_halves_are_activated_and_multiplied(tokens: int, sizes: list[int]) -> None:
     """Twice, as the second step finds what the first one has left."""
-    adapted = Adapted.drawn(tokens, 300, sizes, 3, 20, dtype=torch.float32, device=DEVICE)
+    adapted = Adapted.drawn(tokens, 150, sizes, 3, 20, dtype=torch.float32, device=DEVICE)
     for _ in range(2):
         actual = torch.ops.onboard.triton_lora(*adapted.arguments(), "silu")
         gate, up = adapted.expected().chunk(2, dim=-1)
@@ -64,6 +66,20 @@ def test_outputs_may_have_gaps_and_no_token_an_adapter() -> None:
     torch.testing.assert_close(actual, wide[:, 16:48], rtol=0, atol=0)
 
 
+def test_steps_without_adapters_have_the_gate_in_their_linear_layer(tmp_path: Path) -> None:
+    base = make_tiny(tmp_path, hidden_size=32, num_hidden_layers=2)
+    folder = make_adapter(tmp_path / "own", base, ["up_proj", "down_proj"]).folder
+    backends = dict.fromkeys(("choose_lora_adapters", "fuse_linears"), {"backend": "triton"})
+    transforms = {**backends, "call_ops_directly": {"enabled": False}}
+    engine = base.engine(dtype="bfloat16", lora={"own": str(folder)}, transforms=transforms)
+    plain, ops = without_adapters(engine.gm), torch.ops.onboard
+    assert plain is not None
+    for gm, op in ((engine.gm, ops.triton_lora), (plain, ops.triton_fused_linear)):
+        found = [arguments(node)["activation"] for node in nodes_of(gm, op)]
+        assert sorted(filter(None, found)) == ["silu", "silu"]
+        assert not nodes_of(gm, ops.torch_silu_and_mul, ops.triton_silu_and_mul)
+
+
 def test_a_batch_of_requests(tmp_path: Path) -> None:
     base = make_tiny(tmp_path, hidden_size=32, num_hidden_layers=1)
     layers = (["q_proj", "v_proj"], ["k_proj", "gate_proj", "down_proj"])
@@ -72,7 +88,9 @@ def test_a_batch_of_requests(tmp_path: Path) -> None:
     }
     folders = {name: str(each.folder) for name, each in adapters.items()}
     engine = base.engine(lora=folders, transforms={"choose_lora_adapters": {"backend": "triton"}})
-    assert any("triton_lora" in str(node.target) for node in engine.gm.graph.nodes)
+    targets = " ".join(str(node.target) for node in engine.gm.graph.nodes)
+    assert "triton_lora" in targets
+    assert "silu_and_mul" not in targets  # the call behind gate and up does that, too
     sources = {None: base, **adapters}
     asked = [
         engine.submit([3, 4, 5], SamplingParams(max_tokens=4, temperature=0, lora=name))[0]
