@@ -11,7 +11,6 @@ from onboard.codegen.translate.mechanisms.attention.chosen import ChosenKeys
 from onboard.codegen.translate.mechanisms.attention.compressed import CompressedKeys
 from onboard.codegen.translate.mechanisms.attention.indexer import LightningIndexer
 from onboard.codegen.translate.mechanisms.attention.latent import LatentAttention
-from onboard.codegen.translate.mechanisms.attention.layer_masks import LayerMasks
 from onboard.codegen.translate.mechanisms.attention.repeats import RepeatedHeads
 from onboard.codegen.translate.mechanisms.attention.sdpa import CausalSdpa
 from onboard.codegen.translate.mechanisms.attention.slopes import Slopes
@@ -71,7 +70,6 @@ MECHANISMS = Mechanisms(
         PositionBiases(),
         Layouts(),
         ChosenKeys(),
-        LayerMasks(),
         # A mask that none of the above took is added as it is.
         CausalMasks(),
         CompressedKeys(),
