@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import linecache
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
 from onboard.codegen.translate.language.values import Code, Mask, PaddingMask
+from onboard.codegen.translate.mechanisms import padding
 from onboard.codegen.translate.output.printer import print_block
 
 Translate = Callable[..., tuple[ClassState, str, str]]
@@ -224,6 +226,34 @@ class Toy(nn.Module):
         mask=Mask(whole=True),
     )
     assert forward == "for layer in self.layers:\n    x = layer(x)\nreturn x"
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_mask_that_some_layers_get_is_added_where_the_small_model_adds_it(
+    translate: Translate, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+
+    class Counted(dict[tuple[str, int], int]):
+        def __missing__(self, key: tuple[str, int]) -> int:
+            return 1 if "if own" in linecache.getline(*key) else count
+
+    monkeypatch.setattr(padding, "lines_run", lambda *_: Counted())
+    _, _, forward = translate(
+        """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+
+    def forward(self, x, mask=None):
+        own = mask if x.shape[0] > 1 else None
+        if own is not None:
+            x = x + own
+        return x.softmax(-1)
+""",
+        mask=Mask(),
+        specialised=True,
+    )
+    assert ("masked_fill" in forward) == bool(count)
 
 
 def test_what_a_model_is_given_stays_as_it_is(translate: Translate) -> None:

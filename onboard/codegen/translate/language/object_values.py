@@ -18,7 +18,7 @@ from onboard.codegen.translate.language.trees.syntax import (
     name,
     same_code,
 )
-from onboard.codegen.translate.language.values import Code, Known, Unread, Value, either
+from onboard.codegen.translate.language.values import Code, Known, Mask, Unread, Value, either
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,6 +343,11 @@ class Method(Value):
     def same_as(self, other: Method) -> bool:
         """Whether both are the same method of equal owners."""
         return self.name == other.name and self.owner.equals(other.owner)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerMask(Mask):
+    """A mask in layers with attention, None in others."""
 
 
 @dataclass(frozen=True, eq=False)

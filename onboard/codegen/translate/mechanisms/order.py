@@ -28,7 +28,7 @@ from onboard.codegen.translate.mechanisms.layouts.last_tokens import LastTokens
 from onboard.codegen.translate.mechanisms.layouts.layouts import Layouts
 from onboard.codegen.translate.mechanisms.long_texts import LongTexts
 from onboard.codegen.translate.mechanisms.numbers import Numbers
-from onboard.codegen.translate.mechanisms.padding import Padding
+from onboard.codegen.translate.mechanisms.padding import LayerMasks, Padding
 from onboard.codegen.translate.mechanisms.recurrent import RecurrentMixers
 from onboard.codegen.translate.mechanisms.rescaled import RescaledWeights
 from onboard.codegen.translate.mechanisms.scans.kernel_calls import KernelCalls
@@ -70,6 +70,7 @@ MECHANISMS = Mechanisms(
         PositionBiases(),
         Layouts(),
         ChosenKeys(),
+        LayerMasks(),
         # A mask that none of the above took is added as it is.
         CausalMasks(),
         CompressedKeys(),

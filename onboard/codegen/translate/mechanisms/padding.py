@@ -1,4 +1,6 @@
-"""Masks of padding, of which there is none: what code gets without a mask, or makes itself."""
+"""Masks of padding, of which there is none: what code gets without a mask, or makes itself, and
+what a layer does that gets a mask, or none where it has no attention.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,11 @@ from typing import Any
 
 import torch
 
+from onboard.analysis.behaviour.lines_run import lines_run
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.forms import ALL_TRUE, NONE_TRUE
 from onboard.codegen.translate.language.frame import Frame, Mechanism
-from onboard.codegen.translate.language.object_values import Global
+from onboard.codegen.translate.language.object_values import Global, LayerMask
 from onboard.codegen.translate.language.trees.syntax import attribute
 from onboard.codegen.translate.language.values import Code, Items, Value
 from onboard.codegen.translate.mechanisms.attention.causal import OF_MASKS, Ones
@@ -44,6 +47,27 @@ class Padding(Mechanism):
         if _form(owner) in (ALL_TRUE, NONE_TRUE) and attr in OF_MASKS - {"to", "type"}:
             return replace(plain_call(attribute(owner.code(), attr), args), form=_form(owner))
         return owner if isinstance(owner, Ones) and attr in OF_MASKS else None
+
+
+class LayerMasks(Mechanism):
+    """`if mask is not None: ...` of a mask that some layers get: the small model of this config
+    tells which layers do.
+    """
+
+    def decided(self, node: ast.If, frame: Frame) -> bool | None:
+        """Whether the small model, whose attention gets its masks, came to the body."""
+        read = {item.id for item in ast.walk(node.test) if isinstance(item, ast.Name)}
+        if not any(isinstance(frame.env.values.get(key), LayerMask) for key in read):
+            return None
+        asked = [item for item in ast.walk(node.test) if isinstance(item, ast.Is | ast.IsNot)]
+        if not asked:
+            return None
+        program = frame.translator
+        counts, path = lines_run(program.model, program.config), str(frame.source.path)
+        body, *orelse = [counts[path, side[0].lineno] for side in (node.body, node.orelse) if side]
+        if not counts[path, node.test.lineno] or (orelse and bool(body) == bool(orelse[0])):
+            return None  # another class has the attention that it takes
+        return bool(body)
 
 
 def _form(value: Value) -> str | None:

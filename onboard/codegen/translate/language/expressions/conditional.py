@@ -13,6 +13,7 @@ from onboard.codegen.translate.language.object_values import (
     Closure,
     Global,
     Instance,
+    LayerMask,
     ModuleList,
 )
 from onboard.codegen.translate.language.sequences import sequence_of_all
@@ -45,8 +46,8 @@ def conditional(node: ast.IfExp, frame: Frame) -> Value:
         return body
     if orelse.equals(NONE) and absent_here(test, body, frame):
         return NONE
-    if is_mask_or_none(body, orelse):
-        return PaddingMask()
+    if (mask := joined_masks(body, orelse)) is not None:
+        return mask
     if test.is_static and (is_rotary(body) or is_rotary(orelse)):
         return _with_or_without(node, test, body, orelse, frame)
     modules = isinstance(body, Instance) and isinstance(orelse, Instance)
@@ -87,10 +88,14 @@ def _is_called(value: Value) -> bool:
     return isinstance(value, Global | Choice | Closure | Instance) or value.equals(NONE)
 
 
-def is_mask_or_none(*values: Value) -> bool:
-    """Whether all values are attention masks, or None for some: layers without attention get that."""
+def joined_masks(*values: Value) -> Mask | None:
+    """Return what is one of several masks, or of a mask and None; None: they are something else."""
     masks = [value for value in values if isinstance(value, Mask)]
-    return bool(masks) and all(value.equals(NONE) for value in values if value not in masks)
+    others = [value for value in values if not isinstance(value, Mask)]
+    if not masks or not all(value.equals(NONE) for value in others):
+        return None
+    padding = not others or any(isinstance(mask, PaddingMask) for mask in masks)
+    return PaddingMask() if padding else LayerMask(whole=all(mask.whole for mask in masks))
 
 
 def is_identity(value: Value) -> bool:

@@ -6,7 +6,7 @@ import ast
 from dataclasses import replace
 
 from onboard.codegen.translate.language.env import Env
-from onboard.codegen.translate.language.expressions.conditional import is_mask_or_none
+from onboard.codegen.translate.language.expressions.conditional import joined_masks
 from onboard.codegen.translate.language.frame import Frame, Sides
 from onboard.codegen.translate.language.object_values import Instance, ModuleList, joined_ways
 from onboard.codegen.translate.language.sequences import sequence_of_all
@@ -20,7 +20,6 @@ from onboard.codegen.translate.language.values import (
     Code,
     Known,
     Mapping,
-    PaddingMask,
     Unread,
     Value,
 )
@@ -63,8 +62,8 @@ def _joined(key: str, sides: Sides, frame: Frame) -> Value:
         merged = {**second, **first}
         if all(first[item].equals(second[item]) for item in first.keys() & second.keys()):
             return Mapping(merged)
-    if is_mask_or_none(*values):
-        return PaddingMask()
+    if (mask := joined_masks(*values)) is not None:
+        return mask
     if unread := [value for value in values if isinstance(value, Unread)]:
         return unread[0]
     modules = [value for value in values if isinstance(value, Instance)]
