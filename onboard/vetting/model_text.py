@@ -237,8 +237,8 @@ class _Reader:
                 _refuse(node)
 
     def _stored(self, node: ast.Attribute, root: ast.AST, path: list[str]) -> None:
-        """An object's own attributes are set, and the weights of its parts; no method is."""
-        is_own = isinstance(root, ast.Name) and root.id in self.bound and len(path) == 1
+        """Attributes of objects and of their parts are set, and weights; no method is."""
+        is_own = isinstance(root, ast.Name) and root.id in self.bound
         is_weight = isinstance(root, ast.Name) and path[-1] in ("weight", "bias")
         if not (is_own or is_weight) or path[-1] == "forward" or isinstance(node.ctx, ast.Del):
             _refuse(node)

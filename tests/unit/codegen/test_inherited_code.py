@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from tests.unit.codegen.conftest import Translate
 from tests.unit.codegen.test_own_code import _made, _written
 
@@ -209,16 +210,33 @@ class Layer(nn.Module):
         return x + self.part(x)
 
 
+class Other(Layer):
+    def forward(self, x):
+        return super().forward(x) * 3
+
+
+class Many(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.parts = nn.ModuleList([Layer(config, i) for i in range(2)])
+
+    def forward(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
 class Plain(nn.Module):
     def __init__(self, config):
         super().__init__()
+        self.many = Many(config)
         self.layers = nn.ModuleList([Layer(config, i) for i in range(config.layers)])
         self.last = Layer(config, 0)
 
     def forward(self, x):
         for layer in self.layers:
             x = layer(x)
-        return self.last(x)
+        return self.many(self.last(x))
 
 
 class Toy(Plain):
@@ -232,7 +250,15 @@ class Toy(Plain):
 """
 
 
-@pytest.mark.parametrize("last", ["self.last.part = Second(config, 4)", "pass"])
+@pytest.mark.parametrize(
+    "last",
+    [
+        "self.last.part = Second(config, 4)",
+        "pass",
+        "self.many.parts = nn.ModuleList([Other(config, i) for i in range(config.layers)])",
+        "self.many.parts[1] = Other(config, 1)",
+    ],
+)
 def test_modules_that_replace_others_of_a_layer_take_their_place(
     translate: Translate, last: str
 ) -> None:
@@ -245,3 +271,91 @@ def test_modules_that_replace_others_of_a_layer_take_their_place(
     theirs = type(state.translator.model)(state.translator.config)
     theirs.load_state_dict(ours.state_dict())
     torch.testing.assert_close(ours(x), theirs(x))
+
+
+PASSED_ON = """
+class Base(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.proj = nn.Linear(config.size, config.size)
+
+    def forward(self, x, shift, scale=2.0, **kwargs):
+        return (self.proj(x) + shift) * scale
+
+
+class Part(Base):
+    def forward(SIGNATURE):
+        return super().forward(CALL) - 1
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.part = Part(config)
+
+    def forward(self, x):
+        return self.part(x, x * 3) + self.part(x, x + 1, scale=4.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("signature", "call"),
+    [
+        ("self, *args, **kwargs", "*args, **kwargs"),
+        ("self, x, *args, **kwargs", "x, *args, **kwargs"),
+        ("self, x, *more, scale=2.0", "x, *more, scale=scale"),
+    ],
+)
+def test_what_a_method_takes_for_its_base_is_handed_on(
+    translate: Translate, signature: str, call: str
+) -> None:
+    text = PASSED_ON.replace("SIGNATURE", signature).replace("CALL", call)
+    state, _, _ = translate(text, {"size": 4}, specialised=True)
+    part = next(item for cls, item in state.translator.states.items() if cls.__name__ == "Part")
+    ours, x = _made(_written(part) + "\n\n\n" + _written(state), {"size": 4}), torch.randn(2, 4)
+    inner = ours.part.proj(x)
+    torch.testing.assert_close(ours(x), (inner + x * 3) * 2 + (inner + x + 1) * 4 - 2)
+
+
+LEFT = """
+class Router(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.proj = nn.Linear(config.size, config.size)
+
+    def forward(self, x):
+        gates = self.proj(x).softmax(-1)
+        self.loss = gates.sum()
+        return gates
+
+
+class Part(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.router = Router(config)
+
+    def forward(self, x):
+        y = x * self.router(x)
+        return y, self.router.loss * 0.1
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.part = Part(config)
+
+    def forward(self, x):
+        y, loss = self.part(x)
+        total = loss + 1
+        return RETURNED
+"""
+
+
+def test_what_a_forward_leaves_at_a_part_is_nothing_that_may_be_read(translate: Translate) -> None:
+    state, _, _ = translate(LEFT.replace("RETURNED", "y"), {"size": 4}, specialised=True)
+    parts = [item for item in state.translator.states.values() if item.cls.__name__ != "Toy"]
+    written = "\n\n\n".join(map(_written, (*parts, state)))
+    ours, x = _made(written, {"size": 4}), torch.randn(2, 4)
+    torch.testing.assert_close(ours(x), x * ours.part.router.proj(x).softmax(-1))
+    with pytest.raises(Untranslatable, match=r"Router\.loss, which its forward leaves there"):
+        translate(LEFT.replace("RETURNED", "y * total"), {"size": 4}, specialised=True)

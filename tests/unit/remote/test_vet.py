@@ -82,6 +82,10 @@ def test_a_file_with_its_own_config_passes() -> None:
     vet_model_text(_file().replace("self.width = width", "self.torch_dtype = self.width = width"))
 
 
+def test_a_part_of_a_part_may_be_replaced() -> None:
+    vet_model_text(_file("self.proj.norm = nn.Linear(2, 2)"))
+
+
 @pytest.mark.parametrize("attr", ["out", "wo", "Tensor", "default"])
 def test_parts_of_a_model_may_be_called_like_overloads_of_ops(attr: str) -> None:
     vet_model_text(_file(f"self.{attr} = nn.Linear(2, 2)\nx = self.{attr}(x)"))
@@ -197,6 +201,8 @@ def test_what_is_on_no_list_is_refused_at_the_top(top: str) -> None:
         "nn.Linear.forward = self.proj",
         "self.forward = x",
         "self.proj.forward = x",
+        "self.proj.norm.forward = x",
+        "self.proj.__class__ = x",
         "ACT2FN['silu'] = x",
         "ACT2FN.update(x)",
         "self.table = ACT2FN",

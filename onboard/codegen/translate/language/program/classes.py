@@ -50,6 +50,7 @@ from onboard.codegen.translate.language.program.argument_facts import (
     receiver,
     sets_attributes,
 )
+from onboard.codegen.translate.language.program.base_parameters import method_of
 from onboard.codegen.translate.language.program.constructors import constructor_of
 from onboard.codegen.translate.language.program.inline import (
     call_autograd,
@@ -306,11 +307,10 @@ class Translator(Program):
         """Return a helper's result: inline when it comes down to an expression, else as a call of
         its translation.
         """
-        source = module_source(function.__module__)
         node = function_node(function)
         if node is None:
             raise Untranslatable(f"the helper {function.__name__}")
-        return self.call_source(node, source, args, frame)
+        return self.call_source(node, module_source(function.__module__), args, frame)
 
     def call_source(
         self, node: ast.FunctionDef, source: ModuleSource, args: Args, frame: Frame
@@ -384,7 +384,7 @@ class Translator(Program):
 
     def _method(self, state: ClassState, attr: str, args: Args) -> Routine:
         """Return the translation of a method, made with the facts of all its uses."""
-        found = find_method(state.cls, attr)
+        found = method_of(state.cls, attr, self.specialised)
         if found is None or found[0].__module__.startswith("torch."):
             raise Untranslatable(f"{state.cls.__name__}.{attr}")
         owner, node = found

@@ -16,6 +16,7 @@ from onboard.codegen.translate.language.forms import POSITIONS, ROWS
 from onboard.codegen.translate.language.frame import Frame, Program
 from onboard.codegen.translate.language.object_values import Config
 from onboard.codegen.translate.language.program.argument_facts import bind, receiver
+from onboard.codegen.translate.language.program.base_parameters import method_of
 from onboard.codegen.translate.language.program.closures import run_inside
 from onboard.codegen.translate.language.program.inline import defaults
 from onboard.codegen.translate.language.statements.execute import RAISES, execute
@@ -63,7 +64,7 @@ def _method_of_base(translator: Program, base: type, attr: str, args: Args, fram
     """Return what a base's method gives: of repositories' classes it is written where it is called,
     of PyTorch's it stays a call.
     """
-    found = find_method(base, attr)
+    found = method_of(base, attr, translator.specialised)
     if found is None or not (translator.specialised and translator.has_method(base, attr)):
         assert frame.cls is not None
         called = plain_call(attribute(call(name("super")), attr), args)

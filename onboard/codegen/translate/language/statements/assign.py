@@ -400,8 +400,11 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
     index = index_code(target.slice, frame)
     frame.emit(ast.Assign([ast.Subscript(owner.code(), index, ast.Store())], value.code()), origin)
     if isinstance(owner, ModuleList) and isinstance(value, Instance):
-        place = ast.unparse(target.value)
-        frame.env.values[place] = ModuleList(joined_ways(owner.made, value.made), owner.expr)
+        whole = ModuleList(joined_ways(owner.made, value.made), owner.expr)
+        frame.env.values[ast.unparse(target.value)] = whole
+        match target.value:
+            case ast.Attribute(value=ast.Attribute() as part, attr=attr):
+                replaces_part(part, attr, whole, frame)
     if (
         isinstance(owner, Code)
         and isinstance(target.value, ast.Name)

@@ -10,7 +10,12 @@ from torch import nn
 
 from onboard.analysis.behaviour.kept_tables import keeps_table
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.object_values import Instance, SetApart, joined_ways
+from onboard.codegen.translate.language.object_values import (
+    Instance,
+    ModuleList,
+    SetApart,
+    joined_ways,
+)
 from onboard.codegen.translate.language.trees.casts import without_casts
 from onboard.codegen.translate.language.trees.syntax import attribute, call, name
 from onboard.codegen.translate.language.values import NONE, Value
@@ -90,16 +95,16 @@ def replaces_part(owner: ast.expr, attr: str, value: Value, frame: Frame) -> boo
     module of its has made; whose class then has one or the other, as its modules in the small model
     do.
     """
-    if frame.kind != "init" or not frame.translator.specialised or not isinstance(value, Instance):
+    if frame.kind != "init" or not frame.translator.specialised:
         return False
-    made = frame.evaluate(owner)
+    made = frame.evaluate(owner) if isinstance(value, Instance | ModuleList) else NONE
     if not isinstance(made, Instance) or not all(map(frame.translator.translates, made.classes)):
         return False
+    assert isinstance(value, Instance | ModuleList)
     for state in frame.translator.reached(made):
-        modules = frame.translator.modules_of(state.cls)
-        kept = {type(getattr(module, attr, None)) for module in modules}
+        kept = _classes_kept(state.cls, attr, frame)
         before = state.attributes.get(attr)
-        ways = before.made if isinstance(before, Instance) else ()
+        ways = before.made if isinstance(before, Instance | ModuleList) else ()
         ways = tuple(way for way in joined_ways(ways, value.made) if way.cls in kept)
         state.attributes[attr] = replace(value, made=ways, expr=attribute(name("self"), attr))
     return True
@@ -109,11 +114,20 @@ def is_replaced(attr: str, value: Value, frame: Frame) -> bool:
     """Whether what a constructor of repositories' code makes is another module in each module of the
     small model: who made it has put that in its place.
     """
-    if frame.cls is None or not frame.translator.specialised or not isinstance(value, Instance):
+    if frame.cls is None or not frame.translator.specialised:
         return False
-    kept = {type(getattr(item, attr, None)) for item in frame.translator.modules_of(frame.cls.cls)}
+    if not isinstance(value, Instance | ModuleList) or not value.made:
+        return False
+    kept = _classes_kept(frame.cls.cls, attr, frame)
     modules = bool(kept) and all(issubclass(cls, nn.Module) for cls in kept)
-    return modules and not kept & set(value.classes)
+    return modules and not kept & {way.cls for way in value.made}
+
+
+def _classes_kept(cls: type, attr: str, frame: Frame) -> set[type]:
+    """Return the classes of what the modules of a class have as an attribute, of a list's items."""
+    found = [getattr(module, attr, None) for module in frame.translator.modules_of(cls)]
+    lists = [[*item] if isinstance(item, nn.ModuleList) else [item] for item in found]
+    return {type(item) for items in lists for item in items}
 
 
 def keep_table(attr: str, value: ast.expr, frame: Frame, origin: ast.AST | None) -> None:
