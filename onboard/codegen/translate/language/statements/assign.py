@@ -317,12 +317,9 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
     path = attribute(name("self"), attr)
     assert isinstance(path, ast.Attribute)
     target = ast.Attribute(path.value, attr, ast.Store())
-    if is_replaced(attr, value, frame):
-        frame.env.values[f"self.{attr}"] = _at(value, path)
-        return
     if is_table(attr, value, frame):
         keep_table(attr, value.code(), frame, origin)
-    else:
+    elif not is_replaced(attr, value, frame):
         frame.emit(ast.Assign([target], value.code()), origin)
     frame.env.values[f"self.{attr}"] = _at(value, path)
 
