@@ -103,7 +103,7 @@ def _shrink(config: PretrainedConfig, shortest: int = 0) -> PretrainedConfig:
     full = config.to_dict()
     values = dict(full)
     shrink_sizes(values, full, config.attribute_map)
-    values |= {name: full[name] for name in KEPT_SIZES.get(type(config), ())}
+    values |= {name: full[name] for name in KEPT_SIZES.get(type(config), ()) if name in full}
     if type(config) in KEPT_HEADS:
         keep_heads(values, full, config.attribute_map, **KEPT_HEADS[type(config)])
     values |= {

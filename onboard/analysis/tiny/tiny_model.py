@@ -58,6 +58,7 @@ _ALL, _MOST_LAYERS = 10**6, 16
 """Layers: more than any model has, and those of the longest small model that is tried."""
 _BELOW_LENGTH: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VOCABULARY = frozenset({"vocab_size", "padded_vocab_size"})
 
 
 def load_config(config: Mapping[str, Any], *, trust_remote_code: bool = False) -> PretrainedConfig:
@@ -102,7 +103,7 @@ def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
         return model
     model = _with_all_classes(config, model, seed)
     if runs_as_it_is(model):
-        return model
+        return _with_whole_texts(config, model, seed)
     if (kept := _with_kept_heads(config, seed)) is not None:
         return kept
     if (kept := _with_kept_sizes(config, model, seed)) is not None:
@@ -127,6 +128,23 @@ def _with_all_classes(config: PretrainedConfig, model: nn.Module, seed: int) -> 
         KEPT_LAYERS[type(config)] = count
         model = build_small(tiny_config(config), seed)
     return model
+
+
+def _with_whole_texts(config: PretrainedConfig, model: nn.Module, seed: int) -> nn.Module:
+    """Return a small model with the checkpoint's vocabulary where one with a small one has logits of
+    no more tokens than it has words: code may cut the wrong axis, which no text is too long for.
+    """
+    words = vocabulary(model)
+    text = torch.arange(words + 1).remainder(words)[None]
+    try:
+        with torch.no_grad():
+            rows = model(input_ids=text, use_cache=False).logits.shape[1]
+    except Exception:  # the text may be too long
+        return model
+    if rows != words:
+        return model
+    KEPT_SIZES[type(config)] = KEPT_SIZES.get(type(config), frozenset()) | _VOCABULARY
+    return build_small(tiny_config(config), seed)
 
 
 def _with_kept_heads(config: PretrainedConfig, seed: int) -> nn.Module | None:

@@ -28,14 +28,21 @@ for folder in map(Path, sys.argv[1:]):
 """
 
 
-def _checkpoint(folder: Path, said: int, written: int) -> str:
-    """Write one of `fused2023` whose config has another width than the number in its code."""
+def _checkpoint(folder: Path, said: int, written: int, *, cuts: bool = False) -> str:
+    """Write one of `fused2023` whose config has another width than the number in its code, and whose
+    logits are cut to as many tokens as there are words.
+    """
     shutil.copytree(CODE / "fused2023", folder, ignore=shutil.ignore_patterns("__pycache__"))
     code = folder / "modeling_boreal.py"
     text = code.read_text()
     wide = "self.down_proj = nn.Linear(intermediate_size"
     assert wide in text
-    code.write_text(text.replace(wide, f"self.down_proj = nn.Linear({written}"))
+    text = text.replace(wide, f"self.down_proj = nn.Linear({written}")
+    whole = "logits = self.lm_head(hidden_states)"
+    assert whole in text
+    if cuts:
+        text = text.replace(whole, f"{whole}[:, : self.config.vocab_size]")
+    code.write_text(text)
     path = folder / "config.json"
     sizes = {"intermediate_size": said, "vocab_size": 9000, "model_type": folder.name}
     path.write_text(json.dumps(json.loads(path.read_text()) | sizes))
@@ -44,6 +51,7 @@ def _checkpoint(folder: Path, said: int, written: int) -> str:
 
 def test_a_size_that_code_has_as_a_number_stays(tmp_path: Path) -> None:
     folders = [_checkpoint(tmp_path / f"wide{said}", said, 176) for said in (176, 192)]
+    folders.append(_checkpoint(tmp_path / "cut96", 96, 96, cuts=True))
     # in a process of its own, for this one must never have the code imported
     made = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SIZES, *folders],
@@ -52,6 +60,7 @@ def test_a_size_that_code_has_as_a_number_stays(tmp_path: Path) -> None:
         check=False,
     )
     assert made.returncode == 0, made.stderr[-3000:]
-    kept, refused = made.stdout.strip().splitlines()
+    kept, refused, cut = made.stdout.strip().splitlines()
     assert kept == "176 False"  # and no other field of the checkpoint's
     assert "the model's own code fails on a small model of this config" in refused
+    assert cut == "96 True"  # no text is as long as the checkpoint's vocabulary
