@@ -88,6 +88,7 @@ def test_the_command_serves_and_drains(tmp_path: Path) -> None:
 
 
 def test_a_request_that_is_cut_off_is_told_and_no_orderly_end(tmp_path: Path) -> None:
+    """What it asked is not in what the server says."""
     with (
         _command(speaking_model(tmp_path), 1) as (process, where, path),
         _ask(where, f"{path}/completions", LONG) as connection,
@@ -95,8 +96,10 @@ def test_a_request_that_is_cut_off_is_told_and_no_orderly_end(tmp_path: Path) ->
         connection.recv(16)
         process.send_signal(signal.SIGTERM)
         assert process.wait(SECONDS) == 1
-        last = process.stderr.read().splitlines()[-1]
+        log = process.stderr.read()
+        last = log.splitlines()[-1]
         assert last.startswith("onboard: requests that were cut off after 1 seconds: 1. ")
+        assert str(LONG["prompt"]) not in process.stdout.read() + log
 
 
 def test_two_ranks_serve_and_leave_nothing(tmp_path: Path) -> None:
