@@ -4,12 +4,15 @@ texts.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from onboard.codegen.translate.language.statements.kept import keep_table
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
 from onboard.codegen.translate.language.values import Code
 from tests.unit.codegen.test_own_code import _function, _made, _written
@@ -259,3 +262,15 @@ def test_rows_of_counted_positions_stay_beside_what_they_are_multiplied_with(
         text, sizes, specialised=True, counts_positions=True, position_ids=given
     )
     _agree_in_every_step(state, text, sizes)
+
+
+def test_a_table_is_kept_behind_statements_that_stand_nowhere_in_the_code() -> None:
+    empty = ast.parse("self.table = None").body[0]
+    placeless = ast.Assign([ast.Name("a", ast.Store())], ast.Constant(1))
+    out: list[ast.stmt] = [placeless, empty]
+    frame: Any = SimpleNamespace(outer=[], out=out, emit=lambda item, _: out.append(item))
+    keep_table("table", ast.Name("a", ast.Load()), frame, None)
+    assert out[0] is placeless
+    assert [ast.unparse(item) for item in out[1:]] == [
+        f"self.register_buffer('table', {value}, persistent=False)" for value in ("None", "a")
+    ]

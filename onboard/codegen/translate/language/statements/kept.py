@@ -136,8 +136,11 @@ def keep_table(attr: str, value: ast.expr, frame: Frame, origin: ast.AST | None)
     """
     for body in (*frame.outer, frame.out):
         for place, statement in enumerate(body):
-            if ast.unparse(statement) == f"self.{attr} = None":
-                body[place] = ast.copy_location(_buffer(attr, ast.Constant(None)), statement)
+            match statement:
+                case ast.Assign(targets=[target], value=ast.Constant(value=None)) if (
+                    ast.unparse(target) == f"self.{attr}"
+                ):
+                    body[place] = ast.copy_location(_buffer(attr, ast.Constant(None)), statement)
     frame.emit(_buffer(attr, value), origin)
 
 
