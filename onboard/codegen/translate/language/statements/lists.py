@@ -140,6 +140,8 @@ def append(node: ast.expr, frame: Frame) -> bool:
         return False
     try:
         value = frame.settle(frame.evaluate(item))
+        if isinstance(value, Unread):
+            value.code()  # which raises what is in the way of it
     except Untranslatable as error:
         if not isinstance(known, Items) or not _may_stay_unread(target, error, frame):
             raise
