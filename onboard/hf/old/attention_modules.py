@@ -9,32 +9,36 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
+from functools import cache
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
-from transformers.models.llama.modeling_llama import (
-    LlamaAttention,
-    apply_rotary_pos_emb,
-    repeat_kv,
-)
 
 from onboard.hf.old.gone import Gone
 from onboard.hf.old.rotary_forms import SizedRotaryEmbedding
 
 _CACHE, _TABLES = "past_key_value", "position_embeddings"
 _PLAIN = "default"
+_FUNCTIONS = ("apply_rotary_pos_emb", "repeat_kv")
+_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
-class TurningLlamaAttention(LlamaAttention):  # type: ignore[misc]
-    """Grouped-query attention [batch, sequence, hidden] to the same, with its own plain RoPE."""
+class _Turning:
+    """Grouped-query attention [batch, sequence, hidden] to the same, with its own plain RoPE: laid
+    over a class of transformers.
+    """
 
-    def __init__(self, config: Any, layer_idx: int | None = None) -> None:
+    def __init__(self: Any, config: Any, layer_idx: int | None = None) -> None:
         scaling = getattr(config, "rope_scaling", None) or {}
         if scaling.get("rope_type", scaling.get("type", _PLAIN)) != _PLAIN:
             Gone("transformers' attention with RoPE that is scaled", "Use plain RoPE").refuse()
-        super().__init__(config, 0 if layer_idx is None else layer_idx)
+        super().__init__(config, 0 if layer_idx is None else layer_idx)  # type: ignore[call-arg]
+        if {name for name, _ in self.named_children()} != _PARTS:
+            Gone(
+                "transformers' attention with norms of its own", "Hand over tables of RoPE"
+            ).refuse()
         self.hidden_size = config.hidden_size
         self.num_heads = config.num_attention_heads
         self.num_key_value_heads = config.num_key_value_heads
@@ -45,7 +49,7 @@ class TurningLlamaAttention(LlamaAttention):  # type: ignore[misc]
         )
 
     def forward(
-        self,
+        self: Any,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
@@ -61,11 +65,11 @@ class TurningLlamaAttention(LlamaAttention):  # type: ignore[misc]
         key = self.k_proj(hidden_states).view(shape).transpose(1, 2)
         value = self.v_proj(hidden_states).view(shape).transpose(1, 2)
         cos, sin = self.rotary_emb(value, position_ids)
-        query, key = apply_rotary_pos_emb(query, key, cos, sin)
+        query, key = self.functions.apply_rotary_pos_emb(query, key, cos, sin)
         if past_key_value is not None:
             key, value = past_key_value.update(key, value, self.layer_idx)
-        key = repeat_kv(key, self.num_key_value_groups)
-        value = repeat_kv(value, self.num_key_value_groups)
+        key = self.functions.repeat_kv(key, self.num_key_value_groups)
+        value = self.functions.repeat_kv(value, self.num_key_value_groups)
         scores = torch.matmul(query, key.transpose(2, 3)) * self.scaling
         if attention_mask is not None:
             scores = scores + attention_mask[:, :, :, : key.shape[-2]]
@@ -81,16 +85,41 @@ def give_attention_modules(package: str) -> list[str]:
 
 
 def _give(module: ModuleType) -> list[str]:
-    given = [key for key, value in vars(module).items() if value is LlamaAttention]
+    given = {key: value for key, value in vars(module).items() if _gets_tables(value)}
     if not given or getattr(module, "__file__", None) is None or not _calls_so(module):
         return []
-    for key in given:
-        setattr(module, key, TurningLlamaAttention)
+    for key, cls in given.items():
+        setattr(module, key, turning(cls))
     for table in (value for value in vars(module).values() if isinstance(value, dict)):
-        for key in [key for key, value in table.items() if value is LlamaAttention]:
-            table[key] = TurningLlamaAttention
-    what = f"{LlamaAttention.__name__} of transformers gets tables of RoPE now"
-    return [f"{what}; a stand-in makes its own, as before 4.48"]
+        for key, cls in [each for each in table.items() if _gets_tables(each[1])]:
+            table[key] = turning(cls)
+    what = " and ".join(sorted({cls.__name__ for cls in given.values()}))
+    return [
+        f"{what} of transformers gets tables of RoPE now; a stand-in makes them, as before 4.48"
+    ]
+
+
+def _gets_tables(value: Any) -> bool:
+    """Whether a value is a class of attention that takes tables of RoPE, with functions for it."""
+    if not (isinstance(value, type) and issubclass(value, nn.Module)):
+        return False
+    module = sys.modules.get(value.__module__)
+    return (
+        value.__module__.startswith("transformers.models.")
+        and not issubclass(value, _Turning)
+        and "layer_idx" in inspect.signature(value).parameters
+        and _TABLES in inspect.signature(value.forward).parameters
+        and value.__name__.endswith("Attention")
+        and all(hasattr(module, name) for name in _FUNCTIONS)
+    )
+
+
+@cache
+def turning(cls: Any) -> Any:
+    """Return a class of attention as it was called before: it makes its own tables."""
+    functions = sys.modules[cls.__module__]
+    made = {"functions": functions, "__module__": cls.__module__}
+    return type(f"Turning{cls.__name__}", (_Turning, cls), made)
 
 
 def _calls_so(module: ModuleType) -> bool:

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from onboard.errors import OnboardError
-from onboard.hf.old.attention_modules import TurningLlamaAttention, give_attention_modules
+from onboard.hf.old.attention_modules import give_attention_modules, turning
+
+TURNING = turning(LlamaAttention)
 
 _CALLING = """
 from transformers.models.llama.modeling_llama import LlamaAttention
@@ -36,7 +39,7 @@ def _config(**more: Any) -> Any:
 
 def test_it_turns_by_positions_as_transformers_does_with_tables() -> None:
     config, length = _config(attention_bias=True), 9
-    ours, theirs = TurningLlamaAttention(config, 1).eval(), LlamaAttention(config, 1).eval()
+    ours, theirs = TURNING(config, 1).eval(), LlamaAttention(config, 1).eval()
     theirs.load_state_dict(ours.state_dict())
     x, positions = torch.randn(2, length, 32), torch.randint(0, 64, (2, length))
     mask = torch.full((length, length), -1e9).triu(1)[None, None]
@@ -68,7 +71,7 @@ def test_a_file_that_calls_it_so_gets_it(
     try:
         module = importlib.import_module("calling_code.modeling")
         facts = give_attention_modules("calling_code")
-        wanted = TurningLlamaAttention if given else LlamaAttention
+        wanted = TURNING if given else LlamaAttention
         assert {"eager": wanted, "other": int} == module.KINDS
         assert module.LlamaAttention is wanted
         assert bool(facts) is given
@@ -77,8 +80,13 @@ def test_a_file_that_calls_it_so_gets_it(
             del sys.modules[name]
 
 
+def test_attention_with_more_than_four_projections_is_refused() -> None:
+    with pytest.raises(OnboardError, match="with norms of its own"):
+        turning(Qwen3Attention)(Qwen3Config(), 0)
+
+
 def test_rope_that_is_scaled_is_refused() -> None:
     config = _config()
     config.rope_scaling = {"type": "linear", "factor": 2.0}
     with pytest.raises(OnboardError, match="RoPE that is scaled"):
-        TurningLlamaAttention(config)
+        TURNING(config)
