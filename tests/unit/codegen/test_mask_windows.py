@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +12,15 @@ from transformers import AutoConfig, masking_utils
 
 from onboard.analysis.analyze import analyze
 from onboard.codegen.model_file import generate_model_file
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
+from onboard.codegen.translate.language.values import Code, Mask
 from onboard.codegen.translate.mechanisms.attention.windows import _cuts
+from onboard.codegen.translate.output.printer import print_block
 from onboard.errors import OnboardError
 from onboard.graph.factory import ModelFactory
 from onboard.verify.blocks import prove
+
+Translate = Callable[..., tuple[Any, str, str]]
 
 SIZES = {
     "hidden_size": 32,
@@ -125,3 +132,49 @@ def test_layers_that_are_called_sliding_get_the_window_of_their_masks() -> None:
         analyze(config | {"layer_types": kinds["layer_types"][::-1]}, model="acme/tiny"),
         export=False,
     )
+
+
+_CUTS = """
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+class Layer(nn.Module):
+    def __init__(self, config, index):
+        super().__init__()
+        self.is_sliding = index % 2 == 0
+        self.cut = config.sliding_window
+        self.sliding_window = config.sliding_window if index % 2 == 0 else None
+
+    def forward(self, x, mask, positions):
+        if self.is_sliding and mask is not None:
+            seen = max(positions.shape[0], self.cut)
+            before = torch.tril(torch.ones_like(mask, dtype=torch.bool), diagonal=-self.cut)
+            mask = torch.where(before, torch.finfo(x.dtype).min, mask)
+            mask = mask[:, :, :, max(0, 3 - seen) : max(0, 3 - seen) + seen]
+        attend = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        return attend(self, x, x, x, mask, scaling=1.0{window})[0]
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(config, index) for index in range(2)])
+
+    def forward(self, x, positions, mask=None):
+        for layer in self.layers:
+            x = layer(x, mask, positions)
+        return x
+"""
+
+
+def test_a_mask_that_some_layers_cut_is_attentions_own_window(translate: Translate) -> None:
+    given = {"mask": Mask(whole=True), "positions": Code(name("positions"))}
+    told, untold = (
+        _CUTS.format(window=text) for text in (", sliding_window=self.sliding_window", "")
+    )
+    state, _, _ = translate(told, {"sliding_window": 5}, specialised=True, **given)
+    found = next(item for cls, item in state.translator.states.items() if cls.__name__ == "Layer")
+    layer = print_block(found.methods["forward"].body)
+    assert "torch_attention" in layer
+    assert "self.sliding_window" in layer
+    assert "tril" not in layer
+    with pytest.raises(Untranslatable, match="a window that only its mask has"):
+        translate(untold, {"sliding_window": 5}, specialised=True, **given)

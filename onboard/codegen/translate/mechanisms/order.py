@@ -15,7 +15,7 @@ from onboard.codegen.translate.mechanisms.attention.repeats import RepeatedHeads
 from onboard.codegen.translate.mechanisms.attention.sdpa import CausalSdpa
 from onboard.codegen.translate.mechanisms.attention.slopes import Slopes
 from onboard.codegen.translate.mechanisms.attention.text_lengths import TextLengths
-from onboard.codegen.translate.mechanisms.attention.windows import Windows
+from onboard.codegen.translate.mechanisms.attention.windows import CutMasks, Windows
 from onboard.codegen.translate.mechanisms.attention.written import WrittenAttention
 from onboard.codegen.translate.mechanisms.axes import NamedAxes
 from onboard.codegen.translate.mechanisms.constructors.initialised import Initialised
@@ -62,6 +62,7 @@ MECHANISMS = Mechanisms(
         # What begins like attention's scores and becomes something else comes before these.
         LightningIndexer(),
         TorchAttention(),
+        CutMasks(),
         WrittenAttention(),
         CausalSdpa(),
         RepeatedHeads(),

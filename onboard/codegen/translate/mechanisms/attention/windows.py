@@ -7,16 +7,17 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
+from typing import Any
 
 import torch
 from transformers import PretrainedConfig
 
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.expressions.decisions import decided_here
-from onboard.codegen.translate.language.frame import Frame, Mechanism, Program
+from onboard.codegen.translate.language.frame import Frame, Mechanism, Program, Sides
 from onboard.codegen.translate.language.object_values import Config, MaskMaker
 from onboard.codegen.translate.language.state import ClassState, Routine
 from onboard.codegen.translate.language.trees.syntax import (
@@ -34,6 +35,20 @@ from onboard.ops import attention_ops
 _LENGTH = 4
 _SLIDING = "sliding_attention"
 _OPS = "torch.ops.onboard"
+
+
+@dataclass(frozen=True, eq=False)
+class Cut(Mask):
+    """A causal mask by which a layer hides what lies before its window: its attention has to be told
+    the window besides.
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class _Truths(Value):
+    """Truth values in the shape of a mask: all true, or those of the keys before a window."""
+
+    lie_before: bool
 
 
 def note(obj: object, frame: Frame) -> None:
@@ -94,6 +109,9 @@ def with_window(args: Args, frame: Frame) -> Args:
     own = frame.cls is not None and frame.cls.fills_window
     if not (own or any(isinstance(value, Mask) for value in given)):
         return args
+    told = not args.keywords.get("sliding_window", NONE).equals(NONE)
+    if any(isinstance(value, Cut) for value in given) and not told:
+        raise Untranslatable("attention with a window that only its mask has")
     beyond = [mask.beyond for mask in given if isinstance(mask, Windowed)]
     window = of_mask(beyond[0], frame) if beyond else of_masks(frame)
     named = dict(args.keywords)
@@ -224,6 +242,34 @@ def _has_window(call: ast.Call) -> bool:
         if item.name == "sliding_window"
     ]
     return any(not (isinstance(value, ast.Constant) and value.value is None) for value in windows)
+
+
+class CutMasks(Mechanism):
+    """Windows by which a layer cuts its mask, and tells its attention."""
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """`torch.where(torch.tril(torch.ones_like(mask), -window), least, mask)`."""
+        match args.positional:
+            case [Mask(whole=True) as mask, *_] if function is torch.ones_like:
+                return _Truths(lie_before=False) if type(mask) in (Mask, Cut) else None
+            case [_Truths(lie_before=False), *given] if function is torch.tril:
+                diagonal = [*given, *args.keywords.values()]
+                return _Truths(lie_before=True) if len(diagonal) == 1 else None
+            case [_Truths(lie_before=True), _, Mask(whole=True)] if function is torch.where:
+                frame.translator.windowed.add(owner_of(frame))
+                return Cut(whole=True)
+        return None
+
+    def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
+        """The keys that a window leaves of such a mask: attention takes them by itself."""
+        of_keys = isinstance(node.slice, ast.Tuple) and len(node.slice.elts) == 4
+        return owner if isinstance(owner, Cut) and of_keys else None
+
+    def joined(self, sides: Sides) -> Value | None:
+        """A mask that some layers cut."""
+        values = [value for value, _ in sides]
+        cut = [value for value in values if isinstance(value, Cut)]
+        return cut[0] if cut and all(type(value) in (Mask, Cut) for value in values) else None
 
 
 class Windows(Mechanism):
