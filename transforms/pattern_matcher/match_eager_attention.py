@@ -97,8 +97,9 @@ def _is_attention(found: Bound) -> bool:
 
 def _mask(found: Bound, gm: fx.GraphModule, masks: MaskReader) -> dict[str, Any] | None:
     """Return attention's options for its mask; None for scores that are replaced otherwise."""
-    if _last_scale(found) != 1.0 and ("least" not in found or "cap" in found):
-        return None
+    last: Any = found.get("last_scale", found.get("last_divisor", 1.0))
+    if last <= 0.0 or (last != 1.0 and ("least" not in found or "cap" in found)):
+        return None  # attention hides keys before it scales, which a negative number turns round
     if "least" not in found:
         return masks.read(found.get("mask"))
     least = found["least"]

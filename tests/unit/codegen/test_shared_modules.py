@@ -15,7 +15,6 @@ from safetensors import safe_open
 from torch import nn
 
 from onboard.analysis.repository_classes import bring_up_to_date
-from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.errors import OnboardError
 from onboard.verify.blocks import check_shared
 from tests.unit.codegen.test_own_code import _made, _written
@@ -63,7 +62,9 @@ AFTERWARDS = """self.layers = nn.ModuleList([Layer(config, Scale(config.size)) f
             layer.scale = self.layers[0].scale"""
 
 
-@pytest.mark.parametrize(("make", "count"), [(ONE_PART, 4), (ONE_LAYER, 2), (EACH, 6)])
+@pytest.mark.parametrize(
+    ("make", "count"), [(ONE_PART, 4), (ONE_LAYER, 2), (EACH, 6), (AFTERWARDS, 4)]
+)
 def test_what_layers_share_is_made_once(
     translate: Callable[..., Any], make: str, count: int
 ) -> None:
@@ -79,13 +80,6 @@ def test_what_layers_share_is_made_once(
     x = torch.randn(2, 3, 4)
     assert torch.equal(ours(x), theirs(x))
     check_shared(ours, theirs, theirs.state_dict().keys())
-
-
-def test_a_module_that_is_handed_on_afterwards_is_refused_by_name(
-    translate: Callable[..., Any],
-) -> None:
-    with pytest.raises(Untranslatable, match=r"an assignment to layer\.scale"):
-        translate(SHARED.replace("MAKE", AFTERWARDS), {"size": 4, "count": 3}, specialised=True)
 
 
 def test_a_model_with_several_weights_for_one_is_refused() -> None:

@@ -171,7 +171,7 @@ REPLACED: list[tuple[str, Callable[[Tensor, Tensor], Tensor], bool]] = [
     ("where", lambda x, seen: torch.where(seen, x, torch.full([], float("-inf"))), True),
     ("scaled last", lambda x, seen: x.masked_fill(~seen, -torch.inf) / 1.7, True),
     ("enlarged last", lambda x, seen: torch.where(seen, x, -torch.inf) * 1.7, True),
-    ("turned round last", lambda x, seen: x.masked_fill(~seen, 1e9) * -1.7, True),
+    ("turned round last", lambda x, seen: x.masked_fill(~seen, 1e9) * -1.7, False),
     ("counts when scaled", lambda x, seen: x.masked_fill(~seen, -1e4) * 1e-4, False),
     ("what still counts", lambda x, seen: x.masked_fill(~seen, -1.0), False),
     ("earlier keys", lambda x, seen: x.masked_fill(seen & ~seen.transpose(2, 3), -1e9), False),

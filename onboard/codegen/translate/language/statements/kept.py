@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import nn
@@ -124,10 +125,13 @@ def is_replaced(attr: str, value: Value, frame: Frame) -> bool:
 
 
 def _classes_kept(cls: type, attr: str, frame: Frame) -> set[type]:
-    """Return the classes of what the modules of a class have as an attribute, of a list's items."""
+    """Return the classes of what the modules of a class have as an attribute, and of the items of
+    lists.
+    """
     found = [getattr(module, attr, None) for module in frame.translator.modules_of(cls)]
-    lists = [[*item] if isinstance(item, nn.ModuleList) else [item] for item in found]
-    return {type(item) for items in lists for item in items}
+    items = [[*each] for each in found if isinstance(each, nn.ModuleList | nn.Sequential)]
+    alone = [each for each in found if not isinstance(each, nn.ModuleList)]
+    return {type(each) for each in (*alone, *chain.from_iterable(items))}
 
 
 def keep_table(attr: str, value: ast.expr, frame: Frame, origin: ast.AST | None) -> None:
