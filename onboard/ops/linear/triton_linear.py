@@ -70,9 +70,8 @@ def choose_tiles(rows: int, outputs: int, columns: int, device: torch.device) ->
     programs = triton.cdiv(outputs, width)
     splits = _splits(programs, columns, many)
     ahead = 1024 if short and tokens <= 16 else 0  # of no use beside loads of so many tokens
-    stages = (
-        3 if many < programs <= many * 3 // 2 else 5
-    )  # with three, a processor has two programs
+    # With three stages a processor has two programs: a few more than processors wait for none
+    stages = 3 if many < programs <= many * 3 // 2 else 5
     tokens = tokens if short else max(16, tokens)
     return Tiles(tokens, width, 128, 4, stages, splits, ahead=ahead)
 

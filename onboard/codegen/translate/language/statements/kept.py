@@ -98,10 +98,11 @@ def replaces_part(owner: ast.expr, attr: str, value: Value, frame: Frame) -> boo
     """
     if frame.kind != "init" or not frame.translator.specialised:
         return False
-    made = frame.evaluate(owner) if isinstance(value, Instance | ModuleList) else NONE
+    if not isinstance(value, Instance | ModuleList):
+        return False
+    made = frame.evaluate(owner)
     if not isinstance(made, Instance) or not all(map(frame.translator.translates, made.classes)):
         return False
-    assert isinstance(value, Instance | ModuleList)
     for state in frame.translator.reached(made):
         kept = _classes_kept(state.cls, attr, frame)
         before = state.attributes.get(attr)
