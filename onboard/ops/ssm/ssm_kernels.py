@@ -18,7 +18,8 @@ from onboard.ops.triton.overlap import wait_for_inputs
 
 
 @triton.jit
-def _time_steps(dt, bias, least, most):
+def time_steps(dt, bias, least, most):
+    """Return how long tokens take, from what the model projects."""
     return tl.minimum(tl.maximum(softplus(dt.to(tl.float32) + bias), least), most)
 
 
@@ -27,37 +28,52 @@ def ssm_step_kernel(
     out_ptr, x_ptr, A_ptr, B_ptr, C_ptr, D_ptr, dt_ptr, bias_ptr, cu_seqlens_ptr, kv_lens_ptr, slots_ptr, cache_ptr,
     least, most, x_stride_token, x_stride_head, B_stride_token, B_stride_group, C_stride_token, C_stride_group,
     dt_stride_token, cache_stride,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr,
-    STEPS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAP: tl.constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr, STEPS: tl.constexpr,
+    EACH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Take the new tokens of one sequence, if they are at most STEPS, one by one, into BLOCK_P
-    channels of one head's state.
+    channels of the states of EACH heads in turn; the next one's state is asked for before.
     """
-    head = tl.program_id(1)
+    first = tl.program_id(1) * EACH
     start, tokens, continues, slot = span(tl.program_id(2), cu_seqlens_ptr, kv_lens_ptr, slots_ptr)
     if tokens > STEPS:
         return
     channel, n = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_N)
     inside = (channel < SIZE)[:, None] & (n < STATE)[None, :]
-    cache_ptr += slot * cache_stride + head * (SIZE * STATE) + channel[:, None] * STATE + n[None, :]
-    state = tl.load(cache_ptr, mask=inside & continues, other=0.0).to(tl.float32)
-    A, D = tl.load(A_ptr + head).to(tl.float32), tl.load(D_ptr + head).to(tl.float32)
-    bias = tl.load(bias_ptr + head).to(tl.float32)
+    cache_ptr += (
+        slot * cache_stride + first * (SIZE * STATE) + channel[:, None] * STATE + n[None, :]
+    )
+    later = tl.load(cache_ptr, mask=inside & continues, other=0.0)
     wait_for_inputs(OVERLAP, START_NEXT=False)  # the state is that of an earlier step
-    x_ptr += start * x_stride_token + head * x_stride_head + channel
-    B_ptr += start * B_stride_token + head // GROUP * B_stride_group + n
-    C_ptr += start * C_stride_token + head // GROUP * C_stride_group + n
-    dt_ptr += start * dt_stride_token + head
-    out_ptr += (start * HEADS + head) * SIZE + channel
-    for token in range(tokens):
-        x = tl.load(x_ptr + token * x_stride_token, mask=channel < SIZE, other=0.0).to(tl.float32)
-        B = tl.load(B_ptr + token * B_stride_token, mask=n < STATE, other=0.0).to(tl.float32)
-        C = tl.load(C_ptr + token * C_stride_token, mask=n < STATE, other=0.0).to(tl.float32)
-        dt = _time_steps(tl.load(dt_ptr + token * dt_stride_token), bias, least, most)
-        state = state * tl.exp(dt * A) + (dt * x)[:, None] * B[None, :]
-        out = tl.sum(state * C[None, :], 1) + D * x
-        tl.store(out_ptr + token * (HEADS * SIZE), out, mask=channel < SIZE)
-    tl.store(cache_ptr, state, mask=inside)
+    x_ptr += start * x_stride_token + channel
+    B_ptr += start * B_stride_token + n
+    C_ptr += start * C_stride_token + n
+    dt_ptr += start * dt_stride_token
+    out_ptr += start * (HEADS * SIZE) + channel
+    for i in range(EACH):
+        head = first + i
+        state = later.to(tl.float32)
+        more = continues & (i + 1 < EACH) & (head + 1 < HEADS)
+        later = tl.load(cache_ptr + SIZE * STATE, mask=inside & more, other=0.0)
+        here = head < HEADS
+        A = tl.load(A_ptr + head, mask=here, other=0.0).to(tl.float32)
+        D = tl.load(D_ptr + head, mask=here, other=0.0).to(tl.float32)
+        bias = tl.load(bias_ptr + head, mask=here, other=0.0).to(tl.float32)
+        real, states, group = (channel < SIZE) & here, (n < STATE) & here, head // GROUP
+        for token in range(tokens):
+            place = token * x_stride_token + head * x_stride_head
+            x = tl.load(x_ptr + place, mask=real, other=0.0).to(tl.float32)
+            place = token * B_stride_token + group * B_stride_group
+            B = tl.load(B_ptr + place, mask=states, other=0.0).to(tl.float32)
+            place = token * C_stride_token + group * C_stride_group
+            C = tl.load(C_ptr + place, mask=states, other=0.0).to(tl.float32)
+            dt = tl.load(dt_ptr + token * dt_stride_token + head, mask=here, other=0.0)
+            dt = time_steps(dt, bias, least, most)
+            state = state * tl.exp(dt * A) + (dt * x)[:, None] * B[None, :]
+            out = tl.sum(state * C[None, :], 1) + D * x
+            tl.store(out_ptr + (token * HEADS + head) * SIZE, out, mask=real)
+        tl.store(cache_ptr, state, mask=inside & here)
+        cache_ptr += SIZE * STATE
 
 
 @triton.jit
@@ -66,10 +82,10 @@ def ssm_chunk_kernel(
     least, most, x_stride_token, x_stride_head, B_stride_token, B_stride_group, C_stride_token, C_stride_group,
     dt_stride_token, cache_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr, PRECISION: tl.constexpr,
-    STEPS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+    DOT_TYPE: tl.constexpr, STEPS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Take the new tokens of one sequence, if they are more than STEPS, chunk by chunk, into BLOCK_P
-    channels of one head's state.
+    channels of one head's state, which stays in registers; operands of products have DOT_TYPE.
     """
     head = tl.program_id(1)
     start, tokens, continues, slot = span(tl.program_id(2), cu_seqlens_ptr, kv_lens_ptr, slots_ptr)
@@ -77,8 +93,8 @@ def ssm_chunk_kernel(
         return
     row, n = tl.arange(0, CHUNK), tl.arange(0, BLOCK_N)
     channel = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
-    kept = (channel < SIZE)[:, None] & (n < STATE)[None, :]
-    cache_ptr += slot * cache_stride + head * (SIZE * STATE) + channel[:, None] * STATE + n[None, :]
+    kept = (n < STATE)[:, None] & (channel < SIZE)[None, :]
+    cache_ptr += slot * cache_stride + head * (SIZE * STATE) + channel[None, :] * STATE + n[:, None]
     state = tl.load(cache_ptr, mask=kept & continues, other=0.0).to(tl.float32)
     A, D = tl.load(A_ptr + head).to(tl.float32), tl.load(D_ptr + head).to(tl.float32)
     bias = tl.load(bias_ptr + head).to(tl.float32)
@@ -91,25 +107,24 @@ def ssm_chunk_kernel(
             inside[:, None] & (n < STATE)[None, :],
             inside[:, None] & (channel < SIZE)[None, :],
         )
-        x = tl.load(x_ptr + token[:, None] * x_stride_token, mask=channels, other=0.0).to(
-            tl.float32
-        )
-        B = tl.load(B_ptr + token[:, None] * B_stride_token, mask=states, other=0.0).to(tl.float32)
-        C = tl.load(C_ptr + token[:, None] * C_stride_token, mask=states, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + token[:, None] * x_stride_token, mask=channels, other=0.0)
+        B = tl.load(B_ptr + token[:, None] * B_stride_token, mask=states, other=0.0).to(DOT_TYPE)
+        C = tl.load(C_ptr + token[:, None] * C_stride_token, mask=states, other=0.0).to(DOT_TYPE)
         dt = tl.load(dt_ptr + token * dt_stride_token + head, mask=inside, other=0.0)
-        dt = tl.where(inside, _time_steps(dt, bias, least, most), 0.0)
+        dt = tl.where(inside, time_steps(dt, bias, least, most), 0.0)
         total, last = tl.cumsum(dt * A, 0), tl.sum(dt * A, 0)
-        inputs = x * dt[:, None]
-        weights = tl.dot(C, tl.trans(B), input_precision=PRECISION) * pairwise_decay(
-            total, False, CHUNK
-        )
-        out = tl.dot(weights, inputs, D * x, input_precision=PRECISION)
-        out = tl.dot(C * tl.exp(total)[:, None], tl.trans(state), out, input_precision=PRECISION)
+        weights = tl.dot(C, tl.trans(B), input_precision=PRECISION)
+        weights *= pairwise_decay(total, False, CHUNK) * dt[None, :]
+        older = tl.dot(C, state.to(DOT_TYPE), input_precision=PRECISION)
+        wide = x.to(tl.float32)
+        out = older * tl.exp(total)[:, None] + D * wide
+        out = tl.dot(weights.to(DOT_TYPE), x.to(DOT_TYPE), out, input_precision=PRECISION)
         tl.store(
             out_ptr + (token * HEADS + head)[:, None] * SIZE + channel[None, :], out, mask=channels
         )
-        left = inputs * tl.exp(last - total)[:, None]
-        state = tl.dot(tl.trans(left), B, state * tl.exp(last), input_precision=PRECISION)
+        left = wide * (dt * tl.exp(last - total))[:, None]
+        added = tl.dot(tl.trans(B), left.to(DOT_TYPE), input_precision=PRECISION)
+        state = state * tl.exp(last) + added
     tl.store(cache_ptr, state, mask=kept)
 
 

@@ -5,7 +5,7 @@ Nothing here waits for the device, and in decode every grid follows from shapes 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -32,10 +32,18 @@ MOST_STEPS = 4
 """Longest query that goes from token to token: a chunk takes as long for one token as for all of
 its own."""
 LONG_CHUNK, LONG_QUERY = 128, 512
-"""Length of the chunks of a query from that length on; they are then found at once."""
+"""Length of the chunks of a query from that length on; they are then found at once, unless heads and
+sequences keep `SHARE_BUSY` of the processors busy without."""
+SHARE_BUSY = 0.875
+SCAN_WIDTH, SCAN_WARPS = 64, 4
+"""Channels and warps of a program that goes from chunk to chunk, for inputs of 16 bits."""
 PASS_BLOCK = 1024
 STATE_ELEMENTS = 4096
 """Numbers of a state that a program of four warps keeps in registers."""
+WARP_ELEMENTS, HEADS_EACH, WARPS_BUSY = 1024, 4, 16
+"""Numbers of a state and heads of a program of one warp, and how many of these a processor is to
+have. Measured on compute capability 9.0 with 64 heads of 64 channels and 128 states.
+"""
 SCAN_ELEMENTS = 512
 """The same for a program of one warp; the tokens of a scan come one by one, so that many programs
 have to run.
@@ -63,65 +71,83 @@ def triton_cached_ssm(
     token, whatever others there are. Chunks have a size of their own, which changes rounding only.
     """
     require_device(hidden_states)
+    row = (hidden_states, A, B, C, D, dt, dt_bias)
+    metadata = (cu_seqlens, kv_lens, state_slots, batch_info_host)
+    call = prepared(row, metadata, ssm_cache, MOST_STEPS)
+    sequences, tokens, longest_query, *_ = batch_info_host.tolist()
+    if longest_query <= MOST_STEPS or sequences * longest_query != tokens:
+        (heads, size), device = hidden_states.shape[2:], hidden_states.device
+        width, each, warps = _step_tiles(call.sizes["BLOCK_N"], size, heads, sequences, device)
+        ssm_step_kernel[(triton.cdiv(size, width), triton.cdiv(heads, each), sequences)](
+            *call.tensors, *time_step_limit, *call.strides, **call.sizes,
+            EACH=each, BLOCK_P=width, num_warps=warps, **overlaps(device),
+        )  # fmt: skip
+    launch_chunks(call, time_step_limit, batch_info_host)
+    return call.out[None]
+
+
+class Call(NamedTuple):
+    """What all kernels of a step take."""
+
+    tensors: tuple[Tensor, ...]
+    """The output, the scan's tensors without the batch, where each sequence is, and the states."""
+    strides: tuple[int, ...]
+    sizes: dict[str, Any]
+
+    @property
+    def out(self) -> Tensor:
+        """The output, [tokens, heads, head_dim]."""
+        return self.tensors[0]
+
+
+def prepared(
+    row: tuple[Tensor, ...],
+    metadata: tuple[Tensor, Tensor, Tensor, Tensor],
+    cache: Tensor,
+    steps: int,
+) -> Call:
+    """Return what kernels take, of whom those for chunks leave out sequences of at most `steps` new
+    tokens.
+    """
+    hidden_states, A, B, C, D, dt, dt_bias = row
     x, B, C, dt = (last_contiguous(each)[0] for each in (hidden_states, B, C, dt))
     (heads, size), (groups, state) = x.shape[1:], B.shape[1:]
+    out = output_rows(tuple(x.shape), torch.float32, metadata[3], x.device)
+    strides = (*x.stride()[:2], *B.stride()[:2], *C.stride()[:2], dt.stride(0), cache.stride(0))
+    sizes = {"HEADS": heads, "GROUP": heads // groups, "SIZE": size, "STATE": state}
+    sizes |= {"BLOCK_N": tile_width(state), "STEPS": steps}
+    return Call((out, x, A, B, C, D, dt, dt_bias, *metadata[:3], cache), strides, sizes)
+
+
+def launch_chunks(call: Call, time_step_limit: list[float], batch_info_host: Tensor) -> None:
+    """Take all sequences of more tokens than go one by one, from chunk to chunk where that keeps
+    the device busy, else all chunks at once.
+    """
     sequences, tokens, longest_query, *_ = batch_info_host.tolist()
-    out = output_rows(tuple(x.shape), torch.float32, batch_info_host, x.device)
-    tensors = (
-        out,
-        x,
-        A,
-        B,
-        C,
-        D,
-        dt,
-        dt_bias,
-        cu_seqlens,
-        kv_lens,
-        state_slots,
-        ssm_cache,
-        *time_step_limit,
-    )
-    strides = (*x.stride()[:2], *B.stride()[:2], *C.stride()[:2], dt.stride(0), ssm_cache.stride(0))
-    sizes: dict[str, Any] = {"HEADS": heads, "GROUP": heads // groups, "SIZE": size, "STATE": state}
-    sizes["BLOCK_N"], sizes["STEPS"] = tile_width(state), MOST_STEPS
-    if longest_query <= MOST_STEPS or sequences * longest_query != tokens:
-        width = _step_width(sizes["BLOCK_N"], size, heads * sequences, x.device)
-        ssm_step_kernel[(triton.cdiv(size, width), heads, sequences)](
-            *tensors, *strides, **sizes, BLOCK_P=width, num_warps=4, **overlaps(x.device)
-        )
-    if longest_query >= LONG_QUERY:
-        spans = (cu_seqlens, kv_lens, state_slots)
-        inputs = (x, A, B, C, D, dt, dt_bias)
-        _all_chunks(
-            out, *inputs, spans, sequences, longest_query, ssm_cache, time_step_limit, sizes
-        )
-    elif longest_query > MOST_STEPS:
-        width = min(32, tile_width(size))
-        ssm_chunk_kernel[(triton.cdiv(size, width), heads, sequences)](
-            *tensors, *strides, **sizes, BLOCK_P=width, **chunk_options(CHUNK, x.dtype)
-        )
-    return out[None]
+    if longest_query <= call.sizes["STEPS"]:
+        return
+    x = call.tensors[1]
+    heads, size = x.shape[1:]
+    programs = triton.cdiv(size, SCAN_WIDTH) * heads * tokens // longest_query
+    if longest_query >= LONG_QUERY and programs < processors(x.device) * SHARE_BUSY:
+        _all_chunks(call, time_step_limit, sequences, longest_query)
+        return
+    options = chunk_options(CHUNK, x.dtype)
+    if x.dtype != torch.float32:
+        options["num_warps"] = SCAN_WARPS
+    ssm_chunk_kernel[(triton.cdiv(size, SCAN_WIDTH), heads, sequences)](
+        *call.tensors, *time_step_limit, *call.strides, **call.sizes, **options,
+        DOT_TYPE=dot_type(x.dtype), BLOCK_P=SCAN_WIDTH,
+    )  # fmt: skip
 
 
 def _all_chunks(
-    out: Tensor,
-    x: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    dt: Tensor,
-    dt_bias: Tensor,
-    spans: tuple[Tensor, Tensor, Tensor],
-    sequences: int,
-    longest_query: int,
-    cache: Tensor,
-    time_step_limit: list[float],
-    sizes: dict[str, Any],
+    call: Call, time_step_limit: list[float], sequences: int, longest_query: int
 ) -> None:
     """Write the outputs and the states behind them, the chunks of long queries in parallel."""
-    (heads, size), state = x.shape[1:], sizes["STATE"]
+    out, x, A, B, C, D, dt, dt_bias, *spans, cache = call.tensors
+    (heads, size), sizes = x.shape[1:], call.sizes
+    state = sizes["STATE"]
     options = chunk_options(LONG_CHUNK, x.dtype) | {"DOT_TYPE": dot_type(x.dtype)}
     length = options["CHUNK"]
     chunks, numbers = triton.cdiv(longest_query, length), len(x) // length + sequences
@@ -143,14 +169,20 @@ def _all_chunks(
     )  # fmt: skip
 
 
-def _step_width(states: int, size: int, heads: int, device: torch.device) -> int:
-    """Channels of a program: fewer when there are few heads, so that all multiprocessors have
-    work.
+def _step_tiles(
+    states: int, size: int, heads: int, sequences: int, device: torch.device
+) -> tuple[int, int, int]:
+    """Return the channels and heads of a program, and its warps: one warp that goes from head to head
+    where there is work for many, else few channels, so that all multiprocessors have some.
     """
+    narrow = min(power_of_two(size), max(1, WARP_ELEMENTS // states))
+    programs = triton.cdiv(size, narrow) * triton.cdiv(heads, HEADS_EACH) * sequences
+    if programs >= WARPS_BUSY * processors(device):
+        return narrow, HEADS_EACH, 1
     width = min(power_of_two(size), max(4, STATE_ELEMENTS // states))
-    while width > 4 and heads * triton.cdiv(size, width) < 2 * processors(device):
+    while width > 4 and heads * sequences * triton.cdiv(size, width) < 2 * processors(device):
         width //= 2
-    return width
+    return width, 1, 4
 
 
 @register_op(

@@ -225,13 +225,30 @@ def test_ssm_in_low_precision(step: str, dtype: torch.dtype) -> None:
     check_state("cached_ssm", row, ssm(row, 4, 1, 8, 16, dtype), 11, LOW[dtype])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("step", ["decode", "mixed"])
+@pytest.mark.parametrize(("heads", "groups", "size", "state"), [(6, 2, 12, 16), (3, 1, 5, 20)])
+def test_ssm_from_head_to_head(
+    step: str, heads: int, groups: int, size: int, state: int, dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(cached_ssm, "WARPS_BUSY", 0)
+    monkeypatch.setattr(cached_ssm, "WARP_ELEMENTS", 128)
+    row = make_step(step)
+    arguments = ssm(row, heads, groups, size, state)
+    arguments[11] = arguments[11].to(dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 2.0**-8
+    check_state("cached_ssm", row, arguments, 11, tolerance)
+
+
 @pytest.mark.parametrize("chunks", ["one by one", "at once"])
 @pytest.mark.parametrize("step", STEPS)
 def test_ssm_with_states_of_16_bits(
     step: str, chunks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results are those of float32 as far as the states are; what is kept is rounded once."""
-    monkeypatch.setattr(cached_ssm, "LONG_QUERY", 5 if chunks == "at once" else 512)
+    monkeypatch.setattr(cached_ssm, "LONG_QUERY", 5)
+    monkeypatch.setattr(cached_ssm, "SHARE_BUSY", 1000 if chunks == "at once" else 0)
     row = make_step(step)
     arguments = ssm(row, 4, 2, 8, 16)
     arguments[11] = arguments[11].bfloat16()
@@ -246,6 +263,7 @@ def test_ssm_with_all_chunks_at_once(
 ) -> None:
     monkeypatch.setattr(cached_ssm, "LONG_QUERY", 5)
     monkeypatch.setattr(cached_ssm, "LONG_CHUNK", 16)
+    monkeypatch.setattr(cached_ssm, "SHARE_BUSY", 1000)
     row = make_step(step)
     tolerance = 1e-5 if dtype == torch.float32 else LOW[dtype]
     check_state("cached_ssm", row, ssm(row, 4, 2, 24, 20, dtype), 11, tolerance)
