@@ -41,6 +41,11 @@ class Rows:
         size = tokens * self.factor
         return tensor if tensor.shape[self.dim] == size else tensor.narrow(self.dim, 0, size)
 
+    def rest(self, tensor: Tensor, tokens: int) -> Tensor:
+        """Return the rows behind those of the first `tokens` tokens, maybe none."""
+        size = tokens * self.factor
+        return tensor.narrow(self.dim, size, tensor.shape[self.dim] - size)
+
     def shape(self, example: Tensor, tokens: int) -> list[int]:
         """Return the shape for `tokens` tokens of what is like `example` otherwise."""
         shape = list(example.shape)

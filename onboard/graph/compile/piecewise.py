@@ -314,6 +314,9 @@ class PiecewiseGraph(nn.Module):
                 step()
                 continue
             places = {name: rows[name].cut(step.targets[name], tokens) for name in step.targets}
+            if tokens < bucket.tokens:  # the memory is that of other pieces in between
+                for name, target in step.targets.items():
+                    rows[name].rest(target, tokens).zero_()
             with results_at(next(iter(places.values()), None)):
                 results = step.segment.run(*(values[name] for name in step.segment.inputs))
             for name, result in zip(step.segment.outputs, results, strict=True):
@@ -406,11 +409,12 @@ class _Capture:
         return [name for name in segment.outputs if name in self.inside]
 
     def _allocated(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return memory without values: a replay writes the rows of tokens, and zeros behind them."""
         found = {}
         for name in names:
             example = self.pieces.examples[name]
             shape = self.pieces.rows[name].shape(example, self.bucket.tokens)
-            found[name] = torch.zeros(shape, dtype=example.dtype, device=self.device)
+            found[name] = torch.empty(shape, dtype=example.dtype, device=self.device)
         return found
 
     def _let_go(self, index: int) -> None:

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from onboard.ops.attention.rotation_kernels import load_turned
 from onboard.ops.triton.overlap import wait_for_inputs
+from onboard.ops.triton.ragged_blocks import block_of
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -252,11 +253,11 @@ def _store_rows(
     )
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["splits", "sequences"])
 def attention_kernel(
     out_ptr, lse_ptr, query_ptr, key_ptr, value_ptr, cu_seqlens_ptr, kv_lens_ptr, block_table_ptr, slot_ptr,
     k_cache_ptr, v_cache_ptr, sinks_ptr, slopes_ptr, k_scale_ptr, v_scale_ptr, out_scale_ptr, cos_ptr, sin_ptr,
-    scale, splits, cos_stride, sin_stride,
+    scale, splits, sequences, cos_stride, sin_stride,
     query_stride_token, query_stride_head, key_stride_token, key_stride_head, value_stride_token, value_stride_head,
     table_stride, k_stride_page, k_stride_head, k_stride_slot, v_stride_page, v_stride_head, v_stride_slot,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE: tl.constexpr,
@@ -276,10 +277,13 @@ def attention_kernel(
     instructions, those that need no mask, too. SCALES is the number of scales that the cache's keys
     and values have, None for none: they are factors of the scores, and of what is mixed. With CODES
     the result is eight-bit floats, divided by a scale. TURNS, of `rotation_kernels`, rotates SIZE
-    channels of the query and of the new token's key; only with WRITE.
+    channels of the query and of the new token's key; only with WRITE. Without WRITE the blocks of
+    all sequences are counted through, and there are no shares.
     """
     sequence, kv_head = tl.program_id(2), tl.program_id(1)
     block, split = tl.program_id(0) // splits, tl.program_id(0) % splits
+    if not WRITE:
+        sequence, block = block_of(tl.program_id(0), cu_seqlens_ptr, sequences, GROUP, BLOCK_M)
     start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
     queries = tl.load(cu_seqlens_ptr + sequence + 1).to(tl.int32) - start.to(tl.int32)
     length = tl.load(kv_lens_ptr + sequence)

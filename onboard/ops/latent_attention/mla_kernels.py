@@ -21,6 +21,7 @@ from onboard.ops.attention.attention_kernels import (
     as_stored,
 )
 from onboard.ops.attention.rotation_kernels import load_turned
+from onboard.ops.triton.ragged_blocks import block_of
 
 
 @triton.jit
@@ -129,10 +130,10 @@ def _attend_latents(
     return peak, total, mixed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences"])
 def mla_kernel(
     out_ptr, lse_ptr, query_ptr, rotated_ptr, latent_ptr, key_ptr, cu_seqlens_ptr, kv_lens_ptr, block_table_ptr,
-    slot_ptr, cache_ptr, k_scale_ptr, cos_ptr, sin_ptr, scale, cos_stride, sin_stride,
+    slot_ptr, cache_ptr, k_scale_ptr, cos_ptr, sin_ptr, scale, sequences, cos_stride, sin_stride,
     query_stride_token, query_stride_head, rotated_stride_token, rotated_stride_head, latent_stride, key_stride,
     table_stride, stride_page, stride_slot,
     HEADS: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr,
@@ -147,15 +148,19 @@ def mla_kernel(
     that none waits for another. SPLIT as in `attention_kernel`: out is [tokens, heads, splits,
     rank] float32. With EARLY the kernel after it may be started now, and waits for this one. With
     HAS_SCALE latents and keys are stored divided by it. TURNS, of `rotation_kernels`, rotates SIZE
-    channels of what has positions; only with WRITE.
+    channels of what has positions; only with WRITE. Without WRITE the blocks of all sequences are
+    counted through.
     """
     if EARLY:
         gdc_launch_dependents()
-    split, splits, sequence = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
+    block, split, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    sequence = tl.program_id(2)
+    if not WRITE:
+        sequence, block = block_of(block, cu_seqlens_ptr, sequences, HEADS, BLOCK_M)
     start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
     queries = tl.load(cu_seqlens_ptr + sequence + 1).to(tl.int32) - start.to(tl.int32)
     length = tl.load(kv_lens_ptr + sequence)
-    block = tl.cdiv(queries * HEADS, BLOCK_M) - 1 - tl.program_id(0)  # the longest rows start first
+    block = tl.cdiv(queries * HEADS, BLOCK_M) - 1 - block  # the longest rows start first
     if block < 0:
         return
     row = block * BLOCK_M + tl.arange(0, BLOCK_M)

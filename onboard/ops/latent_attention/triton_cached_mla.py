@@ -29,6 +29,7 @@ from onboard.ops.triton.launch import (
     splits_for,
     tile_width,
 )
+from onboard.ops.triton.ragged_blocks import most_blocks
 
 MOST_SPLITS = 128
 COMBINED_CHANNELS = 128
@@ -166,7 +167,7 @@ def _attend(
     heads, rank].
     """
     (tokens, heads, rank), rope, page_size = queries.shape, key.shape[-1], cache.shape[2]
-    sequences, _, longest_query, *_ = batch_info_host.tolist()
+    sequences, real, longest_query, *_ = batch_info_host.tolist()
     plan = _plan(queries, rope, block_table.shape[1] * page_size, sequences, longest_query)
     # Rows that no sequence owns must be zeros; a decode batch has none, it is padded with whole
     # sequences.
@@ -178,10 +179,12 @@ def _attend(
         parts = queries.new_empty((tokens, heads, plan.splits, rank), dtype=torch.float32)
         lse = queries.new_empty((tokens, heads, plan.splits), dtype=torch.float32)
     tables, steps, turning = decoding_rotation(rotation)
-    mla_kernel[(plan.blocks, plan.splits, sequences)](
+    blocks = most_blocks(real, sequences, heads, plan.rows)
+    grid = (plan.blocks, plan.splits, sequences) if plan.decode else (blocks, 1, 1)
+    mla_kernel[grid](
         parts, lse, queries, rotated, latent, key, cu_seqlens, kv_lens, block_table, slot_mapping, cache,
-        k_scale, *tables, scale, *steps, *queries.stride()[:2], *rotated.stride()[:2], latent.stride(0), key.stride(0),
-        block_table.stride(0), cache.stride(0), cache.stride(2),
+        k_scale, *tables, scale, sequences, *steps, *queries.stride()[:2], *rotated.stride()[:2], latent.stride(0),
+        key.stride(0), block_table.stride(0), cache.stride(0), cache.stride(2),
         HEADS=heads, RANK=rank, ROPE=rope, PAGE=page_size, SPLIT=plan.splits > 1, WRITE=plan.decode,
         HAS_SCALE=k_scale is not None,
         DOT_TYPE=dot_type(queries.dtype), EARLY=plan.splits > 1 and overlaps(queries.device)["OVERLAP"],

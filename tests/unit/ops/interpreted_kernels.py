@@ -8,11 +8,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 import onboard.ops  # noqa: F401
 from onboard.errors import UsageError
 from onboard.ops.attention import triton_cached_attention as launcher
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
+from onboard.ops.triton.ragged_blocks import block_of, most_blocks
 from tests.support.ops.float8 import exact_and_bound
 from tests.support.ops.naive import (
     Batch,
@@ -308,3 +311,26 @@ def test_registration_is_sound() -> None:
     torch.library.opcheck(
         ops.triton_rope_cached.default, (heads, heads, table, table), test_utils=checks
     )
+
+
+@triton.jit
+def _count_blocks(seen, cu_seqlens, sequences, ROWS: tl.constexpr, BLOCK_M: tl.constexpr):
+    sequence, block = block_of(tl.program_id(0), cu_seqlens, sequences, ROWS, BLOCK_M, WIDTH=8)
+    tl.store(seen + 2 * tl.program_id(0), sequence)
+    tl.store(seen + 2 * tl.program_id(0) + 1, block)
+
+
+def test_blocks_of_sequences_of_unlike_lengths_are_counted_through() -> None:
+    rows, block, lengths = 3, 16, torch.randint(1, 30, (21,))
+    starts = torch.cat([torch.zeros(1), lengths.cumsum(0)]).int()
+    programs = most_blocks(int(lengths.sum()), len(lengths), rows, block)
+    seen = torch.empty(programs, 2, dtype=torch.int32)
+    _count_blocks[(programs,)](seen, starts, len(lengths), ROWS=rows, BLOCK_M=block)
+    expected = {
+        (sequence, number)
+        for sequence, length in enumerate(lengths.tolist())
+        for number in range(-(-length * rows // block))
+    }
+    found = [tuple(pair) for pair in seen.tolist()]
+    assert len(set(found)) == len(found)
+    assert expected <= set(found)
