@@ -3,9 +3,9 @@ on one GPU.
 
     python scripts/demo/train.py --output onboard/assets/demo
 
-Writes config, tokenizer, one safetensors file (bfloat16, under 10 MB), `heldout.txt` (stories that
-training never saw) and `training.json` (what was trained, with the perplexity on the held-out
-text).
+Writes config, tokenizer and chat template, one safetensors file (bfloat16, under 10 MB),
+`heldout.txt` (stories that training never saw) and `training.json` (what was trained, with the
+perplexity on the held-out text).
 """
 
 from __future__ import annotations
@@ -24,6 +24,17 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 TRAINING_SEED, HELDOUT_SEED = 1, 2
 VOCABULARY = 2048
 LENGTH = 384
+CHAT_TEMPLATE = """\
+{#- A user's words are gone on with as they stand; what is said later begins a new paragraph. -#}
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message.role != "assistant" and not loop.first %}
+        {{- "\\n\\n" }}
+    {%- endif %}
+    {{- message.content or "" }}
+{%- endfor %}
+"""
+"""A prompt ends where the model goes on, so it is the beginning of the next turn's."""
 
 
 def train_tokenizer(corpus: list[str]) -> PreTrainedTokenizerFast:
@@ -47,6 +58,7 @@ def train_tokenizer(corpus: list[str]) -> PreTrainedTokenizerFast:
         eos_token="</s>",
         pad_token="</s>",
         model_max_length=512,
+        chat_template=CHAT_TEMPLATE,
     )
 
 

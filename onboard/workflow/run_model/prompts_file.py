@@ -8,7 +8,7 @@ from onboard.untrusted.bounds import TEXT_BYTES, read_text
 
 PROMPTS_FILE = "prompts.txt"
 """Prompts beside a checkpoint, a line each, of the kind that the model was trained on; used in
-place of those for any model.
+place of those for any model. Where there is a chat template the last of several is a chat turn.
 """
 
 

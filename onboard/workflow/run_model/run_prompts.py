@@ -22,7 +22,7 @@ PROMPTS = (
     "To make a good cup of tea, first",
     "In simple words, gravity is",
 )
-CHAT = [{"role": "user", "content": "In one sentence, why is the sky blue?"}]
+QUESTION = "In one sentence, why is the sky blue?"
 LONG_TOKENS = 8
 """Tokens that are generated after the long prompt."""
 
@@ -54,8 +54,8 @@ def build_prompts(
     facts: list[str],
     distinct: bool = False,
 ) -> list[Prompt]:
-    """Return the built-in prompts and a chat turn when there is a template; without a tokenizer,
-    random `words`.
+    """Return the checkpoint's prompts or the built-in ones, and a chat turn when there is a
+    template; without a tokenizer, random `words`.
 
     With `distinct` they are random words, none of which comes twice.
     """
@@ -71,15 +71,10 @@ def build_prompts(
         facts.append("the checkpoint has no tokenizer: prompts are random token ids")
         draw = random.Random(0)
         return [Prompt(None, draw.choices(words, k=min(n, room))) for n in (5, 9, 17, 3)]
-    prompts = [Prompt(text, tokenizer.encode(text)) for text in _texts(checkpoint)]
-    if getattr(tokenizer.hf, "chat_template", None):
-        try:
-            text = tokenizer.chat(CHAT)
-        except OnboardError as error:
-            facts.append(f"no chat turn: {error.message}")
-        else:
-            ids = tokenizer.hf(text, add_special_tokens=False)["input_ids"]
-            prompts.append(Prompt(text, ids, chat=True))
+    texts, question = _texts(checkpoint, tokenizer.has_template)
+    prompts = [Prompt(text, tokenizer.encode(text)) for text in texts]
+    if tokenizer.has_template:
+        prompts += _chat_turn(tokenizer, question, facts)
     for prompt in prompts:
         if len(prompt.token_ids) > room:
             facts.append(
@@ -89,8 +84,24 @@ def build_prompts(
     return prompts
 
 
-def _texts(checkpoint: Path) -> Sequence[str]:
-    return own_prompts(checkpoint) or PROMPTS
+def _texts(checkpoint: Path, has_template: bool) -> tuple[Sequence[str], str]:
+    """Return the texts of a run and what a chat turn asks: the last of several that the checkpoint
+    brings.
+    """
+    own = own_prompts(checkpoint)
+    if has_template and len(own) > 1:
+        return own[:-1], own[-1]
+    return own or PROMPTS, own[-1] if own else QUESTION
+
+
+def _chat_turn(tokenizer: Tokenizer, question: str, facts: list[str]) -> list[Prompt]:
+    """Return the chat turn, or none with the reason."""
+    try:
+        text = tokenizer.chat([{"role": "user", "content": question}])
+    except OnboardError as error:
+        facts.append(f"no chat turn: {error.message}")
+        return []
+    return [Prompt(text, tokenizer.encode_plain(text), chat=True)]
 
 
 def long_length(

@@ -126,7 +126,7 @@ def test_a_trained_model_is_transformers_own_and_everything_is_kept(root: Path) 
     assert known["error"] <= 1e-5
     generated = sum(len(prompt["output_ids"]) for prompt in result["prompts"])
     assert comparison["tokens"]["compared"] == generated + LONG_TOKENS
-    assert len(result["prompts"]) == 4
+    assert [prompt["chat"] for prompt in result["prompts"]] == [False] * 4 + [True]
     for prompt in result["prompts"]:
         assert prompt["output"]
         assert prompt["token_ids"]

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 import onboard
+from onboard.cli.commands.demo import CHECKPOINT as DEMO
 from onboard.errors import OnboardError
 from onboard.runtime.tokenizer import Detokenizer, Tokenizer
+from onboard.verify.held_out import stories
 from tests.support.runtime.tiny import save_tokenizer
 
 TEXT = "the cat sat on the mat, the dog \N{GRINNING FACE} sat \N{LATIN SMALL LETTER E WITH ACUTE}t\N{HIRAGANA LETTER A}"
@@ -214,3 +216,21 @@ def test_a_template_of_texts_gets_texts(folder: Path) -> None:
     assert tokenizer is not None
     tokenizer.hf.chat_template = TEXTS
     assert tokenizer.chat(TALK[:2]) == "[user]Who are you?[assistant]a cat"
+
+
+def test_a_prompt_and_answer_of_the_demo_are_the_beginning_of_the_next_turn() -> None:
+    tokenizer = Tokenizer.load(DEMO)
+    assert tokenizer is not None
+    words = re.findall(r" ?[^ ]+", random.choice(stories(DEMO)))
+    roles = ["system", *["user", "assistant"] * random.randint(1, 4)][random.randint(0, 1) :]
+    cuts = sorted(random.sample(range(1, len(words)), len(roles) - 1))
+    said = ["".join(words[a:b]) for a, b in zip([0, *cuts], [*cuts, None], strict=True)]
+    turns = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
+    text, before = "<s>", list[int]()
+    for count, turn in enumerate(turns):
+        if turn["role"] == "assistant":
+            prompt = tokenizer.encode_plain(tokenizer.chat(turns[:count]))
+            assert prompt[: len(before)] == before
+            before = [*prompt, *tokenizer.encode_plain(turn["content"])]
+        text += ("\n\n" if count and turn["role"] != "assistant" else "") + turn["content"]
+        assert tokenizer.chat(turns[: count + 1]) == text
