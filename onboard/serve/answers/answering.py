@@ -6,11 +6,12 @@ import json
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from onboard.runtime.calls.outputs import Delta
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.serve.answers.answer_pieces import ArgumentsPiece, CallPiece, Piece, TextPiece
+from onboard.serve.answers.call_pieces import GrowingCalls, whole_calls
 from onboard.serve.service import Prompt, Service
 
 
@@ -52,32 +53,40 @@ class ForcedCalls:
     """Reads an answer that was held to JSON because a call of a tool is required.
 
     `name` is the function of the only call, whose arguments the answer is; None: it is a list of
-    objects with name and parameters. `in_pieces`: arguments of the only call are told as they come.
+    objects with name and parameters. `in_pieces`: arguments are told as they come.
     """
 
     def __init__(self, name: str | None, *, in_pieces: bool = False) -> None:
         self._name = name
         self._text = ""
-        self._passes_on = in_pieces and name is not None
+        self._in_pieces = in_pieces
+        self._listed = GrowingCalls()
 
     def feed(self, text: str) -> Iterator[Piece]:
-        """Pass the text on as arguments, or keep it: a list of calls is read as a whole."""
-        if self._passes_on and text:
+        """Pass the text on as arguments, or keep it."""
+        if self._in_pieces and self._name is None:
+            yield from self._listed.more(text)
+        elif self._in_pieces and text:
             if not self._text:
                 yield CallPiece(0, self._name or "", "")
             yield ArgumentsPiece(0, text)
         self._text += text
 
     def end(self) -> Iterator[Piece]:
-        """Yield the calls; text that is cut off stays text."""
-        if self._passes_on:
+        """Yield the calls that were not told; text that is cut off before one is whole stays
+        text.
+        """
+        if self._in_pieces and self._name is not None:
             return
-        try:
-            value = json.loads(self._text)
-            named = [{"name": self._name, "parameters": value}] if self._name else value
-            calls = [(each["name"], each["parameters"]) for each in named]
-        except (ValueError, KeyError, TypeError):
-            yield TextPiece(self._text)
-            return
-        for number, (name, arguments) in enumerate(calls):
+        calls = whole_calls(self._text) if self._name is None else self._only_call(self._name)
+        told = self._listed.count
+        for number, (name, arguments) in enumerate(calls[told:], told):
             yield CallPiece(number, name, json.dumps(arguments, ensure_ascii=False))
+        if not calls and not told:
+            yield TextPiece(self._text)
+
+    def _only_call(self, name: str) -> list[tuple[str, Any]]:
+        try:
+            return [(name, json.loads(self._text))]
+        except ValueError:
+            return []

@@ -9,7 +9,6 @@ from typing import Any
 from transformers.utils.chat_parsing import ResponseParser
 
 from onboard.serve.answers.answer_pieces import (
-    ArgumentsPiece,
     CallPiece,
     Piece,
     ReasoningPiece,
@@ -110,14 +109,8 @@ class AnswerReader:
 
     def _grow(self, text: str) -> Iterator[Piece]:
         """Yield what more text of a call tells of it."""
-        if (call := self._growing) is None:
-            return
-        had, more = call.begun, call.more(text)
-        if call.begun and not had:
-            assert call.name is not None
-            yield CallPiece(self._calls, call.name, "")
-        if more:
-            yield ArgumentsPiece(self._calls, more)
+        if self._growing is not None:
+            yield from self._growing.pieces(self._calls, text)
 
     def _call(self, call: Any) -> Iterator[Piece]:
         name, arguments = _called(call)

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from onboard.serve.answers.answer_pieces import Answer
+from onboard.serve.answers.answering import ForcedCalls
 from onboard.serve.answers.call_pieces import GrowingObject
 from onboard.serve.answers.formats import (
     CHANNELS,
@@ -293,6 +294,42 @@ def test_an_object_ends_where_json_ends_it() -> None:
             size = rng.randint(1, 9)
             found, whole = found + growing.more(whole[:size]), whole[size:]
         assert found == text
+
+
+@pytest.mark.parametrize("in_pieces", [True, False])
+def test_required_calls_are_told_as_they_come_and_as_far(in_pieces: bool) -> None:
+    arguments = [{"city": 'a } ] { "\\', "days": [{}, 1]}, {}, {"x": {"y": [None]}}]
+    space = random.choice([None, 1])
+    calls = [{"name": f"n{number}", "parameters": each} for number, each in enumerate(arguments)]
+    whole = json.dumps(calls, indent=space)
+    ends = [whole.index(f"n{number}") for number in (1, 2)]
+
+    def told(text: str) -> Answer:
+        answer, reader, place = Answer(), ForcedCalls(None, in_pieces=in_pieces), 0
+        while place < len(text):
+            size = random.randint(1, 9)
+            for piece in reader.feed(text[place : place + size]):
+                answer.add(piece)
+            place += size
+        before = len(answer.calls)
+        for piece in reader.end():
+            answer.add(piece)
+        assert before == (len(answer.calls) if in_pieces else 0)
+        return answer
+
+    found = told(whole)
+    assert [json.loads(call.arguments) for call in found.calls] == arguments
+    assert [(call.number, call.name) for call in found.calls] == [(n, f"n{n}") for n in range(3)]
+    for count, end in enumerate(ends, 1):
+        cut = told(whole[: end + 2])
+        assert [json.loads(call.arguments) for call in cut.calls] == arguments[:count]
+        assert not cut.text
+    cut = whole[: whole.index("days")]
+    begun = told(cut)
+    written = cut[cut.index("{", cut.index("parameters")) :]
+    assert [call.arguments for call in begun.calls] == [written] * in_pieces
+    assert begun.text == ("" if in_pieces else cut)
+    assert told("[").text == "["
 
 
 @pytest.mark.parametrize(
