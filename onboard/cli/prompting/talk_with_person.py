@@ -59,7 +59,7 @@ def _one(talk: Talk, text: str, person: bool) -> None:
     except UsageError as error:
         if not person:
             raise
-        print(one_line(str(error)), file=sys.stderr)
+        print(one_line(f"{error} ({_NEW} begins anew)"), file=sys.stderr)
     except KeyboardInterrupt:
         if not person:
             raise
