@@ -8,11 +8,14 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
+from onboard.cli.commands.demo import CHECKPOINT
+from onboard.content import CONTENT_ROOT
 from onboard.media.media_limits import MediaLimits
 from onboard.serve.app import create_app
 from onboard.serve.serve_settings import ServeSettings
@@ -54,9 +57,20 @@ def speaking_model(folder: Path, template: str | None = TEMPLATE, **options: Any
     return model
 
 
+@dataclass(frozen=True)
+class Onboarded:
+    """A checkpoint, and the root whose registry and model files it runs with."""
+
+    checkpoint: Path
+    root: Path
+
+
+DEMO = Onboarded(CHECKPOINT, CONTENT_ROOT)
+
+
 @contextmanager
 def served(
-    model: Tiny | MediaModel,
+    model: Tiny | MediaModel | Onboarded,
     media: MediaLimits | None = None,
     lora: Mapping[str, str] | None = None,
     **settings: Any,
@@ -66,7 +80,7 @@ def served(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     told = ServeSettings(**{"names": ["tiny"], "port": port, "drain_seconds": 5, **settings})
-    limits = {"max_batch_size": 8, "max_seq_len": 1024}
+    limits = {"max_batch_size": 8} if model is DEMO else {"max_batch_size": 8, "max_seq_len": 1024}
     service = load_service(
         str(model.checkpoint),
         told,

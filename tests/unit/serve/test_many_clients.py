@@ -23,18 +23,20 @@ from onboard import LLM, SamplingParams
 from onboard.serve.service import Service
 from tests.support.runtime.paused import SECONDS, wait_until
 from tests.support.runtime.tiny import Tiny
-from tests.support.serving import served, speaking_model
+from tests.support.serving import DEMO, Onboarded, served, speaking_model
 
 TEXTS = ("the cat", "the dog sat", "on the mat", "yes", "the cat sat on the dog")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return speaking_model(tmp_path_factory.mktemp("served"))
+@pytest.fixture(scope="module", params=["tiny", pytest.param("demo", marks=pytest.mark.exhaustive)])
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Tiny | Onboarded:
+    return DEMO if request.param == "demo" else speaking_model(tmp_path_factory.mktemp("served"))
 
 
 @pytest.fixture(scope="module")
-def server(model: Tiny) -> Iterator[tuple[str, Service]]:
+def server(model: Tiny | Onboarded) -> Iterator[tuple[str, Service]]:
     with served(model) as found:
         yield found
 
@@ -42,7 +44,7 @@ def server(model: Tiny) -> Iterator[tuple[str, Service]]:
 class Crowd:
     """Draws requests, and compares their answers with those of the engine alone."""
 
-    def __init__(self, address: str, model: Tiny) -> None:
+    def __init__(self, address: str, model: Tiny | Onboarded) -> None:
         self.address = address
         self.seen: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -122,13 +124,8 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-@pytest.mark.parametrize(
-    ("requests", "clients"),
-    [(200, 16), pytest.param(10_000, 64, marks=pytest.mark.exhaustive)],
-)
-def test_each_has_its_own_answer(
-    server: tuple[str, Service], model: Tiny, requests: int, clients: int
-) -> None:
+def test_each_has_its_own_answer(server: tuple[str, Service], model: Tiny | Onboarded) -> None:
+    requests, clients = (10_000, 64) if model is DEMO else (200, 16)
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     address, service = server
