@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, FiniteFloat, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from onboard.config import StrictModel
 from onboard.errors import UsageError
@@ -15,6 +15,8 @@ from onboard.untrusted.bounds import OUTPUTS
 
 _OURS = "Value error, "  # what pydantic puts before words of ours
 _LOWEST_TEMPERATURE = 1e-5  # below it (as in vLLM) division by it may overflow float32
+_MOST = 1e12  # what logits become with the most of all parameters is far within float32
+_MOST_TOKENS = 2**31 - 1
 
 
 class StructuredOutputs(StrictModel):
@@ -58,13 +60,13 @@ class SamplingParams(StrictModel):
     """None: until the end of the text, or of the room that a sequence has."""
     min_tokens: int = Field(default=0, ge=0)
     """Neither an end-of-text token nor a stop token is chosen before this many tokens."""
-    temperature: float = Field(default=1.0, ge=0.0)
+    temperature: float = Field(default=1.0, ge=0.0, le=_MOST)
     """0 (or less than 1e-5): greedy, always the most likely token."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Sample from the smallest set of most likely tokens with at least this probability in total
     (Holtzman et al. 2020).
     """
-    top_k: int = Field(default=0, ge=-1)
+    top_k: int = Field(default=0, ge=-1, le=_MOST_TOKENS)
     """Sample from the k most likely tokens; 0 or -1: all."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     """Sample from tokens at least this likely relative to the most likely one (Nguyen et al.
@@ -83,10 +85,12 @@ class SamplingParams(StrictModel):
     """Taken off the logit of each token that the output has already."""
     frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
     """Taken off the logit of a token for each time that the output has it."""
-    repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0)
+    repetition_penalty: float = Field(default=1.0, ge=1 / _MOST, le=100.0)
     """Divides positive logits of tokens that prompt or output have, multiplies negative ones
     (Keskar et al. 2019, arXiv:1909.05858, section 4.1)."""
-    logit_bias: dict[int, FiniteFloat] = Field(default_factory=dict)
+    logit_bias: dict[int, Annotated[float, Field(ge=-_MOST, le=_MOST)]] = Field(
+        default_factory=dict
+    )
     """Added to the logits of tokens, by id; -100 bans one, 100 all but forces it."""
     allowed_token_ids: list[int] | None = Field(default=None, min_length=1)
     """The tokens that may be chosen; None: all."""

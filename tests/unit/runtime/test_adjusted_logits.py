@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -98,6 +100,24 @@ def test_only_allowed_tokens_are_chosen(llm: LLM) -> None:
         assert set(got) <= set(allowed)
 
 
+def test_only_allowed_tokens_are_chosen_with_the_most_that_parameters_may_be(llm: LLM) -> None:
+    extremes: dict[str, list[Any]] = {
+        "temperature": [1e-5, 1e12],
+        "repetition_penalty": [1e-12, 100.0],
+        "logit_bias": [{3: 1e12, 4: -1e12}, {4: 1e12}, {2: 1e12, 4: -1e12}],
+        "top_k": [1, 2**31 - 1],
+    }
+    for values in itertools.product(*extremes.values()):
+        options = dict(zip(extremes, values, strict=True))
+        found = generated(llm, [3, 4], allowed_token_ids=[3, 4], max_tokens=3, **options)
+        assert set(found) <= {3, 4}, options
+    beyond = {"temperature": [1e300, math.inf], "repetition_penalty": [1e-300], "top_k": [2**200]}
+    for name, values in {**beyond, "logit_bias": [{3: 1e300}, {3: -math.inf}]}.items():
+        for value in values:
+            with pytest.raises(UsageError, match=name):
+                SamplingParams(**{name: value})
+
+
 def test_bad_words_do_not_come(llm: LLM) -> None:
     """A word of several tokens: its last one is excluded behind the others, and there alone."""
     word, options = "cat sat", {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
@@ -140,7 +160,7 @@ def test_neighbours_are_as_without(llm: LLM) -> None:
 
 def test_where_nothing_is_left_the_text_ends(llm: LLM) -> None:
     params = SamplingParams(
-        temperature=0.0, max_tokens=9, allowed_token_ids=[4], logit_bias={4: -3e38}
+        temperature=0.0, max_tokens=9, allowed_token_ids=[4], logit_bias={4: -1e12}
     )
     bad = SamplingParams(temperature=0.0, max_tokens=9, allowed_token_ids=[0], min_tokens=3)
     assert llm.generate([[1, 2]], params)[0].token_ids  # a bias excludes nothing
