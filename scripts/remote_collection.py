@@ -306,6 +306,7 @@ def _own_model(folder: Path) -> Any:
         torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[method-assign]
         torch.cuda.stream = contextlib.nullcontext  # type: ignore[assignment]
         torch.cuda.default_stream = lambda *_: None  # type: ignore[assignment]
+        _stay_on_cpu()
     config = AutoConfig.from_pretrained(str(folder), trust_remote_code=True)
     config.torch_dtype = torch.float32
     asked = json.loads((folder / "config.json").read_text()).get("attn_implementation")
@@ -314,7 +315,30 @@ def _own_model(folder: Path) -> Any:
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=True, **how)
     except TypeError:  # transformers before 4.36 hands it to the class
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
+    except AttributeError:  # what sets first values fails; a checkpoint is loaded without it
+        from transformers.modeling_utils import no_init_weights
+
+        with no_init_weights(_enable=True):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=True, **how)
     return model.float().eval()
+
+
+def _stay_on_cpu() -> None:
+    """Make the tensors of code that says `device="cuda"` on the CPU, from here on."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    def here(item: Any) -> Any:
+        on_gpu = isinstance(item, str | torch.device) and str(item).startswith("cuda")
+        return "cpu" if on_gpu else item
+
+    class OnCpu(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return func(*map(here, args), **{k: here(v) for k, v in (kwargs or {}).items()})
+
+    OnCpu().__enter__()
 
 
 def _stand_in_for_absent(folder: Path) -> None:

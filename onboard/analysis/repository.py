@@ -61,9 +61,9 @@ def install(folder: Path, config: Mapping[str, Any]) -> list[str]:
     _written_for[survey.classes["AutoModelForCausalLM"]] = config.get("transformers_version")
     facts = interfaces.restore_old_interfaces() + packages.provide_whole()
     for name in survey.files:
-        for module, wanted in _imported_from_transformers(
-            (folder / name).read_text(encoding="utf-8")
-        ):
+        text = (folder / name).read_text(encoding="utf-8")
+        facts += interfaces.stay_on_cpu(text)
+        for module, wanted in _imported_from_transformers(text):
             facts += names.provide(module, wanted)
     config_class, model_class = _standing(folder, survey, config, facts)
     facts += _position_facts(config_class, model_class, config)

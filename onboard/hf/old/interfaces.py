@@ -6,11 +6,13 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Never
 
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -32,6 +34,8 @@ from onboard.plain_config import default_rope
 _LENGTH = "get_max_length" if hasattr(Cache, "get_max_length") else "get_max_cache_shape"
 """What transformers calls it: versions have one of the two."""
 _KIND = "attention_type"
+_BY_NAME = re.compile(r"""(\bdevice\s*(:[^=,()]*)?=|\.(to|device)\()\s*f?["']cuda\b""")
+"""Where code puts something on a GPU by its name: `device="cuda"`, `.to("cuda:0")`."""
 
 
 def restore_old_interfaces() -> list[str]:
@@ -152,6 +156,37 @@ def _without_cuda() -> list[str]:
     for name in ("current_stream", "default_stream"):
         setattr(torch.cuda, name, _no_stream)
     return ["there is no GPU; what is put on one stays on the CPU"]
+
+
+class _OnCpu(TorchFunctionMode):
+    """Has functions of torch that are told the name of a GPU make their tensors on the CPU."""
+
+    entered = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if _is_gpu(given.get("device")):
+            given["device"] = torch.device("cpu")
+        if func is torch.Tensor.to:
+            args = tuple(torch.device("cpu") if _is_gpu(item) else item for item in args)
+        return func(*args, **given)
+
+
+def _is_gpu(device: Any) -> bool:
+    return isinstance(device, str | torch.device) and str(device).startswith("cuda")
+
+
+def stay_on_cpu(text: str) -> list[str]:
+    """Where there is no GPU, have code that puts tensors on one by its name leave them on the CPU,
+    from here on.
+    """
+    if torch.cuda.is_available() or not _BY_NAME.search(text) or _OnCpu.entered:
+        return []
+    _OnCpu.entered = True
+    _OnCpu().__enter__()
+    return ["there is no GPU; what is put on one by its name stays on the CPU"]
 
 
 def _itself(self: Any, *_: Any, **__: Any) -> Any:

@@ -67,15 +67,31 @@ def _false(*_: Any, **__: Any) -> bool:
     return False
 
 
+def _true(*_: Any, **__: Any) -> bool:
+    return True
+
+
 def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
 STAND_INS: dict[str, Any] = {
+    "is_torch_sdpa_available": _true,
+    "is_torch_compile_available": _true,
+    "is_torchdynamo_available": _true,
+    "is_torch_bf16_available": _true,
+    "is_torch_bf16_cpu_available": _true,
+    "is_safetensors_available": _true,
     "is_torch_fx_available": _false,
     "is_torch_fx_proxy": _false,
+    "is_tf_available": _false,
+    "is_flax_available": _false,
+    "is_ipex_available": _false,
+    "is_tf_tensor": _false,
+    "is_jax_tensor": _false,
     "is_flash_attn_available": _false,
     "is_deepspeed_zero3_enabled": _false,
+    "is_torch_greater_or_equal_than_1_11": True,
     "is_torch_greater_or_equal_than_1_13": True,
     "is_torch_greater_or_equal_than_2_0": True,
     "LossKwargs": _Keywords,

@@ -618,6 +618,39 @@ def test_without_a_gpu_code_for_one_stays_on_the_cpu(monkeypatch: pytest.MonkeyP
         assert torch.cuda.current_stream() is None
 
 
+@pytest.mark.parametrize(
+    ("text", "is_named"),
+    [
+        ("def __init__(self, dim, device='cuda'): pass", True),
+        ('def __init__(self, dim, device: str | None = "cuda:0"): pass', True),
+        ("x = torch.arange(4).float().to('cuda')", True),
+        ("torch.device(f'cuda:{rank}')", True),
+        ("if x.device.type == 'cuda': y = x.contiguous()", False),
+        ("with torch.autocast(device_type='cuda'): pass", False),
+    ],
+)
+def test_without_a_gpu_what_is_put_on_one_by_its_name_stays_on_the_cpu(
+    text: str, is_named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(interfaces._OnCpu, "entered", False)
+    monkeypatch.setattr(interfaces._OnCpu, "__enter__", lambda mode: entered.append(mode))
+    assert bool(interfaces.stay_on_cpu(text)) == is_named == bool(entered)
+    assert not interfaces.stay_on_cpu(text)  # once is enough
+
+
+def test_functions_that_are_told_the_name_of_a_gpu_make_tensors_on_the_cpu() -> None:
+    with interfaces._OnCpu():
+        made = (
+            torch.arange(4, device="cuda").float().to("cuda:1").to(torch.device("cuda"), torch.half)
+        )
+        layer = nn.Linear(2, 2, device="cuda").to("cuda")
+        on_meta = torch.zeros(3, device="meta")
+    assert (made.device.type, made.dtype, made.tolist()) == ("cpu", torch.half, [0, 1, 2, 3])
+    assert (layer.weight.device.type, on_meta.device.type) == ("cpu", "meta")
+
+
 def test_old_code_counts_the_fields_of_rope_scaling() -> None:
     given = {"type": "dynamic", "factor": 2.0}
     scaling: Any = PlainConfig(rope_theta=10.0, rope_scaling=dict(given)).rope_scaling
