@@ -16,7 +16,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 
 from onboard.analysis.behaviour.position_fields import USUAL, position_field
-from onboard.analysis.repository_classes import bring_up_to_date
+from onboard.analysis.repository_classes import bring_up_to_date, failed_first_values
 from onboard.analysis.repository_classes import give_masks as _give_masks
 from onboard.analysis.repository_classes import spare_masks as _spare_masks
 from onboard.analysis.repository_source import PACKAGE, CodeSurvey, survey_code
@@ -188,9 +188,8 @@ def spare_masks(model_class: Any) -> None:
 def note_outputs(model_class: Any) -> None:
     """Tell the report what the models of a class, which have run, give besides plain logits."""
     facts = _INSTALLED[model_class.config_class.model_type]
-    facts += [
-        fact for fact in given_by(model_class).said(model_class.__name__) if fact not in facts
-    ]
+    said = [*given_by(model_class).said(model_class.__name__), *failed_first_values()]
+    facts += [fact for fact in said if fact not in facts]
 
 
 def only_if(name: str | None) -> tuple[str, str] | None:

@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from onboard.analysis.source import module_source
+from onboard.analysis.tiny.tiny_config import one_line
 from onboard.errors import OnboardError
 from onboard.hf.half_parameters import in_models_dtype, takes_models_dtype
 from onboard.hf.json_floats import json_floats
@@ -27,6 +28,8 @@ from onboard.plain_config import OLD_ROPE_SCALING, add_old_defaults
 
 _INPUTS = ("position_ids", "attention_mask", "use_cache")
 _LAYERS = "num_hidden_layers"
+_failed: dict[str, None] = {}
+"""What to say of methods for first values that failed."""
 
 
 def bring_up_to_date(
@@ -127,7 +130,8 @@ def _model_classes(package: str) -> list[Any]:
 
 def _keeping_shapes(init: Any) -> Any:
     """Have first values keep the shapes that the constructor gives: those of checkpoints. Parameters
-    without memory get none. `init` is a method of any kind, static ones too.
+    without memory get none. `init` is a method of any kind, static ones too; where it fails, what
+    the constructor gave stays: loading a checkpoint asks for no first values.
     """
 
     @functools.wraps(getattr(init, "__func__", init))
@@ -135,12 +139,21 @@ def _keeping_shapes(init: Any) -> Any:
         before = {name: item.data for name, item in module.named_parameters(recurse=False)}
         if any(data.is_meta for data in before.values()):
             return
-        init.__get__(self, type(self))(module)
+        try:
+            init.__get__(self, type(self))(module)
+        except Exception as error:  # it is not for what a checkpoint has
+            what = f"{type(self).__name__}._init_weights fails for {type(module).__name__}"
+            _failed[f"{what} ({one_line(error)}); its first values are the constructor's"] = None
         for name, data in before.items():
             if module._parameters[name].shape != data.shape:  # type: ignore[union-attr]
                 module._parameters[name].data = data  # type: ignore[union-attr]
 
     return keeping
+
+
+def failed_first_values() -> list[str]:
+    """Return what to say of methods for first values that have failed."""
+    return list(_failed)
 
 
 def _tying(tie: Any) -> Any:

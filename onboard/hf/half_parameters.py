@@ -1,6 +1,6 @@
-"""Parameters that a constructor makes in half precision, whatever dtype the model has: code that
-does not mind runs in that dtype alone, so that they take the model's, as with `from_pretrained` of
-transformers 4.
+"""Parameters that a constructor makes in half precision, whatever dtype the model has, its own and
+those of modules of torch: code that does not mind runs in that dtype alone, so that they take the
+model's, as with `from_pretrained` of transformers 4.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -26,20 +26,27 @@ def takes_models_dtype(node: ast.ClassDef) -> bool:
         target.attr
         for item in stored
         for target in item.targets
-        if isinstance(target, ast.Attribute) and any(map(half_dtypes, ast.walk(item.value)))
+        if isinstance(target, ast.Attribute) and any(map(_says_half, ast.walk(item.value)))
     ]
     others = "\n".join(ast.unparse(item) for item in methods if item.name != "__init__")
-    heeded = "|".join([_NAMED, *(rf"self\.{attr}\.dtype\b" for attr in made)])
+    heeded = "|".join([_NAMED, *(rf"self\.{attr}(\.weight)?\.dtype\b" for attr in made)])
     return bool(made) and re.search(heeded, others) is None
 
 
 def half_dtypes(node: ast.AST) -> list[ast.Call]:
-    """Return the calls inside a call of `nn.Parameter` that are told to give half precision."""
+    """Return the calls inside a call of `nn.Parameter` that are told to give half precision, or a
+    call that makes a module of torch so.
+    """
     match node:
         case ast.Call(func=ast.Attribute(attr="Parameter"), args=[made, *_]):
-            calls = [item for item in ast.walk(made) if isinstance(item, ast.Call)]
-            return [call for call in calls if any(map(is_half, call.keywords))]
+            return [call for call in ast.walk(made) if _says_half(call)]
+        case ast.Call(func=ast.Attribute(value=ast.Name("nn"))) if _says_half(node):
+            return [node]
     return []
+
+
+def _says_half(node: ast.AST) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and any(map(is_half, node.keywords))
 
 
 def is_half(keyword: ast.keyword) -> bool:
@@ -48,14 +55,15 @@ def is_half(keyword: ast.keyword) -> bool:
 
 
 def in_models_dtype(init: Any) -> Any:
-    """Have a constructor leave its own parameters in the default dtype, in which the model is
-    made.
+    """Have a constructor leave its own parameters, and those of modules of torch that it makes, in
+    the default dtype, in which the model is made.
     """
 
     @functools.wraps(init)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        for parameter in self._parameters.values():
+        made = [item for item in self.children() if type(item).__module__.startswith("torch.")]
+        for parameter in (item for owner in (self, *made) for item in owner._parameters.values()):
             if parameter is not None and parameter.dtype in (torch.bfloat16, torch.float16):
                 parameter.data = parameter.data.to(torch.get_default_dtype())
 

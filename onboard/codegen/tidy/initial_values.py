@@ -1,6 +1,4 @@
-"""Parameters without values for training to begin with: checkpoints have theirs, so that only the
-shape counts.
-"""
+"""What constructors say of values, dtypes and devices that a checkpoint and its runtime decide."""
 
 from __future__ import annotations
 
@@ -49,6 +47,37 @@ def without_half_dtypes(init: Sequence[ast.stmt]) -> list[ast.stmt]:
         for call in half_dtypes(node):
             call.keywords = [item for item in call.keywords if not is_half(item)]
     return body
+
+
+def without_gpus(init: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Return the statements of an `__init__` that put nothing on a GPU by its name."""
+    return [_WithoutGpus().visit(deepcopy(statement)) for statement in init]
+
+
+class _WithoutGpus(ast.NodeTransformer):
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        node.keywords = [
+            item for item in node.keywords if item.arg != "device" or not _is_gpu(item.value)
+        ]
+        match node:
+            case ast.Call(func=ast.Attribute(value=tensor, attr="to"), args=[first, *others]) if (
+                _is_gpu(first)
+            ):
+                node.args = others
+                return node if others or node.keywords else tensor
+            case ast.Call(func=ast.Attribute(value=tensor, attr="to"), args=[], keywords=[]):
+                return tensor
+        return node
+
+
+def _is_gpu(node: ast.expr) -> bool:
+    match node:
+        case ast.Constant(value=str(name)):
+            return name.partition(":")[0] == "cuda"
+        case ast.Call(func=ast.Attribute(attr="device"), args=[name, *_]):
+            return _is_gpu(name)
+    return False
 
 
 def _assigned_once(body: Sequence[ast.stmt]) -> dict[str, ast.expr]:

@@ -25,14 +25,18 @@ class HalfConfig(PretrainedConfig):
     model_type = "half_made"
     tie_word_embeddings = False
 
+def plain_linear(size, width, dtype=torch.bfloat16):
+    return nn.Linear(size, width, bias=False, dtype=dtype)
+
 class Gate(nn.Module):
     def __init__(self, size):
         super().__init__()
         self.weight = nn.Parameter(torch.empty((3, size), dtype=torch.bfloat16))
         self.scale = nn.Parameter(torch.ones(3, dtype=torch.float64))
+        self.wide = plain_linear(3, 3, dtype=torch.bfloat16)
     def forward(self, x):
         CAST
-        return F.linear(x, self.weight)
+        return self.wide(F.linear(x, self.weight))
 
 class HalfLM(PreTrainedModel):
     config_class = HalfConfig
@@ -72,13 +76,19 @@ def test_code_that_does_not_mind_gets_the_models_dtype(own: Any, dtype: torch.dt
     model, said = _gate(own, dtype)
     assert said == ["Gate makes parameters in half precision; they get the model's dtype"]
     assert (model.gate.weight.dtype, model.gate.scale.dtype) == (dtype, torch.float64)
+    assert model.gate.wide.weight.dtype == dtype
     if dtype == torch.float32:
         assert model(torch.tensor([[1, 2]])).logits.shape == (1, 2, 3)
 
 
 @pytest.mark.parametrize(
     "own",
-    ["x = x.to(self.weight.dtype)", "x = x.to(torch.bfloat16)", "x = x.half()"],
+    [
+        "x = x.to(self.weight.dtype)",
+        "x = x.to(self.wide.weight.dtype)",
+        "x = x.to(torch.bfloat16)",
+        "x = x.half()",
+    ],
     indirect=True,
 )
 def test_code_that_counts_on_it_keeps_it(own: Any) -> None:
@@ -96,3 +106,5 @@ def test_model_files_name_no_dtype_then() -> None:
     text = "\n".join(map(ast.unparse, without_half_dtypes(init.body)))
     assert "torch.empty((3, size))" in text
     assert "torch.ones(3, dtype=torch.float64)" in text
+    made = ast.parse("self.a = nn.Linear(3, 3, bias=False, dtype=torch.bfloat16)").body
+    assert ast.unparse(without_half_dtypes(made)[0]) == "self.a = nn.Linear(3, 3, bias=False)"

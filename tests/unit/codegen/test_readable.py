@@ -10,7 +10,7 @@ import torch
 
 from onboard.codegen.tidy.choices import only_called, with_joined_choices
 from onboard.codegen.tidy.conditions import flat
-from onboard.codegen.tidy.initial_values import without_initial_values
+from onboard.codegen.tidy.initial_values import without_gpus, without_initial_values
 from onboard.codegen.tidy.inlined import inline_methods
 from onboard.codegen.tidy.inlined_reshapes import folded
 from onboard.codegen.tidy.known_modules import with_known_modules
@@ -470,3 +470,20 @@ def test_a_method_that_is_called_once_is_written_there(
 def test_what_stands_for_a_missing_argument(init: str, value: str | None) -> None:
     found = {key: ast.unparse(node) for key, node in values_for_none(ast.parse(init).body).items()}
     assert found == ({} if value is None else {"size": value})
+
+
+def test_constructors_put_nothing_on_a_gpu_by_its_name() -> None:
+    text = """
+a = torch.arange(4, device='cuda').float().to('cuda')
+b = torch.ones(4).to(torch.device('cuda:1'), torch.half)
+c = torch.ones(4, device=a.device).to(device='cuda')
+d = torch.ones(4, device='meta').to('cpu')
+"""
+    assert (
+        "\n".join(map(ast.unparse, without_gpus(ast.parse(text).body)))
+        == """\
+a = torch.arange(4).float()
+b = torch.ones(4).to(torch.half)
+c = torch.ones(4, device=a.device)
+d = torch.ones(4, device='meta').to('cpu')"""
+    )

@@ -31,7 +31,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import ModelOutput
 
-from onboard.analysis import repository
+from onboard.analysis import repository, repository_classes
 from onboard.analysis.cut_tables import cut_tables, rows_for_each_text
 from onboard.analysis.repository import make_package, only_if
 from onboard.analysis.repository_classes import bring_up_to_date, give_masks, spare_masks
@@ -469,6 +469,28 @@ class OldInner(OldBase):"""
     model = own.OldLM(own.OldConfig(n_deep=3, tie_word_embeddings=False))
     assert model.inner.words.weight.shape == (8, 4)
     assert bool((model.inner.blocks[0].weight == 3.0).all())
+
+
+def test_first_values_that_fail_are_the_constructors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repository_classes, "_failed", {})
+    name = "repository_code_whose_first_values_fail"
+    module = ModuleType(name)
+    failing = """    def _init_weights(self, module):
+        if isinstance(module, nn.Linear):
+            module.no_such.data.zero_()
+
+class OldInner(OldBase):"""
+    code = _OLD.replace("class OldInner(OldBase):", failing)
+    exec(code.replace("init_weights()", "post_init()"), vars(module))
+    monkeypatch.setitem(sys.modules, name, module)
+    own: Any = module
+    bring_up_to_date(name, own.OldConfig, own.OldLM, {"model_type": "old", "n_deep": 3})
+    assert repository_classes.failed_first_values() == []
+    model = own.OldLM(own.OldConfig(n_deep=3, tie_word_embeddings=False))
+    assert bool(model.inner.blocks[0].weight.any())
+    said = repository_classes.failed_first_values()
+    assert said
+    assert all("._init_weights fails for Linear (AttributeError: " in item for item in said)
 
 
 def test_what_the_old_list_of_weights_meant_is_tied(monkeypatch: pytest.MonkeyPatch) -> None:

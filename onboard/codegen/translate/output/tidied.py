@@ -11,10 +11,15 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from onboard.analysis.source import class_node
 from onboard.codegen.tidy.conditions import with_chosen_ops
-from onboard.codegen.tidy.initial_values import without_half_dtypes, without_initial_values
+from onboard.codegen.tidy.initial_values import (
+    without_gpus,
+    without_half_dtypes,
+    without_initial_values,
+)
 from onboard.codegen.tidy.inlined import inline_methods
 from onboard.codegen.tidy.none_tests import is_never_none, values_for_none, without_none_tests
 from onboard.codegen.tidy.rotations import with_paired_rotations, with_whole_heads
@@ -50,8 +55,18 @@ def tidy(translator: Translator) -> None:
         ]
         given = {key for key in names if _is_given(key, calls[state.cls.__name__], translator)}
         state.init.body = without_initial_values(without_none_tests(state.init.body, given))
-        if translator.specialised and takes_models_dtype(class_node(state.cls)):
-            state.init.body = without_half_dtypes(state.init.body)
+        if translator.specialised:
+            state.init.body = _anywhere(state.init.body, state.cls)
+
+
+def _anywhere(init: Sequence[ast.stmt], cls: type) -> list[ast.stmt]:
+    """Return the statements of a constructor of the repository's, which say neither a GPU nor a
+    dtype that no code minds.
+    """
+    own = cls.__mro__[: cls.__mro__.index(nn.Module)]
+    minds_none = any(takes_models_dtype(class_node(each)) for each in own)
+    body = without_gpus(init)
+    return without_half_dtypes(body) if minds_none else body
 
 
 def _use_ops(state: ClassState, translator: Translator) -> None:
