@@ -66,13 +66,17 @@ def active_parameters(
 
 
 def _experts_of(module: nn.Module, block: Block) -> list[nn.Parameter]:
-    """Return the parameters of a module's routed experts."""
+    """Return the parameters of a module's routed experts; none of the same class without them, as
+    layers between mixtures may have it.
+    """
     if not isinstance(block, Mixture):
         return list(module.parameters())
     found = block.parameters
     if found.experts is not None:
-        return list(module.get_submodule(found.experts).parameters())
-    return [module.get_parameter(path) for path in (found.gate, found.down, found.up) if path]
+        experts = dict(module.named_modules()).get(found.experts)  # a dense layer may have none
+        return [] if experts is None else list(experts.parameters())
+    stacks = dict(module.named_parameters())
+    return [stacks[path] for path in (found.gate, found.down, found.up) if path in stacks]
 
 
 def _idle(parameters: list[nn.Parameter], experts: int, chosen: int) -> int:

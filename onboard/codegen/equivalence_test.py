@@ -168,10 +168,13 @@ def _of_architecture(values: dict[str, Any]) -> dict[str, Any]:
 
 def _meta_model(spec: ModelSpec, config: Any) -> nn.Module:
     """Hugging Face's model for the small config, without memory: its module tree has the paths to
-    test.
+    test. As in the tests its attention is the eager one: code may have a table of it without the
+    usual one.
     """
     model_class = getattr(importlib.import_module(spec.hf_module), spec.architecture)
     own_code = spec.repository is not None
+    if own_code:
+        config._attn_implementation = "eager"
     with without_memory(computing=own_code), without_missing_towers():
         model: nn.Module = model_class(config)
     return model

@@ -14,7 +14,7 @@ from transformers import MixtralConfig, MixtralForCausalLM, PretrainedConfig
 from onboard.analysis.layer_modules import layer_kinds, with_modules
 from onboard.analysis.mixture_traits import active_parameters, mixture
 from onboard.analysis.recognise.recorder import Recording, record
-from onboard.analysis.spec import LayerKind
+from onboard.analysis.spec import LayerKind, Trait
 from onboard.analysis.traits import _attention
 from tests.unit.spec_samples import sample_block
 
@@ -98,6 +98,29 @@ def test_active_parameters_are_those_that_a_tokens_gradient_reaches(
     blocks = [sample_block(name, "experts")]
     assert active_parameters(mixtral, blocks, mixture(mixtral.config, blocks)) == total - idle
     assert active_parameters(mixtral, [], {}) is None
+
+
+def test_layers_of_a_mixtures_class_may_have_no_experts() -> None:
+    """As where a class makes a plain MLP in every second layer."""
+
+    class Mixed(nn.Module):
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            if count:
+                self.experts = nn.ModuleList(nn.Linear(2, 3, bias=False) for _ in range(count))
+
+    mixture_block = sample_block(
+        "Mixed",
+        "mixture",
+        **{"experts": "experts", "gate": "w1", "down": "w2", "up": "w3", "activation": "act"},
+        **{"method": "forward", "begin": 0, "count": 1, "result": "y", "x": "x"},
+        **{"indices": "i", "weights": "w", "in_rows": True},
+    )
+    traits = {
+        name: Trait(value=n, evidence="") for name, n in (("experts", 4), ("experts_per_token", 1))
+    }
+    model = nn.Sequential(Mixed(0), Mixed(4))
+    assert active_parameters(model, [mixture_block], traits) == 6
 
 
 def test_a_kind_of_layer_has_its_modules_in_the_order_in_which_they_run(

@@ -314,6 +314,37 @@ def _written(state: Any) -> str:
     return "\n".join(lines)
 
 
+def test_what_asks_for_a_class_of_outputs_or_for_a_package_is_decided(
+    translate: Translate,
+) -> None:
+    text = """
+from transformers.integrations.deepspeed import is_deepspeed_available
+from transformers.modeling_outputs import MoeModelOutputWithPast
+
+class Inner(nn.Module):
+    def forward(self, x):
+        if is_deepspeed_available():
+            return x.no_such()
+        return BaseModelOutputWithPast(last_hidden_state=x * 2)
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x):
+        output = self.inner(x)
+        if isinstance(output, MoeModelOutputWithPast):
+            return output.router_logits
+        if isinstance(output, (BaseModelOutputWithPast, MoeModelOutputWithPast)):
+            return output.last_hidden_state
+        return output[0] + 1
+"""
+    _, _, forward = translate(text, {}, specialised=True)
+    assert forward.splitlines()[-1] == "return self.inner(x)"
+    assert "if " not in forward
+
+
 def test_modules_that_give_different_things_are_told_apart_by_their_class(
     translate: Translate,
 ) -> None:

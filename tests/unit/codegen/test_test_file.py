@@ -22,6 +22,7 @@ from onboard.codegen.equivalence_test import (
     _NOT_ARCHITECTURE,
     _arguments,
     _class_names,
+    _meta_model,
     generate_test_file,
 )
 from onboard.codegen.measured import Measured
@@ -349,3 +350,12 @@ class _Layer(nn.Module):
 def test_places_to_watch_are_no_blocks() -> None:
     model = nn.ModuleDict({"layer": _Layer()})
     assert list(_class_names(model, {}, [])) == [("layer", "_Layer")]
+
+
+def test_the_small_model_of_own_code_has_eager_attention(llama_spec: ModelSpec) -> None:
+    """As the tests' has: code may have a table of attention classes without the usual one."""
+    config = LlamaConfig(
+        num_hidden_layers=2, hidden_size=8, intermediate_size=8, num_attention_heads=2, vocab_size=8
+    )
+    own = llama_spec.model_copy(update={"repository": SimpleNamespace()})
+    assert _meta_model(own, config).config._attn_implementation == "eager"

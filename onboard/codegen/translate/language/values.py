@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from onboard.codegen.translate.language.forms import COMPLEX, ROWS, SEVERAL_ROWS, TUPLE
@@ -353,7 +353,8 @@ class _Entries(Value):
 
     def mapped(self, change: Callable[[Value], Value]) -> Value:
         """Return changed parts under the same names."""
-        return type(self)({key: change(item) for key, item in self.entries.items()})  # type: ignore[call-arg]
+        changed = {key: change(item) for key, item in self.entries.items()}
+        return replace(self, **{fields(self)[0].name: changed})
 
 
 @dataclass(frozen=True, eq=False)
@@ -390,9 +391,10 @@ class Mapping(_Entries):
 
 @dataclass(frozen=True, eq=False)
 class Output(_Entries):
-    """A transformers output dataclass."""
+    """A transformers output dataclass, of a class that may be known."""
 
     fields: dict[str, Value]
+    cls: type | None = None
 
     @property
     def entries(self) -> dict[str, Value]:

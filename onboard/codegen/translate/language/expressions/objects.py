@@ -258,7 +258,7 @@ def asks_for_package(obj: Any) -> bool:
         and function.endswith("_available")
         and function != "is_torch_available"
     )
-    return is_question and module == "transformers.utils.import_utils"
+    return is_question and module.split(".")[0] == "transformers"
 
 
 def _global_attribute(obj: Any, attr: str, expr: ast.expr) -> Value:
@@ -339,7 +339,7 @@ def output(cls: type, positional: list[Value], keywords: dict[str, Value]) -> Ou
     names = [field.name for field in fields]
     plain = [field for field in fields if isinstance(field.default, bool | int | float | str)]
     defaults: dict[str, Value] = {field.name: Known(field.default) for field in plain}
-    return Output({**defaults, **dict(zip(names, positional, strict=False)), **keywords})
+    return Output({**defaults, **dict(zip(names, positional, strict=False)), **keywords}, cls)
 
 
 def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) -> Value:

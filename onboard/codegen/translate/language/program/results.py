@@ -200,7 +200,9 @@ def _shape(values: list[Value], index: int) -> tuple[Value, int]:
             for key in fields:
                 part, index = _shape([value.fields[key] for value in values], index)  # type: ignore[attr-defined]
                 parts.append(part)
-            return Output(dict(zip(fields, parts, strict=True))), index
+            classes = {value.cls for value in values}  # type: ignore[attr-defined]
+            cls = classes.pop() if len(classes) == 1 else None
+            return Output(dict(zip(fields, parts, strict=True)), cls), index
         case Mapping(items=items) if items and all(
             isinstance(v, Mapping) and v.items.keys() == items.keys() for v in values
         ):

@@ -385,7 +385,7 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
         return
     if isinstance(owner, Output) and isinstance(key, Known):
         place = ast.unparse(target.value)
-        frame.env.values[place] = Output({**owner.fields, key.value: value})
+        frame.env.values[place] = Output({**owner.fields, key.value: value}, owner.cls)
         return
     if isinstance(owner, Mapping):
         if not isinstance(target.value, ast.Name):
