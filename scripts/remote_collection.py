@@ -338,7 +338,7 @@ def _stay_on_cpu() -> None:
         ) -> Any:
             return func(*map(here, args), **{k: here(v) for k, v in (kwargs or {}).items()})
 
-    OnCpu().__enter__()
+    OnCpu().__enter__()  # type: ignore[no-untyped-call]
 
 
 def _stand_in_for_absent(folder: Path) -> None:

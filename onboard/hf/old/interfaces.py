@@ -185,7 +185,7 @@ def stay_on_cpu(text: str) -> list[str]:
     if torch.cuda.is_available() or not _BY_NAME.search(text) or _OnCpu.entered:
         return []
     _OnCpu.entered = True
-    _OnCpu().__enter__()
+    _OnCpu().__enter__()  # type: ignore[no-untyped-call]
     return ["there is no GPU; what is put on one by its name stays on the CPU"]
 
 

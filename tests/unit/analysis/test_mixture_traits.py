@@ -112,9 +112,19 @@ def test_layers_of_a_mixtures_class_may_have_no_experts() -> None:
     mixture_block = sample_block(
         "Mixed",
         "mixture",
-        **{"experts": "experts", "gate": "w1", "down": "w2", "up": "w3", "activation": "act"},
-        **{"method": "forward", "begin": 0, "count": 1, "result": "y", "x": "x"},
-        **{"indices": "i", "weights": "w", "in_rows": True},
+        experts="experts",
+        gate="w1",
+        down="w2",
+        up="w3",
+        activation="act",
+        method="forward",
+        begin=0,
+        count=1,
+        result="y",
+        x="x",
+        indices="i",
+        weights="w",
+        in_rows=True,
     )
     traits = {
         name: Trait(value=n, evidence="") for name, n in (("experts", 4), ("experts_per_token", 1))

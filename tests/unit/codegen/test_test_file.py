@@ -358,4 +358,5 @@ def test_the_small_model_of_own_code_has_eager_attention(llama_spec: ModelSpec) 
         num_hidden_layers=2, hidden_size=8, intermediate_size=8, num_attention_heads=2, vocab_size=8
     )
     own = llama_spec.model_copy(update={"repository": SimpleNamespace()})
-    assert _meta_model(own, config).config._attn_implementation == "eager"
+    made: Any = _meta_model(own, config)
+    assert made.config._attn_implementation == "eager"

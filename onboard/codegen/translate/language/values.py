@@ -332,6 +332,7 @@ class Items(Value):
         return Code(name("_"), static, form=self.kind)
 
 
+@dataclass(frozen=True, eq=False)
 class _Entries(Value):
     """A value with named parts."""
 
