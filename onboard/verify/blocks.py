@@ -28,8 +28,10 @@ from onboard.analysis.behaviour.thresholds import (
     crossing_prompts,
     exact_prompts,
 )
+from onboard.analysis.blocks.spec_mixtures import Mixture
 from onboard.analysis.cut_tables import cut_tables
 from onboard.analysis.multimodal import is_under
+from onboard.analysis.recognise.mixture_roles import ANY
 from onboard.analysis.recognise.recorder import ModuleCall, modules_recorded
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny.tiny_config import arguments_of
@@ -275,6 +277,7 @@ def _compare_blocks(
 ) -> None:
     calls: dict[str, list[ModuleCall]] = {}
     wholes, own = _paths(model, spec, {chosen.KIND}), _paths(model, spec, {compressed.COMPRESSOR})
+    own += _of_all_tokens(model, spec)
     with modules_recorded(reference, calls), torch.no_grad():
         reference(**inputs, attention_mask=torch.ones_like(inputs["input_ids"]), use_cache=False)
     handles = []
@@ -303,8 +306,24 @@ def _paths(model: nn.Module, spec: ModelSpec, kinds: set[str]) -> list[str]:
     An indexer's keys are made for each query apart. Those of blocks lie with the tokens, not one
     after the other: what they are shows in what attends to them.
     """
-    names = {block.class_name for block in spec.blocks if block.kind in kinds}
+    return _paths_of(model, {block.class_name for block in spec.blocks if block.kind in kinds})
+
+
+def _paths_of(model: nn.Module, names: set[str]) -> list[str]:
     return [path for path, module in model.named_modules() if type(module).__name__ in names]
+
+
+def _of_all_tokens(model: nn.Module, spec: ModelSpec) -> list[str]:
+    """Return the paths of experts that compute all tokens, not those that come to them: what they are
+    shows in what their mixture gives.
+    """
+    found = [
+        (path, block.parameters.experts)
+        for block in spec.blocks
+        if isinstance(block, Mixture) and block.parameters.layout == ANY
+        for path in _paths_of(model, {block.class_name})
+    ]
+    return [f"{path}.{experts}" for path, experts in found]
 
 
 def _forcing_hook(path: str, calls: list[ModuleCall], proofs: dict[str, BlockProof]) -> Any:

@@ -59,21 +59,23 @@ class MixtureParameters(Parameters):
 
     experts: Identifier | None
     """The list, or the module with the weights of all; None: the mixture has these itself."""
-    gate: ModulePath
-    down: ModulePath
+    gate: ModulePath | None
+    """None of the three: experts of any class."""
+    down: ModulePath | None
     up: ModulePath | None = None
     biased: bool = False
     fused: Literal["gate", "up"] | None = None
     """The layer `gate` is gate and up projection, one below the other: which of them comes first."""
-    layout: Literal["modules", "lists", "stacks", "flat", "own"] = "modules"
-    """One module an expert in a list, or the weights of all in one module, or in the mixture."""
+    layout: Literal["modules", "lists", "stacks", "flat", "own", "any"] = "modules"
+    """One module an expert in a list, or the weights of all in one module, or in the mixture; `any`:
+    modules of any class in a list, each of which computes every token."""
     size: Identifier | None = None
     """Of flat matrices, that module's attribute that says how many experts there are."""
     turned: list[Literal["gate", "down", "up"]] = Field(default_factory=list)
     """Whose matrices that module has with rows and columns swapped."""
     scale: Identifier | None = None
     """The attribute by which the statements multiply what the experts make."""
-    activation: Identifier
+    activation: Identifier | None
     method: Identifier
     begin: int
     count: int

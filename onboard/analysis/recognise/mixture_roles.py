@@ -4,7 +4,7 @@ weights of these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ import torch
 
 from onboard.analysis.recognise.stretches import Region, read_first
 
+ANY = "any"
+"""The layout of a mixture's experts that are no MLPs of a known form."""
 EACH, ALL, NONE = "each", "all", "none"
 """A weight of each choice; one of each expert, which the choices pick from; no weights."""
 
@@ -118,3 +120,16 @@ def rows_of(
 def tokens(x: torch.Tensor) -> int:
     """Return how many tokens x [..., hidden] has."""
     return x.numel() // x.shape[-1]
+
+
+def summed(
+    experts: Iterable[Any], x: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """Return the sum [tokens, hidden] over experts of what each makes of all tokens `x` [tokens,
+    hidden], times the weight that a token gives it in `weights` [tokens, choices] for its `indices`.
+    """
+    mixed = torch.zeros_like(x)
+    for number, expert in enumerate(experts):
+        share = (weights * (indices == number)).sum(dim=-1, keepdim=True)
+        mixed = mixed + (expert(x) * share).masked_fill(share == 0, 0.0)
+    return mixed

@@ -3,8 +3,9 @@ tokens to them.
 
 Code does so in many ways: masks, sorted tokens and counts of each expert, one-hot permutations,
 branches for training. None of them is read here. The statements around what mentions the list are
-run on random tokens, choices and weights, and are a mixture when `torch_moe` gives the same; the
-fewest that are count. Where no three tensors are tokens, choices and weights, as in masks of the
+run on random tokens, choices and weights, and are a mixture when `torch_moe` gives the same, or,
+where experts are no MLPs that it knows, a sum of what each of them makes of every token; the fewest
+that are count. Where no three tensors are tokens, choices and weights, as in masks of the
 places in each expert's buffer, the statements that choose count, too: with a softmax of a linear
 layer, and the largest of it.
 """
@@ -20,11 +21,13 @@ import torch
 from torch import nn
 
 from onboard.analysis.recognise.mixture_roles import (
+    ANY,
     Roles,
     choices,
     random_values,
     roles_of,
     rows_of,
+    summed,
     tokens,
 )
 from onboard.analysis.recognise.numbered_experts import (
@@ -49,6 +52,7 @@ from onboard.verify.tolerances import SAME_MIXTURE
 
 KIND = "mixture"
 Experts = nn.ModuleList | Numbered
+_OF_ANY_CLASS = {"layout": ANY, "activation": None, "gate": None, "down": None, "up": None}
 _OTHER = 1.37
 """By what a number of a module is multiplied to see what it does."""
 
@@ -90,15 +94,16 @@ def _experts(child: nn.Module) -> tuple[Experts, dict[str, Any]] | None:
     """Return experts, and how they are made; None for a module of another kind."""
     if not isinstance(child, nn.ModuleList):
         return numbered_experts(child)
-    form = _form(child)
-    return None if form is None else (child, form)
+    if len(child) < 2:
+        return None
+    return child, _form(child) or _OF_ANY_CLASS
 
 
 def _form(experts: nn.ModuleList) -> dict[str, Any] | None:
     """Return the linear layers of experts that are made alike, by what they do, and their
     activation.
     """
-    if len(experts) < 2 or len({type(expert) for expert in experts}) != 1:
+    if len({type(expert) for expert in experts}) != 1:
         return None
     linears = [path for path, child in experts[0].named_modules() if type(child) is nn.Linear]
     if len(linears) not in (2, 3):
@@ -140,7 +145,9 @@ def _mixed(
     indices: torch.Tensor,
     weights: torch.Tensor,
 ) -> torch.Tensor:
-    """Return what `torch_moe` makes of these experts."""
+    """Return what `torch_moe` makes of these experts, or what a sum over all of them does."""
+    if form.get("layout") == ANY and isinstance(experts, nn.ModuleList):
+        return summed(experts, x, indices, weights)
     if isinstance(experts, Numbered):
         settings = (form["up"] is not None, form["activation"])
         whole: torch.Tensor = torch.ops.onboard.torch_moe(
@@ -198,7 +205,8 @@ def _fit(
             found = _fitting(module, experts, form, roles, made or [], k)
             if found is not None:
                 scale, error = found
-                said = f"probe: torch_moe fits {region.method} with rmse ratio {error:.1e}"
+                op = "a sum over all experts" if form.get("layout") == ANY else "torch_moe"
+                said = f"probe: {op} fits {region.method} with rmse ratio {error:.1e}"
                 place = _place(region, result) | _of_roles(roles, variables)
                 return {**form, **place, "scale": scale}, said
     return None
@@ -287,7 +295,7 @@ def _fitting(
         expected = [
             _mixed(experts, form, given[roles.x], *rows_of(roles, given, k)) for given, _, _ in made
         ]
-    except RuntimeError:  # the sizes of another form
+    except Exception:  # the sizes of another form, or experts that are called in another way
         return None
     pairs = [
         (actual, other, wanted) for (_, actual, other), wanted in zip(made, expected, strict=True)
@@ -338,6 +346,8 @@ def _fit_with_router(
     result, form = result_of(region), forms[0]
     names = [n for n in read_first(region.statements) if isinstance(variables.get(n), torch.Tensor)]
     if len(forms) > 1 or result is None or len(names) != 1 or variables[names[0]].dim() < 2:
+        return None
+    if form.get("layout") == ANY:
         return None
     given = _texts(variables[names[0]])
     function = function_of(module, region, variables, result)

@@ -86,12 +86,14 @@ def test_a_mixture_is_recognised_with_its_router(
     assert facts["renormalised"] is renormalised
 
 
-def test_experts_that_differ_are_none() -> None:
+def test_experts_that_differ_compute_every_token() -> None:
     module, seed = _made(expert_loops.Masked)
     experts = module.get_submodule("experts")
     assert isinstance(experts, nn.ModuleList)
     experts[1] = expert_loops.PlainExpert(8, 12)
-    assert probe_mixture(module, [_called(module, seed)]) is None
+    found = probe_mixture(module, [_called(module, seed)])
+    assert found is not None
+    assert found.parameters["layout"] == "any"
 
 
 def test_experts_and_what_a_router_lies_in_run_in_their_mixture() -> None:

@@ -48,6 +48,16 @@ class Fused(nn.Module):
         return self.last(F.silu(gate) * value)
 
 
+class Normed(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.inward = nn.Linear(config.size, config.inner)
+        self.outward = nn.Linear(config.inner, config.size)
+
+    def forward(self, x):
+        return self.outward(F.normalize(F.relu(self.inward(x)) ** 3, dim=-1))
+
+
 class Toy(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -164,6 +174,20 @@ UNWEIGHTED = """
                 outs[mask] += self.experts[number](x[mask])
         return outs
 """
+OF_ANY_CLASS = """
+        self.experts = nn.ModuleList([Normed(config) for _ in range(config.experts)])
+
+    def forward(self, x):
+        rows = x.reshape(-1, x.shape[-1])
+        shares, chosen = self.gate(rows).sigmoid().topk(self.k, dim=-1)
+        y = rows * 0.5
+        for number, expert in enumerate(self.experts):
+            here, place = torch.where(chosen == number)
+            if here.numel() == 0:
+                continue
+            y.index_add_(0, here, expert(rows[here]) * shares[here, place, None])
+        return y.view_as(x)
+"""
 MANNERS = {
     IN_SEQUENCE: "[expert[2].weight for expert in self.experts]",
     OF_ALL: "[expert.net[0].bias for expert in self.experts]",
@@ -171,6 +195,7 @@ MANNERS = {
     GATHERED: "[weight.T for weight in self.inward.unbind()]",
     FUSED: "[expert.both.weight.chunk(2)[1] for expert in self.experts]",
     UNWEIGHTED: "torch.ones_like(chosen, dtype=x.dtype)",
+    OF_ANY_CLASS: "expert(rows) * share",
 }
 
 
@@ -210,6 +235,7 @@ def test_a_mixture_becomes_an_op(manner: str, translate: Translate) -> None:
         (OF_ALL, ("of_rows[flat, i]", "of_rows[flat, 0]")),
         (GATHERED, ("y = (y * shares", "y = (y * self.outward.mean() * shares")),
         (UNWEIGHTED, ("outs[mask] +=", "outs[mask] =")),
+        (OF_ANY_CLASS, ("F.relu(self.inward(x))", "(self.inward(x) - x.mean())")),
     ],
 )
 def test_what_makes_something_else_of_them_does_not(

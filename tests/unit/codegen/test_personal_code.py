@@ -222,3 +222,54 @@ def test_a_mask_that_only_several_tokens_need_is_the_attentions(translate: Trans
     _, _, forward = translate(CUT, {"size": 4}, specialised=True)
     assert "torch_attention" in forward
     assert "triu" not in forward
+
+
+ONCE = """
+def norm(x):
+    return x / x.abs().sum(-1, keepdim=True)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.inner = nn.Linear(config.size, config.size)
+
+    def forward(self, x):
+        y = z = norm(self.inner(x))
+        y = y + 1
+        return y * z
+"""
+
+
+def test_what_a_module_computes_for_several_names_is_computed_once(translate: Translate) -> None:
+    state, _, forward = translate(ONCE, {"size": 8}, specialised=True)
+    assert forward.count("self.inner(") == 1
+    ours, theirs = _made(_written(state), {"size": 8}), _made(ONCE, {"size": 8})
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+LISTS = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(config.size, config.size) for _ in range(config.layers)])
+
+    def forward(self, x):
+        extra = [x, x * 2] + [None] * (len(self.layers) - 3) + [x * 3]
+        for i in range(len(self.layers)):
+            x = self.layers[i](x)
+            if extra[i] is not None:
+                x = x + extra[i]
+        return x
+"""
+
+
+def test_lists_of_which_one_has_any_length_are_lists(translate: Translate) -> None:
+    sizes = {"size": 8, "layers": 5}
+    state, _, _ = translate(LISTS, sizes, specialised=True)
+    ours, theirs = _made(_written(state), sizes), _made(LISTS, sizes)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(ours(x), theirs(x))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onboard.analysis.blocks.spec_mixtures import MixtureParameters
+from onboard.analysis.recognise.mixture_roles import ANY
 from onboard.analysis.recognise.stretches import statements_of
 from onboard.analysis.source import find_method
 from onboard.codegen.translate.language.frame import Frame, Mechanism
@@ -27,6 +28,13 @@ from onboard.render import render
 KIND = "experts"
 _ROLES = ("gate", "down", "up")
 MODULES = "modules"
+_SUM = """
+{result} = {base}
+for number, expert in enumerate(self.{experts}):
+    share = {share}
+    {result} = {result} + (expert({x}) * share).masked_fill(share == 0, 0.0)
+"""
+"""What `onboard.analysis.recognise.summed_experts.summed` computes."""
 
 
 def is_separate(recognised: Any) -> bool:
@@ -175,6 +183,8 @@ class Mixtures(Mechanism):
         found = frame.cls and frame.translator.findings.mixtures.get(frame.cls.cls.__name__)
         if not found or not statements or not _begins(found, statements[0], frame):
             return None
+        if found.layout == ANY:
+            return [*_in_its_place(found, statements[found.count - 1]), *statements[found.count :]]
         if found.router is not None:
             _choose(found, found.router, frame)
         mixed = _mixed(found, frame)
@@ -184,6 +194,44 @@ class Mixtures(Mechanism):
         last = statements[found.count - 1]
         end = [ast.Return(name(found.result))] if isinstance(last, ast.Return) else []
         return [*(ast.copy_location(item, last) for item in end), *statements[found.count :]]
+
+
+def _in_its_place(found: MixtureParameters, last: ast.stmt) -> list[ast.stmt]:
+    """Return the statements that stand in place of a mixture's, of which `last` is the last one: they
+    are translated as if the model's code had them.
+    """
+    text = _SUM.format(
+        result=found.result,
+        base=found.result if found.base else f"torch.zeros_like({found.x})",
+        experts=found.experts,
+        share=f"({_times_weights(found)}({_rows_of(found.indices, found)} == number)).sum(dim=-1, keepdim=True)",
+        x=found.x,
+    )
+    if isinstance(last, ast.Return):
+        text += f"return {found.result}\n"
+    body = ast.parse(text).body
+    for node in (node for statement in body for node in ast.walk(statement)):
+        ast.copy_location(node, last)
+        if isinstance(node, ast.stmt):
+            node.col_offset = -1  # no mixture begins there
+    return body
+
+
+def _times_weights(found: MixtureParameters) -> str:
+    """Return the weights of the choices, and what multiplies them with those of an expert."""
+    match found.weighting:
+        case "none":
+            weights = ""
+        case "all":
+            weights = f"{found.weights}.gather(-1, {found.indices}) * "
+        case _:
+            weights = f"{_rows_of(str(found.weights), found)} * "
+    scale = "" if found.scale is None else f"self.{found.scale} * "
+    return scale + weights
+
+
+def _rows_of(variable: str, found: MixtureParameters) -> str:
+    return variable if found.in_rows else f"{variable}.reshape({found.x}.shape[0], -1)"
 
 
 def _begins(found: MixtureParameters, statement: ast.stmt, frame: Frame) -> bool:
@@ -292,7 +340,7 @@ def _matrices(found: MixtureParameters, frame: Frame) -> tuple[list[ast.expr], l
 
 def _of_modules(experts: ModuleList, found: MixtureParameters, part: str) -> list[ast.expr]:
     """Return the lists of one part of the experts' layers: gate, down, up."""
-    if found.fused is not None:
+    if found.fused is not None and found.gate is not None and found.down is not None:
         first = 0 if found.fused == "gate" else 1
         gate, up = (_each(experts, found.gate, part, half) for half in (first, 1 - first))
         return [gate, _each(experts, found.down, part), up]

@@ -176,6 +176,8 @@ class CutTables(Mechanism):
             return None
         if frame.translator.specialised:
             index = _bounds_written_out(index, frame)
+        if (rows := _behind_a_new_dimension(owner, index, shape, frame)) is not None:
+            return rows
         axis = cut_axis(index, shape)
         if axis is None:
             return None
@@ -221,6 +223,25 @@ class CutTables(Mechanism):
         if isinstance(owner, Cut) and attr in ("dtype", "device"):
             return Code(attribute(owner.expr, attr))
         return None
+
+
+def _behind_a_new_dimension(
+    table: Code, index: Value, shape: Sequence[int], frame: Frame
+) -> Code | None:
+    """Return `table[None, :length, ...]` of a table [positions, ...]: generated code has the batch in
+    front; None for anything else.
+    """
+    match index:
+        case Items(items=(Known(value=None), cut, *rest)) if (
+            rest and cut_axis(Items((cut,)), shape) == 0
+        ):
+            if (counted := positions(frame)) is None:
+                return None
+            rows = ast.Subscript(table.code(), counted.expr, ast.Load())
+            every = [Known(slice(None)), Known(slice(None)), *rest]
+            inside = ast.Tuple([part.code() for part in every], ast.Load())
+            return Code(ast.Subscript(rows, inside, ast.Load()))
+    return None
 
 
 def _counted_rows(table: ast.expr, axis: int, counted: ast.expr) -> Code:

@@ -36,7 +36,7 @@ from onboard.codegen.translate.language.object_values import (
     Repeated,
     SetApart,
 )
-from onboard.codegen.translate.language.sequences import sequence_of
+from onboard.codegen.translate.language.sequences import joined_lists, sequence_of
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
 from onboard.codegen.translate.language.values import (
     NONE,
@@ -147,6 +147,8 @@ def _binop(node: ast.BinOp, frame: Frame) -> Value:
                     [*(each.code() for each in items), ast.Starred(others, ast.Load())], ast.Load()
                 )
             )
+    if isinstance(node.op, ast.Add) and (whole := joined_lists(left, right)) is not None:
+        return whole
     return binary(node.op, left, right, frame)
 
 

@@ -331,7 +331,7 @@ class Translator(Program):
     def _called(
         self, node: ast.FunctionDef, source: ModuleSource, args: Args, frame: Frame
     ) -> Value:
-        args = as_constants(args, frame)
+        args = closures.modules_called_once(node, as_constants(args, frame), frame)
         inlined = inline(self, node, source, args, frame.cls or frame.caller)
         if inlined is not None:
             return inlined

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 
 from onboard.analysis.source import ModuleSource, module_source
 from onboard.codegen.translate.language.args import Args
@@ -159,6 +160,30 @@ def _once(parameter: str, value: Value, node: ast.FunctionDef, frame: Frame) -> 
     variable = frame.fresh(parameter)
     frame.bind(variable, value, node)
     return frame.env.values[variable]
+
+
+def modules_called_once(node: ast.FunctionDef, args: Args, frame: Frame) -> Args:
+    """Return the arguments of a helper with variables for what modules compute for it: written in its
+    place, it may read them several times.
+    """
+    called = [
+        isinstance(item, Code) and any(map(_is_of_self, ast.walk(item.expr)))
+        for item in args.positional
+    ]
+    if args.stars or len(called) > len(node.args.args):
+        return args
+    given = [
+        _once(parameter.arg, item, node, frame) if has_call else item
+        for parameter, item, has_call in zip(node.args.args, args.positional, called, strict=False)
+    ]
+    return replace(args, positional=given)
+
+
+def _is_of_self(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="self"))):
+            return True
+    return False
 
 
 def _computes(expr: ast.expr) -> bool:

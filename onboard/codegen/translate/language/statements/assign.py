@@ -35,6 +35,7 @@ from onboard.codegen.translate.language.statements.kept import (
     is_weight,
     keep_table,
     replaces_part,
+    sets_field,
 )
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import (
@@ -103,6 +104,8 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             config_changes.is_copied_config(variable, frame)
         ):
             config_changes.change_config(variable, attr, frame.settle(value), frame, origin)
+        case ast.Attribute(value=owner, attr=attr) if sets_field(owner, attr, value, frame):
+            return
         case ast.Subscript():
             _store_item(target, frame.settle(value), frame, origin)
         case ast.Attribute(value=owner, attr=attr) if is_set_apart(owner, attr, frame):
@@ -435,9 +438,7 @@ def refuse_growth(method: ast.FunctionDef, frame: Frame) -> None:
 
 
 class Grows(Untranslatable):
-    """A forward that replaces a buffer: tables of generated files have all positions from the
-    start.
-    """
+    """A forward that replaces a buffer: generated tables have all positions from the start."""
 
 
 class Widened(Exception):

@@ -30,14 +30,7 @@ from onboard.codegen.translate.language.trees.casts import casts_alone
 from onboard.codegen.translate.language.trees.mapped import each_mapped
 from onboard.codegen.translate.language.trees.skips import without_continue
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name, works_in_place
-from onboard.codegen.translate.language.values import (
-    NONE,
-    Code,
-    Mapping,
-    Mask,
-    Unread,
-    Value,
-)
+from onboard.codegen.translate.language.values import NONE, Code, Mapping, Mask, Unread, Value
 
 GOES_ON, RETURNS, RAISES = "goes on", "returns", "raises"
 
@@ -80,6 +73,8 @@ def _assign(node: ast.Assign, frame: Frame) -> None:
         value = Unread(syntax.with_place(error, str(error)))
     for target in node.targets:
         store(target, value, frame, node)
+        if isinstance(target, ast.Name) and isinstance(value, Code) and not value.static:
+            value = frame.env.values[target.id]  # computed once for all names
 
 
 def _ann_assign(node: ast.AnnAssign, frame: Frame) -> None:

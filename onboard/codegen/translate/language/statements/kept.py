@@ -19,7 +19,7 @@ from onboard.codegen.translate.language.object_values import (
 )
 from onboard.codegen.translate.language.trees.casts import without_casts
 from onboard.codegen.translate.language.trees.syntax import attribute, call, name
-from onboard.codegen.translate.language.values import NONE, Value
+from onboard.codegen.translate.language.values import NONE, Output, Value
 
 _PLAIN = (bool, int, float, str)
 
@@ -88,6 +88,15 @@ def is_set_apart(owner: ast.expr, attr: str, frame: Frame) -> bool:
     reason = f"{made.classes[0].__name__}.{attr}, which {ast.unparse(owner)}.{attr} = ... changes"
     for state in frame.translator.reached(made):
         state.attributes[attr] = SetApart(reason)
+    return True
+
+
+def sets_field(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
+    """Whether code puts another value into a field of an output, which has it from here on."""
+    output = frame.evaluate(owner) if isinstance(owner, ast.Name) else NONE
+    if not isinstance(owner, ast.Name) or not isinstance(output, Output):
+        return False
+    frame.env.values[owner.id] = Output({**output.fields, attr: frame.settle(value)})
     return True
 
 
