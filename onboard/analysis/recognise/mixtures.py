@@ -205,7 +205,8 @@ def _fit(
             found = _fitting(module, experts, form, roles, made or [], k)
             if found is not None:
                 scale, error = found
-                op = "a sum over all experts" if form.get("layout") == ANY else "torch_moe"
+                every = "a sum over experts, each of which computes every token,"
+                op = every if form.get("layout") == ANY else "torch_moe"
                 said = f"probe: {op} fits {region.method} with rmse ratio {error:.1e}"
                 place = _place(region, result) | _of_roles(roles, variables)
                 return {**form, **place, "scale": scale}, said

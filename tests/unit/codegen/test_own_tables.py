@@ -249,7 +249,12 @@ class Toy(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("shape", "cut"), [("None", ":, :length"), ("None, None", ":, :, :length, :")]
+    ("shape", "cut"),
+    [
+        ("None", ":, :length"),
+        ("None, None", ":, :, :length, :"),
+        (":, :", "None, :length, None, :"),
+    ],
 )
 def test_rows_of_counted_positions_stay_beside_what_they_are_multiplied_with(
     shape: str, cut: str, translate: Translate
@@ -257,6 +262,8 @@ def test_rows_of_counted_positions_stay_beside_what_they_are_multiplied_with(
     text = WITH_HEADS.replace("SHAPE", shape).replace("CUT", cut)
     if shape == "None":  # batch and positions, and no dimension between them
         text = text.replace("(x[:, None] *", "(x *").replace(")[:, 0]", ")")
+    if cut.startswith("None"):  # heads behind the positions
+        text = text.replace("(x[:, None] *", "(x[:, :, None] *").replace(")[:, 0]", ")[:, :, 0]")
     sizes, given = {"size": 4, "length": 32}, Code(name("position_ids"))
     state, _, _ = translate(
         text, sizes, specialised=True, counts_positions=True, position_ids=given

@@ -34,7 +34,7 @@ for number, expert in enumerate(self.{experts}):
     share = {share}
     {result} = {result} + (expert({x}) * share).masked_fill(share == 0, 0.0)
 """
-"""What `onboard.analysis.recognise.summed_experts.summed` computes."""
+"""What `onboard.analysis.recognise.mixture_roles.summed` computes."""
 
 
 def is_separate(recognised: Any) -> bool:

@@ -96,7 +96,8 @@ def sets_field(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
     output = frame.evaluate(owner) if isinstance(owner, ast.Name) else NONE
     if not isinstance(owner, ast.Name) or not isinstance(output, Output):
         return False
-    frame.env.values[owner.id] = Output({**output.fields, attr: frame.settle(value)})
+    fields = {**output.fields, attr: frame.settle(value)}
+    frame.env.values[owner.id] = Output(fields, output.cls)
     return True
 
 
