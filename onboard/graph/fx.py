@@ -119,6 +119,14 @@ def attr_tensor(gm: fx.GraphModule, node: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def known_constant(node: fx.Node) -> torch.Tensor | None:
+    """Return the values that a node's code names, as the -1 of `x[:, [-1]]`; None for others."""
+    source = node.all_input_nodes[0] if is_op(node, torch.ops.aten.lift_fresh_copy) else node
+    owner = node.graph.owning_module
+    found = None if owner is None else attr_tensor(owner, source)
+    return None if found is None or found.is_meta or isinstance(found, nn.Parameter) else found
+
+
 def ancestors(roots: Iterable[fx.Node], given: Container[fx.Node] = ()) -> set[fx.Node]:
     """Return `roots` and every node that they are computed from when those in `given` are not
     computed.

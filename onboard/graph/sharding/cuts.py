@@ -86,7 +86,10 @@ class Cut:
     @property
     def left_out(self) -> Entries:
         """The entries that no rank has."""
-        return np.setdiff1d(np.arange(self.size), np.concatenate(self.entries))
+        missing = np.ones(self.size, dtype=bool)
+        for own in self.entries:
+            missing[own] = False
+        return np.flatnonzero(missing)
 
     def completed(self) -> Cut:
         """Return the cut with which every rank also has what no rank has by this one."""

@@ -137,6 +137,15 @@ def _try_closing(demands: Demands, node: Node) -> None:
         if layer_type is not None:
             demands.ask(operand.node, layout, layer_type)
             demands.hints[node] = Hint(layer_type, letters={"K": cut})
+            _ask_made_weights(demands, found, cut, layer_type)
+
+
+def _ask_made_weights(demands: Demands, found: Signature, cut: Cut, layer_type: str) -> None:
+    """Cut the parameter that a weight is made of, as by `.T`: a rank reads its share alone."""
+    for operand, dim, _ in found.operands_with("K"):
+        made = is_weight(operand.node) and operand.node.op != "get_attr"
+        if made and len(operand.node.users) == 1:
+            demands.ask(operand.node, Layout({dim: cut}), layer_type)
 
 
 def _cut_mixer(demands: Demands, node: Node, found: Mixer, groups: Distribution) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from onboard.graph.fx import arguments, is_op
+from onboard.graph.fx import arguments, is_op, known_constant
 from onboard.graph.sharding.cuts import WHOLE, Cut, Entries, Layout, everything, joined, layout_of
 from onboard.graph.sharding.reshaped_cuts import reshaped
 from onboard.graph.sharding.signatures import shape
@@ -59,7 +59,8 @@ _TABLE: dict[Any, Structure] = {}
 
 def structure(node: Node) -> Structure | None:
     """Return what is known of the op that a node calls, None for one that does not move entries."""
-    return _TABLE.get(getattr(node.target, "overloadpacket", None))
+    packet = getattr(node.target, "overloadpacket", None)
+    return _RUN if packet is aten.index and _indexed_run(node) else _TABLE.get(packet)
 
 
 def set_argument(node: Node, name: str, value: object) -> None:
@@ -207,8 +208,10 @@ class _Taking(Structure):
         """Whether the dimension is gone in the results."""
 
     def _dim(self, node: Node) -> int:
-        source = shape(node.all_input_nodes[0])
-        return int(arguments(node)["dim"]) % len(source)
+        values = arguments(node)
+        if is_op(node, aten.index):
+            return next(dim for dim, by in enumerate(values["indices"]) if by is not None)
+        return int(values["dim"]) % len(shape(node.all_input_nodes[0]))
 
     def _pieces(self, node: Node) -> list[_Piece]:
         size = shape(node.all_input_nodes[0])[self._dim(node)]
@@ -404,6 +407,21 @@ def _narrowed(node: Node, size: int) -> list[_Piece]:
     return [_Piece(start, start + length)] if isinstance(start, int) else []
 
 
+def _indexed_run(node: Node) -> list[_Piece]:
+    """Return the piece of an index by constants, as `heads[:, [-1]]`; none where it is no slice."""
+    by = [each for each in enumerate(arguments(node)["indices"]) if each[1] is not None]
+    constant = known_constant(by[0][1]) if len(by) == 1 else None
+    size = shape(node.all_input_nodes[0])[by[0][0]]
+    if constant is None or constant.dtype != torch.int64 or not isinstance(size, int):
+        return []
+    places = [place % size for place in constant.flatten().tolist()]
+    step = places[1] - places[0] if len(places) > 1 else 1
+    piece = _Piece(min(places, default=0), max(places, default=-1) + 1, max(step, 1))
+    is_run = constant.dim() == 1 and places == [*range(piece.start, piece.stop, piece.step)]
+    return [piece] if is_run and places else []
+
+
+_RUN = _Taking(lambda node, _: _indexed_run(node))
 _TABLE |= {
     aten.view: _Reshape("size"),
     aten.reshape: _Reshape("shape"),
@@ -411,7 +429,7 @@ _TABLE |= {
     aten.unflatten: _Reshape("sizes"),
     aten.flatten: _Reshape(),
     aten.transpose: _Permuted(_transposed),
-    aten.t: _Permuted(lambda node, dims: list(range(dims))[::-1]),
+    **dict.fromkeys((aten.t, aten.numpy_T), _Permuted(lambda node, dims: [*range(dims)][::-1])),
     aten.permute: _Permuted(lambda node, dims: [each % dims for each in arguments(node)["dims"]]),
     aten.unsqueeze: _Permuted(_with_new),
     aten.squeeze: _Permuted(_squeezed),
