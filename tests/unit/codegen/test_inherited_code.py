@@ -117,6 +117,15 @@ class Config(SimpleNamespace):
     def times(self, more):
         return more + (2 if self.bias else 1)
 
+    def fill(self, least):
+        self.bias = self.kept(bool(self.bias))
+        if self.size < least:
+            raise ValueError("too small")
+
+    def kept(self, value):
+        for _ in [None]:
+            return value
+
 
 class Part(nn.Module):
     def __init__(self, sizes):
@@ -129,6 +138,7 @@ class Part(nn.Module):
 
 class Toy(nn.Module):
     def __init__(self, config):
+        config.fill(least=2)
         super().__init__()
         self.config = config
         self.part = Part(config.sizes())
@@ -144,6 +154,7 @@ def test_methods_of_configs_are_written_where_they_are_called(translate: Transla
         state, init, forward = translate(CONFIGS, values, specialised=True)
         assert "times" not in init + forward
         assert "sizes(" not in init + forward
+        assert "fill" not in init  # it changes nothing
         part = next(item for cls, item in state.translator.states.items() if cls.__name__ == "Part")
         ours, x = _made(_written(part) + "\n\n\n" + _written(state), values), torch.randn(2, 4)
         assert ours.part.proj.weight.shape == (12 if bias else 8, 4)

@@ -16,7 +16,7 @@ from onboard.codegen.translate.language.config_values import all_fields
 from onboard.codegen.translate.language.expressions import multimodal_configs
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import Config
-from onboard.codegen.translate.language.values import Value
+from onboard.codegen.translate.language.values import NONE, Value
 
 _RECEIVER = "config_of_method"
 """What a method's first parameter is called here: `self` is the module."""
@@ -33,9 +33,26 @@ def call_config(owner: Config, attr: str, args: Args, frame: Frame) -> Value | N
     package = type(frame.translator.model).__module__.split(".")[0]
     if found is None or found[0].__module__.split(".")[0] != package:
         return None
+    if _only_checks(owner.obj, attr, args):
+        return NONE
     cls, function = found
     given = replace(args, positional=[owner, *args.positional])
     return frame.translator.call_source(function, module_source(cls.__module__), given, frame)
+
+
+def _only_checks(config: Any, attr: str, args: Args) -> bool:
+    """Whether a method gives nothing and leaves the config as it is: a check that it passes."""
+    if args.stars or not args.known():
+        return False
+    copy, values = deepcopy(config), [each.value for each in args.positional]  # type: ignore[attr-defined]
+    try:
+        given = getattr(copy, attr)(*values, **{k: v.value for k, v in args.keywords.items()})  # type: ignore[attr-defined]
+    except Exception:
+        return False
+    before, after = (
+        each.to_dict() if hasattr(each, "to_dict") else vars(each) for each in (config, copy)
+    )
+    return given is None and bool(after == before)
 
 
 @cache
