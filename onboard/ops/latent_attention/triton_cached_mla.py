@@ -48,7 +48,8 @@ class _Plan:
     rows: int
     """Rows of a tile: pairs of a query and a head."""
     keys: int
-    blocks: int
+    grid: tuple[int, int, int]
+    """Blocks, shares of keys and sequences in decode, else the blocks of all sequences together."""
     splits: int
     num_warps: int
     num_stages: int
@@ -61,15 +62,17 @@ def _buffers(memory: int, channels: int) -> int:
     return (memory // 2 - ROWS * (channels + KEYS)) // (KEYS * channels)
 
 
-def _plan(queries: Tensor, rope: int, most_keys: int, sequences: int, longest_query: int) -> _Plan:
+def _plan(queries: Tensor, rope: int, most_keys: int, counts: tuple[int, int, int]) -> _Plan:
     """Tiles that fit in the registers and the shared memory of a multiprocessor.
 
     With 64 rows there is one program a multiprocessor (of compute capability 9.0), which loads a
     tile of keys while it computes with the one before, where both fit; a tile of 16 rows leaves
     room for two programs.
     """
+    sequences, tokens, longest_query = counts
+    heads = queries.shape[1]
     rows, channels = (
-        longest_query * queries.shape[1],
+        longest_query * heads,
         tile_width(queries.shape[2]) + tile_width(rope),
     )
     buffers = _buffers(shared_memory(queries.device), channels)
@@ -79,10 +82,14 @@ def _plan(queries: Tensor, rope: int, most_keys: int, sequences: int, longest_qu
         tile, keys, stages = min(ROWS, tile_width(rows)), KEYS, min(2, buffers)
     else:
         tile, keys, stages = 16, 32, 3 if buffers >= 1 else 2
-    blocks, decode = triton.cdiv(rows, tile), longest_query == 1
+    warps = 4 if tile == 16 else 8
+    if longest_query != 1:
+        blocks = most_blocks(tokens, sequences, heads, tile)
+        return _Plan(False, tile, keys, (blocks, 1, 1), 1, warps, stages)
+    blocks = triton.cdiv(rows, tile)
     wanted = processors(queries.device) * (2 if tile == 16 else 1) // (blocks * sequences)
-    splits = splits_for(wanted, most_keys, keys, MOST_SPLITS) if decode else 1
-    return _Plan(decode, tile, keys, blocks, splits, 4 if tile == 16 else 8, stages)
+    splits = splits_for(wanted, most_keys, keys, MOST_SPLITS)
+    return _Plan(True, tile, keys, (blocks, splits, sequences), splits, warps, stages)
 
 
 @register_op(fake_mla, mutates=("mla_cache",))
@@ -168,7 +175,8 @@ def _attend(
     """
     (tokens, heads, rank), rope, page_size = queries.shape, key.shape[-1], cache.shape[2]
     sequences, real, longest_query, *_ = batch_info_host.tolist()
-    plan = _plan(queries, rope, block_table.shape[1] * page_size, sequences, longest_query)
+    counts = sequences, real, longest_query
+    plan = _plan(queries, rope, block_table.shape[1] * page_size, counts)
     # Rows that no sequence owns must be zeros; a decode batch has none, it is padded with whole
     # sequences.
     new = queries.new_empty if plan.decode and tokens == sequences else queries.new_zeros
@@ -179,9 +187,7 @@ def _attend(
         parts = queries.new_empty((tokens, heads, plan.splits, rank), dtype=torch.float32)
         lse = queries.new_empty((tokens, heads, plan.splits), dtype=torch.float32)
     tables, steps, turning = decoding_rotation(rotation)
-    blocks = most_blocks(real, sequences, heads, plan.rows)
-    grid = (plan.blocks, plan.splits, sequences) if plan.decode else (blocks, 1, 1)
-    mla_kernel[grid](
+    mla_kernel[plan.grid](
         parts, lse, queries, rotated, latent, key, cu_seqlens, kv_lens, block_table, slot_mapping, cache,
         k_scale, *tables, scale, sequences, *steps, *queries.stride()[:2], *rotated.stride()[:2], latent.stride(0),
         key.stride(0), block_table.stride(0), cache.stride(0), cache.stride(2),

@@ -243,7 +243,7 @@ def _set_field(output: Output, key: Value, value: Value, *, frame: Frame) -> Val
         raise Untranslatable("an output's field with a computed name")
     kept = {} if frame.cls is None else frame.cls.attributes
     known = {f"self.{name}": item for name, item in kept.items()} | frame.env.values
-    changed = Output({**output.fields, key.value: value}, output.cls)
+    changed = replace(output, fields={**output.fields, key.value: value})
     frame.env.values |= {place: changed for place, item in known.items() if item is output}
     return NONE
 

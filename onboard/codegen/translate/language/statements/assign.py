@@ -388,7 +388,7 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
         return
     if isinstance(owner, Output) and isinstance(key, Known):
         place = ast.unparse(target.value)
-        frame.env.values[place] = Output({**owner.fields, key.value: value}, owner.cls)
+        frame.env.values[place] = replace(owner, fields={**owner.fields, key.value: value})
         return
     if isinstance(owner, Mapping):
         if not isinstance(target.value, ast.Name):

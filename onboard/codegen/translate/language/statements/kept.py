@@ -97,7 +97,7 @@ def sets_field(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
     if not isinstance(owner, ast.Name) or not isinstance(output, Output):
         return False
     fields = {**output.fields, attr: frame.settle(value)}
-    frame.env.values[owner.id] = Output(fields, output.cls)
+    frame.env.values[owner.id] = replace(output, fields=fields)
     return True
 
 
