@@ -18,6 +18,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 from onboard.analysis.behaviour.position_fields import USUAL, position_field
 from onboard.analysis.repository_classes import bring_up_to_date, failed_first_values
 from onboard.analysis.repository_classes import give_masks as _give_masks
+from onboard.analysis.repository_classes import give_positions as _give_positions
 from onboard.analysis.repository_classes import spare_masks as _spare_masks
 from onboard.analysis.repository_source import PACKAGE, CodeSurvey, survey_code
 from onboard.analysis.tiny.tiny_config import of_its_time, one_line
@@ -175,6 +176,13 @@ def give_masks(model_class: Any) -> None:
     _give_masks(model_class)
     facts = _INSTALLED[model_class.config_class.model_type]
     facts.append(f"{model_class.__name__}.forward fails without attention_mask; it gets ones")
+
+
+def give_positions(model_class: Any) -> None:
+    """Give the models of a class positions wherever they get none; it is told for the report."""
+    _give_positions(model_class)
+    facts = _INSTALLED[model_class.config_class.model_type]
+    facts.append(f"{model_class.__name__}.forward fails without position_ids; it gets them")
 
 
 def spare_masks(model_class: Any) -> None:

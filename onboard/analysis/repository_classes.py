@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache
 
 from onboard.analysis.source import module_source
 from onboard.analysis.tiny.tiny_config import one_line
@@ -338,6 +339,9 @@ def _layer_count(config_class: Any, made: PretrainedConfig, model: nn.Module) ->
     fields = [name for name, value in made.to_dict().items() if type(value) is int]
     named = [name for name in fields if getattr(made, name, None) == layers]
     found = sorted(named, key=lambda name: "layer" not in name)
+    if not found and layers:  # it lies deeper: in a dict, say
+        setattr(config_class, _LAYERS, layers)
+        return [f"the config has no {_LAYERS}; the model has {layers}"]
     if not found:
         return []
     config_class.attribute_map = {**config_class.attribute_map, _LAYERS: found[0]}
@@ -367,6 +371,24 @@ def give_masks(model_class: Any) -> None:
         return forward(self, input_ids, *args, **kwargs)
 
     model_class.forward = masked
+
+
+def give_positions(model_class: Any) -> None:
+    """Have a class's forward, which fails without positions, get those behind what its cache holds
+    where it is given none.
+    """
+    forward = model_class.forward
+
+    @functools.wraps(forward)
+    def counted(self: Any, input_ids: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if input_ids is not None and kwargs.get("position_ids") is None and not args:
+            cache = kwargs.get("past_key_values")
+            behind = cache.get_seq_length() if isinstance(cache, Cache) else 0
+            ends = torch.ones_like(input_ids).cumsum(-1)
+            kwargs["position_ids"] = ends - 1 + behind
+        return forward(self, input_ids, *args, **kwargs)
+
+    model_class.forward = counted
 
 
 def spare_masks(model_class: Any) -> None:

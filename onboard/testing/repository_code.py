@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from onboard.analysis.repository import install
+from onboard.analysis.tiny.tiny_model import build_tiny, load_config
 from onboard.errors import CONSENT, ConsentRequiredError, OnboardError
 from onboard.hub import read_config
 
@@ -27,4 +28,6 @@ def repository_code(folder: Path) -> None:
             f"the code that the model brings is not in {folder}",
             hint=f"This copies it there: {way}",
         )
-    install(folder, read_config(folder))
+    config = read_config(folder)
+    install(folder, config)
+    build_tiny(load_config(config))  # which gives its forward what that needs to run

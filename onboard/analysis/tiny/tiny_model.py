@@ -106,6 +106,8 @@ def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
         return _with_whole_texts(config, model, seed)
     if (kept := _with_kept_heads(config, seed)) is not None:
         return kept
+    if (longer := _with_more_layers(config, seed)) is not None:
+        return longer
     if (kept := _with_kept_sizes(config, model, seed)) is not None:
         return kept
     refuse_own_code(model, from_zero(prompt(0, seed=3, tokens=vocabulary(model))))
@@ -157,6 +159,19 @@ def _with_kept_heads(config: PretrainedConfig, seed: int) -> nn.Module | None:
         if runs_as_it_is(model):
             return model
     del KEPT_HEADS[type(config)]
+    return None
+
+
+def _with_more_layers(config: PretrainedConfig, seed: int) -> nn.Module | None:
+    """Return a small model with as many layers as its code needs to run; None where that does not
+    help.
+    """
+    for count in range(3, _MOST_LAYERS + 1):
+        KEPT_LAYERS[type(config)] = count
+        model = build_small(tiny_config(config), seed)
+        if runs_as_it_is(model):
+            return model
+    del KEPT_LAYERS[type(config)]
     return None
 
 
@@ -327,9 +342,9 @@ def counts_positions(model: nn.Module) -> bool:
 
 
 def runs_as_it_is(model: nn.Module) -> bool:
-    """Whether a transformers model runs with tokens alone; where it needs a mask, it is given one
-    of ones from now on, and none where one token has none. A copy is run: a first run may change
-    weights, or leave things behind.
+    """Whether a transformers model runs with tokens alone; where it needs a mask or positions, it is
+    given them from now on, and no mask where one token has none. A copy is run: a first run may
+    change weights, or leave things behind.
     """
     model = copy.deepcopy(model)
     inputs = from_zero(prompt(0, seed=3, tokens=vocabulary(model)))
@@ -338,10 +353,12 @@ def runs_as_it_is(model: nn.Module) -> bool:
         one = {key: tensor[:, :1] for key, tensor in inputs.items()}
         if _runs(model, one) and not _runs(model, {**one, "attention_mask": mask[:, :1]}):
             repository.spare_masks(type(model))
-        return True
-    if not _runs(model, {**inputs, "attention_mask": mask}):
+    elif _runs(model, {**inputs, "attention_mask": mask}):
+        repository.give_masks(type(model))
+    else:
         return False
-    repository.give_masks(type(model))
+    if not _runs(model, {"input_ids": inputs["input_ids"]}):
+        repository.give_positions(type(model))
     return True
 
 

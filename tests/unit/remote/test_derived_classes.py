@@ -145,19 +145,48 @@ import json, sys
 from pathlib import Path
 from onboard.analysis.repository import install
 from onboard.analysis.tiny.tiny_model import build_tiny, load_config
-folder = Path(sys.argv[1])
-config = json.loads((folder / "config.json").read_text())
-install(folder, config)
-model = build_tiny(load_config(config))
-print(*(type(layer).__name__ for layer in model.layers))
-print(*(type(layer).__name__ for layer in build_tiny(load_config(config)).layers))
+for folder in map(Path, sys.argv[1:]):
+    config = json.loads((folder / "config.json").read_text())
+    facts = install(folder, config)
+    model = build_tiny(load_config(config))
+    print(*(type(layer).__name__ for layer in model.layers))
+    print(*(type(layer).__name__ for layer in build_tiny(load_config(config)).layers))
+    print(*facts)
 """
 
 
-def test_a_small_model_has_every_class_of_layers(tmp_path: Path) -> None:
-    (tmp_path / "modeling_n.py").write_text(NUMBERED)
+def test_a_small_model_has_every_class_of_layers_and_as_many_as_its_code_needs(
+    tmp_path: Path,
+) -> None:
+    """The second also needs positions, and gets them."""
+    needing = NUMBERED.replace('"numbered"', '"needing"').replace(
+        "x = self.words(input_ids)",
+        "x = self.layers[5](self.words(input_ids) + position_ids[..., None])",
+    )
+    folders = [_saved(tmp_path, "numbered", NUMBERED), _saved(tmp_path, "needing", needing)]
+    # in a process of its own, for this one must never have the code imported
+    made = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", BUILT, *map(str, folders)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr[-3000:]
+    first, again, said, longer, longer_again, said_of_it = made.stdout.splitlines()
+    assert set(first.split()) == {"Narrow", "Wide"}
+    assert first == again
+    assert "position_ids" not in said
+    assert len(longer.split()) == 6
+    assert longer == longer_again
+    assert "fails without position_ids" in said_of_it
+
+
+def _saved(root: Path, model_type: str, code: str) -> Path:
+    folder = root / model_type
+    folder.mkdir()
+    (folder / "modeling_n.py").write_text(code)
     said = {
-        "model_type": "numbered",
+        "model_type": model_type,
         "architectures": ["M"],
         "auto_map": {"AutoConfig": "modeling_n.C", "AutoModelForCausalLM": "modeling_n.M"},
         "group_size": 4,
@@ -165,15 +194,5 @@ def test_a_small_model_has_every_class_of_layers(tmp_path: Path) -> None:
         "hidden_size": 32,
         "vocab_size": 64,
     }
-    (tmp_path / "config.json").write_text(json.dumps(said))
-    # in a process of its own, for this one must never have the code imported
-    made = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", BUILT, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr[-3000:]
-    first, again = made.stdout.strip().splitlines()
-    assert set(first.split()) == {"Narrow", "Wide"}
-    assert first == again
+    (folder / "config.json").write_text(json.dumps(said))
+    return folder

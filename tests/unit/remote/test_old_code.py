@@ -34,7 +34,12 @@ from transformers.utils import ModelOutput
 from onboard.analysis import repository, repository_classes
 from onboard.analysis.cut_tables import cut_tables, rows_for_each_text
 from onboard.analysis.repository import make_package, only_if
-from onboard.analysis.repository_classes import bring_up_to_date, give_masks, spare_masks
+from onboard.analysis.repository_classes import (
+    bring_up_to_date,
+    give_masks,
+    give_positions,
+    spare_masks,
+)
 from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.source import module_source
 from onboard.analysis.tiny.tiny_model import begins_at_zero, counts_positions, is_table
@@ -395,6 +400,17 @@ def test_a_model_that_needs_a_mask_gets_ones() -> None:
     assert not Masked().forward(ids, attention_mask=torch.zeros_like(ids)).any()
 
 
+def test_a_model_that_needs_positions_gets_them() -> None:
+    class Placed:
+        def forward(self, input_ids: Any = None, position_ids: Any = None) -> Any:
+            return input_ids * 0 + position_ids
+
+    give_positions(Placed)
+    ids = torch.tensor([[random.randrange(2, 99), 3, 4]])
+    assert Placed().forward(input_ids=ids).tolist() == [[0, 1, 2]]
+    assert Placed().forward(ids, position_ids=torch.full_like(ids, 7)).tolist() == [[7, 7, 7]]
+
+
 def test_a_text_of_one_token_gets_no_mask_where_code_fails_with_one() -> None:
     class Masked(nn.Module):
         def forward(self, input_ids: Any = None, attention_mask: Any = None) -> Any:
@@ -505,6 +521,20 @@ def test_what_the_old_list_of_weights_meant_is_tied(monkeypatch: pytest.MonkeyPa
     assert model.head.weight is model.inner.words.weight
     assert own.OldConfig(n_deep=3).num_hidden_layers == 3
     assert any("n_deep has the number of layers" in fact for fact in facts)
+
+
+def test_a_number_of_layers_that_the_config_has_no_field_of_is_the_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "repository_code_of_dicts"
+    module = ModuleType(name)
+    code = _OLD.replace("self.n_deep = n_deep", "self.sizes = {'deep': n_deep}")
+    exec(code.replace("config.n_deep", "config.sizes['deep']"), vars(module))
+    monkeypatch.setitem(sys.modules, name, module)
+    own: Any = module
+    facts = bring_up_to_date(name, own.OldConfig, own.OldLM, {"model_type": "old", "n_deep": 5})
+    assert own.OldConfig(n_deep=5).num_hidden_layers == 5
+    assert "the config has no num_hidden_layers; the model has 5" in facts
 
 
 def test_a_table_of_ties_may_name_modules(monkeypatch: pytest.MonkeyPatch) -> None:
