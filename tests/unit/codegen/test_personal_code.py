@@ -273,3 +273,39 @@ def test_lists_of_which_one_has_any_length_are_lists(translate: Translate) -> No
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(3, 8)
     torch.testing.assert_close(ours(x), theirs(x))
+
+
+FUNCTIONS = """
+class Around(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.read = nn.Parameter(torch.ones(size))
+
+    def forward(self, x, branch):
+        y = branch(x * self.read)
+        return x + y
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.around = Around(config.size)
+        self.inner = nn.Linear(config.size, config.size)
+
+    def forward(self, x):
+        return self.around(x, lambda h: self.inner(h).tanh())
+"""
+
+
+def test_a_module_that_is_given_a_function_is_written_where_it_is_called(
+    translate: Translate,
+) -> None:
+    state, _, forward = translate(FUNCTIONS, {"size": 8}, specialised=True)
+    assert "self.around.read" in forward
+    assert "lambda" not in forward
+    theirs = _made(FUNCTIONS, {"size": 8})
+    parts = [each for cls, each in state.translator.states.items() if cls.__name__ != "Toy"]
+    ours = _made("\n\n\n".join([*map(_written, parts), _written(state)]), {"size": 8})
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(ours(x), theirs(x))

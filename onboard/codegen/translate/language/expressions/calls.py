@@ -22,6 +22,7 @@ from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.expressions import multimodal_configs, objects
 from onboard.codegen.translate.language.expressions.builtin_calls import BUILTINS
 from onboard.codegen.translate.language.expressions.module_lists import (
+    as_function,
     joined,
     module_copy,
     module_table,
@@ -128,6 +129,8 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
         case Instance() if all(map(gives_its_input, callee.classes)):
             return args.positional[0]
         case Instance():
+            if _has_functions(callee, args, frame) and (forward := as_function(callee)):
+                return frame.translator.call_closure(forward, args, frame)
             return frame.translator.call_module(callee, args, frame)
         case ModuleList():
             in_order = one_after_the_other(callee, frame)
@@ -143,6 +146,13 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
         case Unread():
             callee.code()  # which raises what is in the way of it
     raise Untranslatable(f"a call of a {type(callee).__name__}")
+
+
+def _has_functions(module: Instance, args: Args, frame: Frame) -> bool:
+    """Whether a module of one class is given functions, which do not exist in generated code."""
+    given = (*args.positional, *args.keywords.values())
+    one = len(module.classes) == 1 and frame.translator.translates(module.classes[0])
+    return one and any(isinstance(item, Closure | Method) for item in given)
 
 
 def _chosen(choice: Choice, args: Args, frame: Frame) -> Value:

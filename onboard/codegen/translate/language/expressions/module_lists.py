@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from copy import deepcopy
 
+from onboard.analysis.source import find_method, module_source
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
@@ -17,6 +19,7 @@ from onboard.codegen.translate.language.object_values import (
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, call, name
 from onboard.codegen.translate.language.values import Items, Known, Mapping, Value
 
+_MODULE = "_called_module"
 _Parts = tuple[Instance | ModuleList, ...]
 
 
@@ -136,6 +139,24 @@ def one_after_the_other(owner: ModuleList, frame: Frame) -> Closure:
     assert isinstance(node, ast.FunctionDef)
     node.body = [*body, *node.body]
     return Closure(node, frame.source, seen)
+
+
+def as_function(module: Instance) -> Closure | None:
+    """Return the forward of a module of one class as a function of its other parameters, which may
+    take functions as it can be written where it is called; None for one that asks for its base.
+    """
+    (cls,) = module.classes
+    found = find_method(cls, "forward")
+    if found is None or not found[1].args.args:
+        return None
+    node = deepcopy(found[1])
+    own = node.args.args.pop(0).arg
+    for item in ast.walk(node):
+        if isinstance(item, ast.Name) and item.id == "super":
+            return None
+        if isinstance(item, ast.Name) and item.id == own:
+            item.id = _MODULE
+    return Closure(node, module_source(found[0].__module__), {_MODULE: module})
 
 
 def _places(owner: ModuleList) -> Iterator[Instance | ModuleList]:
