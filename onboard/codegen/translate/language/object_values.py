@@ -330,6 +330,54 @@ class ModuleTable(Value):
 
 
 @dataclass(frozen=True, eq=False)
+class ModuleRows(Value):
+    """An nn.ModuleList of lists, or tables, of modules, all of which are put together like `row`."""
+
+    row: ModuleList | ModuleTable
+    expr: ast.expr
+
+    @property
+    def made(self) -> tuple[Made, ...]:
+        """The ways in which the modules of all rows are made."""
+        return ways_of(self.row)
+
+    def code(self) -> ast.expr:
+        """Return its constructor call or path."""
+        return self.expr
+
+    def same_as(self, other: ModuleRows) -> bool:
+        """Whether both are the same code."""
+        return same_code(self.expr, other.expr)
+
+    def fact(self) -> Value:
+        """Return what its rows are put together of."""
+        return self.as_parameter("_")
+
+    def as_parameter(self, parameter: str) -> Value:
+        """Return it under the parameter's name."""
+        return replace(self, expr=name(parameter))
+
+    def item(self, expr: ast.expr) -> ModuleList | ModuleTable:
+        """Return a row that lies at a place."""
+        return replace(self.row, expr=expr)
+
+
+def ways_of(value: Value) -> tuple[Made, ...]:
+    """Return the ways in which the modules in a value are made."""
+    match value:
+        case Instance(made=made) | ModuleList(made=made):
+            return made
+        case ModuleRows(row=row):
+            return ways_of(row)
+        case ModuleTable(entries=entries):
+            every: tuple[Made, ...] = ()
+            for entry in entries.values():
+                every = joined_ways(every, ways_of(entry))
+            return every
+    return ()
+
+
+@dataclass(frozen=True, eq=False)
 class Method(Value):
     """`owner.name`, to be called."""
 

@@ -12,7 +12,7 @@ from copy import deepcopy
 
 from torch import nn
 
-from onboard.codegen.translate.language.object_values import Instance, ModuleList
+from onboard.codegen.translate.language.object_values import ways_of
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.program.unused_modules import (
     attributes_read,
@@ -97,7 +97,7 @@ def _has_weights(state: ClassState, attr: str, translator: Translator) -> bool:
     if is_eager(state, attr, translator):
         return False
     value = state.attributes[attr]
-    made = {way.cls for way in value.made} if isinstance(value, Instance | ModuleList) else set()
+    made = {way.cls for way in ways_of(value)}
     known = bool(made) and all(
         cls in translator.states or cls.__module__.startswith("torch.") for cls in made
     )

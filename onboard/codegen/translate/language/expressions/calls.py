@@ -42,6 +42,7 @@ from onboard.codegen.translate.language.object_values import (
     Made,
     Method,
     ModuleList,
+    ModuleRows,
     ModuleTable,
     PlainObject,
     Repeated,
@@ -408,7 +409,7 @@ def _module_list(expr: ast.expr, args: Args) -> Value:
     match args.positional:
         case []:
             return ModuleList((), ast.Call(expr, [], []))
-        case [ModuleList(expr=items) as listed]:
+        case [ModuleList(expr=items) | ModuleRows(expr=items) as listed]:
             return replace(listed, expr=ast.Call(expr, [items], []))
         case [Items(items=tuple() as items)] if all(isinstance(item, Instance) for item in items):
             whole = joined(tuple(item for item in items if isinstance(item, Instance)))

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.expressions import dicts
+from onboard.codegen.translate.language.expressions.module_lists import is_row, modules_of_row
 from onboard.codegen.translate.language.forms import LIST, MAYBE, TUPLE, TUPLES
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Result
@@ -15,6 +16,8 @@ from onboard.codegen.translate.language.object_values import (
     Choice,
     Instance,
     ModuleList,
+    ModuleRows,
+    ModuleTable,
     Repeated,
 )
 from onboard.codegen.translate.language.sequences import sequence_of
@@ -62,6 +65,8 @@ def comprehension(
     if isinstance(element, Instance):
         element = _of_classes_here(element, expr.generators[0], frame)
         return ModuleList(element.made, type(node)(element.code(), expr.generators))
+    if isinstance(element, ModuleList | ModuleTable) and is_row(element):
+        return ModuleRows(element, expr)
     if element.equals(NONE) and not tests:
         return Repeated(element, expr)
     kind = TUPLES if sequence_of(element) == TUPLE else LIST
@@ -226,6 +231,8 @@ def iteration(node: ast.expr, frame: Frame) -> tuple[ast.expr, Value | None]:
 def _over(value: Value) -> tuple[ast.expr, Value]:
     if isinstance(value, ModuleList):
         return value.expr, Instance(value.made, name("item"))
+    if isinstance(value, ModuleRows):
+        return value.expr, value.item(name("item"))
     pairs = isinstance(value, Code) and value.form == TUPLES
     return value.code(), Code(name("item"), value.is_static, form=TUPLE if pairs else None)
 
@@ -235,6 +242,10 @@ def bind_target(target: ast.expr, element: Value | None, env: Env) -> None:
     match target, element:
         case ast.Name(id=variable), Instance(made=made):
             env.values[variable] = Instance(made, name(variable))
+        case ast.Name(id=variable), ModuleList() | ModuleTable():
+            env.values[variable] = replace(element, expr=name(variable))
+        case ast.Tuple(), ModuleList() if modules := modules_of_row(element):
+            bind_target(target, modules, env)
         case ast.Name(id=variable), _:
             static = element is not None and element.is_static
             form = None if element is None else sequence_of(element)

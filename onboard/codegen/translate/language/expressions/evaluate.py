@@ -33,6 +33,7 @@ from onboard.codegen.translate.language.object_values import (
     Instance,
     MaskMaker,
     ModuleList,
+    ModuleRows,
     Repeated,
     SetApart,
 )
@@ -120,6 +121,10 @@ def _subscript(node: ast.Subscript, frame: Frame) -> Value:
         return kept
     if isinstance(node.slice, ast.Slice) and isinstance(owner, ModuleList):
         return slice_modules(owner, node.slice, frame)
+    if isinstance(node.slice, ast.Slice) and isinstance(owner, ModuleRows):
+        return replace(
+            owner, expr=ast.Subscript(owner.expr, slice_code(node.slice, frame), ast.Load())
+        )
     return item_of(owner, frame.evaluate(node.slice), node, frame)
 
 

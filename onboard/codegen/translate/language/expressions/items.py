@@ -26,6 +26,7 @@ from onboard.codegen.translate.language.object_values import (
     Global,
     MaskMaker,
     ModuleList,
+    ModuleRows,
     ModuleTable,
     Repeated,
 )
@@ -90,7 +91,7 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
             return [value for value in fields.values() if not value.equals(NONE)][position]
         case ModuleTable(entries=entries), Known(value=str() as key) if key in entries:
             return owner.entry(key)
-        case ModuleList(), _:
+        case ModuleList() | ModuleRows(), _:
             return one_of(owner, index)
         case Code(), Items(items=parts) if _keeps_everything(parts):
             return owner

@@ -1,10 +1,13 @@
-"""Lists of modules."""
+"""Lists of modules, and lists whose items are lists or tables of modules: `nn.ModuleList([attention,
+mlp])` for each layer.
+"""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 
 from onboard.analysis.source import find_method, module_source
 from onboard.codegen.translate.language.args import Args, plain_call
@@ -13,6 +16,7 @@ from onboard.codegen.translate.language.object_values import (
     Closure,
     Instance,
     ModuleList,
+    ModuleRows,
     ModuleTable,
     joined_ways,
 )
@@ -20,6 +24,7 @@ from onboard.codegen.translate.language.trees.syntax import Untranslatable, call
 from onboard.codegen.translate.language.values import Items, Known, Mapping, Value
 
 _MODULE = "_called_module"
+Row = ModuleList | ModuleTable
 _Parts = tuple[Instance | ModuleList, ...]
 
 
@@ -50,8 +55,13 @@ def _elements(expr: ast.expr) -> list[ast.expr]:
     return expr.elts if isinstance(expr, ast.List) else [ast.Starred(expr, ast.Load())]
 
 
-def one_of(owner: ModuleList, index: Value) -> Instance:
-    """Return `modules[index]`, of the one class that is there, where that is known."""
+def one_of(owner: ModuleList | ModuleRows, index: Value) -> Instance | Row:
+    """Return `modules[index]`, of the one class that is there, where that is known; of rows one."""
+    place = ast.Subscript(owner.expr, index.code(), ast.Load())
+    return owner.item(place) if isinstance(owner, ModuleRows) else _module_at(owner, index)
+
+
+def _module_at(owner: ModuleList, index: Value) -> Instance:
     expr = ast.Subscript(owner.expr, index.code(), ast.Load())
     match index:
         case Known(value=int() as place):
@@ -166,13 +176,13 @@ def _places(owner: ModuleList) -> Iterator[Instance | ModuleList]:
     if len(lists) > 1:
         raise Untranslatable("a call of modules that run one after the other, of several lists")
     ahead = lists[0] if lists else len(parts)
-    yield from (one_of(owner, Known(place)) for place in range(ahead))
+    yield from (_module_at(owner, Known(place)) for place in range(ahead))
     if lists:
         behind = len(parts) - ahead - 1
         bounds = (ast.Constant(ahead) if ahead else None, _negative(behind) if behind else None)
         among = ast.Subscript(owner.expr, ast.Slice(*bounds), ast.Load())
         yield ModuleList(parts[ahead].made, among if ahead or behind else owner.expr)
-        yield from (one_of(owner, Known(-place)) for place in range(behind, 0, -1))
+        yield from (_module_at(owner, Known(-place)) for place in range(behind, 0, -1))
 
 
 def _negative(number: int) -> ast.expr:
@@ -208,3 +218,56 @@ def _is_length(owner: ModuleList, field: str, frame: Frame) -> bool:
                 ) == ast.unparse(made):
                     return not loop.ifs
     return False
+
+
+def is_row(value: Value) -> bool:
+    """Whether a value is a list or table of single modules, which may be one of many alike."""
+    match value:
+        case ModuleList(stretches=parts):
+            return bool(parts) and all(isinstance(part, Instance) for part in parts)
+        case ModuleTable(entries=entries):
+            return all(isinstance(entry, Instance) for entry in entries.values())
+    return False
+
+
+def with_row(owner: ModuleList | ModuleRows, row: Row) -> ModuleRows:
+    """Return a list to which a row is added; its rows are put together alike.
+
+    Raises:
+        Untranslatable: they are not.
+    """
+    if isinstance(owner, ModuleList):
+        if owner.made:
+            raise Untranslatable("a list of modules and of lists of modules")
+        return ModuleRows(row, owner.expr)
+    return ModuleRows(_either(owner.row, row), owner.expr)
+
+
+def _either(one: Row, other: Row) -> Row:
+    """Return a row whose modules are made in the ways of either of two."""
+    match one, other:
+        case ModuleList(stretches=parts), ModuleList(stretches=others) if len(parts) == len(others):
+            stretches = tuple(map(_joined, parts, others))
+            return ModuleList(joined_ways(one.made, other.made), one.expr, stretches)
+        case ModuleTable(entries=entries), ModuleTable(entries=others) if (
+            entries.keys() == others.keys()
+        ):
+            return replace(
+                one, entries={key: _joined(entries[key], others[key]) for key in entries}
+            )
+    raise Untranslatable("lists of modules in a list, of several lengths")
+
+
+def _joined(one: Value, other: Value) -> Instance:
+    assert isinstance(one, Instance)
+    assert isinstance(other, Instance)
+    return Instance(joined_ways(one.made, other.made), one.expr, one.optional or other.optional)
+
+
+def modules_of_row(row: Value | None) -> Items | None:
+    """Return the modules of a short list, one by one; None for a list of another length each time,
+    and for anything else.
+    """
+    if not isinstance(row, ModuleList) or not is_row(row):
+        return None
+    return Items(tuple(_module_at(row, Known(place)) for place in range(len(row.stretches))))

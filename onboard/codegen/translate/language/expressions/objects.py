@@ -33,6 +33,7 @@ from onboard.codegen.translate.language.object_values import (
     Instance,
     Method,
     ModuleList,
+    ModuleRows,
     ModuleTable,
     PlainObject,
     Self,
@@ -187,7 +188,7 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return Code(attribute(expr, attr), static=all(each.is_static for each in values))
         case Record() | ModuleTable() if isinstance(owner, Record) or attr in owner.entries:
             return owner.entry(attr)
-        case Mapping() | ModuleList() | ModuleTable():
+        case Mapping() | ModuleList() | ModuleRows() | ModuleTable():
             return Method(owner, attr)
         case PlainObject(attr=kept) if kept:
             return get_attribute(Self(), f"{kept}_{attr}", frame)
@@ -363,7 +364,7 @@ def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) ->
                 if own
                 else replace(value, expr=path)
             )
-        case ModuleList() | ModuleTable() | Record():
+        case ModuleList() | ModuleRows() | ModuleTable() | Record():
             return replace(value, expr=path)
         case Config(obj=obj):
             return Config(path, obj)

@@ -16,6 +16,7 @@ from onboard.codegen.translate.language.frame import Frame, Program
 from onboard.codegen.translate.language.object_values import (
     Instance,
     ModuleList,
+    ModuleRows,
     ModuleTable,
 )
 from onboard.codegen.translate.language.state import ClassState
@@ -38,14 +39,16 @@ def reach(translator: Program) -> None:
                     and _is_to_reach(state, attr, value, translator)
                 ):
                     translator.reached(value)
-                elif isinstance(value, ModuleList):
+                elif isinstance(value, ModuleList | ModuleRows):
                     _reach_items(state, attr, value, translator)
                 elif isinstance(value, ModuleTable):
                     _reach_entries(state, attr, value, translator)
         done += new
 
 
-def _reach_items(state: ClassState, attr: str, value: ModuleList, translator: Program) -> None:
+def _reach_items(
+    state: ClassState, attr: str, value: ModuleList | ModuleRows, translator: Program
+) -> None:
     """Translate the constructors of a list's modules with weights: the model may run some of them
     only.
     """

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from onboard.analysis.source import class_node
 from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.expressions.items import index_code
+from onboard.codegen.translate.language.expressions.module_lists import modules_of_row
 from onboard.codegen.translate.language.forms import COMPLEX, MAYBE, ROWS, SEVERAL_ROWS, TUPLE
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole, Result
@@ -18,6 +19,7 @@ from onboard.codegen.translate.language.object_values import (
     Closure,
     Instance,
     ModuleList,
+    ModuleRows,
     ModuleTable,
     PlainObject,
     Self,
@@ -196,7 +198,7 @@ def _unpack(targets: list[ast.expr], value: Value, frame: Frame, origin: ast.AST
             frame.env.values[target.id] = item
         return
     value = frame.settle(value)
-    match value:
+    match modules_of_row(value) or value:
         case Items(items=items) if len(items) == len(targets):
             _unpack_items(targets, items, frame, origin)
         case Known(value=tuple() | list() as known) if len(known) == len(targets):
@@ -364,9 +366,7 @@ def _at(value: Value, path: ast.expr) -> Value:
             return replace(value, expr=path)
         case Code(static=static, optional=optional):
             return Code(path, static, optional=optional)
-        case Instance():
-            return replace(value, expr=path)
-        case ModuleList() | ModuleTable():
+        case Instance() | ModuleList() | ModuleRows() | ModuleTable():
             return replace(value, expr=path)
         case Items() | Mapping():
             return Code(path, value.is_static)

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.expressions.comprehensions import comprehension
-from onboard.codegen.translate.language.expressions.module_lists import joined
+from onboard.codegen.translate.language.expressions.module_lists import is_row, joined, with_row
 from onboard.codegen.translate.language.forms import LIST
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Instance,
     ModuleList,
+    ModuleRows,
+    ModuleTable,
     Repeated,
     joined_ways,
 )
@@ -136,7 +138,7 @@ def append(node: ast.expr, frame: Frame) -> bool:
     known = frame.env.values.get(place)
     if isinstance(known, Unread):
         return True
-    if not isinstance(known, Items | ModuleList):
+    if not isinstance(known, Items | ModuleList | ModuleRows):
         return False
     try:
         value = frame.settle(frame.evaluate(item))
@@ -149,10 +151,14 @@ def append(node: ast.expr, frame: Frame) -> bool:
         return True
     if isinstance(known, Items):
         if frame.loops:
-            raise Filled(place, isinstance(value, Instance))
+            raise Filled(place, isinstance(value, Instance | ModuleList | ModuleTable))
         frame.env.values[place] = Items((*known.items, value), kind=LIST)
         return True
-    if not isinstance(value, Instance):
+    if isinstance(value, ModuleList | ModuleTable) and is_row(value):
+        frame.emit(ast.Expr(call(attribute(known.expr, "append"), value.code())), node)
+        frame.env.values[place] = with_row(known, value)
+        return True
+    if not isinstance(value, Instance) or not isinstance(known, ModuleList):
         return False
     if known.stretches and not frame.loops:
         frame.env.values[place] = joined((*known.stretches, value))
@@ -198,8 +204,8 @@ def grown(start: Env, end: Env) -> dict[str, Value]:
         key: value
         for key, value in end.values.items()
         if _is_unread_now(start.values.get(key), value)
-        or isinstance(value, ModuleList)
-        and isinstance(old := start.values.get(key), ModuleList)
+        or isinstance(value, ModuleList | ModuleRows)
+        and isinstance(old := start.values.get(key), ModuleList | ModuleRows)
         and len(joined_ways(old.made, value.made)) > len(old.made)
     }
 
