@@ -286,7 +286,7 @@ class Loop(AnyBlock):
     parameters: LoopParameters
 
 
-MaskKind = Literal["added", "window", "window+1", "seen", "hidden", "ones"]
+MaskKind = Literal["added", "square", "window", "window+1", "seen", "hidden", "ones"]
 """What a mask holds.
 
 `added`: what is added to scores, and hides later keys. `window`: it hides what lies before the

@@ -21,7 +21,7 @@ from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.tiny.tiny_model import prompts
 from onboard.hf.architecture import text_config
 
-_ALONE = (["added"], ["window"], ["window+1"], ["hidden"])
+_ALONE = (["added"], ["square"], ["window"], ["window+1"], ["hidden"], ["seen"])
 """Kinds of masks that a function may return alone."""
 FAR_BELOW = -1e3
 """What a mask adds to scores that do not count is this or less."""
@@ -33,8 +33,9 @@ def mask_makers(model: nn.Module) -> dict[str, list[str]]:
 
     A mask is [batch or 1, 1, sequence, sequence or more], zero at and before a query's position and far
     below zero after it ("added"), or before the config's window, too ("window"; "window+1": one key
-    more is seen), or it is true after it ("hidden"). Whoever makes it does so in each of the
-    prompts. A function may also return a pair where each prompt has a mask of padding: that one
+    more is seen), or it is true after it ("hidden"). It may lack dimensions before the last two, and is
+    then "square" where it is added, or true, or one, at and before it ("seen"). Whoever makes it does
+    so in each of the prompts. A function may also return a pair where each prompt has a mask of padding: that one
     ("ones") and a causal one [batch, sequence, sequence] that is true at and before a query's
     position ("seen").
     """
@@ -71,7 +72,24 @@ def _kinds(value: Any, window: int | None) -> list[str]:
             return [kind]
     if is_hiding_mask(value):
         return ["hidden"]
+    if isinstance(value, torch.Tensor) and value.dim() in (2, 3):
+        return [_kind_of_square(value, window)]
     return [_kind(item) for item in value] if isinstance(value, tuple) else [""]
+
+
+def _kind_of_square(value: torch.Tensor, window: int | None) -> str:
+    """Return the kind of a mask [queries, keys], or of one for each text; "" for anything else."""
+    whole = value.reshape(-1, 1, *value.shape[-2:])
+    for kind, width in _widths(window).items():
+        if is_causal_mask(whole, width):
+            return "square" if kind == "added" else kind
+    truth = whole != 0
+    if not torch.equal(truth.to(value.dtype), whole) or value.shape[-1] != value.shape[-2]:
+        return ""
+    if is_hiding_mask(truth):
+        return "hidden"
+    lower = torch.ones_like(truth).tril()
+    return "seen" if truth.shape[-1] > 1 and torch.equal(truth, lower) else ""
 
 
 def _kind(item: Any) -> str:

@@ -5,7 +5,6 @@ numbers that an exported graph must not take for constants.
 from __future__ import annotations
 
 import ast
-import re
 from typing import Any
 
 import numpy as np
@@ -65,6 +64,10 @@ def _is_of_sizes(expr: ast.expr) -> bool:
     match expr:
         case ast.BinOp(left=left, right=right):
             return _is_of_sizes(left) and _is_of_sizes(right)
+        case ast.UnaryOp(op=ast.USub(), operand=number):
+            return _is_of_sizes(number)
+        case ast.Call(func=function, args=[number]) if ast.unparse(function) == "math.sqrt":
+            return _is_of_sizes(number)
         case ast.Call(func=ast.Attribute(attr="size"), args=[place]):
             return ast.unparse(place) == "-1"
         case ast.Subscript(value=ast.Attribute(attr="shape"), slice=place):
@@ -74,13 +77,13 @@ def _is_of_sizes(expr: ast.expr) -> bool:
     return False
 
 
-def is_root(value: Value) -> bool:
-    """Whether a value is a number that is a square root, of a size."""
+def is_factor(value: Value) -> bool:
+    """Whether a value is a number that is a square root, or computed of the sizes of heads."""
     if not isinstance(value, Code):
         return False
     text = ast.unparse(value.expr)
     called = isinstance(value.expr, ast.Call) and text.startswith("math.sqrt(")
-    return called or re.fullmatch(r"\w+\.size\(-1\) \*\* 0\.5", text) is not None
+    return called or _is_of_sizes(value.expr)
 
 
 def _is_number(item: object) -> bool:

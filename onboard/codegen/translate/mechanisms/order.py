@@ -27,6 +27,7 @@ from onboard.codegen.translate.mechanisms.experts import Mixtures
 from onboard.codegen.translate.mechanisms.layouts.last_tokens import LastTokens
 from onboard.codegen.translate.mechanisms.layouts.layouts import Layouts
 from onboard.codegen.translate.mechanisms.long_texts import LongTexts
+from onboard.codegen.translate.mechanisms.masks.truths import Truths
 from onboard.codegen.translate.mechanisms.numbers import Numbers
 from onboard.codegen.translate.mechanisms.padding import LayerMasks, Padding
 from onboard.codegen.translate.mechanisms.recurrent import RecurrentMixers
@@ -72,6 +73,7 @@ MECHANISMS = Mechanisms(
         Layouts(),
         ChosenKeys(),
         LayerMasks(),
+        Truths(),
         # A mask that none of the above took is added as it is.
         CausalMasks(),
         CompressedKeys(),

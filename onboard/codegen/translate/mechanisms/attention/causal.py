@@ -117,6 +117,7 @@ def made(kinds: Sequence[str]) -> Value:
     """
     values: dict[str, Value] = {
         "added": Mask(whole=True),
+        "square": Mask(),
         "window": Windowed(),
         "window+1": Windowed(1),
         "seen": Seen(),
@@ -131,12 +132,6 @@ def mask_attribute(attr: str) -> Value | None:
     are added.
     """
     return Global(torch.float32, attribute(name("torch"), "float32")) if attr == "dtype" else None
-
-
-def hidden(op: ast.cmpop, mask: Value, other: Value) -> Mask | None:
-    """Return the mask that is true of the keys that are hidden where `mask op other` is that."""
-    asked = (Mask, ast.NotEq) if type(mask) is Mask else (Seen, ast.Eq)
-    return Mask() if (type(mask), type(op)) == asked and other.equals(Known(0)) else None
 
 
 def filled(owner: Code, value: ast.expr, window: ast.expr | None = None) -> Code:
@@ -229,11 +224,11 @@ class CausalMasks(Mechanism):
         return masked(left) if added and isinstance(left, Code) and not left.static else None
 
     def compare(self, op: ast.cmpop, left: Value, right: Value) -> Value | None:
-        """A mask of hidden keys; the keys that a text's last token sees are all."""
+        """The keys that a text's last token sees are all."""
         match left, right:
             case LastRow(), Known(value=float() | int() as number) if number < 0:
                 return Ones() if isinstance(op, ast.Gt | ast.GtE) else None
-        return hidden(op, left, right)
+        return None
 
     def attribute(self, owner: Value, attr: str, frame: Frame) -> Value | None:
         """What is known of a mask without one."""
@@ -284,8 +279,6 @@ class CausalMasks(Mechanism):
     def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
         """One of a dict of masks, or a mask in another shape or dtype, is a mask."""
         match owner, args.positional:
-            case Hidden(), [Hidden(), *_] if attr == "masked_fill":
-                return Mask()  # zeros and the least number
             case Code() as ones, [] if attr == "tril_" and _is_ones(ones, frame):
                 return Seen()
         if attr == "new_ones" and type(owner) is Code:
@@ -359,7 +352,7 @@ def _hides_later(made: Code, first: Value, frame: Frame) -> bool:
     written = WrittenOut(local_values(frame))
     whole, diagonal = (written.visit(deepcopy(item.code())) for item in (made, first))
     size, least = _filled(whole) if isinstance(whole, ast.Call) else (None, None)
-    if size is None or least is None or not _is_least(least):
+    if size is None or least is None or not is_least(least):
         return False
     match size:
         case ast.Tuple(elts=[*texts, queries, keys]) | ast.List(elts=[*texts, queries, keys]):
@@ -408,7 +401,7 @@ def _is_one(value: Value) -> bool:
     return isinstance(value, Known) and value.value == 1
 
 
-def _is_least(number: ast.expr) -> bool:
+def is_least(number: ast.expr) -> bool:
     """Whether a number is so low that its exponential is zero beside any score's."""
     text = ast.unparse(number)
     if text in ("float('-inf')", "-float('inf')", "-torch.inf", "-math.inf"):

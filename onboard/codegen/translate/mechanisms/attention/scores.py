@@ -34,7 +34,7 @@ from onboard.codegen.translate.language.values import (
 )
 from onboard.codegen.translate.mechanisms import numbers
 from onboard.codegen.translate.mechanisms.attention.biases import KeyBias
-from onboard.codegen.translate.mechanisms.attention.causal import Windowed
+from onboard.codegen.translate.mechanisms.attention.causal import Seen, Windowed
 
 SOFTMAXES = (nn.functional.softmax, torch.softmax)
 _SHAPES = {"view", "reshape", "to", "float", "type", "type_as", "contiguous"}
@@ -140,7 +140,7 @@ def combined(operator: ast.operator, left: Value, right: Value, expr: ast.expr) 
         return replace(left, expr=plain, bias=bias)
     if isinstance(operator, ast.Mult | ast.Div):
         factor = numbers.plain(right)
-        if factor.is_static or numbers.is_root(factor):
+        if factor.is_static or numbers.is_factor(factor):
             return scaled(left, operator, factor.code(), expr)
     return None
 
@@ -224,7 +224,8 @@ def method(scores: Scores, attr: str, args: Args, expr: ast.expr) -> Value | Non
     if attr in ("tanh", "tanh_"):
         return capped(scores, expr)
     if attr in ("masked_fill", "masked_fill_") and isinstance(args.positional[0], Mask):
-        return replace(scores, masked=True, causal=True)
+        sees = isinstance(args.positional[0], Seen)
+        return None if sees else replace(scores, masked=True, causal=True)
     if attr == "size" and not scores.normed and (size := _size(scores, args)) is not None:
         return size
     if attr in _READS:

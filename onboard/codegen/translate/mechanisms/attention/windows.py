@@ -27,7 +27,12 @@ from onboard.codegen.translate.language.trees.syntax import (
     name,
 )
 from onboard.codegen.translate.language.values import NONE, Code, Mask, Value
-from onboard.codegen.translate.mechanisms.attention.causal import Windowed, filled, owner_of
+from onboard.codegen.translate.mechanisms.attention.causal import (
+    Hidden,
+    Windowed,
+    filled,
+    owner_of,
+)
 from onboard.codegen.translate.mechanisms.attention.scores import Scores
 from onboard.hf.architecture import text_config
 from onboard.ops import attention_ops
@@ -287,9 +292,7 @@ class Windows(Mechanism):
 
     def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
         """`x.masked_fill(mask, value)` of a mask that may have a window."""
-        fills = (
-            attr == "masked_fill" and isinstance(owner, Code) and type(args.positional[0]) is Mask
-        )
+        fills = attr == "masked_fill" and type(args.positional[0]) in (Mask, Hidden)
         if not (fills and isinstance(owner, Code)) or owner.static or isinstance(owner, Scores):
             return None
         return filled(owner, args.positional[1].code(), of_filled(frame))

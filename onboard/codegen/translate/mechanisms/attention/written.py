@@ -37,6 +37,11 @@ from onboard.codegen.translate.mechanisms.attention.scores import (
     softmax,
 )
 from onboard.codegen.translate.mechanisms.attention.windows import of_mask
+from onboard.codegen.translate.mechanisms.layouts.one_head import (
+    is_of_one_head,
+    with_head,
+    without_head,
+)
 
 _FUNCTIONS = (
     torch.bmm,
@@ -73,7 +78,7 @@ class WrittenAttention(Mechanism):
         """
         if isinstance(op, ast.MatMult):
             if isinstance(left, Scores) and left.normed:
-                return product(left, right, left.expr)
+                return _attended(left, right, frame)
             return product(left, right, ast.BinOp(left.code(), op, right.code()))
         sides = [side for side in (left, right) if isinstance(side, Scores)]
         if not sides or not all(side.attends for side in sides):
@@ -94,6 +99,10 @@ class WrittenAttention(Mechanism):
         attends = all(item.attends for item in args.positional if isinstance(item, Scores))
         if function not in _FUNCTIONS or not attends or is_static_call(function, args):
             return None
+        match args.positional:
+            case [Scores(normed=True) as weights, value] if function in (torch.matmul, torch.bmm):
+                if isinstance(value, Code) and is_of_one_head(weights, value, frame):
+                    return _attended(weights, value, frame)
         return with_window(call_of(function, args, unmasked_call(expr, args)), frame)
 
     def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
@@ -145,6 +154,15 @@ class WrittenAttention(Mechanism):
         """Nothing of attention's weights."""
         changed = without_weights(value)
         return None if changed.equals(value) else changed
+
+
+def _attended(weights: Scores, value: Value, frame: Frame) -> Value | None:
+    """Return weights times values, of one head where these have no dimension of heads."""
+    if not isinstance(value, Code) or not is_of_one_head(weights, value, frame):
+        return product(weights, value, weights.expr)
+    weights, value = with_head(weights, value)
+    attended = product(weights, value, weights.expr)
+    return without_head(attended) if isinstance(attended, Code) else None
 
 
 def _is_and(test: ast.expr) -> TypeGuard[ast.BoolOp]:

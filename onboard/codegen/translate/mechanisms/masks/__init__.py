@@ -1,0 +1,1 @@
+"""Masks that code makes step by step."""

@@ -1,0 +1,98 @@
+"""Attention that courses write: one module a head, without a dimension of heads, and masks made step
+by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import onboard.ops  # noqa: F401
+from onboard.analysis.tiny.tiny_sizes import VOCABULARY
+from onboard.codegen.translate.output.printer import print_block
+from tests.unit.codegen.test_own_code import _made, _written
+
+Translate = Callable[..., tuple[Any, str, str]]
+
+HEADS = """
+class Head(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.key = nn.Linear(config.size, config.head, bias=False)
+        self.query = nn.Linear(config.size, config.head, bias=False)
+        self.value = nn.Linear(config.size, config.head, bias=False)
+        self.register_buffer("tril", torch.tril(torch.ones(99, 99)))
+        later = torch.triu(torch.ones(99, 99), diagonal=1)
+        self.register_buffer("later", later, persistent=False)
+        least = torch.triu(torch.full((1, 1, 99, 99), float("-inf")), diagonal=1)
+        self.register_buffer("least", least, persistent=False)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        k, q = self.key(x), self.query(x)
+        SCORES
+        return torch.softmax(scores, dim=-1) @ self.value(x)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.words = nn.Embedding(config.words, config.size)
+        self.heads = nn.ModuleList([Head(config) for _ in range(config.heads)])
+
+    def forward(self, x=None, input_ids=None, position_ids=None, use_cache=None):
+        x = self.words(input_ids if x is None else x)
+        return torch.cat([head(x) for head in self.heads], dim=-1)
+"""
+MANNERS = {
+    "buffer": """scores = q @ k.transpose(-2, -1) * k.shape[-1] ** -0.5
+        scores = scores.masked_fill(self.tril[:T, :T] == 0, float("-inf"))""",
+    "hiding buffer": """scores = q @ k.transpose(1, 2)
+        scores.masked_fill_(self.later.bool()[:T, :T], -torch.inf)
+        scores = scores / k.shape[-1] ** 0.5""",
+    "added buffer": """scores = q @ k.transpose(1, 2) / math.sqrt(4)
+        scores = scores + self.least[0, 0, :T, :T]""",
+    "drawn": """scores = torch.matmul(q, k.transpose(1, 2)) / math.sqrt(q.size(-1))
+        tril = torch.tril(torch.ones(T, T, device=x.device))
+        scores = scores.masked_fill(tril == 0, float("-inf"))""",
+    "added": """mask = torch.triu(torch.ones(T, T, device=x.device), diagonal=1)
+        mask = mask.masked_fill(mask == 1, float("-inf"))
+        scores = (q @ k.transpose(-2, -1)) * 4 ** -0.5 + mask""",
+    "in two steps": """seen = torch.tril(torch.ones(T, T, device=x.device))
+        mask = seen.masked_fill(seen == 0, float("-inf")).masked_fill(seen == 1, 0.0)
+        scores = q @ k.transpose(-2, -1) * (1.0 / math.sqrt(k.size(-1))) + mask""",
+}
+SIZES = {"size": 12, "head": 4, "heads": 3, "words": VOCABULARY}
+
+
+@pytest.mark.parametrize("manner", MANNERS)
+def test_heads_one_by_one_become_attention(manner: str, translate: Translate) -> None:
+    text = HEADS.replace("SCORES", MANNERS[manner])
+    state, _, _ = translate(text, SIZES, specialised=True)
+    parts = list(state.translator.states.values())
+    forwards = [print_block(part.methods["forward"].body) for part in parts]
+    assert sum("torch_attention" in forward for forward in forwards) == 1
+    assert not any("softmax" in forward or "tril" in forward for forward in forwards)
+    ours = _made("\n\n\n".join(_written(part) for part in reversed(parts)), SIZES)
+    theirs = _made(text, SIZES)
+    ours.load_state_dict(theirs.state_dict(), strict=False)
+    ids = torch.randint(VOCABULARY, (2, 7))
+    torch.testing.assert_close(ours(ids), theirs(ids))
+
+
+def test_what_looks_ahead_or_keeps_another_triangle_does_not(translate: Translate) -> None:
+    for manner in (
+        MANNERS["drawn"].replace("tril == 0", "tril == 1"),
+        MANNERS["drawn"].replace("torch.tril(", "torch.triu("),
+        MANNERS["buffer"].replace("== 0", "== 1"),
+        MANNERS["buffer"].replace("self.tril[:T, :T] == 0", "self.tril[:T, :T].T == 0"),
+    ):
+        state, _, _ = translate(HEADS.replace("SCORES", manner), SIZES, specialised=True)
+        forwards = [
+            print_block(p.methods["forward"].body) for p in state.translator.states.values()
+        ]
+        assert not any("torch_attention" in forward for forward in forwards)
