@@ -205,10 +205,29 @@ def test_what_a_model_does_with_equal_keys_is_asked_of_the_model(arbitrary: bool
     assert not is_arbitrary(Reader(0.5), range(8), 60, seed)
 
 
-def test_prompts_of_distinct_tokens_leave_others_to_go_on_with() -> None:
-    prompts = draw_prompts(400, range(3 * NEW_TOKENS), 4, distinct=True)
-    assert all(len(set(prompt)) == len(prompt) <= 2 * NEW_TOKENS for prompt in prompts)
-    assert len(prompts[-1]) > 48
+class RankedAmongMany(Ranked):
+    """Of few words the four best are all the same one, and then their order shows nowhere."""
+
+    def forward(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
+        self.arbitrary = input_ids.unique().numel() > 10
+        return super().forward(input_ids, use_cache)
+
+
+def test_equal_keys_are_looked_for_among_many_words_and_few() -> None:
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    model = RankedAmongMany(True)
+    # Of one text the four best may end between two words as well, in one of six or so
+    assert any(is_arbitrary(model, range(100), 60, seed + more) for more in range(20))
+
+
+def test_prompts_of_distinct_tokens_leave_others_to_choose_from() -> None:
+    words = range(3 * NEW_TOKENS)
+    drawn = [draw_prompts(400, words, seed, distinct=True) for seed in range(500)]
+    assert all(len(set(prompt)) == len(prompt) for prompts in drawn for prompt in prompts)
+    # Of a single one left the best and the least are the same: nothing is compared
+    assert max(len(prompts[-1]) for prompts in drawn) + NEW_TOKENS - 1 == len(words) - 2
+    assert min(len(prompts[-1]) for prompts in drawn) > 48
 
 
 @pytest.mark.parametrize("most", [1, 77, 203])

@@ -20,7 +20,10 @@ LONGEST = 300
 _STRATA = ((1, 1), (2, 5), (6, 16), (17, 48), (49, 100), (101, 200), (201, LONGEST))
 """A prompt's length is drawn from each, as far as the model has positions."""
 _PLACE = re.compile(r"(?!bos_|eos_|forced_|decoder_start_|sep_|cls_)\w+_token_(id|index)")
-_FEW = 3
+_REPEATED = (20, 3)
+"""Of so many words a text is made that is to show what becomes of equal tokens: where a top-k ends
+between words it shows little.
+"""
 
 
 def draw_prompts(
@@ -29,12 +32,12 @@ def draw_prompts(
     """Return prompts of different lengths, behind each of which the tokens that are decoded have
     room.
 
-    With `distinct` no token comes twice in one, and the vocabulary has enough others to go on with.
+    With `distinct` no token comes twice in one, and the vocabulary has enough others to choose from
+    behind each, at the end still two.
     """
-    draw, room = (
-        random.Random(seed),
-        max(1, (min(capacity, len(vocabulary)) if distinct else capacity) - NEW_TOKENS),
-    )
+    draw = random.Random(seed)
+    longest = min(capacity, len(vocabulary) - 1) if distinct else capacity
+    room = max(1, longest - NEW_TOKENS)
     strata = [(least, min(most, room)) for least, most in _STRATA if least <= room]
     lengths = [draw.randint(*bounds) for bounds in strata]
     return [
@@ -77,9 +80,12 @@ def is_arbitrary(model: nn.Module, vocabulary: Sequence[int], length: int, seed:
     comes twice.
     """
     draw, size = random.Random(seed), min(length, len(vocabulary))
-    few = draw.choices(draw.sample(vocabulary, min(_FEW, len(vocabulary))), k=size)
+    texts = (
+        draw.choices(draw.sample(vocabulary, min(count, len(vocabulary))), k=size)
+        for count in _REPEATED
+    )
     return (
-        _dependence(model, few) > ARBITRARY
+        any(_dependence(model, text) > ARBITRARY for text in texts)
         and _dependence(model, draw.sample(vocabulary, size)) <= SAME
     )
 
