@@ -19,6 +19,7 @@ registers them all.
 | `delta_rule/fused_gdn_gating.py` | `torch_fused_gdn_gating` |
 | `delta_rule/kda.py` | `torch_cached_kda`, `torch_kda` |
 | `delta_rule/triton_cached_delta_rule.py` | `triton_cached_delta_rule`, `triton_cached_gated_delta_rule` |
+| `delta_rule/triton_cached_delta_rule.py` | `triton_cached_kda` |
 | `delta_rule/triton_gdn_gating.py` | `triton_fused_gdn_gating` |
 | `experts/fused_moe.py` | `torch_moe_fused` |
 | `experts/moe.py` | `torch_moe` |
@@ -48,6 +49,7 @@ registers them all.
 | `recurrences/linear_recurrence.py` | `torch_cached_linear_recurrence`, `torch_linear_recurrence` |
 | `recurrences/mlstm.py` | `torch_cached_mlstm`, `torch_mlstm` |
 | `recurrences/token_shift.py` | `torch_cached_token_shift`, `torch_token_shift` |
+| `recurrences/triton_cached_lightning.py` | `triton_cached_lightning_attention` |
 | `recurrences/wkv.py` | `torch_cached_wkv`, `torch_wkv` |
 | `rope/fused_rope.py` | `torch_norm_rope`, `torch_rope_cached` |
 | `rope/fused_rope.py` | `torch_rope_deinterleaved`, `torch_rope_pairs` |

@@ -20,5 +20,6 @@ UNIT = Path(__file__).resolve().parents[1] / "unit" / "ops"
 
 
 def test_kernels_are_right_on_the_device() -> None:
-    files = [f"interpreted_{name}.py" for name in ("mixers", "moe", "fused", "invariant", "lora")]
+    names = ("mixers", "recurrences", "moe", "fused", "invariant", "lora")
+    files = [f"interpreted_{name}.py" for name in names]
     run_apart(UNIT, *files, interpreted=False)

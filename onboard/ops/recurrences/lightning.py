@@ -13,12 +13,13 @@ from onboard.ops.written_forms import LoopForm
 _CHUNK = 64
 
 
-def _fake_lightning_attention(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+def fake_lightning_attention(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+    """Return an empty output: like v, in q's dtype."""
     return q.new_empty(v.shape)
 
 
 @register_op(
-    _fake_lightning_attention,
+    fake_lightning_attention,
     carries_state=True,
     described="Linear attention with constant decay",
     looped_as=LoopForm(("bshk", "bshk", "bshv", "h")),
@@ -50,7 +51,7 @@ def _state(k: Tensor, v: Tensor, **_: object) -> State:
 
 
 @register_op(
-    _fake_lightning_attention,
+    fake_lightning_attention,
     mutates=("lightning_cache",),
     cached_form_of="torch_lightning_attention",
     state=_state,
@@ -82,7 +83,7 @@ def torch_cached_lightning_attention(
     def step(state: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return _lightning_attention(q, k, v, slopes, state)
 
-    out = _fake_lightning_attention(q, k, v).zero_()
+    out = fake_lightning_attention(q, k, v).zero_()
     return advance(
         step, [q, k, v], out, cu_seqlens, kv_lens, state_slots, batch_info_host, lightning_cache
     )

@@ -1,6 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
 # (The kernels are written in Triton's language: their arguments have Triton's types.)
-"""Kernels of Mamba 2 for long queries, all chunks at once (arXiv:2405.21060, section 6).
+"""Kernels of Mamba 2 for long queries, all chunks at once (arXiv:2405.21060, section 6); STEADY as in
+`onboard.ops.ssm.ssm_kernels`.
 
 What each chunk adds to the state is found for all chunks in parallel; a pass over the chunks turns
 that into the state in front of each; then all outputs are found in parallel. Sequences of at most
@@ -14,7 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from onboard.ops.recurrences.triton_state import pairwise_decay, softplus, span
+from onboard.ops.recurrences.triton_state import pairwise_decay, span
+from onboard.ops.ssm.ssm_kernels import head_rates, time_steps
 
 
 @triton.jit
@@ -28,23 +30,22 @@ def _chunk(cu_seqlens_ptr, kv_lens_ptr, slots_ptr, chunks, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _decays(dt_ptr, A_ptr, bias_ptr, token, inside, head, stride, least, most):
+def _decays(dt_ptr, A, bias, token, inside, head, stride, least, most, STEADY: tl.constexpr):
     """Return the chunk's time steps, zero outside, and the logarithms of its decays, cumulative and
     in all.
     """
-    dt = tl.load(dt_ptr + token * stride + head, mask=inside, other=0.0).to(tl.float32)
-    dt = softplus(dt + tl.load(bias_ptr + head).to(tl.float32))
-    dt = tl.where(inside, tl.minimum(tl.maximum(dt, least), most), 0.0)
-    decays = dt * tl.load(A_ptr + head).to(tl.float32)
-    return dt, tl.cumsum(decays, 0), tl.sum(decays, 0)
+    dt = time_steps(dt_ptr + token * stride + head, inside, bias, least, most, STEADY)
+    return dt, tl.cumsum(dt * A, 0), tl.sum(dt * A, 0)
 
 
 @triton.jit(do_not_specialize=["chunks"])
 def ssd_state_kernel(
-    states_ptr, decays_ptr, x_ptr, A_ptr, B_ptr, dt_ptr, bias_ptr, cu_seqlens_ptr, kv_lens_ptr, slots_ptr, chunks,
+    states_ptr, decays_ptr, x_ptr, A_ptr, B_ptr, D_ptr, dt_ptr, bias_ptr,
+    cu_seqlens_ptr, kv_lens_ptr, slots_ptr, chunks,
     least, most, x_stride_token, x_stride_head, B_stride_token, B_stride_group, dt_stride_token,
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr, PRECISION: tl.constexpr,
-    DOT_TYPE: tl.constexpr, STEPS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+    DOT_TYPE: tl.constexpr, STEPS: tl.constexpr, STEADY: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Find what one chunk adds to BLOCK_P channels of one head's state, and how much of the older
     state it leaves.
@@ -56,8 +57,9 @@ def ssd_state_kernel(
     row, n = first + tl.arange(0, CHUNK), tl.arange(0, BLOCK_N)
     channel = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     token, inside = start + row, row < tokens
+    A, _, bias = head_rates(A_ptr, D_ptr, bias_ptr, head, head < HEADS, STEADY)
     dt, total, last = _decays(
-        dt_ptr, A_ptr, bias_ptr, token, inside, head, dt_stride_token, least, most
+        dt_ptr, A, bias, token, inside, head, dt_stride_token, least, most, STEADY
     )
     x_ptr += token[:, None] * x_stride_token + head * x_stride_head + channel[None, :]
     x = tl.load(x_ptr, mask=inside[:, None] & (channel < SIZE)[None, :], other=0.0).to(tl.float32)
@@ -108,7 +110,8 @@ def ssd_output_kernel(
     least, most, x_stride_token, x_stride_head, B_stride_token, B_stride_group, C_stride_token, C_stride_group,
     dt_stride_token,
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr, PRECISION: tl.constexpr,
-    DOT_TYPE: tl.constexpr, STEPS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+    DOT_TYPE: tl.constexpr, STEPS: tl.constexpr, STEADY: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Find BLOCK_P channels of one head's outputs of one chunk from its inputs and the state in
     front of it.
@@ -124,8 +127,9 @@ def ssd_output_kernel(
         inside[:, None] & (n < STATE)[None, :],
         inside[:, None] & (channel < SIZE)[None, :],
     )
+    A, D, bias = head_rates(A_ptr, D_ptr, bias_ptr, head, head < HEADS, STEADY)
     dt, total, _ = _decays(
-        dt_ptr, A_ptr, bias_ptr, token, inside, head, dt_stride_token, least, most
+        dt_ptr, A, bias, token, inside, head, dt_stride_token, least, most, STEADY
     )
     B_ptr += token[:, None] * B_stride_token + head // GROUP * B_stride_group + n[None, :]
     C_ptr += token[:, None] * C_stride_token + head // GROUP * C_stride_group + n[None, :]
@@ -138,7 +142,7 @@ def ssd_output_kernel(
     )
     x_ptr += token[:, None] * x_stride_token + head * x_stride_head + channel[None, :]
     x = tl.load(x_ptr, mask=channels, other=0.0).to(tl.float32)
-    inputs, out = (x * dt[:, None]).to(DOT_TYPE), tl.load(D_ptr + head).to(tl.float32) * x
+    inputs, out = (x * dt[:, None]).to(DOT_TYPE), D * x
     out = tl.dot(weights.to(DOT_TYPE), inputs, out, input_precision=PRECISION)
     states_ptr += (number * HEADS + head) * (SIZE * STATE) + channel[:, None] * STATE + n[None, :]
     state = tl.load(states_ptr, mask=(channel < SIZE)[:, None] & (n < STATE)[None, :], other=0.0)

@@ -18,9 +18,28 @@ from onboard.ops.triton.overlap import wait_for_inputs
 
 
 @triton.jit
-def time_steps(dt, bias, least, most):
-    """Return how long tokens take, from what the model projects."""
-    return tl.minimum(tl.maximum(softplus(dt.to(tl.float32) + bias), least), most)
+def head_rates(A_ptr, D_ptr, bias_ptr, head, here, STEADY: tl.constexpr):
+    """Return a head's rate of decay, what it lets pass by its state, and the bias of its time steps;
+    of STEADY ones the pointer has the first without its sign, and the others are zero.
+    """
+    A = tl.load(A_ptr + head, mask=here, other=0.0).to(tl.float32)
+    if STEADY:
+        return -A, 0.0, 0.0
+    else:
+        D = tl.load(D_ptr + head, mask=here, other=0.0).to(tl.float32)
+        return A, D, tl.load(bias_ptr + head, mask=here, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def time_steps(dt_ptr, inside, bias, least, most, STEADY: tl.constexpr):
+    """Return how long tokens take, by what the model projects, or STEADY ones: one; those outside
+    take no time.
+    """
+    if STEADY:
+        return inside.to(tl.float32)
+    else:
+        dt = softplus(tl.load(dt_ptr, mask=inside, other=0.0).to(tl.float32) + bias)
+        return tl.where(inside, tl.minimum(tl.maximum(dt, least), most), 0.0)
 
 
 @triton.jit
@@ -29,7 +48,7 @@ def ssm_step_kernel(
     least, most, x_stride_token, x_stride_head, B_stride_token, B_stride_group, C_stride_token, C_stride_group,
     dt_stride_token, cache_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr, STEPS: tl.constexpr,
-    EACH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAP: tl.constexpr,
+    STEADY: tl.constexpr, EACH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Take the new tokens of one sequence, if they are at most STEPS, one by one, into BLOCK_P
     channels of the states of EACH heads in turn; the next one's state is asked for before.
@@ -56,9 +75,7 @@ def ssm_step_kernel(
         more = continues & (i + 1 < EACH) & (head + 1 < HEADS)
         later = tl.load(cache_ptr + SIZE * STATE, mask=inside & more, other=0.0)
         here = head < HEADS
-        A = tl.load(A_ptr + head, mask=here, other=0.0).to(tl.float32)
-        D = tl.load(D_ptr + head, mask=here, other=0.0).to(tl.float32)
-        bias = tl.load(bias_ptr + head, mask=here, other=0.0).to(tl.float32)
+        A, D, bias = head_rates(A_ptr, D_ptr, bias_ptr, head, here, STEADY)
         real, states, group = (channel < SIZE) & here, (n < STATE) & here, head // GROUP
         for token in range(tokens):
             place = token * x_stride_token + head * x_stride_head
@@ -67,8 +84,8 @@ def ssm_step_kernel(
             B = tl.load(B_ptr + place, mask=states, other=0.0).to(tl.float32)
             place = token * C_stride_token + group * C_stride_group
             C = tl.load(C_ptr + place, mask=states, other=0.0).to(tl.float32)
-            dt = tl.load(dt_ptr + token * dt_stride_token + head, mask=here, other=0.0)
-            dt = time_steps(dt, bias, least, most)
+            place = token * dt_stride_token + head
+            dt = time_steps(dt_ptr + place, here, bias, least, most, STEADY)
             state = state * tl.exp(dt * A) + (dt * x)[:, None] * B[None, :]
             out = tl.sum(state * C[None, :], 1) + D * x
             tl.store(out_ptr + (token * HEADS + head) * SIZE, out, mask=real)
@@ -82,7 +99,8 @@ def ssm_chunk_kernel(
     least, most, x_stride_token, x_stride_head, B_stride_token, B_stride_group, C_stride_token, C_stride_group,
     dt_stride_token, cache_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr, PRECISION: tl.constexpr,
-    DOT_TYPE: tl.constexpr, STEPS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+    DOT_TYPE: tl.constexpr, STEPS: tl.constexpr, STEADY: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Take the new tokens of one sequence, if they are more than STEPS, chunk by chunk, into BLOCK_P
     channels of one head's state, which stays in registers; operands of products have DOT_TYPE.
@@ -96,8 +114,7 @@ def ssm_chunk_kernel(
     kept = (n < STATE)[:, None] & (channel < SIZE)[None, :]
     cache_ptr += slot * cache_stride + head * (SIZE * STATE) + channel[None, :] * STATE + n[:, None]
     state = tl.load(cache_ptr, mask=kept & continues, other=0.0).to(tl.float32)
-    A, D = tl.load(A_ptr + head).to(tl.float32), tl.load(D_ptr + head).to(tl.float32)
-    bias = tl.load(bias_ptr + head).to(tl.float32)
+    A, D, bias = head_rates(A_ptr, D_ptr, bias_ptr, head, head < HEADS, STEADY)
     x_ptr += head * x_stride_head + channel[None, :]
     B_ptr += head // GROUP * B_stride_group + n[None, :]
     C_ptr += head // GROUP * C_stride_group + n[None, :]
@@ -110,8 +127,8 @@ def ssm_chunk_kernel(
         x = tl.load(x_ptr + token[:, None] * x_stride_token, mask=channels, other=0.0)
         B = tl.load(B_ptr + token[:, None] * B_stride_token, mask=states, other=0.0).to(DOT_TYPE)
         C = tl.load(C_ptr + token[:, None] * C_stride_token, mask=states, other=0.0).to(DOT_TYPE)
-        dt = tl.load(dt_ptr + token * dt_stride_token + head, mask=inside, other=0.0)
-        dt = tl.where(inside, time_steps(dt, bias, least, most), 0.0)
+        place = token * dt_stride_token + head
+        dt = time_steps(dt_ptr + place, inside, bias, least, most, STEADY)
         total, last = tl.cumsum(dt * A, 0), tl.sum(dt * A, 0)
         weights = tl.dot(C, tl.trans(B), input_precision=PRECISION)
         weights *= pairwise_decay(total, False, CHUNK) * dt[None, :]

@@ -50,6 +50,20 @@ have to run.
 """
 
 
+class Call(NamedTuple):
+    """What all kernels of a step take."""
+
+    tensors: tuple[Tensor, ...]
+    """The output, the scan's tensors without the batch, where each sequence is, and the states."""
+    strides: tuple[int, ...]
+    sizes: dict[str, Any]
+
+    @property
+    def out(self) -> Tensor:
+        """The output, [tokens, heads, head_dim]."""
+        return self.tensors[0]
+
+
 @register_op(fake_ssm, mutates=("ssm_cache",))
 def triton_cached_ssm(
     hidden_states: Tensor,
@@ -73,10 +87,14 @@ def triton_cached_ssm(
     require_device(hidden_states)
     row = (hidden_states, A, B, C, D, dt, dt_bias)
     metadata = (cu_seqlens, kv_lens, state_slots, batch_info_host)
-    call = prepared(row, metadata, ssm_cache, MOST_STEPS)
+    return scan(prepared(row, metadata, ssm_cache), time_step_limit, batch_info_host)
+
+
+def scan(call: Call, time_step_limit: list[float], batch_info_host: Tensor) -> Tensor:
+    """Launch a step's kernels; return the output with a batch of one row."""
     sequences, tokens, longest_query, *_ = batch_info_host.tolist()
     if longest_query <= MOST_STEPS or sequences * longest_query != tokens:
-        (heads, size), device = hidden_states.shape[2:], hidden_states.device
+        (heads, size), device = call.out.shape[1:], call.out.device
         width, each, warps = _step_tiles(call.sizes["BLOCK_N"], size, heads, sequences, device)
         ssm_step_kernel[(triton.cdiv(size, width), triton.cdiv(heads, each), sequences)](
             *call.tensors, *time_step_limit, *call.strides, **call.sizes,
@@ -86,36 +104,23 @@ def triton_cached_ssm(
     return call.out[None]
 
 
-class Call(NamedTuple):
-    """What all kernels of a step take."""
-
-    tensors: tuple[Tensor, ...]
-    """The output, the scan's tensors without the batch, where each sequence is, and the states."""
-    strides: tuple[int, ...]
-    sizes: dict[str, Any]
-
-    @property
-    def out(self) -> Tensor:
-        """The output, [tokens, heads, head_dim]."""
-        return self.tensors[0]
-
-
 def prepared(
     row: tuple[Tensor, ...],
     metadata: tuple[Tensor, Tensor, Tensor, Tensor],
     cache: Tensor,
-    steps: int,
+    dtype: torch.dtype = torch.float32,
+    steady: bool = False,
 ) -> Call:
-    """Return what kernels take, of whom those for chunks leave out sequences of at most `steps` new
-    tokens.
+    """Return what kernels take, whose output has `dtype`; `steady`: each token takes one unit of
+    time, decays are exp(-A), and nothing reads D, dt and dt_bias.
     """
     hidden_states, A, B, C, D, dt, dt_bias = row
     x, B, C, dt = (last_contiguous(each)[0] for each in (hidden_states, B, C, dt))
     (heads, size), (groups, state) = x.shape[1:], B.shape[1:]
-    out = output_rows(tuple(x.shape), torch.float32, metadata[3], x.device)
+    out = output_rows(tuple(x.shape), dtype, metadata[3], x.device)
     strides = (*x.stride()[:2], *B.stride()[:2], *C.stride()[:2], dt.stride(0), cache.stride(0))
     sizes = {"HEADS": heads, "GROUP": heads // groups, "SIZE": size, "STATE": state}
-    sizes |= {"BLOCK_N": tile_width(state), "STEPS": steps}
+    sizes |= {"BLOCK_N": tile_width(state), "STEPS": MOST_STEPS, "STEADY": steady}
     return Call((out, x, A, B, C, D, dt, dt_bias, *metadata[:3], cache), strides, sizes)
 
 
@@ -156,7 +161,7 @@ def _all_chunks(
     width = min(64, tile_width(size))
     grid = (triton.cdiv(size, width), heads, sequences * chunks)
     ssd_state_kernel[grid](
-        states, decays, x, A, B, dt, dt_bias, *spans, chunks, *time_step_limit,
+        states, decays, x, A, B, D, dt, dt_bias, *spans, chunks, *time_step_limit,
         *x.stride()[:2], *B.stride()[:2], dt.stride(0), **sizes, **options, BLOCK_P=width,
     )  # fmt: skip
     ssd_pass_kernel[(triton.cdiv(size * state, PASS_BLOCK), heads, sequences)](

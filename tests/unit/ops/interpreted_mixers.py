@@ -38,6 +38,7 @@ from tests.support.ops.ragged import (
     slots,
     ssm,
 )
+from tests.support.ops.recurrent import kda, lightning
 
 ops: Any = torch.ops.onboard
 LOW = {torch.bfloat16: 2.5e-2} if DEVICE == "cpu" else {torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -53,7 +54,7 @@ def _short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_kernel_with_a_cache_is_tested_on_spoiled_ones() -> None:
     texts = "".join(
         Path(__file__).with_name(f"interpreted_{part}.py").read_text()
-        for part in ("kernels", "mixers", "rope_attention")
+        for part in ("kernels", "mixers", "recurrences", "rope_attention")
     )
     names = [
         name
@@ -314,6 +315,8 @@ CAPTURED: dict[str, tuple[Callable[[Row], list[Any]], int]] = {
     "cached_gated_delta_rule": (lambda row: delta_rule(row, 2, 4, 16, 8, True), 9),
     "cached_ssm": (lambda row: ssm(row, 4, 2, 8, 16), 11),
     "cached_selective_scan": (lambda row: selective_scan(row, 9, 16, True), 12),
+    "cached_kda": (lambda row: kda(row, 2, 16, 8, True), 9),
+    "cached_lightning_attention": (lambda row: lightning(row, 4, 16, 8), 8),
 }
 
 
@@ -351,6 +354,8 @@ REAL_SIZES: dict[str, Callable[[Row, torch.dtype], list[Any]]] = {
     "cached_gated_delta_rule": lambda row, dtype: delta_rule(row, 16, 32, 128, 128, True, dtype),
     "cached_ssm": lambda row, dtype: ssm(row, 80, 1, 64, 128, dtype),
     "cached_selective_scan": lambda row, dtype: selective_scan(row, 8192, 16, True, dtype),
+    "cached_kda": lambda row, dtype: kda(row, 32, 128, 128, True, dtype),
+    "cached_lightning_attention": lambda row, dtype: lightning(row, 64, 128, 128, dtype),
 }
 
 

@@ -31,7 +31,7 @@ from onboard.ops.norm import triton_rmsnorm_gated as rmsnorm_gated
 from onboard.ops.sampling import triton_sampling as sampling
 from onboard.ops.ssm import triton_cached_ssm as cached_ssm
 from onboard.ops.triton import host_copy, launch
-from tests.support.ops import ragged
+from tests.support.ops import ragged, recurrent
 from tests.support.ops.lora import Adapted
 from tests.support.ops.naive import make_batch
 from tests.support.ops.rotated import TURNS, tables, with_rotation
@@ -325,6 +325,7 @@ STATE_KERNELS = {
     "prefill": {
         "_conv_kernel",
         "delta_solve_kernel",
+        "kda_products_kernel",
         "delta_chunk_kernel",
         "ssm_chunk_kernel",
         "selective_scan_kernel",
@@ -348,6 +349,8 @@ def test_kernels_of_mixers(
     ops.triton_cached_causal_conv1d(*ragged.conv(row, 256, 4, 1, "silu", dtype=dtype))
     ops.triton_cached_gated_delta_rule(*ragged.delta_rule(row, 1, 1, 128, 128, True, dtype))
     ops.triton_cached_ssm(*ragged.ssm(row, 1, 1, 64, 128, dtype))
+    ops.triton_cached_kda(*recurrent.kda(row, 1, 128, 128, True, dtype))
+    ops.triton_cached_lightning_attention(*recurrent.lightning(row, 1, 128, 128, dtype))
     ops.triton_cached_selective_scan(*ragged.selective_scan(row, 64, 16, True, dtype))
     ops.triton_cached_mla(*ragged.mla(row, 16, 512, 64, dtype))
     assert_compiled(kernels, STATE_KERNELS[step])
@@ -471,7 +474,9 @@ def test_kernels_that_overlap(kernels: list[Any], overlapping: None) -> None:
 
 @pytest.mark.slow
 def test_kernels_of_long_prompts(kernels: list[Any]) -> None:
-    ops.triton_cached_ssm(*ragged.ssm(ragged.make_row([(600, 600)]), 1, 1, 64, 128, torch.bfloat16))
+    row, dtype = ragged.make_row([(600, 600)]), torch.bfloat16
+    ops.triton_cached_ssm(*ragged.ssm(row, 1, 1, 64, 128, dtype))
+    ops.triton_cached_lightning_attention(*recurrent.lightning(row, 1, 128, 128, dtype))
     assert_compiled(kernels, {"ssd_state_kernel", "ssd_pass_kernel", "ssd_output_kernel"})
 
 

@@ -29,6 +29,7 @@ INTERPRETED = tuple(
         "four_bits",
         "int8",
         "mixers",
+        "recurrences",
         "moe",
         "quantised_moe",
         "invariant",

@@ -1,0 +1,38 @@
+"""Arguments of cached recurrences that only some models have, for rows of `tests.support.ops.ragged`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.support.ops.ragged import STATE, Row, randn, slots
+
+
+def kda(
+    row: Row,
+    heads: int,
+    key: int,
+    value: int,
+    normalise: bool,
+    dtype: torch.dtype = torch.float32,
+    strength: float = 1.0,
+) -> list[Any]:
+    """Arguments of a cached Kimi Delta Attention; its decays are float32, whatever the rest is."""
+    shapes = [(heads, key), (heads, key), (heads, value), (heads,)]
+    q, k, v, beta = (randn(1, row.tokens, *shape, dtype=dtype) for shape in shapes)
+    k = k if normalise else (k * key**-0.5).to(dtype)
+    g = -strength * randn(1, row.tokens, heads, key).abs()
+    scale = None if normalise else 0.4
+    cache = slots(heads, key, value)
+    return [q, k, v, g, beta.sigmoid(), *row.metadata(*STATE), cache, scale, normalise]
+
+
+def lightning(
+    row: Row, heads: int, key: int, value: int, dtype: torch.dtype = torch.float32
+) -> list[Any]:
+    """Arguments of a cached lightning attention; one head forgets nothing."""
+    q, k, v = (randn(1, row.tokens, heads, size, dtype=dtype) for size in (key, key, value))
+    slopes = randn(heads).abs()
+    slopes[0] = 0
+    return [q, k, v, slopes, *row.metadata(*STATE), slots(heads, value, key)]

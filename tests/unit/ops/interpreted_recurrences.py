@@ -1,0 +1,79 @@
+"""The Triton kernels of recurrences that only some models have, against float64;
+`test_triton_kernels.py` starts this in the interpreter.
+
+On a GPU the same tests run as they are (`tests/gpu/test_mixer_kernels.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import onboard.ops  # noqa: F401
+from onboard.ops.delta_rule import triton_cached_delta_rule as cached_delta_rule
+from onboard.ops.ssm import triton_cached_ssm as cached_ssm
+from tests.support.ops.ragged import DEVICE, STEPS, Row, check, make_row, make_step
+from tests.support.ops.recurrent import kda, lightning
+
+LOW = {torch.bfloat16: 2.5e-2} if DEVICE == "cpu" else {torch.float16: 4e-3, torch.bfloat16: 1.5e-2}
+
+
+@pytest.fixture(autouse=True)
+def _short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short sequences shall cross the borders of chunks, too."""
+    for launcher in (cached_delta_rule, cached_ssm):
+        monkeypatch.setattr(launcher, "CHUNK", 16)
+
+
+def check_state(
+    name: str, row: Row, arguments: list[Any], cache: int, tolerance: float = 1e-5
+) -> None:
+    check(name, arguments, cache, row, tolerance, row.slots)
+
+
+@pytest.mark.parametrize(
+    ("step", "heads", "key", "value", "normalise"),
+    [("prefill", 1, 16, 8, True), ("chunked prefill", 1, 5, 20, False),
+     ("decode", 2, 5, 20, False), ("mixed", 2, 5, 8, True)],
+)  # fmt: skip
+def test_kda(step: str, heads: int, key: int, value: int, normalise: bool) -> None:
+    row = make_step(step)
+    check_state("cached_kda", row, kda(row, heads, key, value, normalise), 9)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_kda_in_low_precision(dtype: torch.dtype) -> None:
+    row = make_row([(9, 9), (1, 4)])
+    check_state("cached_kda", row, kda(row, 1, 16, 8, True, dtype), 9, LOW[dtype])
+
+
+@pytest.mark.parametrize("strength", [0.05, 40.0])
+def test_blocks_of_a_chunk_see_each_other_however_fast_channels_forget(
+    strength: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inverse of what a chunk forgets is far beyond what float32 holds."""
+    monkeypatch.setattr(cached_delta_rule, "CHUNK", 32)
+    row = make_row([(70, 75)])
+    check_state("cached_kda", row, kda(row, 1, 6, 4, True, strength=strength), 9)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_lightning_attention(step: str) -> None:
+    row = make_step(step)
+    check_state("cached_lightning_attention", row, lightning(row, 3, 6, 5), 8)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("step", ["decode", "mixed"])
+def test_lightning_attention_in_low_precision(step: str, dtype: torch.dtype) -> None:
+    row = make_step(step)
+    check_state("cached_lightning_attention", row, lightning(row, 2, 16, 8, dtype), 8, LOW[dtype])
+
+
+def test_lightning_attention_with_all_chunks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("LONG_QUERY", 5), ("LONG_CHUNK", 16), ("SHARE_BUSY", 1000)):
+        monkeypatch.setattr(cached_ssm, name, value)
+    row = make_step("chunked prefill")
+    check_state("cached_lightning_attention", row, lightning(row, 3, 6, 5), 8)
