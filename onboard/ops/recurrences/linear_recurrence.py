@@ -13,12 +13,13 @@ from onboard.ops.ssm.ssm import wide_dtype
 from onboard.ops.written_forms import LoopForm
 
 
-def _fake_linear_recurrence(x: Tensor, *_: object) -> Tensor:
+def fake_linear_recurrence(x: Tensor, *_: object) -> Tensor:
+    """Return an empty output, without gaps."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @register_op(
-    _fake_linear_recurrence,
+    fake_linear_recurrence,
     carries_state=True,
     described="Gated linear recurrence (RG-LRU)",
     looped_as=LoopForm(("bsc", "bsc")),
@@ -47,7 +48,7 @@ def _state(x: Tensor, **_: object) -> State:
 
 
 @register_op(
-    _fake_linear_recurrence,
+    fake_linear_recurrence,
     mutates=("recurrence_cache",),
     cached_form_of="torch_linear_recurrence",
     state=_state,
@@ -76,7 +77,7 @@ def torch_cached_linear_recurrence(
     def step(state: Tensor, x: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
         return _linear_recurrence(x, decay, state)
 
-    out = _fake_linear_recurrence(x).zero_()
+    out = fake_linear_recurrence(x).zero_()
     return advance(
         step, [x, decay], out, cu_seqlens, kv_lens, state_slots, batch_info_host, recurrence_cache
     )

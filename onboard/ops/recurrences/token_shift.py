@@ -9,11 +9,12 @@ from onboard.ops.library import State, register_op
 from onboard.ops.recurrences.advance import advance
 
 
-def _fake_token_shift(x: Tensor, *_: object) -> Tensor:
+def fake_token_shift(x: Tensor, *_: object) -> Tensor:
+    """Return an empty output, without gaps."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@register_op(_fake_token_shift, carries_state=True)
+@register_op(fake_token_shift, carries_state=True)
 def torch_token_shift(x: Tensor) -> Tensor:
     """Return of each token the one before it, zeros of the first (Peng et al. 2023, "RWKV",
     arXiv:2305.13048).
@@ -32,7 +33,7 @@ def _state(x: Tensor, **_: object) -> State:
 
 
 @register_op(
-    _fake_token_shift, mutates=("shift_cache",), cached_form_of="torch_token_shift", state=_state
+    fake_token_shift, mutates=("shift_cache",), cached_form_of="torch_token_shift", state=_state
 )
 def torch_cached_token_shift(
     x: Tensor,
@@ -53,7 +54,7 @@ def torch_cached_token_shift(
     Returns:
         Like x; zeros for tokens beyond the last sequence.
     """
-    out = _fake_token_shift(x).zero_()
+    out = fake_token_shift(x).zero_()
     return advance(
         _token_shift, [x], out, cu_seqlens, kv_lens, state_slots, batch_info_host, shift_cache
     )

@@ -11,12 +11,13 @@ from onboard.ops.ssm.ssm import wide_dtype
 from onboard.ops.written_forms import CallForm
 
 
-def _fake_wkv(key: Tensor, *_: object) -> Tensor:
+def fake_wkv(key: Tensor, *_: object) -> Tensor:
+    """Return an empty output, without gaps."""
     return torch.empty_like(key, memory_format=torch.contiguous_format)
 
 
 @register_op(
-    _fake_wkv,
+    fake_wkv,
     carries_state=True,
     described="WKV mixer",
     called_as=CallForm(
@@ -49,7 +50,7 @@ def _state(key: Tensor, **_: object) -> State:
     return (3, key.shape[2]), wide_dtype(key)
 
 
-@register_op(_fake_wkv, mutates=("wkv_cache",), cached_form_of="torch_wkv", state=_state)
+@register_op(fake_wkv, mutates=("wkv_cache",), cached_form_of="torch_wkv", state=_state)
 def torch_cached_wkv(
     key: Tensor,
     value: Tensor,
@@ -77,7 +78,7 @@ def torch_cached_wkv(
     def step(state: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         return _wkv(key, value, time_decay, time_first, state)
 
-    out = _fake_wkv(key).zero_()
+    out = fake_wkv(key).zero_()
     return advance(
         step, [key, value], out, cu_seqlens, kv_lens, state_slots, batch_info_host, wkv_cache
     )

@@ -36,3 +36,29 @@ def lightning(
     slopes = randn(heads).abs()
     slopes[0] = 0
     return [q, k, v, slopes, *row.metadata(*STATE), slots(heads, value, key)]
+
+
+def linear_recurrence(row: Row, channels: int, dtype: torch.dtype = torch.float32) -> list[Any]:
+    """Arguments of a cached linear recurrence, slices of a wider projection; some tokens start anew."""
+    x, decay = (
+        randn(1, row.tokens, channels + 3, dtype=dtype)[..., 2 : channels + 2] for _ in range(2)
+    )
+    decay = decay.sigmoid() * (randn(1, row.tokens, channels) > -1.5)
+    return [x, decay.to(dtype), *row.metadata(*STATE), slots(channels)]
+
+
+def wkv(
+    row: Row, channels: int, dtype: torch.dtype = torch.float32, strength: float = 1.0
+) -> list[Any]:
+    """Arguments of a cached WKV; of a state the second row, a sum of weights, is at least one."""
+    key, value = (randn(1, row.tokens, channels, dtype=dtype) for _ in range(2))
+    cache = slots(3, channels)
+    cache[:, 1] = 1 + cache[:, 1].abs()
+    weights = [randn(channels, dtype=dtype) for _ in range(2)]
+    return [(strength * key).to(dtype), value, *weights, *row.metadata(*STATE), cache]
+
+
+def token_shift(row: Row, channels: int, dtype: torch.dtype = torch.float32) -> list[Any]:
+    """Arguments of a cached token shift."""
+    x = randn(1, row.tokens, channels + 3, dtype=dtype)[..., 2 : channels + 2]
+    return [x, *row.metadata(*STATE), slots(channels, dtype=dtype)]

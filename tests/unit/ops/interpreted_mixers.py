@@ -38,7 +38,7 @@ from tests.support.ops.ragged import (
     slots,
     ssm,
 )
-from tests.support.ops.recurrent import kda, lightning
+from tests.support.ops.recurrent import kda, lightning, linear_recurrence, token_shift, wkv
 
 ops: Any = torch.ops.onboard
 LOW = {torch.bfloat16: 2.5e-2} if DEVICE == "cpu" else {torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -317,6 +317,9 @@ CAPTURED: dict[str, tuple[Callable[[Row], list[Any]], int]] = {
     "cached_selective_scan": (lambda row: selective_scan(row, 9, 16, True), 12),
     "cached_kda": (lambda row: kda(row, 2, 16, 8, True), 9),
     "cached_lightning_attention": (lambda row: lightning(row, 4, 16, 8), 8),
+    "cached_linear_recurrence": (lambda row: linear_recurrence(row, 9), 6),
+    "cached_wkv": (lambda row: wkv(row, 9), 8),
+    "cached_token_shift": (lambda row: token_shift(row, 9), 5),
 }
 
 
@@ -329,7 +332,8 @@ def test_a_captured_decode_follows_the_lengths(name: str) -> None:
     columns = later.args["block_table"].shape[1]
     row.args["block_table"] = torch.zeros_like(later.args["block_table"])
     arguments = make(row)
-    arguments[cache] = randn(max(row.pages, later.pages, 8), *arguments[cache].shape[1:])
+    if name == "cached_mla":
+        arguments[cache] = randn(max(row.pages, later.pages), *arguments[cache].shape[1:])
     op = getattr(ops, f"triton_{name}")
     op(*arguments)
     graph = torch.cuda.CUDAGraph()
@@ -356,6 +360,9 @@ REAL_SIZES: dict[str, Callable[[Row, torch.dtype], list[Any]]] = {
     "cached_selective_scan": lambda row, dtype: selective_scan(row, 8192, 16, True, dtype),
     "cached_kda": lambda row, dtype: kda(row, 32, 128, 128, True, dtype),
     "cached_lightning_attention": lambda row, dtype: lightning(row, 64, 128, 128, dtype),
+    "cached_linear_recurrence": lambda row, dtype: linear_recurrence(row, 4096, dtype),
+    "cached_wkv": lambda row, dtype: wkv(row, 4096, dtype),
+    "cached_token_shift": lambda row, dtype: token_shift(row, 4096, dtype),
 }
 
 

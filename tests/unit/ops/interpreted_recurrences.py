@@ -13,9 +13,10 @@ import torch
 
 import onboard.ops  # noqa: F401
 from onboard.ops.delta_rule import triton_cached_delta_rule as cached_delta_rule
+from onboard.ops.recurrences import triton_cached_channels as cached_channels
 from onboard.ops.ssm import triton_cached_ssm as cached_ssm
 from tests.support.ops.ragged import DEVICE, STEPS, Row, check, make_row, make_step
-from tests.support.ops.recurrent import kda, lightning
+from tests.support.ops.recurrent import kda, lightning, linear_recurrence, token_shift, wkv
 
 LOW = {torch.bfloat16: 2.5e-2} if DEVICE == "cpu" else {torch.float16: 4e-3, torch.bfloat16: 1.5e-2}
 
@@ -25,6 +26,9 @@ def _short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short sequences shall cross the borders of chunks, too."""
     for launcher in (cached_delta_rule, cached_ssm):
         monkeypatch.setattr(launcher, "CHUNK", 16)
+    monkeypatch.setattr(cached_channels, "CHUNK", 8)
+    for width in ("CHANNELS", "STEP_CHANNELS"):
+        monkeypatch.setattr(cached_channels, width, 4)
 
 
 def check_state(
@@ -77,3 +81,34 @@ def test_lightning_attention_with_all_chunks_at_once(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(cached_ssm, name, value)
     row = make_step("chunked prefill")
     check_state("cached_lightning_attention", row, lightning(row, 3, 6, 5), 8)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_linear_recurrence(step: str) -> None:
+    row = make_step(step)
+    check_state("cached_linear_recurrence", row, linear_recurrence(row, 6), 6)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_linear_recurrence_in_low_precision(dtype: torch.dtype) -> None:
+    row = make_row([(9, 9), (1, 4)])
+    check_state("cached_linear_recurrence", row, linear_recurrence(row, 3, dtype), 6, LOW[dtype])
+
+
+@pytest.mark.parametrize(("step", "strength"), zip(STEPS, (1.0, 80.0, 80.0, 1.0), strict=True))
+def test_wkv(step: str, strength: float) -> None:
+    """Powers of keys are far beyond what float32 holds, and keys themselves have a few digits less."""
+    row, tolerance = make_step(step), 1e-5 if strength == 1.0 else 2e-4
+    check_state("cached_wkv", row, wkv(row, 6, strength=strength), 8, tolerance)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_wkv_in_low_precision(dtype: torch.dtype) -> None:
+    row = make_row([(9, 9), (1, 4)])
+    check_state("cached_wkv", row, wkv(row, 3, dtype), 8, LOW[dtype])
+
+
+@pytest.mark.parametrize(("step", "dtype"), zip(STEPS, [torch.float32, *LOW] * 2, strict=False))
+def test_token_shift(step: str, dtype: torch.dtype) -> None:
+    row = make_step(step)
+    check_state("cached_token_shift", row, token_shift(row, 6, dtype), 5, 1e-6)

@@ -28,6 +28,7 @@ from onboard.ops.linear import triton_linear as linear
 from onboard.ops.lora import triton_lora_few_tokens
 from onboard.ops.norm import triton_rmsnorm as rmsnorm
 from onboard.ops.norm import triton_rmsnorm_gated as rmsnorm_gated
+from onboard.ops.recurrences import triton_cached_channels as cached_channels
 from onboard.ops.sampling import triton_sampling as sampling
 from onboard.ops.ssm import triton_cached_ssm as cached_ssm
 from onboard.ops.triton import host_copy, launch
@@ -316,6 +317,9 @@ def test_latent_attention_that_rotates(kernels: list[Any], monkeypatch: pytest.M
 
 STATE_KERNELS = {
     "decode": {
+        "linear_recurrence_kernel",
+        "wkv_kernel",
+        "token_shift_kernel",
         "_conv_kernel",
         "delta_step_kernel",
         "ssm_step_kernel",
@@ -323,6 +327,9 @@ STATE_KERNELS = {
         "mla_kernel",
     },
     "prefill": {
+        "linear_recurrence_kernel",
+        "wkv_kernel",
+        "token_shift_kernel",
         "_conv_kernel",
         "delta_solve_kernel",
         "kda_products_kernel",
@@ -351,6 +358,9 @@ def test_kernels_of_mixers(
     ops.triton_cached_ssm(*ragged.ssm(row, 1, 1, 64, 128, dtype))
     ops.triton_cached_kda(*recurrent.kda(row, 1, 128, 128, True, dtype))
     ops.triton_cached_lightning_attention(*recurrent.lightning(row, 1, 128, 128, dtype))
+    ops.triton_cached_linear_recurrence(*recurrent.linear_recurrence(row, 256, dtype))
+    ops.triton_cached_wkv(*recurrent.wkv(row, 256, dtype))
+    ops.triton_cached_token_shift(*recurrent.token_shift(row, 256, dtype))
     ops.triton_cached_selective_scan(*ragged.selective_scan(row, 64, 16, True, dtype))
     ops.triton_cached_mla(*ragged.mla(row, 16, 512, 64, dtype))
     assert_compiled(kernels, STATE_KERNELS[step])
@@ -374,7 +384,15 @@ def test_latents_are_loaded_while_others_are_attended_to(
     assert loop.count("ttng.warp_group_dot ") == 3
 
 
-OVERLAPPING = (cached_causal_conv, cached_delta_rule, cached_ssm, moe, rmsnorm_gated, router)
+OVERLAPPING = (
+    cached_causal_conv,
+    cached_channels,
+    cached_delta_rule,
+    cached_ssm,
+    moe,
+    rmsnorm_gated,
+    router,
+)
 
 
 @pytest.fixture
@@ -465,11 +483,14 @@ def test_kernels_that_overlap(kernels: list[Any], overlapping: None) -> None:
     ops.triton_cached_causal_conv1d(*ragged.conv(row, 256, 4, 1, "silu", dtype=dtype))
     ops.triton_cached_gated_delta_rule(*ragged.delta_rule(row, 1, 1, 128, 128, True, dtype))
     ops.triton_cached_ssm(*ragged.ssm(row, 1, 1, 64, 128, dtype))
+    ops.triton_cached_linear_recurrence(*recurrent.linear_recurrence(row, 256, dtype))
+    ops.triton_cached_wkv(*recurrent.wkv(row, 256, dtype))
+    ops.triton_cached_token_shift(*recurrent.token_shift(row, 256, dtype))
     x, weight = torch.randn(4, 128).bfloat16(), torch.ones(128).bfloat16()
     ops.triton_fused_rmsnorm_gated(x, weight, x, 1e-5, 128, True, dtype)
-    assert_compiled(
-        kernels, {"_conv_kernel", "delta_step_kernel", "ssm_step_kernel", "_rmsnorm_gated_kernel"}
-    )
+    names = {"_conv_kernel", "delta_step_kernel", "ssm_step_kernel", "_rmsnorm_gated_kernel"}
+    names |= {"linear_recurrence_kernel", "wkv_kernel", "token_shift_kernel"}
+    assert_compiled(kernels, names)
 
 
 @pytest.mark.slow
