@@ -14,12 +14,13 @@ from onboard.ops.written_forms import CallForm
 _CHUNK = 64
 
 
-def _fake_mlstm(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+def fake_mlstm(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+    """Return an empty output: like v, in q's dtype."""
     return q.new_empty(v.shape)
 
 
 @register_op(
-    _fake_mlstm,
+    fake_mlstm,
     carries_state=True,
     described="Matrix LSTM mixer",
     called_as_module=CallForm(
@@ -59,7 +60,7 @@ def _state(k: Tensor, v: Tensor, **_: object) -> State:
     return (v.shape[2], k.shape[3] + 1, v.shape[3] + 1), wide_dtype(v)
 
 
-@register_op(_fake_mlstm, mutates=("mlstm_cache",), cached_form_of="torch_mlstm", state=_state)
+@register_op(fake_mlstm, mutates=("mlstm_cache",), cached_form_of="torch_mlstm", state=_state)
 def torch_cached_mlstm(
     q: Tensor,
     k: Tensor,
@@ -91,7 +92,7 @@ def torch_cached_mlstm(
     ) -> tuple[Tensor, Tensor]:
         return _mlstm(q, k, v, igate, fgate, eps, state)
 
-    out = _fake_mlstm(q, k, v).zero_()
+    out = fake_mlstm(q, k, v).zero_()
     inputs = [q, k, v, igate, fgate]
     return advance(
         step, inputs, out, cu_seqlens, kv_lens, state_slots, batch_info_host, mlstm_cache

@@ -62,3 +62,23 @@ def token_shift(row: Row, channels: int, dtype: torch.dtype = torch.float32) -> 
     """Arguments of a cached token shift."""
     x = randn(1, row.tokens, channels + 3, dtype=dtype)[..., 2 : channels + 2]
     return [x, *row.metadata(*STATE), slots(channels, dtype=dtype)]
+
+
+def mlstm(
+    row: Row,
+    heads: int,
+    key: int,
+    value: int,
+    dtype: torch.dtype = torch.float32,
+    strength: float = 1.0,
+    eps: float = 0.3,
+) -> list[Any]:
+    """Arguments of a cached matrix LSTM; the last row of a state is one number, m. Without much of
+    an epsilon a divisor may have cancelled.
+    """
+    shapes = [(heads, key), (heads, key), (heads, value), (heads,), (heads,)]
+    q, k, v, igate, fgate = (randn(1, row.tokens, *shape, dtype=dtype) for shape in shapes)
+    cache = slots(heads, key + 1, value + 1)
+    cache[:, :, -1] = cache[:, :, -1, :1]
+    gates = [(strength * (igate - 1)).to(dtype), fgate]
+    return [q, k, v, *gates, *row.metadata(*STATE), cache, eps]

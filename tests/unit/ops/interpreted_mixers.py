@@ -38,7 +38,7 @@ from tests.support.ops.ragged import (
     slots,
     ssm,
 )
-from tests.support.ops.recurrent import kda, lightning, linear_recurrence, token_shift, wkv
+from tests.support.ops.recurrent import kda, lightning, linear_recurrence, mlstm, token_shift, wkv
 
 ops: Any = torch.ops.onboard
 LOW = {torch.bfloat16: 2.5e-2} if DEVICE == "cpu" else {torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -319,6 +319,7 @@ CAPTURED: dict[str, tuple[Callable[[Row], list[Any]], int]] = {
     "cached_lightning_attention": (lambda row: lightning(row, 4, 16, 8), 8),
     "cached_linear_recurrence": (lambda row: linear_recurrence(row, 9), 6),
     "cached_wkv": (lambda row: wkv(row, 9), 8),
+    "cached_mlstm": (lambda row: mlstm(row, 2, 16, 8), 9),
     "cached_token_shift": (lambda row: token_shift(row, 9), 5),
 }
 
@@ -362,6 +363,7 @@ REAL_SIZES: dict[str, Callable[[Row, torch.dtype], list[Any]]] = {
     "cached_lightning_attention": lambda row, dtype: lightning(row, 64, 128, 128, dtype),
     "cached_linear_recurrence": lambda row, dtype: linear_recurrence(row, 4096, dtype),
     "cached_wkv": lambda row, dtype: wkv(row, 4096, dtype),
+    "cached_mlstm": lambda row, dtype: mlstm(row, 8, 256, 512, dtype),
     "cached_token_shift": lambda row, dtype: token_shift(row, 4096, dtype),
 }
 

@@ -14,9 +14,10 @@ import torch
 import onboard.ops  # noqa: F401
 from onboard.ops.delta_rule import triton_cached_delta_rule as cached_delta_rule
 from onboard.ops.recurrences import triton_cached_channels as cached_channels
+from onboard.ops.recurrences import triton_cached_mlstm as cached_mlstm
 from onboard.ops.ssm import triton_cached_ssm as cached_ssm
 from tests.support.ops.ragged import DEVICE, STEPS, Row, check, make_row, make_step
-from tests.support.ops.recurrent import kda, lightning, linear_recurrence, token_shift, wkv
+from tests.support.ops.recurrent import kda, lightning, linear_recurrence, mlstm, token_shift, wkv
 
 LOW = {torch.bfloat16: 2.5e-2} if DEVICE == "cpu" else {torch.float16: 4e-3, torch.bfloat16: 1.5e-2}
 
@@ -24,7 +25,7 @@ LOW = {torch.bfloat16: 2.5e-2} if DEVICE == "cpu" else {torch.float16: 4e-3, tor
 @pytest.fixture(autouse=True)
 def _short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short sequences shall cross the borders of chunks, too."""
-    for launcher in (cached_delta_rule, cached_ssm):
+    for launcher in (cached_delta_rule, cached_mlstm, cached_ssm):
         monkeypatch.setattr(launcher, "CHUNK", 16)
     monkeypatch.setattr(cached_channels, "CHUNK", 8)
     for width in ("CHANNELS", "STEP_CHANNELS"):
@@ -112,3 +113,18 @@ def test_wkv_in_low_precision(dtype: torch.dtype) -> None:
 def test_token_shift(step: str, dtype: torch.dtype) -> None:
     row = make_step(step)
     check_state("cached_token_shift", row, token_shift(row, 6, dtype), 5, 1e-6)
+
+
+@pytest.mark.parametrize(("step", "strength"), zip(STEPS, (1.0, 30.0, 30.0, 1.0), strict=True))
+def test_mlstm(step: str, strength: float) -> None:
+    """Powers of gates are far beyond what float32 holds."""
+    eps, tolerance = (1e-6, 1e-5) if strength == 1.0 else (0.3, 2e-4)
+    row = make_step(step)
+    arguments = mlstm(row, 2, 6, 5, strength=strength, eps=eps)
+    check_state("cached_mlstm", row, arguments, 9, tolerance)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_mlstm_in_low_precision(dtype: torch.dtype) -> None:
+    row = make_row([(9, 9), (1, 4)])
+    check_state("cached_mlstm", row, mlstm(row, 2, 16, 8, dtype), 9, LOW[dtype])

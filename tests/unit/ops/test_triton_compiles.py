@@ -29,6 +29,7 @@ from onboard.ops.lora import triton_lora_few_tokens
 from onboard.ops.norm import triton_rmsnorm as rmsnorm
 from onboard.ops.norm import triton_rmsnorm_gated as rmsnorm_gated
 from onboard.ops.recurrences import triton_cached_channels as cached_channels
+from onboard.ops.recurrences import triton_cached_mlstm as cached_mlstm
 from onboard.ops.sampling import triton_sampling as sampling
 from onboard.ops.ssm import triton_cached_ssm as cached_ssm
 from onboard.ops.triton import host_copy, launch
@@ -317,6 +318,8 @@ def test_latent_attention_that_rotates(kernels: list[Any], monkeypatch: pytest.M
 
 STATE_KERNELS = {
     "decode": {
+        "mlstm_step_kernel",
+        "mlstm_divide_kernel",
         "linear_recurrence_kernel",
         "wkv_kernel",
         "token_shift_kernel",
@@ -327,6 +330,8 @@ STATE_KERNELS = {
         "mla_kernel",
     },
     "prefill": {
+        "mlstm_chunk_kernel",
+        "mlstm_divide_kernel",
         "linear_recurrence_kernel",
         "wkv_kernel",
         "token_shift_kernel",
@@ -361,6 +366,7 @@ def test_kernels_of_mixers(
     ops.triton_cached_linear_recurrence(*recurrent.linear_recurrence(row, 256, dtype))
     ops.triton_cached_wkv(*recurrent.wkv(row, 256, dtype))
     ops.triton_cached_token_shift(*recurrent.token_shift(row, 256, dtype))
+    ops.triton_cached_mlstm(*recurrent.mlstm(row, 1, 256, 512, dtype))
     ops.triton_cached_selective_scan(*ragged.selective_scan(row, 64, 16, True, dtype))
     ops.triton_cached_mla(*ragged.mla(row, 16, 512, 64, dtype))
     assert_compiled(kernels, STATE_KERNELS[step])
@@ -387,6 +393,7 @@ def test_latents_are_loaded_while_others_are_attended_to(
 OVERLAPPING = (
     cached_causal_conv,
     cached_channels,
+    cached_mlstm,
     cached_delta_rule,
     cached_ssm,
     moe,
@@ -486,10 +493,12 @@ def test_kernels_that_overlap(kernels: list[Any], overlapping: None) -> None:
     ops.triton_cached_linear_recurrence(*recurrent.linear_recurrence(row, 256, dtype))
     ops.triton_cached_wkv(*recurrent.wkv(row, 256, dtype))
     ops.triton_cached_token_shift(*recurrent.token_shift(row, 256, dtype))
+    ops.triton_cached_mlstm(*recurrent.mlstm(row, 1, 128, 128, dtype))
     x, weight = torch.randn(4, 128).bfloat16(), torch.ones(128).bfloat16()
     ops.triton_fused_rmsnorm_gated(x, weight, x, 1e-5, 128, True, dtype)
     names = {"_conv_kernel", "delta_step_kernel", "ssm_step_kernel", "_rmsnorm_gated_kernel"}
     names |= {"linear_recurrence_kernel", "wkv_kernel", "token_shift_kernel"}
+    names |= {"mlstm_step_kernel", "mlstm_divide_kernel"}
     assert_compiled(kernels, names)
 
 
