@@ -34,6 +34,7 @@ class Toy(nn.Module):
         super().__init__()
         angles = torch.outer(torch.arange(config.length).float(), 1.0 / torch.arange(1, config.size + 1))
         self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("wide", angles.cos()[None, None, :, :], persistent=False)
 
     @staticmethod
     def cut(table, length):
@@ -55,6 +56,8 @@ class Toy(nn.Module):
     [
         ("self.cos[:length].unsqueeze(0).unsqueeze(0)", "x.unsqueeze(1)"),
         ("self.cos[:length].unsqueeze(0)", "x"),
+        ("self.wide[..., :length, :]", "x.unsqueeze(1)"),
+        ("self.wide[..., length - x.size(1) : length, :]", "x.unsqueeze(1)"),
         ("self.cos[:length].view(1, 1, length, -1)", "x.unsqueeze(1)"),
         ("self.cos[:length].view(1, length, 1, -1)", "x.unsqueeze(2)"),
         ("self.cos[:length].to(x.dtype).reshape(1, length, -1)", "x"),

@@ -406,3 +406,42 @@ def test_a_cap_behind_the_mask_is_none_of_the_op(tmp_path: Path) -> None:
     text = CAPPED.replace("CAP", "w = torch.tanh(w + mask)").replace("w + mask, dim", "w, dim")
     with pytest.raises(Untranslatable, match="read once they are masked"):
         translated(text, tmp_path)
+
+
+LATENT = """
+import torch
+from torch import nn
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.heads, self.size = config.heads, config.hidden // config.heads
+        self.q = nn.Linear(config.hidden, config.hidden + config.heads * 2)
+        self.kv = nn.Linear(config.hidden, self.size + 2)
+
+    def forward(self, x, mask):
+        q = self.q(x).view(x.shape[0], x.shape[1], self.heads, -1).transpose(1, 2)
+        q, turned = torch.split(q, [self.size, 2], dim=-1)
+        latent, key = torch.split(self.kv(x), [self.size, 2], dim=-1)
+        scores = torch.matmul(turned, key.unsqueeze(1).mT) + torch.matmul(q, latent.unsqueeze(-3).mT)
+        weights = nn.functional.softmax(scores * 0.3 + mask, dim=-1)
+        out = torch.einsum("bhql,blc->bhqc", weights, latent)
+        return out.transpose(1, 2).reshape(x.shape[0], x.shape[1], -1)
+"""
+
+
+@torch.no_grad()
+def test_scores_that_are_a_sum_of_two_products_are_one_of_longer_vectors(tmp_path: Path) -> None:
+    body, model = translated(LATENT, tmp_path)
+    assert "torch_attention" in body
+    x = torch.randn(2, 7, 32)
+    torch.testing.assert_close(run(body, model, x), model(x, causal(7)))
+
+
+@pytest.mark.parametrize("change", [("mT) +", "mT) * 0.5 +"), ("mT) +", "mT) -")])
+def test_products_of_which_one_is_changed_before_are_not(
+    change: tuple[str, str], tmp_path: Path
+) -> None:
+    body, _ = translated(LATENT.replace(*change), tmp_path)
+    assert "torch_attention" not in body

@@ -29,7 +29,7 @@ from onboard.codegen.translate.language.values import Code, Items, Known, Value
 from onboard.codegen.translate.mechanisms.counted_positions import positions
 
 _CASTS = ("to", "float", "type", "type_as", "half", "bfloat16", "contiguous")
-_EVERYTHING = (slice(None), slice(0, None), Ellipsis)
+_EVERYTHING = (slice(None), slice(0, None))
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,9 +80,9 @@ def cut_axis(index: Value, shape: Sequence[int]) -> int | None:
     """Return the dimension along which `table[index]` keeps as many rows as are known at run time;
     None where it does something else.
     """
-    parts = index.items if isinstance(index, Items) else (index,)
+    parts = _by_dimension(index.items if isinstance(index, Items) else (index,), len(shape))
     cuts = [place for place, part in enumerate(parts) if not _is_everything(part)]
-    if len(cuts) != 1 or any(_is_ellipsis(part) for part in parts[: cuts[0]]):
+    if len(cuts) != 1:
         return None
     match parts[cuts[0]]:
         case Code(expr=ast.Slice(lower=lower, upper=upper, step=None), static=False) if _is_of_text(
@@ -112,6 +112,15 @@ def _is_of_text(lower: ast.expr | None, upper: ast.expr | None) -> bool:
         case ast.BinOp(left=end, op=ast.Sub()):
             return upper is not None and ast.dump(end) == ast.dump(upper)
     return False
+
+
+def _by_dimension(parts: tuple[Value, ...], dimensions: int) -> tuple[Value, ...]:
+    """Return the parts of an index with as many slices of everything as an ellipsis stands for."""
+    places = [place for place, part in enumerate(parts) if _is_ellipsis(part)]
+    if len(places) != 1:
+        return parts
+    missing = dimensions - (len(parts) - 1)
+    return (*parts[: places[0]], *[Known(slice(None))] * missing, *parts[places[0] + 1 :])
 
 
 def _is_everything(part: Value) -> bool:

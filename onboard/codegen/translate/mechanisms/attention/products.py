@@ -153,6 +153,8 @@ def _turned(key: Code) -> Code:
         if type(single) is Code:
             return Repeated(single.expr, times=key.times, swapped=single.transposed)
     match key.expr:
+        case ast.Attribute(value=inner, attr="mT") if not key.transposed:
+            return replace(_lifted(inner), form=key.form)
         case ast.Call(func=ast.Attribute(value=inner, attr="transpose"), args=[first, second]):
             if {ast.unparse(first), ast.unparse(second)} in (
                 {"-1", "-2"},
@@ -184,6 +186,10 @@ def _einsum(axes: str, left: Code, right: Code, expr: ast.expr) -> Value | None:
     if found is None or left.static or right.static:
         return None
     one, other, out = found.groups()
+    if _shared_by_heads(one, other, out):
+        # What all heads share: they are one more dimension, of size one
+        right = Code(call(attribute(right.code(), "unsqueeze"), ast.Constant(1)))
+        other = f"{other[0]}{one[1]}{other[1:]}"
     both = "".join(axis for axis in out if axis in one and axis in other)
     row, column = ("".join(axis for axis in out if axis not in each) for each in (other, one))
     inner = "".join(axis for axis in one if axis in other and axis not in out)
@@ -200,6 +206,12 @@ def _einsum(axes: str, left: Code, right: Code, expr: ast.expr) -> Value | None:
     if not left.normed or one != both + row + inner or value is None:
         return None
     return reordered(_attention(left, value), both + row + column, out)
+
+
+def _shared_by_heads(one: str, other: str, out: str) -> bool:
+    """Whether axes are those of `bhql,blc->bhqc`: the second dimension is the first tensor's alone."""
+    leading = one[:2] == out[:2]
+    return (len(one), len(other)) == (4, 3) and leading and set(out[:2]) - set(other) == {out[1]}
 
 
 def _named(value: Code, axes: str, wanted: str) -> Code | None:

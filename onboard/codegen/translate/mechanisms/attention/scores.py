@@ -23,6 +23,7 @@ from onboard.codegen.translate.language.trees.syntax import (
     call,
     constant,
     mentions,
+    name,
     renamed,
     same_code,
 )
@@ -115,8 +116,10 @@ def combined(operator: ast.operator, left: Value, right: Value, expr: ast.expr) 
         and isinstance(operator, ast.Add | ast.Mult)
     ):
         left, right = right, left
-    if not isinstance(left, Scores) or isinstance(right, Scores) or left.normed:
+    if not isinstance(left, Scores) or left.normed:
         return None
+    if isinstance(right, Scores):
+        return joined(left, right, expr) if isinstance(operator, ast.Add) else None
     if isinstance(operator, ast.Add) and isinstance(right, Mask):
         beyond = right.beyond if isinstance(right, Windowed) else None
         return replace(left, masked=True, causal=True, beyond=beyond)
@@ -143,6 +146,32 @@ def combined(operator: ast.operator, left: Value, right: Value, expr: ast.expr) 
         if factor.is_static or numbers.is_factor(factor):
             return scaled(left, operator, factor.code(), expr)
     return None
+
+
+def joined(first: Scores, second: Scores, expr: ast.expr) -> Value | None:
+    """Return `q1 k1^T + q2 k2^T`, as latent attention has it, which is the product of the queries
+    side by side and the keys side by side; None where more than that was done to either.
+    """
+    if not (_is_bare(first) and _is_bare(second)):
+        return None
+    query, key = (
+        Code(
+            call(
+                attribute(name("torch"), "cat"),
+                ast.List([a.code(), b.code()], ast.Load()),
+                dim=constant(-1),
+            )
+        )
+        for a, b in ((first.query, second.query), (first.key, second.key))
+        if a is not None and b is not None
+    )
+    return Scores(expr, query=query, key=key)
+
+
+def _is_bare(scores: Scores) -> bool:
+    """Whether scores are a product and nothing else."""
+    later = (scores.scale, scores.bias, scores.slopes, scores.cap, scores.gate)
+    return type(scores) is Scores and not (any(later) or scores.masked or scores.normed)
 
 
 def _closed(scores: Scores, operator: ast.operator, right: Value) -> Value | None:
