@@ -39,14 +39,20 @@ def own_values(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def remade(config: PretrainedConfig, values: dict[str, Any]) -> PretrainedConfig:
-    """Return a config of the same class; some constructors, of configs inside it too, refuse what
-    they do not know.
+    """Return a config of the same class."""
+    return type(config).from_dict(values_taken(config, values))
+
+
+def values_taken(config: PretrainedConfig, values: dict[str, Any]) -> dict[str, Any]:
+    """Return those of the values that the config's class takes: some constructors, of configs
+    inside it too, refuse what they do not know.
     """
     try:
-        return type(config).from_dict(values)
+        type(config).from_dict(values)
     except (TypeError, ValueError):
         parts = ((name, values.get(name)) for name in config.sub_configs)
         inside = {name: own_values(part) for name, part in parts if isinstance(part, dict)}
         for part in inside.values():
             part.pop("dtype", None)  # that of the whole
-        return type(config).from_dict(own_values(values) | inside)
+        return own_values(values) | inside
+    return values

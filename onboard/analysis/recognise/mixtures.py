@@ -32,6 +32,7 @@ from onboard.analysis.recognise.mixture_roles import (
 )
 from onboard.analysis.recognise.numbered_experts import (
     Numbered,
+    handed_weights,
     numbered_experts,
     own_stacks,
     weights_of,
@@ -86,6 +87,8 @@ def _candidates(
     for name, child in module.named_children():
         if (found := _experts(child)) is not None:
             yield [name], found[0], [{"experts": name, **found[1]}]
+        for handed, forms in handed_weights(child):
+            yield [name], handed, [{"experts": name, **form} for form in forms]
     for names, stacks, forms in own_stacks(module):
         yield names, stacks, [{"experts": None, **form} for form in forms]
 

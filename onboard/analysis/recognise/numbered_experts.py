@@ -45,12 +45,8 @@ def numbered_experts(module: nn.Module) -> tuple[Numbered, dict[str, Any]] | Non
     """
     if len(inspect.signature(module.forward).parameters) != 2:
         return None
-    for layout, size, held in _layouts(module):
-        counts = {len(matrices) for matrices in held.values()}
-        if len(held) not in (2, 3) or len(counts) != 1 or counts == {1}:
-            continue
-        experts = Numbered(module, counts.pop())
-        for form in _forms(held, layout, size):
+    for experts, forms, held in _possible(module):
+        for form in forms:
             if _fits(experts, form, held):
                 return experts, form
     return None
@@ -70,6 +66,29 @@ def own_stacks(
             forms = list(_forms(held, OWN, None))
             if forms and len(alike) <= _MOST:
                 yield names, Numbered(module, count), forms
+
+
+def handed_weights(module: nn.Module) -> Iterator[tuple[Numbered, list[dict[str, Any]]]]:
+    """Yield experts whose weights a module has and is handed by its caller, one expert's in a call,
+    and how they may be made; the caller's statements tell.
+    """
+    if len(inspect.signature(module.forward).parameters) not in (3, 4):
+        return
+    for experts, forms, _ in _possible(module):
+        if made := list(forms):
+            yield experts, made
+
+
+def _possible(
+    module: nn.Module,
+) -> Iterator[tuple[Numbered, Iterator[dict[str, Any]], dict[str, list[torch.Tensor]]]]:
+    """Yield the experts that all weights of a module may be, how they may be made, and their
+    matrices by name.
+    """
+    for layout, size, held in _layouts(module):
+        counts = {len(matrices) for matrices in held.values()}
+        if len(held) in (2, 3) and len(counts) == 1 and counts != {1}:
+            yield Numbered(module, counts.pop()), _forms(held, layout, size), held
 
 
 def weights_of(experts: Numbered, form: dict[str, Any]) -> list[list[torch.Tensor]]:

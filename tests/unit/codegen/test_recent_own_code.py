@@ -460,19 +460,32 @@ class Toy(nn.Module):
 """
 
 
-def test_experts_of_one_module_are_lists_of_its_weights(translate: Translate) -> None:
+HANDED = NUMBERED
+for _before, _after in {
+    "        w1, w2 = (w.view(self.count, 12, self.size)[number] for w in (self.w1, self.w2))\n": "",
+    "x, number": "x, w1, w2",
+    "        for number in": """
+        both = [w.view(self.count, 12, -1).chunk(self.count) for w in (self.mlp.w1, self.mlp.w2)]
+        for number in""",
+    "(rows[tokens], number)": "(rows[tokens], both[0][number][0], both[1][number][0])",
+}.items():
+    HANDED = HANDED.replace(_before, _after)
+
+
+@pytest.mark.parametrize("text", [NUMBERED, HANDED])
+def test_experts_of_one_module_are_lists_of_its_weights(text: str, translate: Translate) -> None:
     sizes = {"size": 8, "experts": 5, "scale": random.uniform(1.5, 3.0)}
     print(sizes)
     x = torch.randn(2, 9, 8)
-    state, _, _ = translate(NUMBERED, sizes, specialised=True)
+    state, _, _ = translate(text, sizes, specialised=True)
     toy = state.cls(SimpleNamespace(**sizes))
     found = probe_mixture(toy, [ModuleCall((x,), {}, toy(x))])
     assert found is not None
     mixtures = {"Toy": MixtureParameters.model_validate(found.parameters)}
-    state, _, forward = translate(NUMBERED, sizes, specialised=True, mixtures=mixtures)
+    state, _, forward = translate(text, sizes, specialised=True, mixtures=mixtures)
     assert "[weight.T for weight in self.mlp.w2.chunk(self.mlp.count)]" in forward
     (experts,) = [e for cls, e in state.translator.states.items() if cls.__name__ == "Experts"]
     written = f"import onboard.ops\n\n\n{_written(experts)}\n\n\n{_written(state)}"
-    ours, theirs = _made(written, sizes), _made(NUMBERED, sizes)
+    ours, theirs = _made(written, sizes), _made(text, sizes)
     ours.load_state_dict(theirs.state_dict())
     torch.testing.assert_close(ours(x), theirs(x))
