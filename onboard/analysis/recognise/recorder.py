@@ -98,7 +98,7 @@ def record(model: nn.Module, inputs: dict[str, torch.Tensor]) -> Recording:
     with ExitStack() as stack:
         stack.enter_context(_attention_recorded(model, recording))
         for name in modeling_modules(model):
-            stack.enter_context(_functions_recorded(sys.modules[name], recording))
+            stack.enter_context(_functions_recorded(model, sys.modules[name], recording))
         stack.enter_context(modules_recorded(model, recording.modules))
         stack.enter_context(loops_watched(model, recording.loops))
         stack.enter_context(torch.no_grad())
@@ -276,14 +276,17 @@ def _hides_later_keys(mask: torch.Tensor | None) -> bool:
 
 
 @contextmanager
-def _functions_recorded(module: Any, recording: Recording) -> Iterator[None]:
-    """Replace the module's own functions, where its code looks them up, by recording ones."""
+def _functions_recorded(model: nn.Module, module: Any, recording: Recording) -> Iterator[None]:
+    """Replace the functions of a file of modeling code by recording ones, where its code looks them
+    up: by their names, or as what constructors chose and the model's modules have.
+    """
     with ExitStack() as stack:
-        for name, function in list(vars(module).items()):
-            if inspect.isfunction(function) and function.__module__ == module.__name__:
-                stack.enter_context(
-                    mock.patch.object(module, name, _recorded(name, function, recording))
-                )
+        for owner in (module, *model.modules()):
+            for name, value in list(vars(owner).items()):
+                if inspect.isfunction(value) and value.__module__ == module.__name__:
+                    known = name if owner is module else value.__name__
+                    recorded = _recorded(known, value, recording)
+                    stack.enter_context(mock.patch.object(owner, name, recorded))
         yield
 
 

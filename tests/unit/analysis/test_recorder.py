@@ -71,6 +71,19 @@ def test_what_attention_gets_is_seen() -> None:
     assert (recording.attention[0].heads, recording.attention[0].kv_heads) == (4, 2)
 
 
+def test_functions_that_constructors_chose_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_tiny(load_config(config_dict("llama")))
+    for layer in model.model.layers:
+        layer.mlp.turned = llama.rotate_half
+    monkeypatch.setattr(
+        llama.LlamaMLP, "forward", lambda self, x: self.down_proj(self.turned(self.up_proj(x)))
+    )
+    calls = [call for call in record(model, prompt(0)).helpers if call.name == "rotate_half"]
+    sizes = {call.arguments["x"].shape[-1] for call in calls}
+    assert model.config.intermediate_size in sizes
+    assert all(layer.mlp.turned is llama.rotate_half for layer in model.model.layers)
+
+
 def test_the_recorder_leaves_no_trace() -> None:
     model = build_tiny(load_config(config_dict("llama")))
     before = model(**prompt(0), use_cache=False).logits
