@@ -198,7 +198,8 @@ def _unpack(targets: list[ast.expr], value: Value, frame: Frame, origin: ast.AST
             frame.env.values[target.id] = item
         return
     value = frame.settle(value)
-    match modules_of_row(value) or value:
+    value = modules_of_row(value) or value
+    match value:
         case Items(items=items) if len(items) == len(targets):
             _unpack_items(targets, items, frame, origin)
         case Known(value=tuple() | list() as known) if len(known) == len(targets):
