@@ -179,13 +179,13 @@ OF_ANY_CLASS = """
 
     def forward(self, x):
         rows = x.reshape(-1, x.shape[-1])
-        shares, chosen = self.gate(rows).sigmoid().topk(self.k, dim=-1)
+        share, chosen = self.gate(rows).sigmoid().topk(self.k, dim=-1)
         y = rows * 0.5
         for number, expert in enumerate(self.experts):
             here, place = torch.where(chosen == number)
             if here.numel() == 0:
                 continue
-            y.index_add_(0, here, expert(rows[here]) * shares[here, place, None])
+            y.index_add_(0, here, expert(rows[here]) * share[here, place, None])
         return y.view_as(x)
 """
 MANNERS = {
@@ -195,7 +195,7 @@ MANNERS = {
     GATHERED: "[weight.T for weight in self.inward.unbind()]",
     FUSED: "[expert.both.weight.chunk(2)[1] for expert in self.experts]",
     UNWEIGHTED: "torch.ones_like(chosen, dtype=x.dtype)",
-    OF_ANY_CLASS: "expert(rows) * share",
+    OF_ANY_CLASS: "expert(rows) * share_1",
 }
 
 

@@ -30,9 +30,9 @@ _ROLES = ("gate", "down", "up")
 MODULES = "modules"
 _SUM = """
 {result} = {base}
-for number, expert in enumerate(self.{experts}):
-    share = {share}
-    {result} = {result} + (expert({x}) * share).masked_fill(share == 0, 0.0)
+for {number}, {expert} in enumerate(self.{experts}):
+    {share} = ({weights}({indices} == {number})).sum(dim=-1, keepdim=True)
+    {result} = {result} + ({expert}({x}) * {share}).masked_fill({share} == 0, 0.0)
 """
 """What `onboard.analysis.recognise.mixture_roles.summed` computes."""
 
@@ -184,7 +184,10 @@ class Mixtures(Mechanism):
         if not found or not statements or not _begins(found, statements[0], frame):
             return None
         if found.layout == ANY:
-            return [*_in_its_place(found, statements[found.count - 1]), *statements[found.count :]]
+            return [
+                *_in_its_place(found, statements[found.count - 1], frame),
+                *statements[found.count :],
+            ]
         if found.router is not None:
             _choose(found, found.router, frame)
         mixed = _mixed(found, frame)
@@ -196,7 +199,7 @@ class Mixtures(Mechanism):
         return [*(ast.copy_location(item, last) for item in end), *statements[found.count :]]
 
 
-def _in_its_place(found: MixtureParameters, last: ast.stmt) -> list[ast.stmt]:
+def _in_its_place(found: MixtureParameters, last: ast.stmt, frame: Frame) -> list[ast.stmt]:
     """Return the statements that stand in place of a mixture's, of which `last` is the last one: they
     are translated as if the model's code had them.
     """
@@ -204,8 +207,10 @@ def _in_its_place(found: MixtureParameters, last: ast.stmt) -> list[ast.stmt]:
         result=found.result,
         base=found.result if found.base else f"torch.zeros_like({found.x})",
         experts=found.experts,
-        share=f"({_times_weights(found)}({_rows_of(found.indices, found)} == number)).sum(dim=-1, keepdim=True)",
+        weights=_times_weights(found),
+        indices=_rows_of(found.indices, found),
         x=found.x,
+        **{each: frame.fresh(each) for each in ("number", "expert", "share")},
     )
     if isinstance(last, ast.Return):
         text += f"return {found.result}\n"
