@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from typing import Any
 
@@ -307,5 +308,47 @@ def test_a_module_that_is_given_a_function_is_written_where_it_is_called(
     parts = [each for cls, each in state.translator.states.items() if cls.__name__ != "Toy"]
     ours = _made("\n\n\n".join([*map(_written, parts), _written(state)]), {"size": 8})
     ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+CLASSES = """
+class Scaled(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def kind(config):
+    if config.kind == "scaled":
+        return Scaled
+    return nn.Linear
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        made = kind(config)
+        self.parts = nn.ModuleDict(dict(inner=kind(config)(config.size), outer=made(config.size)))
+
+    def forward(self, x):
+        return self.parts.outer(self.parts.inner(x)).tanh()
+"""
+
+
+def test_a_function_that_gives_a_class_gives_that_of_this_config(translate: Translate) -> None:
+    sizes = {"size": 8, "kind": "scaled"}
+    state, init, _ = translate(CLASSES, sizes, specialised=True)
+    assert "Scaled(" in init
+    assert "kind(" not in init
+    assert any("scaled" in ast.unparse(guard) for guard in state.guards)
+    parts = [each for cls, each in state.translator.states.items() if cls.__name__ != "Toy"]
+    ours = _made("\n\n\n".join([*map(_written, parts), _written(state)]), sizes)
+    theirs = _made(CLASSES, sizes)
+    ours.load_state_dict({key: torch.randn_like(x) for key, x in theirs.state_dict().items()})
+    theirs.load_state_dict(ours.state_dict())
     x = torch.randn(3, 8)
     torch.testing.assert_close(ours(x), theirs(x))

@@ -103,7 +103,7 @@ def _beside_heads(rows: Code, args: Args, frame: Frame) -> Code | None:
     size], with ones in place of batch and heads.
     """
     match args:
-        case Args(positional=[Code() as sizes], stars=[0], keywords={}):
+        case Args(positional=[Code() as sizes], stars=[] | [0], keywords={}):
             whole = WrittenOut(local_values(frame)).visit(deepcopy(sizes.expr))
             found = _SIZES_BESIDE.fullmatch(ast.unparse(whole))
             if found is not None and found["tensor"] == found["same"]:

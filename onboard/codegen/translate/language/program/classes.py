@@ -336,7 +336,7 @@ class Translator(Program):
         if inlined is not None:
             return inlined
         if frame.kind == "init" and args.static():
-            return closures.or_inside(self._call_of, node, source, args, frame)
+            return closures.in_constructor(self._call_of, node, source, args, frame)
         if frame.kind == "forward" and gives_settings(args):
             return closures.inside_or(self._call_of, node, source, args, frame)
         return self._call_of(node, source, args)

@@ -88,6 +88,38 @@ def or_inside(
             raise other from error
 
 
+def in_constructor(
+    called: Callable[[ast.FunctionDef, ModuleSource, Args], Value],
+    node: ast.FunctionDef,
+    source: ModuleSource,
+    args: Args,
+    frame: Frame,
+) -> Value:
+    """Return the result of a helper of a constructor; one that gives a class is run where it is
+    called, for generated code has no classes as values.
+    """
+    classes = frame.translator.specialised and _gives_classes(node, source)
+    return (inside_or if classes else or_inside)(called, node, source, args, frame)
+
+
+def _gives_classes(node: ast.FunctionDef, source: ModuleSource) -> bool:
+    """Whether a helper returns classes, one or another, by their names."""
+    given = [item.value for item in ast.walk(node) if isinstance(item, ast.Return)]
+    return bool(given) and all(
+        item is not None and isinstance(_named(item, source), type) for item in given
+    )
+
+
+def _named(node: ast.expr, source: ModuleSource) -> object:
+    """Return what a name of a module stands for, or an attribute of that; None for other code."""
+    match node:
+        case ast.Name(id=key):
+            return source.namespace.get(key)
+        case ast.Attribute(value=owner, attr=attr):
+            return getattr(_named(owner, source), attr, None)
+    return None
+
+
 def inside_or(
     called: Callable[[ast.FunctionDef, ModuleSource, Args], Value],
     node: ast.FunctionDef,

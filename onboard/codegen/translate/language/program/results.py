@@ -77,6 +77,8 @@ def finish_returns(frame: Frame) -> tuple[Value, int]:
 def with_logits_alone(value: Value, model: nn.Module) -> Value:
     """Return a model's output without what other losses and other modalities read."""
     match value, given_by(type(model)).place:
+        case Output(fields={"logits": Unread() as logits}), None:
+            logits.code()  # which raises what is in the way
         case Output(fields={"logits": logits}), None:
             return Output({"logits": logits})
         case Items(items=items), int() as place if place < len(items):
