@@ -352,3 +352,32 @@ def test_a_function_that_gives_a_class_gives_that_of_this_config(translate: Tran
     theirs.load_state_dict(ours.state_dict())
     x = torch.randn(3, 8)
     torch.testing.assert_close(ours(x), theirs(x))
+
+
+SHIFT = """
+from torch.nn import functional as F
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.mix = nn.Parameter(torch.ones(config.size))
+
+    def forward(self, x):
+        before = F.pad(x, (0, 0, 1, -1))
+        return x + (before - x) * self.mix
+"""
+
+
+def test_padding_that_moves_tokens_by_one_is_a_shift(translate: Translate) -> None:
+    _, _, forward = translate(SHIFT, {"size": 8}, specialised=True)
+    assert "torch.ops.onboard.torch_token_shift(x)" in forward
+    for other in ("(0, 0, 2, -2)", "(1, -1)", "(0, 0, -1, 1)"):
+        text = SHIFT.replace("(0, 0, 1, -1)", other)
+        assert "token_shift" not in translate(text, {"size": 8}, specialised=True)[2]
+    state, _, _ = translate(SHIFT, {"size": 8}, specialised=True)
+    ours, theirs = _made(_written(state), {"size": 8}), _made(SHIFT, {"size": 8})
+    ours.load_state_dict({"mix": torch.randn(8)})
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 5, 8)
+    torch.testing.assert_close(ours(x), theirs(x))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -14,10 +15,12 @@ from onboard.codegen.translate.language.forms import CHANNELS
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Instance
 from onboard.codegen.translate.language.trees.syntax import attribute, call, constant, op
-from onboard.codegen.translate.language.values import Code, Value
+from onboard.codegen.translate.language.values import Code, Items, Known, Value
 from onboard.codegen.translate.mechanisms.layouts.laid import Laid
 from onboard.codegen.translate.mechanisms.recurrent import argument
 
+_SHIFT = (0, 0, 1, -1)
+"""What padding puts in front of the sequence and takes away at its end, so that tokens move by one."""
 _FLAT = ((0,), (2,), (1,), ())
 """How [batch, sequence, channels] is seen as [batch, channels, sequence, 1]."""
 
@@ -50,9 +53,13 @@ def padded(module: Instance, args: Args, frame: Frame) -> Code:
     op.
     """
     made = _modules(module.expr, frame)
-    if made and all(getattr(item, "padding", None) == (0, 0, 1, -1) for item in made):
-        return Code(ast.Call(op("torch_token_shift"), [args.positional[0].code()], []))
+    if made and all(getattr(item, "padding", None) == _SHIFT for item in made):
+        return _shifted(args.positional[0])
     return plain_call(module.expr, args)
+
+
+def _shifted(x: Value) -> Code:
+    return Code(ast.Call(op("torch_token_shift"), [x.code()], []))
 
 
 def cut(owner: Convolved, index: ast.expr, frame: Frame) -> Code | None:
@@ -105,6 +112,17 @@ def _is_causal(module: nn.Module) -> bool:
 
 class CausalConvolutions(Mechanism):
     """Convolutions that look at no later token."""
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """`F.pad(x, (0, 0, 1, -1))`, which shifts tokens."""
+        match args:
+            case Args(positional=[Code(static=False) as x, sizes], keywords={}, stars=[]) if (
+                function is nn.functional.pad and frame.translator.specialised
+            ):
+                items = sizes.items if isinstance(sizes, Items) else ()
+                moved = [item.value for item in items if isinstance(item, Known)]
+                return _shifted(x) if len(items) == len(moved) and (*moved,) == _SHIFT else None
+        return None
 
     def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
         """Modules that convolve, or shift tokens."""
