@@ -134,8 +134,18 @@ def _definitions(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def class_node(cls: type) -> ast.ClassDef:
-    """Return the definition of a module-level class."""
-    return module_source(cls.__module__).classes[cls.__qualname__]
+    """Return the definition of a module-level class, or of what one is made of that has none."""
+    return _defined(cls)[1]
+
+
+def _defined(cls: type) -> tuple[type, ast.ClassDef]:
+    """Return the first class of the MRO with a definition, and that: a stand-in's class may be made
+    while it runs.
+    """
+    for owner in cls.__mro__:
+        if node := module_source(owner.__module__).classes.get(owner.__qualname__):
+            return owner, node
+    raise KeyError(cls.__qualname__)
 
 
 def find_method(cls: type, name: str) -> tuple[type, ast.FunctionDef] | None:
@@ -181,7 +191,8 @@ def function_node(function: Any) -> ast.FunctionDef | None:
 
 def location(cls: type) -> str:
     """Return `file.py:line` of a class."""
-    return module_source(cls.__module__).location(class_node(cls))
+    owner, node = _defined(cls)
+    return module_source(owner.__module__).location(node)
 
 
 def gives_its_input(cls: type) -> bool:

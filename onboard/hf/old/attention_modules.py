@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.models.llama import modeling_llama
 
 from onboard.hf.old.gone import Gone
 from onboard.hf.old.rotary_forms import SizedRotaryEmbedding
@@ -65,11 +66,11 @@ class _Turning:
         key = self.k_proj(hidden_states).view(shape).transpose(1, 2)
         value = self.v_proj(hidden_states).view(shape).transpose(1, 2)
         cos, sin = self.rotary_emb(value, position_ids)
-        query, key = self.functions.apply_rotary_pos_emb(query, key, cos, sin)
+        query, key = modeling_llama.apply_rotary_pos_emb(query, key, cos, sin)
         if past_key_value is not None:
             key, value = past_key_value.update(key, value, self.layer_idx)
-        key = self.functions.repeat_kv(key, self.num_key_value_groups)
-        value = self.functions.repeat_kv(value, self.num_key_value_groups)
+        key = modeling_llama.repeat_kv(key, self.num_key_value_groups)
+        value = modeling_llama.repeat_kv(value, self.num_key_value_groups)
         scores = torch.matmul(query, key.transpose(2, 3)) * self.scaling
         if attention_mask is not None:
             scores = scores + attention_mask[:, :, :, : key.shape[-2]]
@@ -110,16 +111,21 @@ def _gets_tables(value: Any) -> bool:
         and "layer_idx" in inspect.signature(value).parameters
         and _TABLES in inspect.signature(value.forward).parameters
         and value.__name__.endswith("Attention")
-        and all(hasattr(module, name) for name in _FUNCTIONS)
+        and all(_is_llamas(name, module) for name in _FUNCTIONS)
     )
+
+
+def _is_llamas(name: str, module: ModuleType | None) -> bool:
+    """Whether a module has a function as Llama's."""
+    pair = (getattr(each, name, None) for each in (module, modeling_llama))
+    texts = [inspect.getsource(inspect.unwrap(each)) if each else "" for each in pair]
+    return texts[0] == texts[1]
 
 
 @cache
 def turning(cls: Any) -> Any:
     """Return a class of attention as it was called before: it makes its own tables."""
-    functions = sys.modules[cls.__module__]
-    made = {"functions": functions, "__module__": cls.__module__}
-    return type(f"Turning{cls.__name__}", (_Turning, cls), made)
+    return type(f"Turning{cls.__name__}", (_Turning, cls), {"__module__": cls.__module__})
 
 
 def _calls_so(module: ModuleType) -> bool:

@@ -10,18 +10,21 @@ from typing import Any
 import pytest
 import torch
 from transformers import LlamaConfig, Qwen3Config
+from transformers.models.glm.modeling_glm import GlmAttention
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
+from onboard.analysis.source import location
 from onboard.errors import OnboardError
 from onboard.hf.old.attention_modules import give_attention_modules, turning
 
 TURNING = turning(LlamaAttention)
 
 _CALLING = """
+from transformers.models.glm.modeling_glm import GlmAttention
 from transformers.models.llama.modeling_llama import LlamaAttention
 
-KINDS = {{"eager": LlamaAttention, "other": int}}
+KINDS = {{"eager": LlamaAttention, "pairs": GlmAttention, "other": int}}
 
 
 def call(attention, x, mask, positions, tables):
@@ -72,12 +75,17 @@ def test_a_file_that_calls_it_so_gets_it(
         module = importlib.import_module("calling_code.modeling")
         facts = give_attention_modules("calling_code")
         wanted = TURNING if given else LlamaAttention
-        assert {"eager": wanted, "other": int} == module.KINDS
+        assert {"eager": wanted, "pairs": GlmAttention, "other": int} == module.KINDS
         assert module.LlamaAttention is wanted
         assert bool(facts) is given
     finally:
         for name in [name for name in sys.modules if name.startswith("calling_code")]:
             del sys.modules[name]
+
+
+def test_its_place_is_that_of_what_it_computes() -> None:
+    assert location(TURNING).startswith("attention_modules.py:")
+    assert location(LlamaAttention).startswith("modeling_llama.py:")
 
 
 def test_attention_with_more_than_four_projections_is_refused() -> None:
