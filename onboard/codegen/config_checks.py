@@ -56,7 +56,10 @@ def check_same_values(
     class makes of it.
     """
     theirs = fields(config_class.from_dict(deepcopy(dict(values))))
-    ours = fields(_made(config_class, text).from_dict(deepcopy(dict(values))))
+    try:
+        ours = fields(_made(config_class, text).from_dict(deepcopy(dict(values))))
+    except ValueError as error:  # of a branch that is not written
+        raise OnboardError(str(error)) from None
     missing = object()
     for name in sorted(theirs.keys() | ours.keys()):
         one, other = theirs.get(name, missing), ours.get(name, missing)

@@ -278,8 +278,17 @@ class _Writer:
                 self._check(over)
                 return [ast.For(target, over, kept, [])] if kept else []
             case ast.If(test=test, body=body, orelse=orelse):
-                return self._if(test, self._block(body), self._block(orelse))
+                return self._if(test, self._branch(body), self._branch(orelse))
         raise self._refuse(node)
+
+    def _branch(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        """Keep what a condition decides; where it cannot be written, refuse the configs that it is
+        decided so for.
+        """
+        try:
+            return self._block(statements)
+        except OnboardError as error:
+            return ast.parse(f"raise ValueError({str(error)!r})").body
 
     def _if(self, test: ast.expr, body: list[ast.stmt], orelse: list[ast.stmt]) -> list[ast.stmt]:
         if not body and not orelse:
@@ -389,8 +398,8 @@ class _Writer:
 
 def _unread_fields(config_class: type) -> set[str]:
     """Return the private fields, as `self._field`, that a class sets and does not read, or that say
-    which attention transformers takes: they tell transformers something. Tables of names are for
-    the model.
+    which attention transformers takes: they tell transformers something, as the model type does.
+    Tables of names are for the model.
     """
     fields = [
         node
@@ -409,7 +418,8 @@ def _unread_fields(config_class: type) -> set[str]:
         and all(isinstance(each, ast.Constant) for each in ast.iter_child_nodes(node.value))
     }
     told = {node.attr for node in fields if f"{node.attr}_".startswith(f"{_OF_ATTENTION}_")}
-    return {ast.unparse(node) for node in fields if node.attr not in read or node.attr in told}
+    unread = {ast.unparse(node) for node in fields if node.attr not in read or node.attr in told}
+    return unread | {"self.model_type"}
 
 
 def _names_set(statements: list[ast.stmt]) -> set[str]:

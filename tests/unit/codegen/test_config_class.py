@@ -241,8 +241,8 @@ def test_a_method_that_only_checks_is_left_out(make: Any) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        *("self._read()", "self._deep()", "self._fill(*[size])", "self._changing(size)"),
-        *("self._no()", "self.a = self._clashing([1])", "self.a = self._half(size)"),
+        *("self._read()", "self._fill(*[size])", "self._changing(size)"),
+        *("self._no()", "self.a = self._clashing([1])"),
     ],
 )
 def test_a_method_that_does_more_is_refused(make: Any, call: str) -> None:
@@ -413,16 +413,36 @@ def test_what_is_more_than_a_value_is_refused(make: Any, extra: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("extra", "covered", "other"),
+    [
+        ("if isinstance(scale, list): self.scale = divmod(7, 2)", {"scale": 2.0}, {"scale": [1]}),
+        ("self._deep()", {"n_layer": 0}, {"n_layer": 2}),
+        ("self.a = self._half(size)", {"size": 2}, {"size": 8}),
+    ],
+)
+def test_a_branch_that_cannot_be_written_refuses_the_configs_that_take_it(
+    make: Any, extra: str, covered: dict[str, Any], other: dict[str, Any]
+) -> None:
+    config_class = make(extra, methods=FILLED_IN)
+    text = plain_config_class(config_class)
+    check_same_values(config_class, text, covered)
+    with pytest.raises(OnboardError, match=r"cannot be written anew: line \d+"):
+        check_same_values(config_class, text, other)
+
+
+@pytest.mark.parametrize(
     "extra",
     [
         "self._attn_implementation = 'eager'",
         "self._attn_implementation = 'eager'; print('size', size)",
+        "self.model_type = 'that'",
         "try: import no_such_kernels; self._attn_implementation = 'kernels'\n        except: pass",
     ],
 )
 def test_private_fields_that_nothing_reads_are_left_out(make: Any, extra: str) -> None:
     text = plain_config_class(make(extra))
     assert "_attn_implementation" not in text
+    assert "self.model_type" not in text
     assert "self.n_layer" in text
 
 
