@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.output.printer import print_block
 from tests.unit.codegen.conftest import Translate
 from tests.unit.codegen.test_own_code import _made, _written
@@ -169,3 +171,39 @@ def test_attention_that_is_told_of_no_window_keeps_to_that_of_its_mask(
         "self.config.sliding_window, None" in forward
     )
     assert "use_sliding_window" in "; ".join(print_block([item]) for item in state.guards)  # type: ignore[list-item]
+
+
+SEARCH = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(config.size, config.size) for _ in range(config.layers)])
+        self.first = 0
+        for index, layer in enumerate(self.layers):
+            if hasattr(layer, "bias") and layer.out_features == config.size:
+                self.first = index
+                break
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+"""
+
+
+def test_what_a_loop_of_a_constructor_looks_for_is_left_out(translate: Translate) -> None:
+    config = {"size": 4, "layers": 2}
+    state, init, forward = translate(SEARCH, config, specialised=True)
+    assert "first" not in init + forward
+    ours, x = _made(_written(state), config), torch.randn(2, 4)
+    torch.testing.assert_close(ours(x), ours.layers[1](ours.layers[0](x)))
+
+
+def test_what_it_looks_for_is_not_read_and_a_loop_that_does_more_is_refused(
+    translate: Translate,
+) -> None:
+    read = SEARCH.replace("return x", "return x + self.first")
+    more = SEARCH.replace("self.first = index", "self.layers.append(layer)")
+    for text, reason in ((read, "self.first, which a loop at .* looks for"), (more, "Break")):
+        with pytest.raises(Untranslatable, match=reason):
+            translate(text, {"size": 4, "layers": 2}, specialised=True)

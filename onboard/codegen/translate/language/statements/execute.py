@@ -24,6 +24,7 @@ from onboard.codegen.translate.language.statements.regrowth import (
     begins_with_a_number,
     without_regrowth,
 )
+from onboard.codegen.translate.language.statements.searches import looked_for
 from onboard.codegen.translate.language.statements.short_texts import Side, short_texts
 from onboard.codegen.translate.language.trees import selection, syntax
 from onboard.codegen.translate.language.trees.casts import casts_alone
@@ -336,7 +337,7 @@ def _made_anew(node: ast.If, frame: Frame) -> bool:
 def _for(node: ast.For, frame: Frame) -> str | None:
     """Execute a loop body until what is known at its start holds at its end, too."""
     node = lists.without_repeated(node, frame)
-    if frame.mechanisms.loop(node, frame):
+    if frame.mechanisms.loop(node, frame) or looked_for(node, frame):
         return None
     statements = without_continue(node.body)
     if (items := lists.known_items(node.iter, frame)) is not None:
