@@ -22,7 +22,7 @@ from onboard.analysis.tiny.tiny_config import one_line
 from onboard.errors import OnboardError
 from onboard.hf.half_parameters import in_models_dtype, takes_models_dtype
 from onboard.hf.json_floats import json_floats
-from onboard.hf.old import own_configs
+from onboard.hf.old import flash_by_name, own_configs
 from onboard.hf.old.given_logits import giving_logits
 from onboard.hf.parameters_on import without_memory
 from onboard.plain_config import OLD_ROPE_SCALING, add_old_defaults
@@ -56,6 +56,8 @@ def bring_up_to_date(
     made = config_class.from_dict(json_floats(deepcopy(dict(config))))  # with what lies inside
     with without_memory(computing=True):
         model = model_class(made)
+    if getattr(made, "_attn_implementation", None) == flash_by_name.NAME:
+        facts += flash_by_name.allow_flash_by_name()  # which a constructor chose
     facts += _told_apart(model, package)
     if not keys or isinstance(keys, list | tuple) or _are_modules(keys, model):
         found = bool(keys) and _is_of_late_4(package) or _version(config) in _FINDING_HEADS
@@ -66,6 +68,19 @@ def bring_up_to_date(
         model_class.save_pretrained = _saving_once(model_class.save_pretrained)
         facts.append(f"modules share their weights, which are saved once: {min(shared)} and others")
     return facts + _layer_count(config_class, made, model)
+
+
+class _Fixed:
+    """A class attribute that objects have, too, whatever their constructor assigns."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __get__(self, config: Any, owner: Any) -> Any:
+        return self.value
+
+    def __set__(self, config: Any, value: Any) -> None:
+        """Leave it as it is."""
 
 
 def _leaving_inputs(forward: Any) -> Any:
@@ -111,6 +126,10 @@ def _config_facts(config_class: Any, model_class: Any, config: Mapping[str, Any]
         own = f"{config_class.__name__}.model_type is {config_class.model_type!r}"
         yield f"{own}; the model type is {config['model_type']!r}"
         config_class.model_type = config["model_type"]
+    untold = {key: value for key, value in config.items() if key != "model_type"}
+    if config_class.from_dict(json_floats(deepcopy(untold))).model_type != config["model_type"]:
+        config_class.model_type = _Fixed(config["model_type"])
+        yield f"{config_class.__name__} sets its model_type, which stays {config['model_type']!r}"
     known = model_class.config_class
     if known is None or known is not config_class:
         model_class.config_class = config_class

@@ -69,8 +69,8 @@ _FUNCTIONS = """
 """
 _TYPES = """
     bfloat16 bool complex128 complex64 device dtype finfo float float16 float32 float64 half
-    iinfo inf int int16 int32 int64 int8 long pi Size sym_float sym_int sym_max sym_min Tensor
-    uint8
+    iinfo inf int int16 int32 int64 int8 long pi promote_types Size sym_float sym_int sym_max
+    sym_min Tensor uint8
 """
 _NN = """
     AdaptiveLogSoftmaxWithLoss AvgPool1d Buffer Conv1d Conv2d Dropout ELU Embedding Flatten GELU

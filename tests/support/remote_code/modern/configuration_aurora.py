@@ -3,12 +3,18 @@
 from transformers import PretrainedConfig
 
 
+class AuroraQuantization:
+    def __init__(self, bits: int = 8):
+        self.bits = bits
+
+
 class AuroraConfig(PretrainedConfig):
     model_type = "aurora"
     keys_to_ignore_at_inference = ["past_key_values"]
 
     def __init__(
         self,
+        model_type: str = "aurora_text",
         vocab_size: int = 131,
         hidden_size: int = 64,
         intermediate_size: int = 96,
@@ -24,8 +30,10 @@ class AuroraConfig(PretrainedConfig):
         rope_parameters: dict | None = None,
         pad_token_id: int | None = None,
         tie_word_embeddings: bool = False,
+        quantization: dict | None = None,
         **kwargs,
     ):
+        self.model_type = model_type
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
         self.intermediate_size = intermediate_size
@@ -39,6 +47,9 @@ class AuroraConfig(PretrainedConfig):
         self.residual_scale = residual_scale
         self.attention_gate = attention_gate
         self.rope_parameters = rope_parameters or {"rope_type": "default", "rope_theta": 10000.0}
+        self.quantization = quantization
+        if isinstance(quantization, dict):
+            self.quantization = AuroraQuantization(**quantization)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError("heads do not divide")
         super().__init__(pad_token_id=pad_token_id, tie_word_embeddings=tie_word_embeddings, **kwargs)

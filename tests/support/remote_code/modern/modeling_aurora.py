@@ -179,6 +179,13 @@ class AuroraModel(AuroraPreTrainedModel):
         self.layers = nn.ModuleList([AuroraDecoderLayer(config, index) for index in range(config.num_hidden_layers)])
         self.norm = AuroraRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = AuroraRotaryEmbedding(config=config)
+        self.first_wide = 0
+        for index, layer in enumerate(self.layers):
+            if hasattr(layer, "mlp") and layer.mlp.up_proj.out_features > config.hidden_size:
+                self.first_wide = index
+                break
+        if config._attn_implementation != "flash_attention_2":
+            config._attn_implementation = "flash_attention_2"
         self.post_init()
 
     @auto_docstring

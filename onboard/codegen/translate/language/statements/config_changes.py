@@ -14,16 +14,23 @@ from onboard.codegen.translate.language.object_values import (
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import NONE, Known, Value
 
+_FUNCTIONS = ("eager", "sdpa", "flash_attention_2")
+"""Names of functions that compute the same attention."""
+
 
 def states_a_fact(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
-    """Whether `config.attr = value` says what every generated model takes for granted."""
+    """Whether `config.attr = value` says what every generated model takes for granted, or, in a
+    constructor, which function of transformers computes its attention.
+    """
     fact = objects.CONFIG_FACTS.get(attr)
+    usual: tuple[str, ...] = ()
     if attr == "_attn_implementation":
         fact = frame.translator.implementation
+        usual = _FUNCTIONS if frame.kind == "init" and frame.translator.specialised else ()
     return (
         isinstance(frame.evaluate(owner), Config)
         and isinstance(value, Known)
-        and (value.value is fact or isinstance(fact, str) and value.value == fact)
+        and (value.value is fact or isinstance(fact, str) and value.value in (fact, *usual))
     )
 
 
