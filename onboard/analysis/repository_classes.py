@@ -127,7 +127,7 @@ def _config_facts(config_class: Any, model_class: Any, config: Mapping[str, Any]
         yield f"{own}; the model type is {config['model_type']!r}"
         config_class.model_type = config["model_type"]
     untold = {key: value for key, value in config.items() if key != "model_type"}
-    if config_class.from_dict(json_floats(deepcopy(untold))).model_type != config["model_type"]:
+    if "model_type" in vars(config_class.from_dict(json_floats(deepcopy(untold)))):
         config_class.model_type = _Fixed(config["model_type"])
         yield f"{config_class.__name__} sets its model_type, which stays {config['model_type']!r}"
     known = model_class.config_class
