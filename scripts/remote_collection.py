@@ -44,6 +44,11 @@ _WORDS = 60
 """Tokens that the tokenizer of small checkpoints has."""
 _PROMPTS, _TOKENS = (1, 9, 40, 110), 132
 """Lengths of prompts, and of each with what is generated behind it."""
+_BASE_FIELDS = {
+    *("architectures", "auto_map", "model_type", "attn_implementation", "tie_word_embeddings"),
+    *("pad_token_id", "bos_token_id", "eos_token_id", "transformers_version", "torch_dtype"),
+}
+"""Fields of config.json that the base of a config class takes."""
 _SAME = 1e-4
 """Largest error of a text's log-probabilities, relative."""
 _SECONDS = 900
@@ -72,6 +77,8 @@ def _fill_one(clones: Path, folder: Path, entry: dict[str, Any]) -> None:
         for file in entry["files"]
         if file.endswith(".py")
     }
+    of_config, _, _ = entry["config"].get("auto_map", {}).get("AutoConfig", "").partition(".")
+    modules.setdefault(of_config or "-", of_config)
     for file in entry["files"]:
         path = f"{entry['path']}/{file}" if "path" in entry else file
         command = ["git", "-C", str(git_folder), "show", f"{entry['commit']}:{path}"]
@@ -87,6 +94,30 @@ def _fill_one(clones: Path, folder: Path, entry: dict[str, Any]) -> None:
         if config.get(name) is not None and config[name] > _WORDS:
             config[name] = token
     path.write_text(json.dumps(config, indent=2), encoding="utf-8")
+    _write_config_class(folder, config)
+
+
+def _write_config_class(folder: Path, config: dict[str, Any]) -> None:
+    """Write the config class that auto_map names, where the repository has the model's file alone:
+    it takes the fields of its config.
+    """
+    module, _, name = config["auto_map"].get("AutoConfig", "").partition(".")
+    if not name or (folder / f"{module}.py").exists():
+        return
+    fields = {key: value for key, value in config.items() if key not in _BASE_FIELDS}
+    taken = "".join(f", {key}={value!r}" for key, value in fields.items())
+    lines = [
+        "from transformers import PretrainedConfig",
+        "",
+        f"class {name}(PretrainedConfig):",
+        f"    model_type = {config['model_type']!r}",
+        '    keys_to_ignore_at_inference = ["past_key_values"]',
+        "",
+        f"    def __init__(self{taken}, **kwargs):",
+        *(f"        self.{key} = {key}" for key in fields),
+        "        super().__init__(**kwargs)",
+    ]
+    (folder / f"{module}.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _with_neighbours(text: str, modules: dict[str, str]) -> str:
