@@ -185,11 +185,15 @@ def give_positions(model_class: Any) -> None:
     facts.append(f"{model_class.__name__}.forward fails without position_ids; it gets them")
 
 
-def spare_masks(model_class: Any) -> None:
-    """Give the models of a class no mask with texts of one token; it is told for the report."""
-    _spare_masks(model_class)
+def spare_masks(model_class: Any, *, always: bool = False) -> None:
+    """Give the models of a class no mask with texts of one token, or always; it is told for the
+    report.
+    """
+    _spare_masks(model_class, always=always)
     facts = _INSTALLED[model_class.config_class.model_type]
     what = "fails with attention_mask where a text has one token; it gets none there"
+    if always:
+        what = "fails with attention_mask, and its generation passes none; it gets none"
     facts.append(f"{model_class.__name__}.forward {what}")
 
 

@@ -410,14 +410,27 @@ def give_positions(model_class: Any) -> None:
     model_class.forward = counted
 
 
-def spare_masks(model_class: Any) -> None:
-    """Have a class's forward, which fails with a mask where a text has one token, get none there."""
+def spare_masks(model_class: Any, *, always: bool = False) -> None:
+    """Have a class's forward, which fails with a mask where a text has one token, or always, get
+    none there.
+    """
     forward = model_class.forward
 
     @functools.wraps(forward)
     def spared(self: Any, input_ids: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if input_ids is not None and input_ids.shape[1] == 1:
+        if always or (input_ids is not None and input_ids.shape[1] == 1):
             kwargs.pop("attention_mask", None)
         return forward(self, input_ids, *args, **kwargs)
 
     model_class.forward = spared
+
+
+def hands_no_mask(model: nn.Module, mask: torch.Tensor) -> bool:
+    """Whether a model's own preparation for generation leaves out a mask, [batch, length]."""
+    prepare: Any = getattr(model, "prepare_inputs_for_generation", None)
+    if prepare is None or prepare.__module__.startswith("transformers."):
+        return False
+    try:
+        return "attention_mask" not in prepare(mask, attention_mask=mask, use_cache=False)
+    except Exception:  # older code asks for more, which it gets from transformers of its time
+        return False

@@ -17,6 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from onboard.analysis import repository
 from onboard.analysis.behaviour.code_numbers import code_of, literals
+from onboard.analysis.repository_classes import hands_no_mask
 from onboard.analysis.tiny.own_failures import refuse_own_code
 from onboard.analysis.tiny.tiny_config import (
     KEPT_HEADS,
@@ -351,7 +352,9 @@ def runs_as_it_is(model: nn.Module) -> bool:
     mask = torch.ones_like(inputs["input_ids"])
     if _runs(model, inputs):
         one = {key: tensor[:, :1] for key, tensor in inputs.items()}
-        if _runs(model, one) and not _runs(model, {**one, "attention_mask": mask[:, :1]}):
+        if hands_no_mask(model, mask) and not _runs(model, {**inputs, "attention_mask": mask}):
+            repository.spare_masks(type(model), always=True)
+        elif _runs(model, one) and not _runs(model, {**one, "attention_mask": mask[:, :1]}):
             repository.spare_masks(type(model))
     elif _runs(model, {**inputs, "attention_mask": mask}):
         repository.give_masks(type(model))

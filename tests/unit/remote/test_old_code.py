@@ -38,6 +38,7 @@ from onboard.analysis.repository_classes import (
     bring_up_to_date,
     give_masks,
     give_positions,
+    hands_no_mask,
     spare_masks,
 )
 from onboard.analysis.repository_source import PACKAGE
@@ -427,6 +428,32 @@ def test_a_text_of_one_token_gets_no_mask_where_code_fails_with_one() -> None:
     expected = Masked().forward(ids[:, :1])
     assert torch.equal(Masked().forward(ids[:, :1], attention_mask=ones[:, :1]), expected)
     assert not Masked().forward(ids, attention_mask=torch.zeros_like(ids)).any()
+
+
+class _Generating(nn.Module):
+    def forward(self, input_ids: Any = None, attention_mask: Any = None) -> Any:
+        if attention_mask is not None:
+            raise RuntimeError("sizes do not fit")
+        return input_ids * 2
+
+    def prepare_inputs_for_generation(self, input_ids: Any, **kwargs: Any) -> dict[str, Any]:
+        return {"input_ids": input_ids, "use_cache": kwargs["use_cache"]}
+
+
+def test_code_whose_generation_passes_no_mask_gets_none() -> None:
+    class Handing(_Generating):
+        def prepare_inputs_for_generation(self, input_ids: Any, **kwargs: Any) -> dict[str, Any]:
+            return {"input_ids": input_ids, **kwargs}
+
+    class Failing(_Generating):
+        def prepare_inputs_for_generation(self, input_ids: Any, past: Any) -> Any:  # type: ignore[override]
+            raise AssertionError
+
+    ids = torch.tensor([[random.randrange(2, 99), 3]])
+    ones = torch.ones_like(ids)
+    assert [hands_no_mask(each(), ones) for each in (_Generating, Handing, Failing)] == [1, 0, 0]
+    spare_masks(_Generating, always=True)
+    assert torch.equal(_Generating().forward(ids, attention_mask=ones), ids * 2)
 
 
 def test_what_a_class_saves_besides_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
