@@ -88,6 +88,10 @@ _WorldSize = Annotated[
     int,
     typer.Option(metavar="N", min=1, help="Ranks on which the judge runs what was onboarded."),
 ]
+_Table = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Also write what the judge measured, as a Markdown table."),
+]
 _Fresh = Annotated[bool, typer.Option("--fresh", help="Also rerun what has not changed.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print the coverage as one JSON document.")]
 
@@ -107,6 +111,7 @@ def sweep(
     limit_seconds: _LimitSeconds = 600.0,
     limit_memory: _LimitMemory = 8.0,
     world_size: _WorldSize = 1,
+    table: _Table = None,
     fresh: _Fresh = False,
     as_json: _AsJson = False,
 ) -> Result | None:
@@ -131,11 +136,12 @@ def sweep(
         root,
     )
     todo = Sweep(targets, root.expanduser().resolve(), options)
-    entries, interrupted = _run(todo, _executor(executor, chosen, jobs, address))
+    entries, interrupted = _run(todo, _executor(executor, chosen, jobs, address, world_size))
     coverage = _coverage(todo, entries)
     whole = all_transformers and types is None and world_size == 1 and coverage.is_whole
     written = todo.root if whole else None
     _write(coverage, written, shown=not as_json)
+    _write_table(coverage, table)
     return _end(coverage, KeyboardInterrupt() if interrupted else None, as_json=as_json)
 
 
@@ -180,7 +186,9 @@ def _targets(
     return [*found.values(), *second]
 
 
-def _executor(name: ExecutorName, device: str, jobs: int | None, address: str | None) -> Executor:
+def _executor(
+    name: ExecutorName, device: str, jobs: int | None, address: str | None, world_size: int
+) -> Executor:
     from onboard.workflow.sweep.executors import local_executor
     from onboard.workflow.sweep.ray_executor import ray_executor
 
@@ -188,7 +196,7 @@ def _executor(name: ExecutorName, device: str, jobs: int | None, address: str | 
         return ray_executor(device, jobs, address)
     if address is not None:
         raise UsageError("--address is that of a Ray cluster", hint="Use it with --executor ray")
-    return local_executor(device, jobs)
+    return local_executor(device, jobs, world_size)
 
 
 def _run(todo: Sweep, executor: Executor) -> tuple[list[Entry], bool]:
@@ -242,3 +250,11 @@ def _write(coverage: Coverage, root: Path | None, *, shown: bool) -> None:
         print(f"partial: {len(coverage.entries)} of {coverage.asked}")
     for path in written:
         print(path)
+
+
+def _write_table(coverage: Coverage, path: Path | None) -> None:
+    from onboard.workflow.files import write_atomically
+    from onboard.workflow.sweep.coverage_document import judged_table
+
+    if path is not None:
+        write_atomically(path, judged_table(coverage))

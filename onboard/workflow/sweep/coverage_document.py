@@ -63,6 +63,13 @@ def document(coverage: Coverage, root: Path | None = None) -> str:
     )
 
 
+def judged_table(coverage: Coverage, root: Path | None = None) -> str:
+    """Return a table of what the judge measured of each checkpoint, or why it did not."""
+    return render(
+        "coverage/judged.md.j2", root, coverage=coverage, counts=coverage.counts(), cell=cell
+    )
+
+
 def picture(coverage: Coverage, root: Path | None = None) -> str:
     """Return the SVG: a square for each type, in the order of the file, coloured by the worse of
     its statuses.

@@ -30,18 +30,16 @@ class Executor(Protocol):
 
 @dataclass
 class LocalExecutor:
-    """`workers` processes of this machine; with CUDA each sees one GPU."""
+    """`workers` processes of this machine; with CUDA each sees as many GPUs as it has ranks."""
 
     workers: int
     gpus: int = 0
+    world_size: int = 1
     _idle: SimpleQueue[Worker] = field(default_factory=SimpleQueue, init=False)
 
     def run(self, jobs: Sequence[Job], started: Started) -> Iterator[tuple[Job, TargetRecord]]:
         """Run the jobs in order, each on the worker that is free next."""
-        workers = [
-            Worker(index % self.gpus if self.gpus else None)
-            for index in range(min(self.workers, len(jobs)))
-        ]
+        workers = [Worker(self._gpus_of(index)) for index in range(min(self.workers, len(jobs)))]
         for worker in workers:
             self._idle.put(worker)
         pool = ThreadPoolExecutor(max_workers=max(1, len(workers)))
@@ -53,6 +51,11 @@ class LocalExecutor:
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in workers:
                 worker.close()
+
+    def _gpus_of(self, index: int) -> list[int]:
+        """Return the GPUs of a worker, those of its own as far as there are any."""
+        first = index * self.world_size
+        return [each % self.gpus for each in range(first, first + self.world_size) if self.gpus]
 
     def _one(self, job: Job, started: Started) -> TargetRecord:
         worker = self._idle.get()
@@ -66,8 +69,8 @@ class LocalExecutor:
 class Worker:
     """A worker process, started when it is first needed, and again after it died."""
 
-    def __init__(self, gpu: int | None = None) -> None:
-        self._gpu = gpu
+    def __init__(self, gpus: Sequence[int] = ()) -> None:
+        self._gpus = gpus
         self._process: subprocess.Popen[str] | None = None
 
     def do(self, job: Job) -> TargetRecord:
@@ -100,8 +103,8 @@ class Worker:
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None:
             environment = {**os.environ, **_QUIET}
-            if self._gpu is not None:
-                environment["CUDA_VISIBLE_DEVICES"] = str(self._gpu)
+            if self._gpus:
+                environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self._gpus))
             self._process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "onboard.workflow.sweep.worker"],
                 stdin=subprocess.PIPE,
@@ -112,7 +115,10 @@ class Worker:
         return self._process
 
 
-def local_executor(device: str, jobs: int | None) -> LocalExecutor:
-    """Return an executor with a worker for each core or GPU, or with `jobs` of them."""
+def local_executor(device: str, jobs: int | None, world_size: int = 1) -> LocalExecutor:
+    """Return an executor with a worker for each `world_size` cores or GPUs, or with `jobs` of
+    them.
+    """
     gpus = len(list_gpus()) if device == "cuda" else 0
-    return LocalExecutor(jobs or gpus or len(os.sched_getaffinity(0)), gpus)
+    places = gpus or len(os.sched_getaffinity(0))
+    return LocalExecutor(jobs or max(1, places // world_size), gpus, world_size)

@@ -26,6 +26,7 @@ from onboard.workflow.phase_runner import PhaseRunner, load_phases, open_run
 from onboard.workflow.phases import PHASES
 from onboard.workflow.processes.programs import ForkServer
 from onboard.workflow.sweep.inputs.targets import Target
+from onboard.workflow.sweep.verdict import Verdict
 
 EVENTS, LOG, VERDICT = "events.jsonl", "log.txt", "verdict.json"
 CHECKPOINT, ROOT = "checkpoint", "root"
@@ -57,7 +58,7 @@ class Job(StrictModel):
 
 def run_child(job: Job) -> None:
     """Onboard the job's target; returns only when there is no more to say."""
-    _confine(job)
+    confine(job)
     events = (job.folder / EVENTS).open("a", encoding="utf-8", buffering=1)
     # Closed: what it used counts as this process's
     with (
@@ -77,12 +78,18 @@ def run_judge(job: Job) -> None:
     """Judge what `run_child` left, and write the verdict down."""
     from onboard.workflow.sweep.judge import judge
 
-    _confine(job)
+    confine(job)
     verdict = judge(job.checkpoint, job.folder / ROOT, job.device, world_size=job.world_size)
     write_atomically(job.folder / VERDICT, verdict.model_dump_json(indent=2) + "\n")
 
 
-def _confine(job: Job) -> None:
+def read_verdict(job: Job) -> Verdict | None:
+    """Return what `run_judge` wrote down."""
+    path = job.folder / VERDICT
+    return Verdict.model_validate_json(path.read_text("utf-8")) if path.exists() else None
+
+
+def confine(job: Job) -> None:
     """Keep this process, and what it starts, to the job's memory and folder: what a killed one
     leaves goes with it.
     """

@@ -39,10 +39,12 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from onboard.errors import OnboardError
+from onboard.graph.sharding.apply import IndivisibleError
 from onboard.hf.codebooks import codebooks_of, with_tokens
 from onboard.hf.hf_model import without_missing_towers
 from onboard.modeling import Codebooks
 from onboard.runtime.llm import LLM
+from onboard.runtime.ranks.division import Division
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.testing import continue_distinct
 from onboard.verify.error import rmse_ratio
@@ -85,6 +87,8 @@ def judge(
     try:
         with closing(_Judging(checkpoint, root, device, verdict)) as judging:
             judging.run(seed)
+    except IndivisibleError as error:
+        verdict.refused = " ".join(str(error).split())
     except OnboardError as error:
         verdict.error = " ".join(str(error).split())
     except Exception as error:  # whatever a model's code raises: there is no agreement
@@ -139,6 +143,8 @@ class _Judging:
             world_size=verdict.world_size,
         )
         self.ours: LLM = load()
+        if self.ours.ranks is not None:
+            _describe(self.ours.ranks.division, verdict)
         self.room = longest_read(self.theirs, self.ours.engine.capacity, self.words[-1])
         verdict.distinct = is_arbitrary(self.theirs, self.words, self.room - 1, verdict.seed or 0)
         if verdict.distinct:
@@ -236,6 +242,15 @@ class _Judging:
         )
         ours, theirs = map(_worst, pairs)
         return worst, None if ours is None or theirs is None else Rounding(ours=ours, theirs=theirs)
+
+
+def _describe(division: Division, verdict: Verdict) -> None:
+    """Note what ranks divide. Raises `OnboardError` where that is nothing: what is equal then says
+    nothing of ranks.
+    """
+    if not sum(division.weights.values()):
+        raise OnboardError(f"{division.world_size} ranks divide nothing of it")
+    verdict.divided, verdict.weights = dict(division.weights), division.all_weights
 
 
 def _words(model: nn.Module, codebooks: Codebooks) -> tuple[set[int], Sequence[int]]:

@@ -36,13 +36,18 @@ class SweepOptions:
     fresh: bool = False
     """Run what is known, too."""
     world_size: int = 1
-    """Ranks on which the judge runs what was onboarded."""
+    """Ranks on which the judge runs what was onboarded. Tests are of one device: with several ranks
+    `until` may come before them.
+    """
 
     def __post_init__(self) -> None:
         if self.until not in PHASES:
             raise UsageError(f"there is no phase {self.until!r}", hint=suggest(self.until, PHASES))
-        if PHASES.index(self.until) < PHASES.index("test"):
-            raise UsageError(f"{self.until} comes before the tests, and only they show what works")
+        least = "test" if self.world_size == 1 else "generate"
+        if PHASES.index(self.until) < PHASES.index(least):
+            raise UsageError(
+                f"{self.until} is too early to show what works", hint=f"The first is {least}"
+            )
         if self.mode == "transformers" and self.world_size > 1:
             raise UsageError("mode transformers runs on one device", hint="Leave out --world-size")
         for name, value in (("--limit-seconds", self.seconds), ("--limit-memory", self.gibibytes)):

@@ -13,6 +13,7 @@ from pydantic import Field
 from onboard.config import Mode, StrictModel
 from onboard.errors import NoCachedFormError
 from onboard.verify.tolerances import SAME
+from onboard.workflow.phases import PHASES
 from onboard.workflow.sweep.inputs.targets import Target, Variant, label
 from onboard.workflow.sweep.verdict import Verdict
 
@@ -51,6 +52,14 @@ def all_levels(mode: Mode) -> tuple[str, ...]:
     return LEVELS if mode == "graph" else ("checkpoint", "build", *RUN)
 
 
+def asked_levels(mode: Mode, until: str) -> tuple[str, ...]:
+    """Return the levels that a pass has to have: those of the tests only where these are run."""
+    levels = all_levels(mode)
+    if mode != "graph" or PHASES.index(until) >= PHASES.index("test"):
+        return levels
+    return tuple(level for level in levels if level not in TESTED)
+
+
 class PhaseRecord(StrictModel):
     """A phase of the workflow that ended, in a target's process."""
 
@@ -74,7 +83,7 @@ class TargetRecord(StrictModel):
     detail: str = ""
     """Of the end: the signal, or the last line that was printed."""
     step: str = "checkpoint"
-    """What the process did last: the checkpoint or a phase."""
+    """What was done last: the checkpoint, a phase or the judge's part."""
     seconds: float = 0.0
     architecture: str = ""
     is_causal: bool | None = None
@@ -100,7 +109,7 @@ class TargetRecord(StrictModel):
     verdict: Verdict | None = None
     """The judge's; None: there was no proven file to judge."""
     cpu_seconds: float = 0.0
-    """Of all its processes."""
+    """Of all its processes but a judge that goes on with other targets."""
     judge_seconds: float = 0.0
 
 
@@ -276,7 +285,7 @@ def _status(record: TargetRecord, levels: dict[str, LevelStatus], until: str) ->
         )
         return ("refused" if refused else "fail"), f"{bad.name}: {bad.error or bad.status}"
     if missing := next(
-        (level for level in all_levels(record.mode) if levels.get(level) != "passed"), None
+        (each for each in asked_levels(record.mode, until) if levels.get(each) != "passed"), None
     ):
         return "fail", f"the level {missing} was {_fate(levels.get(missing))}"
     if not _tells(record):
@@ -298,6 +307,8 @@ def _judged(record: TargetRecord) -> tuple[Status, str]:
         return "fail", f"the command's exit code is {record.exit_code}"
     if record.verdict is None:
         return "fail", "nobody judged what it left"
+    if record.verdict.refused:
+        return "refused", f"judge: {record.verdict.refused}"
     return ("pass", "") if record.verdict.agrees else ("wrong", f"judge: {record.verdict.reason}")
 
 

@@ -33,6 +33,10 @@ class Verdict(StrictModel):
     """Of the prompts; None: the judge came to no end."""
     world_size: int = 1
     """Ranks that ran ours."""
+    divided: dict[str, int] = Field(default_factory=dict)
+    """Layer type -> weights that several ranks divided."""
+    weights: int = 0
+    """How many the model has."""
     lengths: list[int] = Field(default_factory=list)
     prefill_error: float | None = None
     """Of logits; None: not a number, or never measured."""
@@ -57,6 +61,8 @@ class Verdict(StrictModel):
     """How far below transformers' best logit a token's lies, as a share of the row's spread."""
     error: str = ""
     """Why nothing could be compared."""
+    refused: str = ""
+    """Why ranks cannot divide the model."""
 
     @property
     def enough(self) -> bool:
@@ -71,8 +77,8 @@ class Verdict(StrictModel):
     @property
     def reason(self) -> str:
         """Why it does not agree; empty if it does."""
-        if self.error:
-            return self.error
+        if self.error or self.refused:
+            return self.error or self.refused
         if not _within(self.prefill_error, self.prefill_rounding):
             return f"logits of prompts differ from transformers' by {_shown(self.prefill_error)}"
         if not self.enough:

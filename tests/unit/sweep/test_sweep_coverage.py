@@ -11,7 +11,13 @@ import pytest
 
 from onboard.workflow.phases import PHASES
 from onboard.workflow.sweep.coverage import Coverage, common_reason, group_by_reason, ordered
-from onboard.workflow.sweep.coverage_document import COLORS, document, picture, write_coverage
+from onboard.workflow.sweep.coverage_document import (
+    COLORS,
+    document,
+    judged_table,
+    picture,
+    write_coverage,
+)
 from onboard.workflow.sweep.target_record import LEVELS, STATUSES, TESTED, Entry, Status
 from onboard.workflow.sweep.verdict import Verdict
 
@@ -87,6 +93,40 @@ def test_the_order_does_not_depend_on_who_was_first() -> None:
     assert len(texts) == 1
     assert [item["type"] for item in json.loads(texts.pop())["entries"]] == [
         *("alpha", "alpha", "beta", "delta", "gamma", "zeta")
+    ]
+
+
+def test_the_table_has_what_was_judged_and_why_it_was_not() -> None:
+    both = {"world_size": 2, "divided": {"mlp": 6, "mha": 8}, "weights": 21}
+    rounded = Verdict.model_validate(
+        VERDICT.model_dump()
+        | both
+        | {"decode_error": 1.5e-5, "decode_rounding": {"ours": 9e-6, "theirs": 1.1e-5}}
+    )
+    refused = Verdict(world_size=2, refused="3 heads")
+    other = VERDICT.model_copy(update={"differing": 2})
+    text = judged_table(
+        coverage(
+            entry("alpha", verdict=rounded),
+            entry("beta", "refused", "judge: 3 heads", verdict=refused),
+            entry("gamma", "timeout", "a | b"),
+            entry("zeta", "wrong", "judge: 2 of 48 differ", verdict=other),
+            asked=5,
+        )
+    )
+    assert "4 of 5 checkpoints" in text
+    rows = [[part.strip() for part in line.split(" | ")] for line in text.splitlines()[-4:]]
+    assert rows == [
+        *(
+            ["| alpha", "equal", "2", "8 mha, 6 mlp of 21", "3.0e-07", "1.5e-05"]
+            + ["9.0e-06 / 1.1e-05", "48", "0", "|"],
+        ),
+        ["| beta", "refused", "2", "", "-", "-", "", "0", "0", "judge: 3 heads |"],
+        ["| gamma", "timeout", "-", "", "-", "-", "", "-", "-", "a \\| b |"],
+        [
+            *("| zeta", "wrong", "1", "", "3.0e-07", "5.0e-07", "", "48", "2"),
+            "judge: 2 of 48 differ |",
+        ],
     ]
 
 

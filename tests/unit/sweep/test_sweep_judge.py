@@ -209,7 +209,7 @@ class RankedAmongMany(Ranked):
     """Of few words the four best are all the same one, and then their order shows nowhere."""
 
     def forward(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
-        self.arbitrary = input_ids.unique().numel() > 10
+        self.arbitrary = len(set(input_ids[0].tolist())) > 10
         return super().forward(input_ids, use_cache)
 
 

@@ -49,6 +49,19 @@ def write_events(job: Job, *events: dict[str, object]) -> None:
     (job.folder / EVENTS).write_text(text + '{"step": "cut')
 
 
+def leave_passed_tests(job: Job) -> None:
+    """Leave what a target leaves whose tests passed."""
+    phase = {
+        "name": "test",
+        "status": "done",
+        "seconds": 0.1,
+        "error": "",
+        "proving": False,
+        "internal": False,
+    }
+    write_events(job, {"phase": phase}, {"exit_code": 0}, {"end": True})
+
+
 def gone(pid: int) -> bool:
     """Whether a process has ended; one that nobody has waited for yet counts."""
     status = Path(f"/proc/{pid}/stat")
@@ -133,18 +146,9 @@ def test_a_child_that_said_everything_is_done(do: Do) -> None:
 def test_the_judge_has_a_process_of_its_own(
     judged: bool, do: Do, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    phase = {
-        "name": "test",
-        "status": "done",
-        "seconds": 0.1,
-        "error": "",
-        "proving": False,
-        "internal": False,
-    }
-
     def work(job: Job) -> None:
         (job.folder / "pid").write_text(str(os.getpid()))
-        write_events(job, {"phase": phase}, {"exit_code": 0}, {"end": True})
+        leave_passed_tests(job)
 
     def judge(job: Job) -> None:
         assert (job.folder / "pid").read_text() != str(os.getpid())
@@ -261,7 +265,7 @@ def wait(*_):
     time.sleep(60)
 
 job = Job.model_validate_json({job!r})
-worker.run_child, worker.prepare, worker._wait = run, lambda: None, wait
+worker.run_child, worker.prepare, worker.wait = run, lambda: None, wait
 worker.serve()
 """
 

@@ -83,6 +83,40 @@ def test_everything_measured_is_a_pass() -> None:
     assert (entry.lines, entry.seconds) == (189, 8.0)
 
 
+def untested(**changes: Any) -> TargetRecord:
+    """A record of a run that ended before the tests, judged on two ranks."""
+    record = good()
+    record.tests, record.phases = [], phases("gather", "survey", "analyze", "generate")
+    record.verdict = agreement(world_size=2, divided={"mha": 4}, weights=9, **changes)
+    return record
+
+
+def test_without_tests_the_judge_alone_shows_what_is_equal() -> None:
+    entry = conclude(untested(), "generate")
+    assert (entry.status, entry.level, entry.reason) == ("pass", "prove", "")
+    assert conclude(untested(), "test").status == "fail"  # they were asked for
+    assert conclude(untested(decode_error=2e-5), "generate").status == "wrong"
+    unproven = untested()
+    unproven.phases[-1] = PhaseRecord(name="generate", status="failed", seconds=1.0, proving=True)
+    assert conclude(unproven, "generate").status == "fail"
+
+
+def test_what_ranks_cannot_divide_is_refused() -> None:
+    entry = conclude(untested(refused="3 heads cannot be divided among 2 ranks"), "generate")
+    assert (entry.status, entry.reason) == (
+        "refused",
+        "judge: 3 heads cannot be divided among 2 ranks",
+    )
+
+
+def test_a_judge_at_its_time_limit_is_not_wrong() -> None:
+    record = untested()
+    record.end, record.step, record.verdict, record.seconds = "timeout", "the judge", None, 60.0
+    entry = conclude(record, "generate")
+    assert entry.status == "timeout"
+    assert entry.reason == "the time limit ended the judge after 60 s"
+
+
 def without(level: str) -> Callable[[TargetRecord], None]:
     return lambda record: setattr(
         record, "tests", [test for test in record.tests if test["level"] != level]

@@ -110,7 +110,8 @@ def test_the_source_hash_is_of_the_content(monkeypatch: pytest.MonkeyPatch, tmp_
     "options",
     [
         {"until": "tests"},
-        {"until": "analyze"},
+        {"until": "generate"},
+        {"until": "analyze", "world_size": 2},
         {"seconds": 0},
         {"gibibytes": -1},
         {"seconds": float("nan")},
