@@ -64,7 +64,8 @@ def _alike(variables: Mapping[str, Any], one: str, other: str) -> bool:
 
 def choices(variables: Mapping[str, Any], x: str, indices: str) -> int:
     """Return how many experts each token goes to; 0 where that is no number."""
-    number, rest = divmod(variables[indices].numel(), tokens(variables[x]))
+    count = tokens(variables[x])
+    number, rest = divmod(variables[indices].numel(), count) if count else (0, 0)
     return 0 if rest else number
 
 
@@ -119,7 +120,7 @@ def rows_of(
 
 def tokens(x: torch.Tensor) -> int:
     """Return how many tokens x [..., hidden] has."""
-    return x.numel() // x.shape[-1]
+    return x.numel() // x.shape[-1] if x.numel() else 0
 
 
 def summed(

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from onboard.analysis.blocks.spec_mixtures import Mixture
+from onboard.analysis.recognise.mixture_roles import choices
 from onboard.analysis.recognise.mixtures import probe_mixture
 from onboard.analysis.recognise.recorder import ModuleCall
 from onboard.analysis.recognise.stretches import statements_of
@@ -63,6 +64,15 @@ def test_a_loop_over_experts_is_recognised(
     assert method_of is not None
     first = list(statements_of(method_of[1].body))[facts["begin"]]
     assert isinstance(first, ast.Assign | ast.AnnAssign)  # what the loop fills stands inside
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (3, 0), (5, 8)])
+def test_a_tensor_without_a_share_of_the_choices_is_not_what_experts_read(
+    shape: tuple[int, ...],
+) -> None:
+    variables = {"x": torch.zeros(shape), "indices": torch.zeros(3, 2, dtype=torch.long)}
+    assert choices(variables, "x", "indices") == 0
+    assert choices(variables | {"x": torch.zeros(3, 8)}, "x", "indices") == 2
 
 
 @pytest.mark.parametrize("kind", [expert_loops.Crowded, expert_loops.Squared, expert_loops.Dropped])
