@@ -25,7 +25,7 @@ from onboard.ops.triton.ragged_blocks import block_of
 
 
 @triton.jit
-def _load_rows(row_ptr, real, SIZE: tl.constexpr, BLOCK: tl.constexpr, DOT_TYPE: tl.constexpr):
+def load_rows(row_ptr, real, SIZE: tl.constexpr, BLOCK: tl.constexpr, DOT_TYPE: tl.constexpr):
     """Return the `SIZE` channels of each real row, as operands of a matrix product; those of the
     others are 0.
     """
@@ -111,8 +111,8 @@ def _attend_latents(
         place = cache_ptr + _key_places(
             table_ptr, tile, high, stride_page, stride_slot, PAGE, BLOCK_N
         )
-        latents = _load_rows(place, stored, RANK, BLOCK_RANK, query.dtype)
-        keys = _load_rows(place + RANK, stored, ROPE, BLOCK_ROPE, query.dtype)
+        latents = load_rows(place, stored, RANK, BLOCK_RANK, query.dtype)
+        keys = load_rows(place + RANK, stored, ROPE, BLOCK_ROPE, query.dtype)
         scores = tl.dot(rotated, tl.trans(keys), input_precision="ieee")
         scores = tl.dot(query, tl.trans(latents), scores, input_precision="ieee") * (scale * LOG2E)
         if tile < high:
@@ -176,7 +176,7 @@ def mla_kernel(
     head, token = row % HEADS, start + row // HEADS
     real = row < queries * HEADS
     query_ptr += token * query_stride_token + head * query_stride_head
-    query = _load_rows(query_ptr, real, RANK, BLOCK_RANK, DOT_TYPE)
+    query = load_rows(query_ptr, real, RANK, BLOCK_RANK, DOT_TYPE)
     rotated_ptr += token * rotated_stride_token + head * rotated_stride_head
     if TURNS:
         cos_ptr += start * cos_stride
@@ -186,7 +186,7 @@ def mla_kernel(
             rotated_ptr[:, None], turned, real[:, None] & (turned < ROPE), cos_ptr, sin_ptr, SIZE, STEP, TURNS
         ).to(DOT_TYPE)  # fmt: skip
     else:
-        rotated = _load_rows(rotated_ptr, real, ROPE, BLOCK_ROPE, DOT_TYPE)
+        rotated = load_rows(rotated_ptr, real, ROPE, BLOCK_ROPE, DOT_TYPE)
     k_scale = scale  # of no use without a scale
     if HAS_SCALE:
         k_scale = tl.load(k_scale_ptr)

@@ -62,26 +62,29 @@ def _buffers(memory: int, channels: int) -> int:
     return (memory // 2 - ROWS * (channels + KEYS)) // (KEYS * channels)
 
 
-def _plan(queries: Tensor, rope: int, most_keys: int, counts: tuple[int, int, int]) -> _Plan:
-    """Tiles that fit in the registers and the shared memory of a multiprocessor.
+def tile_sizes(queries: Tensor, rope: int, rows: int) -> tuple[int, int, int]:
+    """Return rows and keys of tiles, and stages of loads, that fit in the registers and the shared
+    memory of a multiprocessor, for queries [tokens, heads, rank].
 
     With 64 rows there is one program a multiprocessor (of compute capability 9.0), which loads a
     tile of keys while it computes with the one before, where both fit; a tile of 16 rows leaves
     room for two programs.
     """
-    sequences, tokens, longest_query = counts
-    heads = queries.shape[1]
-    rows, channels = (
-        longest_query * heads,
-        tile_width(queries.shape[2]) + tile_width(rope),
-    )
+    channels = tile_width(queries.shape[2]) + tile_width(rope)
     buffers = _buffers(shared_memory(queries.device), channels)
     if queries.dtype == torch.float32:  # products of float32 proper run outside the matrix units
-        tile, keys, stages = 16, 16, 2
-    elif tile_width(rows) > 16 and buffers >= 1:
-        tile, keys, stages = min(ROWS, tile_width(rows)), KEYS, min(2, buffers)
-    else:
-        tile, keys, stages = 16, 32, 3 if buffers >= 1 else 2
+        return 16, 16, 2
+    if tile_width(rows) > 16 and buffers >= 1:
+        return min(ROWS, tile_width(rows)), KEYS, min(2, buffers)
+    return 16, 32, 3 if buffers >= 1 else 2
+
+
+def _plan(queries: Tensor, rope: int, most_keys: int, counts: tuple[int, int, int]) -> _Plan:
+    """Deal the rows of all sequences out to programs."""
+    sequences, tokens, longest_query = counts
+    heads = queries.shape[1]
+    rows = longest_query * heads
+    tile, keys, stages = tile_sizes(queries, rope, rows)
     warps = 4 if tile == 16 else 8
     if longest_query != 1:
         blocks = most_blocks(tokens, sequences, heads, tile)
@@ -182,7 +185,7 @@ def _attend(
     new = queries.new_empty if plan.decode and tokens == sequences else queries.new_zeros
     out = parts = lse = new((tokens, heads, rank))
     if not plan.decode:
-        _write(latent, key, slot_mapping, cache, k_scale)
+        write_latents(latent, key, slot_mapping, cache, k_scale)
     if plan.splits > 1:
         parts = queries.new_empty((tokens, heads, plan.splits, rank), dtype=torch.float32)
         lse = queries.new_empty((tokens, heads, plan.splits), dtype=torch.float32)
@@ -207,7 +210,7 @@ def _attend(
     return out
 
 
-def _write(
+def write_latents(
     latent: Tensor, key: Tensor, slot_mapping: Tensor, cache: Tensor, k_scale: Tensor | None
 ) -> None:
     """Store latents and keys side by side, each as if it were a head."""

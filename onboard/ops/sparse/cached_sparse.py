@@ -18,7 +18,7 @@ from onboard.ops.library import register_op
 from onboard.ops.sparse.sparse import torch_sparse_mla
 
 
-def _fake(
+def fake_cached_sparse_mla(
     q_nope: Tensor,
     q_pe: Tensor,
     latent: Tensor,
@@ -27,10 +27,11 @@ def _fake(
     *_: object,
     **__: object,
 ) -> Tensor:
+    """Return an empty output, [1, tokens, heads, value_dim]."""
     return fake_mla(q_nope, q_pe, latent, kpe, weight)
 
 
-@register_op(_fake, mutates=("mla_cache",), cached_form_of="torch_sparse_mla")
+@register_op(fake_cached_sparse_mla, mutates=("mla_cache",), cached_form_of="torch_sparse_mla")
 def torch_cached_sparse_mla(
     q_nope: Tensor,
     q_pe: Tensor,

@@ -21,6 +21,7 @@ from onboard.ops.latent_attention import triton_cached_mla as cached_mla
 from onboard.ops.library import op_sources
 from onboard.ops.ssm import triton_cached_ssm as cached_ssm
 from tests.support.ops import ragged
+from tests.support.ops.chosen_latents import sparse_mla
 from tests.support.ops.naive import relative_error
 from tests.support.ops.ragged import (
     DEVICE,
@@ -320,6 +321,7 @@ CAPTURED: dict[str, tuple[Callable[[Row], list[Any]], int]] = {
     "cached_linear_recurrence": (lambda row: linear_recurrence(row, 9), 6),
     "cached_wkv": (lambda row: wkv(row, 9), 8),
     "cached_mlstm": (lambda row: mlstm(row, 2, 16, 8), 9),
+    "cached_sparse_mla": (lambda row: sparse_mla(row, 16, 32, 8, 0, 9), 11),
     "cached_token_shift": (lambda row: token_shift(row, 9), 5),
 }
 
@@ -333,7 +335,7 @@ def test_a_captured_decode_follows_the_lengths(name: str) -> None:
     columns = later.args["block_table"].shape[1]
     row.args["block_table"] = torch.zeros_like(later.args["block_table"])
     arguments = make(row)
-    if name == "cached_mla":
+    if "mla" in name:
         arguments[cache] = randn(max(row.pages, later.pages), *arguments[cache].shape[1:])
     op = getattr(ops, f"triton_{name}")
     op(*arguments)
@@ -364,6 +366,7 @@ REAL_SIZES: dict[str, Callable[[Row, torch.dtype], list[Any]]] = {
     "cached_linear_recurrence": lambda row, dtype: linear_recurrence(row, 4096, dtype),
     "cached_wkv": lambda row, dtype: wkv(row, 4096, dtype),
     "cached_mlstm": lambda row, dtype: mlstm(row, 8, 256, 512, dtype),
+    "cached_sparse_mla": lambda row, dtype: sparse_mla(row, 128, 512, 64, 70, None, dtype, False),
     "cached_token_shift": lambda row, dtype: token_shift(row, 4096, dtype),
 }
 
@@ -378,7 +381,7 @@ def test_the_sizes_of_real_models(
     for launcher in (cached_delta_rule, cached_ssm):
         monkeypatch.setattr(launcher, "CHUNK", 64)
     row = make_row(lengths)
-    used = row.args["block_table"].flatten().long() if name == "cached_mla" else row.slots
+    used = row.args["block_table"].flatten().long() if "mla" in name else row.slots
     arguments = REAL_SIZES[name](row, dtype)
     check(name, arguments, CAPTURED[name][1], row, 2e-5 if dtype == torch.float32 else 1.5e-2, used)
 

@@ -1,5 +1,5 @@
-"""The Triton kernels of recurrences that only some models have, against float64;
-`test_triton_kernels.py` starts this in the interpreter.
+"""The Triton kernels of recurrences that only some models have, and of latent attention to chosen
+keys, against float64; `test_triton_kernels.py` starts this in the interpreter.
 
 On a GPU the same tests run as they are (`tests/gpu/test_mixer_kernels.py`).
 """
@@ -15,7 +15,9 @@ import onboard.ops  # noqa: F401
 from onboard.ops.delta_rule import triton_cached_delta_rule as cached_delta_rule
 from onboard.ops.recurrences import triton_cached_channels as cached_channels
 from onboard.ops.recurrences import triton_cached_mlstm as cached_mlstm
+from onboard.ops.sparse import triton_cached_sparse_mla as sparse
 from onboard.ops.ssm import triton_cached_ssm as cached_ssm
+from tests.support.ops.chosen_latents import sparse_mla
 from tests.support.ops.ragged import DEVICE, STEPS, Row, check, make_row, make_step
 from tests.support.ops.recurrent import kda, lightning, linear_recurrence, mlstm, token_shift, wkv
 
@@ -128,3 +130,37 @@ def test_mlstm(step: str, strength: float) -> None:
 def test_mlstm_in_low_precision(dtype: torch.dtype) -> None:
     row = make_row([(9, 9), (1, 4)])
     check_state("cached_mlstm", row, mlstm(row, 2, 16, 8, dtype), 9, LOW[dtype])
+
+
+def check_sparse(row: Row, arguments: list[Any], tolerance: float = 1e-5) -> None:
+    table = row.args["block_table"]
+    # Page 0 is everyone's
+    check("cached_sparse_mla", arguments, 11, row, tolerance, table[table > 0].long())
+
+
+@pytest.mark.parametrize(
+    ("step", "heads", "top_k", "window", "sinks"),
+    [("prefill", 3, 4, None, True), ("chunked prefill", 20, 9, 6, False), ("mixed", 2, 0, 5, True),
+     ("decode", 3, 40, None, True), ("decode", 20, 6, 9, False), ("decode", 2, 0, 3, True)],
+)  # fmt: skip
+def test_latent_attention_to_chosen_keys(
+    step: str, heads: int, top_k: int, window: int | None, sinks: bool
+) -> None:
+    row = make_step(step)
+    check_sparse(row, sparse_mla(row, heads, 24, 10, top_k, window, sinks=sinks))
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("step", ["decode", "mixed"])
+def test_latent_attention_to_chosen_keys_in_low_precision(step: str, dtype: torch.dtype) -> None:
+    row = make_step(step)
+    check_sparse(row, sparse_mla(row, 16, 32, 8, 7, None, dtype), LOW[dtype])
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+def test_chosen_keys_are_shared_out(sinks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a share has none of a short sequence."""
+    monkeypatch.setattr(sparse, "processors", lambda device: 48)
+    row = make_row([(1, 1), (1, 150), (1, 64)])
+    check_sparse(row, sparse_mla(row, 4, 16, 4, 70, sinks=sinks))
+    check_sparse(row, sparse_mla(row, 4, 16, 4, 0, 40, sinks=sinks))

@@ -31,9 +31,11 @@ from onboard.ops.norm import triton_rmsnorm_gated as rmsnorm_gated
 from onboard.ops.recurrences import triton_cached_channels as cached_channels
 from onboard.ops.recurrences import triton_cached_mlstm as cached_mlstm
 from onboard.ops.sampling import triton_sampling as sampling
+from onboard.ops.sparse import triton_cached_sparse_mla as cached_sparse_mla
 from onboard.ops.ssm import triton_cached_ssm as cached_ssm
 from onboard.ops.triton import host_copy, launch
 from tests.support.ops import ragged, recurrent
+from tests.support.ops.chosen_latents import sparse_mla
 from tests.support.ops.lora import Adapted
 from tests.support.ops.naive import make_batch
 from tests.support.ops.rotated import TURNS, tables, with_rotation
@@ -314,6 +316,19 @@ def test_latent_attention_that_rotates(kernels: list[Any], monkeypatch: pytest.M
         given = [*arguments[:5], *tables(row.tokens, 64, turns), *arguments[5:11], turns]
         ops.triton_cached_rope_mla(*given)
     assert_compiled(kernels, {"mla_kernel", "combine_kernel"})
+
+
+@pytest.mark.slow
+def test_latent_attention_to_chosen_keys(
+    kernels: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ragged, "PAGE", 32)
+    overlapping = {"OVERLAP": True, "launch_pdl": True}
+    monkeypatch.setattr(cached_sparse_mla, "overlaps", lambda device: overlapping)
+    for lengths, heads in (([(1, 300)], 64), ([(1, 300)], 16), ([(9, 9), (1, 5)], 64)):
+        given = sparse_mla(ragged.make_row(lengths), heads, 512, 64, 2048, None, torch.bfloat16)
+        ops.triton_cached_sparse_mla(*given)
+    assert_compiled(kernels, {"sparse_mla_kernel", "join_kernel", "write_cache_kernel"})
 
 
 STATE_KERNELS = {
