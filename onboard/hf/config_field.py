@@ -21,7 +21,7 @@ def config_field(config: Any, name: str, otherwise: Any = None) -> Any:
 
 def values_of(config: PretrainedConfig, different: bool = False) -> dict[str, Any]:
     """Return a config's values, or those that are no defaults; of parts that its class does not
-    declare their own alone: classes of such parts may refuse what every config has.
+    declare, or whose classes refuse what every config has, their own alone.
     """
     parts = {
         name: part
@@ -29,7 +29,8 @@ def values_of(config: PretrainedConfig, different: bool = False) -> dict[str, An
         if isinstance(part := config_field(config, name), PretrainedConfig)
     }
     values: dict[str, Any] = config.to_diff_dict() if different else config.to_dict()
-    return values | {name: own_values(part.to_dict()) for name, part in parts.items()}
+    values |= {name: own_values(part.to_dict()) for name, part in parts.items()}
+    return _values_taken(config, values)
 
 
 def own_values(values: dict[str, Any]) -> dict[str, Any]:
@@ -40,10 +41,10 @@ def own_values(values: dict[str, Any]) -> dict[str, Any]:
 
 def remade(config: PretrainedConfig, values: dict[str, Any]) -> PretrainedConfig:
     """Return a config of the same class."""
-    return type(config).from_dict(values_taken(config, values))
+    return type(config).from_dict(_values_taken(config, values))
 
 
-def values_taken(config: PretrainedConfig, values: dict[str, Any]) -> dict[str, Any]:
+def _values_taken(config: PretrainedConfig, values: dict[str, Any]) -> dict[str, Any]:
     """Return those of the values that the config's class takes: some constructors, of configs
     inside it too, refuse what they do not know.
     """

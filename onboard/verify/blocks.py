@@ -49,7 +49,6 @@ from onboard.codegen.config_checks import fields
 from onboard.codegen.translate.language.trees.syntax import TOO_LONG
 from onboard.codegen.translate.mechanisms.attention import chosen, compressed
 from onboard.errors import OnboardError
-from onboard.hf.config_field import values_taken
 from onboard.hf.expert_weights import separate_experts
 from onboard.verify.block_outputs import (
     NOTHING,
@@ -186,7 +185,7 @@ def _config(spec: ModelSpec, reference: nn.Module) -> Any:
         return config
     plain = modeling.registered_config(config.model_type)
     for made in (load_config(spec.config), made_with(reference)):
-        values = values_taken(made, arguments_of(made))
+        values = arguments_of(made)
         theirs: Any = type(made).from_dict(values)  # what it makes of its own values may differ
         ours = plain.from_dict(values)
         own = [

@@ -12,6 +12,7 @@ from transformers import AutoConfig, PretrainedConfig
 from onboard.analysis.behaviour.layer_numbers import named_layers
 from onboard.analysis.behaviour.thresholds import build_roomy
 from onboard.analysis.source import module_source
+from onboard.analysis.tiny.tiny_config import arguments_of
 from onboard.analysis.tiny.tiny_mixers import shrink_mixers
 from onboard.analysis.tiny.tiny_model import build_tiny, load_config, tiny_config
 from onboard.analysis.tiny.tiny_sizes import (
@@ -268,6 +269,25 @@ def test_configs_that_take_nothing_else_are_made_small() -> None:
     assert small.hidden_size < 512
     assert small.inner.ffn_hidden_size < 256
     assert small.tie_word_embeddings is False
+
+
+class _Declaring(PretrainedConfig):
+    sub_configs = {"inner": _Strict}
+
+    def __init__(self, inner: Any = None, **kwargs: Any) -> None:
+        self.inner = _Strict(**inner) if isinstance(inner, dict) else _Strict()
+        super().__init__(**kwargs)
+
+
+@pytest.mark.parametrize("different", [False, True])
+@pytest.mark.parametrize("kind", [_Outer, _Declaring])
+def test_values_of_a_config_make_it_whatever_the_configs_inside_refuse(
+    kind: type[Any], different: bool
+) -> None:
+    config = kind(inner={"ffn_hidden_size": 256})
+    assert kind.from_dict(arguments_of(config, different)).inner.ffn_hidden_size == 256
+    with pytest.raises(ValueError, match="unknown"):
+        kind.from_dict(config.to_dict())
 
 
 def test_projections_of_low_rank_are_no_latent_attention() -> None:
