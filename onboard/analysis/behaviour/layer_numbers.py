@@ -17,8 +17,11 @@ _COUNTED = ("range", "enumerate")
 
 
 def named_layers(model: nn.Module) -> list[int]:
-    """Return the numbers, sorted, that code compares a layer's index with, or takes it modulo."""
-    names = _stored(model) | {name for tree in code_of(model) for name in _loop_variables(tree)}
+    """Return the numbers, sorted, that code compares a layer's index or the number of layers with,
+    or takes it modulo.
+    """
+    names = _stored(model) | _lists(model)
+    names |= {name for tree in code_of(model) for name in _loop_variables(tree)}
     return sorted({number for tree in code_of(model) for number in _compared(tree, names)})
 
 
@@ -26,6 +29,15 @@ def _stored(model: nn.Module) -> set[str]:
     """Return the attributes that differ from layer to layer as the layers' places do."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     return {name for layers in lists if len(layers) > 1 for name in _places(layers)}
+
+
+def _lists(model: nn.Module) -> set[str]:
+    """Return the attributes that are lists of layers: code may ask for their length."""
+    return {
+        path.rpartition(".")[2]
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) > 1
+    }
 
 
 def _places(layers: nn.ModuleList) -> set[str]:
