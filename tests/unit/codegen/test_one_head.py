@@ -51,6 +51,8 @@ class Toy(nn.Module):
 MANNERS = {
     "buffer": """scores = q @ k.transpose(-2, -1) * k.shape[-1] ** -0.5
         scores = scores.masked_fill(self.tril[:T, :T] == 0, float("-inf"))""",
+    "width of the text's vectors": """scores = q @ k.transpose(-2, -1) * C ** -0.5
+        scores = scores.masked_fill(self.tril[:T, :T] == 0, float("-inf"))""",
     "hiding buffer": """scores = q @ k.transpose(1, 2)
         scores.masked_fill_(self.later.bool()[:T, :T], -torch.inf)
         scores = scores / k.shape[-1] ** 0.5""",
@@ -89,6 +91,7 @@ def test_what_looks_ahead_or_keeps_another_triangle_does_not(translate: Translat
         MANNERS["drawn"].replace("tril == 0", "tril == 1"),
         MANNERS["drawn"].replace("torch.tril(", "torch.triu("),
         MANNERS["buffer"].replace("== 0", "== 1"),
+        MANNERS["width of the text's vectors"].replace("C ** -0.5", "T ** -0.5"),
         MANNERS["buffer"].replace("self.tril[:T, :T] == 0", "self.tril[:T, :T].T == 0"),
     ):
         state, _, _ = translate(HEADS.replace("SCORES", manner), SIZES, specialised=True)

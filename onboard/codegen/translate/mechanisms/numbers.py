@@ -5,6 +5,8 @@ numbers that an exported graph must not take for constants.
 from __future__ import annotations
 
 import ast
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.expressions.decisions import WrittenOut
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
 from onboard.codegen.translate.language.values import Code, Value
@@ -57,6 +60,43 @@ def plain(value: Value) -> Value:
         ) if ast.unparse(function) == "torch.full":
             return Code(number, static=_is_of_sizes(number))
     return value
+
+
+def of_unpacked_sizes(value: Value, frame: Frame) -> Value:
+    """Return a number made of the last size of a shape that was unpacked, as `c ** -0.5` behind
+    `b, t, c = x.shape`, as one that the module's sizes tell; others as they are.
+    """
+    if type(value) is not Code or value.static:
+        return value
+    whole = WrittenOut(_last_sizes(frame)).visit(deepcopy(value.expr))
+    told = ast.dump(whole) != ast.dump(value.expr) and _is_of_sizes(whole)
+    return replace(value, static=True) if told else value
+
+
+def _last_sizes(frame: Frame) -> dict[str, ast.expr]:
+    """Return `x.shape[-1]` for each variable that is the last of a shape unpacked to several."""
+    last, found = ast.UnaryOp(ast.USub(), ast.Constant(1)), {}
+    for statement in (item for body in (*frame.outer, frame.out) for item in body):
+        match statement:
+            case ast.Assign(
+                targets=[ast.Tuple(elts=[_, _, *_, ast.Name(id=variable)])],
+                value=(
+                    ast.Attribute(value=tensor, attr="shape")
+                    | ast.Call(func=ast.Attribute(value=tensor, attr="size"), args=[])
+                ),
+            ):
+                found[variable] = ast.Subscript(attribute(tensor, "shape"), last, ast.Load())
+    return {name: expr for name, expr in found.items() if _stores(name, frame) == 1}
+
+
+def _stores(variable: str, frame: Frame) -> int:
+    """Return how often a variable is assigned in what is left of the code."""
+    return sum(
+        isinstance(node, ast.Name) and node.id == variable and isinstance(node.ctx, ast.Store)
+        for body in (*frame.outer, frame.out)
+        for statement in body
+        for node in ast.walk(statement)
+    )
 
 
 def _is_of_sizes(expr: ast.expr) -> bool:

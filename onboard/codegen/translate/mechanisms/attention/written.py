@@ -26,6 +26,7 @@ from onboard.codegen.translate.language.values import (
     Output,
     Value,
 )
+from onboard.codegen.translate.mechanisms import numbers
 from onboard.codegen.translate.mechanisms.attention.biases import KeyBias
 from onboard.codegen.translate.mechanisms.attention.products import added, call_of, product
 from onboard.codegen.translate.mechanisms.attention.scores import (
@@ -83,6 +84,7 @@ class WrittenAttention(Mechanism):
         sides = [side for side in (left, right) if isinstance(side, Scores)]
         if not sides or not all(side.attends for side in sides):
             return None
+        left, right = (numbers.of_unpacked_sizes(side, frame) for side in (left, right))
         bare = [
             replace(side, masked=False) if isinstance(side, Code) else side
             for side in (left, right)
