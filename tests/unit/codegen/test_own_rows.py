@@ -35,6 +35,7 @@ class Toy(nn.Module):
         angles = torch.outer(torch.arange(config.length).float(), 1.0 / torch.arange(1, config.size + 1))
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("wide", angles.cos()[None, None, :, :], persistent=False)
+        self.learnt = nn.Parameter(angles.sin()[None])
 
     @staticmethod
     def cut(table, length):
@@ -56,6 +57,8 @@ class Toy(nn.Module):
     [
         ("self.cos[:length].unsqueeze(0).unsqueeze(0)", "x.unsqueeze(1)"),
         ("self.cos[:length].unsqueeze(0)", "x"),
+        ("self.learnt[:, :length]", "x"),
+        ("self.learnt[:, :length, :]", "x"),
         ("self.wide[..., :length, :]", "x.unsqueeze(1)"),
         ("self.wide[..., length - x.size(1) : length, :]", "x.unsqueeze(1)"),
         ("self.cos[:length].view(1, 1, length, -1)", "x.unsqueeze(1)"),

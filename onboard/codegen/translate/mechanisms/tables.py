@@ -131,9 +131,9 @@ def _is_ellipsis(part: Value) -> bool:
     return isinstance(part, Known) and part.value is Ellipsis
 
 
-def shape_of_table(owner: Value, frame: Frame) -> tuple[int, ...] | None:
+def shape_of_table(owner: Value, frame: Frame, *, learnt: bool = False) -> tuple[int, ...] | None:
     """Return the shape, in the small model's modules, of a floating-point tensor that is no
-    parameter, which an attribute of `self` is or the function was given.
+    parameter, unless it may be `learnt`, which an attribute of `self` is or the function was given.
     """
     if isinstance(owner, Table):
         return owner.shape
@@ -145,7 +145,7 @@ def shape_of_table(owner: Value, frame: Frame) -> tuple[int, ...] | None:
     match bare:
         case ast.Attribute(value=ast.Name(id="self"), attr=attr):
             found = [getattr(m, attr, None) for m in frame.translator.modules_of(frame.cls.cls)]
-            if found and all(map(_is_float_table, found)):
+            if found and all(_is_float_table(each, learnt) for each in found):
                 return tuple(found[0].shape)  # type: ignore[union-attr]
     return None
 
@@ -166,10 +166,10 @@ def _with_tables(args: Args, frame: Frame) -> Args | None:
     return Args(positional, keywords, args.stars) if new else None
 
 
-def _is_float_table(item: object) -> bool:
+def _is_float_table(item: object, learnt: bool) -> bool:
     return (
         isinstance(item, torch.Tensor)
-        and not isinstance(item, nn.Parameter)
+        and (learnt or not isinstance(item, nn.Parameter))
         and (item.is_floating_point() or item.is_complex())
     )
 
@@ -181,7 +181,8 @@ class CutTables(Mechanism):
         """The cut, and the rows that are looked up."""
         if isinstance(owner, Cut):
             return _looked_up(owner, index)
-        if (shape := shape_of_table(owner, frame)) is None or not isinstance(owner, Code):
+        shape = shape_of_table(owner, frame, learnt=True)
+        if shape is None or not isinstance(owner, Code):
             return None
         if frame.translator.specialised:
             index = _bounds_written_out(index, frame)
