@@ -9,7 +9,6 @@ block that differs is the one that is wrong.
 from __future__ import annotations
 
 import ast
-import copy
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
@@ -49,6 +48,7 @@ from onboard.codegen.config_checks import fields
 from onboard.codegen.translate.language.trees.syntax import TOO_LONG
 from onboard.codegen.translate.mechanisms.attention import chosen, compressed
 from onboard.errors import OnboardError
+from onboard.hf.copied_model import copied
 from onboard.hf.expert_weights import separate_experts
 from onboard.verify.block_outputs import (
     NOTHING,
@@ -74,9 +74,9 @@ def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[Blo
             one is named, with both values; or `torch.export` fails with dynamic batch and sequence.
     """
     reference = build_roomy(load_config(spec.config))
-    fresh = copy.deepcopy(reference)  # a forward may change a model for good
+    fresh = copied(reference)  # a forward may change a model for good
     _stands_alone(source_text, spec)
-    probed = copy.deepcopy(reference)
+    probed = copied(reference)
     crossing, shapes = crossing_prompts(probed), _shapes(probed)
     with _registered(source_text, spec) as model_class:
         model = _same_weights(model_class, reference, spec.eager, _config(spec, reference))

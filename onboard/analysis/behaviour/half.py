@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from onboard.analysis.tiny.tiny_model import from_zero, prompt, vocabulary
+from onboard.hf.copied_model import copied
 from onboard.verify.error import rmse_ratio
 
 _SAME = 0.1
@@ -28,7 +28,7 @@ def same_in_half(model: nn.Module) -> bool:
 @torch.no_grad()
 def _is_same(model: nn.Module) -> bool:
     inputs = from_zero(prompt(0, seed=5, length=40, tokens=vocabulary(model)))
-    half = copy.deepcopy(model).to(torch.bfloat16)
+    half = copied(model).to(torch.bfloat16)
     try:
         found, expected = (each(**inputs, use_cache=False).logits for each in (half, model))
     except Exception:  # whatever a model's own code raises

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from torch import nn
 
 from onboard.analysis.tiny.tiny_model import from_zero, prompt, vocabulary
+from onboard.hf.copied_model import copied
 
 _MOST_ROWS = 4096
 """Of tables, beyond which no text is read to see what becomes of them."""
@@ -52,7 +52,7 @@ def _is_table(item: object) -> bool:
 @torch.no_grad()
 def _left(model: nn.Module, cls: type, attr: str, length: int) -> list[Any]:
     """Return what is there when a copy of the model has read a text."""
-    model = copy.deepcopy(model)
+    model = copied(model)
     inputs = from_zero(prompt(0, length=length, batch=1, seed=3, tokens=vocabulary(model)))
     try:
         model(**inputs, use_cache=False)

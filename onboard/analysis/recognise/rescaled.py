@@ -19,6 +19,7 @@ from torch import nn
 from onboard.analysis.source import find_method
 from onboard.analysis.tiny.tiny_model import from_zero, prompt
 from onboard.errors import OnboardError
+from onboard.hf.copied_model import copied
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def settled(model: nn.Module) -> Settled:
     divisions = [item for module in model.modules() for item in _divisions(module)]
     if not divisions:
         return Settled()
-    after = copy.deepcopy(model)
+    after = copied(model)
     after(**from_zero(prompt(0, seed=4)), use_cache=False)
     same = all(map(torch.equal, model.parameters(), after.parameters()))
     if same and any(divisor != 1 for item in divisions for divisor in item.divisors(model)):

@@ -36,6 +36,7 @@ from onboard.hf.architecture import (
     text_config,
 )
 from onboard.hf.codebooks import codebooks_of
+from onboard.hf.copied_model import copied
 from onboard.hf.hf_model import build_reference
 from onboard.hf.json_floats import json_floats
 from onboard.hf.parameters_on import without_memory
@@ -347,7 +348,7 @@ def runs_as_it_is(model: nn.Module) -> bool:
     given them from now on, and no mask where one token has none. A copy is run: a first run may
     change weights, or leave things behind.
     """
-    model = copy.deepcopy(model)
+    model = copied(model)
     inputs = from_zero(prompt(0, seed=3, tokens=vocabulary(model)))
     mask = torch.ones_like(inputs["input_ids"])
     if _runs(model, inputs):

@@ -12,6 +12,7 @@ import torch
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
 from onboard.codegen.translate.language.values import Code
 from onboard.codegen.translate.output.printer import print_block
+from onboard.hf.copied_model import copied
 from onboard.hf.old.given_logits import giving_logits
 from tests.unit.codegen.conftest import _translated
 from tests.unit.codegen.test_own_code import _made, _written
@@ -310,6 +311,38 @@ def test_a_module_that_is_given_a_function_is_written_where_it_is_called(
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(3, 8)
     torch.testing.assert_close(ours(x), theirs(x))
+
+
+KEPT = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.mlp = nn.ModuleDict(
+            dict(first=nn.Linear(config.size, 9), act=nn.Tanh(), second=nn.Linear(9, config.size))
+        )
+        m, self.norm = self.mlp, nn.Linear(config.size, config.size)
+        norm = self.norm
+        self.mlpf = lambda x: m.second(m.act(m.first(norm(x))))
+
+    def forward(self, x):
+        return x + self.mlpf(x)
+"""
+
+
+def test_a_function_that_a_constructor_keeps_reads_the_modules_that_it_has(
+    translate: Translate,
+) -> None:
+    state, _, forward = translate(KEPT, {"size": 8}, specialised=True)
+    assert "self.mlp.second" in forward
+    theirs, ours = _made(KEPT, {"size": 8}), _made(_written(state), {"size": 8})
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(ours(x), theirs(x))
+    alike = copied(theirs)
+    for parameter in alike.parameters():
+        parameter.data.zero_()
+    assert torch.equal(alike(x), x)
+    assert not torch.equal(theirs(x), x)
 
 
 CLASSES = """

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import ast
+from copy import deepcopy
 from dataclasses import replace
 
 from onboard.analysis.source import ModuleSource
+from onboard.codegen.translate.language.expressions.decisions import WrittenOut
 from onboard.codegen.translate.language.expressions.objects import from_namespace, imported
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.object_values import Closure, Config, Global
+from onboard.codegen.translate.language.object_values import (
+    Closure,
+    Config,
+    Global,
+    Instance,
+    ModuleRows,
+    ModuleTable,
+    Self,
+)
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import Code, Known, Unread, Value
 
@@ -35,15 +45,27 @@ def of_itself(function: Closure, attr: str, frame: Frame) -> Closure:
     Raises:
         Untranslatable: a variable holds what depends on a tensor.
     """
+    function = _of_attributes(function)
     read = {item.id for item in ast.walk(function.node) if isinstance(item, ast.Name)}
     seen = {key: value for key, value in function.seen.items() if key in read}
     held = {key: _held(f"{attr}_{key}", value, function, frame) for key, value in seen.items()}
     return replace(function, seen=held)
 
 
+def _of_attributes(function: Closure) -> Closure:
+    """Return a function that says `self.part` where it reads a variable that is this module."""
+    modules = {
+        key: value.code()
+        for key, value in function.seen.items()
+        if isinstance(value, Instance | ModuleTable | ModuleRows)
+    }
+    places = {key: code for key, code in modules.items() if ast.unparse(code).startswith("self.")}
+    return replace(function, node=WrittenOut(places).visit(deepcopy(function.node)))
+
+
 def _held(attr: str, value: Value, function: Closure, frame: Frame) -> Value:
     """Return a variable's value as other methods find it: at `self.attr`, or where it is already."""
-    if isinstance(value, Known | Global | Closure):
+    if isinstance(value, Known | Global | Closure | Self):
         return value
     if not isinstance(value, Code | Config) or not value.is_static:
         raise Untranslatable(f"{function.node.name}, which reads variables of a constructor")
