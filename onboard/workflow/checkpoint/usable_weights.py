@@ -12,6 +12,8 @@ from onboard.errors import OnboardError
 from onboard.hub import HubSource, ModelSource, has_weights
 
 if TYPE_CHECKING:
+    import torch
+
     from onboard.graph.weight_load.safetensors_folder import TensorMeta
     from onboard.quantised.weight import Method
 
@@ -78,7 +80,7 @@ def check_fit(model: Any, tensors: dict[str, TensorMeta]) -> list[str]:
 
 def check_weights(folder: Path) -> None:
     """Read every tensor once; raise `OnboardError` for a damaged file, a missing shard, a NaN or an
-    infinity.
+    infinity, but for those of a causal mask that code keeps in its checkpoints.
     """
     from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
     from onboard.graph.weight_load.safetensors_folder import find_non_finite
@@ -88,8 +90,19 @@ def check_weights(folder: Path) -> None:
     if isinstance(checkpoint, QuantisedCheckpoint):
         checkpoint.check_scales()
     for name in checkpoint.names():
-        if found := find_non_finite(checkpoint.read(name)):
+        tensor = checkpoint.read(name)
+        if (found := find_non_finite(tensor)) and not _is_causal_mask(tensor):
             raise OnboardError(
                 f"the weight {name} of {folder} holds {found}",
                 hint="Fetch or save the checkpoint again",
             )
+
+
+def _is_causal_mask(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is minus infinity above its diagonal and zero elsewhere."""
+    import torch
+
+    if tensor.dim() < 2 or tensor.shape[-1] != tensor.shape[-2]:
+        return False
+    mask = torch.full(tensor.shape[-2:], float("-inf"), dtype=tensor.dtype).triu(1)
+    return bool((tensor == mask).all())

@@ -380,6 +380,13 @@ def test_non_finite_weights_are_named(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(OnboardError, match="the weight bad of .* holds NaN"):
         check_weights(tmp_path)
     check_weights(checkpoint)
+    mask = torch.full((1, 1, 5, 5), float("-inf")).triu(1)
+    save_file({"good": torch.ones(3), "mask": mask}, tmp_path / "model.safetensors")
+    check_weights(tmp_path)
+    mask[..., 3, 2] = float("-inf")
+    save_file({"good": torch.ones(3), "mask": mask}, tmp_path / "model.safetensors")
+    with pytest.raises(OnboardError, match="the weight mask of .* holds infinity"):
+        check_weights(tmp_path)
 
 
 def test_token_ids_that_the_model_lacks_are_said(checkpoint: Path, tmp_path: Path) -> None:
