@@ -289,8 +289,9 @@ def _code(function: Function) -> list[ast.stmt]:
 
 
 def _blocks(subject: Subject) -> Outcome:
-    """Each block of the spec is tested in some layer."""
+    """Each block of the spec that is called as a module is tested in some layer."""
     places = {in_any_layer(path) for path in said(subject, "blocks") or {}}
+    places |= {in_any_layer(path) for path in subject.spec.never_called}
     missing = [
         block.path
         for block in subject.blocks(*_TESTED_KINDS)

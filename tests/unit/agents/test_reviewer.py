@@ -340,7 +340,7 @@ def test_no_name_of_the_suite_can_be_replaced() -> None:
     assert own - owned - facts == set()
 
 
-def test_experts_are_tested_with_the_block_that_runs_them(
+def test_what_is_not_called_as_a_module_is_tested_with_the_block_that_runs_it(
     tmp_path: Path, files: dict[str, str], llama_spec: ModelSpec
 ) -> None:
     experts = {"kind": "mlp", "path": "model.layers.0.mixture.experts.0", "class_name": "Expert"}
@@ -349,11 +349,12 @@ def test_experts_are_tested_with_the_block_that_runs_them(
         **{"kind": "mixture", "path": "model.layers.2.mixture", "class_name": "Routed"},
         **{"source": "modeling_x.py:1", "parameters": MIXTURE},
     }
-    for number, blocks in enumerate(([experts], [experts, mixture])):
-        spec = llama_spec.model_copy(deep=True)
+    cases = ([experts], []), ([experts, mixture], []), ([experts], [experts["path"]])
+    for number, (blocks, never_called) in enumerate(cases):
+        spec = llama_spec.model_copy(deep=True, update={"never_called": never_called})
         spec.blocks += [make_block(**{"source": "modeling_x.py:1", **block}) for block in blocks]
         found = reviewed(tmp_path / str(number), files, spec)
-        assert ("E12" in {item.id for item in found.failed}) == (blocks == [experts])
+        assert ("E12" in {item.id for item in found.failed}) == (number == 0)
 
 
 @pytest.mark.parametrize(
