@@ -192,7 +192,7 @@ def test_a_tool_that_generates_a_wrong_model_gets_no_pass(
     [
         ([], "there is nothing to sweep over"),
         (["lama"], "Did you mean 'llama'"),
-        (["llama", "--until", "analyze"], "comes before the tests"),
+        (["llama", "--until", "analyze"], "is too early to show what works"),
         (["--types", "llama"], "--types chooses among --all-transformers"),
         (["--all-transformers", "--types", "lama"], "Did you mean 'llama'"),
         (["llama", "--limit-seconds", "0"], "is no limit"),

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from torch import nn
+from transformers import PretrainedConfig
 
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.output.ties import SharedBlock, shared_blocks
@@ -23,7 +24,7 @@ class _Model(nn.Module):
     def __init__(self, ties: dict[str, str]) -> None:
         super().__init__()
         self.layers = nn.ModuleList([_Layer(index > 0) for index in range(4)])
-        self.config = SimpleNamespace(to_dict=dict)
+        self.config = PretrainedConfig()
         self.all_tied_weights_keys = ties
 
 
