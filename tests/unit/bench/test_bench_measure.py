@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
+from onboard.bench import peers
 from onboard.bench.measure import (
     Measured,
     Run,
@@ -23,6 +27,7 @@ from onboard.bench.profile_picture import picture
 from onboard.bench.shape import Shape, grid
 from onboard.bench.startup import StartUp, since_start
 from onboard.bench.whole_measurement import why_not
+from onboard.errors import OnboardError
 from onboard.graph.context import HistoryEntry
 from tests.support.runtime.tiny import Tiny
 
@@ -170,3 +175,21 @@ def test_a_step_on_the_cpu_is_its_operators(llama: Tiny) -> None:
         event.end <= after.start for event, after in zip(step.events, step.events[1:], strict=False)
     )
     assert Profile([Event("a", 0, 5)], 5).gaps() == []
+
+
+@pytest.mark.parametrize("hidden", [1, 99])
+def test_a_peers_step_that_noise_hides_is_measured_again(
+    hidden: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first rounds the whole takes less time than its first token does."""
+    rounds = [(3.0, 2.0)] * hidden + [(1.0, 4.0)] * 7
+    times = iter([9.0, *(time for each in rounds for time in each)])
+    monkeypatch.setattr(peers, "synchronized", lambda call, device: next(times))
+    model = SimpleNamespace(generate=lambda *_, **__: None)
+    options: dict[str, Any] = {"vocabulary": 9, "seed": 1, "device": torch.device("cpu")}
+    if hidden > 8:
+        with pytest.raises(OnboardError, match="took no longer than one"):
+            peers.measure_peer(model, "hf", Shape(1, 8, 4), repeats=1, **options)
+        return
+    found = peers.measure_peer(model, "hf", Shape(1, 8, 4), repeats=1, **options)
+    assert found.decode_step == pytest.approx((3.0 - 2.0) / 3)
