@@ -30,8 +30,12 @@ from onboard.ops.triton.launch import (
     tile_width,
 )
 
-CHUNK, WIDTH = 64, 32
-"""Tokens of a chunk, and value channels of a program then."""
+CHUNK, WIDTH, WARPS = 32, 32, 4
+"""Tokens of a chunk, and value channels and, for inputs of 16 bits, warps of a program then.
+
+Not 64 tokens: Triton 3.6 multiplies 64 rows by asynchronous instructions, which read beyond the
+shared memory of 16-bit operands of 32 columns.
+"""
 MOST_STEPS = 4
 """Longest query that goes from token to token."""
 STATE_ELEMENTS = 8192
@@ -71,13 +75,18 @@ def triton_cached_mlstm(
         )
     else:
         mlstm_chunk_kernel[(triton.cdiv(value + 1, WIDTH), heads, sequences)](
-            *tensors, *scalars, **sizes, **chunk_options(CHUNK, q.dtype),
+            *tensors, *scalars, **sizes, **_chunk_options(q.dtype),
             DOT_TYPE=dot_type(q.dtype), BLOCK_V=WIDTH,
         )  # fmt: skip
     mlstm_divide_kernel[(real * heads,)](
         out, sums, eps, VALUE=value, BLOCK_V=power_of_two(value), **overlaps(q.device)
     )
     return out[None]
+
+
+def _chunk_options(dtype: torch.dtype) -> dict[str, Any]:
+    options = chunk_options(CHUNK, dtype)
+    return options if dtype == torch.float32 else options | {"num_warps": WARPS}
 
 
 def _step_width(keys: int, channels: int, states: int, device: torch.device) -> int:

@@ -84,7 +84,7 @@ def test_mla(step: str, heads: int, rank: int, rope: int) -> None:
 @pytest.mark.parametrize("step", STEPS)
 def test_mla_with_a_scale_of_its_cache(step: str) -> None:
     row = make_step(step)
-    check_mla(row, [*mla(row, 4, 32, 8, scale=0.3), torch.tensor([0.37])], 1e-5)
+    check_mla(row, [*mla(row, 4, 32, 8, scale=0.3), torch.tensor([0.37], device=DEVICE)], 1e-5)
 
 
 @pytest.mark.parametrize("dtype", LOW)
