@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
 from onboard.errors import UsageError
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from onboard.parallel.in_one_process import GroupOfThreads
+    from onboard.parallel.peer_memory import PeerMemory
 
+Graph = TypeVar("Graph")
 _PATIENCE = timedelta(minutes=10)
 """How long a rank waits for the others: ranks load weights of different sizes."""
 
@@ -61,6 +64,11 @@ LOCAL_RANK = "LOCAL_RANK"
 _OF_THREAD = threading.local()
 """The rank and the group of a thread that has its own."""
 _joined = ALONE
+_memory: PeerMemory | None = None
+_no_memory = ""
+_graphs: WeakSet[Any] = WeakSet()
+_ENDING = 10.0
+"""Seconds that the group's end may take; what is left then ends with the process."""
 
 
 def join_group(
@@ -81,7 +89,7 @@ def join_group(
     import torch
     from torch import distributed
 
-    global _joined
+    global _joined, _memory, _no_memory
     place = local_device(device, local_rank(ranks.rank))
     if place.type == "cuda":
         torch.cuda.set_device(place)
@@ -93,24 +101,52 @@ def join_group(
         timeout=patience,
     )
     _joined = ranks
+    if place.type == "cuda" and not ranks.is_alone:
+        from onboard.parallel.peer_memory import share_memory
+
+        _memory, _no_memory = share_memory(place)
 
 
 def leave_group() -> None:
-    """Leave the group, if this process is in one."""
+    """Leave the group, if this process is in one; graphs that were captured in it run no more."""
     from torch import distributed
 
-    global _joined
+    global _joined, _memory
     if _has_group():
-        distributed.destroy_process_group()
-    _joined = ALONE
+        if _memory is not None:
+            _memory.give_up()
+        for graph in list(_graphs):
+            graph.reset()  # NCCL ends no group of which a graph still has kernels
+        ending = threading.Thread(target=distributed.destroy_process_group, daemon=True)
+        ending.start()
+        ending.join(_ENDING)
+    _joined, _memory = ALONE, None
+
+
+def captured_in_group(graph: Graph) -> Graph:
+    """Let a CUDA graph end with the group, whose kernels it may have; return it."""
+    _graphs.add(graph)
+    return graph
 
 
 def abort_group() -> None:
     """End what this process waits for in its group, from another thread: other ranks are gone."""
     from torch import distributed
 
+    if _memory is not None:
+        _memory.give_up()
     if _has_group() and distributed.get_backend() == "nccl" and distributed.group.WORLD is not None:
         distributed.group.WORLD.abort()
+
+
+def peer_memory() -> PeerMemory | None:
+    """Return the memory that the GPUs of all ranks share, if they do."""
+    return _memory
+
+
+def why_no_peer_memory() -> str:
+    """Return why the GPUs of the ranks share none; nothing where they do, and on the CPU."""
+    return _no_memory
 
 
 def current_ranks() -> Ranks:

@@ -24,6 +24,7 @@ from onboard.cache.cached_sequence import CachedSequenceInterface, input_names
 from onboard.cache.next_token import ChoosesTokens, wanted_logits
 from onboard.cache.token_masks import MaskBuffer, TokenMasks, masked
 from onboard.errors import OnboardError
+from onboard.parallel.ranks import captured_in_group
 
 _WARM_UP_RUNS = (
     2  # the first compiles and tunes kernels, the second is what a step does from then on
@@ -207,7 +208,7 @@ def _capture(step: Callable[[], Any], size: int, pool: Any) -> tuple[torch.cuda.
         for _ in range(_WARM_UP_RUNS):
             step()
     torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
+    graph = captured_in_group(torch.cuda.CUDAGraph())
     try:
         with torch.cuda.graph(graph, pool=pool):
             result = step()

@@ -24,6 +24,7 @@ from onboard.cache.cached_sequence import CachedSequenceInterface, input_names
 from onboard.errors import OnboardError
 from onboard.graph.compile.pieces import TOKEN_INPUTS, CannotSplitError, Pieces, Segment, split
 from onboard.ops.result_places import is_placed, results_at
+from onboard.parallel.ranks import captured_in_group
 
 SMALLEST = 64
 _EXAMPLE_TOKENS = (11, 17)
@@ -76,7 +77,7 @@ class CudaRecorder:
         if self.warm_up:
             run()
             torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
+        graph = captured_in_group(torch.cuda.CUDAGraph())
         with torch.cuda.graph(graph, pool=self.pool):
             results = run()
         return graph.replay, results

@@ -7,26 +7,82 @@ every rank calls them in the same order.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from onboard.ops.library import register_op
-from onboard.parallel.ranks import current_group, current_ranks
+from onboard.parallel.peer_memory import PeerMemory
+from onboard.parallel.ranks import current_group, current_ranks, peer_memory
+
+_LONG = 2**22
+"""Bytes from which a sum is made of sums of parts."""
 
 
-@register_op(lambda x, layer_type="unknown": torch.empty_like(x), inserted=True)
-def dist_all_reduce(x: Tensor, layer_type: str = "unknown") -> Tensor:
+def _fake_sum(x: Tensor, layer_type: str = "unknown", residual: Tensor | None = None) -> Tensor:
+    return torch.empty_like(x)
+
+
+@register_op(_fake_sum, inserted=True)
+def dist_all_reduce(
+    x: Tensor, layer_type: str = "unknown", residual: Tensor | None = None
+) -> Tensor:
     """Add up a tensor over all ranks.
 
     Args:
         x: this rank's summand; shape and dtype are the same on every rank.
         layer_type: the kind of layer that it ends, for those who read graphs.
+        residual: what is added to the sum, the same on every rank; of x's shape and dtype.
 
     Returns:
         The sum, as a new tensor.
     """
+    if current_ranks().is_alone:
+        return x.clone(memory_format=torch.contiguous_format) if residual is None else x + residual
+    if (memory := _memory_for(x)) is not None:
+        from onboard.ops.collectives.triton_peer_sum import peer_sum
+
+        whole = None if residual is None else residual.contiguous()
+        if (total := peer_sum(x.contiguous(), memory, whole)) is not None:
+            return total
+    if x.device.type == "cuda" and x.numel() * x.element_size() >= _LONG:
+        return _sum_of_parts(x.contiguous(), residual)
     total = x.clone(memory_format=torch.contiguous_format)
-    if not current_ranks().is_alone:
-        current_group().allreduce([total]).wait()
+    current_group().allreduce([total]).wait()
+    return total if residual is None else total.add_(residual)
+
+
+def _memory_for(x: Tensor) -> PeerMemory | None:
+    """Return the memory through which the ranks' own kernels exchange a tensor, if it is small and
+    they share one.
+    """
+    if x.device.type != "cuda" or (memory := peer_memory()) is None:
+        return None
+    from onboard.ops.collectives.triton_peer_sum import can_exchange
+
+    return memory if can_exchange(x) else None
+
+
+def _sum_of_parts(x: Tensor, residual: Tensor | None) -> Tensor:
+    """Add up a long tensor, a part on each rank, which also adds that part of the residual.
+
+    The library's sums are written over what they add up; its sums of parts are not, so that nothing
+    is copied.
+    """
+    ranks = current_ranks()
+    size = x.numel() // ranks.world_size
+    own, even = slice(ranks.rank * size, (ranks.rank + 1) * size), slice(size * ranks.world_size)
+    rest = slice(even.stop, None)
+    total = torch.empty_like(x)
+    given, sums = x.view(-1), total.view(-1)
+    added = None if residual is None else residual.reshape(-1)
+    distributed.reduce_scatter_tensor(sums[own], given[even])
+    if added is not None:
+        sums[own] += added[own]
+    distributed.all_gather_into_tensor(sums[even], sums[own])
+    if rest.start < x.numel():
+        sums[rest] = given[rest]
+        distributed.all_reduce(sums[rest])
+        if added is not None:
+            sums[rest] += added[rest]
     return total
 
 
@@ -51,11 +107,18 @@ def all_gather(x: Tensor, dim: int, sizes: list[int], layer_type: str = "unknown
     """
     if current_ranks().is_alone:
         return x.clone(memory_format=torch.contiguous_format)
-    # One collective takes equal parts: rows come first, and short parts are filled up
-    part = x.movedim(dim, 0)
-    filled = part.new_zeros((max(sizes), *part.shape[1:]))
-    filled[: part.shape[0]] = part
-    parts = [torch.empty_like(filled) for _ in sizes]
-    current_group().allgather([parts], [filled]).wait()
+    if len(set(sizes)) == 1 and (memory := _memory_for(x)) is not None:
+        from onboard.ops.collectives.triton_peer_sum import peer_gather
+
+        if (gathered := peer_gather(x.contiguous(), dim, memory)) is not None:
+            return gathered
+    # One collective takes equal parts: short ones are filled up, and what fills them is left out
+    part, longest = x.movedim(dim, 0).contiguous(), max(sizes)
+    if part.shape[0] < longest:
+        part = torch.cat([part, part.new_zeros((longest - part.shape[0], *part.shape[1:]))])
+    parts = part.new_empty((len(sizes), *part.shape))
+    current_group().allgather([list(parts)], [part]).wait()
+    if min(sizes) == longest:
+        return parts.flatten(0, 1).movedim(0, dim).contiguous()
     whole = torch.cat([each[:size] for each, size in zip(parts, sizes, strict=True)])
     return whole.movedim(0, dim).contiguous()

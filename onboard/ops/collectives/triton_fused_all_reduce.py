@@ -1,5 +1,5 @@
-"""A sum over the ranks, the residual addition and the RMSNorm behind it: the library's collective,
-then one kernel.
+"""A sum over the ranks, the residual addition and the RMSNorm behind it: one kernel where the ranks
+share memory and rows are few, else a sum and a kernel.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from torch import Tensor
 
 from onboard.ops.collectives.collectives import dist_all_reduce
 from onboard.ops.collectives.fused_all_reduce import fake_fused_allreduce_residual_rmsnorm
+from onboard.ops.collectives.triton_peer_sum import ROWS, can_exchange, peer_sum_and_norm
 from onboard.ops.library import register_op
-from onboard.ops.norm.triton_rmsnorm import triton_fused_add_rmsnorm
+from onboard.ops.norm.triton_rmsnorm import total_like, triton_fused_add_rmsnorm
 from onboard.ops.norm.triton_wide_norm import triton_fused_add_wide_rmsnorm
+from onboard.parallel.ranks import peer_memory
 
 
 @register_op(fake_fused_allreduce_residual_rmsnorm)
@@ -25,5 +27,21 @@ def triton_fused_allreduce_residual_rmsnorm(
     layer_type: str = "unknown",
 ) -> tuple[Tensor, Tensor]:
     """`torch_fused_allreduce_residual_rmsnorm` with the kernel of the sum and the norm."""
+    memory = peer_memory()
+    if memory is not None and _in_one_kernel(x, residual):
+        total = total_like(x, residual)
+        norm_dtype = dtype or total.dtype
+        out = total.new_empty(x.shape, dtype=torch.promote_types(norm_dtype, weight.dtype))
+        done = peer_sum_and_norm(
+            out, total, x.contiguous(), residual.contiguous(), weight.contiguous(), eps, memory,
+            dtype=norm_dtype, wide=wide,
+        )  # fmt: skip
+        if done:
+            return out, total
     norm = triton_fused_add_wide_rmsnorm if wide else triton_fused_add_rmsnorm
     return norm(dist_all_reduce(x, layer_type), residual, weight, eps, dtype)
+
+
+def _in_one_kernel(x: Tensor, residual: Tensor) -> bool:
+    rows = x.numel() // x.shape[-1]
+    return can_exchange(x) and rows <= ROWS and x.shape == residual.shape

@@ -14,7 +14,7 @@ from onboard.cache.orders import Orders
 from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError
 from onboard.parallel.launched_ranks import follow_launched, launched_ranks, lead_launched
-from onboard.parallel.ranks import current_ranks, local_device, local_rank
+from onboard.parallel.ranks import current_ranks, local_device, local_rank, why_no_peer_memory
 from onboard.parallel.workers import Workers, start_workers
 from onboard.runtime.build import build_engine, too_few
 from onboard.runtime.engine import Engine
@@ -68,6 +68,8 @@ class LedRanks:
             self.close(orderly=False)
             raise
         engine.facts.extend(_facts(self.shares))
+        if why := why_no_peer_memory():
+            engine.facts.append(f"sums over ranks are the library's, also in decode steps: {why}")
         engine.facts.extend([too_few(ranks, asked)] if ranks < asked else [])
         engine.cache.orders = Orders(engine.cache.info, self._workers.send)
         engine.together = self._workers.together

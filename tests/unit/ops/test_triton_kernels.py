@@ -34,6 +34,7 @@ INTERPRETED = tuple(
         "quantised_moe",
         "invariant",
         "lora",
+        "peer_sum",
         "rope_attention",
     )
 )

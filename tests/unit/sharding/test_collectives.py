@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from pathlib import Path
+
 import pytest
 import torch
+from torch import distributed
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.config import RuntimeConfig
 from onboard.errors import UsageError
-from onboard.parallel.ranks import ALONE, current_ranks, local_device
+from onboard.parallel.ranks import (
+    ALONE,
+    Ranks,
+    captured_in_group,
+    current_ranks,
+    join_group,
+    leave_group,
+    local_device,
+)
 from tests.support.ranks import Group
 
 SIZES = [3, 2]
@@ -35,6 +47,42 @@ def test_a_sum_over_the_ranks_leaves_the_summands_alone(two_ranks: Group) -> Non
     for rank, (total, summand) in enumerate(two_ranks.run(_reduced)):
         torch.testing.assert_close(total, expected)
         torch.testing.assert_close(summand, _part(rank, 4, 5).t())
+
+
+def _reduced_with_a_residual() -> torch.Tensor:
+    residual = _part(9, 4, 5)
+    return torch.ops.onboard.dist_all_reduce(  # type: ignore[no-any-return]
+        _part(current_ranks().rank, 4, 5), residual=residual
+    )
+
+
+def test_a_sum_takes_in_a_residual_once(two_ranks: Group) -> None:
+    expected = _part(0, 4, 5) + _part(1, 4, 5) + _part(9, 4, 5)
+    for total in two_ranks.run(_reduced_with_a_residual):
+        torch.testing.assert_close(total, expected)
+    alone = torch.ops.onboard.dist_all_reduce(_part(0, 4, 5), residual=_part(9, 4, 5))
+    torch.testing.assert_close(alone, _part(0, 4, 5) + _part(9, 4, 5))
+
+
+class _Graph:
+    """Stands for a CUDA graph."""
+
+    was_reset = False
+
+    def reset(self) -> None:
+        self.was_reset = True
+
+
+def test_graphs_end_before_the_group(tmp_path: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(_joined_and_left, (str(tmp_path / "meet"),))
+
+
+def _joined_and_left(address: str) -> bool:
+    join_group(Ranks(0, 1), f"file://{address}")
+    graph = captured_in_group(_Graph())
+    leave_group()
+    return graph.was_reset and current_ranks() == ALONE and not distributed.is_initialized()
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])

@@ -59,9 +59,23 @@ def test_each_residual_addition_of_a_model_takes_its_sum_in(
     assert alone.matches[FUSION] == 0
     assert not alone.fused[f"torch_{OP}"]
     for own in two_ranks.run(run, folder, 2, seed, {FUSION: {"enabled": True}}):
-        assert own.matches[FUSION] == own.matches["fuse_add_rms_norm"] == 4
+        assert own.matches[FUSION] == alone.matches["fuse_add_rms_norm"] == 4
+        assert not own.matches["fuse_add_rms_norm"]
         assert own.fused[f"torch_{OP}"] == 4
         assert own.calls["dist_all_reduce"] == own.fused["dist_all_reduce"] + 4
         assert not own.fused["torch_fused_add_rmsnorm"]
+        assert rmse_ratio(own.logits, alone.logits) < 1e-5
+        assert own.tokens == alone.tokens
+
+
+def test_sums_take_in_additions_that_no_norm_has_taken(two_ranks: Group, tmp_path: Path) -> None:
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    folder = save_family(tmp_path, "llama", seed)
+    apart = {"fuse_add_rms_norm": {"enabled": False}}
+    alone = run(folder, 1, seed, apart)
+    assert alone.matches["fuse_allreduce_residual"] == 0
+    for own in two_ranks.run(run, folder, 2, seed, apart):
+        assert own.matches["fuse_allreduce_residual"] == 4
         assert rmse_ratio(own.logits, alone.logits) < 1e-5
         assert own.tokens == alone.tokens

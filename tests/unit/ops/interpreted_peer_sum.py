@@ -1,0 +1,162 @@
+"""Sums over ranks by kernels that write to each other's memory, a process a rank;
+`test_triton_kernels.py` starts this in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import onboard.ops  # noqa: F401
+from onboard.ops.collectives.triton_peer_sum import (
+    one_shot_sum,
+    peer_gather,
+    peer_sum,
+    peer_sum_and_norm,
+    two_shot_sum,
+)
+from onboard.parallel.peer_memory import BYTES_EACH, WORD, PeerMemory
+
+ROUNDS = 3
+"""Exchanges of each size one after the other: halves of a region are used again from the third on."""
+SIZES = (7, 1030, 2500)
+PATIENCE = 120
+
+
+@pytest.fixture(autouse=True)
+def seed() -> int:
+    found = random.randrange(2**31)
+    print(f"seed {found}")
+    return found
+
+
+def on_ranks(world: int, job: Callable[..., None], *args: Any) -> list[int]:
+    """Run a job in a process for each rank, with memory that all of them see; return exit codes."""
+    # Of a fork, memory that is shared lies at one address in all processes
+    memories = [
+        torch.zeros(world * BYTES_EACH // WORD.itemsize, dtype=WORD).share_memory_()
+        for _ in range(world)
+    ]
+    addresses = [each.data_ptr() for each in memories]
+    context = multiprocessing.get_context("fork")
+    ranks = [
+        context.Process(target=job, args=(rank, addresses, *args), daemon=True)
+        for rank in range(world)
+    ]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join(PATIENCE)
+    return [each.exitcode if each.exitcode is not None else -1 for each in ranks]
+
+
+def memory_of(rank: int, addresses: Sequence[int]) -> PeerMemory:
+    torch.set_num_threads(1)
+    return PeerMemory(rank, addresses, torch.device("cpu"))
+
+
+def summands(world: int, seed: int, *shape: int, dtype: torch.dtype) -> list[Tensor]:
+    """What each rank has: all ranks can make all of it."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(dtype) for _ in range(world)]
+
+
+def in_order(parts: Sequence[Tensor]) -> Tensor:
+    """The sum in float32 in the order of ranks."""
+    total = torch.zeros(parts[0].shape)
+    for each in parts:
+        total = total + each.float()
+    return total
+
+
+def sums(rank: int, addresses: Sequence[int], how: str, dtype: torch.dtype, seed: int) -> None:
+    memory, world = memory_of(rank, addresses), len(addresses)
+    add = {"one": one_shot_sum, "two": two_shot_sum, "chosen": peer_sum}[how]
+    for count in range(ROUNDS):
+        for size in SIZES:
+            parts = summands(world, seed + count, size, dtype=dtype)
+            total = add(parts[rank], memory)
+            assert total is not None
+            # The interpreter truncates where hardware rounds
+            limit = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps
+            wanted = in_order(parts)
+            assert (total.float() - wanted).abs().max() <= limit * wanted.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("world", "how", "dtype"),
+    [
+        (2, "one", torch.bfloat16),
+        (2, "two", torch.float16),
+        (3, "one", torch.float32),
+        (4, "two", torch.bfloat16),
+        (2, "chosen", torch.float32),
+    ],
+)
+def test_sums_are_right_on_every_rank(world: int, how: str, dtype: torch.dtype, seed: int) -> None:
+    assert on_ranks(world, sums, how, dtype, seed) == [0] * world
+
+
+def gathers(rank: int, addresses: Sequence[int], dtype: torch.dtype, seed: int) -> None:
+    memory, world = memory_of(rank, addresses), len(addresses)
+    for count in range(ROUNDS):
+        for shape, dim in (((1, 3, 700), -1), ((2, 5), 0), ((3, 2, 9), 1)):
+            parts = summands(world, seed + count, *shape, dtype=dtype)
+            whole = peer_gather(parts[rank], dim, memory)
+            assert whole is not None
+            assert torch.equal(whole, torch.cat(parts, dim))
+
+
+@pytest.mark.parametrize(("world", "dtype"), [(2, torch.bfloat16), (3, torch.float32)])
+def test_parts_are_concatenated_on_every_rank(world: int, dtype: torch.dtype, seed: int) -> None:
+    assert on_ranks(world, gathers, dtype, seed) == [0] * world
+
+
+def norms(rank: int, addresses: Sequence[int], wide: bool, dtype: torch.dtype, seed: int) -> None:
+    memory, world = memory_of(rank, addresses), len(addresses)
+    for count in range(ROUNDS):
+        rows = 1 + count % 3
+        *parts, residual = summands(world + 1, seed + count, rows, 24, dtype=dtype)
+        weight = summands(1, seed - 1, 24, dtype=dtype)[0]
+        out, total = torch.empty_like(residual), torch.empty_like(residual)
+        done = peer_sum_and_norm(
+            out, total, parts[rank], residual, weight, 1e-5, memory, dtype=dtype, wide=wide
+        )
+        assert done
+        limit = 1e-6 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
+        wanted = in_order(parts) + residual.float()
+        assert (total.float() - wanted).abs().max() <= limit * wanted.abs().max()
+        wide_total = total.double()
+        scale = (wide_total.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+        normed = wide_total * scale * weight.double()
+        assert (out.double() - normed).abs().max() <= 2 * limit * normed.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("wide", [False, True])
+def test_sums_with_the_norm_behind_them(wide: bool, dtype: torch.dtype, seed: int) -> None:
+    assert on_ranks(2, norms, wide, dtype, seed) == [0, 0]
+
+
+def waits(rank: int, addresses: Sequence[int]) -> None:
+    memory = memory_of(rank, addresses)
+    if rank == 0:
+        memory.gone.fill_(1)
+        assert one_shot_sum(torch.ones(8), memory) is not None
+
+
+def test_a_rank_whose_others_have_ended_waits_for_nobody() -> None:
+    assert on_ranks(2, waits) == [0, 0]
+
+
+def test_memory_that_is_full_gives_no_region() -> None:
+    memory = PeerMemory(0, [0, 0], torch.device("cpu"))
+    assert memory.region(2**10, 2**9) is not None
+    assert memory.region(2**12, 2**9) is None
+    assert memory.region(2**10, 2**9) is memory.region(2**10, 2**9)
