@@ -72,7 +72,7 @@ def test_sums_take_in_additions_that_no_norm_has_taken(two_ranks: Group, tmp_pat
     seed = random.randrange(2**31)
     print(f"seed {seed}")
     folder = save_family(tmp_path, "llama", seed)
-    apart = {"fuse_add_rms_norm": {"enabled": False}}
+    apart = dict.fromkeys(("fuse_add_rms_norm", FUSION), {"enabled": False})
     alone = run(folder, 1, seed, apart)
     assert alone.matches["fuse_allreduce_residual"] == 0
     for own in two_ranks.run(run, folder, 2, seed, apart):
