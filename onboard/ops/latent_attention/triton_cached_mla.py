@@ -145,17 +145,13 @@ def attend_latents(
     if rotation is not None and int(batch_info_host[2]) > 1:
         q_pe, kpe = turn_heads(q_pe, kpe, *rotation)
         rotation = None
-    heads, nope = q_nope.shape[2:]
-    by_head = kv_b_proj_weight.view(heads, -1, compressed_kv.shape[-1])
-    queries = torch.bmm(q_nope[0].transpose(0, 1), by_head[:, :nope]).transpose(0, 1)
-    factor = (nope + q_pe.shape[-1]) ** -0.5 if scale is None else scale
+    queries = absorb_keys(q_nope, kv_b_proj_weight)
+    factor = (q_nope.shape[-1] + q_pe.shape[-1]) ** -0.5 if scale is None else scale
     mixed = _attend(
         queries, last_contiguous(q_pe)[0], last_contiguous(compressed_kv)[0], last_contiguous(kpe)[0, :, 0],
         cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host, mla_cache, factor, k_scale, rotation,
     )  # fmt: skip
-    out = fake_mla(q_nope, q_pe, compressed_kv, kpe, kv_b_proj_weight)
-    torch.bmm(mixed.transpose(0, 1), by_head[:, nope:].transpose(1, 2), out=out[0].transpose(0, 1))
-    return out
+    return expand_values(mixed, kv_b_proj_weight, q_nope.shape[-1])
 
 
 def _attend(
@@ -222,3 +218,24 @@ def write_latents(
         KV_HEADS=1, DIM=rank, VALUE_DIM=rope, PAGE=cache.shape[2],
         BLOCK_KEY=tile_width(rank), BLOCK_VALUE=tile_width(rope), SCALES=None if k_scale is None else 1,
     )  # fmt: skip
+
+
+def absorb_keys(q_nope: Tensor, kv_b_proj_weight: Tensor) -> Tensor:
+    """Return queries [tokens, heads, rank], whose products with latents are those of q_nope
+    [1, tokens, heads, nope] with the keys that the weight [heads * (nope + value), rank] would
+    expand.
+    """
+    heads, nope = q_nope.shape[2:]
+    by_head = kv_b_proj_weight.view(heads, -1, kv_b_proj_weight.shape[-1])
+    return torch.bmm(q_nope[0].transpose(0, 1), by_head[:, :nope]).transpose(0, 1)
+
+
+def expand_values(mixed: Tensor, kv_b_proj_weight: Tensor, nope: int) -> Tensor:
+    """Return the values [1, tokens, heads, value] of mixed latents [tokens, heads, rank], which the
+    weight's rows behind the first `nope` of each head expand.
+    """
+    tokens, heads, rank = mixed.shape
+    by_head = kv_b_proj_weight.view(heads, -1, rank)[:, nope:]
+    out = mixed.new_empty((1, tokens, heads, by_head.shape[1]))
+    torch.bmm(mixed.transpose(0, 1), by_head.transpose(1, 2), out=out[0].transpose(0, 1))
+    return out

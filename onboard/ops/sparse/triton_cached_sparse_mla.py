@@ -9,8 +9,12 @@ import torch
 import triton
 from torch import Tensor
 
-from onboard.ops.latent_attention.mla import fake_mla
-from onboard.ops.latent_attention.triton_cached_mla import tile_sizes, write_latents
+from onboard.ops.latent_attention.triton_cached_mla import (
+    absorb_keys,
+    expand_values,
+    tile_sizes,
+    write_latents,
+)
 from onboard.ops.library import register_op
 from onboard.ops.sparse.cached_sparse import fake_cached_sparse_mla
 from onboard.ops.sparse.sparse_mla_kernels import join_kernel, sparse_mla_kernel
@@ -54,19 +58,15 @@ def triton_cached_sparse_mla(
     require_device(q_nope)
     latent, key = last_contiguous(compressed_kv)[0], last_contiguous(kpe)[0, :, 0]
     write_latents(latent, key, slot_mapping, mla_cache, None)
-    heads, nope = q_nope.shape[2:]
-    by_head = kv_b_proj_weight.view(heads, -1, compressed_kv.shape[-1])
-    queries = torch.bmm(q_nope[0].transpose(0, 1), by_head[:, :nope]).transpose(0, 1)
-    factor = (nope + q_pe.shape[-1]) ** -0.5 if scale is None else scale
+    queries = absorb_keys(q_nope, kv_b_proj_weight)
+    factor = (q_nope.shape[-1] + q_pe.shape[-1]) ** -0.5 if scale is None else scale
     spans = (cu_seqlens, kv_lens, block_table)
     chosen = None if indices is None else last_contiguous(indices)[0]
     mixed = _attend(
         queries, last_contiguous(q_pe)[0], chosen, spans, batch_info_host, mla_cache, factor, sinks,
         sliding_window or 0,
     )  # fmt: skip
-    out = fake_mla(q_nope, q_pe, compressed_kv, kpe, kv_b_proj_weight)
-    torch.bmm(mixed.transpose(0, 1), by_head[:, nope:].transpose(1, 2), out=out[0].transpose(0, 1))
-    return out
+    return expand_values(mixed, kv_b_proj_weight, q_nope.shape[-1])
 
 
 def _attend(
