@@ -6,7 +6,7 @@ captured as a CUDA graph and replayed with other lengths.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -63,30 +63,44 @@ class _Tiles:
     num_stages: int
 
 
-_MANY = _Tiles(16, 32, 4, 4)
-"""Those of a decode step of few query heads a key head."""
-
-
-def _choose_tiles(
-    rows: int, channels: int, dtype: torch.dtype, decode: bool, bounded: bool = False
-) -> _Tiles:
-    """Tiles that fit in the registers and the 227 KiB of shared memory of compute capability 9.0,
-    for `rows` rows, which see few keys each where they are `bounded`.
+def _fitting(channels: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Return the most rows of a tile, its keys and the stages of loads that fit in the registers and
+    the 227 KiB of shared memory of compute capability 9.0.
     """
     # Products of float32 proper run outside the matrix units, on operands in registers
     if dtype == torch.float32:
-        most_rows, keys, stages = 32, 16, 2
-    elif channels <= 128:
-        most_rows, keys, stages = (128, 32, 4) if decode else (128, 64, 3)
-        if rows > FEW_ROWS and not decode and not bounded:
-            keys, stages = 128, 2
-    elif channels <= 256:
-        most_rows, keys, stages = 128, 32, 3
-    else:
-        most_rows, keys, stages = 64, 16, 2
-    rows = min(most_rows, tile_width(rows))
+        return 32, 16, 2
+    if channels <= 128:
+        return 128, 32, 4
+    return (128, 32, 3) if channels <= 256 else (64, 16, 2)
+
+
+def _warps(rows: int, channels: int, dtype: torch.dtype) -> int:
     crowded = rows > 64 or dtype == torch.float32 or (channels > 128 and rows > 16)
-    return _Tiles(rows, keys, 8 if crowded else 4, stages)
+    return 8 if crowded else 4
+
+
+def _prefill_tiles(rows: int, channels: int, dtype: torch.dtype, bounded: bool) -> _Tiles:
+    """Tiles for `rows` rows, which see few keys each where they are `bounded`."""
+    most_rows, keys, stages = _fitting(channels, dtype)
+    if dtype != torch.float32 and channels <= 128:
+        keys, stages = (128, 2) if rows > FEW_ROWS and not bounded else (64, 3)
+    tile = min(most_rows, tile_width(rows))
+    return _Tiles(tile, keys, _warps(tile, channels, dtype), stages)
+
+
+def _decode_tiles(
+    rows: int, channels: int, dtype: torch.dtype, most_keys: int, wanted: int
+) -> tuple[_Tiles, int]:
+    """Tiles for the `rows` rows of a key head, and the shares of at most `most_keys` keys, for about
+    `wanted` programs a key head.
+    """
+    most_rows, keys, stages = _fitting(channels, dtype)
+    tile = min(most_rows, tile_width(rows))
+    splits = splits_for(wanted // triton.cdiv(rows, tile), most_keys, keys, MOST_SPLITS)
+    if splits == 1 and tile == 16 and dtype != torch.float32 and channels <= 128:
+        keys, stages = 64, 2  # fewer, longer waits where programs are many
+    return _Tiles(tile, keys, _warps(tile, channels, dtype), stages), splits
 
 
 def _write(
@@ -144,21 +158,19 @@ def _plan(
     _, kv_heads, page_size, value_dim = v_cache.shape
     _, heads, dim = query.shape
     group, channels = heads // kv_heads, max(tile_width(dim), tile_width(value_dim))
-    decode, rows = longest_query == 1 and not invariant, longest_query * group
-    tile_rows = INVARIANT_ROWS if invariant else rows
+    if longest_query == 1 and not invariant:
+        most_keys = block_table.shape[1] * page_size
+        wanted = PROGRAMS_PER_PROCESSOR * processors(query.device) // (kv_heads * sequences)
+        tiles, splits = _decode_tiles(group, channels, query.dtype, most_keys, wanted)
+        blocks = triton.cdiv(group, tiles.rows)
+        return _Plan(True, splits, tiles, (blocks * splits, kv_heads, sequences))
+    rows = INVARIANT_ROWS if invariant else longest_query * group
     crowded = tokens * group < sequences * BLOCKS_PER_SEQUENCE * 2 * FEW_ROWS
-    if crowded and not decode and channels <= 128:
-        tile_rows = min(tile_rows, FEW_ROWS)
-    tiles = _choose_tiles(tile_rows, channels, query.dtype, decode, bounded)
-    if not decode:
-        blocks = most_blocks(tokens, sequences, group, tiles.rows)
-        return _Plan(False, 1, tiles, (blocks, kv_heads, 1))
-    blocks, most_keys = triton.cdiv(rows, tiles.rows), block_table.shape[1] * page_size
-    wanted = PROGRAMS_PER_PROCESSOR * processors(query.device) // (blocks * kv_heads * sequences)
-    splits = splits_for(wanted, most_keys, tiles.keys, MOST_SPLITS)
-    if splits == 1 and tiles == _MANY:
-        tiles = replace(tiles, keys=64, num_stages=2)  # fewer, longer waits where programs are many
-    return _Plan(True, splits, tiles, (blocks * splits, kv_heads, sequences))
+    if crowded and channels <= 128:
+        rows = min(rows, FEW_ROWS)
+    tiles = _prefill_tiles(rows, channels, query.dtype, bounded)
+    blocks = most_blocks(tokens, sequences, group, tiles.rows)
+    return _Plan(False, 1, tiles, (blocks, kv_heads, 1))
 
 
 _SCHEMA = schema_of(torch_cached_attention.__name__)
