@@ -184,10 +184,9 @@ def launch(
     parts = arrived = None
     blocks = triton.cdiv(rows, tiles.rows)
     if tiles.splits > 1:
-        parts = x.new_empty(
-            programs * blocks * tiles.splits * width * tiles.rows, dtype=torch.float32
-        )
-        arrived = counters(weight.data_ptr(), x.device, programs * blocks)
+        assert blocks == 1, "the kernel numbers its parts by the tile of the weight alone"
+        parts = x.new_empty(programs * tiles.splits * width * tiles.rows, dtype=torch.float32)
+        arrived = counters(weight.data_ptr(), x.device, programs)
     matrix_kernel[(programs * blocks, tiles.splits)](
         out, x, weight, bias, residual, weight_scale, x_scale, parts, arrived, rows, outputs, columns, blocks,
         X_SCALES=0 if x_scale is None else x_scale.dim(),
