@@ -175,7 +175,9 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return items[names.index(attr)]
         case Instance(expr=expr) if f"{ast.unparse(expr)}.{attr}" in frame.env.values:
             return frame.env.values[f"{ast.unparse(expr)}.{attr}"]  # as this forward left it
-        case Instance(classes=classes) if all(is_own_property(c, attr, frame) for c in classes):
+        case Instance(classes=classes) if classes and all(
+            is_own_property(cls, attr, frame) for cls in classes
+        ):
             return frame.translator.call_module(owner, Args([], {}, []), frame, attr)
         case Instance(classes=(cls,), expr=expr) if frame.translator.translates(cls):
             return attribute_of(frame.translator.reached(owner)[0], attr, expr, frame)
