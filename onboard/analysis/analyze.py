@@ -40,17 +40,15 @@ from onboard.analysis.repository_source import survey_code
 from onboard.analysis.source import sources_hash, sources_of
 from onboard.analysis.spec import ModelSpec, RepositoryCode, Trait
 from onboard.analysis.spec_blocks import MIXTURES
+from onboard.analysis.tiny.loaded_config import load_config
+from onboard.analysis.tiny.tiny_config import one_line, tiny_config
 from onboard.analysis.tiny.tiny_mixers import indexer_sizes
-from onboard.analysis.tiny.tiny_model import (
+from onboard.analysis.tiny.tiny_model import build_small, build_tiny
+from onboard.analysis.tiny.tiny_prompts import (
     begins_at_zero,
-    build_small,
-    build_tiny,
     counts_positions,
-    load_config,
-    one_line,
     positions_below_length,
     prompts,
-    tiny_config,
     vocabulary,
 )
 from onboard.analysis.traits import traits

@@ -5,17 +5,17 @@ their ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
+from transformers import PretrainedConfig
 
 from onboard.analysis.multimodal import is_under
 from onboard.analysis.recognise.recorder import Recording
 from onboard.analysis.spec import LayerKind
 from onboard.analysis.spec_blocks import Block
-from onboard.analysis.tiny.tiny_model import (
-    layer_kind_names,
-)
 from onboard.errors import OnboardError
+from onboard.hf.architecture import text_config
 
 
 def with_modules(
@@ -64,7 +64,7 @@ def layer_kinds(
     where not all are, their modules tell: `experts` are the classes to look for.
     """
     windows = {call.window for call in recording.attention}
-    names, small = (layer_kind_names(model.config) for model in (whole, tiny))
+    names, small = (_layer_kind_names(model.config) for model in (whole, tiny))
     if set(names) == {"full_attention"} and windows and None not in windows:
         names, small = (["sliding_attention"] * len(item) for item in (names, small))
     modules = [item for item in tiny.named_modules() if not is_under(item[0], eager)]
@@ -96,3 +96,23 @@ def _places(modules: nn.Module | None, count: int) -> list[int]:
     if len(classes) <= count or len(own) != 1:
         return list(range(count))
     return [place for place, cls in enumerate(classes) if cls is own[0]]
+
+
+def _layer_kind_names(config: PretrainedConfig) -> list[str]:
+    """Return the kind of each decoder layer, as the config's per-layer lists tell it."""
+    config = text_config(config)
+    layers = config.num_hidden_layers
+    types = _per_layer(config, "layer_types") or ["full_attention"] * layers
+    rope = _per_layer(config, "no_rope_layers") or [True] * layers
+    return [
+        str(kind) if turned else f"{kind}_no_rope" for kind, turned in zip(types, rope, strict=True)
+    ]
+
+
+def _per_layer(config: PretrainedConfig, name: str) -> list[Any] | None:
+    value = getattr(config, name, None)
+    return (
+        list(value)
+        if isinstance(value, list | tuple) and len(value) == config.num_hidden_layers
+        else None
+    )

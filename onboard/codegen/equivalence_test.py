@@ -20,8 +20,8 @@ from onboard.analysis.recognise.compressors import COMPRESSOR, INDEXER
 from onboard.analysis.source import gives_its_input
 from onboard.analysis.spec import ModelSpec, unrun_in
 from onboard.analysis.spec_blocks import Mask
-from onboard.analysis.tiny.tiny_config import arguments_of
-from onboard.analysis.tiny.tiny_model import load_config, tiny_config
+from onboard.analysis.tiny.loaded_config import load_config
+from onboard.analysis.tiny.tiny_config import arguments_of, tiny_config
 from onboard.codegen.format import format_python
 from onboard.codegen.measured import Measured
 from onboard.codegen.model_file import first_position_expression

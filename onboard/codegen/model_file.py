@@ -14,13 +14,9 @@ import onboard
 from onboard.analysis.source import find_method, module_source
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.spec_blocks import Block
-from onboard.analysis.tiny.tiny_model import (
-    build_small,
-    load_config,
-    made_with,
-    one_line,
-    tiny_config,
-)
+from onboard.analysis.tiny.loaded_config import load_config
+from onboard.analysis.tiny.tiny_config import one_line, tiny_config
+from onboard.analysis.tiny.tiny_model import build_small, made_with
 from onboard.codegen.config_checks import check_same_values
 from onboard.codegen.config_class import plain_config_class
 from onboard.codegen.described import Code, described

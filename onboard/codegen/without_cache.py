@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from onboard.analysis.source import class_node, module_source
-from onboard.analysis.tiny.tiny_model import from_zero, prompt, vocabulary
+from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, vocabulary
 from onboard.errors import UntranslatableError
 from onboard.ops import attention_ops, stateful_ops
 

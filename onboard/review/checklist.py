@@ -18,7 +18,7 @@ from torch import nn
 from onboard.analysis.multimodal import is_under
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.spec_blocks import Block
-from onboard.analysis.tiny.tiny_model import load_config
+from onboard.analysis.tiny.loaded_config import load_config
 from onboard.codegen.equivalence_test import generate_test_file
 from onboard.codegen.hints.hinted_text import hinted
 from onboard.codegen.model_file import generate_model_file

@@ -16,7 +16,7 @@ import torch
 import transformers
 from torch import nn
 
-from onboard.analysis.tiny.tiny_model import fill_integers, is_table
+from onboard.analysis.tiny.random_weights import fill_integers, is_table
 from onboard.errors import OnboardError
 from onboard.graph.factory import default_dtype
 from onboard.hf.codebooks import with_tokens

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from onboard.analysis.repository import install
-from onboard.analysis.tiny.tiny_model import build_tiny, load_config
+from onboard.analysis.tiny.loaded_config import load_config
+from onboard.analysis.tiny.tiny_model import build_tiny
 from onboard.errors import CONSENT, ConsentRequiredError, OnboardError
 from onboard.hub import read_config
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from onboard.analysis.tiny.tiny_model import ORIGINAL_POSITIONS
+from onboard.analysis.tiny.tiny_sizes import ORIGINAL_POSITIONS
 from onboard.hf.architecture import text_config
 from onboard.modeling import ONE_CODEBOOK, Codebooks
 from onboard.runtime.llm import LLM

@@ -33,17 +33,11 @@ from onboard.analysis.multimodal import is_under
 from onboard.analysis.recognise.mixture_roles import ANY
 from onboard.analysis.recognise.recorder import ModuleCall, modules_recorded
 from onboard.analysis.spec import ModelSpec
-from onboard.analysis.tiny.tiny_config import arguments_of
-from onboard.analysis.tiny.tiny_model import (
-    from_zero,
-    load_config,
-    made_with,
-    one_line,
-    prompt,
-    prompts,
-    randomize,
-    vocabulary,
-)
+from onboard.analysis.tiny.loaded_config import load_config
+from onboard.analysis.tiny.random_weights import randomize
+from onboard.analysis.tiny.tiny_config import arguments_of, one_line
+from onboard.analysis.tiny.tiny_model import made_with
+from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, prompts, vocabulary
 from onboard.codegen.config_checks import fields
 from onboard.codegen.translate.language.trees.syntax import TOO_LONG
 from onboard.codegen.translate.mechanisms.attention import chosen, compressed

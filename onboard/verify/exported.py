@@ -12,12 +12,8 @@ from onboard.analysis.behaviour.thresholds import (
     positions,
 )
 from onboard.analysis.spec import ModelSpec
-from onboard.analysis.tiny.tiny_model import (
-    from_zero,
-    load_config,
-    prompt,
-    vocabulary,
-)
+from onboard.analysis.tiny.loaded_config import load_config
+from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, vocabulary
 from onboard.errors import OnboardError
 from onboard.graph.export.guards import broken_guards
 from onboard.verify.block_outputs import compare_outputs, sizes

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import torch
 from pydantic import BaseModel
 
-from onboard.analysis.tiny.tiny_model import load_config
+from onboard.analysis.tiny.loaded_config import load_config
 from onboard.errors import OnboardError
 from onboard.graph.factory import overridden
 from onboard.hf.hf_model import build_reference

@@ -16,7 +16,8 @@ _SAVE = """
 import json, sys
 from pathlib import Path
 from onboard.analysis.repository import install
-from onboard.analysis.tiny.tiny_model import build_tiny, load_config, made_with
+from onboard.analysis.tiny.loaded_config import (load_config)
+from onboard.analysis.tiny.tiny_model import (build_tiny, made_with)
 folder = Path(sys.argv[1])
 config = json.loads((folder / "config.json").read_text())
 install(folder, config)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers.modeling_attn_mask_utils import AttentionMaskConverter
 
-from onboard.analysis.tiny.tiny_model import from_zero, prompt, vocabulary
+from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, vocabulary
 from onboard.errors import NotCausalError, OnboardError
 from onboard.hf.codebooks import codebooks_of
 from onboard.verify.error import rmse_ratio

@@ -12,7 +12,8 @@ from torch import nn
 
 from onboard.analysis.behaviour.thresholds import crossing_prompts
 from onboard.analysis.recognise.scans.watch import lines_run
-from onboard.analysis.tiny.tiny_model import one_line, prompts
+from onboard.analysis.tiny.tiny_config import one_line
+from onboard.analysis.tiny.tiny_prompts import prompts
 from onboard.errors import OnboardError
 from onboard.verify.error import rmse_ratio
 from onboard.verify.tolerances import SAME

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from onboard.analysis.tiny.tiny_model import from_zero, prompt, vocabulary
+from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, vocabulary
 from onboard.hf.copied_model import copied
 from onboard.verify.error import rmse_ratio
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from onboard.analysis.tiny.tiny_model import from_zero, prompt, vocabulary
+from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, vocabulary
 from onboard.hf.copied_model import copied
 
 _MOST_ROWS = 4096

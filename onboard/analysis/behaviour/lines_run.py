@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from onboard.analysis.source import module_source
-from onboard.analysis.tiny.tiny_model import from_zero, prompt, vocabulary
+from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, vocabulary
 
 _COUNTS: WeakKeyDictionary[nn.Module, Counter[tuple[str, int]]] = WeakKeyDictionary()
 

@@ -7,7 +7,9 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis.spec import Trait
-from onboard.analysis.tiny.tiny_model import VOCABULARY, build_small, tiny_config
+from onboard.analysis.tiny.tiny_config import tiny_config
+from onboard.analysis.tiny.tiny_model import build_small
+from onboard.analysis.tiny.tiny_sizes import VOCABULARY
 from onboard.hf.architecture import text_config
 
 _ORDINARY_TOKENS = 16

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from onboard.analysis.spec import Trait
-from onboard.analysis.tiny.tiny_model import VOCABULARY, prompts
+from onboard.analysis.tiny.tiny_prompts import prompts
+from onboard.analysis.tiny.tiny_sizes import VOCABULARY
 from onboard.verify.error import rmse_ratio, worst
 from onboard.verify.tolerances import SAME
 

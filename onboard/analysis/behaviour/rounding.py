@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onboard.analysis.tiny.tiny_model import from_zero, prompt, vocabulary
+from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, vocabulary
 from onboard.errors import OnboardError
 
 _ROUNDS = {torch.ops.aten.round, torch.ops.aten.floor, torch.ops.aten.ceil, torch.ops.aten.trunc}

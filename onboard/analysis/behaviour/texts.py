@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from onboard.analysis.tiny.tiny_model import prompt, prompts, vocabulary
+from onboard.analysis.tiny.tiny_prompts import prompt, prompts, vocabulary
 from onboard.errors import OnboardError
 from onboard.hf.old.given_logits import given_by, last_logits
 from onboard.verify.error import rmse_ratio

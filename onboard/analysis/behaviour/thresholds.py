@@ -17,14 +17,9 @@ from transformers import PretrainedConfig
 
 from onboard.analysis.behaviour.code_numbers import code_of, literals
 from onboard.analysis.behaviour.layer_numbers import named_layers
-from onboard.analysis.tiny.tiny_model import (
-    begins_at_zero,
-    build_small,
-    from_zero,
-    prompt,
-    tiny_config,
-    vocabulary,
-)
+from onboard.analysis.tiny.tiny_config import tiny_config
+from onboard.analysis.tiny.tiny_model import build_small
+from onboard.analysis.tiny.tiny_prompts import begins_at_zero, from_zero, prompt, vocabulary
 from onboard.analysis.tiny.tiny_sizes import KNOWN_SIZES, MAX_POSITIONS
 from onboard.hf.architecture import text_config
 

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import modeling_attn_mask_utils
 
 from onboard.analysis.repository_source import PACKAGE
-from onboard.analysis.tiny.tiny_model import prompts
+from onboard.analysis.tiny.tiny_prompts import prompts
 from onboard.hf.architecture import text_config
 
 _ALONE = (["added"], ["square"], ["window"], ["window+1"], ["hidden"], ["seen"])

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from onboard.analysis.source import find_method
-from onboard.analysis.tiny.tiny_model import from_zero, prompt
+from onboard.analysis.tiny.tiny_prompts import from_zero, prompt
 from onboard.errors import OnboardError
 from onboard.hf.copied_model import copied
 

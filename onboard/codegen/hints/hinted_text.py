@@ -16,7 +16,9 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from onboard.analysis.spec import ModelSpec
-from onboard.analysis.tiny.tiny_model import build_small, load_config, one_line, tiny_config
+from onboard.analysis.tiny.loaded_config import load_config
+from onboard.analysis.tiny.tiny_config import one_line, tiny_config
+from onboard.analysis.tiny.tiny_model import build_small
 from onboard.codegen.format import format_python
 from onboard.codegen.hints.linear_hints import LinearHints
 from onboard.codegen.hints.marked_sites import Marked, marked

@@ -16,7 +16,8 @@ from torch.export import Dim
 from torch.fx import GraphModule, Node
 
 from onboard import modeling
-from onboard.analysis.tiny.tiny_model import made_with, prompt, vocabulary
+from onboard.analysis.tiny.tiny_model import made_with
+from onboard.analysis.tiny.tiny_prompts import prompt, vocabulary
 from onboard.codegen.hints.marked_sites import MARK, mark
 from onboard.errors import OnboardError
 from onboard.graph.export.to_graph import export_to_graph

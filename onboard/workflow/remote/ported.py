@@ -51,7 +51,8 @@ def recorded_calls(config: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
     from onboard.analysis.behaviour.thresholds import build_roomy
     from onboard.analysis.recognise.recorder import ModuleCall, modules_recorded
-    from onboard.analysis.tiny.tiny_model import load_config, prompts
+    from onboard.analysis.tiny.loaded_config import load_config
+    from onboard.analysis.tiny.tiny_prompts import prompts
 
     model = build_roomy(load_config(config))
     calls: dict[str, list[ModuleCall]] = {}

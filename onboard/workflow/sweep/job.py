@@ -111,7 +111,7 @@ def _make_checkpoint(job: Job, emit: Emit) -> bool:
     """Save the tiny checkpoint; return whether there is a model to go on with, unless it is known
     not to be causal.
     """
-    from onboard.analysis.tiny.tiny_model import one_line
+    from onboard.analysis.tiny.tiny_config import one_line
     from onboard.workflow.sweep.inputs.tiny_checkpoint import make_checkpoint
 
     emit(step=CHECKPOINT)

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from onboard.analysis.analyze import analyze
-from onboard.analysis.tiny.tiny_model import randomize
+from onboard.analysis.tiny.random_weights import randomize
 from onboard.codegen.model_file import generate_model_file
 
 SPECIAL = 32

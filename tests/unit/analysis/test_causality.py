@@ -25,7 +25,8 @@ from onboard.analysis.behaviour.apart import (
     check_mask,
     runs_fresh,
 )
-from onboard.analysis.tiny.tiny_model import VOCABULARY, from_zero, prompt
+from onboard.analysis.tiny.tiny_prompts import from_zero, prompt
+from onboard.analysis.tiny.tiny_sizes import VOCABULARY
 from onboard.errors import NotCausalError, OnboardError
 from onboard.workflow.sweep.inputs.targets import Target
 from onboard.workflow.sweep.inputs.tiny_checkpoint import is_causal, make_checkpoint

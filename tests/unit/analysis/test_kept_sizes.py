@@ -14,7 +14,8 @@ SIZES = """
 import json, sys
 from pathlib import Path
 from onboard.analysis.repository import install
-from onboard.analysis.tiny.tiny_model import build_tiny, load_config
+from onboard.analysis.tiny.loaded_config import (load_config)
+from onboard.analysis.tiny.tiny_model import (build_tiny)
 from onboard.errors import OnboardError
 for folder in map(Path, sys.argv[1:]):
     config = json.loads((folder / "config.json").read_text())

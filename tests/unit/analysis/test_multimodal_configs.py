@@ -10,7 +10,9 @@ from transformers import AutoConfig
 
 from onboard.analysis.multimodal import is_under
 from onboard.analysis.source import sources_hash, sources_of
-from onboard.analysis.tiny.tiny_model import VOCABULARY, build_tiny, tiny_config
+from onboard.analysis.tiny.tiny_config import tiny_config
+from onboard.analysis.tiny.tiny_model import build_tiny
+from onboard.analysis.tiny.tiny_sizes import VOCABULARY
 from onboard.analysis.traits import _from_config
 from onboard.errors import OnboardError
 from onboard.hf.architecture import causal_lm_class, decoder_config

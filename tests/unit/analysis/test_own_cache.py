@@ -9,7 +9,8 @@ import pytest
 from torch import nn
 
 from onboard.analysis.behaviour.cache_probe import cache_notes
-from onboard.analysis.tiny.tiny_model import build_tiny, load_config
+from onboard.analysis.tiny.loaded_config import load_config
+from onboard.analysis.tiny.tiny_model import build_tiny
 from onboard.errors import OnboardError
 from tests.support.families import config_dict
 

@@ -21,7 +21,7 @@ from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.source import module_source
 from onboard.analysis.tiny.own_failures import refuse_own_code
 from onboard.analysis.tiny.tiny_config import one_line
-from onboard.analysis.tiny.tiny_model import from_zero, prompt
+from onboard.analysis.tiny.tiny_prompts import from_zero, prompt
 from onboard.errors import OnboardError
 
 TABLES = """

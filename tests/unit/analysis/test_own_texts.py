@@ -11,7 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from onboard.analysis.behaviour.rounding import check_rounding, rounds_in
 from onboard.analysis.behaviour.texts import pieces_of_a_text
-from onboard.analysis.tiny.tiny_model import VOCABULARY, positions_below_length, prompt
+from onboard.analysis.tiny.tiny_prompts import positions_below_length, prompt
+from onboard.analysis.tiny.tiny_sizes import VOCABULARY
 from onboard.errors import OnboardError
 
 

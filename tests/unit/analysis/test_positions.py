@@ -7,7 +7,9 @@ import torch
 
 from onboard.analysis.analyze import analyze
 from onboard.analysis.behaviour.positions import first_position
-from onboard.analysis.tiny.tiny_model import VOCABULARY, build_tiny, load_config
+from onboard.analysis.tiny.loaded_config import load_config
+from onboard.analysis.tiny.tiny_model import build_tiny
+from onboard.analysis.tiny.tiny_sizes import VOCABULARY
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import OnboardError
 from onboard.testing import fresh_seed

@@ -8,8 +8,10 @@ from transformers.models.llama import modeling_llama as llama
 
 from onboard.analysis.analyze import analyze
 from onboard.analysis.recognise.recorder import _copied, record
-from onboard.analysis.tiny.tiny_model import WINDOW, build_tiny, load_config, prompt
-from onboard.analysis.tiny.tiny_sizes import REACHED
+from onboard.analysis.tiny.loaded_config import load_config
+from onboard.analysis.tiny.tiny_model import build_tiny
+from onboard.analysis.tiny.tiny_prompts import prompt
+from onboard.analysis.tiny.tiny_sizes import REACHED, WINDOW
 from onboard.errors import OnboardError
 from onboard.ops.rope.rope import complex_freqs
 from onboard.testing import Call

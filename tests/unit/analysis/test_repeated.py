@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from onboard.analysis.behaviour.repeated import repeated_tokens
-from onboard.analysis.tiny.tiny_model import VOCABULARY, build_tiny, load_config
+from onboard.analysis.tiny.loaded_config import load_config
+from onboard.analysis.tiny.tiny_model import build_tiny
+from onboard.analysis.tiny.tiny_sizes import VOCABULARY
 from onboard.testing import distinct_prompts, fresh_seed
 
 

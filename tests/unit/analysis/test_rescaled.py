@@ -11,7 +11,8 @@ from torch import nn
 from transformers import AutoConfig
 
 from onboard.analysis.recognise.rescaled import Settled, settled
-from onboard.analysis.tiny.tiny_model import build_tiny, prompt
+from onboard.analysis.tiny.tiny_model import build_tiny
+from onboard.analysis.tiny.tiny_prompts import prompt
 from onboard.errors import OnboardError
 
 

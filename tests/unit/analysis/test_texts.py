@@ -11,7 +11,9 @@ from transformers import AutoConfig
 
 from onboard.analysis.analyze import analyze
 from onboard.analysis.behaviour.texts import check_rows, rows_of_a_text
-from onboard.analysis.tiny.tiny_model import build_small, build_tiny, load_config, tiny_config
+from onboard.analysis.tiny.loaded_config import load_config
+from onboard.analysis.tiny.tiny_config import tiny_config
+from onboard.analysis.tiny.tiny_model import build_small, build_tiny
 from onboard.errors import OnboardError
 from onboard.hf.architecture import causal_lm_class
 from onboard.workflow.checkpoint.parameter_count import build_on_meta

@@ -4,15 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from onboard.analysis.tiny.tiny_model import (
-    ORIGINAL_POSITIONS,
-    WINDOW,
-    build_tiny,
-    load_config,
-    prompts,
-    randomize,
-    tiny_config,
-)
+from onboard.analysis.tiny.loaded_config import load_config
+from onboard.analysis.tiny.random_weights import randomize
+from onboard.analysis.tiny.tiny_config import tiny_config
+from onboard.analysis.tiny.tiny_model import build_tiny
+from onboard.analysis.tiny.tiny_prompts import prompts
+from onboard.analysis.tiny.tiny_sizes import ORIGINAL_POSITIONS, WINDOW
 from tests.support.families import VARIANTS, config_dict
 
 

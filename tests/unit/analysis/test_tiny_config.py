@@ -12,9 +12,10 @@ from transformers import AutoConfig, PretrainedConfig
 from onboard.analysis.behaviour.layer_numbers import named_layers
 from onboard.analysis.behaviour.thresholds import build_roomy
 from onboard.analysis.source import module_source
-from onboard.analysis.tiny.tiny_config import arguments_of
+from onboard.analysis.tiny.loaded_config import load_config
+from onboard.analysis.tiny.tiny_config import arguments_of, tiny_config
 from onboard.analysis.tiny.tiny_mixers import shrink_mixers
-from onboard.analysis.tiny.tiny_model import build_tiny, load_config, tiny_config
+from onboard.analysis.tiny.tiny_model import build_tiny
 from onboard.analysis.tiny.tiny_sizes import (
     HIDDEN,
     REACHED,

@@ -16,13 +16,10 @@ from torch import nn
 from transformers import LlamaConfig
 
 from onboard.analysis.spec import ModelSpec
-from onboard.analysis.tiny.tiny_model import (
-    build_small,
-    load_config,
-    prompt,
-    tiny_config,
-    vocabulary,
-)
+from onboard.analysis.tiny.loaded_config import load_config
+from onboard.analysis.tiny.tiny_config import tiny_config
+from onboard.analysis.tiny.tiny_model import build_small
+from onboard.analysis.tiny.tiny_prompts import prompt, vocabulary
 from onboard.codegen.hints import hinted_text
 from onboard.codegen.hints.hinted_text import hinted, with_hints
 from onboard.codegen.hints.linear_hints import LinearHint, LinearHints

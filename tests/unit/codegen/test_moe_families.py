@@ -12,7 +12,8 @@ from transformers import AutoConfig, MixtralConfig
 
 from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
-from onboard.analysis.tiny.tiny_model import build_tiny, tiny_config
+from onboard.analysis.tiny.tiny_config import tiny_config
+from onboard.analysis.tiny.tiny_model import build_tiny
 from onboard.codegen.equivalence_test import generate_test_file
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import OnboardError

@@ -25,7 +25,10 @@ from transformers import PretrainedConfig
 
 from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
-from onboard.analysis.tiny.tiny_model import VOCABULARY, build_tiny, counts_positions, load_config
+from onboard.analysis.tiny.loaded_config import load_config
+from onboard.analysis.tiny.tiny_model import build_tiny
+from onboard.analysis.tiny.tiny_prompts import counts_positions
+from onboard.analysis.tiny.tiny_sizes import VOCABULARY
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import OnboardError
 from onboard.testing import fresh_seed

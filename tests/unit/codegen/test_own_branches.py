@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from onboard.analysis.behaviour import half
 from onboard.analysis.behaviour.half import same_in_half
-from onboard.analysis.tiny.tiny_model import VOCABULARY
+from onboard.analysis.tiny.tiny_sizes import VOCABULARY
 from onboard.codegen.translate.language.expressions import half_tests
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.hf.old import einops_forms

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from onboard.analysis.tiny.tiny_model import VOCABULARY
+from onboard.analysis.tiny.tiny_sizes import VOCABULARY
 from onboard.codegen.without_cache import check_mixing, mixing_module, unknown_mixing
 from onboard.errors import UntranslatableError
 

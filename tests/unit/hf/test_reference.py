@@ -12,7 +12,8 @@ import torch
 from transformers import AutoConfig, AutoModel
 from transformers.models.siglip.modeling_siglip import SiglipVisionModel
 
-from onboard.analysis.tiny.tiny_model import build_tiny, prompt
+from onboard.analysis.tiny.tiny_model import build_tiny
+from onboard.analysis.tiny.tiny_prompts import prompt
 from onboard.errors import OnboardError
 from onboard.graph.weight_load.rehearsed_load import rehearse_load
 from onboard.graph.weight_load.safetensors_folder import TensorMeta

@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import LlavaConfig, Mistral3Config, VoxtralConfig
 
-from onboard.analysis.tiny.tiny_model import build_tiny, randomize
+from onboard.analysis.tiny.random_weights import randomize
+from onboard.analysis.tiny.tiny_model import build_tiny
 from onboard.config import RuntimeConfig
 from onboard.hf.architecture import causal_lm_class
 from onboard.runtime.multimodal.image_inputs import ImageInputs

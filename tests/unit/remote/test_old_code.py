@@ -43,7 +43,8 @@ from onboard.analysis.repository_classes import (
 )
 from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.source import module_source
-from onboard.analysis.tiny.tiny_model import begins_at_zero, counts_positions, is_table
+from onboard.analysis.tiny.random_weights import is_table
+from onboard.analysis.tiny.tiny_prompts import begins_at_zero, counts_positions
 from onboard.analysis.tiny.tiny_sizes import keep_heads
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.hf.old import interfaces, names, packages

@@ -19,7 +19,8 @@ from transformers import AutoConfig, MusicgenForCausalLM
 from onboard import LLM, SamplingParams
 from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
-from onboard.analysis.tiny.tiny_model import build_small, tiny_config
+from onboard.analysis.tiny.tiny_config import tiny_config
+from onboard.analysis.tiny.tiny_model import build_small
 from onboard.cache.next_token import choose_codes
 from onboard.cache.rows import SequenceRows
 from onboard.codegen.model_file import generate_model_file

@@ -14,7 +14,7 @@ from transformers import Gemma3Config, Qwen2_5_VLConfig, Qwen3VLConfig
 
 from onboard import LLM, SamplingParams
 from onboard.analysis.analyze import analyze
-from onboard.analysis.tiny.tiny_model import randomize
+from onboard.analysis.tiny.random_weights import randomize
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import UsageError
 from onboard.hf.architecture import causal_lm_class

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from onboard.analysis.tiny.tiny_model import build_tiny, tiny_config
+from onboard.analysis.tiny.tiny_config import tiny_config
+from onboard.analysis.tiny.tiny_model import build_tiny
 from onboard.errors import UsageError
 from onboard.workflow.sweep.inputs import tiny_checkpoint as checkpoint
 from onboard.workflow.sweep.inputs.options_on import Option, options

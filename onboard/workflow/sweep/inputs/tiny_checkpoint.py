@@ -15,13 +15,10 @@ from transformers import PretrainedConfig
 from transformers.utils import logging
 
 from onboard.analysis.behaviour.apart import change_by_later
-from onboard.analysis.tiny.tiny_model import (
-    build_small,
-    load_config,
-    one_line,
-    tiny_config,
-    vocabulary,
-)
+from onboard.analysis.tiny.loaded_config import load_config
+from onboard.analysis.tiny.tiny_config import one_line, tiny_config
+from onboard.analysis.tiny.tiny_model import build_small
+from onboard.analysis.tiny.tiny_prompts import vocabulary
 from onboard.errors import OnboardError
 from onboard.hf.architecture import decoder_config, find_language_model, is_composite, text_config
 from onboard.hf.hf_model import build_reference

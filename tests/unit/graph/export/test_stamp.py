@@ -16,7 +16,7 @@ from transformers import AutoConfig
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
 from onboard.analysis.analyze import analyze
-from onboard.analysis.tiny.tiny_model import tiny_config
+from onboard.analysis.tiny.tiny_config import tiny_config
 from onboard.codegen.model_file import generate_model_file
 from onboard.graph.export.counted_experts import few_experts
 from onboard.graph.export.layer_kinds import UnlikeError, find_repeated

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from onboard.analysis.source import ModuleSource, find_method, function_node, module_source
-from onboard.analysis.tiny.tiny_model import counts_positions
+from onboard.analysis.tiny.tiny_prompts import counts_positions
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.config_values import as_constants, gives_settings
 from onboard.codegen.translate.language.expressions import multimodal_configs, objects

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from onboard.analysis.tiny.tiny_model import from_zero, prompt, vocabulary
+from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, vocabulary
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.trees.syntax import attribute, call
 from onboard.codegen.translate.language.values import Code

@@ -11,7 +11,7 @@ import torch
 from onboard.analysis.recognise.scans.scan_loops import loop_forms
 from onboard.analysis.recognise.scans.watch import loops_of
 from onboard.analysis.spec_blocks import LoopParameters
-from onboard.analysis.tiny.tiny_model import first_token_is_plain
+from onboard.analysis.tiny.tiny_prompts import first_token_is_plain
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.trees.syntax import (
