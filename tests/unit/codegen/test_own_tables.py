@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from onboard.codegen.translate.language.statements.kept import keep_table
+from onboard.codegen.translate.language.statements.assignments.kept import keep_table
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
 from onboard.codegen.translate.language.values import Code
 from tests.unit.codegen.test_own_code import _function, _made, _written

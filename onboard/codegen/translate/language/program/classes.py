@@ -68,7 +68,7 @@ from onboard.codegen.translate.language.program.results import (
 from onboard.codegen.translate.language.program.supers import execute_inside, refuse_raise
 from onboard.codegen.translate.language.program.without_arguments import given_always
 from onboard.codegen.translate.language.state import ClassState, Restart, Routine
-from onboard.codegen.translate.language.statements.assign import refuse_growth, store_attribute
+from onboard.codegen.translate.language.statements.assignments import own_attributes
 from onboard.codegen.translate.language.statements.execute import RAISES, execute
 from onboard.codegen.translate.language.trees.local_lists import with_local_lists
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
@@ -266,7 +266,7 @@ class Translator(Program):
         if attr == "register_buffer" and self.specialised:
             match args.positional:
                 case [Known(value=str() as key), made, *_]:
-                    store_attribute(key, made, frame, None)
+                    own_attributes.store_attribute(key, made, frame, None)
                     return NONE
         if (
             attr == "get_input_embeddings"
@@ -284,7 +284,7 @@ class Translator(Program):
             return execute_inside(self, *found, args, frame)
         if (inside := closures.run_method(*found, args, frame)) is not None:
             return inside
-        refuse_growth(found[1], frame)
+        own_attributes.refuse_growth(found[1], frame)
         routine = self._method(state, attr, args)
         if not routine.body:
             del state.methods[attr]  # nothing is left to call

@@ -14,7 +14,8 @@ from onboard.codegen.translate.language.expressions.evaluate import binary, cond
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.sequences import sequence_of_all
 from onboard.codegen.translate.language.statements import bindings, lists, loop_changes
-from onboard.codegen.translate.language.statements.assign import Grows, Widened, store
+from onboard.codegen.translate.language.statements.assignments.assign import Widened, store
+from onboard.codegen.translate.language.statements.assignments.own_attributes import Grows
 from onboard.codegen.translate.language.statements.by_class import Differing, by_class
 from onboard.codegen.translate.language.statements.first_calls import is_made_first
 from onboard.codegen.translate.language.statements.joins import joined_env, note_conditional

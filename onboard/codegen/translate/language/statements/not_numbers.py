@@ -8,7 +8,7 @@ import ast
 from functools import reduce
 
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.statements.assign import store
+from onboard.codegen.translate.language.statements.assignments.assign import store
 from onboard.codegen.translate.language.trees.syntax import attribute, call, name, same_code
 from onboard.codegen.translate.language.values import Code, Value
 

@@ -12,8 +12,8 @@ from typing import Any
 from onboard.analysis.source import find_method, module_source
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.frame import Frame, Mechanism
-from onboard.codegen.translate.language.statements.assign import store_attribute
-from onboard.codegen.translate.language.statements.kept import is_weight
+from onboard.codegen.translate.language.statements.assignments.kept import is_weight
+from onboard.codegen.translate.language.statements.assignments.own_attributes import store_attribute
 from onboard.codegen.translate.language.values import NONE, Code, Known, Value
 
 _FIRST_VALUES = ("torch.nn.init", "transformers.initialization")

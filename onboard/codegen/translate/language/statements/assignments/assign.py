@@ -6,50 +6,38 @@ import ast
 from dataclasses import replace
 
 from torch import nn
-from transformers import PreTrainedModel
 
 from onboard.analysis.source import class_node
-from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.expressions.items import index_code
-from onboard.codegen.translate.language.expressions.module_lists import modules_of_row
-from onboard.codegen.translate.language.forms import COMPLEX, MAYBE, ROWS, SEVERAL_ROWS, TUPLE
+from onboard.codegen.translate.language.forms import MAYBE, ROWS, SEVERAL_ROWS, TUPLE
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole, Result
 from onboard.codegen.translate.language.object_values import (
-    Closure,
     Instance,
     ModuleList,
-    ModuleRows,
-    ModuleTable,
-    PlainObject,
-    Self,
     joined_ways,
 )
 from onboard.codegen.translate.language.statements import config_changes
-from onboard.codegen.translate.language.statements.bindings import of_itself
-from onboard.codegen.translate.language.statements.kept import (
-    is_cast,
-    is_made_again,
-    is_replaced,
+from onboard.codegen.translate.language.statements.assignments.kept import (
     is_set_apart,
     is_so_already,
-    is_table,
     is_weight,
-    keep_table,
     replaces_part,
     sets_field,
 )
+from onboard.codegen.translate.language.statements.assignments.own_attributes import (
+    remember,
+    store_attribute,
+)
+from onboard.codegen.translate.language.statements.assignments.unpacked import unpacked
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import (
     NONE,
     Code,
-    Half,
-    Items,
     Known,
     Mapping,
     Mask,
     Output,
-    Unread,
     Value,
 )
 
@@ -66,18 +54,18 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
         case ast.Attribute(
             value=ast.Attribute(value=ast.Name(id="self"), attr=attr), attr="data"
         ) if frame.kind == "forward" and frame.translator.specialised:
-            _remember(attr, frame.settle(value), frame)
+            remember(attr, frame.settle(value), frame)
         case ast.Attribute(
             value=ast.Attribute(
                 value=ast.Attribute(value=ast.Name(id="self"), attr=part), attr=attr
             ),
             attr="data",
         ) if frame.kind == "forward" and frame.translator.specialised:
-            _remember(f"{part}.{attr}", frame.settle(value), frame)
+            remember(f"{part}.{attr}", frame.settle(value), frame)
         case ast.Attribute(
             value=ast.Attribute(value=ast.Name(id="self"), attr=part), attr=attr
         ) if _is_noted_for_later(part, attr, frame):
-            _remember(f"{part}.{attr}", frame.settle(value), frame)
+            remember(f"{part}.{attr}", frame.settle(value), frame)
         case ast.Attribute(value=owner, attr=attr) if is_so_already(owner, attr, value, frame):
             return
         case ast.Attribute(attr="generation_config"):
@@ -114,6 +102,11 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             return
         case _:
             raise Untranslatable(f"an assignment to {ast.unparse(target)}")
+
+
+def _unpack(targets: list[ast.expr], value: Value, frame: Frame, origin: ast.AST) -> None:
+    for target, item in unpacked(targets, value, frame, origin):
+        store(target, item, frame, origin)
 
 
 def _emit(owner: ast.expr, attr: str, value: ast.expr, frame: Frame, origin: ast.AST) -> None:
@@ -189,191 +182,6 @@ def _form_of_all(shape: Value) -> str:
     return SEVERAL_ROWS if rows and all(rows) else TUPLE
 
 
-def _unpack(targets: list[ast.expr], value: Value, frame: Frame, origin: ast.AST) -> None:
-    if isinstance(value, Result) and (names := _hole_names(targets, value)) is not None:
-        bound = frame.bind_result(value, names, origin)
-        assert isinstance(bound, Items)
-        for target, item in zip(targets, bound.items, strict=True):
-            assert isinstance(target, ast.Name)
-            frame.env.values[target.id] = item
-        return
-    value = frame.settle(value)
-    value = modules_of_row(value) or value
-    match value:
-        case Items(items=items) if len(items) == len(targets):
-            _unpack_items(targets, items, frame, origin)
-        case Known(value=tuple() | list() as known) if len(known) == len(targets):
-            _unpack_items(targets, tuple(map(Known, known)), frame, origin)
-        case Code(form=form) if form == COMPLEX and len(targets) == 2:
-            _unpack_items(targets, (Half(value, 0), Half(value, 1)), frame, origin)
-        case Code():
-            _unpack_code(targets, value, frame, origin)
-        case _:
-            raise Untranslatable(f"unpacking at {frame.source.location(origin)}")
-
-
-def _hole_names(targets: list[ast.expr], result: Result) -> list[str] | None:
-    """Return the target names of the result's parts when each part has one."""
-    if not (isinstance(result.shape, Items) and len(result.shape.items) == len(targets)):
-        return None
-    names = {}
-    for target, item in zip(targets, result.shape.items, strict=True):
-        if not isinstance(target, ast.Name) or not isinstance(item, Hole | Known):
-            return None
-        if isinstance(item, Hole):
-            names[item.index] = target.id
-    return [names[index] for index in range(result.holes)] if len(names) == result.holes else None
-
-
-def _unpack_items(
-    targets: list[ast.expr], items: tuple[Value, ...], frame: Frame, origin: ast.AST
-) -> None:
-    """Assign one by one, or in one statement when a later item reads an earlier target."""
-    stores = {target.id for target in targets if isinstance(target, ast.Name)}
-    reads = {
-        node.id
-        for item in items[1:]
-        if isinstance(item, Code)
-        for node in ast.walk(item.expr)
-        if isinstance(node, ast.Name)
-    }
-    if stores & reads and all(isinstance(item, Code) for item in items):
-        elements = [item.expr for item in items if isinstance(item, Code)]
-        if any(
-            ast.unparse(target) != ast.unparse(item)
-            for target, item in zip(targets, elements, strict=True)
-        ):
-            frame.emit(ast.Assign([_store_tuple(targets)], ast.Tuple(elements, ast.Load())), origin)
-        for target, item in zip(targets, items, strict=True):
-            assert isinstance(target, ast.Name)
-            assert isinstance(item, Code)
-            frame.env.values[target.id] = replace(item, expr=name(target.id))
-        return
-    for target, item in zip(targets, items, strict=True):
-        store(target, item, frame, origin)
-
-
-def _store_tuple(targets: list[ast.expr]) -> ast.Tuple:
-    return ast.Tuple([_stored(target) for target in targets], ast.Store())
-
-
-def _stored(target: ast.expr) -> ast.expr:
-    if isinstance(target, ast.Tuple):
-        return _store_tuple(target.elts)
-    if not isinstance(target, ast.Name):
-        raise Untranslatable(f"unpacking into {ast.unparse(target)}")
-    return name(target.id, store=True)
-
-
-def _unpack_code(targets: list[ast.expr], value: Code, frame: Frame, origin: ast.AST) -> None:
-    """Unpack a run-time tuple; parts of a transposed whole (chunks of the last dimension) are
-    transposed too.
-    """
-    attributes = [target for target in targets if isinstance(target, ast.Attribute)]
-    form = ROWS if value.form == SEVERAL_ROWS else None
-    names = [
-        name(f"{item.attr}_value", True) if item in attributes else _stored(item)
-        for item in targets
-    ]
-    frame.emit(ast.Assign([ast.Tuple(list(names), ast.Store())], value.expr), origin)
-    for target, part in zip(targets, names, strict=True):
-        inner = [item.id for item in ast.walk(part) if isinstance(item, ast.Name)]
-        frame.env.values.update(
-            {item: Code(name(item), value.static, value.transposed, form=form) for item in inner}
-        )
-        if not isinstance(part, ast.Name):
-            continue
-        if target in attributes:
-            store(target, frame.env.values[part.id], frame, origin)
-
-
-def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | None) -> None:
-    """Assign `self.attr`; only `__init__` may. What transformers notes of its own models is
-    dropped.
-    """
-    if attr.startswith("_") and hasattr(PreTrainedModel, attr):
-        return
-    if frame.kind != "init":
-        if isinstance(value, Code) and ast.unparse(value.expr).split(".to(")[0] == f"self.{attr}":
-            _move(attr, value.expr, frame)
-            return
-        if frame.translator.specialised and isinstance(value, Code) and is_cast(value.expr, attr):
-            frame.env.values[f"self.{attr}"] = value
-            return
-        if (
-            value.equals(NONE)
-            and frame.cls is not None
-            and frame.cls.attributes.get(attr, Self()).equals(NONE)
-        ):
-            return  # what one call would keep for the next
-        if _may_remember(attr, frame):
-            _remember(attr, value, frame)
-            return
-        if is_made_again(attr, frame):
-            return
-        raise Grows(f"forward assigns self.{attr}")
-    value = frame.mechanisms.set_attribute(attr, value, frame) or value
-    if isinstance(value, PlainObject):
-        frame.translator.make_object(value, attr, frame)
-        return
-    if isinstance(value, Closure | Unread | Output):
-        own = of_itself(value, attr, frame) if isinstance(value, Closure) else value
-        frame.env.values[f"self.{attr}"] = own
-        return
-    path = attribute(name("self"), attr)
-    assert isinstance(path, ast.Attribute)
-    target = ast.Attribute(path.value, attr, ast.Store())
-    if is_table(attr, value, frame):
-        keep_table(attr, value.code(), frame, origin)
-    elif not is_replaced(attr, value, frame):
-        frame.emit(ast.Assign([target], value.code()), origin)
-    frame.env.values[f"self.{attr}"] = _at(value, path)
-
-
-def _may_remember(attr: str, frame: Frame) -> bool:
-    """Whether a forward of repositories' code may assign an attribute: its constructor leaves no
-    tensor there, or what it does is done once for a new model.
-    """
-    if not frame.translator.specialised or frame.cls is None or frame.kind != "forward":
-        return False
-    made = frame.cls.attributes.get(attr, NONE)
-    return frame.remembers or isinstance(made, Known) or (isinstance(made, Code) and made.static)
-
-
-def _remember(attr: str, value: Value, frame: Frame) -> None:
-    """Hold what a forward assigns to an attribute in a local variable."""
-    if isinstance(value, Code) and not value.lazy:
-        variable = frame.fresh(attr.strip("_").replace(".", "_"))
-        frame.bind(variable, value)
-        value = frame.env.values[variable]
-    frame.env.values[f"self.{attr}"] = value
-
-
-def _move(attr: str, expr: ast.expr, frame: Frame) -> None:
-    """Have what reads `self.attr` from here on read it in another dtype; it lies where the other
-    tensors are.
-    """
-    match expr:
-        case ast.Call(func=function, keywords=keywords) if dtype := [
-            item for item in keywords if item.arg == "dtype"
-        ]:
-            frame.env.values[f"self.{attr}"] = Code(ast.Call(function, [], dtype))
-
-
-def _at(value: Value, path: ast.expr) -> Value:
-    """Return a value as it is read back from the attribute `path`."""
-    match value:
-        case Setting():
-            return replace(value, expr=path)
-        case Code(static=static, optional=optional):
-            return Code(path, static, optional=optional)
-        case Instance() | ModuleList() | ModuleRows() | ModuleTable():
-            return replace(value, expr=path)
-        case Items() | Mapping():
-            return Code(path, value.is_static)
-    return value
-
-
 def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.AST) -> None:
     owner, key = frame.evaluate(target.value), frame.evaluate(target.slice)
     computed = isinstance(owner, Mapping) and not owner.items and not isinstance(key, Known)
@@ -421,25 +229,6 @@ def _form(value: Value) -> str | None:
     if value.equals(NONE):
         return MAYBE
     return value.form if isinstance(value, Code) else None
-
-
-def refuse_growth(method: ast.FunctionDef, frame: Frame) -> None:
-    """Raise `Grows` where a forward calls a method that gives `self` a new buffer: what that calls
-    need not know.
-    """
-    made = [
-        item.value
-        for item in method.body
-        if isinstance(item, ast.Assign) and isinstance(item.value, ast.Call)
-    ]
-    if frame.kind == "forward" and any(
-        ast.unparse(item.func) in ("nn.Buffer", "nn.Parameter") for item in made
-    ):
-        raise Grows(f"forward calls {method.name}")
-
-
-class Grows(Untranslatable):
-    """A forward that replaces a buffer: generated tables have all positions from the start."""
 
 
 class Widened(Exception):

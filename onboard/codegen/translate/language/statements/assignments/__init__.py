@@ -1,0 +1,1 @@
+"""Assignments: where values go."""

@@ -1,0 +1,145 @@
+"""Assign attributes of `self`."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+
+from transformers import PreTrainedModel
+
+from onboard.codegen.translate.language.config_values import Setting
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.object_values import (
+    Closure,
+    Instance,
+    ModuleList,
+    ModuleRows,
+    ModuleTable,
+    PlainObject,
+    Self,
+)
+from onboard.codegen.translate.language.statements.assignments.kept import (
+    is_cast,
+    is_made_again,
+    is_replaced,
+    is_table,
+    keep_table,
+)
+from onboard.codegen.translate.language.statements.bindings import of_itself
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
+from onboard.codegen.translate.language.values import (
+    NONE,
+    Code,
+    Items,
+    Known,
+    Mapping,
+    Output,
+    Unread,
+    Value,
+)
+
+
+def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | None) -> None:
+    """Assign `self.attr`; only `__init__` may. What transformers notes of its own models is
+    dropped.
+    """
+    if attr.startswith("_") and hasattr(PreTrainedModel, attr):
+        return
+    if frame.kind != "init":
+        if isinstance(value, Code) and ast.unparse(value.expr).split(".to(")[0] == f"self.{attr}":
+            _move(attr, value.expr, frame)
+            return
+        if frame.translator.specialised and isinstance(value, Code) and is_cast(value.expr, attr):
+            frame.env.values[f"self.{attr}"] = value
+            return
+        if (
+            value.equals(NONE)
+            and frame.cls is not None
+            and frame.cls.attributes.get(attr, Self()).equals(NONE)
+        ):
+            return  # what one call would keep for the next
+        if _mayremember(attr, frame):
+            remember(attr, value, frame)
+            return
+        if is_made_again(attr, frame):
+            return
+        raise Grows(f"forward assigns self.{attr}")
+    value = frame.mechanisms.set_attribute(attr, value, frame) or value
+    if isinstance(value, PlainObject):
+        frame.translator.make_object(value, attr, frame)
+        return
+    if isinstance(value, Closure | Unread | Output):
+        own = of_itself(value, attr, frame) if isinstance(value, Closure) else value
+        frame.env.values[f"self.{attr}"] = own
+        return
+    path = attribute(name("self"), attr)
+    assert isinstance(path, ast.Attribute)
+    target = ast.Attribute(path.value, attr, ast.Store())
+    if is_table(attr, value, frame):
+        keep_table(attr, value.code(), frame, origin)
+    elif not is_replaced(attr, value, frame):
+        frame.emit(ast.Assign([target], value.code()), origin)
+    frame.env.values[f"self.{attr}"] = _at(value, path)
+
+
+def _mayremember(attr: str, frame: Frame) -> bool:
+    """Whether a forward of repositories' code may assign an attribute: its constructor leaves no
+    tensor there, or what it does is done once for a new model.
+    """
+    if not frame.translator.specialised or frame.cls is None or frame.kind != "forward":
+        return False
+    made = frame.cls.attributes.get(attr, NONE)
+    return frame.remembers or isinstance(made, Known) or (isinstance(made, Code) and made.static)
+
+
+def remember(attr: str, value: Value, frame: Frame) -> None:
+    """Hold what a forward assigns to an attribute in a local variable."""
+    if isinstance(value, Code) and not value.lazy:
+        variable = frame.fresh(attr.strip("_").replace(".", "_"))
+        frame.bind(variable, value)
+        value = frame.env.values[variable]
+    frame.env.values[f"self.{attr}"] = value
+
+
+def _move(attr: str, expr: ast.expr, frame: Frame) -> None:
+    """Have what reads `self.attr` from here on read it in another dtype; it lies where the other
+    tensors are.
+    """
+    match expr:
+        case ast.Call(func=function, keywords=keywords) if dtype := [
+            item for item in keywords if item.arg == "dtype"
+        ]:
+            frame.env.values[f"self.{attr}"] = Code(ast.Call(function, [], dtype))
+
+
+def _at(value: Value, path: ast.expr) -> Value:
+    """Return a value as it is read back from the attribute `path`."""
+    match value:
+        case Setting():
+            return replace(value, expr=path)
+        case Code(static=static, optional=optional):
+            return Code(path, static, optional=optional)
+        case Instance() | ModuleList() | ModuleRows() | ModuleTable():
+            return replace(value, expr=path)
+        case Items() | Mapping():
+            return Code(path, value.is_static)
+    return value
+
+
+def refuse_growth(method: ast.FunctionDef, frame: Frame) -> None:
+    """Raise `Grows` where a forward calls a method that gives `self` a new buffer: what that calls
+    need not know.
+    """
+    made = [
+        item.value
+        for item in method.body
+        if isinstance(item, ast.Assign) and isinstance(item.value, ast.Call)
+    ]
+    if frame.kind == "forward" and any(
+        ast.unparse(item.func) in ("nn.Buffer", "nn.Parameter") for item in made
+    ):
+        raise Grows(f"forward calls {method.name}")
+
+
+class Grows(Untranslatable):
+    """A forward that replaces a buffer: generated tables have all positions from the start."""

@@ -1,0 +1,122 @@
+"""What the targets of a tuple are assigned."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+
+from onboard.codegen.translate.language.expressions.module_lists import modules_of_row
+from onboard.codegen.translate.language.forms import COMPLEX, ROWS, SEVERAL_ROWS
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.holes import Hole, Result
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
+from onboard.codegen.translate.language.values import (
+    Code,
+    Half,
+    Items,
+    Known,
+    Value,
+)
+
+
+def unpacked(
+    targets: list[ast.expr], value: Value, frame: Frame, origin: ast.AST
+) -> Iterator[tuple[ast.expr, Value]]:
+    """Yield targets and what each is assigned, but for those that have their values already."""
+    if isinstance(value, Result) and (names := _hole_names(targets, value)) is not None:
+        bound = frame.bind_result(value, names, origin)
+        assert isinstance(bound, Items)
+        for target, item in zip(targets, bound.items, strict=True):
+            assert isinstance(target, ast.Name)
+            frame.env.values[target.id] = item
+        return
+    value = frame.settle(value)
+    value = modules_of_row(value) or value
+    match value:
+        case Items(items=items) if len(items) == len(targets):
+            yield from _of_items(targets, items, frame, origin)
+        case Known(value=tuple() | list() as known) if len(known) == len(targets):
+            yield from _of_items(targets, tuple(map(Known, known)), frame, origin)
+        case Code(form=form) if form == COMPLEX and len(targets) == 2:
+            yield from _of_items(targets, (Half(value, 0), Half(value, 1)), frame, origin)
+        case Code():
+            yield from _of_code(targets, value, frame, origin)
+        case _:
+            raise Untranslatable(f"unpacking at {frame.source.location(origin)}")
+
+
+def _hole_names(targets: list[ast.expr], result: Result) -> list[str] | None:
+    """Return the target names of the result's parts when each part has one."""
+    if not (isinstance(result.shape, Items) and len(result.shape.items) == len(targets)):
+        return None
+    names = {}
+    for target, item in zip(targets, result.shape.items, strict=True):
+        if not isinstance(target, ast.Name) or not isinstance(item, Hole | Known):
+            return None
+        if isinstance(item, Hole):
+            names[item.index] = target.id
+    return [names[index] for index in range(result.holes)] if len(names) == result.holes else None
+
+
+def _of_items(
+    targets: list[ast.expr], items: tuple[Value, ...], frame: Frame, origin: ast.AST
+) -> Iterator[tuple[ast.expr, Value]]:
+    """Yield one by one, or assign in one statement when a later item reads an earlier target."""
+    stores = {target.id for target in targets if isinstance(target, ast.Name)}
+    reads = {
+        node.id
+        for item in items[1:]
+        if isinstance(item, Code)
+        for node in ast.walk(item.expr)
+        if isinstance(node, ast.Name)
+    }
+    if stores & reads and all(isinstance(item, Code) for item in items):
+        elements = [item.expr for item in items if isinstance(item, Code)]
+        if any(
+            ast.unparse(target) != ast.unparse(item)
+            for target, item in zip(targets, elements, strict=True)
+        ):
+            frame.emit(ast.Assign([_store_tuple(targets)], ast.Tuple(elements, ast.Load())), origin)
+        for target, item in zip(targets, items, strict=True):
+            assert isinstance(target, ast.Name)
+            assert isinstance(item, Code)
+            frame.env.values[target.id] = replace(item, expr=name(target.id))
+        return
+    yield from zip(targets, items, strict=True)
+
+
+def _store_tuple(targets: list[ast.expr]) -> ast.Tuple:
+    return ast.Tuple([_stored(target) for target in targets], ast.Store())
+
+
+def _stored(target: ast.expr) -> ast.expr:
+    if isinstance(target, ast.Tuple):
+        return _store_tuple(target.elts)
+    if not isinstance(target, ast.Name):
+        raise Untranslatable(f"unpacking into {ast.unparse(target)}")
+    return name(target.id, store=True)
+
+
+def _of_code(
+    targets: list[ast.expr], value: Code, frame: Frame, origin: ast.AST
+) -> Iterator[tuple[ast.expr, Value]]:
+    """Unpack a run-time tuple; parts of a transposed whole (chunks of the last dimension) are
+    transposed too.
+    """
+    attributes = [target for target in targets if isinstance(target, ast.Attribute)]
+    form = ROWS if value.form == SEVERAL_ROWS else None
+    names = [
+        name(f"{item.attr}_value", True) if item in attributes else _stored(item)
+        for item in targets
+    ]
+    frame.emit(ast.Assign([ast.Tuple(list(names), ast.Store())], value.expr), origin)
+    for target, part in zip(targets, names, strict=True):
+        inner = [item.id for item in ast.walk(part) if isinstance(item, ast.Name)]
+        frame.env.values.update(
+            {item: Code(name(item), value.static, value.transposed, form=form) for item in inner}
+        )
+        if not isinstance(part, ast.Name):
+            continue
+        if target in attributes:
+            yield target, frame.env.values[part.id]
