@@ -33,6 +33,7 @@ from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
 from onboard.workflow.processes.programs import NOTHING
 from onboard.workflow.processes.watched import last_line, watched
+from onboard.workflow.reduced_depth import MOST_REDUCED_LAYERS, reduced_depth
 from onboard.workflow.registry_results import now
 from onboard.workflow.registry_status import recorded
 from onboard.workflow.reporting.provenance import log_head, provenance
@@ -41,10 +42,6 @@ from onboard.workflow.run_model.runner_record import RETRY, note_runs, runner_re
 from onboard.workflow.run_state import hash_inputs
 
 ARTIFACT = "run.json"
-MAX_REDUCED_LAYERS = 8
-"""A reduced run takes as many layers as it needs to have every kind, up to this many; two when it
-needs more.
-"""
 
 
 class Run(Phase):
@@ -203,8 +200,7 @@ def reduced_layers(spec: ModelSpec) -> tuple[int, int]:
     """
     kinds = layer_kinds(spec)
     total = sum(len(kind.layers) for kind in kinds)
-    needed = max([2, *(min(kind.layers) + 1 for kind in kinds if kind.layers)])
-    return min(needed if needed <= MAX_REDUCED_LAYERS else 2, total), total
+    return reduced_depth((min(kind.layers) for kind in kinds if kind.layers), total), total
 
 
 def accepted_layers(context: RunContext, needed: int, total: int) -> tuple[int, str]:
@@ -218,7 +214,7 @@ def accepted_layers(context: RunContext, needed: int, total: int) -> tuple[int, 
     if context.spec.repository is not None and shares_list(context.spec):
         return total, "other modules lie in the list of layers, and their places change with it"
     whole, refusal = _shapes(context, {}), ""
-    for layers in range(needed, min(total, max(needed, MAX_REDUCED_LAYERS) + 1)):
+    for layers in range(needed, min(total, max(needed, MOST_REDUCED_LAYERS) + 1)):
         try:
             cut = _shapes(context, {"num_hidden_layers": layers})
         except Exception as error:  # whatever a config's or a model's class refuses

@@ -17,11 +17,10 @@ from onboard.extensions import extensions_digest
 from onboard.hub import open_source
 from onboard.registry import RegistryEntry
 from onboard.workflow.checkpoint.checkpoint_size import native_values
+from onboard.workflow.reduced_depth import reduced_depth
 from onboard.workflow.registry_results import Result
 from onboard.workflow.registry_runs.expression import parse
 from onboard.workflow.run_state import current_versions, hash_inputs
-
-MOST_REDUCED_LAYERS = 8
 
 
 def chosen(
@@ -85,9 +84,8 @@ def reduced_layers(entry: RegistryEntry, root: Path) -> int | None:
         return None
     total, kinds = values.get("num_hidden_layers"), values.get("layer_types")
     kinds = kinds if isinstance(kinds, list) else []
-    needed = max([2, *(kinds.index(kind) + 1 for kind in set(map(str, kinds)))])
-    most = total if isinstance(total, int) else needed
-    return min(needed if needed <= MOST_REDUCED_LAYERS else 2, most)
+    firsts = [kinds.index(kind) for kind in set(map(str, kinds))]
+    return reduced_depth(firsts, total if isinstance(total, int) else max(2, len(kinds)))
 
 
 def _weights(model: str) -> list[list[Any]]:
