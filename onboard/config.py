@@ -5,8 +5,8 @@ against.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -23,6 +23,7 @@ from onboard.untrusted.bounds import (
     TOKENS,
 )
 
+_OURS = "Value error, "  # what pydantic puts before words of ours
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,127}$"
 CacheDType = Literal["auto", "float32", "float16", "bfloat16", "float8_e4m3fn"]
@@ -48,6 +49,21 @@ class StrictModel(BaseModel):
                         f"{cls.__name__} has no field {key!r}", hint=suggest(key, cls.model_fields)
                     )
         return values
+
+
+class ModelOfOptions(StrictModel):
+    """One whose values a caller gives as options: `UsageError` names the first that is wrong."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse_in_one_line(cls, values: Any, validate: Callable[[Any], Self]) -> Self:
+        try:
+            return validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix(_OURS)
+            found = f"{place} is {first['input']!r:.80}: " if place else ""
+            raise UsageError(f"{found}{reason}") from None
 
 
 def suggest(name: str, known: Any) -> str:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from onboard.config import StrictModel
+from onboard.config import ModelOfOptions, StrictModel
 from onboard.errors import UsageError
 from onboard.untrusted.bounds import OUTPUTS
 
-_OURS = "Value error, "  # what pydantic puts before words of ours
 _LOWEST_TEMPERATURE = 1e-5  # below it (as in vLLM) division by it may overflow float32
 _MOST = 1e12  # what logits become with the most of all parameters is far within float32
 _MOST_TOKENS = 2**31 - 1
@@ -53,7 +52,7 @@ class StructuredOutputs(StrictModel):
         return self
 
 
-class SamplingParams(StrictModel):
+class SamplingParams(ModelOfOptions):
     """How a request's tokens are sampled and when it ends; names and defaults are those of vLLM."""
 
     max_tokens: int | None = Field(default=16, ge=1)
@@ -108,18 +107,6 @@ class SamplingParams(StrictModel):
     """Outputs per prompt."""
     lora: str | None = None
     """The adapter that prompt and outputs are computed with; None: the model as it is."""
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _refuse_in_one_line(cls, values: Any, validate: Callable[[Any], Self]) -> Self:
-        """Raise `UsageError` for the first value that is wrong."""
-        try:
-            return validate(values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix(_OURS)
-            found = f"{place} is {first['input']!r:.80}: " if place else ""
-            raise UsageError(f"{found}{reason}") from None
 
     @field_validator("stop", mode="before")
     @classmethod

@@ -6,12 +6,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from onboard.config import StrictModel
+from onboard.config import ModelOfOptions
 
 _MIB = 1 << 20
 
 
-class ServeSettings(StrictModel):
+class ServeSettings(ModelOfOptions):
     """Names, doors and limits of a server."""
 
     names: list[str] = Field(min_length=1)

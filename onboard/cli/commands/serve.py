@@ -108,10 +108,10 @@ def serve(
     where: dict[str, Any] = {"device": device.value, "dtype": dtype.value, "mode": mode.value}
     where["world_size"] = world_size
     libraries = import_extra("onboard.serve.server", "serve", "serving needs")
+    told = libraries.ServeSettings(names=name or [model], **doors, **limits)
     with registered_names(model, root):
         runtime = check_config(model, root, config, where, settings)
         say_division(runtime, model, root, {**where, **settings})
-        told = libraries.ServeSettings(names=name or [model], **doors, **limits)
         door = libraries.listen(told)
         where["media"] = GivenMedia(domains=allowed_media_domain or []).limits
         where |= {"trust_remote_code": trust_remote_code, "unsandboxed": unsandboxed}

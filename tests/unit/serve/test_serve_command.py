@@ -140,3 +140,23 @@ def test_replicas_need_ray(
     words = ["serve", str(model.checkpoint), "--root", str(model.root), "--port", "0"]
     assert run([*words, "--device", "cpu", "--replicas", "2"], debug=False) == 2
     assert capsys.readouterr().err.endswith("Ray, which is missing. pip install 'onboard[ray]'\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--port", "99999999", "port is 99999999: Input should be less than or equal to 65535"),
+        ("--max-running", "0", "max_running is 0: Input should be greater than or equal to 1"),
+        (
+            "--drain-seconds",
+            "-1",
+            "drain_seconds is -1.0: Input should be greater than or equal to 0",
+        ),
+        ("--api-key", "", "api_keys.0 is '': String should have at least 1 character"),
+    ],
+)
+def test_wrong_options_are_one_line_before_anything_is_read(
+    option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["serve", "no/such-model", option, value], debug=False) == 2
+    assert capsys.readouterr().err == f"onboard: {said}\n"
