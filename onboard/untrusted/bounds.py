@@ -107,6 +107,8 @@ _COUNTS = (
 """Keys of a config, wherever they stand in it, whose numbers say how often something is built or
 how wide it is.
 """
+_SIZES = frozenset({"hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size"})
+"""Of which a negative one, as others have for "none", means nothing."""
 
 
 def read_file(path: Path, bound: Bound) -> bytes:
@@ -204,7 +206,9 @@ def check_values(values: Any, source: object, bound: Bound = VALUES) -> None:
 
 
 def check_config(config: Any, source: object) -> None:
-    """Raise `OnboardError` for a config's number that would have too much built."""
+    """Raise `OnboardError` for a config's number that would have too much built, or a size that is
+    negative.
+    """
     check_values(config, source)
     for _, key, value in _walk(config):
         if not isinstance(value, int) or key is None:
@@ -212,6 +216,8 @@ def check_config(config: Any, source: object) -> None:
         for name, bound in _COUNTS:
             if name.fullmatch(key) and value > bound.most:
                 raise bound.refusal(f"{source} has {key} {value:,}")
+        if value < 0 and key in _SIZES:
+            raise OnboardError(f"{source} has {key} {value:,}", hint="Fetch the model again")
 
 
 def _walk(values: Any) -> Iterator[tuple[int, str | None, Any]]:
