@@ -459,6 +459,7 @@ def test_a_model_that_is_not_translated_may_run_as_it_is(
     assert isinstance(found, OnboardError)
     assert found.exit_code == error.exit_code
     assert ("onboard run org/model --mode hf" in str(found)) == offered
+    assert ("Or run" in str(found)) == (offered and bool(error.hint))
     assert str(found).startswith(str(error).rstrip("."))
 
 

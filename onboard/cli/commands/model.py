@@ -174,10 +174,8 @@ class ModelRun:
         if not _is_known(self.context.source.config().get("model_type")):
             return error
         command = shlex.join(["onboard", "run", self.model, "--mode", ModeName.HF])
-        hint = f"{error.hint.rstrip('.')}. Or run transformers' own model: {command}".removeprefix(
-            ". "
-        )
-        return OnboardError(error.message, hint=hint)
+        first = f"{error.hint.rstrip('.')}. Or run" if error.hint else "Run"
+        return OnboardError(error.message, hint=f"{first} transformers' own model: {command}")
 
     def fields(self) -> dict[str, Any]:
         """Return the command's own fields of the document of --json."""
