@@ -121,11 +121,39 @@ class _Probe:
 
     def __post_init__(self) -> None:
         self.random = torch.Generator(self.device).manual_seed(11)
+        self.stood_in = set(filter(self._has_stand_in, self.gm.graph.nodes))
+        self.unread = self._unread()
+
+    def _unread(self) -> set[fx.Node]:
+        """Return the nodes of weights alone that only the ops read which are not run: nobody asks
+        for their values, which are as large as the weights.
+        """
+        of_weights: set[fx.Node] = set()
+        for node in self.gm.graph.nodes:
+            inputs = node.all_input_nodes
+            if node.op == "get_attr" or (inputs and all(each in of_weights for each in inputs)):
+                of_weights.add(node)
+        unread: set[fx.Node] = set()
+        for node in reversed(self.gm.graph.nodes):
+            if node in of_weights and all(
+                each in unread or each in self.stood_in or each.op == "output"
+                for each in node.users
+            ):
+                unread.add(node)
+        return unread
+
+    def _has_stand_in(self, node: fx.Node) -> bool:
+        """Whether random values stand for those of a node, which is not run."""
+        if node.op != "call_function" or not _is_cut(node):
+            return False
+        leaves = pytree.tree_leaves(node.meta.get("val"))
+        return bool(leaves) and None not in map(self._shapes, leaves)
 
     def run(self) -> fx.Node | None:
         """Return the first node that mixes tokens."""
         for node in self.gm.graph.nodes:
-            self.visit(node)
+            if node not in self.unread:
+                self.visit(node)
             if self.culprit is not None:
                 break
             self.forget_what_only_served(node)
@@ -138,10 +166,9 @@ class _Probe:
         elif node.op == "output":
             self._must_agree(node)
         elif node.op == "call_function":
-            stand_in = self._stand_in(node) if _is_cut(node) else None
-            if stand_in is not None:
+            if node in self.stood_in:
                 self._must_agree(node)
-                self.values[node] = stand_in
+                self.values[node] = self._stand_in(node)
             else:
                 self._compute(node)
 
@@ -160,27 +187,36 @@ class _Probe:
         elif node.target == "logits_gather_indices":
             return tuple(torch.arange(length, device=self.device) for length in (_ROW, _PIECE))  # type: ignore[return-value]
         elif _has_rows(node, self.symbols[:2]):
-            return self._noise_in(node.meta["val"]) or (_NO_VALUE, _NO_VALUE)
+            known = self._shapes(node.meta["val"]) is not None
+            return self._noise_in(node.meta["val"]) if known else (_NO_VALUE, _NO_VALUE)
         else:  # metadata and caches, which only cached ops read
             return _NO_VALUE, _NO_VALUE
         return row, _piece(row, torch.Size((1, _PIECE)), self.start)
 
-    def _stand_in(self, node: fx.Node) -> tuple[Any, Any] | None:
-        """Return random values in the shapes of a node's, None where those are not known."""
-        leaves, spec = pytree.tree_flatten(node.meta.get("val"))
-        pairs = [self._noise_in(leaf) for leaf in leaves]
-        if not pairs or None in pairs:
-            return None
-        rows, pieces = zip(*(pair for pair in pairs if pair is not None), strict=True)
+    def _stand_in(self, node: fx.Node) -> tuple[Any, Any]:
+        """Return random values in the shapes of a node's, which are known."""
+        leaves, spec = pytree.tree_flatten(node.meta["val"])
+        rows, pieces = zip(*map(self._noise_in, leaves), strict=True)
         return pytree.tree_unflatten(rows, spec), pytree.tree_unflatten(pieces, spec)
 
-    def _noise_in(self, leaf: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
-        shape, smaller = self._shape(leaf, _ROW), self._shape(leaf, _PIECE)
-        if shape is None or smaller is None:
+    def _noise_in(self, leaf: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        shapes = self._shapes(leaf)
+        assert shapes is not None
+        row = self._noise(shapes[0], leaf.dtype)
+        piece = _piece(row, shapes[1], self.start)
+        assert piece is not None
+        return row, piece
+
+    def _shapes(self, leaf: Any) -> tuple[torch.Size, torch.Size] | None:
+        """Return a value's shapes over the row and over the piece; None where they are not known, or
+        the piece's is no part of the row's.
+        """
+        row, piece = self._shape(leaf, _ROW), self._shape(leaf, _PIECE)
+        if row is None or piece is None:
             return None
-        row = self._noise(shape, leaf.dtype)
-        piece = _piece(row, smaller, self.start)
-        return None if piece is None else (row, piece)
+        return (
+            None if _piece(torch.empty(()).expand(row), piece, self.start) is None else (row, piece)
+        )
 
     def _shape(self, leaf: Any, length: int) -> torch.Size | None:
         """Return the shape of a value over one row of that length."""

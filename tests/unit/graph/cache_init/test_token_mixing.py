@@ -214,6 +214,25 @@ def test_weights_need_not_be_loaded() -> None:
     assert "pad" in str(token_mixing(gm, torch.device("cpu")))
 
 
+class Experts(nn.Module):
+    """A stack of matrices that would take terabytes, of which a canonical op reads one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Model(shift)
+        self.stack = nn.Parameter(torch.empty(1 << 36, WIDTH, WIDTH, device="meta"))
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        x = self.inner.embed(input_ids)
+        x = ops.torch_linear_simple(x, self.stack[5].mT, None)
+        return self.inner.head(self.inner.inner(x, position_ids))
+
+
+def test_what_is_made_of_weights_alone_has_no_values_where_only_canonical_ops_read_it() -> None:
+    model = Experts()
+    assert "slice" in str(token_mixing(exported(model, "meta"), torch.device("cpu")))
+
+
 class Gathered(nn.Module):
     def __init__(self, after: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
