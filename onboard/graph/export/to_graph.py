@@ -46,7 +46,12 @@ def export_to_graph(
         shape_env=ShapeEnv(tracked_fakes=[]), allow_non_fake_inputs=True, export=True
     )
     kept = repeated.kept() if repeated else {}
-    with shortened(model, kept), _fake_state(model, mode, device), torch.no_grad():
+    with (
+        shortened(model, kept),
+        _fake_state(model, mode, device),
+        torch.no_grad(),
+        _without_stack_traces(),
+    ):
         args = tuple(fake_like(mode, value, device) for value in inputs.values())
         program = torch.export.export(
             model, args, dynamic_shapes=dict(dynamic_shapes), strict=strict
@@ -66,6 +71,17 @@ def export_to_graph(
     gm = _rehomed(exported, model, clone=clone_state_dict)
     take_hints(gm)
     return gm
+
+
+@contextmanager
+def _without_stack_traces() -> Iterator[None]:
+    """Have nodes not say which lines made them: nobody reads it, and it takes a fifth of the time."""
+    before = fx.config.do_not_emit_stack_traces
+    fx.config.do_not_emit_stack_traces = True
+    try:
+        yield
+    finally:
+        fx.config.do_not_emit_stack_traces = before
 
 
 @contextmanager
