@@ -35,7 +35,7 @@ from onboard.runtime.fitted_plan import fitted
 from onboard.runtime.limits import ON_CPU, ON_GPU, max_positions
 from onboard.sources.language_part import part_of
 
-_FEW = 2
+FEW_EXPERTS = 2
 """Experts of a mixture that are built and exported."""
 
 _NEEDS_MEMORY = (
@@ -111,9 +111,9 @@ def _made(
     context = _context(checkpoint, runtime, gpu=gpu, root=root, model=model)
     changes: dict[str, Any] = {key: {"enabled": False} for key in _NEEDS_MEMORY}
     changes["export_to_gm"] = {"complete": complete} | (
-        {} if complete else {"num_moe_experts_for_export": _FEW}
+        {} if complete else {"num_moe_experts_for_export": FEW_EXPERTS}
     )
-    with nullcontext() if complete else few_experts(_FEW):
+    with nullcontext() if complete else few_experts(FEW_EXPERTS):
         gm = Pipeline(pipeline_for(context, changes)).run(context)
     check_cached(gm, context)
     _count_towers(context)

@@ -16,7 +16,7 @@ from torch import fx, nn
 
 from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.graph.export.layer_kinds import PATTERNS, Repeated, Stack, UnlikeError
-from onboard.graph.export.stamp import layer_of
+from onboard.graph.export.stamp import layer_of, stamp_experts
 from onboard.graph.weight_load.parameters import set_parameter
 
 
@@ -78,6 +78,22 @@ def _tensors(gm: fx.GraphModule, layer: str) -> dict[str, tuple[torch.Size, torc
         name: (each.shape, each.dtype)
         for name, each in [*module.named_parameters(), *module.named_buffers()]
     }
+
+
+def add_experts(gm: fx.GraphModule, left_out: Repeated) -> None:
+    """Put all experts of the mixtures in a graph into it, where ranks divide their number: weights
+    on the meta device, like those of the last expert there.
+    """
+    exported, present = left_out.exported_experts, {name for name, _ in gm.named_modules()}
+    lists = [item for item in left_out.experts if item.name in present]
+    for item in lists:
+        last = gm.get_submodule(f"{item.name}.{exported - 1}")
+        for index in range(exported, item.experts):
+            for name, each in last.named_parameters():
+                own = nn.Parameter(torch.empty_like(each), requires_grad=False)
+                set_parameter(gm, f"{item.name}.{index}.{name}", own)
+    stamp_experts(gm, lists, exported)
+    gm.recompile()
 
 
 def restore_experts(gm: fx.GraphModule, left_out: Repeated) -> None:

@@ -5,6 +5,7 @@ few layers of each kind, which stand for the others.
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +15,9 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.config import RuntimeConfig
 from onboard.graph.assembly.assemble import pipeline_for
 from onboard.graph.context import TransformContext
-from onboard.graph.export.left_out import Occurrences
+from onboard.graph.export.counted_experts import few_experts
+from onboard.graph.export.layer_kinds import UnlikeError
+from onboard.graph.export.left_out import Occurrences, add_experts
 from onboard.graph.export.stamp import layer_of
 from onboard.graph.fx import ancestors, copy_graphs, graph_modules, nodes_of, op_name
 from onboard.graph.pipeline import Pipeline
@@ -23,13 +26,12 @@ from onboard.graph.sharding.hints import hint_of
 from onboard.graph.sharding.shares import bytes_read_by
 from onboard.graph.transform import Stages
 from onboard.graph.weight_load.parameters import tied_names, weight_plan
-from onboard.runtime.plan import planned_context
+from onboard.runtime.plan import FEW_EXPERTS, planned_context
 from onboard.runtime.ranks.division import Division
 
 ops = torch.ops.onboard
 _ALL = 1 << 30
-"""More experts than any mixture has: ranks divide their number, so that all have to be there."""
-_CHANGES = {"export_to_gm": {"complete": False, "num_moe_experts_for_export": _ALL}}
+"""More experts than any mixture has."""
 _UP_TO = list(Stages)[: list(Stages).index(Stages.SHARDING) + 1]
 
 
@@ -37,14 +39,31 @@ def rehearsed(
     checkpoint: Path, runtime: RuntimeConfig, *, gpu: bool, root: Path, model: str = ""
 ) -> Division:
     """Return how `runtime.world_size` ranks divide a checkpoint; raise what `find_division` does."""
-    context = planned_context(checkpoint, runtime, gpu=gpu, root=root, model=model)
+    new_context = partial(planned_context, checkpoint, runtime, gpu=gpu, root=root, model=model)
     if runtime.dist_mapping.pp > 1:
-        return _in_stages(context, runtime.dist_mapping.pp)
+        return _in_stages(new_context(), runtime.dist_mapping.pp)
+    try:
+        with few_experts(FEW_EXPERTS):
+            return _divided_by(new_context(), FEW_EXPERTS)
+    except UnlikeError:
+        return _divided_by(new_context(), _ALL)
+
+
+def _divided_by(context: TransformContext, experts: int) -> Division:
+    """Return how the ranks divide a model of which a few layers of each kind are exported, with so
+    many experts of each mixture. The others are added: ranks divide their number.
+    """
     known = len(context.facts)
-    transforms = [each for each in pipeline_for(context, _CHANGES) if each.config.stage in _UP_TO]
-    keys = [each.key for each in transforms]
-    at = keys.index("apply_sharding_hints")
-    module = Pipeline(transforms[:at]).run(context)
+    changes = {"export_to_gm": {"complete": False, "num_moe_experts_for_export": experts}}
+    transforms = [each for each in pipeline_for(context, changes) if each.config.stage in _UP_TO]
+    exported, at = (
+        [each.key for each in transforms].index(key)
+        for key in ("export_to_gm", "apply_sharding_hints")
+    )
+    module = Pipeline(transforms[: exported + 1]).run(context)
+    if context.left_out:
+        add_experts(_graph(module), context.left_out)
+    module = Pipeline(transforms[exported + 1 : at]).run(context, start=module)
     times = Occurrences(context.left_out.stack if context.left_out else None)
     (count, whole), readers = _count(_graph(module), times), _readers(_graph(module))
     graph = _graph(Pipeline(transforms[at : at + 1]).run(context, start=module))

@@ -23,16 +23,18 @@ from onboard.cli import main
 from onboard.config import RuntimeConfig
 from onboard.errors import UsageError
 from onboard.gpu import Memory
+from onboard.graph.export.layer_kinds import UnlikeError
 from onboard.graph.fx import op_name
 from onboard.graph.sharding.apply import IndivisibleError
 from onboard.parallel import links
 from onboard.parallel.ranks import Ranks
 from onboard.parallel.workers import Workers
-from onboard.runtime.ranks import devices_here, leading
+from onboard.runtime.ranks import devices_here, leading, rehearsed_division
 from onboard.runtime.ranks.devices_here import fewer_ranks
 from onboard.runtime.ranks.division import Division
 from onboard.runtime.ranks.kept_division import find_division
 from onboard.runtime.ranks.leading import LedRanks, division_for, kept_workers
+from onboard.runtime.ranks.rehearsed_division import rehearsed
 from onboard.verify.transforms.stages import verify_model
 from onboard.workflow.run_model.run_model import run
 from onboard.workflow.sweep.judge import judge
@@ -96,6 +98,32 @@ def test_a_division_is_found_once(
     assert find_division(mixtral, RuntimeConfig(world_size=2), **how) == division
     with pytest.raises(TypeError):  # of other ranks it is another one
         find_division(mixtral, RuntimeConfig(world_size=4), **how)
+
+
+def test_of_experts_a_few_are_built_and_all_are_counted(
+    mixtral: Path, division: Division, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where all of them are: two ranks have four of eight each."""
+    built: list[int] = []
+    whole = rehearsed_division._divided_by
+    monkeypatch.setattr(
+        rehearsed_division,
+        "_divided_by",
+        lambda context, experts: built.append(experts) or whole(context, experts),
+    )
+    how: dict[str, Any] = {"gpu": False, "root": ROOT}
+    for sizes in ({"moe_tp": 2}, {"moe_ep": 2}, {}):
+        runtime = RuntimeConfig.model_validate({"world_size": 2, "dist_mapping": sizes})
+        few = rehearsed(mixtral, runtime, **how)
+        with monkeypatch.context() as patch:
+            patch.setattr(rehearsed_division, "few_experts", _refuses)
+            assert rehearsed(mixtral, runtime, **how) == few
+    assert few == division
+    assert built == 3 * [rehearsed_division.FEW_EXPERTS, rehearsed_division._ALL]
+
+
+def _refuses(_: int) -> Any:
+    raise UnlikeError("experts are made in different ways")
 
 
 @pytest.mark.parametrize(
