@@ -2,26 +2,30 @@
 choice.
 
 In float32 an error is the worst sequence's rmse(logits - reference) / rmse(reference), and the
-limit `SAME`. In half precision the reference is transformers in float32 on the rounded weights.
-Both models err there by rounding, whose size no bound tells beforehand: ours may err a fifth more
-than transformers itself does in the run's dtype, over all passages of a kind together, and by
-`FLOOR_IN_EPS` of the dtype's spacing besides.
+limit `SAME`; beyond it the reference in float64 says whose rounding it is
+(`onboard.verify.rounding`). In half precision the reference is transformers in float32 on the
+rounded weights. Both models err there by rounding, whose size no bound tells beforehand: ours may
+err a fifth more than transformers itself does in the run's dtype, over all passages of a kind
+together, and by `FLOOR_IN_EPS` of the dtype's spacing besides.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 
+from onboard.errors import OnboardError
 from onboard.modeling import ONE_CODEBOOK, Codebooks
 from onboard.runtime.length_dependent_rope import LengthDependentRope
 from onboard.verify.error import rmse_ratio
 from onboard.verify.held_out import Text, judge, mean_nll
 from onboard.verify.hf_logits import Asked, Reference
+from onboard.verify.rounding.against_float64 import Rounding, rounding
+from onboard.verify.rounding.logits_check import Check
 from onboard.verify.tolerances import FLOOR_IN_EPS, MARGIN, READ_OTHERWISE, SAME, TEXT, TIE
 
 Kind = Literal["prompt", "long prompt", "text", "media"]
@@ -83,26 +87,6 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class Check:
-    """One comparison of logits."""
-
-    what: str
-    tokens: int
-    longest: int
-    """Tokens of the longest passage."""
-    error: float | None
-    """None: not a number, which is within no limit."""
-    limit: float | None
-    transformers: float | None = None
-    """The error of transformers in the run's dtype; None in float32."""
-
-    @property
-    def passes(self) -> bool:
-        """Whether the error is a number within the limit."""
-        return self.error is not None and self.limit is not None and self.error <= self.limit
-
-
-@dataclass(frozen=True)
 class Tokens:
     """The greedily chosen tokens beside the float32 reference's choices, given the same tokens
     before.
@@ -143,19 +127,18 @@ class Comparison:
         """What is not transformers', in one sentence."""
         for check in self.checks:
             if not check.passes:
-                own = (
-                    ""
-                    if check.transformers is None
-                    else f"; {self.beside} itself errs by {check.transformers:.2e}"
-                )
-                sizes = f"error {_shown(check.error)}, at most {_shown(check.limit)}{own}"
-                return f"{check.what}: the logits are not those of {self.beside} ({sizes})"
+                return check.problem(self.beside)
         if self.tokens.differing > self.tokens.allowed:
             count = f"{self.tokens.differing} of {self.tokens.compared}"
             return f"{count} tokens generated with the cache are not what {self.beside} chooses"
         if self.text.verdict == "different":
             return f"the text is not that of {self.beside}: {self.text.reason}"
         return None
+
+    @property
+    def facts(self) -> list[str]:
+        """What passed by another rule than the limit."""
+        return [fact for check in self.checks if (fact := check.as_rounding(self.beside))]
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything but the text, for JSON."""
@@ -184,23 +167,15 @@ def compare(
     """Compare what a run computed with transformers' logits of the same rows; `notes` say what that
     leaves out.
     """
-    prefill = {
-        kind: _select(observed, reference, kind) for kind in ("prompt", "long prompt", "text")
-    }
-    prompts, ours, exact, own = prefill["prompt"]
-    found = [_check("prefill", dtype, prompts, ours, exact, own)]
-    found.append(_check("cached decode", dtype, prompts, observed.decoded, exact, own))
-    found += [
-        _check(kind, dtype, *prefill[kind]) for kind in ("long prompt", "text") if prefill[kind][0]
-    ]
-    media, ours, exact, own = _select(observed, reference, "media")
-    if media:
-        exact, own = _log_softmax(exact), _log_softmax(own) if own else None
-        found.append(_check("with an image or a sound", dtype, media, ours, exact, own))
-    found += _known_prefix(observed, dtype)
-    tokens = _tokens(observed, reference, found[1].limit or 0.0)
-    text = _text(dtype, *prefill["text"], reference.whose)
-    return Comparison(found, tokens, text, reference.how, notes, reference.whose)
+    compared = _compared(observed, reference)
+    checks = [_check(what, dtype, selected) for what, selected in compared.items()]
+    if reference.own is None and not all(check.is_within for check in checks):
+        checks, missing = _with_rounding(checks, observed, reference)
+        notes = [*notes, *missing]
+    tokens = _tokens(observed, reference, checks[1].limit or 0.0)
+    text = _text(dtype, _select(observed, reference, "text"), reference.whose)
+    checks += _known_prefix(observed, dtype)
+    return Comparison(checks, tokens, text, reference.how, notes, reference.whose)
 
 
 ITSELF = "its own prefill"
@@ -212,7 +187,7 @@ def compare_with_itself(observed: Observed, dtype: torch.dtype, reason: str) -> 
     `reason`.
     """
     prefill = Reference(observed.prefill, None, "none: with its own prefill")
-    prompts, ours, _, _ = _select(observed, prefill, "prompt")
+    prompts, ours, *_ = _select(observed, prefill, "prompt")
     sizes = sum(map(len, ours)), max(len(passage.ids) for passage in prompts)
     found = Check(
         "cached decode", *sizes, _number(_worst(observed.decoded, ours)), READ_OTHERWISE[dtype]
@@ -256,7 +231,51 @@ def _known_prefix(observed: Observed, dtype: torch.dtype) -> list[Check]:
     ]
 
 
-_Selected = tuple[list[Passage], Logits, Logits, Logits | None]
+class _Selected(NamedTuple):
+    """Passages, with our logits, the reference's and transformers' own in the run's dtype."""
+
+    passages: list[Passage]
+    ours: Logits
+    exact: Logits
+    own: Logits | None
+
+
+def _compared(observed: Observed, reference: Reference) -> dict[str, _Selected]:
+    """Return what is compared with the reference, by its name."""
+    prompts, media = (_select(observed, reference, kind) for kind in ("prompt", "media"))
+    found = {"prefill": prompts, "cached decode": prompts._replace(ours=observed.decoded)}
+    for kind in ("long prompt", "text"):
+        if (selected := _select(observed, reference, kind)).passages:
+            found[kind] = selected
+    if media.passages:
+        exact, own = (logits and _log_softmax(logits) for logits in (media.exact, media.own))
+        found["with an image or a sound"] = media._replace(exact=exact or [], own=own)
+    return found
+
+
+def _with_rounding(
+    checks: list[Check], observed: Observed, reference: Reference
+) -> tuple[list[Check], list[str]]:
+    """Return checks that say of errors beyond the limit whose rounding they are; and why not, where
+    nothing does.
+    """
+    if reference.in_float64 is None:
+        return checks, []
+    try:
+        exact = _compared(observed, replace(reference, exact=reference.in_float64()))
+    except OnboardError as error:
+        return checks, [f"it is not known whose rounding an error is: {error.message}"]
+    theirs = _compared(observed, reference)
+    return [
+        check
+        if check.is_within
+        else replace(check, rounding=_rounding(theirs[check.what], exact[check.what]))
+        for check in checks
+    ], []
+
+
+def _rounding(theirs: _Selected, exact: _Selected) -> Rounding | None:
+    return rounding(theirs.ours, theirs.exact, exact.exact)
 
 
 def _select(observed: Observed, reference: Reference, kind: str) -> _Selected:
@@ -265,7 +284,7 @@ def _select(observed: Observed, reference: Reference, kind: str) -> _Selected:
     """
     chosen = [number for number, passage in enumerate(observed.passages) if passage.kind == kind]
     ours, exact, own = observed.prefill, reference.exact, reference.own
-    return (
+    return _Selected(
         [observed.passages[number] for number in chosen],
         [ours[number] for number in chosen],
         [exact[number] for number in chosen],
@@ -278,14 +297,8 @@ def _log_softmax(logits: Logits) -> Logits:
     return [rows.log_softmax(dim=-1) for rows in logits]
 
 
-def _check(
-    what: str,
-    dtype: torch.dtype,
-    passages: list[Passage],
-    ours: Logits,
-    exact: Logits,
-    own: Logits | None,
-) -> Check:
+def _check(what: str, dtype: torch.dtype, selected: _Selected) -> Check:
+    passages, ours, exact, own = selected
     sizes = sum(map(len, exact)), max(len(passage.ids) for passage in passages)
     if own is None:
         return Check(what, *sizes, _number(_worst(ours, exact)), SAME)
@@ -342,14 +355,8 @@ def _gaps(rows: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     return (rows.amax(dim=-1) - picked) / rows.std(dim=-1).clamp_min(torch.finfo(rows.dtype).tiny)
 
 
-def _text(
-    dtype: torch.dtype,
-    passages: list[Passage],
-    ours: Logits,
-    exact: Logits,
-    own: Logits | None,
-    beside: str,
-) -> Text:
+def _text(dtype: torch.dtype, selected: _Selected, beside: str) -> Text:
+    passages, ours, exact, own = selected
     if not passages:
         return Text("not judged", "the checkpoint has no tokenizer, so there is no text")
     ids = [passage.ids for passage in passages]
@@ -360,7 +367,3 @@ def _text(
 
 def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _shown(value: float | None) -> str:
-    return "not a number" if value is None else f"{value:.2e}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,9 +17,11 @@ from torch import nn
 from onboard.errors import OnboardError
 from onboard.gpu import system_memory
 from onboard.graph.context import TransformContext
+from onboard.graph.factory import default_dtype
 from onboard.graph.weight_load.quantised_folder import decoded_state, open_checkpoint
 from onboard.hf.hf_model import load_reference
 from onboard.verify.quantised_inputs import quantise_inputs, round_caches
+from onboard.verify.rounding.in_float64 import InFloat64
 
 _MEMORY_SHARE = 0.8
 """Of the free memory: the rest is for activations."""
@@ -53,6 +55,10 @@ class Reference:
     """
     how: str
     whose: str = "transformers"
+    in_float64: Callable[[], list[torch.Tensor]] | None = None
+    """Computes the rows anew, in float64, for a run in float32; raises `OnboardError` where that
+    cannot be.
+    """
 
 
 def reference_logits(context: TransformContext, asked: Sequence[Asked]) -> Reference:
@@ -61,14 +67,32 @@ def reference_logits(context: TransformContext, asked: Sequence[Asked]) -> Refer
     Raises:
         OnboardError: transformers cannot load the checkpoint, or finds weights missing.
     """
-    run, how = (_run, "whole") if fits(context) else (_run_layer_by_layer, "layer by layer")
+    run, how = _way(context, torch.float32)
     own, dtypes = None, None
     if context.dtype != torch.float32:
         own, dtypes = run(context, asked, context.dtype, None)
         release()
-    exact, _ = run(context, asked, torch.float32, dtypes)
+    exact, dtypes = run(context, asked, torch.float32, dtypes)
     release()
-    return Reference(exact, own, how)
+    return Reference(exact, own, how, in_float64=partial(_in_float64, context, asked, dtypes))
+
+
+def _in_float64(
+    context: TransformContext, asked: Sequence[Asked], rounded: Dtypes
+) -> list[torch.Tensor]:
+    """Return the logits in float64 of weights that are `rounded` before, [rows, vocabulary] of
+    each sequence.
+    """
+    run, _ = _way(context, torch.float64)
+    try:
+        return run(context, asked, torch.float64, rounded)[0]
+    except OnboardError:
+        raise
+    except Exception as error:  # whatever a model's code raises in a dtype that it is not made for
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise OnboardError(f"transformers' model does not run in float64: {reason}") from error
+    finally:
+        release()
 
 
 def why_no_reference(context: TransformContext) -> str:
@@ -83,10 +107,10 @@ def has_own_code(context: TransformContext) -> bool:
     return not type(context.factory.config).__module__.startswith("transformers.")
 
 
-def fits(context: TransformContext) -> bool:
-    """Whether the checkpoint's weights fit in float32 into the memory that the device has free."""
+def fits(context: TransformContext, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether the checkpoint's weights fit in a dtype into the memory that the device has free."""
     sizes = open_checkpoint(context.factory.checkpoint).names().values()
-    needed = 4 * sum(math.prod(meta.shape) for meta in sizes)
+    needed = dtype.itemsize * sum(math.prod(meta.shape) for meta in sizes)
     if context.device.type == "cuda":
         return needed < _MEMORY_SHARE * torch.cuda.mem_get_info(context.device)[0]
     return needed < _MEMORY_SHARE * system_memory().free
@@ -94,31 +118,38 @@ def fits(context: TransformContext) -> bool:
 
 Dtypes = dict[str, torch.dtype]
 """Of a model's parameters, by name: some models keep a few in float32."""
+_Rows = tuple[list[torch.Tensor], Dtypes]
+
+
+def _way(context: TransformContext, dtype: torch.dtype) -> tuple[Callable[..., _Rows], str]:
+    """Return what runs the model in this dtype, and how."""
+    return (_run, "whole") if fits(context, dtype) else (_run_layer_by_layer, "layer by layer")
 
 
 @torch.inference_mode()
 def _run(
     context: TransformContext, asked: Sequence[Asked], dtype: torch.dtype, rounded: Dtypes | None
-) -> tuple[list[torch.Tensor], Dtypes]:
+) -> _Rows:
     """Return the logits of the model in a dtype, with its weights `rounded` before, and the
     weights' dtypes.
     """
-    model = load_model(context, dtype)
+    model: Any = load_model(context, dtype)
     if rounded is None and dtype != torch.float32:
         quantise_inputs(model, context)
         round_caches(model, context)
     if rounded is not None:
         for name, parameter in model.named_parameters():
             parameter.data = parameter.data.to(rounded[name]).to(parameter.dtype)
-    return model_logits(model, asked), {
-        name: parameter.dtype for name, parameter in model.named_parameters()
-    }
+    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    if dtype == torch.float64:
+        model = InFloat64(model)
+    return model_logits(model, asked), dtypes
 
 
 @torch.inference_mode()
 def _run_layer_by_layer(
     context: TransformContext, asked: Sequence[Asked], dtype: torch.dtype, rounded: Dtypes | None
-) -> tuple[list[torch.Tensor], Dtypes]:
+) -> _Rows:
     """Do what `_run` does, with the weights of one layer at a time."""
     from onboard.verify.layerwise import LayerByLayer
 
@@ -135,10 +166,15 @@ def _run_layer_by_layer(
         quantise_inputs(model, context)
         round_caches(model, context)
     parts = LayerByLayer(model, open_checkpoint(factory.checkpoint), context.device, rounding)
-    with _exact_products():
-        return parts.run(
-            [partial(_rows, asked=each, device=context.device) for each in asked]
-        ), dtypes
+    if dtype != torch.float64:
+        calls = [partial(_rows, asked=each, device=context.device) for each in asked]
+        with _exact_products():
+            return parts.run(calls), dtypes
+    exact = InFloat64(model)
+    calls = [partial(_rows_of, exact, asked=each, device=context.device) for each in asked]
+    # Around all threads, too: the default is the whole process's
+    with default_dtype(torch.float64):
+        return parts.run(calls), dtypes
 
 
 def release() -> None:
@@ -183,19 +219,25 @@ def load_model(context: TransformContext, dtype: torch.dtype) -> Any:
 
 
 def model_logits(model: nn.Module, asked: Sequence[Asked]) -> list[torch.Tensor]:
-    """Return the wanted rows of each sequence's logits, [rows, vocabulary] float32 on the CPU."""
+    """Return the wanted rows of each sequence's logits, [rows, vocabulary] on the CPU: float32, of
+    a model in float64 float64.
+    """
     with _exact_products():
         return [_rows(model, each, next(model.parameters()).device) for each in asked]
 
 
 def _rows(model: Any, asked: Asked, device: torch.device) -> torch.Tensor:
-    ids = torch.tensor([asked.ids], device=device)
+    ids, dtype = torch.tensor([asked.ids], device=device), next(model.parameters()).dtype
     inputs = {
-        name: value.to(device, model.dtype if value.is_floating_point() else None)
+        name: value.to(device, dtype if value.is_floating_point() else None)
         for name, value in asked.inputs.items()
     }
     logits: torch.Tensor = model(input_ids=ids, use_cache=False, **inputs).logits
-    return logits[0, asked.rows].float().cpu()
+    return logits[0, asked.rows].to(torch.promote_types(logits.dtype, torch.float32)).cpu()
+
+
+def _rows_of(model: Any, _: Any, asked: Asked, device: torch.device) -> torch.Tensor:
+    return _rows(model, asked, device)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ class LayerByLayer:
     def _barriers(self, path: str, count: int) -> tuple[threading.Barrier, threading.Barrier]:
         names = self._names(path)
         return (
-            threading.Barrier(count, lambda: self._load(names), timeout=_SECONDS),
+            threading.Barrier(count, lambda: _apart(lambda: self._load(names)), timeout=_SECONDS),
             threading.Barrier(count, lambda: self._drop(names), timeout=_SECONDS),
         )
 
@@ -153,6 +154,14 @@ def _units(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]
                 yield path + name, child
         else:
             yield from _units(child, f"{path}{name}.")
+
+
+def _apart(work: Callable[[], None]) -> None:
+    """Work in a thread of its own, in which no mode changes what torch's functions do, as one may
+    around the model.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(work).result()
 
 
 def _waiting(unit: nn.Module, before: threading.Barrier, after: threading.Barrier) -> list[Any]:

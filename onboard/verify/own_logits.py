@@ -18,6 +18,7 @@ from onboard.errors import OnboardError
 from onboard.graph.factory import overridden
 from onboard.hf.hf_model import build_reference
 from onboard.verify.hf_logits import Asked
+from onboard.verify.rounding.in_float64 import InFloat64
 
 
 class Stored(BaseModel):
@@ -39,6 +40,8 @@ class Order(BaseModel):
     stored: dict[str, Stored]
     dtype: str
     """In which the run has the weights, as torch calls it."""
+    in_float64: bool = False
+    """The rows in float64 and no others, of a run in float32."""
     overrides: dict[str, int]
     """Fields of the config, as those of a run with fewer layers."""
 
@@ -46,8 +49,8 @@ class Order(BaseModel):
 @torch.inference_mode()
 def write_logits(config: Mapping[str, Any], order: Order, output: BinaryIO) -> int:
     """Write the rows of all texts to a file, float32: those in the run's dtype, if that is another
-    one, then those in float32 with the weights as the run's dtype rounds them. Return how long a
-    row is.
+    one, then those in float32 with the weights as the run's dtype rounds them; or those in float64
+    as float64. Return how long a row is.
     """
     read, dtype = StoredWeights(order.stored), getattr(torch, order.dtype)
     rounded: dict[str, torch.dtype] = {}
@@ -56,6 +59,9 @@ def write_logits(config: Mapping[str, Any], order: Order, output: BinaryIO) -> i
         rounded = {name: weight.dtype for name, weight in model.named_parameters()}
         _write(model, order, output)
         del model
+    if order.in_float64:
+        exact = InFloat64(_loaded(config, order.overrides, read, torch.float64, rounded))
+        return _write(exact, order, output)
     return _write(_loaded(config, order.overrides, read, torch.float32, rounded), order, output)
 
 
@@ -93,13 +99,16 @@ def _loaded(
     dtype: torch.dtype,
     rounded: Mapping[str, torch.dtype],
 ) -> Any:
-    """Return the model with its weights, rounded to these dtypes before."""
+    """Return the model with its weights, rounded to these dtypes before; in float64 as a run in
+    float32 has them.
+    """
+    run_dtype = torch.float32 if dtype == torch.float64 else dtype
     made = overridden(load_config(config), overrides)
     model = build_reference(made, attn_implementation="eager", dtype=dtype).eval()
     state, found = model.state_dict(), weights.names()
     filled = set()
     for name in sorted(state.keys() & found):
-        tensor = weights.read(name).to(rounded.get(name, dtype))
+        tensor = weights.read(name).to(rounded.get(name, run_dtype))
         state[name].copy_(tensor)
         filled.add(state[name].data_ptr())
     for name, weight in model.named_parameters(remove_duplicate=False):
@@ -123,4 +132,4 @@ def _rows(model: Any, asked: Sequence[Asked]) -> Iterator[torch.Tensor]:
     for each in asked:
         ids = torch.tensor([each.ids])
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
-        yield logits[0, each.rows].float()
+        yield logits[0, each.rows].to(torch.promote_types(logits.dtype, torch.float32))

@@ -126,6 +126,8 @@ def _of_run(run: dict[str, Any]) -> Iterator[Evidence]:
             f"the run on the checkpoint's weights, {inline(check['what'])}: logits within {check['error']:.1e} "
             f"of transformers', at most {check['limit']:.1e}"
         )
+        if rounding := check.get("rounding"):
+            text += f", or as near to its float64 as its float32: {rounding['ours']:.1e} and {rounding['theirs']:.1e}"
         yield _evidence(text, check["what"], "run logits error transformers weights checkpoint")
     if tokens := full.get("comparison", {}).get("tokens"):
         text = f"greedy tokens: {tokens['compared']} compared, {tokens['differing']} differ"

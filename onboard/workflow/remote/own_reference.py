@@ -37,20 +37,39 @@ def own_logits(
     Raises:
         OnboardError: it cannot be run here, or fails.
     """
+    passes = _written(context, asked, unsandboxed, in_float64=False)
+    return Reference(
+        passes[-1],
+        passes[0] if len(passes) == 2 else None,
+        "whole",
+        "the repository's own code",
+        lambda: _written(context, asked, unsandboxed, in_float64=True)[0],
+    )
+
+
+def _written(
+    context: TransformContext, asked: Sequence[Asked], unsandboxed: bool, *, in_float64: bool
+) -> list[list[torch.Tensor]]:
+    """Return the rows of all texts of each pass: in float64, or in the run's dtype and in
+    float32.
+    """
     places = Checkpoint(context.factory.checkpoint)
+    folder, dtype = context.factory.checkpoint, torch.float64 if in_float64 else torch.float32
     with ExitStack() as stack:
         output = stack.enter_context(tempfile.TemporaryFile())
         files, stored = open_files(places, stack)
-        session = stack.enter_context(_session(places, [output.fileno(), *files]))
+        session = stack.enter_context(_session(places, [output.fileno(), *files], dtype))
         agree(session, unsandboxed=unsandboxed)
-        folder = context.factory.checkpoint
         session.give(read_config(folder), small_files(folder))
-        order = _order(context, asked, stored)
+        order = {**_order(context, asked, stored), "in_float64": in_float64}
         wanted = {"order": order, "output": output.fileno()}
         reply = session.ask("logits", wanted, REPLIES["logits"], own_code=True)
         if reply.error is not None:
             raise OnboardError(reply.error, hint=reply.hint)
-        return _reference(output, asked, reply.result or 0, context.dtype)
+        passes = 1 if context.dtype == torch.float32 or in_float64 else 2
+        counts = [len(each.rows) for each in asked]
+        rows = _read(output, passes, sum(counts), reply.result or 0, dtype)
+    return [list(each.split(counts)) for each in rows]
 
 
 def _order(
@@ -65,11 +84,12 @@ def _order(
 
 
 @contextmanager
-def _session(places: Checkpoint, files: Sequence[int]) -> Iterator[Session]:
-    """A child with these files open, and with memory for the weights in float32."""
-    needed = 4 * sum(math.prod(meta.shape) for meta in places.names().values())
+def _session(places: Checkpoint, files: Sequence[int], dtype: torch.dtype) -> Iterator[Session]:
+    """A child with these files open, and with memory for the weights in a dtype."""
+    needed = dtype.itemsize * sum(math.prod(meta.shape) for meta in places.names().values())
     if needed > _MEMORY_SHARE * system_memory().free:
-        raise OnboardError(f"its weights need {gigabytes(needed)} GB of memory in float32")
+        named = str(dtype).removeprefix("torch.")
+        raise OnboardError(f"its weights need {gigabytes(needed)} GB of memory in {named}")
     wide = LIMITS.gibibytes + needed / 2**30
     limits = LIMITS.model_copy(update={"gibibytes": wide, "seconds": _SECONDS})
     session = Session(f"reference {os.getpid()}", limits, files)
@@ -79,22 +99,16 @@ def _session(places: Checkpoint, files: Sequence[int]) -> Iterator[Session]:
         session.close()
 
 
-def _reference(
-    output: Any, asked: Sequence[Asked], vocabulary: int, dtype: torch.dtype
-) -> Reference:
-    """Read what was written: of each pass the rows of all texts."""
-    counts = [len(each.rows) for each in asked]
-    passes = 1 if dtype == torch.float32 else 2
+def _read(
+    output: Any, passes: int, count: int, vocabulary: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return what was written: of each pass the rows of all texts, [passes, rows, vocabulary]."""
     size = os.fstat(output.fileno()).st_size
-    if vocabulary <= 0 or size != 4 * passes * sum(counts) * vocabulary:
+    if vocabulary <= 0 or size != dtype.itemsize * passes * count * vocabulary:
         raise OnboardError(
             "the process that ran the model's code wrote other rows than were asked for",
             hint="Do not trust this model",
         )
     output.seek(0)
-    written = torch.frombuffer(bytearray(output.read(size)), dtype=torch.float32)
-    rows = written.view(passes, -1, vocabulary)
-    parts = [list(each.split(counts)) for each in rows]
-    return Reference(
-        parts[-1], parts[0] if passes == 2 else None, "whole", "the repository's own code"
-    )
+    written = torch.frombuffer(bytearray(output.read(size)), dtype=dtype)
+    return written.view(passes, count, vocabulary)

@@ -140,6 +140,9 @@ def _check(check: dict[str, Any]) -> str:
         f"{name} {check[key]:.1e}" if check.get(key) is not None else f"{name} not a number"
         for name, key in (("relative RMSE", "error"), ("limit", "limit"))
     ]
+    if (rounding := check.get("rounding")) is not None:
+        errors = f"{rounding['ours']:.1e}, the reference's own {rounding['theirs']:.1e}"
+        numbers.append(f"against the reference's float64 {errors}")
     tokens = f"{check['tokens']} tokens, longest {check['longest']}"
     return f"{check['what']}: {', '.join(numbers)}, {tokens}"
 

@@ -162,6 +162,7 @@ def _judge(
         comparison = compare_with_itself(observed, context.dtype, reference)
     else:
         comparison = compare(observed, reference, context.dtype, notes)
+    facts += comparison.facts
     found |= {
         "comparison": comparison.as_dict(),
         "text": asdict(comparison.text),

@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +47,10 @@ from onboard.runtime.ranks.division import Division
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.testing import continue_distinct
 from onboard.verify.error import rmse_ratio
+from onboard.verify.rounding.against_float64 import Rounding, rounding
+from onboard.verify.rounding.in_float64 import InFloat64
 from onboard.verify.seeds import fresh_seed
 from onboard.verify.tolerances import SAME
-from onboard.workflow.sweep.exact import InFloat64
 from onboard.workflow.sweep.inputs.judge_prompts import (
     draw_prompts,
     is_arbitrary,
@@ -59,7 +59,7 @@ from onboard.workflow.sweep.inputs.judge_prompts import (
     text_logits,
     text_of,
 )
-from onboard.workflow.sweep.verdict import NEW_TOKENS, Rounding, Verdict
+from onboard.workflow.sweep.verdict import NEW_TOKENS, Verdict
 
 _DEAD = -1e30
 """A logit below it is a token that the model itself forbids."""
@@ -108,8 +108,6 @@ def load_transformers(checkpoint: Path, dtype: torch.dtype = torch.float32) -> n
         "local_files_only": True,
         "trust_remote_code": False,
     }
-    if dtype == torch.float64:  # grouped products are of float32 and less
-        options["experts_implementation"] = "eager"
     with without_missing_towers():
         model = model_class.from_pretrained(checkpoint, dtype=dtype, **options)
     return with_tokens(model).eval()  # type: ignore[no-any-return]
@@ -232,16 +230,12 @@ class _Judging:
         if worst is None or worst <= SAME:
             return worst, None
         exact = InFloat64(load_transformers(self.checkpoint, torch.float64))
-        rows = [by(each.ask(exact)) for each in compared]
-        pairs = (
-            [
-                relative_error(by(mine(each)), true)
-                for each, true in zip(compared, rows, strict=True)
-            ]
-            for mine in (attrgetter("ours"), attrgetter("theirs"))
+        return worst, rounding(
+            (by(each.ours) for each in compared),
+            (by(each.theirs) for each in compared),
+            (by(each.ask(exact)) for each in compared),
+            relative_error,
         )
-        ours, theirs = map(_worst, pairs)
-        return worst, None if ours is None or theirs is None else Rounding(ours=ours, theirs=theirs)
 
 
 def _describe(division: Division, verdict: Verdict) -> None:

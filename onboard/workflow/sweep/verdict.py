@@ -5,23 +5,11 @@ from __future__ import annotations
 from pydantic import Field
 
 from onboard.config import StrictModel
-from onboard.verify.tolerances import MARGIN, MOST_ROUNDING, SAME
+from onboard.verify.rounding.against_float64 import Rounding
+from onboard.verify.tolerances import SAME
 
 NEW_TOKENS = 48
 """Tokens that are generated for each prompt."""
-
-
-class Rounding(StrictModel):
-    """Errors against transformers' model in float64, the largest of any prompt."""
-
-    ours: float
-    theirs: float
-    """Of transformers' own float32."""
-
-    @property
-    def is_theirs(self) -> bool:
-        """Whether ours rounds no more than transformers does."""
-        return 0 <= self.ours <= min(MARGIN * self.theirs, MOST_ROUNDING)
 
 
 class Verdict(StrictModel):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import PretrainedConfig
 
+from onboard.errors import OnboardError
 from onboard.modeling import ONE_CODEBOOK
 from onboard.runtime.length_dependent_rope import LengthDependentRope
 from onboard.verify import comparison
@@ -68,6 +69,46 @@ def test_float32_has_one_limit(generator: torch.Generator) -> None:
     assert "prefill: the logits" in (_compared(exact, _off(exact, 1.1e-5, generator)).problem or "")
     decoded = _off(exact, 1.1e-5, generator)
     assert "cached decode: the logits" in (_compared(exact, exact, decoded=decoded).problem or "")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "agrees"),
+    [(2.3e-5, 2e-5, True), (2.5e-5, 2e-5, False), (1.5e-4, 2e-4, False), (3e-5, 1e-8, False)],
+)
+def test_beyond_the_limit_in_float32_the_reference_in_float64_decides(
+    ours: float, theirs: float, agrees: bool, generator: torch.Generator
+) -> None:
+    true = _exact(generator).double()
+    exact, mine = (_off(true, error, generator).float() for error in (theirs, ours))
+    passage = Passage("prompt", list(range(len(true))), tuple(true[-5:].argmax(-1).tolist()))
+    reference = Reference([exact], None, "whole", in_float64=lambda: [true])
+    found = compare(Observed([passage], [mine], [exact]), reference, torch.float32, [])
+    prefill, decoded = found.checks
+    assert (found.problem is None) is agrees, found.problem
+    assert prefill.rounding is not None
+    assert prefill.rounding.ours == pytest.approx(ours, rel=1e-2)
+    assert prefill.rounding.theirs == pytest.approx(theirs, rel=1e-2, abs=1e-7)
+    assert decoded.rounding is None
+    assert f"{prefill.rounding.ours:.2e}" in (found.problem or found.facts[0])
+    assert len(found.facts) == agrees
+
+
+def test_float64_is_asked_where_it_decides_and_said_where_it_cannot_be_had(
+    generator: torch.Generator,
+) -> None:
+    def refuse() -> list[torch.Tensor]:
+        raise OnboardError("no memory")
+
+    exact = _exact(generator)
+    passage = Passage("prompt", list(range(len(exact))), tuple(exact[-5:].argmax(-1).tolist()))
+    reference = Reference([exact], None, "whole", in_float64=refuse)
+    found = [
+        compare(Observed([passage], [ours], [ours]), reference, torch.float32, ["known"])
+        for ours in (exact, _off(exact, 2e-5, generator))
+    ]
+    assert (found[0].problem, found[0].notes) == (None, ["known"])
+    assert "error 2.00e-05, at most 1.00e-05)" in (found[1].problem or "")
+    assert found[1].notes[1:] == ["it is not known whose rounding an error is: no memory"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

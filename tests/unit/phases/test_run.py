@@ -30,6 +30,7 @@ from onboard.errors import OnboardError
 from onboard.registry import config_path
 from onboard.runtime.llm import LLM
 from onboard.untrusted.bounds import RUN_SECONDS
+from onboard.verify import hf_logits
 from onboard.verify.comparison import Observed, Passage
 from onboard.workflow.phase import RunContext
 from onboard.workflow.phases import run as run_phase
@@ -241,6 +242,40 @@ def test_a_small_fault_in_the_model_file_shows(
     assert result["status"] == "bad_generation"
     assert "the logits are not those of transformers" in result["error"]
     assert not result["comparison"]["agrees"]
+
+
+def _cancel(weights: dict[str, torch.Tensor]) -> None:
+    """Have all tokens' vectors share a long part that no logit reads: what logits are made of is
+    little of them, and rounded as all of it is.
+    """
+    shared = torch.nn.functional.normalize(torch.randn(32, dtype=torch.float64), dim=0)
+    embedding = torch.randn(weights["model.embed_tokens.weight"].shape, dtype=torch.float64)
+    head = weights["lm_head.weight"].double()
+    weights["model.embed_tokens.weight"] = (embedding + 4e3 * shared).float()
+    weights["lm_head.weight"] = (head - torch.outer(head @ shared, shared)).float()
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "layer by layer"])
+def test_what_transformers_rounds_itself_is_compared_with_its_float64(
+    random_checkpoint: Path, root: Path, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(seed := int(torch.randint(2**31, ())))
+    print(f"seed {seed}")
+    _edit_weights(random_checkpoint, _cancel)
+    monkeypatch.setattr(hf_logits, "fits", lambda *_: whole)
+    result = _run(random_checkpoint, root)
+    decoded = result["comparison"]["checks"][1]
+    assert (result["status"], decoded["error"] > 1e-5) == ("success", True), (
+        result["error"],
+        result["comparison"]["notes"],
+    )
+    assert 1e-5 < decoded["rounding"]["theirs"] < 1e-4
+    assert any(fact.startswith("cached decode: the logits are those") for fact in result["facts"])
+    json.dumps(result, allow_nan=False)
+    _break(root, *ONE_NORM)
+    wrong = _run(random_checkpoint, root)
+    assert wrong["status"] == "bad_generation"
+    assert wrong["comparison"]["checks"][0]["rounding"]["ours"] > 1e-4
 
 
 def test_a_window_that_only_the_long_prompt_passes_is_compared(

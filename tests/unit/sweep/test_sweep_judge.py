@@ -16,8 +16,8 @@ from transformers import AutoConfig
 from onboard.analysis.tiny.tiny_model import build_small
 from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.content import CONTENT_ROOT
+from onboard.verify.rounding.in_float64 import InFloat64
 from onboard.verify.tolerances import SAME
-from onboard.workflow.sweep.exact import InFloat64
 from onboard.workflow.sweep.inputs.judge_prompts import draw_prompts, is_arbitrary, longest_read
 from onboard.workflow.sweep.judge import judge, next_logits, relative_error
 from onboard.workflow.sweep.verdict import NEW_TOKENS, Verdict

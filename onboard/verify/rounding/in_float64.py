@@ -1,4 +1,4 @@
-"""Transformers' model in float64: what both its own float32 and ours round."""
+"""The reference in float64: what both its own float32 and ours round."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
 
 from onboard.graph.factory import default_dtype
 
@@ -17,6 +18,8 @@ class InFloat64(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
+        if isinstance(model, PreTrainedModel):  # grouped products are of float32 and less
+            model.set_experts_implementation("eager")
         self.model = model.double()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
