@@ -4,7 +4,7 @@ their ends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -54,6 +54,69 @@ def mark_mixtures(names: list[str], model: nn.Module, path: str, experts: set[st
     ]
 
 
+_Parts = frozenset[tuple[str, str]]
+"""Name and class of each module that a layer holds itself."""
+_Called = dict[tuple[str, _Parts], str]
+"""What a layer is called, by its name in the config and what it holds."""
+
+
+def _parts(layer: nn.Module) -> _Parts:
+    return frozenset((name, type(module).__name__) for name, module in layer.named_children())
+
+
+def _names_by_parts(layers: Iterable[tuple[str, nn.Module]]) -> _Called:
+    """Return what layers of one name are called that hold other modules than others of that name:
+    by what they alone have, where the config tells no kinds apart, else with that behind the name.
+    """
+    found: dict[str, list[_Parts]] = {}
+    for name, parts in dict.fromkeys((name, _parts(layer)) for name, layer in layers):
+        found.setdefault(name, []).append(parts)
+    return {
+        (name, parts): f"{name}_{own}" if len(found) > 1 else own
+        for name, groups in found.items()
+        for parts in groups
+        if (own := _own_part(parts, [other for other in groups if other is not parts]))
+    }
+
+
+def _own_part(parts: _Parts, others: list[_Parts]) -> str:
+    """Return the module that a layer alone has, by its name or else its class; empty where it has
+    none of its own, or there are no others.
+    """
+    if not others:
+        return ""
+    taken = {part for other in others for part in other}
+    own, names = sorted(parts - taken), {name for name, _ in taken}
+    named = (name for name, _ in own if name not in names and not name.isdigit())
+    return next(named, own[0][1] if own else "")
+
+
+def _that_ran(
+    names: list[str], layers: list[nn.Module], tiny: nn.Module, recording: Recording
+) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers of the tiny model, by their names, in which a module ran."""
+    ran = {tiny.get_submodule(path) for path in recording.modules}
+    for name, layer in zip(names, layers, strict=False):
+        if not ran.isdisjoint(layer.modules()):
+            yield name, layer
+
+
+def _renamed(names: list[str], layers: list[nn.Module], called: _Called) -> list[str]:
+    """Return the names of layers' kinds, those with parts of their own by what they are called."""
+    if not layers:
+        return names
+    pairs = zip(names, layers, strict=True)
+    return [called.get((name, _parts(layer)), name) for name, layer in pairs]
+
+
+def _layers(model: nn.Module, path: str, count: int) -> list[nn.Module]:
+    """Return the decoder layers in a list, or none where it holds another number."""
+    held = dict(model.named_modules()).get(path)
+    layers = [] if held is None else list(held.children())
+    places = _places(held, count)
+    return [layers[place] for place in places] if len(layers) >= count == len(places) else []
+
+
 def layer_kinds(
     whole: nn.Module, tiny: nn.Module, recording: Recording, experts: set[str], eager: list[str]
 ) -> list[LayerKind]:
@@ -61,7 +124,8 @@ def layer_kinds(
     that runs, if any.
 
     A window that all layers have is no field of theirs: the probe tells. Which layers are mixtures,
-    where not all are, their modules tell: `experts` are the classes to look for.
+    where not all are, their modules tell: `experts` are the classes to look for; and which are
+    others than the config's lists say.
     """
     windows = {call.window for call in recording.attention}
     names, small = (_layer_kind_names(model.config) for model in (whole, tiny))
@@ -74,6 +138,10 @@ def layer_kinds(
     ran = [item for item in lists if any(each.startswith(f"{item}.") for each in recording.modules)]
     path = max(ran or lists, key=lambda item: len(list(lists[item].modules())), default="layers")
     names, small = (mark_mixtures(*pair, path, experts) for pair in ((names, whole), (small, tiny)))
+    layers = _layers(tiny, path, len(small))
+    called = _names_by_parts(_that_ran(small, layers, tiny, recording))
+    names = _renamed(names, _layers(whole, path, len(names)), called)
+    small = _renamed(small, layers, called)
     kinds: dict[str, LayerKind] = {}
     for index, name in enumerate(names):
         if name not in small:

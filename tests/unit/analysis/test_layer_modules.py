@@ -55,3 +55,43 @@ def test_a_larger_list_that_nothing_runs_has_no_layers() -> None:
     recording: Any = SimpleNamespace(attention=[], modules={"trunk.0": [], "trunk.0.first": []})
     (found,) = layer_kinds(model, model, recording, set(), [])
     assert found.path == "trunk.0"
+
+
+class _Mixed(nn.Module):
+    """A layer with a mixer of one kind or the other, as hybrids have it, by the same name or not."""
+
+    def __init__(self, attends: bool, named: bool) -> None:
+        super().__init__()
+        mixer = _Layer() if attends else _Head()
+        if named:
+            self.self_attn, self.scan = (mixer, None) if attends else (None, mixer)
+        else:
+            self.mixer = mixer
+        self.norm = nn.LayerNorm(4)
+
+
+def _of_mixed(named: bool, ran: set[int], **lists: Any) -> dict[str, list[int]]:
+    """Return the kinds of four layers of which the second attends, where these ran."""
+    model = _Model([_Mixed(index == 1, named) for index in range(4)], nn.ModuleList)
+    model.config = PretrainedConfig(num_hidden_layers=4, attn_indices=[1], **lists)
+    recording: Any = SimpleNamespace(
+        attention=[], modules={f"trunk.{each}.norm": [] for each in ran}
+    )
+    kinds = layer_kinds(model, model, recording, set(), [])
+    assert all(kind.path == f"trunk.{kind.layers[0]}" for kind in kinds)
+    return {kind.name: kind.layers for kind in kinds}
+
+
+def test_layers_that_hold_other_modules_are_of_another_kind_whatever_the_config_has() -> None:
+    ran = {0, 1, 2, 3}
+    assert _of_mixed(True, ran) == {"scan": [0, 2, 3], "self_attn": [1]}
+    assert _of_mixed(False, ran) == {"_Head": [0, 2, 3], "_Layer": [1]}
+    told = ["conv", "hybrid", "hybrid", "hybrid"]
+    named = {"conv": [0], "hybrid_self_attn": [1], "hybrid_scan": [2, 3]}
+    assert _of_mixed(True, ran, layer_types=told) == named
+    told = ["conv", "hybrid", "conv", "conv"]
+    assert _of_mixed(True, ran, layer_types=told) == {"conv": [0, 2, 3], "hybrid": [1]}
+
+
+def test_layers_that_do_not_run_make_no_kind_of_their_own() -> None:
+    assert _of_mixed(True, {0, 2, 3}) == {"full_attention": [0, 1, 2, 3]}
