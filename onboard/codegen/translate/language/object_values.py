@@ -273,6 +273,8 @@ class ModuleList(Value):
     """The single modules and the lists of any length that it is put together of, as far as that is
     known.
     """
+    own: type | None = None
+    """The class of a repository's code that the list is of."""
 
     def code(self) -> ast.expr:
         """Return its constructor call or path."""
@@ -284,7 +286,7 @@ class ModuleList(Value):
 
     def fact(self) -> Value:
         """Return the ways in which its modules are made."""
-        return ModuleList(self.made, name("_"))
+        return ModuleList(self.made, name("_"), own=self.own)
 
     def same_fact(self, other: Value) -> bool:
         """Whether another list's modules are made in the same ways."""

@@ -23,10 +23,13 @@ from onboard.codegen.translate.language.expressions import multimodal_configs, o
 from onboard.codegen.translate.language.expressions.builtin_calls import BUILTINS
 from onboard.codegen.translate.language.expressions.module_lists import (
     as_function,
+    is_own_list,
+    items_in,
     joined,
     module_copy,
     module_table,
     one_after_the_other,
+    own_method,
     parts_of,
     table_method,
 )
@@ -133,6 +136,8 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
             if _has_functions(callee, args, frame) and (forward := as_function(callee)):
                 return frame.translator.call_closure(forward, args, frame)
             return frame.translator.call_module(callee, args, frame)
+        case ModuleList() if (forward := own_method(callee, "forward")) is not None:
+            return frame.translator.call_closure(forward, args, frame)
         case ModuleList():
             in_order = one_after_the_other(callee, frame)
             return frame.translator.call_closure(in_order, args, frame)
@@ -188,6 +193,8 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return _set_field(owner, *args.positional, frame=frame)
         case ModuleTable() if listed := table_method(owner, attr):
             return listed
+        case ModuleList() if (method := own_method(owner, attr)) is not None:
+            return frame.translator.call_closure(method, args, frame)
         case ModuleList(made=made) if attr == "values":
             return ModuleList(made, plain_call(attribute(owner.expr, attr), args).expr)
         case ModuleList() if attr == "keys":
@@ -383,6 +390,9 @@ def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return ModuleList((), ast.Call(expr, [], []))
     if cls is nn.ModuleDict and (table := module_table(expr, args)) is not None:
         return table
+    if is_own_list(cls, frame):
+        listed = _module_list(attribute(name("nn"), "ModuleList"), items_in(cls, args, frame))
+        return replace(listed, own=cls) if isinstance(listed, ModuleList) else listed
     if frame.translator.translates(cls):
         return frame.translator.construct(cls, args)
     if frame.translator.specialised:  # who builds a model says where it is, and in which dtype
@@ -405,7 +415,7 @@ def _in_sequence(args: Args, frame: Frame) -> ModuleList | None:
     return replace(whole, expr=ast.Call(listed, [whole.expr], []))
 
 
-def _module_list(expr: ast.expr, args: Args) -> Value:
+def _module_list(expr: ast.expr, args: Args) -> ModuleList | ModuleRows:
     match args.positional:
         case []:
             return ModuleList((), ast.Call(expr, [], []))

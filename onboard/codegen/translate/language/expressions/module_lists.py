@@ -9,17 +9,21 @@ from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 
+from torch import nn
+
 from onboard.analysis.source import find_method, module_source
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Closure,
     Instance,
+    Method,
     ModuleList,
     ModuleRows,
     ModuleTable,
     joined_ways,
 )
+from onboard.codegen.translate.language.trees.list_constructors import items_of_list
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, call, name
 from onboard.codegen.translate.language.values import Items, Known, Mapping, Value
 
@@ -157,16 +161,66 @@ def as_function(module: Instance) -> Closure | None:
     """
     (cls,) = module.classes
     found = find_method(cls, "forward")
-    if found is None or not found[1].args.args:
+    if found is None or (node := _without_itself(found[1])) is None:
         return None
-    node = deepcopy(found[1])
+    return Closure(node, module_source(found[0].__module__), {_MODULE: module})
+
+
+def _without_itself(method: ast.FunctionDef) -> ast.FunctionDef | None:
+    """Return a method as a function that knows its module by another name; None for one that asks
+    for its base, or takes no module.
+    """
+    if not method.args.args:
+        return None
+    node = deepcopy(method)
     own = node.args.args.pop(0).arg
     for item in ast.walk(node):
         if isinstance(item, ast.Name) and item.id == "super":
             return None
         if isinstance(item, ast.Name) and item.id == own:
             item.id = _MODULE
-    return Closure(node, module_source(found[0].__module__), {_MODULE: module})
+    return node
+
+
+def is_own_list(cls: type, frame: Frame) -> bool:
+    """Whether a class of a repository's code is a list of modules."""
+    specialised = frame.translator.specialised
+    return specialised and issubclass(cls, nn.ModuleList) and frame.translator.translates(cls)
+
+
+def items_in(cls: type, args: Args, frame: Frame) -> Args:
+    """Return what nn.ModuleList is given for `cls(*args)`, a list of its own class."""
+    found = find_method(cls, "__init__")
+    if found is None or found[0] is nn.ModuleList:
+        return args
+    items = Closure(items_of_list(cls, found[1]), module_source(found[0].__module__), {})
+    return Args([frame.translator.call_closure(items, args, frame)], {}, [])
+
+
+def own_method(owner: ModuleList, attr: str) -> Closure | None:
+    """Return a method of a list of its own class as a function of its other parameters; None for
+    one of PyTorch's.
+    """
+    found = None if owner.own is None else find_method(owner.own, attr)
+    if found is None or found[0].__module__.startswith("torch."):
+        return None
+    node = _without_itself(found[1])
+    if node is None:
+        raise Untranslatable(f"{found[0].__name__}.{attr}, which asks for its base")
+    return Closure(node, module_source(found[0].__module__), {_MODULE: owner})
+
+
+def attribute_of_list(owner: ModuleList, attr: str) -> Value:
+    """Return an attribute of a list of modules: a method, or whether it is trained.
+
+    Raises:
+        Untranslatable: it is something that a constructor keeps, which nn.ModuleList does not have.
+    """
+    if owner.own is not None and attr == "training":
+        return Known(False)
+    if owner.own is not None and not hasattr(owner.own, attr):
+        raise Untranslatable(f"{owner.own.__name__}.{attr}, what a list of modules keeps")
+    return Method(owner, attr)
 
 
 def _places(owner: ModuleList) -> Iterator[Instance | ModuleList]:

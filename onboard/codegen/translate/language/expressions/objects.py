@@ -23,6 +23,7 @@ from onboard.analysis.source import find_method
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.config_values import Setting, of_field
 from onboard.codegen.translate.language.expressions import branch_types
+from onboard.codegen.translate.language.expressions.module_lists import attribute_of_list
 from onboard.codegen.translate.language.expressions.usual_names import usual_item, usual_name
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
@@ -190,7 +191,9 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return Code(attribute(expr, attr), static=all(each.is_static for each in values))
         case Record() | ModuleTable() if isinstance(owner, Record) or attr in owner.entries:
             return owner.entry(attr)
-        case Mapping() | ModuleList() | ModuleRows() | ModuleTable():
+        case ModuleList():
+            return attribute_of_list(owner, attr)
+        case Mapping() | ModuleRows() | ModuleTable():
             return Method(owner, attr)
         case PlainObject(attr=kept) if kept:
             return get_attribute(Self(), f"{kept}_{attr}", frame)
