@@ -46,13 +46,15 @@ STOPS = {
         return self.down_proj(gate * self.up_proj(x))
 """,
     ),
-    "try": Stop(
+    "nonlocal": Stop(
         "AuroraAttention",
         "        output = output.reshape(*input_shape, -1).contiguous()\n",
-        """        try:
+        """
+        def join():
+            nonlocal output
             output = output.reshape(*input_shape, -1).contiguous()
-        finally:
-            pass
+
+        join()
 """,
     ),
     "match": Stop(
