@@ -18,6 +18,8 @@ from onboard.graph.fx import attribute, nodes_of, replace_with
 from onboard.graph.shapes import fake_like
 from onboard.graph.sharding.file_hints import take_hints
 
+_NO_TRACES = "do_not_emit_stack_traces"
+
 
 def export_to_graph(
     model: nn.Module,
@@ -75,13 +77,18 @@ def export_to_graph(
 
 @contextmanager
 def _without_stack_traces() -> Iterator[None]:
-    """Have nodes not say which lines made them: nobody reads it, and it takes a fifth of the time."""
-    before = fx.config.do_not_emit_stack_traces
-    fx.config.do_not_emit_stack_traces = True
+    """Have nodes not say which lines made them, where torch can: nobody reads it, and it takes a
+    fifth of the time.
+    """
+    before = getattr(fx.config, _NO_TRACES, None)  # torch 2.11 has no such setting
+    if before is None:
+        yield
+        return
+    setattr(fx.config, _NO_TRACES, True)
     try:
         yield
     finally:
-        fx.config.do_not_emit_stack_traces = before
+        setattr(fx.config, _NO_TRACES, before)
 
 
 @contextmanager
