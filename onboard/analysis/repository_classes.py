@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
+from onboard.analysis.blocks.wrapper_classes import telling_wrappers_apart
 from onboard.analysis.source import module_source
 from onboard.analysis.tiny.tiny_config import one_line
 from onboard.errors import OnboardError
@@ -44,6 +45,7 @@ def bring_up_to_date(
     keys = model_class._tied_weights_keys
     facts = [*_config_facts(config_class, model_class, config), *_taking_positions(model_class)]
     model_class.forward = giving_logits(_leaving_inputs(model_class.forward))
+    model_class.__init__ = telling_wrappers_apart(model_class.__init__, package)
     for own in _model_classes(package):
         if not isinstance(own._tied_weights_keys, dict):
             own._tied_weights_keys = {}

@@ -128,6 +128,76 @@ class Toy(nn.Module):
             found = found[0]
         return found.last_hidden_state
 """
+WRAPPERS = """
+class Residual(nn.Module):
+    def __init__(self, fn):
+        super().__init__()
+        self.fn = fn
+
+    def forward(self, x, **kwargs):
+        return self.fn(x, **kwargs) + x
+
+
+class PreNorm(nn.Module):
+    def __init__(self, size, fn):
+        super().__init__()
+        self.norm = nn.Linear(size, size)
+        self.fn = fn
+
+    def forward(self, x, *args, **kwargs):
+        return self.fn(self.norm(x), *args, **kwargs)
+
+
+class Scale(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(size))
+
+    def forward(self, x, shift=None, mask=None):
+        if mask is not None:
+            x = x.masked_fill(mask, 0.0)
+        return x * self.factor + shift
+
+
+class Gate(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.inner = nn.Linear(size, size)
+
+    def forward(self, x):
+        return self.inner(x).tanh()
+
+
+def feed_forward(size):
+    return nn.Sequential(nn.Linear(size, 2 * size), nn.GELU(), nn.Linear(2 * size, size))
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        size = config.size
+        self.layers = nn.ModuleList([])
+        for _ in range(config.layers):
+            self.layers.append(nn.ModuleList([
+                Residual(PreNorm(size, Scale(size))),
+                Residual(PreNorm(size, feed_forward(size))),
+                PreNorm(size, Gate(size)),
+            ]))
+        self.last = Residual(nn.Linear(size, size))
+
+    def forward(self, x):
+        shift = x.mean()
+        for scale, feed, gate in self.layers:
+            x = feed(scale(x, shift=shift, mask=None))
+            x = gate(x) + x
+        return self.last(x)
+
+
+if __name__ != "builtins":
+    from onboard.analysis.blocks.wrapper_classes import telling_wrappers_apart
+
+    Toy.__init__ = telling_wrappers_apart(Toy.__init__, __name__)
+"""
 
 
 KINDS = """
@@ -198,3 +268,12 @@ def test_a_key_may_have_the_way_of_attention_as_a_part(translate: Translate) -> 
     written = _compare(translate, KINDS, {"_attn_implementation": "eager", "factor": 3.0})
     assert "self.attention = Plain(" in written
     assert "Latent" not in written
+
+
+def test_a_wrapper_has_a_class_for_each_class_of_modules_that_it_is_given(
+    translate: Translate,
+) -> None:
+    written = _compare(translate, WRAPPERS, {"size": 6, "layers": random.randint(1, 3)})
+    for name in ("PreNormScale", "PreNormSequential", "ResidualPreNormScale", "ResidualLinear"):
+        assert f"class {name}(nn.Module)" in written
+    assert "mask" not in written

@@ -1,8 +1,7 @@
 """What is known of a value while code is evaluated partially.
 
 Every value can be turned back into code (`Value.code`); what is known lets branches be decided and
-arguments dropped. A class of values says all of this itself; those of one mechanism (attention's
-scores, say) stand in its module.
+arguments dropped. Values of one mechanism (attention's scores, say) stand in its module.
 """
 
 from __future__ import annotations
@@ -324,6 +323,8 @@ class Items(Value):
     def fact(self) -> Value:
         """Return that it is a tuple at run time, of constants or a complex table, or any other."""
         match self.items:
+            case () if self.kind == TUPLE:
+                return self
             case (Half(whole=whole), Half()):
                 return Code(name("_"), form=whole.form)
         if self.items and all(isinstance(i, Code) and i.form == ROWS for i in self.items):

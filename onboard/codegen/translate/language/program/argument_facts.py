@@ -9,7 +9,7 @@ from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.object_values import Self
 from onboard.codegen.translate.language.sequences import sequence_of_all
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
-from onboard.codegen.translate.language.values import Code, Items, Known, Value
+from onboard.codegen.translate.language.values import Code, Items, Known, Mapping, Value
 
 
 def bind(
@@ -62,6 +62,16 @@ def join_facts(old: Value, new: Value) -> Value:
 def as_parameters(facts: dict[str, Value]) -> dict[str, Value]:
     """Return facts as the values of parameters inside the function."""
     return {key: fact.as_parameter(key) for key, fact in facts.items()}
+
+
+def rest_parameters(node: ast.FunctionDef, facts: dict[str, Value]) -> dict[str, Value]:
+    """Return `**kwargs` inside a function: what its uses pass besides its other parameters."""
+    if node.args.kwarg is None:
+        return {}
+    others = [node.args.vararg] if node.args.vararg is not None else []
+    named = {item.arg for item in (*node.args.args, *node.args.kwonlyargs, *others)}
+    rest = {key: value for key, value in as_parameters(facts).items() if key not in named}
+    return {node.args.kwarg.arg: Mapping(rest)}
 
 
 def sets_attributes(node: ast.FunctionDef) -> bool:

@@ -28,7 +28,6 @@ from onboard.codegen.translate.language.frame import Frame, Mechanism, Program
 from onboard.codegen.translate.language.object_values import (
     Config,
     Instance,
-    Made,
     Method,
     Repeated,
     Self,
@@ -48,10 +47,11 @@ from onboard.codegen.translate.language.program.argument_facts import (
     default_nodes,
     join_facts,
     receiver,
+    rest_parameters,
     sets_attributes,
 )
 from onboard.codegen.translate.language.program.base_parameters import method_of
-from onboard.codegen.translate.language.program.constructors import constructor_of
+from onboard.codegen.translate.language.program.constructors import constructor_of, module_made
 from onboard.codegen.translate.language.program.inline import (
     call_autograd,
     defaults,
@@ -72,7 +72,7 @@ from onboard.codegen.translate.language.statements.assignments import own_attrib
 from onboard.codegen.translate.language.statements.execute import RAISES, execute
 from onboard.codegen.translate.language.trees.local_lists import with_local_lists
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
-from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Value
+from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Value
 
 
 class Translator(Program):
@@ -215,9 +215,7 @@ class Translator(Program):
         vararg = found[1].args.vararg
         if vararg is not None and not bound.pop(vararg.arg).equals(Items(())):
             raise Untranslatable(f"a constructor of {cls.__name__} with *{vararg.arg}")
-        given = bound | {key: value for key, value in rest.items() if value.is_static}
-        keywords = [ast.keyword(key, value.code()) for key, value in given.items()]
-        return Instance((Made(cls, bound | rest),), ast.Call(name(cls.__name__), [], keywords))
+        return module_made(cls, bound, rest)
 
     def has_method(self, cls: type, attr: str) -> bool:
         """Whether a class has a method that is translated from its source."""
@@ -407,10 +405,7 @@ class Translator(Program):
 
     def _routine(self, node: ast.FunctionDef, frame: Frame, facts: dict[str, Value]) -> Routine:
         frame.env.values.update(defaults(node, frame) | as_parameters(facts))
-        if node.args.kwarg is not None:
-            named = {item.arg for item in (*node.args.args, *node.args.kwonlyargs)}
-            extra = {key: value for key, value in as_parameters(facts).items() if key not in named}
-            frame.env.values[node.args.kwarg.arg] = Mapping(extra)
+        frame.env.values.update(rest_parameters(node, facts))
         if execute(node.body, frame) == RAISES:
             raise Untranslatable(f"{node.name}, which raises")
         if frame.cls is not None and frame.cls.cls is type(self.model) and node.name == "forward":

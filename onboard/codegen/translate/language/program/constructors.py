@@ -9,7 +9,11 @@ from functools import cache
 
 from torch import nn
 
+from onboard.analysis.blocks.wrapper_classes import class_given
 from onboard.analysis.source import find_method
+from onboard.codegen.translate.language.object_values import Instance, Made, ModuleList
+from onboard.codegen.translate.language.trees.syntax import name
+from onboard.codegen.translate.language.values import Value
 
 _Found = tuple[type, ast.FunctionDef]
 
@@ -90,3 +94,22 @@ def _has_parameters(base: type) -> bool:
         )
         for item in items
     )
+
+
+def module_made(cls: type, bound: dict[str, Value], rest: dict[str, Value]) -> Instance:
+    """Return the module that a class makes of arguments, those for `**kwargs` apart; a wrapper is
+    of the class that it has with what it is given.
+    """
+
+    def is_given(parameter: str, part: type) -> bool:
+        match bound.get(parameter):
+            case Instance(classes=classes):
+                return classes == (part,)
+            case ModuleList():
+                return issubclass(part, nn.ModuleList | nn.Sequential)
+        return False
+
+    cls = class_given(cls, is_given)
+    given = bound | {key: value for key, value in rest.items() if value.is_static}
+    keywords = [ast.keyword(key, value.code()) for key, value in given.items()]
+    return Instance((Made(cls, bound | rest),), ast.Call(name(cls.__name__), [], keywords))
