@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from onboard.codegen.translate.language.trees.syntax import name
 from onboard.codegen.translate.language.values import Code
 from onboard.codegen.translate.output.emit import _guard
+from onboard.hf.old import einops_forms
 from onboard.runtime.length_dependent_rope import length_dependent_rope
 from onboard.testing import Call
 from tests.unit.codegen.test_own_code import _made, _written
@@ -20,6 +23,9 @@ from tests.unit.codegen.test_own_tables import _agree_in_every_step
 Translate = Callable[..., tuple[Any, str, str]]
 
 SHAPED = """
+from einops import rearrange
+
+
 def beside(table, x):
     def fitting(table, x):
         ndim = x.ndim
@@ -34,6 +40,7 @@ class Toy(nn.Module):
         super().__init__()
         angles = torch.outer(torch.arange(config.length).float(), 1.0 / torch.arange(1, config.size + 1))
         self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("pairs", angles.cos().unflatten(1, (-1, 2)), persistent=False)
         self.register_buffer("wide", angles.cos()[None, None, :, :], persistent=False)
         self.learnt = nn.Parameter(angles.sin()[None])
 
@@ -66,17 +73,63 @@ class Toy(nn.Module):
         ("self.cos[:length].to(x.dtype).reshape(1, length, -1)", "x"),
         ("self.of(self.cos, length)", "x"),
         ("beside(self.cos[:length], x.unsqueeze(2))", "x.unsqueeze(2)"),
+        (
+            "self.pairs[:length].view(1, x.size(1), 1, -1, 2).flatten(3)",
+            "x.unsqueeze(2)",
+        ),
+        ('rearrange(self.cos[:length], "s d -> () () s d")', "x.unsqueeze(1)"),
+        ('rearrange(self.cos[:length], "s d -> 1 s 1 d")', "x.unsqueeze(2)"),
     ],
 )
 def test_rows_that_get_dimensions_for_texts_and_heads_keep_those_of_each_text(
-    how: str, as_heads: str, translate: Translate
+    how: str, as_heads: str, translate: Translate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    einops = ModuleType("einops")
+    monkeypatch.setattr(einops, "rearrange", einops_forms.rearrange, raising=False)
+    monkeypatch.setitem(sys.modules, "einops", einops)
     text = SHAPED.replace("HOW", how).replace("AS_HEADS", as_heads)
     sizes, given = {"size": 4, "length": 32}, Code(name("position_ids"))
     state, _, _ = translate(
         text, sizes, specialised=True, counts_positions=True, position_ids=given
     )
     _agree_in_every_step(state, text, sizes)
+
+
+BESIDE_HEADS = """
+def turned(x, cos):
+    half = x.size(-1) // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * (1 - cos)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        angles = torch.outer(torch.arange(config.length).float(), 1.0 / torch.arange(1, config.size + 1))
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.heads = config.heads
+
+    def forward(self, x=None, position_ids=None, input_ids=None, use_cache=False):
+        if x is None:
+            x = nn.functional.one_hot(input_ids % 4, 4).float()
+        cos = self.cos[: x.shape[1]]
+        if self.heads:
+            x = turned(torch.stack((x, -x), dim=1)[..., :4], cos).sum(1)
+        else:
+            x = turned(x, cos)
+        return x
+"""
+
+
+@pytest.mark.parametrize("heads", [True, False])
+def test_rows_are_beside_the_heads_of_what_they_are_multiplied_with(
+    heads: bool, translate: Translate
+) -> None:
+    sizes = {"size": 4, "length": 32, "heads": heads}
+    given = Code(name("position_ids"))
+    state, _, _ = translate(
+        BESIDE_HEADS, sizes, specialised=True, counts_positions=True, position_ids=given
+    )
+    assert ("unsqueeze(1)" in _agree_in_every_step(state, BESIDE_HEADS, sizes)) is heads
 
 
 LATE = """

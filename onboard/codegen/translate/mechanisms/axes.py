@@ -207,6 +207,8 @@ def _new_dimension(value: Value, pattern: Pattern, groups: list[list[str]], fram
         if place == 0:
             return value
         place -= groups[0] == ["1"]
+        if place == 0:  # the batch is where the first 1 is, and this one is behind it
+            return Code(call(attribute(value.expr, "unsqueeze"), ast.Constant(1)))
         return _method(value, "unsqueeze", [Known(place)], frame)
     return _method(value, "unsqueeze", [Known(_dimension(pattern, groups, place))], frame)
 

@@ -26,6 +26,7 @@ from onboard.codegen.translate.mechanisms.counted_positions import CountedPositi
 from onboard.codegen.translate.mechanisms.experts import Mixtures
 from onboard.codegen.translate.mechanisms.layouts.last_tokens import LastTokens
 from onboard.codegen.translate.mechanisms.layouts.layouts import Layouts
+from onboard.codegen.translate.mechanisms.layouts.rows_by_heads import RowsByHeads
 from onboard.codegen.translate.mechanisms.long_texts import LongTexts
 from onboard.codegen.translate.mechanisms.masks.truths import Truths
 from onboard.codegen.translate.mechanisms.numbers import Numbers
@@ -71,6 +72,7 @@ MECHANISMS = Mechanisms(
         Slopes(),
         PositionBiases(),
         Layouts(),
+        RowsByHeads(),
         ChosenKeys(),
         LayerMasks(),
         Truths(),

@@ -110,14 +110,26 @@ def _with_dimensions(rows: Code, attr: str, args: Args) -> Code | None:
 def _viewed(rows: Code, sizes: list[Value]) -> Code | None:
     """Return `rows.view(1, ..., sequence, 1, ..., size)`."""
     own = [place for place, size in enumerate(sizes) if not size.equals(Known(1))]
-    if len(own) != 2 or sizes[own[0]].is_static or own[1] != len(sizes) - 1:
+    if len(own) < 2 or sizes[own[0]].is_static:
         return None
+    if len(own) > 2 or own[1] != len(sizes) - 1:
+        return _reshaped(rows, own[0], sizes[own[0] + 1 :])
     ahead, inside = own[0], own[1] - own[0] - 1
     viewed: Value = replace(rows, form=ROWS_OF_TEXT)
     for place in [0] * (ahead - 1) + [ahead + 1] * inside:
         added = Args([Known(place or 1)], {}, [])
         viewed = plain_call(attribute(viewed.code(), "unsqueeze"), added)
     return viewed if isinstance(viewed, Code) else None
+
+
+def _reshaped(rows: Code, ahead: int, behind: list[Value]) -> Code:
+    """Return `rows.view(1, ..., sequence, *behind)`, of rows that are no vectors or become none."""
+    shape = attribute(rows.expr, "shape")
+    batch, tokens = (ast.Subscript(shape, ast.Constant(dim), ast.Load()) for dim in (0, 1))
+    ones = [Known(1)] * (ahead - 1)
+    return plain_call(
+        attribute(rows.expr, "reshape"), Args([Code(batch), *ones, Code(tokens), *behind], {}, [])
+    )
 
 
 def _unsqueezed(rows: Code, dim: int) -> Code | None:
