@@ -32,8 +32,12 @@ def with_modules(
         for path in recording.modules
         if path.startswith(prefix)
     }
+    layer = dict(tiny.named_modules()).get(kind.path)
     return kind.model_copy(
-        update={"modules": {name: cls for name, cls in inside.items() if cls in classes}}
+        update={
+            "modules": {name: cls for name, cls in inside.items() if cls in classes},
+            "written_out": type(layer).__module__.startswith("torch."),
+        }
     )
 
 

@@ -42,6 +42,8 @@ class LayerKind(Record):
     """What such a layer has: name in the layer -> class of a block, in the order in which they come
     to their end.
     """
+    written_out: bool = False
+    """It is a list of modules, or PyTorch's own module: what holds it runs its parts, one by one."""
 
 
 class RepositoryCode(Record):

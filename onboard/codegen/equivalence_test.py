@@ -82,7 +82,7 @@ def measure_model(spec: ModelSpec) -> Measured:
         if spec.repository is None and hasattr(transformers, spec.config_class)
         else type(config).__module__,
         layers=layers,
-        blocks=_blocks(spec, model, layers),
+        blocks=_blocks(spec, model, [kind.path for kind in spec.layer_kinds]),
         codebooks=(codebooks.count, codebooks.size) if codebooks.count > 1 else None,
     )
 
@@ -181,23 +181,19 @@ def _meta_model(spec: ModelSpec, config: Any) -> nn.Module:
 
 
 def _layers(spec: ModelSpec, model: nn.Module) -> dict[str, str]:
-    """Path -> kind of the decoder layers to test: the first of each kind. PyTorch's own are written
-    out in what runs them, and are not called here.
+    """Path -> kind of the decoder layers to test: the first of each kind. Those that are written out
+    in what runs them are not called here.
     """
-    paths = {path: type(module).__module__ for path, module in model.named_modules()}
+    paths = dict(model.named_modules())
     for kind in spec.layer_kinds:
         if kind.path not in paths:
             raise OnboardError(
                 f"the small model has no layer {kind.path} ({kind.name})", hint="Correct spec.yaml"
             )
-    return {
-        kind.path: kind.name
-        for kind in spec.layer_kinds
-        if not paths[kind.path].startswith("torch.")
-    }
+    return {kind.path: kind.name for kind in spec.layer_kinds if not kind.written_out}
 
 
-def _blocks(spec: ModelSpec, model: nn.Module, layers: dict[str, str]) -> dict[str, str]:
+def _blocks(spec: ModelSpec, model: nn.Module, layers: list[str]) -> dict[str, str]:
     """Path -> kind of each block in those layers and outside of layers, what others are made of
     first.
 
@@ -231,7 +227,7 @@ def _blocks(spec: ModelSpec, model: nn.Module, layers: dict[str, str]) -> dict[s
 
 
 def _class_names(
-    model: nn.Module, layers: dict[str, str], eager: list[str]
+    model: nn.Module, layers: list[str], eager: list[str]
 ) -> Iterator[tuple[str, str]]:
     """Path and class name of the modules in `layers` or in no layer; not torch's own ones, nor places
     to watch, which are left out.

@@ -301,7 +301,7 @@ def _blocks(subject: Subject) -> Outcome:
 
 
 def _layers(subject: Subject) -> Outcome:
-    kinds = {kind.name for kind in subject.spec.layer_kinds}
+    kinds = {kind.name for kind in subject.spec.layer_kinds if not kind.written_out}
     missing = sorted(kinds - set((said(subject, "layers") or {}).values()))
     return _tested(subject, "test_layer", "layers", missing)
 

@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 from transformers import PretrainedConfig
 
-from onboard.analysis.layer_modules import layer_kinds
+from onboard.analysis.layer_modules import layer_kinds, with_modules
 
 
 class _Layer(nn.Module):
@@ -95,3 +95,16 @@ def test_layers_that_hold_other_modules_are_of_another_kind_whatever_the_config_
 
 def test_layers_that_do_not_run_make_no_kind_of_their_own() -> None:
     assert _of_mixed(True, {0, 2, 3}) == {"full_attention": [0, 1, 2, 3]}
+
+
+def test_layers_that_are_lists_of_modules_are_written_out_in_what_runs_them() -> None:
+    rows = [nn.ModuleList([_Layer(), _Head()]) for _ in range(2)]
+    blocks: Any = [SimpleNamespace(class_name="_Layer"), SimpleNamespace(class_name="_Head")]
+    for layers, written_out in ((rows, True), ([_Layer(), _Layer()], False)):
+        model = _Model([*layers], nn.ModuleList)
+        ran = {"trunk.0.0": [], "trunk.0.1": []} if written_out else {"trunk.0": []}
+        recording: Any = SimpleNamespace(attention=[], modules=ran)
+        (kind,) = layer_kinds(model, model, recording, set(), [])
+        found = with_modules(kind, model, recording, blocks)
+        assert found.written_out is written_out
+        assert found.modules == ({"0": "_Layer", "1": "_Head"} if written_out else {})
