@@ -6,6 +6,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
+from onboard.codegen.translate.language.trees.casts import is_gpu
 from onboard.hf.half_parameters import half_dtypes, is_half
 
 _PLAIN = ("empty", "zeros", "ones")
@@ -58,26 +59,17 @@ class _WithoutGpus(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
         node.keywords = [
-            item for item in node.keywords if item.arg != "device" or not _is_gpu(item.value)
+            item for item in node.keywords if item.arg != "device" or not is_gpu(item.value)
         ]
         match node:
             case ast.Call(func=ast.Attribute(value=tensor, attr="to"), args=[first, *others]) if (
-                _is_gpu(first)
+                is_gpu(first)
             ):
                 node.args = others
                 return node if others or node.keywords else tensor
             case ast.Call(func=ast.Attribute(value=tensor, attr="to"), args=[], keywords=[]):
                 return tensor
         return node
-
-
-def _is_gpu(node: ast.expr) -> bool:
-    match node:
-        case ast.Constant(value=str(name)):
-            return name.partition(":")[0] == "cuda"
-        case ast.Call(func=ast.Attribute(attr="device"), args=[name, *_]):
-            return _is_gpu(name)
-    return False
 
 
 def _assigned_once(body: Sequence[ast.stmt]) -> dict[str, ast.expr]:

@@ -24,13 +24,14 @@ from onboard.codegen.translate.mechanisms.constructors.tried import Tried
 from onboard.codegen.translate.mechanisms.convolutions import CausalConvolutions
 from onboard.codegen.translate.mechanisms.counted_positions import CountedPositions
 from onboard.codegen.translate.mechanisms.experts import Mixtures
+from onboard.codegen.translate.mechanisms.gpu_names import GpuNames
 from onboard.codegen.translate.mechanisms.layouts.last_tokens import LastTokens
 from onboard.codegen.translate.mechanisms.layouts.layouts import Layouts
 from onboard.codegen.translate.mechanisms.layouts.rows_by_heads import RowsByHeads
 from onboard.codegen.translate.mechanisms.long_texts import LongTexts
+from onboard.codegen.translate.mechanisms.masks.padding import LayerMasks, Padding
 from onboard.codegen.translate.mechanisms.masks.truths import Truths
 from onboard.codegen.translate.mechanisms.numbers import Numbers
-from onboard.codegen.translate.mechanisms.padding import LayerMasks, Padding
 from onboard.codegen.translate.mechanisms.recurrent import RecurrentMixers
 from onboard.codegen.translate.mechanisms.rescaled import RescaledWeights
 from onboard.codegen.translate.mechanisms.scans.kernel_calls import KernelCalls
@@ -45,6 +46,7 @@ from onboard.codegen.translate.mechanisms.uniform import UniformBatches
 MECHANISMS = Mechanisms(
     (
         # Masks of ones and vectors of ones are gone before anything else sees them.
+        GpuNames(),
         Padding(),
         UniformBatches(),
         LastTokens(),

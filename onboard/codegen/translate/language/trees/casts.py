@@ -89,3 +89,13 @@ def _casts(statement: ast.stmt) -> bool:
         case ast.Assign(targets=[target], value=ast.Call() as value):
             return ast.unparse(without_casts(value)) == ast.unparse(target)
     return False
+
+
+def is_gpu(node: ast.expr) -> bool:
+    """Whether code is the name of a GPU, or a device of that name."""
+    match node:
+        case ast.Constant(value=str(name)):
+            return name.partition(":")[0] == "cuda"
+        case ast.Call(func=ast.Attribute(attr="device"), args=[name, *_]):
+            return is_gpu(name)
+    return False

@@ -75,8 +75,6 @@ def call_of(obj: Any, args: Args, expr: ast.expr) -> Value | None:
             return capped(scores, expr)
         case [condition, Scores() as scores, _] if obj is torch.where:
             return selected(condition, scores, expr)
-        case [Scores(causal=True) as scores, _] if obj in (torch.max, torch.maximum):
-            return scores  # not below the least number: no masked score matters
         case [Mask(), Scores() as scores, _] if obj is torch.where:
             return replace(scores, masked=True, causal=True)
         case [Scores() as scores, Mask(), _] if obj is torch.masked_fill:

@@ -43,6 +43,11 @@ from onboard.codegen.translate.mechanisms.layouts.one_head import (
     with_head,
     without_head,
 )
+from onboard.codegen.translate.mechanisms.masks.score_bounds import (
+    BOUNDING,
+    bounds_nothing,
+    is_bound,
+)
 
 _FUNCTIONS = (
     torch.bmm,
@@ -50,8 +55,7 @@ _FUNCTIONS = (
     *SOFTMAXES,
     torch.tanh,
     torch.where,
-    torch.max,
-    torch.maximum,
+    *BOUNDING,
     torch.baddbmm,
     torch.masked_fill,
     torch.einsum,
@@ -105,6 +109,10 @@ class WrittenAttention(Mechanism):
             case [Scores(normed=True) as weights, value] if function in (torch.matmul, torch.bmm):
                 if isinstance(value, Code) and is_of_one_head(weights, value, frame):
                     return _attended(weights, value, frame)
+            case [Scores(causal=True, normed=False) as scores, *bounds] if bounds_nothing(
+                function, Args(bounds, args.keywords, []), frame
+            ):
+                return scores
         return with_window(call_of(function, args, unmasked_call(expr, args)), frame)
 
     def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
@@ -119,6 +127,9 @@ class WrittenAttention(Mechanism):
     def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
         """Products, methods of scores, and of biases to which they are added."""
         if attr in ("matmul", "bmm") and isinstance(owner, Code) and len(args.positional) == 1:
+            both = Args([owner, *args.positional], args.keywords, args.stars)
+            return self.call(getattr(torch, attr), attribute(name("torch"), attr), both, frame)
+        if isinstance(owner, Scores) and owner.causal and is_bound(attr):
             both = Args([owner, *args.positional], args.keywords, args.stars)
             return self.call(getattr(torch, attr), attribute(name("torch"), attr), both, frame)
         if isinstance(owner, Scores) and owner.attends:

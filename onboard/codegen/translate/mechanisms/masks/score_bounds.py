@@ -1,0 +1,58 @@
+"""Bounds of attention's scores: masked scores that are kept from being below the least number, which
+makes infinities of sums of masks finite and changes no other score.
+"""
+
+from __future__ import annotations
+
+import ast
+from copy import deepcopy
+from typing import Any
+
+import torch
+
+from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.values import NONE, Known, Value
+
+_LEAST = -1e4
+"""No score of a key that is seen is so low, and e to the power of it is nothing."""
+_NAMES = ("max", "maximum", "clamp", "clamp_", "clamp_min", "clamp_min_", "clip", "clip_")
+BOUNDING = tuple(getattr(torch, name) for name in _NAMES)
+
+
+def is_bound(attr: str) -> bool:
+    """Whether a method keeps numbers from being below another one."""
+    return attr in _NAMES
+
+
+def bounds_nothing(function: Any, bounds: Args, frame: Frame) -> bool:
+    """Whether a function, called so of scores and `bounds`, changes no score that counts."""
+    places = dict(zip(("min", "max"), bounds.positional, strict=False))
+    lower = bounds.keywords.get("min", bounds.keywords.get("other", places.get("min", NONE)))
+    upper = bounds.keywords.get("max", places.get("max", NONE))
+    return function in BOUNDING and upper.equals(NONE) and _is_least(lower, frame)
+
+
+def _is_least(value: Value, frame: Frame) -> bool:
+    """Whether a value is `torch.finfo(dtype).min`, or as low, as a number or a tensor."""
+    if isinstance(value, Known):
+        return isinstance(value.value, int | float) and value.value <= _LEAST
+    return _is_low(WrittenOut(local_values(frame)).visit(deepcopy(value.code())))
+
+
+def _is_low(node: ast.expr) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(attr="tensor" | "full" | "full_like"), args=[*_, number]):
+            return _is_low(number)
+        case ast.Call(func=ast.Attribute(value=tensor, attr="to" | "type_as")):
+            return _is_low(tensor)
+        case ast.Attribute(value=ast.Call(func=called), attr="min"):
+            return ast.unparse(called) == "torch.finfo"
+        case ast.UnaryOp(
+            op=ast.USub(), operand=ast.Attribute(value=ast.Call(func=called), attr="max")
+        ):
+            return ast.unparse(called) == "torch.finfo"
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number <= _LEAST
+    return False
