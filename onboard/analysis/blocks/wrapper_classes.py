@@ -62,6 +62,8 @@ def _several(
         if type(module).__module__.split(".")[0] == package:
             modules.setdefault(type(module), []).append(module)
     for cls, own in modules.items():
+        if len({tuple(map(type, module.children())) for module in own}) == 1:
+            continue
         kinds = [(module, _kind(module)) for module in own]
         names = {tuple(parameter for parameter, _ in kind) for _, kind in kinds}
         if len(names) == 1 and len({kind for _, kind in kinds}) > 1:
