@@ -12,6 +12,7 @@ from onboard.analysis.tiny.few_experts import few_experts
 from onboard.analysis.tiny.tiny_mixers import shrink_mixers
 
 VOCABULARY = 131
+_WORDS = ("vocab_size", "padded_vocab_size")
 HIDDEN = 64
 HEADS = 4
 WINDOW = 5
@@ -127,12 +128,19 @@ def shrink_sizes(
             values[name] = index
     if isinstance(values.get(_RATES), dict):
         values[_RATES] = {kind: min(rate, CHUNK) for kind, rate in values[_RATES].items()}
+    values |= {name: _with_few_words(part) for name, part in values.items()}
     _shrink_axes(values)
     _shrink_chunks(values, full)
     _shrink_random_blocks(values)
     values |= _lower_limits(values)
     values |= few_experts(values)
     shrink_mixers(values, full)
+
+
+def _with_few_words(part: Any) -> Any:
+    """Return a table of sizes inside a config with a small vocabulary; anything else as it is."""
+    words = [name for name in _WORDS if isinstance(part, dict) and isinstance(part.get(name), int)]
+    return {**part, **dict.fromkeys(words, VOCABULARY)} if words else part
 
 
 def keep_heads(

@@ -303,3 +303,13 @@ def test_heads_of_each_layer_stay_what_a_constructor_makes_of_them() -> None:
     values = {"num_kv_heads": [3, 4, 5], "hidden_size": 512, "num_attention_heads": 16}
     shrink_sizes(values, dict(values), {})
     assert values["num_kv_heads"] == [3, 4, 5]
+
+
+def test_a_table_of_sizes_inside_a_config_has_few_words() -> None:
+    inside = {"vocab_size": 50257, "dim": 768, "name": "vocab_size"}
+    values: dict[str, Any] = {"model": dict(inside), "tokens": {"a": 1}, "hidden_size": 768}
+    full = {**values}
+    shrink_sizes(values, full, {})
+    assert values["model"] == inside | {"vocab_size": VOCABULARY}
+    assert values["tokens"] == {"a": 1}
+    assert full["model"] == inside
