@@ -206,6 +206,7 @@ def memory_efficient_attention(
 FORMS: dict[str, Any] = {
     "flash_attn..flash_attn_func": flash_attn_func,
     "flash_attn..flash_attn_varlen_func": flash_attn_varlen_func,
+    "flash_attn..flash_attn_unpadded_func": flash_attn_varlen_func,  # as version 1 has it
     "flash_attn..flash_attn_qkvpacked_func": flash_attn_qkvpacked_func,
     "flash_attn..flash_attn_kvpacked_func": flash_attn_kvpacked_func,
     "flash_attn..index_first_axis": index_first_axis,

@@ -90,6 +90,10 @@ def missing(packages: Iterable[str]) -> list[str]:
     return sorted(name for name in wanted if is_missing(name))
 
 
+_CALLED = {"flash_attn": "flashattention"}
+"""What a package is called where it is spoken of, by the name that it is imported by."""
+
+
 class _Finder(MetaPathFinder, Loader):
     """Finds every module of the packages that are stood in for."""
 
@@ -130,4 +134,5 @@ def provide_whole() -> list[str]:
 def asked_for(error: BaseException, packages: Iterable[str]) -> list[str]:
     """Return the missing packages that an error's text names, however it writes them."""
     text = re.sub(r"\W|_", "", str(error)).lower()
-    return [name for name in missing(packages) if name.replace("_", "").lower() in text]
+    said = {name: (name.replace("_", "").lower(), _CALLED.get(name, name)) for name in packages}
+    return [name for name in missing(said) if any(word in text for word in said[name])]

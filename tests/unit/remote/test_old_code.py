@@ -316,6 +316,12 @@ def test_an_argument_is_taken_by_its_old_name() -> None:
     assert (function(num_old=3), function(num_new=4), function(5)) == (3, 4, 5)
 
 
+def test_a_missing_package_is_asked_for_by_the_name_that_it_is_called() -> None:
+    asked = AssertionError("Please install FlashAttention first")
+    assert packages.asked_for(asked, ["flash_attn", "torch"]) == packages.missing(["flash_attn"])
+    assert packages.asked_for(AssertionError("no such kernels"), ["flash_attn"]) == []
+
+
 def test_a_missing_package_is_stood_in_for_with_all_its_modules() -> None:
     assert packages.missing(["torch", "no_such_kernels"]) == ["no_such_kernels"]
     asked = AssertionError("Please install NoSuchKernels first, with pip install no-such-kernels")
