@@ -220,10 +220,26 @@ class Toy(nn.Module):
 """
 
 
-def test_a_mask_that_only_several_tokens_need_is_the_attentions(translate: Translate) -> None:
-    _, _, forward = translate(CUT, {"size": 4}, specialised=True)
-    assert "torch_attention" in forward
-    assert "triu" not in forward
+@pytest.mark.parametrize(
+    ("before", "is_attention"),
+    [
+        ("mask", True),
+        ("torch.hstack([torch.zeros((length, 0), device=x.device), mask])", True),
+        ("torch.cat((torch.zeros(1, length, 0), mask), dim=-1)", True),
+        ("torch.hstack([torch.zeros((length, 1)), mask])", False),
+    ],
+)
+def test_a_mask_that_only_several_tokens_need_is_the_attentions(
+    before: str, is_attention: bool, translate: Translate
+) -> None:
+    text = CUT.replace("=1).type_as(x)", f"=1)\n            mask = {before}.type_as(x)")
+    try:
+        _, _, forward = translate(text, {"size": 4}, specialised=True)
+    except Untranslatable:
+        assert not is_attention
+        return
+    assert ("torch_attention" in forward) is is_attention
+    assert ("triu" in forward) is not is_attention
 
 
 ONCE = """

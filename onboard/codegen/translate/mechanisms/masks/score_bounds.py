@@ -13,10 +13,9 @@ import torch
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.values import NONE, Known, Value
+from onboard.codegen.translate.language.values import NONE, Value
+from onboard.codegen.translate.mechanisms.attention.causal import is_least
 
-_LEAST = -1e4
-"""No score of a key that is seen is so low, and e to the power of it is nothing."""
 _NAMES = ("max", "maximum", "clamp", "clamp_", "clamp_min", "clamp_min_", "clip", "clip_")
 BOUNDING = tuple(getattr(torch, name) for name in _NAMES)
 
@@ -36,8 +35,6 @@ def bounds_nothing(function: Any, bounds: Args, frame: Frame) -> bool:
 
 def _is_least(value: Value, frame: Frame) -> bool:
     """Whether a value is `torch.finfo(dtype).min`, or as low, as a number or a tensor."""
-    if isinstance(value, Known):
-        return isinstance(value.value, int | float) and value.value <= _LEAST
     return _is_low(WrittenOut(local_values(frame)).visit(deepcopy(value.code())))
 
 
@@ -53,6 +50,4 @@ def _is_low(node: ast.expr) -> bool:
             op=ast.USub(), operand=ast.Attribute(value=ast.Call(func=called), attr="max")
         ):
             return ast.unparse(called) == "torch.finfo"
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-            return -number <= _LEAST
-    return False
+    return is_least(node)

@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import ast
 from functools import lru_cache
+from typing import Any
 
 import torch
 
 from onboard.analysis.recognise.mask_makers import FAR_BELOW
 from onboard.codegen.translate.language.args import Args
-from onboard.codegen.translate.language.forms import TRIANGLE
+from onboard.codegen.translate.language.forms import TRIANGLE, ZEROS
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.state import ClassState
-from onboard.codegen.translate.language.values import Code, Known, Mask, Value
+from onboard.codegen.translate.language.values import Code, Items, Known, Mask, Value
 from onboard.codegen.translate.mechanisms.attention.causal import (
     Drawn,
     DrawnHidden,
@@ -57,6 +58,15 @@ class Truths(Mechanism):
         hides = type(left) is Mask and isinstance(op, ast.NotEq) and right.equals(Known(0))
         return Hidden() if hides else None
 
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """A mask behind that of what was before the text, which is nothing."""
+        match args.positional:
+            case [Items(items=(Code(form=str() as form) as before, Mask() as mask)), *_] if (
+                form == ZEROS and function in (torch.hstack, torch.cat) and _is_empty(before.expr)
+            ):
+                return mask
+        return None
+
     def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
         """A mask that is added, made of one of ones."""
         if attr not in ("masked_fill", "masked_fill_") or len(args.positional) != 2:
@@ -93,3 +103,13 @@ def _kind(buffer: torch.Tensor) -> type[Drawn] | None:
         return DrawnHidden
     is_added = buffer.is_floating_point() and bool((buffer[~later] == 0).all())
     return Drawn if is_added and bool((buffer[later] <= FAR_BELOW).all()) else None
+
+
+def _is_empty(zeros: ast.expr) -> bool:
+    """Whether `torch.zeros((queries, 0))` has no keys."""
+    match zeros:
+        case ast.Call(args=[ast.Tuple(elts=[*_, last]) | ast.List(elts=[*_, last]), *_]):
+            return isinstance(last, ast.Constant) and last.value == 0
+        case ast.Call(args=[*_, last]):
+            return isinstance(last, ast.Constant) and last.value == 0
+    return False
