@@ -13,6 +13,7 @@ layer, and the largest of it.
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations, product
 from typing import Any
@@ -54,6 +55,7 @@ from onboard.verify.tolerances import SAME_MIXTURE
 KIND = "mixture"
 Experts = nn.ModuleList | Numbered
 _OF_ANY_CLASS = {"layout": ANY, "activation": None, "gate": None, "down": None, "up": None}
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _OTHER = 1.37
 """By what a number of a module is multiplied to see what it does."""
 
@@ -133,12 +135,21 @@ def _is_expert(experts: nn.ModuleList, form: dict[str, Any]) -> bool:
     x = torch.randn(5, gate.in_features, generator=torch.Generator().manual_seed(17))
     first = torch.zeros(5, 1, dtype=torch.int64)
     try:
-        expected = experts[0](x)
+        expected = experts[0](x, *_own_shares(experts[0], x))
         actual = _mixed(experts, form, x, first, torch.ones(5, 1))
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
         return False
     same = isinstance(expected, torch.Tensor) and expected.shape == actual.shape
     return same and rmse_ratio(actual, expected) < SAME_MIXTURE
+
+
+def _own_shares(expert: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return the weights, all one, that an expert is called with which scales what it gives itself;
+    whether it does, statements around it show.
+    """
+    taken = inspect.signature(expert.forward).parameters.values()
+    needed = [each for each in taken if each.default is each.empty and each.kind in _POSITIONAL]
+    return [torch.ones(len(x), 1)] if len(needed) == 2 else []
 
 
 def _mixed(

@@ -58,6 +58,11 @@ class Normed(nn.Module):
         return self.outward(F.normalize(F.relu(self.inward(x)) ** 3, dim=-1))
 
 
+class Scaled(Expert):
+    def forward(self, x, share):
+        return share * self.net(x)
+
+
 class Toy(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -188,6 +193,20 @@ OF_ANY_CLASS = """
             y.index_add_(0, here, expert(rows[here]) * share[here, place, None])
         return y.view_as(x)
 """
+SCALED = """
+        self.experts = nn.ModuleList([Scaled(config) for _ in range(config.experts)])
+
+    def forward(self, x):
+        rows = x.reshape(-1, x.shape[-1])
+        shares, chosen = F.softmax(self.gate(rows), dim=-1).topk(self.k, dim=-1)
+        y = torch.zeros_like(rows)
+        for number in range(self.count):
+            here, place = torch.where(chosen == number)
+            if here.shape[0] == 0:
+                continue
+            y.index_add_(0, here, self.experts[number](rows[here], shares[here, place, None]))
+        return y.view_as(x)
+"""
 MANNERS = {
     IN_SEQUENCE: "[expert[2].weight for expert in self.experts]",
     OF_ALL: "[expert.net[0].bias for expert in self.experts]",
@@ -196,6 +215,7 @@ MANNERS = {
     FUSED: "[expert.both.weight.chunk(2)[1] for expert in self.experts]",
     UNWEIGHTED: "torch.ones_like(chosen, dtype=x.dtype)",
     OF_ANY_CLASS: "expert(rows) * share_1",
+    SCALED: "[expert.net[0].bias for expert in self.experts]",
 }
 
 
@@ -235,6 +255,8 @@ def test_a_mixture_becomes_an_op(manner: str, translate: Translate) -> None:
         (OF_ALL, ("of_rows[flat, i]", "of_rows[flat, 0]")),
         (GATHERED, ("y = (y * shares", "y = (y * self.outward.mean() * shares")),
         (UNWEIGHTED, ("outs[mask] +=", "outs[mask] =")),
+        (SCALED, ("share * self.net(x)", "self.net(share * x)")),
+        (SCALED, ("shares[here, place, None])", "shares[here, 0, None])")),
         (OF_ANY_CLASS, ("F.relu(self.inward(x))", "(self.inward(x) - x.mean())")),
     ],
 )

@@ -207,3 +207,52 @@ def test_what_it_looks_for_is_not_read_and_a_loop_that_does_more_is_refused(
     for text, reason in ((read, "self.first, which a loop at .* looks for"), (more, "Break")):
         with pytest.raises(Untranslatable, match=reason):
             translate(text, {"size": 4, "layers": 2}, specialised=True)
+
+
+COLLECTED = """
+class Block(nn.Module):
+    def __init__(self, config, index):
+        super().__init__()
+        self.inner = nn.Linear(config.size, config.size)
+        self.index = index
+
+    def forward(self, x):
+        rates = self.inner(x).sigmoid() if self.index % 2 else None
+        return x + self.inner(x).tanh(), rates
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.blocks = nn.ModuleList([Block(config, index) for index in range(config.layers)])
+
+    def forward(self, x):
+        every = () if self.config.output_router_logits else None
+        for block in self.blocks:
+            x, rates = block(x)
+            if rates is not None:
+                every += (rates,)
+        return x
+"""
+
+
+@pytest.mark.parametrize("added", ["every += (rates,)", "every = every + (rates,)"])
+def test_what_code_collects_unasked_is_not_collected(added: str, translate: Translate) -> None:
+    text = COLLECTED.replace("every += (rates,)", added)
+    config = {"size": 8, "layers": 3, "output_router_logits": True}
+    state, _, forward = translate(text, config, specialised=True)
+    assert "every" not in forward
+    parts = [each for cls, each in state.translator.states.items() if cls.__name__ != "Toy"]
+    ours = _made("\n\n\n".join([*map(_written, parts), _written(state)]), config)
+    theirs = _made(text, config)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 5, 8)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+def test_what_reads_it_all_the_same_has_no_translation(translate: Translate) -> None:
+    text = COLLECTED.replace("        return x\n", "        return x * len(every)\n")
+    config = {"size": 8, "layers": 3, "output_router_logits": True}
+    with pytest.raises(Untranslatable, match="nobody asks for"):
+        translate(text, config, specialised=True)

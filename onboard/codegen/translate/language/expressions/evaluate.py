@@ -174,6 +174,8 @@ def binary(op: ast.operator, left: Value, right: Value, frame: Frame) -> Value:
         return right
     if isinstance(op, ast.Add) and isinstance(left, Items) and isinstance(right, Items):
         return Items(left.items + right.items, kind=left.kind)
+    if isinstance(op, ast.Add) and left.equals(NONE) and isinstance(right, Items):
+        return Unread("a tuple of outputs nobody asks for, to which code adds all the same")
     if isinstance(op, ast.Add) and any(isinstance(side, ModuleList) for side in (left, right)):
         before, after = parts_of(left), parts_of(right)
         if before is not None and after is not None:

@@ -25,7 +25,7 @@ from onboard.codegen.translate.language.trees.syntax import (
     name,
     with_place,
 )
-from onboard.codegen.translate.language.values import Code, Items, Known, Unread, Value
+from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Unread, Value
 
 
 class Filled(Exception):
@@ -211,4 +211,5 @@ def grown(start: Env, end: Env) -> dict[str, Value]:
 
 
 def _is_unread_now(before: Value | None, after: Value) -> bool:
-    return isinstance(before, Items) and isinstance(after, Unread)
+    was_known = isinstance(before, Items) or (before is not None and before.equals(NONE))
+    return was_known and isinstance(after, Unread)
