@@ -47,6 +47,8 @@ class LoopForm:
     """
     softplus: int | None = None
     """The argument of which the op takes the softplus, as loops have it already."""
+    settings: tuple[float, ...] = ()
+    """What the op is given behind these arguments."""
 
     @property
     def dims(self) -> int:

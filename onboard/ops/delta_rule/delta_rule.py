@@ -11,10 +11,12 @@ from torch import Tensor
 from onboard.ops.library import register_op
 from onboard.ops.norm.norm import torch_l2norm
 from onboard.ops.ssm.ssm import pairwise_decay, wide_dtype
-from onboard.ops.written_forms import CallForm
+from onboard.ops.written_forms import CallForm, LoopForm
 
 _CHUNK = 64
 _L2_EPS = 1e-6
+_UNSCALED = 1.0
+"""The scale where code scales queries before its loop."""
 
 
 def fake_delta_rule(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -> Tensor:
@@ -33,6 +35,7 @@ def fake_delta_rule(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -
         settings=({"use_qk_l2norm_in_kernel": True}, {"chunk_size": 8}),
         with_state=True,
     ),
+    looped_as=LoopForm(("bshk", "bshk", "bshv", "bsh", "bsh"), settings=(_UNSCALED,)),
     hinted=True,
 )
 def torch_gated_delta_rule(
@@ -79,6 +82,7 @@ def torch_gated_delta_rule(
         settings=({"use_qk_l2norm_in_kernel": True}, {"chunk_size": 8}),
         with_state=True,
     ),
+    looped_as=LoopForm(("bshk", "bshk", "bshv", "bsh"), settings=(_UNSCALED,)),
     hinted=True,
 )
 def torch_delta_rule(

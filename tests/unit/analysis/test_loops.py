@@ -73,6 +73,28 @@ class _Selecting(nn.Module):
         return torch.stack(pieces, dim=-1)
 
 
+class _Correcting(nn.Module):
+    """The delta rule, heads first, gated or not; `twist` makes it something else."""
+
+    def __init__(self, *, gated: bool, twist: float = 0.0) -> None:
+        super().__init__()
+        self.gated, self.twist = gated, twist
+
+    def forward(self, x: Tensor) -> Tensor:
+        key, query = (nn.functional.normalize(each, dim=-1) for each in (x.tanh(), x.flip(1)))
+        value, rate = x[..., 1:] * 2, x[..., 0].sigmoid()
+        decay = -x[..., 1].exp() if self.gated else None
+        state, out = torch.zeros(*x.shape[:2], 5, 4), torch.zeros_like(value)
+        for i in range(x.shape[2]):
+            k = key[:, :, i, :, None]
+            state = state if decay is None else state * decay[:, :, i, None, None].exp()
+            found = (state * k).sum(dim=-2)
+            added = (value[:, :, i] - found) * (rate[:, :, i, None] + self.twist)
+            state = state + k * added[:, :, None]
+            out[:, :, i] = (state * query[:, :, i, :, None]).sum(dim=-2)
+        return out
+
+
 def _watched(model: nn.Module, *inputs: Tensor) -> list[LoopCall]:
     calls: list[LoopCall] = []
     before = sys.gettrace()
@@ -118,14 +140,27 @@ def test_a_loop_of_discretised_steps_is_the_selective_scan() -> None:
     assert (match.result, match.joined, match.stacked) == ("pieces", 1, True)
 
 
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_loop_that_corrects_what_it_keeps_is_the_delta_rule(gated: bool) -> None:
+    calls = _watched(_Correcting(gated=gated), torch.randn(2, 3, 9, 5), torch.randn(1, 3, 1, 5))
+    match = match_loop(calls)
+    assert match is not None
+    gates = ("decay",) if gated else ()
+    assert match.op == ("torch_gated_delta_rule" if gated else "torch_delta_rule")
+    assert match.arguments == ("query", "key", "value", *gates, "rate")
+    assert match.turned == (*match.arguments, "out")
+    assert (match.result, match.joined) == ("out", None)
+
+
 @pytest.mark.parametrize(
     ("model", "shape"),
     [
+        (_Correcting(gated=True, twist=1e-2), (2, 3, 9, 5)),
         (_Fading(twist=1e-3), (2, 3, 9, 4)),
         (_Leaking(first=1e-2), (2, 9, 4)),
         (_Selecting(twist=1e-2), (2, 9, 4)),
     ],
-    ids=["query", "state", "selected"],
+    ids=["rate", "query", "state", "selected"],
 )
 def test_what_is_almost_an_op_is_none(model: nn.Module, shape: tuple[int, ...]) -> None:
     assert match_loop(_watched(model, torch.randn(*shape))) is None

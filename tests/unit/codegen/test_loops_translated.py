@@ -77,3 +77,46 @@ def test_steps_that_come_otherwise_get_the_inverse_of_the_softplus(
     assert "expm1" in forward
     x = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(4))
     torch.testing.assert_close(_made(_written(state), SIZES)(x), _made(text, SIZES)(x))
+
+
+CORRECTING = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.factor = config.factor
+
+    def forward(self, x):
+        query, key = x.tanh(), nn.functional.normalize(x, dim=-1)
+        value, g, beta = x[..., 1:], -x[..., 0].exp(), x[..., 1].sigmoid()
+        query, key, value, g, beta = (
+            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2),
+            g.transpose(1, 2), beta.transpose(1, 2),
+        )
+        state = torch.zeros(x.shape[0], x.shape[2], x.shape[3], x.shape[3] - 1)
+        out = torch.zeros_like(value)
+        for i in range(x.shape[1]):
+            k = key[:, :, i].unsqueeze(-1)
+            state = state * g[:, :, i].exp().unsqueeze(-1).unsqueeze(-1)
+            change = (value[:, :, i] - (state * k).sum(dim=-2)) * beta[:, :, i].unsqueeze(-1)
+            state = state + k * change.unsqueeze(-2)
+            out[:, :, i] = (state * query[:, :, i].unsqueeze(-1)).sum(dim=-2)
+        return out.transpose(1, 2) * self.factor
+"""
+
+
+def test_a_delta_rule_gets_queries_as_the_loop_has_them(translate: Translate) -> None:
+    config, arguments = {"factor": 0.7}, ["query", "key", "value", "g", "beta"]
+    found = LoopParameters(
+        op="torch_gated_delta_rule",
+        arguments=arguments,
+        turned=[*arguments, "out"],
+        result="out",
+        joined=None,
+        method="forward",
+        index=0,
+    )
+    state, _, forward = translate(CORRECTING, config, specialised=True, loops={"Toy": [found]})
+    assert "torch_gated_delta_rule(" in forward
+    assert "for i in" not in forward
+    x = torch.randn(2, 7, 3, 5, generator=torch.Generator().manual_seed(4))
+    torch.testing.assert_close(_made(_written(state), config)(x), _made(CORRECTING, config)(x))

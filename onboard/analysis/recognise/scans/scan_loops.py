@@ -184,7 +184,7 @@ def _error(match: Match, form: LoopForm, call: LoopCall) -> float:
         return float("inf")
     try:
         expected = _whole(match, call.after[match.result])
-        actual = getattr(torch.ops.onboard, match.op)(*_inputs(match, form, call))
+        actual = getattr(torch.ops.onboard, match.op)(*_inputs(match, form, call), *form.settings)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return float("inf")  # another loop, with variables of these shapes
     same = actual.shape == expected.shape and bool(expected.any())

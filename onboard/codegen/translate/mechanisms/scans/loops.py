@@ -65,6 +65,7 @@ def scan(node: ast.For, frame: Frame) -> bool:
         value = frame.evaluate(ast.parse(key, mode="eval").body)
         value = _before_softplus(value, frame) if place == form.softplus else value
         arguments.append(_argument(key, value, key in found.turned))
+    arguments += map(ast.Constant, form.settings)
     made = Code(ast.Call(op(found.op), arguments, []), transposed=result in found.turned)
     assigned = [
         item.id
