@@ -163,6 +163,18 @@ def keep_heads(
     if isinstance(hidden, int) and isinstance(heads, int):
         width = hidden // heads if size else HIDDEN // HEADS
         values[native["hidden_size"]] = width * (heads if number else HEADS)
+        if full.get("qk_rope_head_dim") == hidden // heads:
+            values.update(_turned_channels(values, width))
+
+
+def _turned_channels(values: Mapping[str, Any], width: int) -> dict[str, int]:
+    """Return the sizes of latent attention's heads whose turned channels are as many as tables have
+    that code makes for a head's share of the width.
+    """
+    sizes = {"qk_rope_head_dim": width}
+    if isinstance(values.get("qk_head_dim"), int):
+        sizes["qk_head_dim"] = values["qk_nope_head_dim"] + width
+    return sizes
 
 
 def _lower_limits(values: Mapping[str, Any]) -> dict[str, float]:

@@ -791,6 +791,18 @@ def test_heads_can_keep_their_size_and_number(
     assert values == dict(zip(names, expected, strict=True))
 
 
+@pytest.mark.parametrize(("turned", "kept"), [(64, (64, 76)), (48, (8, 20))])
+def test_channels_turned_by_tables_of_a_heads_share_stay_as_many(
+    turned: int, kept: tuple[int, int]
+) -> None:
+    full = {"hidden_size": 1024, "num_attention_heads": 16, "qk_rope_head_dim": turned}
+    small: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "qk_rope_head_dim": 8}
+    small |= {"qk_nope_head_dim": 12, "qk_head_dim": 20}
+    keep_heads(small, full, {}, size=True, number=False)
+    assert (small["qk_rope_head_dim"], small["qk_head_dim"]) == kept
+    assert small["hidden_size"] == 256
+
+
 def test_a_constant_of_one_number_is_a_table_and_a_start_is_not() -> None:
     assert is_table(torch.tensor(-1e9))
     assert not is_table(torch.tensor(1.0))
