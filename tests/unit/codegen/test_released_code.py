@@ -256,3 +256,44 @@ def test_what_reads_it_all_the_same_has_no_translation(translate: Translate) -> 
     config = {"size": 8, "layers": 3, "output_router_logits": True}
     with pytest.raises(Untranslatable, match="nobody asks for"):
         translate(text, config, specialised=True)
+
+
+HANDED = """
+class Block(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.inner = nn.Linear(config.size, config.size)
+
+    def mixed(self, earlier, x):
+        every = torch.stack(earlier + [x], dim=2)
+        return (every.softmax(dim=2) * every).sum(dim=2)
+
+    def forward(self, x, earlier):
+        mixed = self.mixed(earlier, x)
+        earlier.append(x)
+        return self.inner(mixed).tanh(), earlier
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(config) for _ in range(config.layers)])
+
+    def forward(self, x):
+        earlier = []
+        for block in self.blocks:
+            x, earlier = block(x, earlier)
+        return x
+"""
+
+
+def test_a_list_that_layers_hand_on_stays_a_list(translate: Translate) -> None:
+    config = {"size": 8, "layers": 3}
+    state, _, forward = translate(HANDED, config, specialised=True)
+    assert "earlier = []" in forward
+    parts = [each for cls, each in state.translator.states.items() if cls.__name__ != "Toy"]
+    ours = _made("\n\n\n".join([*map(_written, parts), _written(state)]), config)
+    theirs = _made(HANDED, config)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 5, 8)
+    torch.testing.assert_close(ours(x), theirs(x))

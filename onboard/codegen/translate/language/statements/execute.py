@@ -12,7 +12,6 @@ from onboard.codegen.translate.language.expressions.comprehensions import bind_t
 from onboard.codegen.translate.language.expressions.decisions import decided_here, is_of_config
 from onboard.codegen.translate.language.expressions.evaluate import binary, condition
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.sequences import sequence_of_all
 from onboard.codegen.translate.language.statements import bindings, lists, loop_changes
 from onboard.codegen.translate.language.statements.assignments.assign import Widened, store
 from onboard.codegen.translate.language.statements.assignments.own_attributes import Grows
@@ -383,7 +382,7 @@ def _for(node: ast.For, frame: Frame) -> str | None:
             return None
         frame.env.values.update(known)
         for key in changed if not known else []:
-            _widen(key, ends.get(key, NONE), frame, node)
+            loop_changes.widen(key, ends.get(key, NONE), frame, node)
     raise Untranslatable(f"a loop without a fixed point at {frame.source.location(node)}")
 
 
@@ -394,15 +393,6 @@ def _unrolled(
         store(node.target, item, frame, node)
         if execute(statements, frame) == RETURNS:
             raise Untranslatable(f"a return in a loop at {frame.source.location(node)}")
-
-
-def _widen(key: str, end: Value, frame: Frame, node: ast.AST) -> None:
-    """Have a variable be what the loop leaves in it, too, which is `end`."""
-    if isinstance(end, Unread):
-        raise Untranslatable(end.reason)
-    value = frame.env.values[key]
-    form = sequence_of_all((value, end))
-    frame.bind(key, Code(value.code(), form=form, optional=value.may_be_none), node)
 
 
 def _plain_target(target: ast.expr) -> ast.expr:

@@ -188,12 +188,16 @@ def exist(filled: Filled, frame: Frame, origin: ast.AST) -> None:
     if not isinstance(known, Items):
         raise Untranslatable(f"the list {filled.variable}, which a loop fills and which is another")
     place = name(filled.variable)
-    items = ast.List([each.code() for each in known.items], ast.Load())
-    frame.emit(ast.Assign([name(filled.variable, store=True)], items), origin)
+    frame.emit(ast.Assign([name(filled.variable, store=True)], listed(known)), origin)
     made = tuple(way for item in known.items if isinstance(item, Instance) for way in item.made)
     frame.env.values[filled.variable] = (
         ModuleList(made, place) if filled.modules else Code(place, form=LIST)
     )
+
+
+def listed(known: Items) -> ast.List:
+    """Return the code of a known list that is one at run time, too."""
+    return ast.List([each.code() for each in known.items], ast.Load())
 
 
 def grown(start: Env, end: Env) -> dict[str, Value]:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import ast
 
 from onboard.codegen.translate.language.env import Env
+from onboard.codegen.translate.language.forms import LIST
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.values import Code, Value
+from onboard.codegen.translate.language.sequences import sequence_of_all
+from onboard.codegen.translate.language.statements import lists
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.values import Code, Items, Unread, Value
 
 
 def assigned(body: list[ast.stmt]) -> set[str]:
@@ -32,6 +36,16 @@ def changed(target: ast.expr, start: Env, end: Env) -> list[str]:
     own = {item.id for item in ast.walk(target) if isinstance(item, ast.Name)}
     shared = [key for key in start.values if key in end.values and key not in own]
     return [key for key in shared if not start.values[key].equals(end.values[key])]
+
+
+def widen(key: str, end: Value, frame: Frame, node: ast.AST) -> None:
+    """Have a variable be what the loop leaves in it, too, which is `end`."""
+    if isinstance(end, Unread):
+        raise Untranslatable(end.reason)
+    value = frame.env.values[key]
+    form = sequence_of_all((value, end))
+    code = lists.listed(value) if form == LIST and isinstance(value, Items) else value.code()
+    frame.bind(key, Code(code, form=form, optional=value.may_be_none), node)
 
 
 def taken_for_granted(frame: Frame) -> tuple[list[ast.expr], int]:
