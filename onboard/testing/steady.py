@@ -62,7 +62,9 @@ class Again:
 
 
 def copied(value: Any) -> Any:
-    """Return a copy of a tensor, and anything else as it is."""
+    """Return a copy of a tensor, or of a list, which code may fill, and anything else as it is."""
+    if isinstance(value, list):
+        return [*map(copied, value)]
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 

@@ -421,6 +421,41 @@ def test_the_plugin_writes_what_each_test_measured(warm: Warm, tmp_path: Path) -
     assert all(row["seconds"] > 0 for row in rows.values())
 
 
+class _Filling(nn.Module):
+    """Adds what it is given to a list that it is given."""
+
+    def forward(
+        self, x: torch.Tensor, earlier: list[torch.Tensor], position_ids: object = None
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        mixed = torch.stack([*earlier, x]).sum(dim=0).tanh()
+        earlier.append(x)
+        return mixed, earlier
+
+
+class _Handing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([_Filling(), _Filling()])
+
+    def forward(self, input_ids: torch.Tensor, **_: object) -> torch.Tensor:
+        x = input_ids.float()
+        earlier: list[torch.Tensor] = []
+        for block in self.blocks:
+            x, earlier = block(x, earlier)
+        return x
+
+
+def test_a_list_that_blocks_fill_is_recorded_as_each_was_given_it() -> None:
+    model, ids = _Handing(), torch.randint(1, 9, (2, 5))
+    prompts = [{"input_ids": ids, "position_ids": torch.arange(5).expand(2, 5)}]
+    calls = record_calls(model, ["blocks.0", "blocks.1"], prompts)
+    for count, (call,) in enumerate(calls.values(), start=1):
+        for _ in range(2):  # a replay leaves the call as it was
+            pairs = call.replay(_Filling())
+            assert len(pairs) == 1 + count
+            assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
 def test_what_a_block_leaves_out_has_another_shape() -> None:
     hidden, weights, chosen = torch.zeros(2, 5, 8), torch.zeros(2, 4, 5, 5), torch.zeros(2, 5, 3)
     assert counterparts([hidden, chosen], [hidden, weights, chosen])[1] is chosen
