@@ -155,7 +155,7 @@ BROKEN: dict[str, tuple[Break, int, str]] = {
         "cannot build",
     ),
     "text for a number": (lambda f: edit_config(f, hidden_size="32; evil()"), 1, "cannot build"),
-    "negative vocabulary": (lambda f: edit_config(f, vocab_size=-1), 1, "cannot build"),
+    "negative vocabulary": (lambda f: edit_config(f, vocab_size=-1), 1, "has vocab_size -1"),
     "architecture with code": (
         lambda f: edit_config(f, architectures=["LlamaForCausalLM", "x'); evil("]),
         1,
