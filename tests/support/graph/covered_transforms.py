@@ -93,9 +93,6 @@ COVERED: dict[str, tuple[str, ...]] = {
         "sharding/test_fused_all_reduce.py"
         "::test_each_residual_addition_of_a_model_takes_its_sum_in",
     ),
-    "fuse_allreduce_residual": (
-        "sharding/test_fused_all_reduce.py::test_sums_take_in_additions_that_no_norm_has_taken",
-    ),
     "fuse_gdn_gating": (f"{_FUSIONS}test_fuse_gdn_gating.py::test_both_gates_become_one_op",),
     "fuse_l2norm": (
         f"{_FUSIONS}test_fuse_l2norm.py"
