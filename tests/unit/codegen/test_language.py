@@ -11,7 +11,7 @@ import pytest
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
 from onboard.codegen.translate.language.values import Code, Mask, PaddingMask
-from onboard.codegen.translate.mechanisms import padding
+from onboard.codegen.translate.mechanisms.masks import padding
 from onboard.codegen.translate.output.printer import print_block
 
 Translate = Callable[..., tuple[ClassState, str, str]]

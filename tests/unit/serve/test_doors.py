@@ -9,6 +9,7 @@ import httpx
 import pytest
 from starlette.requests import Request
 
+from onboard.errors import UsageError
 from onboard.serve.doors import Bodies, Door
 from onboard.serve.refusals import RefusedError
 from onboard.serve.serve_settings import ServeSettings
@@ -93,7 +94,7 @@ def test_each_of_several_keys_opens_and_no_other() -> None:
     keys = ["sesame", "open", "öffne"]
     for shown, expected in (("sesame", 200), ("open", 200), ("sesameopen", 401), ("", 401)):
         assert status({"x-api-key": shown}, api_keys=keys) == expected
-    with pytest.raises(ValueError, match="at least 1 character"):
+    with pytest.raises(UsageError, match="at least 1 character"):
         ServeSettings(names=["tiny"], api_keys=["sesame", ""])
 
 
