@@ -11,8 +11,11 @@ from onboard.ops.collectives.collectives import dist_all_reduce
 from onboard.ops.collectives.fused_all_reduce import fake_fused_allreduce_residual_rmsnorm
 from onboard.ops.collectives.triton_peer_sum import ROWS, can_exchange, peer_sum_and_norm
 from onboard.ops.library import register_op
-from onboard.ops.norm.triton_rmsnorm import total_like, triton_fused_add_rmsnorm
-from onboard.ops.norm.triton_wide_norm import triton_fused_add_wide_rmsnorm
+from onboard.ops.norm.triton_rmsnorm import fake_fused_add_rmsnorm, triton_fused_add_rmsnorm
+from onboard.ops.norm.triton_wide_norm import (
+    fake_fused_add_wide_rmsnorm,
+    triton_fused_add_wide_rmsnorm,
+)
 from onboard.parallel.ranks import peer_memory
 
 
@@ -29,12 +32,11 @@ def triton_fused_allreduce_residual_rmsnorm(
     """`torch_fused_allreduce_residual_rmsnorm` with the kernel of the sum and the norm."""
     memory = peer_memory()
     if memory is not None and _in_one_kernel(x, residual):
-        total = total_like(x, residual)
-        norm_dtype = dtype or total.dtype
-        out = total.new_empty(x.shape, dtype=torch.promote_types(norm_dtype, weight.dtype))
+        empty = fake_fused_add_wide_rmsnorm if wide else fake_fused_add_rmsnorm
+        out, total = empty(x, residual, weight, eps, dtype)
         done = peer_sum_and_norm(
             out, total, x.contiguous(), residual.contiguous(), weight.contiguous(), eps, memory,
-            dtype=norm_dtype, wide=wide,
+            dtype=dtype or total.dtype, wide=wide,
         )  # fmt: skip
         if done:
             return out, total

@@ -96,9 +96,10 @@ def total_like(x: Tensor, residual: Tensor) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, residual.dtype))
 
 
-def _fake_fused_add_rmsnorm(
+def fake_fused_add_rmsnorm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
+    """Return empty results of the op: the norm and the sum."""
     total = total_like(x, residual)
     return total.new_empty(
         x.shape, dtype=torch.promote_types(dtype or total.dtype, weight.dtype)
@@ -113,12 +114,12 @@ def triton_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-@register_op(_fake_fused_add_rmsnorm, adds_residual=True, row_wise=True)
+@register_op(fake_fused_add_rmsnorm, adds_residual=True, row_wise=True)
 def triton_fused_add_rmsnorm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
     """`torch_fused_add_rmsnorm` as one kernel."""
-    out, total = _fake_fused_add_rmsnorm(x, residual, weight, eps, dtype)
+    out, total = fake_fused_add_rmsnorm(x, residual, weight, eps, dtype)
     launch(
         out, total, x, residual.contiguous(), weight, eps, dtype=dtype or total.dtype, wide=False
     )

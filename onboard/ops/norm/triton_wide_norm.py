@@ -15,9 +15,10 @@ def _like(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _fake_fused_add_wide_rmsnorm(
+def fake_fused_add_wide_rmsnorm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
+    """Return empty results of the op: the norm and the sum."""
     total = total_like(x, residual)
     return total.new_empty(x.shape, dtype=dtype or total.dtype), total
 
@@ -30,11 +31,11 @@ def triton_wide_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-@register_op(_fake_fused_add_wide_rmsnorm, adds_residual=True, row_wise=True)
+@register_op(fake_fused_add_wide_rmsnorm, adds_residual=True, row_wise=True)
 def triton_fused_add_wide_rmsnorm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
     """`torch_fused_add_wide_rmsnorm` as one kernel."""
-    out, total = _fake_fused_add_wide_rmsnorm(x, residual, weight, eps, dtype)
+    out, total = fake_fused_add_wide_rmsnorm(x, residual, weight, eps, dtype)
     launch(out, total, x, residual.contiguous(), weight, eps, dtype=out.dtype, wide=True)
     return out, total
