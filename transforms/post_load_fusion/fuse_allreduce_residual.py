@@ -6,8 +6,9 @@ import torch
 from torch import fx
 
 from onboard.graph.context import TransformContext
-from onboard.graph.fx import arguments, is_op, nodes_of, only_user, replace_with
+from onboard.graph.fx import arguments, nodes_of, replace_with
 from onboard.graph.new_nodes import insert_call
+from onboard.graph.post_load_fusion.additions import only_addition
 from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 _ops = torch.ops.onboard
@@ -26,24 +27,11 @@ class FuseAllreduceResidual(GraphTransform[TransformConfig]):
 
 def _fuse(gm: fx.GraphModule, reduced: fx.Node) -> bool:
     """Take the addition behind a sum over the ranks into it, if there is one."""
-    total, values = only_user(reduced), arguments(reduced)
-    if total is None or not is_op(total, torch.ops.aten.add.Tensor) or values["residual"]:
+    found, values = only_addition(reduced), arguments(reduced)
+    if found is None or values["residual"]:
         return False
-    left, right = total.args[:2]
-    residual = right if left is reduced else left
-    if total.kwargs.get("alpha", 1) != 1 or residual is reduced or not _alike(residual, reduced):
-        return False
-    summed = values["x"], values["layer_type"], residual
-    new = insert_call(gm, total, _ops.dist_all_reduce.default, *summed, like=total)
-    replace_with(total, new)
+    summed = values["x"], values["layer_type"], found.other
+    new = insert_call(gm, found.total, _ops.dist_all_reduce.default, *summed, like=found.total)
+    replace_with(found.total, new)
     gm.graph.erase_node(reduced)
     return True
-
-
-def _alike(residual: object, reduced: fx.Node) -> bool:
-    if not isinstance(residual, fx.Node):
-        return False
-    one, other = residual.meta.get("val"), reduced.meta.get("val")
-    if one is None or other is None:
-        return False
-    return bool(one.shape == other.shape and one.dtype == other.dtype)

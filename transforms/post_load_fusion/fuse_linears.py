@@ -13,6 +13,7 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import NO_TRITON, Backend, choose_backend
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, attr_tensor, is_op, nodes_of, only_user
+from onboard.graph.post_load_fusion.additions import are_alike, only_addition
 from onboard.graph.post_load_fusion.dtype_casts import is_cast
 from onboard.graph.post_load_fusion.fused_linears import fuse_linear, fused_linears, replace_fused
 from onboard.graph.transform import (
@@ -118,28 +119,10 @@ def _take_in_sum(gm: fx.GraphModule, linear: fx.Node) -> fx.Node:
     """Let a linear add what is added to it, if that has its shape and dtype and nothing else reads
     the linear.
     """
-    user = only_user(linear)
-    if (
-        user is None
-        or not is_op(user, torch.ops.aten.add.Tensor)
-        or user.kwargs.get("alpha", 1) != 1
-    ):
+    found = only_addition(linear)
+    if found is None:
         return linear
-    left, right = user.args[:2]
-    other = right if left is linear else left
-    if other is linear or not isinstance(other, fx.Node) or not _alike(other, linear):
-        return linear
-    return replace_fused(gm, linear, user, arguments(linear) | {"residual": other})
-
-
-def _alike(left: fx.Node, right: fx.Node) -> bool:
-    one, other = left.meta.get("val"), right.meta.get("val")
-    return (
-        one is not None
-        and other is not None
-        and one.shape == other.shape
-        and one.dtype == other.dtype
-    )
+    return replace_fused(gm, linear, found.total, arguments(linear) | {"residual": found.other})
 
 
 def _take_in_norm(gm: fx.GraphModule, linear: fx.Node) -> None:
@@ -157,7 +140,7 @@ def _take_in_norm(gm: fx.GraphModule, linear: fx.Node) -> None:
     weight = attr_tensor(gm, values["weight"])
     if (
         weight is None
-        or not _alike(norm, values["input"])
+        or not are_alike(norm, values["input"])
         or weight.dtype != values["input"].meta["val"].dtype
     ):
         return
