@@ -55,8 +55,14 @@ def test_layer_by_layer_is_the_whole_model(
     monkeypatch.setattr(reference, "fits", lambda *_: False)
     parts = reference_logits(context, asked)
     assert (whole.how, parts.how) == ("whole", "layer by layer")
-    for ours, theirs in zip(
-        [*parts.exact, *(parts.own or [])], [*whole.exact, *(whole.own or [])], strict=True
-    ):
-        assert torch.equal(ours, theirs)
-    assert (parts.own is None) == (dtype == torch.float32)
+    _assert_same(parts.exact, whole.exact, 1e-6)
+    assert (parts.own is None) == (whole.own is None) == (dtype == torch.float32)
+    _assert_same(parts.own or [], whole.own or [], 2e-3)
+
+
+def _assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor], limit: float) -> None:
+    """Libraries may round otherwise where a tensor lies elsewhere in memory, by which few numbers
+    in 16 bits come out as their neighbours.
+    """
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one - other).norm() <= limit * other.norm()
