@@ -86,15 +86,11 @@ class TransformInfo(BaseModel):
     """What was done beyond the number of matches, or why it was skipped, in a few words."""
 
 
-SKIPPED = TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
-"""What a transform says that leaves a graph alone, because it is not for it or for this run."""
-
-
 def skipped(why: str) -> TransformInfo:
-    """Return what a transform says that leaves a graph alone for a reason that users may ask
-    for.
+    """Return what a transform says that leaves a graph alone, because it is not for it or for this
+    run, with the reason, which users may ask for.
     """
-    return SKIPPED.model_copy(update={"summary": why})
+    return TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True, summary=why)
 
 
 C = TypeVar("C", bound=TransformConfig)
@@ -173,7 +169,7 @@ class GraphTransform(BaseTransform[C]):
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
         """Change the graph and return the number of matches.
 
-        `SKIPPED`, or a `TransformInfo` of its own, where the number does not say it all: what
+        `skipped(why)`, or a `TransformInfo` of its own, where the number does not say it all: what
         changed is more than the matches, or nothing has to be cleaned up after them.
         """
 

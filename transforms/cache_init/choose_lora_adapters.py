@@ -13,11 +13,11 @@ from onboard.graph.context import TransformContext
 from onboard.graph.fx import add_placeholder, arguments, is_op, nodes_of, only_user, replace_with
 from onboard.graph.new_nodes import infer_value
 from onboard.graph.transform import (
-    SKIPPED,
     GraphTransform,
     TransformConfig,
     TransformInfo,
     register_transform,
+    skipped,
 )
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 
@@ -40,7 +40,7 @@ class ChooseLoraAdapters(GraphTransform[ChooseLoraAdaptersConfig]):
         """Count one match for each call."""
         calls = nodes_of(gm, torch.ops.onboard.torch_lora)
         if not calls:
-            return SKIPPED
+            return skipped("the run has no adapters")
         if context.cache is None:
             context.cache = make_interface(context)
         adapters = add_placeholder(gm, ADAPTER_IDS, context.cache.info.args[ADAPTER_IDS])

@@ -8,11 +8,11 @@ from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.graph.cache_init.interface import fit_batch
 from onboard.graph.context import TransformContext
 from onboard.graph.transform import (
-    SKIPPED,
     BaseTransform,
     TransformConfig,
     TransformInfo,
     register_transform,
+    skipped,
 )
 
 
@@ -28,7 +28,7 @@ class InitializeCache(BaseTransform[TransformConfig]):
         """
         cache: CachedSequenceInterface | None = context.cache
         if cache is None:
-            return gm, SKIPPED
+            return gm, skipped("the graph has nothing to cache")
         fit_batch(context)
         info = cache.info
         cache.allocate(1 + min(info.pages_per_sequence, -(-info.max_num_tokens // info.page_size)))

@@ -14,11 +14,11 @@ from onboard.graph.cache_init.interface import make_interface
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import add_placeholder, placeholders
 from onboard.graph.transform import (
-    SKIPPED,
     GraphTransform,
     TransformConfig,
     TransformInfo,
     register_transform,
+    skipped,
 )
 
 
@@ -40,7 +40,7 @@ class InitializeMropeDeltaCache(GraphTransform[TransformConfig]):
             or not context.factory.eager_modules
             or context.runtime.batch_invariant
         ):
-            return SKIPPED
+            return skipped("the model has text alone, or the run is batch_invariant")
         if context.cache is None:
             context.cache = make_interface(context)
         resource = StateResource((1,), torch.int64, carries=False)

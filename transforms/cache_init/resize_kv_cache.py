@@ -12,11 +12,11 @@ from onboard.gpu import gib
 from onboard.graph.cache_init.interface import cache_plan, cache_share, free_memory
 from onboard.graph.context import TransformContext
 from onboard.graph.transform import (
-    SKIPPED,
     BaseTransform,
     TransformConfig,
     TransformInfo,
     register_transform,
+    skipped,
 )
 from onboard.parallel.ranks import least
 
@@ -40,7 +40,7 @@ class ResizeKVCache(BaseTransform[TransformConfig]):
         """
         cache: CachedSequenceInterface | None = context.cache
         if cache is None or not (cache.resources or cache.whole):
-            return gm, SKIPPED
+            return gm, skipped("the graph has nothing to cache")
         plan = cache_plan(context)
         pages = _affordable_pages(gm, plan, context)
         _check_longest(plan, pages, context)

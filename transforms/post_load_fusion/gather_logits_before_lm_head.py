@@ -15,7 +15,6 @@ from onboard.graph.fx import add_placeholder, arguments, is_op
 from onboard.graph.new_nodes import infer_value, insert_call
 from onboard.graph.pattern_matcher.head_node import head_node, is_head
 from onboard.graph.transform import (
-    SKIPPED,
     GraphTransform,
     TransformConfig,
     TransformInfo,
@@ -36,7 +35,7 @@ class GatherLogitsBeforeLmHead(GraphTransform[TransformConfig]):
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
         """Count one match for the head; without one the fact says where the search ended."""
         if is_op(gm.graph.output_node().args[0], torch.ops.onboard.send_to_stage):
-            return SKIPPED  # the head is another rank's
+            return skipped("the head is another rank's")
         head = head_node(gm)
         if not is_head(head):
             context.facts.append(

@@ -9,11 +9,11 @@ from torch import fx
 from onboard.graph.context import TransformContext
 from onboard.graph.sharding.apply import apply_hints
 from onboard.graph.transform import (
-    SKIPPED,
     GraphTransform,
     TransformConfig,
     TransformInfo,
     register_transform,
+    skipped,
 )
 
 
@@ -41,7 +41,7 @@ class ApplyShardingHints(GraphTransform[ApplyShardingHintsConfig]):
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
         """Count one match for each call that was cut."""
         if context.ranks.is_alone or context.runtime.dist_mapping.pp > 1:
-            return SKIPPED
+            return skipped("the run has one rank, or ranks with whole layers")
         done = apply_hints(gm, context, self.config.shard_layers)
         context.facts.extend(done.facts())
         return TransformInfo(num_matches=done.count, summary=done.summary())

@@ -13,11 +13,11 @@ from onboard.graph.sharding.distribution import distribution
 from onboard.graph.sharding.file_hints import hints_of_file
 from onboard.graph.sharding.hints import KEY
 from onboard.graph.transform import (
-    SKIPPED,
     GraphTransform,
     TransformConfig,
     TransformInfo,
     register_transform,
+    skipped,
 )
 
 
@@ -45,7 +45,7 @@ class DetectSharding(GraphTransform[DetectShardingConfig]):
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
         """Count one match for each call that has a hint."""
         if context.ranks.is_alone:
-            return SKIPPED
+            return skipped("the run has one rank")
         own, of_run = self.config.dist_mapping, context.runtime.dist_mapping
         if own is not None and own.pp != of_run.pp:
             raise UsageError(
@@ -54,7 +54,7 @@ class DetectSharding(GraphTransform[DetectShardingConfig]):
             )
         groups = distribution(context.ranks.world_size, own or of_run)
         if groups.stages > 1:
-            return SKIPPED
+            return skipped("each rank has whole layers")
         propagate_shapes(gm, context.device)
         said = hints_of_file(gm) if self.config.use_hints else {}
         simple = self.config.simple_shard_only

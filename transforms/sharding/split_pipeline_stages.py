@@ -9,11 +9,11 @@ from onboard.graph.export.layer_kinds import UnlikeError
 from onboard.graph.pipeline_stages.split_stages import split
 from onboard.graph.pipeline_stages.whole_caches import whole_caches
 from onboard.graph.transform import (
-    SKIPPED,
     GraphTransform,
     TransformConfig,
     TransformInfo,
     register_transform,
+    skipped,
 )
 
 
@@ -29,7 +29,7 @@ class SplitPipelineStages(GraphTransform[TransformConfig]):
         """Count one match for each tensor that is received or sent."""
         count = context.runtime.dist_mapping.pp
         if count == 1 or context.ranks.is_alone:
-            return SKIPPED
+            return skipped("no pipeline stages are asked for")
         if context.left_out is not None:
             raise UnlikeError("pipeline stages have different layers")
         context.whole_caches = whole_caches(gm, context)

@@ -14,7 +14,12 @@ from onboard.graph.context import TransformContext
 from onboard.graph.quantise.coded_linears import CodedLinears
 from onboard.graph.quantise.schemes import Read, Schemes
 from onboard.graph.quantise.split_linears import split_linears
-from onboard.graph.transform import SKIPPED, GraphTransform, TransformConfig, TransformInfo
+from onboard.graph.transform import (
+    GraphTransform,
+    TransformConfig,
+    TransformInfo,
+    skipped,
+)
 from onboard.graph.weight_load.quantised_folder import quantised_checkpoint
 from onboard.graph.weight_load.quantised_linears import (
     input_scales,
@@ -45,7 +50,7 @@ class QuantizeLinears(GraphTransform[ConfigT]):
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
         """Count one match for each linear layer."""
         if not keeps_codes(self.config.backend, context, self.key):
-            return SKIPPED
+            return skipped("the run computes with the weights decoded")
         weights = quantised_weights(gm, context)
         split_linears(gm, weights, schemes_of(context).of)
         return self.quantise(gm, weights, context)

@@ -8,7 +8,11 @@ from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.quantise.from_config import QuantizeLinearsConfig
-from onboard.graph.transform import SKIPPED, GraphTransform, TransformInfo
+from onboard.graph.transform import (
+    GraphTransform,
+    TransformInfo,
+    skipped,
+)
 from onboard.graph.weight_load.experts.quantised_mixtures import Quantiser
 from onboard.graph.weight_load.quantised_linears import (
     input_scales,
@@ -30,7 +34,7 @@ class QuantizeMoe(GraphTransform[QuantizeLinearsConfig]):
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
         """Count one match for each mixture."""
         if not keeps_codes(self.config.backend, context, self.key):
-            return SKIPPED
+            return skipped("the run computes with the weights decoded")
         scales = input_scales(context, allow_different=False)
         quantiser = Quantiser(gm, quantised_weights(gm, context), self.op, scales)
         count = quantiser.run()

@@ -113,7 +113,7 @@ def test_without_a_profile_it_says_how_to_get_one_and_with_one_shows_it(root: Pa
     assert document["floor"]["bandwidth"] == 3e12
     assert document["floor"]["basis"] == "measured by onboard bench"
     page = explain_page.markdown(document, root)
-    assert "\\_rmsnorm\\_kernel: 11 calls, 22.0 µs" in page
+    assert "`_rmsnorm_kernel`: 11 calls, 22.0 µs" in page
     assert "No microseconds" not in page
     assert "a decode step takes 100.0 µs, at least 50.0 there (50%)" in page
     _bench(root, device_type="cpu")
@@ -134,9 +134,9 @@ def test_nothing_of_a_record_is_live_on_the_page(root: Path) -> None:
     document = explanation(str(DEMO), root, None, None)
     page = explain_page.markdown(document, root)
     assert not live(page)
-    assert "pattern_matcher/match\\_rmsnorm: 7 matches, nodes 40 -> 33, +0 bytes" in page
-    assert "  - +7 torch\\_rmsnorm\n" in page
-    assert re.search(r"^- fuse\\_rmsnorm: \\<script.*: fuse\\_rmsnorm$", page, re.MULTILINE)
+    assert "`pattern_matcher/match_rmsnorm`: 7 matches, nodes 40 -> 33, +0 bytes" in page
+    assert "  - +7 `torch_rmsnorm`\n" in page
+    assert re.search(r"^- fuse\\_rmsnorm: \\<script.*: `fuse_rmsnorm`$", page, re.MULTILINE)
     reader = _Tags()
     reader.feed(explain_page.html(document, root))
     assert {"script", "a", "img"}.isdisjoint(reader.tags)
@@ -146,7 +146,7 @@ def test_nothing_of_a_record_is_live_on_the_page(root: Path) -> None:
 def test_the_command(root: Path, tmp_path: Path, capsys: Capture) -> None:
     words = ["explain", str(DEMO), "--root", str(root)]
     assert main.run(words) == 0
-    assert "### Layers 0-4: full\\_attention" in capsys.readouterr().out
+    assert "### Layers 0-4: `full_attention`" in capsys.readouterr().out
     assert main.run([*words, "--html", str(tmp_path / "e.html"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     MODELS["explain"].model_validate(found)
