@@ -20,27 +20,24 @@ def named_layers(model: nn.Module) -> list[int]:
     """Return the numbers, sorted, that code compares a layer's index or the number of layers with,
     or takes it modulo.
     """
-    names = _stored(model) | _lists(model)
+    lists = _lists(model)
+    names = {path.rpartition(".")[2] for path in lists}  # code may ask for their length
+    names |= {name for layers in lists.values() for name in _places(layers)}
     names |= {name for tree in code_of(model) for name in _loop_variables(tree)}
     return sorted({number for tree in code_of(model) for number in _compared(tree, names)})
 
 
-def _stored(model: nn.Module) -> set[str]:
-    """Return the attributes that differ from layer to layer as the layers' places do."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return {name for layers in lists if len(layers) > 1 for name in _places(layers)}
-
-
-def _lists(model: nn.Module) -> set[str]:
-    """Return the attributes that are lists of layers: code may ask for their length."""
+def _lists(model: nn.Module) -> dict[str, nn.ModuleList]:
+    """Return the lists of several layers, by path."""
     return {
-        path.rpartition(".")[2]
+        path: module
         for path, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) > 1
     }
 
 
 def _places(layers: nn.ModuleList) -> set[str]:
+    """Return the attributes that differ from layer to layer as the layers' places do."""
     found: dict[tuple[str, str], list[int]] = {}
     for place, layer in enumerate(layers):
         for path, module in layer.named_modules():

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from onboard.codegen.translate.language.args import Args
-from onboard.codegen.translate.language.expressions.decisions import WrittenOut
+from onboard.codegen.translate.language.expressions.decisions import WrittenOut, assigned
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
 from onboard.codegen.translate.language.values import Code, Value
@@ -86,17 +86,8 @@ def _last_sizes(frame: Frame) -> dict[str, ast.expr]:
                 ),
             ):
                 found[variable] = ast.Subscript(attribute(tensor, "shape"), last, ast.Load())
-    return {name: expr for name, expr in found.items() if _stores(name, frame) == 1}
-
-
-def _stores(variable: str, frame: Frame) -> int:
-    """Return how often a variable is assigned in what is left of the code."""
-    return sum(
-        isinstance(node, ast.Name) and node.id == variable and isinstance(node.ctx, ast.Store)
-        for body in (*frame.outer, frame.out)
-        for statement in body
-        for node in ast.walk(statement)
-    )
+    made = assigned(frame) if found else {}
+    return {name: expr for name, expr in found.items() if len(made[name]) == 1}
 
 
 def _is_of_sizes(expr: ast.expr) -> bool:

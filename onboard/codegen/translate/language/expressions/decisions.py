@@ -209,13 +209,19 @@ def local_values(frame: Frame, more: Sequence[ast.stmt] = ()) -> dict[str, ast.e
     """Return the values of the local variables that are assigned once, in what is left of the code
     or in further statements.
     """
-    stores: dict[str, list[ast.expr | None]] = {}
+    made = assigned(frame, more)
+    return {key: each[0] for key, each in made.items() if len(each) == 1 and each[0] is not None}
+
+
+def assigned(frame: Frame, more: Sequence[ast.stmt] = ()) -> dict[str, list[ast.expr | None]]:
+    """Return what each local variable is assigned there, one by one; None is a part of a value."""
+    made: dict[str, list[ast.expr | None]] = {}
     for statement in (item for body in (*frame.outer, frame.out, more) for item in body):
         for node in ast.walk(statement):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 plain = isinstance(statement, ast.Assign) and statement.targets == [node]
-                stores.setdefault(node.id, []).append(statement.value if plain else None)  # type: ignore[attr-defined]
-    return {key: made[0] for key, made in stores.items() if len(made) == 1 and made[0] is not None}
+                made.setdefault(node.id, []).append(statement.value if plain else None)  # type: ignore[attr-defined]
+    return made
 
 
 class WrittenOut(ast.NodeTransformer):
