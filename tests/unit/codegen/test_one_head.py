@@ -99,3 +99,54 @@ def test_what_looks_ahead_or_keeps_another_triangle_does_not(translate: Translat
             print_block(p.methods["forward"].body) for p in state.translator.states.values()
         ]
         assert not any("torch_attention" in forward for forward in forwards)
+
+
+FOLDED = """
+class Attention(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.heads = config.heads
+        self.head = config.size // config.heads
+        self.key = nn.Linear(config.size, config.size)
+        self.query = nn.Linear(config.size, config.size)
+        self.value = nn.Linear(config.size, config.size)
+
+    def apart(self, x, length, batch):
+        return x.view(batch, length, self.heads, self.head).transpose(1, 2).contiguous()
+
+    def forward(self, x):
+        batch, length, _ = x.size()
+        query = self.query(x) * self.head**-0.5
+        key = self.apart(self.key(x), -1, batch)
+        value = self.apart(self.value(x), -1, batch)
+        shape = (batch * self.heads, -1, self.head)
+        query = self.apart(query, length, batch).view(*shape)
+        key = key.reshape(*shape)
+        value = value.reshape(*shape)
+        scores = torch.bmm(query, key.transpose(1, 2))
+        mask = torch.full((length, length), float("-inf"), device=x.device).triu(1)
+        weights = torch.softmax(scores + mask, dim=-1)
+        return torch.bmm(weights, value).view(batch, self.heads, length, self.head).transpose(1, 2).reshape(x.shape)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.words = nn.Embedding(config.words, config.size)
+        self.attention = Attention(config)
+
+    def forward(self, x=None, input_ids=None, position_ids=None, use_cache=None):
+        x = self.words(input_ids if x is None else x)
+        return self.attention(x)
+"""
+
+
+def test_heads_in_the_batch_are_not_taken_for_one_head(translate: Translate) -> None:
+    state, _, _ = translate(FOLDED, SIZES, specialised=True)
+    parts = list(state.translator.states.values())
+    ours = _made("\n\n\n".join(_written(part) for part in reversed(parts)), SIZES)
+    theirs = _made(FOLDED, SIZES)
+    ours.load_state_dict(theirs.state_dict(), strict=False)
+    ids = torch.randint(VOCABULARY, (2, 7))
+    torch.testing.assert_close(ours(ids), theirs(ids))

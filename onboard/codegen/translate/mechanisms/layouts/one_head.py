@@ -55,13 +55,14 @@ def _with_head(tensor: Code) -> Code:
 
 def _ranks(model: nn.Module) -> Ranks:
     """Return how many dimensions the tensors have that the methods of a small model's modules leave
-    in their variables.
+    in their variables; 0 for those that do not begin with the batch alone, but with heads, too.
     """
     if model not in _RANKS:
         found: Ranks = {}
         inputs = from_zero(prompt(0, seed=3, tokens=vocabulary(model)))
         try:
-            with _variables_watched(model, found), torch.no_grad():
+            batch = len(inputs["input_ids"])
+            with _variables_watched(model, found, batch), torch.no_grad():
                 model(**inputs, use_cache=False)
         except TypeError:  # it reads something else than tokens
             found = {}
@@ -70,7 +71,7 @@ def _ranks(model: nn.Module) -> Ranks:
 
 
 @contextmanager
-def _variables_watched(model: nn.Module, found: Ranks) -> Iterator[None]:
+def _variables_watched(model: nn.Module, found: Ranks, batch: int) -> Iterator[None]:
     codes: set[CodeType] = {
         type(module).forward.__code__
         for module in model.modules()
@@ -82,7 +83,8 @@ def _variables_watched(model: nn.Module, found: Ranks) -> Iterator[None]:
             cls = type(frame.f_locals.get("self"))
             for name, value in frame.f_locals.items():
                 if isinstance(value, torch.Tensor):
-                    found.setdefault((cls, name), set()).add(value.dim())
+                    rank = value.dim() if value.shape[:1] == (batch,) else 0
+                    found.setdefault((cls, name), set()).add(rank)
 
     before = sys.getprofile()
     sys.setprofile(watch)
