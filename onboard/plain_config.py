@@ -5,6 +5,8 @@ its place.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -108,6 +110,18 @@ def _unchecked(config: PretrainedConfig) -> None:
     """Take any value."""
 
 
+def _where_set(check: Callable[[PretrainedConfig], None]) -> Callable[[PretrainedConfig], None]:
+    """Have a check pass over what is not set yet: a constructor may set its fields behind that of
+    its base, which checks.
+    """
+
+    def checked(config: PretrainedConfig) -> None:
+        with suppress(AttributeError):
+            check(config)
+
+    return checked
+
+
 _CHECKS = ("validate_architecture", "validate_layer_type")
 """What transformers 5 asks of every config: sizes that divide one another, layers of kinds that it
 knows.
@@ -169,6 +183,8 @@ def add_old_defaults(config_class: Any) -> None:
     config_class._get_generation_parameters = _none_of_its_own
     for name in _CHECKS:
         setattr(config_class, name, _unchecked)
+    if hasattr(config_class, "validate_rope"):
+        config_class.validate_rope = _where_set(config_class.validate_rope)
 
 
 class PlainConfig(OldFields, PretrainedConfig):  # type: ignore[misc]
@@ -176,7 +192,7 @@ class PlainConfig(OldFields, PretrainedConfig):  # type: ignore[misc]
 
 
 def default_rope(
-    config: PretrainedConfig, device: Any = None, **_: Any
+    config: PretrainedConfig, device: Any = None, seq_len: int | None = None, **_: Any
 ) -> tuple[torch.Tensor, float]:
     """Return plain RoPE's inverse frequencies [rotary_dim / 2] and its factor (Su et al. 2021,
     RoFormer).

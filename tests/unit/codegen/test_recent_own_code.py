@@ -22,6 +22,7 @@ from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import Known
 from onboard.plain_config import ROPE_INIT_FUNCTIONS, PlainConfig
 from onboard.vetting.model_text import vet_model_text
+from tests.unit.codegen.conftest import HEAD
 from tests.unit.codegen.test_own_code import _made, _written
 
 Translate = Callable[..., tuple[Any, str, str]]
@@ -194,6 +195,32 @@ def test_keywords_of_an_attribute_that_is_empty_everywhere_are_none(translate: T
     written = ROPE[: ROPE.index("class Rope")] + f"{_written(rope)}\n\n\n{_written(state)}"
     x = torch.randn(3)
     assert torch.equal(_made(written, sizes)(x), _made(ROPE, sizes)(x))
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
+def test_a_kind_of_the_config_is_looked_up_in_the_table(translate: Translate, kind: str) -> None:
+    text = ROPE.replace(
+        'ROPE_INIT_FUNCTIONS["default"]',
+        'ROPE_INIT_FUNCTIONS[config.rope_scaling.get("rope_type", config.rope_scaling.get("type"))]',
+    )
+    text = text.replace("ROPE_INIT_FUNCTIONS\n", "ROPE_INIT_FUNCTIONS, PlainConfig as Config\n", 1)
+    parameters = {"rope_type": kind, "rope_theta": float(random.randint(10, 10**6))}
+    parameters |= {"factor": 4.0, "original_max_position_embeddings": 32}
+    if kind == "llama3":
+        parameters |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    sizes = {"hidden_size": 48, "num_attention_heads": 4, "rope_parameters": parameters}
+    sizes["max_position_embeddings"] = 128
+    print(sizes)
+    state, _, _ = translate(text, sizes, specialised=True)
+    (rope,) = [each for cls, each in state.translator.states.items() if cls.__name__ == "Rope"]
+    written = text[: text.index("class Rope")] + f"{_written(rope)}\n\n\n{_written(state)}"
+    made = []
+    for each in (written, text):
+        names: dict[str, Any] = {}
+        exec(HEAD + each, names)
+        made.append(names["Toy"](PlainConfig(**sizes)))
+    x = torch.randn(3)
+    assert torch.equal(made[0](x), made[1](x))
 
 
 def test_keywords_of_a_dict_that_says_something_are_not_dropped(translate: Translate) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import PretrainedConfig
 
 from onboard.graph import factory
 from onboard.modeling import register_config
-from onboard.plain_config import PlainConfig
+from onboard.plain_config import PlainConfig, add_old_defaults
 from onboard.standalone import loader
 
 
@@ -29,3 +31,20 @@ def test_floats_that_json_has_not_are_floats(tmp_path: Path, standalone: bool) -
     assert "__float__" in (tmp_path / "config.json").read_text(encoding="utf-8")
     read = loader.read_config(tmp_path) if standalone else factory.read_config(tmp_path, tmp_path)
     assert list(read.limit) == [-1.0, float("inf")]
+
+
+def test_fields_may_be_set_behind_the_constructor_of_the_base() -> None:
+    class Late(PretrainedConfig):  # type: ignore[misc]
+        def __init__(self, positions: int = 99, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.max_position_embeddings = positions
+
+    kind: dict[str, Any] = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32}
+    kind |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
+    with pytest.raises(AttributeError):
+        Late(rope_parameters=dict(kind))
+    add_old_defaults(Late)
+    assert Late(rope_parameters=dict(kind)).rope_parameters["factor"] == 8.0
+    with pytest.raises(KeyError):
+        del kind["factor"]
+        Late(rope_parameters=kind)

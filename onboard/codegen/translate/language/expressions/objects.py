@@ -128,8 +128,10 @@ def imported(node: ast.Import | ast.ImportFrom, alias: ast.alias, module: Module
 
 def choice(table: dict[Any, Any], key: Value, frame: Frame) -> Value | None:
     """Return `table[key]`, with a key that is known once the config is; None when it is no table of
-    classes.
+    classes, or one of transformers that code of a repository looks up, which files have, too.
     """
+    if frame.translator.specialised and any(map(_is_of_transformers, table.values())):
+        return None
     # None is none that can be called
     made = {item: obj for item, obj in table.items() if obj is not None}
     if not (
@@ -143,6 +145,13 @@ def choice(table: dict[Any, Any], key: Value, frame: Frame) -> Value | None:
     for item, option in others:
         value = Choice(ast.Compare(key.code(), [ast.Eq()], [constant(item)]), option, value)
     return value
+
+
+def _is_of_transformers(entry: object) -> bool:
+    """Whether it is a function of transformers' shared code."""
+    module = getattr(entry, "__module__", None) or ""
+    shared = module.startswith("transformers.") and not module.startswith("transformers.models.")
+    return shared and inspect.isfunction(entry)
 
 
 def is_logger(value: Value) -> bool:
