@@ -39,7 +39,11 @@ def test_fields_may_be_set_behind_the_constructor_of_the_base() -> None:
             super().__init__(**kwargs)
             self.max_position_embeddings = positions
 
-    kind: dict[str, Any] = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32}
+    kind: dict[str, Any] = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+    }
     kind |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
     with pytest.raises(AttributeError):
         Late(rope_parameters=dict(kind))
