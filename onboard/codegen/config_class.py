@@ -399,7 +399,7 @@ class _Writer:
 def _unread_fields(config_class: type) -> set[str]:
     """Return the private fields, as `self._field`, that a class sets and does not read, or that say
     which attention transformers takes: they tell transformers something, as the model type does.
-    Tables of names are for the model.
+    Tables of names are for the model, as are arguments under their own names.
     """
     fields = [
         node
@@ -412,14 +412,20 @@ def _unread_fields(config_class: type) -> set[str]:
     read |= {
         target.attr
         for node in ast.walk(class_node(config_class))
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+        if isinstance(node, ast.Assign)
         for target in node.targets
-        if isinstance(target, ast.Attribute)
-        and all(isinstance(each, ast.Constant) for each in ast.iter_child_nodes(node.value))
+        if isinstance(target, ast.Attribute) and _is_for_the_model(target.attr, node.value)
     }
     told = {node.attr for node in fields if f"{node.attr}_".startswith(f"{_OF_ATTENTION}_")}
     unread = {ast.unparse(node) for node in fields if node.attr not in read or node.attr in told}
     return unread | {"self.model_type"}
+
+
+def _is_for_the_model(field: str, value: ast.expr) -> bool:
+    """Whether it is a table of constants, or the argument of the field's name."""
+    parts = ast.iter_child_nodes(value)
+    table = isinstance(value, ast.Dict) and all(isinstance(each, ast.Constant) for each in parts)
+    return table or (isinstance(value, ast.Name) and value.id == field)
 
 
 def _names_set(statements: list[ast.stmt]) -> set[str]:

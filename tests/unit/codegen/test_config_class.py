@@ -446,6 +446,20 @@ def test_private_fields_that_nothing_reads_are_left_out(make: Any, extra: str) -
     assert "self.n_layer" in text
 
 
+def test_a_private_argument_is_a_field_of_the_model(config_class: Any) -> None:
+    made = config_class(
+        "from transformers import PretrainedConfig\n\n\n"
+        "class Made(PretrainedConfig):\n"
+        "    def __init__(self, _last=True, **kwargs):\n"
+        "        self._last = _last\n"
+        "        self._told = 'that'\n"
+        "        super().__init__(**kwargs)\n"
+    )
+    text = plain_config_class(made)
+    assert "self._last = _last" in text
+    assert "_told" not in text
+
+
 OF_ATTENTION = """
     @property
     def _attn_implementation(self):
