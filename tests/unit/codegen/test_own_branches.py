@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -402,3 +403,31 @@ def test_functions_are_those_that_were_defined(size: int, translate: Translate) 
     assert "fast" not in forward
     x = torch.randn(2, 3)
     assert torch.equal(_made(_written(state), {"size": 3})(x), _made(text, {"size": 3})(x))
+
+
+FILLED_IN = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.scale = FIELD
+        if self.scale is None:
+            self.scale = 1 / config.size
+
+    def forward(self, x):
+        return x * self.scale
+"""
+
+
+@pytest.mark.parametrize("field", ["config.scale", "config.part.scale"])
+@pytest.mark.parametrize("given", [None, 7.0])
+def test_what_a_constructor_fills_in_is_asked_for_before(
+    field: str, given: float | None, translate: Translate
+) -> None:
+    text = FILLED_IN.replace("FIELD", field)
+    config = {"size": 4, "scale": given, "part": SimpleNamespace(scale=given)}
+    state, _, _ = translate(text, config, specialised=True)
+    original, ours = _made(text, config), _made(_written(state), config)
+    x = torch.randn(3)
+    assert torch.equal(ours(x), original(x))
+    told = [eval(ast.unparse(each), {"config": SimpleNamespace(**config)}) for each in state.guards]
+    assert all(told), "the model of this config is covered"

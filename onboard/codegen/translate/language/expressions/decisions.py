@@ -243,6 +243,8 @@ def _source_of(expr: ast.expr, frame: Frame) -> ast.expr:
     """
     assert frame.cls is not None
     expr = _PlainConfig().visit(deepcopy(written_out(expr, frame)))
+    if frame.kind == "init" and frame.translator.specialised and isinstance(expr, ast.Compare):
+        return _AsSet(frame.out).visit(expr)  # type: ignore[no-any-return]
     body = frame.out if frame.kind == "init" or frame.cls.init is None else frame.cls.init.body
     for statement in body:
         match statement:
@@ -252,6 +254,25 @@ def _source_of(expr: ast.expr, frame: Frame) -> ast.expr:
                 if isinstance(expr, ast.Attribute) and ast.unparse(target) == ast.unparse(expr):
                     return value
     return expr
+
+
+class _AsSet(ast.NodeTransformer):
+    """Writes fields of the config in the place of own attributes that a constructor has set to them
+    so far, and may set to something else later.
+    """
+
+    def __init__(self, statements: Sequence[ast.stmt]) -> None:
+        self.fields: dict[str, ast.expr] = {}
+        for statement in statements:
+            match statement:
+                case ast.Assign(targets=[ast.Attribute() as target], value=value):
+                    of_config = ast.unparse(value).startswith("config.")
+                    chain = isinstance(value, ast.Attribute) and of_config
+                    self.fields[ast.unparse(target)] = value if chain else target
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        """Write its value."""
+        return deepcopy(self.fields.get(ast.unparse(node), node))
 
 
 def of_config(test: ast.expr, frame: Frame) -> ast.expr:
