@@ -26,28 +26,33 @@ from onboard.review.family_class import (
     suite_value,
     tests_of,
 )
+from onboard.review.limit_checks import COMPARED, within_limits
 from onboard.review.python_source import Function, Outcome, Source, dotted, forbid, require
 from onboard.review.several_ranks import ranks_compared
-from onboard.verify.tolerances import ON_GPU, ON_GPU_ELSE, SAME
 
 _MOST = {"hidden_size": 256, "vocab_size": 2000, "num_hidden_layers": 10}
 _TESTED_KINDS = ("rotary", "rmsnorm", "layernorm", "mlp", "attention")
 _ROOT = "Path(__file__).resolve().parents[2]"
 _NO_CUDA = "not torch.cuda.is_available()"
-_LIMIT = "return self.suite.cpu_float32 if self.device == 'cpu' else self.suite.gpu_bfloat16[kind]"
-LIMITS = ("cpu_float32", "gpu_bfloat16")
 
 OWNED = {
     "E06": ("pair",),
     "E08": ("batch", "length", "starts", "prompt", "vocabulary", "told", "test_first_position"),
     "E09": ("assert_close", "assert_rmse_close", "files"),
     "E10": ("pytestmark", "pytest_generate_tests", "__init__", "__test__"),
-    "E11": ("limit",),
+    "E11": ("limit", "in_float64", "_exact_model"),
     "E12": ("test_block",),
     "E13": ("test_layer",),
     "E14": ("test_model",),
     "E15": ("test_export",),
-    "E17": ("test_cached_decode", "save_config", "continued", "cache_config", "prompt_lengths"),
+    "E17": (
+        "test_cached_decode",
+        "save_config",
+        "continued",
+        "log_probabilities",
+        "cache_config",
+        "prompt_lengths",
+    ),
     "E20": ("test_several_ranks", "greedy", "divided_tokens"),
 }
 """Names of the suite that a test file may not bind, by the item that speaks of them."""
@@ -196,11 +201,11 @@ def _no_smoke(subject: Subject) -> Outcome:
 
 def _smoke(tests: list[Function]) -> list[ast.AST]:
     flows = {node: Dataflow(node) for node in tests}
-    empty = [node for node, flow in flows.items() if not flow.calls("pair.assert_close")]
+    empty = [node for node, flow in flows.items() if not flow.calls(COMPARED)]
     same = [
         call
         for flow in flows.values()
-        for call in flow.calls("pair.assert_close")
+        for call in flow.calls(COMPARED)
         if len(call.args) < 2 or flow.same(call.args[0], call.args[1])
     ]
     return [*empty, *same]
@@ -217,75 +222,6 @@ def _skips(source: Source) -> list[ast.AST]:
         *source.named("^(skip|xfail|importorskip)$"),
         *(node for node in conditions if ast.unparse(node) != _NO_CUDA),
     ]
-
-
-def _limits(subject: Subject) -> Outcome:
-    if loose := [*_own_limits(subject), *_free_limits(subject.test, added_tests(subject))]:
-        return forbid(subject.test, loose)
-    methods = suite_methods(subject)
-    if free := [*_free_limits(subject.suite, methods.values()), *_other_limits(subject.suite)]:
-        return forbid(subject.suite, free)
-    nodes = [suite_value(subject, name) for name in LIMITS]
-    found = [node for node in nodes if node and node.value and _bounded(node.value, node.target)]
-    missing = f"a limit is missing, or above {SAME:.0e} in float32 on the CPU"
-    return require(subject.suite, found if len(found) == len(nodes) else [], missing)
-
-
-def _bounded(value: ast.expr, target: ast.expr) -> bool:
-    """Whether a limit is written out, and none is above that of `onboard.verify.tolerances`."""
-    found: Any = literal(value)
-    if dotted(target) == LIMITS[0]:
-        return isinstance(found, float) and found <= SAME
-    return isinstance(found, dict) and all(
-        isinstance(limit, float) and limit <= ON_GPU.get(kind, ON_GPU_ELSE)
-        for kind, limit in found.items()
-    )
-
-
-def _own_limits(subject: Subject) -> list[ast.AST]:
-    """Where a test file gives a limit, unless once and within bounds, or might change one."""
-    loose: list[ast.AST] = []
-    for name in LIMITS:
-        node = fact(subject, name)
-        strict = node is not None and _bounded(node.value, node.targets[0])
-        loose += [] if strict else bindings(subject.test, name)
-    parts = [
-        node
-        for node in subject.test.all(ast.Subscript)
-        if not isinstance(node.ctx, ast.Load) and dotted(node.value).endswith(LIMITS)
-    ]
-    changed = subject.test.calls(
-        lambda name: "gpu_bfloat16." in name or name in ("setattr", "globals", "vars")
-    )
-    return [*loose, *parts, *changed]
-
-
-def _free_limits(source: Source, tests: Iterable[Function]) -> list[ast.AST]:
-    """Comparisons with another limit than that of the pair."""
-    calls = [call for node in tests for call in Dataflow(node).calls("pair.assert_close")]
-    counted = [call for call in calls if len(call.args) != 4 or call.keywords]
-    direct = [
-        call
-        for call in source.calls(lambda name: name == "assert_rmse_close")
-        if len(call.args) < 3 or ast.unparse(call.args[2]) != "self.limit(kind)"
-    ]
-    return [*counted, *direct]
-
-
-def _other_limits(suite: Source) -> list[ast.AST]:
-    """What stands in the place of the pair's `limit` and of the comparison within it."""
-    methods = suite.functions(suite.classes().get("Pair"))
-    limit, compare = methods.get("limit"), methods.get("assert_close")
-    right = limit and [ast.unparse(node) for node in _code(limit)] == [_LIMIT]
-    compared = compare and Dataflow(compare).calls("assert_rmse_close")
-    handed = [ast.unparse(arg) for call in compared or [] for arg in call.args[:2]]
-    wrong = [*([] if right else [limit]), *([] if handed == ["actual", "expected"] else [compare])]
-    return [node or suite.tree.body[0] for node in wrong]
-
-
-def _code(function: Function) -> list[ast.stmt]:
-    """The statements of a function but its docstring."""
-    return function.body[ast.get_docstring(function) is not None :]
 
 
 def _blocks(subject: Subject) -> Outcome:
@@ -392,7 +328,7 @@ def _cached_decode(subject: Subject) -> Outcome:
     methods = suite_methods(subject)
     test, ways = methods.get("test_cached_decode"), methods.get("continued")
     flow = Dataflow(test) if test else None
-    compared = flow.calls("pair.assert_close") if flow else []
+    compared = flow.calls(COMPARED) if flow else []
     right = [call for call in compared if flow and len(call.args) > 1 and _is_decode(flow, call)]
     generated = bool(ways and Dataflow(ways).calls("llm.generate"))
     found = right if len(right) == len(compared) and generated else []
@@ -433,7 +369,7 @@ EQUIVALENCE_CHECKS = [
     ),
     _item("E09", "every test compares numbers: no smoke tests", _no_smoke),
     _item("E10", "only missing hardware skips a test", _no_skips),
-    _item("E11", "the limits are those of the dtype: 1e-5 in float32", _limits),
+    _item("E11", "the limits are those of the dtype: 1e-5 in float32", within_limits),
     _item("E12", "every kind of block is tested", _blocks),
     _item("E13", "every kind of layer is tested", _layers),
     _item("E14", "the whole model's logits are compared", _whole_model),

@@ -1,13 +1,15 @@
 """Pytest plugin (`-p onboard.testing.plugin`): writes the results of equivalence tests as JSON.
 
 `--onboard-results FILE` gets a list of {name, level, block, device, status, error, tolerance,
-seconds, message}.
+rounding, seconds, message}; `rounding` has both errors against float64 (`ours`, `theirs`), where
+the error is beyond the tolerance and they are known.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,7 @@ def _row(item: pytest.Function) -> dict[str, Any]:
         "status": "passed",
         "error": None,
         "tolerance": None,
+        "rounding": None,
         "seconds": 0.0,
         "message": "",
     }
@@ -105,4 +108,5 @@ def _worst_measurement() -> dict[str, Any]:
     return {
         "error": worst.error if math.isfinite(worst.error) else None,
         "tolerance": worst.tolerance,
+        "rounding": asdict(worst.rounding) if worst.rounding else None,
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -28,9 +29,17 @@ from onboard.testing.divided import continued, divide
 from onboard.testing.models import copy_weights, generated_causal_lm, hf_causal_lm
 from onboard.testing.prompts import all_logprobs, fresh_seed, ragged_prompts, random_prompt
 from onboard.testing.recorded_calls import Call, record_calls
+from onboard.verify.rounding.in_float64 import InFloat64
+from onboard.verify.tolerances import SAME
 
 Continued = Iterable[tuple[list[int], list[int], list[dict[int, float]]]]
 """Prompt, the tokens that it goes on with, and the log-probabilities of every token at each."""
+
+Exact = Callable[[], torch.Tensor]
+"""Computes in float64 what a comparison expects."""
+
+Read = Callable[[torch.Tensor], torch.Tensor]
+"""Takes of a text's logits what is compared."""
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -57,11 +66,35 @@ class Pair:
         return self.suite.cpu_float32 if self.device == "cpu" else self.suite.gpu_bfloat16[kind]
 
     def assert_close(
-        self, actual: torch.Tensor, expected: torch.Tensor, kind: str, label: str
+        self,
+        actual: torch.Tensor,
+        expected: torch.Tensor,
+        kind: str,
+        label: str,
+        exact: Exact | None = None,
     ) -> None:
-        """Fail, naming both files, unless `actual` is `expected` within the limit of its kind."""
+        """Fail, naming both files, unless `actual` is `expected` within the limit of its kind, or
+        rounds no more than it: against `exact`, where the limit is that of float32.
+        """
         __tracebackhide__ = True
-        assert_rmse_close(actual, expected, self.limit(kind), label, self.suite.files())
+        exact = exact if self.limit(kind) == SAME else None
+        assert_rmse_close(actual, expected, self.limit(kind), label, self.suite.files(), exact)
+
+    def in_float64(self, *text: torch.Tensor, read: Read | None = None, **told: Any) -> Exact:
+        """Return what computes, when it is asked, the logits that transformers' model has of a text
+        in float64, or what is read of them.
+        """
+
+        def exact() -> torch.Tensor:
+            with torch.no_grad():
+                found: torch.Tensor = self._exact_model(*text, **told).logits
+            return read(found) if read else found
+
+        return exact
+
+    @cached_property
+    def _exact_model(self) -> InFloat64:
+        return InFloat64(copy.deepcopy(self.expected))
 
 
 class EquivalenceSuite:
@@ -168,7 +201,8 @@ class EquivalenceSuite:
         """So does the whole model."""
         for call in pair.calls[""]:
             ((actual, expected),) = call.replay(pair.actual)
-            pair.assert_close(actual, expected, "model", "logits")
+            exact = pair.in_float64(**call.arguments)
+            pair.assert_close(actual, expected, "model", "logits", exact)
 
     @torch.no_grad()
     def test_export(self, pair: Pair) -> None:
@@ -194,10 +228,13 @@ class EquivalenceSuite:
         llm = LLM(tmp_path, root=root, device=pair.device, dtype=pair.dtype, config=config)
         for prompt, tokens, logprobs in self.continued(llm):
             text = torch.tensor([prompt + tokens], device=pair.device)
-            logits = pair.expected(text, **self.told(text), use_cache=False).logits
-            expected = self.codebooks.log_softmax(logits[0, len(prompt) - 1 : -1].float())
+            told, read = self.told(text), partial(self.log_probabilities, start=len(prompt))
+            logits = pair.expected(text, **told, use_cache=False).logits
+            exact = pair.in_float64(text, read=read, **told, use_cache=False)
+            label = f"decode after {len(prompt)} tokens"
+            expected = read(logits.float())
             actual = all_logprobs(logprobs)
-            pair.assert_close(actual, expected, "model", f"decode after {len(prompt)} tokens")
+            pair.assert_close(actual, expected, "model", label, exact)
 
     @torch.no_grad()
     def test_several_ranks(
@@ -211,13 +248,24 @@ class EquivalenceSuite:
         for text in pair.prompts:
             for _ in range(self.divided_tokens):
                 expected = pair.actual(**text).logits
+                told: dict[str, Any] = {
+                    **text,
+                    "attention_mask": torch.ones_like(text["input_ids"]),
+                }
+                exact = pair.in_float64(**told, use_cache=False)
                 tokens = self.greedy(expected, text["input_ids"])
                 for rank, actual in enumerate(divided.logits(text)):
                     label = f"rank {rank} of {divided.world_size}"
-                    pair.assert_close(actual, expected, "model", label)
+                    pair.assert_close(actual, expected, "model", label, exact)
                     found = self.greedy(actual, text["input_ids"])
                     assert torch.equal(found, tokens), f"{label}: other tokens"
                 text = continued(text, tokens)
+
+    def log_probabilities(self, logits: torch.Tensor, start: int) -> torch.Tensor:
+        """Return those of the tokens from `start` on [tokens, vocabulary], by the logits of a text
+        [1, sequence, vocabulary].
+        """
+        return self.codebooks.log_softmax(logits[0, start - 1 : -1])
 
     def greedy(self, logits: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
         """Return the next tokens [batch] of a text [batch, seq], by logits [batch, seq, vocabulary]."""

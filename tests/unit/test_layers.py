@@ -33,7 +33,7 @@ FLOORS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("codegen.translate.mechanisms",),),
     (("codegen.translate.language",),),
     (("analysis",),),
-    (("runtime", "verify.self_check", "verify.ways"),),
+    (("runtime", "verify.self_check", "verify.ways"), ("verify.rounding",)),
     (("experiments",),),
     (("graph",),),
     (("cache",),),

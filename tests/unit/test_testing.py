@@ -5,6 +5,7 @@ inputs of blocks.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from onboard.testing import (
     record_calls,
     rmse_ratio,
 )
-from onboard.testing.suite import EquivalenceSuite
+from onboard.testing.suite import EquivalenceSuite, Pair
 from onboard.workflow.processes.pytest_run import run_pytest
 from tests.support.warm import Warm
 
@@ -97,6 +98,58 @@ def test_nothing_is_close_to_a_reference_of_zeros_or_nan() -> None:
     for expected in (torch.zeros(2), torch.tensor([float("nan"), 1.0])):
         with pytest.raises(AssertionError, match="rmse ratio nan"):
             assert_rmse_close(expected.clone(), expected, 1e-2, "x")
+
+
+def test_an_error_beyond_the_limit_passes_where_the_reference_rounds_as_much() -> None:
+    exact = torch.ones(100, dtype=torch.float64)
+    theirs, asked = (exact + 2e-5).float(), []
+
+    def compare(ours: torch.Tensor, tolerance: float = 1e-5) -> None:
+        asked.clear()
+        assert_rmse_close(
+            ours.float(), theirs, tolerance, "logits", "", lambda: asked.append(1) or exact
+        )
+
+    compare(exact - 2.2e-5)  # 4.2e-5 from theirs
+    assert asked == [1]
+    compare(exact - 2.2e-5, 1e-4)
+    assert asked == [], "float64 is asked beyond the limit alone"
+    with pytest.raises(AssertionError, match=r"4.50e-05.* it errs by 2.50e-05, the .* 2.00e-05"):
+        compare(exact - 2.5e-5)
+    for wrong in (exact * 1.01, exact * float("nan")):
+        with pytest.raises(AssertionError, match="rmse ratio"):
+            compare(wrong)
+    theirs = (exact + 1e-3).float()
+    with pytest.raises(AssertionError, match="rmse ratio 7.99e-04"):
+        compare(exact + 2e-4)  # much less than theirs, and too much to be rounding
+
+
+def test_the_reference_of_a_pair_is_computed_in_float64() -> None:
+    class Suite(EquivalenceSuite):
+        model_file, reference = Path("modeling_llama.py"), LlamaForCausalLM
+
+    expected = hf_causal_lm(LlamaForCausalLM, CONFIG, seed=0)
+    pair = Pair(expected, nn.Identity(), [], {}, "cpu", "float32", Suite)
+    text = torch.arange(7)[None]
+    exact = pair.in_float64(text, use_cache=False)()
+    assert exact.dtype == torch.float64
+    assert 0 < rmse_ratio(expected(text).logits, exact) < 1e-6
+    last = pair.in_float64(text, read=lambda logits: logits[0, -1])()
+    assert torch.equal(last, exact[0, -1])
+    assert expected.dtype == torch.float32
+    with pytest.raises(AssertionError, match="at most 1e-05 is allowed; against float64"):
+        pair.assert_close(1.00003 * exact.float(), exact.float(), "model", "x", lambda: exact)
+
+    class Stricter(Suite):
+        cpu_float32 = 1e-6
+
+    for suite, dtype, device in (
+        (Stricter, "float32", "cpu"),
+        (Suite, "bfloat16", "cuda"),
+    ):
+        other = replace(pair, suite=suite, dtype=dtype, device=device)
+        with pytest.raises(AssertionError, match="is allowed; at"):
+            other.assert_close(1.2 * exact, exact, "model", "x", lambda: 1.2 * exact)
 
 
 def test_random_weights_leave_no_tensor_constant() -> None:
@@ -375,11 +428,14 @@ TESTS_OF_A_TEST = """
 import pytest, torch
 from onboard.testing import assert_rmse_close
 
-@pytest.mark.parametrize("path", ["a.mlp", "a.norm", "a.nan"])
+@pytest.mark.parametrize("path", ["a.mlp", "a.norm", "a.nan", "a.rounded"])
 def test_block(path):
     assert_rmse_close(torch.ones(2), torch.ones(2), 1e-5, "first")
-    actual = {"a.mlp": 1.5, "a.norm": 1.0, "a.nan": float("nan")}[path]
-    assert_rmse_close(torch.full((2,), actual), torch.ones(2), 1e-5, path)
+    actual = {"a.mlp": 1.5, "a.norm": 1.0, "a.nan": float("nan"), "a.rounded": 1 + 2e-5}[path]
+    exact = torch.full((2,), 1 + 1e-5, dtype=torch.float64) if path == "a.rounded" else None
+    assert_rmse_close(
+        torch.full((2,), actual), torch.ones(2), 1e-5, path, "", exact is not None and (lambda: exact)
+    )
 
 @pytest.mark.skip(reason="no device")
 def test_layer():
@@ -415,6 +471,10 @@ def test_the_plugin_writes_what_each_test_measured(warm: Warm, tmp_path: Path) -
         "",
     )
     assert (nan["status"], nan["error"]) == ("failed", None)
+    rounded = rows["test_block[a.rounded]"]
+    assert (rounded["status"], rounded["error"]) == ("passed", pytest.approx(2e-5, rel=1e-2))
+    assert rounded["rounding"] == pytest.approx({"ours": 1e-5, "theirs": 1e-5}, rel=1e-2)
+    assert norm["rounding"] is None
     assert (rows["test_layer"]["status"], rows["test_layer"]["message"]) == ("skipped", "no device")
     assert rows["test_model"]["status"] == "failed"
     assert "fixture 'broken' not found" in rows["test_model"]["message"]

@@ -24,6 +24,15 @@ class RecordedCall(Message):
     result: Line
 
 
+class TestRounding(Message):
+    """Errors of a test against float64 (`onboard.verify.rounding.against_float64.Rounding`)."""
+
+    __test__ = False
+
+    ours: FiniteFloat
+    theirs: FiniteFloat
+
+
 class TestRow(Message):
     """A row that the plugin `onboard.testing.plugin` leaves of a test."""
 
@@ -36,6 +45,7 @@ class TestRow(Message):
     status: Literal["passed", "failed", "skipped"]
     error: FiniteFloat | None
     tolerance: FiniteFloat | None
+    rounding: TestRounding | None = None
     seconds: FiniteFloat
     message: Line
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from onboard.workflow.checkpoint.checkpoint_size import layer_kinds
+from onboard.workflow.reporting.rounded_tests import rounded
 from onboard.workflow.reporting.source_places import class_lines, source_place
 from onboard.workflow.reporting.tested_commit import Tested
 
@@ -168,7 +169,7 @@ def _measured(row: dict[str, Any], place: str) -> str:
     if row["status"] != "passed" or error is None or limit is None:
         return f"{what}: {row['status']}{': ' + row['message'] if row['message'] else ''}"
     device = row.get("device", "cpu")
-    return f"{what}: relative RMSE {error:.1e}, limit {limit:.1e}, {device}"
+    return f"{what}: relative RMSE {error:.1e}, limit {limit:.1e}{rounded(row)}, {device}"
 
 
 def _places(tested: Tested) -> Iterator[tuple[str, str]]:

@@ -18,6 +18,7 @@ from onboard.workflow.checkpoint.checkpoint_size import layer_kinds, max_positio
 from onboard.workflow.phase import RunContext
 from onboard.workflow.reporting.human_notes import human_notes, reduced_facts
 from onboard.workflow.reporting.layer_picture import layer_parts
+from onboard.workflow.reporting.rounded_tests import rounded
 from onboard.workflow.run_model.runner_record import RETRY
 
 ARTIFACTS = ("gather", "survey", "tests", "review", "registration", "run")
@@ -273,7 +274,8 @@ def passed_summary(rows: Sequence[dict[str, Any]]) -> str:
     if worst is None:
         return f"{len(rows)} passed"
     found = f"an error of {worst['error']:.1e}" if worst["error"] else "no error at all"
-    return f"{len(rows)} passed, the nearest to its tolerance with {found} ({worst['tolerance']:.0e} allowed)"
+    allowed = f"{worst['tolerance']:.0e} allowed{rounded(worst)}"
+    return f"{len(rows)} passed, the nearest to its tolerance with {found} ({allowed})"
 
 
 def review_groups(review: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from onboard.config import Mode, StrictModel
 from onboard.errors import NoCachedFormError
+from onboard.verify.rounding.against_float64 import Rounding
 from onboard.verify.tolerances import SAME
 from onboard.workflow.phases import PHASES
 from onboard.workflow.sweep.inputs.targets import Target, Variant, label
@@ -231,10 +232,13 @@ def _tested(record: TargetRecord, level: str) -> LevelStatus:
 
 def _is_measured(row: dict[str, Any]) -> bool:
     """Whether a test compared numbers, and they were near enough by the limit of this module
-    too.
+    too, or by the rule of rounding.
     """
     error, limit = row["error"], SAME if row["device"] == "cpu" else row["tolerance"]
-    return error is not None and limit is not None and 0 <= error <= limit
+    if error is None or limit is None:
+        return False
+    own = row.get("rounding")
+    return 0 <= error <= limit or (own is not None and Rounding(**own).is_theirs)
 
 
 def _reached(levels: dict[str, LevelStatus], mode: Mode) -> str:

@@ -28,15 +28,13 @@ LAYERS = """    layers = {
 STRICTER = {kind: limit / 2 for kind, limit in EquivalenceSuite.gpu_bfloat16.items()}
 BEGIN = "class TestLlamaForCausalLM("
 BLOCK_CLOSE = "                pair.assert_close(actual, expected, self.blocks[path], path)\n"
-MODEL_CLOSE = '            pair.assert_close(actual, expected, "model", "logits")\n'
+MODEL_CLOSE = '            pair.assert_close(actual, expected, "model", "logits", exact)\n'
 LIMIT = "        return self.suite.cpu_float32 if"
 MLP = "        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))\n"
 REGISTER = 'register_causal_lm("LlamaConfig", LlamaForCausalLM)\n'
 CLASS = "class LlamaMLP(nn.Module):\n"
 SECOND = "\n    @staticmethod\n    def pair():\n        return None\n"
-DECODE = (
-    "            expected = self.codebooks.log_softmax(logits[0, len(prompt) - 1 : -1].float())\n"
-)
+DECODE = "            expected = read(logits.float())\n"
 PATCH = "import onboard.testing.compare\nonboard.testing.compare.rmse_ratio = lambda *_: 0.0\n"
 EINSUM = """def weigh(s):
     e = (s - s.amax(-1, keepdim=True)).exp()
@@ -617,3 +615,12 @@ def test_tests_that_ask_for_more_pass(
     changed = {**files, TEST: files[TEST].replace(old, new) + MORE}
     items = {item.id for item in CHECKLIST if item.id.startswith("E")}
     assert failures(tmp_path, changed, spec, items, made) == {}
+
+
+def test_a_test_of_its_own_has_no_rule_of_rounding(
+    tmp_path: Path, files: dict[str, str], spec: ModelSpec, made: dict[str, Source]
+) -> None:
+    own = MORE.replace('"layer", path)', '"layer", path, pair.in_float64())')
+    changed = {**files, TEST: files[TEST] + own}
+    (evidence,) = failures(tmp_path, changed, spec, {"E11"}, made)["E11"]
+    assert 'pair.assert_close(actual, expected, "layer", path, pair.in_float64())' in evidence

@@ -15,7 +15,8 @@ from onboard.analysis.spec import ModelSpec
 from onboard.analysis.spec_blocks import make_block
 from onboard.codegen.tidy.lines import LINE_LENGTH
 from onboard.render import TEST_SUITE
-from onboard.review.equivalence_checks import LIMITS, OWNED
+from onboard.review.equivalence_checks import OWNED
+from onboard.review.limit_checks import LIMITS
 from onboard.review.python_source import Source
 from onboard.review.reviewer import CHECKLIST, Review, review
 from onboard.testing.suite import EquivalenceSuite, FirstPositionSuite
@@ -260,6 +261,8 @@ VIOLATIONS = [
     ),
     Violation("E11", SUITE, '"layer": 0.05', '"layer": 0.5'),
     Violation("E11", SUITE, "expected, self.limit(kind), ", "expected, 1e9, "),
+    Violation("E11", SUITE, "if self.limit(kind) == SAME else None", "if True else None"),
+    Violation("E11", SUITE, "exact = pair.in_float64(**call.arguments)", "exact = call.replay"),
     Violation("E11", TEST, LAYERS, LAYERS + "    cpu_float32 = 1e-3\n"),
     Violation("E11", TEST, LAYERS, LAYERS + '    gpu_bfloat16 = {"mlp": 0.5}\n'),
     Violation("E11", TEST, LAYERS, LAYERS + '    gpu_bfloat16 = "any"\n'),

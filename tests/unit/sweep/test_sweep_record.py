@@ -156,6 +156,9 @@ BREAKS: dict[str, Callable[[TargetRecord], None]] = {
     **{f"a failed {level} test": with_row(level, status="failed", error=0.3) for level in TESTED},
     "a test that compared nothing": with_row("model", error=None),
     "a NaN": with_row("model", error=math.nan),
+    "an error that is no rounding": with_row(
+        "model", error=2e-5, rounding={"ours": 3e-5, "theirs": 2e-5}
+    ),
     "an error that only the test allows": with_row("model", error=2e-5, tolerance=0.05),
     "a negative error": with_row("model", error=-1.0),
     "no test at all": lambda record: setattr(record, "tests", []),
@@ -185,6 +188,12 @@ BREAKS: dict[str, Callable[[TargetRecord], None]] = {
     "no checkpoint": lambda record: setattr(record, "error", "cannot be built"),
     "no architecture": lambda record: setattr(record, "architecture", ""),
 }
+
+
+def test_an_error_that_is_transformers_own_rounding_passes() -> None:
+    record = good()
+    with_row("model", error=2e-5, rounding={"ours": 2.3e-5, "theirs": 2e-5})(record)
+    assert conclude(record, "test").status == "pass"
 
 
 @pytest.mark.parametrize("name", BREAKS)
