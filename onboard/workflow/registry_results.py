@@ -1,5 +1,5 @@
-"""What runs of registered models showed: `registry/results.jsonl`, one line for each model, device
-and dtype.
+"""What runs of registered models showed: `registry/results.jsonl`, one line for each model, device,
+dtype, and number of ranks that was asked for.
 
 The support matrix says of a model what these rows say. Call what writes them under `registry_lock`.
 """
@@ -45,6 +45,8 @@ class Result(StrictModel):
     dtype: str = ""
     layers: int | None = None
     """How many of its layers the model had; None: all."""
+    world_size: int | None = None
+    """On how many ranks, where a run was asked for so many; None: as the entry is configured."""
     tokens_per_second: float | None = None
     perplexity: float | None = None
     reference_perplexity: float | None = None
@@ -66,14 +68,21 @@ class Result(StrictModel):
     """The digest of everything that the result depends on; empty for a run of the workflow."""
 
     @property
-    def place(self) -> tuple[str, str, str, bool]:
+    def place(self) -> tuple[str, str, str, bool, int]:
         """What a later run must share to take this row's place."""
-        return self.name, self.device, self.dtype, self.layers is not None
+        ranks = self.world_size or 0
+        return self.name, self.device, self.dtype, self.layers is not None, ranks
+
+    @property
+    def on_ranks(self) -> str:
+        """On how many ranks it ran, as a phrase; empty where none were asked for."""
+        size = self.world_size
+        return "" if size is None else f" on {size} rank{'s' if size > 1 else ''}"
 
     @property
     def shows(self) -> str:
-        """Device and dtype, and whether its text could be judged."""
-        return f"{self.device} {self.dtype}{'' if self.text == 'equal' else ', text not judged'}"
+        """Device, dtype and ranks, and whether its text could be judged."""
+        return f"{self.device} {self.dtype}{self.on_ranks}{'' if self.text == 'equal' else ', text not judged'}"
 
 
 def results_path(root: Path) -> Path:
@@ -189,8 +198,12 @@ def verified(rows: Sequence[Result]) -> str:
     """
     whole = [row for row in rows if row.layers is None]
     parts = sorted({row.shows for row in whole if row.status == "passed"})
-    last = max(whole, key=lambda row: row.date, default=None)
-    failed = [f"failed on {last.date[:10]}"] if last is not None and last.status == "failed" else []
+    last = {row.on_ranks: row for row in sorted(whole, key=lambda row: row.date)}
+    failed = [
+        f"failed{ranks} on {row.date[:10]}"
+        for ranks, row in sorted(last.items())
+        if row.status == "failed"
+    ]
     return "; ".join([*parts, *failed])
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from onboard import registry
+from onboard.content import CONTENT_ROOT
 from onboard.registry import RegistryEntry, load_entries, models_path
 from onboard.registry_text import insert_entry
 from onboard.workflow.registry_results import Result, load_results
@@ -111,3 +112,24 @@ def _changed(root: Path) -> None:
     assert _finish(_start(root, "registry", "run", "--changed")) == "1 passed\n0 failed\n"
     output = root / ".onboard" / "registry_runs" / "owl" / "agent.json"
     assert json.loads(output.read_text())["settings"]["max_seq_len"] == 48
+
+
+def test_the_demo_checkpoint_on_two_ranks(tmp_path: Path) -> None:
+    shutil.copytree(CONTENT_ROOT / "models", tmp_path / "models")
+    (tmp_path / "registry" / "configs").mkdir(parents=True)
+    checkpoint = CONTENT_ROOT / "onboard" / "assets" / "demo"
+    registry.config_path(tmp_path, "demo").write_text(f"model: {checkpoint}\nmax_seq_len: 64\n")
+    files = ["dashboard_default.yaml", "world_size_1.yaml", "demo.yaml"]
+    entry = RegistryEntry(name="demo", config_id="demo", yaml_extra=files, family="llama")
+    models_path(tmp_path).write_text(insert_entry(registry.HEADER, entry))
+    said = _finish(_start(tmp_path, "registry", "run", "--world-size", "2", "--json"))
+    (row,) = json.loads(said)
+    assert (row["status"], row["world_size"]) == ("passed", 2)
+    found = json.loads((tmp_path / ".onboard/registry_runs/demo/agent.json").read_text())
+    assert found["settings"]["world_size"] == 2
+    checks = {check["what"]: check["error"] for check in found["comparison"]["checks"]}
+    assert checks.keys() >= {"prefill", "cached decode", "text"}
+    assert max(checks.values()) < 1e-5
+    (kept,) = load_results(tmp_path)
+    assert kept.world_size == 2
+    assert load_entries(tmp_path)[0].status == "untested", "it did not run as configured"

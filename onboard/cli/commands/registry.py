@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onboard.cli.options import AsJson, Device, Offline
-from onboard.errors import OnboardError
+from onboard.cli.options import AsJson, Device, Offline, WorldSize
+from onboard.errors import OnboardError, UsageError
 
 if TYPE_CHECKING:
     from onboard.registry import RegistryEntry
@@ -160,13 +160,15 @@ def run(
     reduced: _Reduced = False,
     changed: _Changed = False,
     fresh: _Fresh = False,
+    world_size: WorldSize = None,
     limit_seconds: _LimitSeconds = 3600.0,
     offline: Offline = False,
     as_json: AsJson = False,
 ) -> int:
     """Run entries and compare them with transformers.
 
-    Each entry runs in its own process: on a free GPU, or on the CPU with --jobs in parallel.
+    Each entry runs in its own process: on a free GPU, or on the CPU with --jobs in parallel; with
+    --world-size on so many of them as ranks, which has rows of its own.
     Results are rows of registry/results.jsonl, from which the support matrix is made. An entry that
     passed with the same model file, config and program is skipped, so an interrupted run can be
     resumed. Exit code 1 if an entry fails. The filter is that of `registry list`.
@@ -175,18 +177,23 @@ def run(
     from onboard.workflow.registry_runs.runner import Runner, RunSettings
 
     root = root.expanduser().resolve()
-    entries, gpus = _chosen(root, names or [], expression), _gpus(device)
+    entries, gpus, each = _chosen(root, names or [], expression), _gpus(device), world_size or 1
+    if 0 < gpus < each:
+        here = "is 1 GPU" if gpus == 1 else f"are {gpus} GPUs"
+        raise UsageError(f"there {here} here, not {each}", hint="Use --device cpu")
     settings = RunSettings(
         "cuda" if gpus else "cpu",
-        jobs or gpus or 1,
+        jobs or gpus // each or 1,
         reduced,
         changed,
         fresh,
         limit_seconds,
         offline,
+        world_size,
     )
     progress = _Progress(len(entries))
-    runner = Runner(root, GpuPlaces() if gpus else CpuPlaces(), settings, progress)
+    places = GpuPlaces(each=each) if gpus else CpuPlaces()
+    runner = Runner(root, places, settings, progress)
     todo = runner.todo(entries)
     progress.total = len(todo)
     print(f"{len(todo)} of {len(entries)} entries to run", file=sys.stderr)
@@ -194,20 +201,18 @@ def run(
     for row, ran in runner.run(todo):
         progress.finished(row, ran)
         rows.append(row)
-    if as_json:
-        print(
-            json.dumps(
-                [row.model_dump(mode="json", exclude_defaults=True) for row in rows], indent=2
-            )
-        )
-    else:
-        print(
-            "\n".join(
-                f"{sum(row.status == status for row in rows)} {status}"
-                for status in ("passed", "failed")
-            )
-        )
+    _say_rows(rows, as_json=as_json)
     return 1 if any(row.status == "failed" for row in rows) else 0
+
+
+def _say_rows(rows: list[Result], *, as_json: bool) -> None:
+    """Print the rows, or how many passed and failed."""
+    if as_json:
+        found = [row.model_dump(mode="json", exclude_defaults=True) for row in rows]
+        print(json.dumps(found, indent=2))
+        return
+    counts = {status: sum(row.status == status for row in rows) for status in ("passed", "failed")}
+    print("\n".join(f"{count} {status}" for status, count in counts.items()))
 
 
 @dataclass
@@ -227,7 +232,9 @@ class _Progress:
         self.done += 1
         figures = [f"{row.tokens_per_second:.0f} tokens/s"] if row.tokens_per_second else []
         figures += [f"{row.seconds:.0f} s"] if row.seconds is not None and ran else []
-        said = ", ".join([row.status if ran else f"{row.status} by another run", *figures])
+        said = ", ".join(
+            [f"{row.status}{row.on_ranks}" if ran else f"{row.status} by another run", *figures]
+        )
         _say(
             f"[{self.done}/{self.total}] {row.name}: {said}{f': {row.error}' if row.error else ''}"
         )
@@ -256,7 +263,6 @@ def _chosen(root: Path, names: list[str], expression: str) -> list[RegistryEntry
 
 def _entry(name: str, root: Path) -> RegistryEntry:
     from onboard.config import suggest
-    from onboard.errors import UsageError
     from onboard.registry import all_entries, find_entry
 
     root = root.expanduser()
@@ -281,7 +287,6 @@ def _value(values: Any, key: str) -> Any:
 
 
 def _gpus(device: Device) -> int:
-    from onboard.errors import UsageError
     from onboard.gpu import list_gpus
 
     count = 0 if device is Device.CPU else len(list_gpus())

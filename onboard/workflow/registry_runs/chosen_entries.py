@@ -40,9 +40,17 @@ def chosen(
     return found
 
 
-def key_of(entry: RegistryEntry, root: Path, source: str, device: str, *, reduced: bool) -> str:
+def key_of(
+    entry: RegistryEntry,
+    root: Path,
+    source: str,
+    device: str,
+    *,
+    reduced: bool,
+    world_size: int | None = None,
+) -> str:
     """Return the digest of everything that an entry's result depends on; `source` is the program's
-    own digest.
+    own digest, `world_size` how many ranks are asked for, if any.
     """
     inputs = {
         "config": compose(entry, root).model_dump(mode="json", exclude_unset=True),
@@ -52,6 +60,7 @@ def key_of(entry: RegistryEntry, root: Path, source: str, device: str, *, reduce
         "extensions": extensions_digest(root),
         "device": device,
         "reduced": reduced,
+        "world_size": world_size,
     }
     return hash_inputs(inputs, current_versions())
 
@@ -61,12 +70,20 @@ def model_file(entry: RegistryEntry, root: Path) -> Path:
     return content_path("models", f"modeling_{entry.family}.py", root=root)
 
 
-def row_of(results: Sequence[Result], name: str, device: str, *, reduced: bool) -> Result | None:
-    """Return an entry's newest row on a device."""
+def row_of(
+    results: Sequence[Result],
+    name: str,
+    device: str,
+    *,
+    reduced: bool,
+    world_size: int | None = None,
+) -> Result | None:
+    """Return an entry's newest row on a device, by the ranks that were asked for."""
+    wanted = name, device, reduced, world_size
     rows = [
         row
         for row in results
-        if (row.name, row.device, row.layers is not None) == (name, device, reduced)
+        if (row.name, row.device, row.layers is not None, row.world_size) == wanted
     ]
     return max(rows, key=lambda row: row.date, default=None)
 

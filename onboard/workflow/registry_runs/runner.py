@@ -73,6 +73,20 @@ class RunSettings:
     seconds: float = 3600.0
     """Time limit of an entry."""
     offline: bool = False
+    world_size: int | None = None
+    """Ranks of each entry; None: as it is configured."""
+
+    @property
+    def log(self) -> str:
+        """Name of an entry's log."""
+        return LOG if self.world_size is None else f"run_{self.world_size}_ranks.log"
+
+    def words(self, layers: int | None) -> list[str]:
+        """Return the options of an entry's run with so many layers, None: all."""
+        words = ["--device", self.device]
+        words += ["--layers", str(layers)] if layers is not None else []
+        ranks = self.world_size
+        return [*words, *(["--world-size", str(ranks)] if ranks is not None else [])]
 
 
 @dataclass
@@ -125,11 +139,15 @@ class Runner:
         )
 
     def _row(self, entry: RegistryEntry, results: Sequence[Result]) -> Result | None:
-        return row_of(results, entry.name, self.settings.device, reduced=self.settings.reduced)
+        told = self.settings
+        return row_of(
+            results, entry.name, told.device, reduced=told.reduced, world_size=told.world_size
+        )
 
     def _key(self, entry: RegistryEntry) -> str:
+        told, ranks = self.settings, self.settings.world_size
         return key_of(
-            entry, self.root, self._source, self.settings.device, reduced=self.settings.reduced
+            entry, self.root, self._source, told.device, reduced=told.reduced, world_size=ranks
         )
 
     def _one(self, entry: RegistryEntry) -> tuple[Result, bool] | None:
@@ -163,7 +181,12 @@ class Runner:
         return _EntryLock(FileLock(folder / ".lock", thread_local=False), self, entry.name)
 
     def _in_process(self, entry: RegistryEntry, folder: Path, place: Place) -> Result | None:
-        output, log, key, start = folder / OUTPUT, folder / LOG, self._key(entry), time.monotonic()
+        output, log, key, start = (
+            folder / OUTPUT,
+            folder / self.settings.log,
+            self._key(entry),
+            time.monotonic(),
+        )
         output.unlink(missing_ok=True)
         command, layers = self._command(entry, output)
         with log.open("wb") as file:
@@ -176,6 +199,7 @@ class Runner:
         found = _read(output, code)
         fields = {
             "layers": layers,
+            "world_size": self.settings.world_size,
             "key": key,
             "seconds": time.monotonic() - start,
             "command": self._repeated(entry, layers),
@@ -200,8 +224,8 @@ class Runner:
             "--root",
             str(self.root),
         ]
-        words += ["--output", str(output), "--device", self.settings.device, "--exit-with-parent"]
-        return [*words, *(["--layers", str(layers)] if layers is not None else [])], layers
+        words += ["--output", str(output), "--exit-with-parent"]
+        return [*words, *self.settings.words(layers)], layers
 
     def _repeated(self, entry: RegistryEntry, layers: int | None) -> str:
         """Return the command that repeats an entry's run on any machine, from the root."""
@@ -216,12 +240,7 @@ class Runner:
             "--output",
             "run.json",
         ]
-        words += [
-            "--device",
-            self.settings.device,
-            *(["--layers", str(layers)] if layers is not None else []),
-        ]
-        return shlex.join(words)
+        return shlex.join([*words, *self.settings.words(layers)])
 
     def _wait(self, command: Sequence[str], log: Any, place: Place) -> int | None:
         """Return the process's exit code; None at its time limit. It ends with this process,
@@ -280,8 +299,8 @@ class _EntryLock:
 
 
 def keep(root: Path, entry: RegistryEntry, result: Result) -> None:
-    """Write a row, and what follows from it to the matrix and, of a run of all layers, to the
-    entry.
+    """Write a row, and what follows from it to the matrix and, of a run of all layers as the entry
+    is configured, to the entry.
 
     The row comes last: killed before that, the entry is run again, and nothing is left half told.
     """
@@ -292,7 +311,7 @@ def keep(root: Path, entry: RegistryEntry, result: Result) -> None:
         write_atomically(
             matrix, refreshed(text, entry, [row for row in rows if row.name == entry.name])
         )
-        if result.layers is None:
+        if result.layers is None and result.world_size is None:
             _keep_verdict(root, entry, result)
         write_atomically(results_path(root), text_of(rows))
 

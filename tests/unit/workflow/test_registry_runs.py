@@ -255,6 +255,32 @@ def test_a_reduced_run_is_no_verdict(root: Path) -> None:
     assert len(load_results(root)) == 6
 
 
+def test_runs_on_ranks_have_rows_of_their_own_and_no_verdict(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _run(root)
+    _calls(root)
+    monkeypatch.setenv("AGENT_FAILS", "org/b")
+    rows, told = _run(root, world_size=2)
+    assert sorted(_calls(root)) == sorted(NAMES), "what passed as configured says nothing of ranks"
+    assert {row.world_size for row in rows.values()} == {2}
+    assert all("--world-size 2" in row.command for row in rows.values())
+    assert all("--world-size 2" in path.read_text() for path in told.logs)
+    assert {(row.name, row.world_size) for row in load_results(root)} == {
+        (name, size) for name in NAMES for size in (None, 2)
+    }
+    assert {entry.status for entry in load_entries(root)} == {"passed"}, "configured runs passed"
+    matrix = matrix_path(root).read_text()
+    assert "| org/a | a |  | cpu float32; cpu float32 on 2 ranks |" in matrix
+    assert f"| cpu float32; failed on 2 ranks on {rows['org/b'].date[:10]} |" in matrix
+    assert {row.world_size for row in _run(root, world_size=2)[0].values()} == {2}
+    assert _calls(root) == ["org/b"]
+    _run(root, world_size=4)
+    assert sorted(_calls(root)) == sorted(NAMES)
+    _run(root)
+    assert _calls(root) == []
+
+
 def test_an_entry_ends_at_its_time_limit(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENT_SECONDS", "60")
     start = time.monotonic()
@@ -456,6 +482,39 @@ def test_gpus_are_taken_when_they_are_free_and_only_once(
     free.clear()
     threading.Timer(0.1, stopped.set).start()
     assert mine.take(waits.append, stopped) is None
+
+
+def test_ranks_have_a_gpu_each_or_none_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = [0, 2, 5]
+    monkeypatch.setattr(places, "free_gpus", lambda: list(free))
+    pairs, one = GpuPlaces(tmp_path, 0.01, each=2), GpuPlaces(tmp_path, 0.01)
+    stopped, waits = threading.Event(), []
+    first = pairs.take(waits.append, stopped)
+    assert first is not None
+    assert first.environment["CUDA_VISIBLE_DEVICES"] == "0,2"
+    threading.Timer(0.1, stopped.set).start()
+    assert pairs.take(waits.append, stopped) is None
+    assert waits == [
+        "fewer than 2 free GPUs (3 have free memory, some of them taken by other runs of the registry)"
+    ]
+    stopped.clear()
+    single = one.take(waits.append, stopped)
+    assert single is not None, "a pair that was not there holds none"
+    assert single.environment["CUDA_VISIBLE_DEVICES"] == "5"
+    first.leave()
+    second = pairs.take(waits.append, stopped)
+    assert second is not None
+    assert second.environment["CUDA_VISIBLE_DEVICES"] == "0,2"
+
+
+def test_more_ranks_than_gpus_are_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "list_gpus", lambda: [gpu.Gpu("a", 100, 100)])
+    assert command(["registry", "run", "--root", str(root), "--world-size", "2"]) == 2
+    assert "there is 1 GPU here, not 2" in capsys.readouterr().err
 
 
 def test_free_gpus_are_those_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
