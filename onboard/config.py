@@ -66,11 +66,23 @@ class ModelOfOptions(StrictModel):
             raise UsageError(f"{found}{reason}") from None
 
 
-def suggest(name: str, known: Any) -> str:
-    """Return a hint that names the valid spelling nearest to `name`, or all of them."""
-    names = sorted(map(str, known))
+_LISTED, _NEAR = 20, 3
+"""Most names that a hint lists where they are listed elsewhere, too; most of those with a word in them."""
+
+
+def suggest(name: str, known: Any, where: str = "") -> str:
+    """Return a hint that names the valid spelling nearest to `name`, or those that have it in them,
+    or all of them; of many only how many there are, and `where` they are listed.
+    """
+    names, word = sorted(map(str, known)), str(name).lower()
     near = difflib.get_close_matches(str(name), names, n=1)
-    return f"Did you mean {near[0]!r}?" if near else f"Valid: {', '.join(names)}"
+    near = near or [each for each in names if len(word) > 2 and word in each.lower()]
+    if 0 < len(near) <= _NEAR:
+        return f"Did you mean {' or '.join(map(repr, near))}?"
+    if not where or len(names) <= _LISTED:
+        return f"Valid: {', '.join(names)}"
+    found = f", {len(near)} with that in their names" if near else ""
+    return f"There are {len(names)}{found}: see {where}"
 
 
 class KVCacheConfig(StrictModel):

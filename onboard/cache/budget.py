@@ -211,7 +211,8 @@ class CacheGroup:
         if not isinstance(self.resource, KVPagedResource):
             return f"state {' x '.join(map(str, self.resource.state_shape))}, {kind}"
         window = self.resource.sliding_window
-        heads = f"{self.resource.num_kv_heads} x {self.resource.head_dim}, {kind}"
+        count = self.resource.num_kv_heads
+        heads = f"{count} head{'s' if count > 1 else ''} of size {self.resource.head_dim}, {kind}"
         return heads if window is None else f"{heads}, window {window:,}"
 
 

@@ -219,7 +219,9 @@ def get_transform(key: str) -> type[BaseTransform[Any]]:
     """Import the file of a shipped transform and return its class."""
     keys = transform_keys()
     if key not in keys:
-        raise UsageError(f"there is no transform {key!r}", hint=suggest(key, keys))
+        raise UsageError(
+            f"there is no transform {key!r}", hint=suggest(key, keys, "transforms/default.yaml")
+        )
     module = f"onboard.content.transforms.{keys[key].value}.{key}"
     importlib.import_module(module)
     return _TRANSFORMS[module][key]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from onboard import __version__
 from onboard.cli import main
 from onboard.cli.commands.model import ModelRun, resume_command
 from onboard.cli.terminal import escaped
+from onboard.content import CONTENT_ROOT
 from onboard.errors import ConsentRequiredError, NotCausalError, OnboardError
 from onboard.workflow.lock import exclusive
 from onboard.workflow.outcome import PhaseOutcome, RunOutcome
@@ -171,6 +173,29 @@ for words in {list(WRONG)}:
     for (words, message), error, code in zip(WRONG.items(), lines[::2], lines[1::2], strict=True):
         assert message in error, words
         assert code == "2 []", words
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("Qwen/Qwen3-8b", "Did you mean 'Qwen/Qwen3-8B'?"),
+        (
+            "mixtral",
+            "Did you mean 'mistralai/Mixtral-8x22B-v0.1' or 'mistralai/Mixtral-8x7B-v0.1'?",
+        ),
+        ("qwen", r"There are \d\d, \d\d with that in their names: see onboard registry list"),
+        ("nope", r"There are \d\d: see onboard registry list"),
+    ],
+)
+def test_no_entry_is_answered_with_near_ones_or_where_all_are(
+    name: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("show", "run"):
+        assert main.run(["registry", command, name, "--root", str(CONTENT_ROOT)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert re.fullmatch(
+            f"onboard: {name} is not in the registry. {hint}".replace("?", r"\?"), line
+        )
 
 
 def test_a_name_that_is_no_model_is_answered_with_registered_ones(tmp_path: Path) -> None:

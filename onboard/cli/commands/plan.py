@@ -351,8 +351,13 @@ def _rows(plan: MemoryPlan) -> list[tuple[str, str, int]]:
 
 
 def _group(group: Any) -> str:
-    units = "slots" if group.resource.by_sequence else f"pages of {group.resource.page_size}"
-    return f"{group.caches} of {group.form}: {group.units:,} {units}"
+    """Return how many caches there are of a kind, what each has, and how many tokens or sequences
+    it holds.
+    """
+    caches, size = f"{group.caches} cache{'s' if group.caches > 1 else ''}", group.resource
+    if size.by_sequence:
+        return f"{caches} of {group.form}: {group.units:,} slots"
+    return f"{caches} of {group.form}: {group.units:,} pages of {size.page_size} tokens"
 
 
 def _bar(share: float, width: int = 24) -> str:

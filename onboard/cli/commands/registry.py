@@ -269,7 +269,7 @@ def _entry(name: str, root: Path) -> RegistryEntry:
     if (entry := find_entry(name, root)) is None:
         raise UsageError(
             f"{name} is not in the registry",
-            hint=suggest(name, [e.name for e in all_entries(root)]),
+            hint=suggest(name, [e.name for e in all_entries(root)], "onboard registry list"),
         )
     return entry
 

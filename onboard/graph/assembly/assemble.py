@@ -94,7 +94,10 @@ def pipeline_for(
 def _check_known(keys: Iterable[str], known: Iterable[str], where: str = "") -> None:
     for key in keys:
         if key not in known:
-            raise UsageError(f"{where}there is no transform {key!r}", hint=suggest(key, known))
+            raise UsageError(
+                f"{where}there is no transform {key!r}",
+                hint=suggest(key, known, "transforms/default.yaml"),
+            )
 
 
 @cache

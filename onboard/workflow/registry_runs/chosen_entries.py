@@ -32,7 +32,9 @@ def chosen(
     known = {entry.name for entry in entries}
     for name in names:
         if name not in known:
-            raise UsageError(f"{name} is not in the registry", hint=suggest(name, known))
+            raise UsageError(
+                f"{name} is not in the registry", hint=suggest(name, known, "onboard registry list")
+            )
     is_meant = parse(expression)
     found = [entry for entry in entries if (not names or entry.name in names) and is_meant(entry)]
     if not found:

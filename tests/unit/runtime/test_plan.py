@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -233,6 +234,9 @@ def test_the_command_says_what_fits(tmp_path: Path, capsys: pytest.CaptureFixtur
     text = capsys.readouterr().out
     assert f"{document['parameters']:,} parameters" in text
     assert "sequences that fit" in text
+    (cache,) = document["groups"]
+    assert re.search(r"\d+ caches of \d+ heads of size \d+,", " ".join(text.split())), text
+    assert f"{cache['units']:,} pages of 32 tokens" in " ".join(text.split())
 
 
 def test_a_cache_of_float8_takes_half(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

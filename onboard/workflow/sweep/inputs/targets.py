@@ -43,6 +43,10 @@ class Target(StrictModel):
         return label(self.name, self.variant)
 
 
+_TYPES = "docs/coverage.md"
+"""Where the model types are listed."""
+
+
 def label(name: str, variant: Variant) -> str:
     """Return a name, with its variant unless that is the usual one."""
     return name if variant == "default" else f"{name} ({variant})"
@@ -74,7 +78,7 @@ def check_types(names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in types:
             raise UsageError(
-                f"transformers has no causal model type {name!r}", hint=suggest(name, types)
+                f"transformers has no causal model type {name!r}", hint=suggest(name, types, _TYPES)
             )
     return sorted(set(names))
 
@@ -96,5 +100,7 @@ def _target(name: str, types: Sequence[str], root: Path) -> Target:
     if name in types:
         return Target(name=name)
     if not Path(name).is_dir() and "/" not in name and find_entry(name, root) is None:
-        raise UsageError(f"{name!r} is neither a model type nor a model", hint=suggest(name, types))
+        raise UsageError(
+            f"{name!r} is neither a model type nor a model", hint=suggest(name, types, _TYPES)
+        )
     return Target(name=name, config=open_source(name).config())
