@@ -62,6 +62,8 @@ _WEIGHT_PATTERNS = [
 ]
 _SHARD = re.compile(r"[A-Za-z0-9_.-]+\.safetensors")
 _MODEL_TYPE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_OWN_TYPE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. +-]{0,99}")
+"""Those of a model that brings its own code: people call theirs `My Model 1.0`."""
 
 
 class StoredTensor(NamedTuple):
@@ -315,7 +317,8 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{path} has no model_type", hint="Only models in Hugging Face transformers format work"
         )
     # The type names files and classes later on, so that nothing but a plain name may pass.
-    if not isinstance(config["model_type"], str) or not _MODEL_TYPE.fullmatch(config["model_type"]):
+    names = _OWN_TYPE if _brings_code(config) else _MODEL_TYPE
+    if not isinstance(config["model_type"], str) or not names.fullmatch(config["model_type"]):
         raise OnboardError(
             f"{path} has model_type {config['model_type']!r:.80}, which is not a name",
             hint="Do not trust it",
@@ -330,15 +333,28 @@ OWN_CODE = "_own_code"
 
 def with_own_type(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a parsed config.json under a model type of its own, if `auto_map` names the class of
-    the language model and transformers has one of the same type.
+    the language model and transformers has one of the same type, or the type is no name.
 
     They are two architectures: what is known of one must never be taken for the other's.
     """
-    auto_map, model_type = config.get("auto_map"), str(config.get("model_type"))
-    if not isinstance(auto_map, dict) or "AutoModelForCausalLM" not in auto_map:
+    if not _brings_code(config):
         return dict(config)
+    model_type = _plain_type(str(config.get("model_type")))
     known = known_type(model_type) == model_type
     return {**config, "model_type": f"{model_type}{OWN_CODE}" if known else model_type}
+
+
+def _brings_code(config: Mapping[str, Any]) -> bool:
+    auto_map = config.get("auto_map")
+    return isinstance(auto_map, dict) and "AutoModelForCausalLM" in auto_map
+
+
+def _plain_type(model_type: str) -> str:
+    """Return a model type of people's own as a name that files and classes can have: spaces and
+    points are underscores in it, and no digit comes first.
+    """
+    plain = re.sub("[^A-Za-z0-9_-]+", "_", model_type)
+    return f"_{plain}" if plain[:1].isdigit() else plain
 
 
 def known_type(model_type: str) -> str | None:

@@ -276,3 +276,24 @@ def test_model_types_that_are_no_names(tmp_path: Path, name: Any) -> None:
 def test_model_types(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
     assert read_config(tmp_path) == {"model_type": name}
+
+
+OWN = {"auto_map": {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [("My Model", "My_Model"), ("tiny 1.5+", "tiny_1_5_"), ("3b-chat", "_3b-chat"), ("own", "own")],
+)
+def test_people_name_models_with_code_of_their_own_as_they_like(
+    tmp_path: Path, name: str, plain: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name, **OWN}))
+    assert read_config(tmp_path) == {"model_type": plain, **OWN}
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "x'", "x\n", " x", "x" * 101])
+def test_but_not_with_what_leads_elsewhere(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name, **OWN}))
+    with pytest.raises(OnboardError, match="which is not a name"):
+        read_config(tmp_path)
