@@ -79,7 +79,7 @@ def translate(tmp_path: Path) -> Translate:
         made = getattr(module, "Config", SimpleNamespace)
         values = made(attribute_map={}, **(config or {}))
         model = module.Toy(values)
-        model.config = values
+        model.config = made(attribute_map={}, **(config or {}))  # which the model may have changed
         translator = Translator(
             model,
             Findings(

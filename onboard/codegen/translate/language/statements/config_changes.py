@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from onboard.analysis.source import find_method, sources_of
 from onboard.codegen.translate.language.expressions import objects
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
@@ -63,11 +64,38 @@ def change_for_all(owner: ast.expr, attr: str, value: Value, frame: Frame) -> No
         test = ast.Compare(attribute(frame.code(owner), attr), [ast.Eq()], [value.code()])
         program.guard(test, frame)
         return
+    if value.is_static and _is_read_here_alone(attr, frame):
+        frame.env.values[f"{ast.unparse(frame.code(owner))}.{attr}"] = value
+        return
     if not isinstance(value, Known) or not own or made:
         raise Untranslatable(f"an assignment to config.{attr} once modules are made of the config")
     if (known := program.changed.setdefault(attr, value)) is not value and not known.equals(value):
         raise Untranslatable(f"config.{attr}, which is changed twice")
     frame.env.values[f"{ast.unparse(frame.code(owner))}.{attr}"] = value
+
+
+def _is_read_here_alone(attr: str, frame: Frame) -> bool:
+    """Whether nothing of the model's files reads a field of a config but the constructor that changes
+    it: each of its modules then finds the same, whoever came first.
+    """
+    if not frame.translator.specialised or frame.owner is None or frame.kind != "init":
+        return False
+    found = find_method(frame.owner, "__init__")
+    inside = set(ast.walk(found[1])) if found is not None else set()
+    files = sources_of(frame.translator.model)
+    return bool(inside) and all(
+        node in inside or not _reads(node, attr) for file in files for node in ast.walk(file.tree)
+    )
+
+
+def _reads(node: ast.AST, attr: str) -> bool:
+    """Whether a node is an attribute of that name, of anything but `self`, or the name as a text."""
+    match node:
+        case ast.Attribute(value=owner, attr=found):
+            return found == attr and ast.unparse(owner) != "self"
+        case ast.Constant(value=found):
+            return isinstance(found, str) and found == attr
+    return False
 
 
 def change_config(variable: str, attr: str, value: Value, frame: Frame, origin: ast.AST) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from copy import deepcopy
 from dataclasses import replace
 
 from torch import nn
@@ -206,6 +207,9 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
             raise Widened(target.value.id)
         frame.bind(target.value.id, Code(owner.code()), origin)
         owner = frame.env.values[target.value.id]
+    if (whole := _with_item(target, key, value, frame)) is not None:
+        frame.emit(ast.Assign([_as_target(target.value)], whole), origin)
+        return
     index = index_code(target.slice, frame)
     frame.emit(ast.Assign([ast.Subscript(owner.code(), index, ast.Store())], value.code()), origin)
     if isinstance(owner, ModuleList) and isinstance(value, Instance):
@@ -220,6 +224,34 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
         and (form := _form(value)) is not None
     ):
         frame.env.values[target.value.id] = Code(owner.expr, owner.static, form=f"dict of {form}")
+
+
+def _with_item(target: ast.Subscript, key: Value, value: Value, frame: Frame) -> ast.expr | None:
+    """Return the tuple that a constructor's list is, with another item; None for what is no such
+    list, all of which generated code has as tuples.
+    """
+    path = ast.unparse(target.value)
+    made = [
+        item.value
+        for body in (*frame.outer, frame.out)
+        for item in body
+        if isinstance(item, ast.Assign) and path in map(ast.unparse, item.targets)
+    ]
+    match made, key:
+        case [*_, ast.Tuple()], Known(value=int() as place) if frame.kind == "init" and place >= 0:
+            text = f"(*{path}[:{place}], item, *{path}[{place + 1}:])"
+            whole = ast.parse(text, mode="eval").body
+            assert isinstance(whole, ast.Tuple)
+            whole.elts[1] = value.code()
+            return whole
+    return None
+
+
+def _as_target(place: ast.expr) -> ast.expr:
+    target = deepcopy(place)
+    assert isinstance(target, ast.Name | ast.Attribute)
+    target.ctx = ast.Store()
+    return target
 
 
 def _form(value: Value) -> str | None:

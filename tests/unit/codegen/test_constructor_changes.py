@@ -1,0 +1,82 @@
+"""What constructors of repositories' code change of lists and configs that they have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from tests.unit.codegen.test_own_code import _made, _written
+
+Translate = Callable[..., tuple[Any, str, str]]
+
+LISTED = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.sizes = [int(config.size * 0.4), int(config.size * 0.4)]
+        self.sizes[1] += config.size - (self.sizes[0] + self.sizes[1])
+        self.layer = nn.Linear(self.sizes[1], 2)
+
+    def forward(self, x):
+        first, second = x.split(self.sizes, dim=-1)
+        return self.layer(second) * first.sum(-1, keepdim=True)
+"""
+
+
+@pytest.mark.parametrize("size", [5, 9])
+def test_an_item_of_a_list_may_be_changed(translate: Translate, size: int) -> None:
+    state, _, _ = translate(LISTED, {"size": size}, specialised=True)
+    ours, theirs = _made(_written(state), {"size": size}), _made(LISTED, {"size": size})
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, size)
+    assert torch.equal(ours(x), theirs(x))
+
+
+CHANGED = """
+class Inner(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        if config.wide is None:
+            wide = int(8 * config.size / 3)
+            config.wide = 2 * ((wide + 1) // 2)
+        self.layer = nn.Linear(config.size, config.wide)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.norm = nn.Linear(config.size, config.size)
+        self.parts = nn.ModuleList([Inner(config) for _ in range(2)])
+
+    def forward(self, x):
+        x = self.norm(x)
+        return self.parts[0](x) + self.parts[1](x)
+"""
+
+
+def test_a_field_that_one_constructor_alone_reads_may_be_changed_there(
+    translate: Translate,
+) -> None:
+    sizes = {"size": 4, "wide": None}
+    state, _, _ = translate(CHANGED, sizes, specialised=True)
+    inner = [each for cls, each in state.translator.states.items() if cls.__name__ == "Inner"]
+    ours = _made("\n\n\n".join(map(_written, [*inner, state])), sizes)
+    theirs = _made(CHANGED, sizes)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, 4)
+    assert torch.equal(ours(x), theirs(x))
+
+
+def test_one_that_others_read_may_not(translate: Translate) -> None:
+    text = CHANGED.replace("return self.layer(x)", "return self.layer(x) * x.shape[-1]")
+    text = text.replace("x = self.norm(x)", "x = self.norm(x) * self.config.wide")
+    text = text.replace("self.norm =", "self.config = config\n        self.norm =")
+    with pytest.raises(Untranslatable, match="an assignment to config.wide"):
+        translate(text, {"size": 4, "wide": None}, specialised=True)
